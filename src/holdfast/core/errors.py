@@ -1,0 +1,334 @@
+"""Every error Holdfast raises, in one tree.
+
+    HoldfastError
+    ├── InvalidName, InvalidOption, InvalidPayload     the call is wrong; nothing happened
+    │     └── PayloadTooLarge (InvalidPayload)
+    ├── QuotaExceeded                                  a tenant has too much waiting
+    ├── JobNotFound, NotReplayable                     no such job / not one that can be replayed
+    ├── LeaseError                                     an acknowledgement that is not accepted
+    │     ├── LeaseLost                                another lease, or another outcome, took its place
+    │     ├── LeaseExpired                             the deadline passed
+    │     └── JobCanceled                              cancel won
+    ├── JobFailed, WaitTimeout, ResultExpired, ResultTooLarge        waiting for a result
+    ├── EventsTrimmed                                  the reader fell behind the kept log
+    ├── UnknownJobType, UnknownCodec                   this process cannot run that job
+    ├── Unsupported                                    this store does not have that feature
+    ├── StoreError                                     the store itself
+    │     ├── StoreUnavailable, StoreBusy              try again later
+    │     └── StoreMismatch                            the data was laid out with other options
+    └── Permanent, RetryLater                          raised by handlers, to steer what happens next
+
+Facts travel as fields and as `args`, so errors survive pickling; the text is made on demand.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import ClassVar
+
+
+class HoldfastError(Exception):
+    """The root of every error in this package. `code` is stable and safe to match on."""
+
+    code: ClassVar[str] = "error"
+
+
+class InvalidName(HoldfastError, ValueError):
+    """A tenant, queue, job type or id that the naming rules refuse. [TENANT-3]"""
+
+    code = "invalid_name"
+
+    def __init__(self, what: str, name: str, reason: str) -> None:
+        super().__init__(what, name, reason)
+        self.what, self.name, self.reason = what, name, reason
+
+    def __str__(self) -> str:
+        shown = self.name if len(self.name) <= 80 else self.name[:77] + "..."
+        return f"{self.what} {shown!r} is not allowed: {self.reason}"
+
+
+class InvalidOption(HoldfastError, ValueError):
+    """An option outside its range, or two that exclude each other."""
+
+    code = "invalid_option"
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(option, reason)
+        self.option, self.reason = option, reason
+
+    def __str__(self) -> str:
+        return f"{self.option}: {self.reason}"
+
+
+class InvalidPayload(HoldfastError, ValueError):
+    """A payload or result that cannot be stored as it is."""
+
+    code = "invalid_payload"
+
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(reason, path)
+        self.reason, self.path = reason, path
+
+    def __str__(self) -> str:
+        return f"{self.reason} (at {self.path})" if self.path else self.reason
+
+
+class PayloadTooLarge(InvalidPayload):
+    """A payload over the limit. [ENQ-6]"""
+
+    code = "payload_too_large"
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__("", "")
+        self.args = (size, limit)
+        self.size, self.limit = size, limit
+
+    def __str__(self) -> str:
+        return (
+            f"payload is {self.size / 1024:.1f} KiB, the limit is {self.limit / 1024:.0f} KiB. "
+            "Store it in a blob and pass a reference (docs: large payloads)."
+        )
+
+
+class QuotaExceeded(HoldfastError):
+    """The tenant already has as many waiting jobs as it may. Nothing was enqueued. [TENANT-5]"""
+
+    code = "quota_exceeded"
+
+    def __init__(self, queue: str | None, waiting: int, limit: int) -> None:
+        super().__init__(queue, waiting, limit)
+        self.queue, self.waiting, self.limit = queue, waiting, limit
+
+    def __str__(self) -> str:
+        where = f"queue {self.queue!r}" if self.queue else "all queues of the tenant"
+        return f"{self.waiting} jobs are waiting in {where}, the quota is {self.limit}. Try again when some have run."
+
+
+class JobNotFound(HoldfastError, LookupError):
+    """No job of that id in that queue of this tenant, whatever other tenants have. [TENANT-2]"""
+
+    code = "job_not_found"
+
+    def __init__(self, queue: str, job_id: str) -> None:
+        super().__init__(queue, job_id)
+        self.queue, self.job_id = queue, job_id
+
+    def __str__(self) -> str:
+        return f"no job {self.job_id!r} in queue {self.queue!r}"
+
+
+class NotReplayable(HoldfastError):
+    """The job is not a dead letter, or its idempotency key belongs to another job by now. [DEAD-1, ENQ-3]"""
+
+    code = "not_replayable"
+
+    def __init__(self, queue: str, job_id: str, reason: str) -> None:
+        super().__init__(queue, job_id, reason)
+        self.queue, self.job_id, self.reason = queue, job_id, reason
+
+    def __str__(self) -> str:
+        return f"job {self.job_id!r} in queue {self.queue!r} cannot be replayed: {self.reason}"
+
+
+class LeaseError(HoldfastError):
+    """An acknowledgement that was not accepted. Nothing changed. [LEASE-1]"""
+
+    code = "lease_error"
+    text: ClassVar[str] = ""
+
+    def __init__(self, queue: str, job_id: str) -> None:
+        super().__init__(queue, job_id)
+        self.queue, self.job_id = queue, job_id
+
+    def __str__(self) -> str:
+        return f"job {self.job_id!r} in queue {self.queue!r}: {self.text}"
+
+
+class LeaseLost(LeaseError):
+    """The token is not the last one granted, or was already spent on another outcome."""
+
+    code = "lease_lost"
+    text = "this lease is no longer the current one; drop the work, its outcome belongs to another run"
+
+
+class LeaseExpired(LeaseError):
+    """The deadline passed by the store's clock. Late acknowledgements are never accepted."""
+
+    code = "lease_expired"
+    text = "the lease ran out before this arrived; the job will run again or has failed"
+
+
+class JobCanceled(LeaseError):
+    """The job was canceled. Raised to late acknowledgements and to waiters alike. [CANCEL-1]"""
+
+    code = "job_canceled"
+    text = "the job was canceled"
+
+
+class JobFailed(HoldfastError):
+    """Raised to whoever waits for the result of a job that failed for good."""
+
+    code = "job_failed"
+
+    def __init__(self, queue: str, job_id: str, reason: str, error_type: str = "", message: str = "") -> None:
+        super().__init__(queue, job_id, reason, error_type, message)
+        self.queue, self.job_id, self.reason = queue, job_id, reason
+        self.error_type, self.message = error_type, message
+
+    def __str__(self) -> str:
+        cause = f": {self.error_type}: {self.message}" if self.error_type else ""
+        return f"job {self.job_id!r} in queue {self.queue!r} failed ({self.reason}){cause}"
+
+
+class WaitTimeout(HoldfastError, TimeoutError):
+    """The wait ended first. The job goes on. [RESULT-2]"""
+
+    code = "wait_timeout"
+
+    def __init__(self, queue: str, job_id: str, timeout_s: float) -> None:
+        super().__init__(queue, job_id, timeout_s)
+        self.queue, self.job_id, self.timeout_s = queue, job_id, timeout_s
+
+    def __str__(self) -> str:
+        return f"job {self.job_id!r} in queue {self.queue!r} was not done after {self.timeout_s:g} s; it goes on"
+
+
+class ResultExpired(HoldfastError, LookupError):
+    """The job existed, and its result has been forgotten since. [RESULT-1]"""
+
+    code = "result_expired"
+
+    def __init__(self, queue: str, job_id: str) -> None:
+        super().__init__(queue, job_id)
+        self.queue, self.job_id = queue, job_id
+
+    def __str__(self) -> str:
+        return f"the result of job {self.job_id!r} in queue {self.queue!r} is no longer kept; raise its result_ttl"
+
+
+class ResultTooLarge(HoldfastError):
+    """A result over the limit, and no blob store to put it in. [RESULT-1]"""
+
+    code = "result_too_large"
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(size, limit)
+        self.size, self.limit = size, limit
+
+    def __str__(self) -> str:
+        return (
+            f"result is {self.size / 1024:.1f} KiB, the limit is {self.limit / 1024:.0f} KiB. "
+            "Open the queue with blobs=URL to keep large results."
+        )
+
+
+class EventsTrimmed(HoldfastError):
+    """The reader asked for events that are no longer kept: the gap is (`from_`, `to`]. [EVENT-2]"""
+
+    code = "events_trimmed"
+
+    def __init__(self, from_: str, to: str) -> None:
+        super().__init__(from_, to)
+        self.from_, self.to = from_, to
+
+    def __str__(self) -> str:
+        return f"events after {self.from_!r} up to {self.to!r} are no longer kept; resume with after={self.to!r}"
+
+
+class UnknownJobType(HoldfastError):
+    """This worker has no handler for the job's type. Retried by the policy: a rolling deploy heals itself."""
+
+    code = "unknown_job_type"
+
+    def __init__(self, job_type: str) -> None:
+        super().__init__(job_type)
+        self.job_type = job_type
+
+    def __str__(self) -> str:
+        if not self.job_type:
+            return "the job has no type and this worker has no catch-all; pass Worker(handler=...)"
+        return f"no handler for job type {self.job_type!r} here; add it to Worker(jobs=[...])"
+
+
+class UnknownCodec(HoldfastError):
+    """The payload is in a codec, or in a version, that this process cannot read."""
+
+    code = "unknown_codec"
+
+    def __init__(self, codec: str, reason: str = "") -> None:
+        super().__init__(codec, reason)
+        self.codec, self.reason = codec, reason
+
+    def __str__(self) -> str:
+        return self.reason or f"no codec named {self.codec!r} here; register it with holdfast.codec.register()"
+
+
+class Unsupported(HoldfastError):
+    """The store does not have this feature, and says so in its capabilities."""
+
+    code = "unsupported"
+
+    def __init__(self, feature: str, store: str) -> None:
+        super().__init__(feature, store)
+        self.feature, self.store = feature, store
+
+    def __str__(self) -> str:
+        return f"the {self.store} store does not support {self.feature}"
+
+
+class StoreError(HoldfastError):
+    """Something about the store itself."""
+
+    code = "store_error"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached or cannot write. Nothing of this call was acknowledged; try again later."""
+
+    code = "store_unavailable"
+
+
+class StoreBusy(StoreError):
+    """The store is there but cannot take this call now; try again later."""
+
+    code = "store_busy"
+
+
+class StoreMismatch(StoreError):
+    """The data there is not ours, is damaged, or was laid out with other options. It is left untouched."""
+
+    code = "store_mismatch"
+
+
+class Permanent(HoldfastError):
+    """Raise it in a handler to fail the job at once, whatever attempts are left. [RETRY-4]"""
+
+    code = "permanent"
+
+
+class RetryLater(HoldfastError):
+    """Raise it in a handler to give the job back for `delay`: not an error, and the attempt is not counted."""
+
+    code = "retry_later"
+
+    def __init__(self, reason: str = "", *, delay: timedelta | float = timedelta(seconds=0)) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_retry_later, (self.reason, self.delay))
+
+    def __str__(self) -> str:
+        return self.reason or f"retry in {self.delay.total_seconds():g} s"
+
+
+def _retry_later(reason: str, delay: timedelta) -> RetryLater:
+    return RetryLater(reason, delay=delay)

@@ -1,0 +1,58 @@
+"""The ordered log: one event for each transition, made in the same atomic step. [EVENT-1]"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+from holdfast.core.job import AttemptError, Job
+
+EventKind = Literal[
+    "enqueued", "claimed", "extended", "progressed", "retried", "released", "expired",
+    "completed", "failed", "canceled", "replayed", "purged",
+]  # fmt: skip
+
+ERROR_TEXT_LIMIT = 1024
+
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")
+
+
+class Event(Struct):
+    """One thing that happened to one job. `offset` is set by the store, and is opaque. [EVENT-2]"""
+
+    kind: EventKind
+    tenant: str
+    queue: str
+    job_id: str
+    type: str
+    at: int
+    attempt: int
+    token: int
+    worker_id: str
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
+    offset: str = ""
+
+
+def of(job: Job, kind: EventKind, at: int, data: dict[str, Any]) -> Event:
+    """The event `kind` of `job` as it is now."""
+    return Event(
+        kind, job.tenant, job.queue, job.id, job.envelope.type, at, job.attempts, job.token, job.worker_id, data
+    )
+
+
+def error_data(error: AttemptError) -> dict[str, str]:
+    """An error as it stands in an event: short, and with a fingerprint to group by."""
+    return {
+        "type": error.type,
+        "message": error.message[:ERROR_TEXT_LIMIT],
+        "fingerprint": fingerprint(error),
+    }
+
+
+def fingerprint(error: AttemptError) -> str:
+    """The same for errors that differ only in numbers, addresses and quoted values."""
+    shape = _VARYING.sub("#", error.message)
+    return hashlib.sha1(f"{error.type}\n{shape}".encode(errors="replace"), usedforsecurity=False).hexdigest()[:16]

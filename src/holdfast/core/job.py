@@ -1,0 +1,285 @@
+"""The words of the contract as types: what is submitted, what is kept, what is asked of a store.
+
+Instants are whole milliseconds of the store's clock (`*_at`), durations whole milliseconds (`*_ms`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+from msgspec import Struct, field
+
+PAYLOAD_LIMIT = 256 * 1024
+RESULT_LIMIT = 256 * 1024
+ERRORS_KEPT = 10
+
+SECOND = 1_000
+HOUR = 3600 * SECOND
+DAY = 24 * HOUR
+
+RESULT_TTL = HOUR
+LEASE_MIN = 1 * SECOND
+LEASE_MAX = 12 * HOUR
+
+
+class JobState(StrEnum):
+    """Where a job is. It is in exactly one state at every instant. [STATE-1]"""
+
+    BLOCKED = "blocked"
+    SCHEDULED = "scheduled"
+    READY = "ready"
+    LEASED = "leased"
+    RETRYING = "retrying"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+    # Enum hashes by name in Python; states are hashed on every move of every job.
+    __hash__ = str.__hash__
+
+
+WAITING = frozenset({JobState.BLOCKED, JobState.SCHEDULED, JobState.READY, JobState.RETRYING})
+CLAIMABLE = frozenset({JobState.SCHEDULED, JobState.READY, JobState.RETRYING})
+TERMINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELED})
+
+Outcome = Literal["complete", "fail", "retry", "release"]
+DeadReason = Literal["permanent", "max_attempts", "lease_expired", "timeout"]
+KeyPolicy = Literal["until_terminal", "until_started", "ttl", "forever"]
+Jitter = Literal["full", "equal", "none"]
+
+
+class JobKey(NamedTuple):
+    """Which job: a tenant is always named, and named first. [TENANT-1]"""
+
+    tenant: str
+    queue: str
+    id: str
+
+
+class Backoff(Struct, frozen=True, array_like=True, gc=False):
+    """How long to wait before the next attempt. It travels in the envelope. [RETRY-3]"""
+
+    base_ms: int = 5 * SECOND
+    factor: float = 2.0
+    cap_ms: int = 300 * SECOND
+    jitter: Jitter = "full"
+
+
+class IdempotencyKey(Struct, frozen=True, array_like=True, gc=False):
+    """A caller's key for "this work, once". [ENQ-3]"""
+
+    key: str
+    policy: KeyPolicy = "until_terminal"
+    ttl_ms: int = 0
+
+
+class Envelope(Struct, frozen=True, array_like=True):
+    """The message: everything the producer decided, never changed afterwards."""
+
+    type: str
+    payload: bytes
+    codec: str = "json"
+    version: int = 1
+    priority: int = 5
+    max_attempts: int = 4
+    backoff: Backoff = Backoff()
+    timeout_ms: int | None = None
+    result_ttl_ms: int = RESULT_TTL
+    request_id: str = ""
+    idempotency: IdempotencyKey | None = None
+    headers: dict[str, str] | None = None
+
+
+class AttemptError(Struct, frozen=True, array_like=True, gc=False):
+    """Why one attempt failed. The last 10 are kept. [RETRY-4]"""
+
+    type: str
+    message: str
+    traceback: str = ""
+    attempt: int = 0
+    at: int = 0
+
+
+class Result(Struct, frozen=True, array_like=True, gc=False):
+    """What a handler returned: bytes in a codec, or `blob`, the name under which a blob store has them."""
+
+    data: bytes
+    codec: str = "json"
+    blob: str = ""
+
+
+class Progress(Struct, frozen=True, array_like=True, gc=False):
+    """How far a handler says it is."""
+
+    fraction: float
+    message: str = ""
+
+
+class Job(Struct):
+    """The record of one job: its envelope and its state. Only `core.lifecycle` changes the state."""
+
+    tenant: str
+    queue: str
+    id: str
+    seq: int
+    envelope: Envelope
+    state: JobState
+    visible_at: int
+    enqueued_at: int
+    attempts: int = 0
+    token: int = 0
+    deadline: int = 0
+    worker_id: str = ""
+    claimed_at: int | None = None
+    finished_at: int | None = None
+    # The outcome the current token was spent on, and the state that answer reported: a repeated
+    # acknowledgement gets the first answer again. [LEASE-1]
+    spent: str = ""
+    spent_state: str = ""
+    reason: str = ""
+    result: Result | None = None
+    result_ttl_ms: int = RESULT_TTL
+    expires_at: int | None = None
+    progress: Progress | None = None
+    errors: list[AttemptError] = field(default_factory=list[AttemptError])
+    replays: int = 0
+
+    @property
+    def key(self) -> JobKey:
+        return JobKey(self.tenant, self.queue, self.id)
+
+
+# What is asked of a store, item by item. ----------------------------------------------------------------
+
+
+class NewJob(Struct, frozen=True):
+    """One enqueue. `delay_ms` counts from the store's clock, `run_at` is an instant of it. [ENQ-5, TIME-1]"""
+
+    key: JobKey
+    envelope: Envelope
+    delay_ms: int = 0
+    run_at: int | None = None
+    replace_failed: bool = False
+
+
+class Finish(Struct, frozen=True):
+    """One acknowledgement. `random` in [0, 1) feeds the jitter: equal inputs, equal delays. [LEASE-1, RETRY-3]"""
+
+    key: JobKey
+    token: int
+    outcome: Outcome
+    result: Result | None = None
+    error: AttemptError | None = None
+    timed_out: bool = False
+    delay_ms: int | None = None
+    random: float = 0.0
+
+
+class Extend(Struct, frozen=True):
+    """Hold a lease for `lease_ms` more. [LEASE-2]"""
+
+    key: JobKey
+    token: int
+    lease_ms: int
+
+
+class Report(Struct, frozen=True):
+    """Progress of a running job."""
+
+    key: JobKey
+    token: int
+    progress: Progress
+
+
+class Cancel(Struct, frozen=True):
+    """Cancel one job; `only_waiting` leaves a running one alone. [CANCEL-1, CANCEL-2]"""
+
+    key: JobKey
+    only_waiting: bool = False
+
+
+class Purge(Struct, frozen=True):
+    """Forget one finished job now. With `finished_at`, only if it is still that same ending."""
+
+    key: JobKey
+    finished_at: int | None = None
+
+
+class SetResultTtl(Struct, frozen=True):
+    """Keep a finished job for `ttl_ms` from now on. [RESULT-1]"""
+
+    key: JobKey
+    ttl_ms: int
+
+
+class ClaimRequest(Struct, frozen=True):
+    """A wish for up to `limit` jobs. `tenant=None` serves every tenant in fair turns. [CLAIM-1, TENANT-4]
+
+    Queues are taken from in rotation, starting with the first; the caller rotates the list.
+    """
+
+    tenant: str | None
+    queues: tuple[str, ...]
+    limit: int
+    lease_ms: int
+    worker_id: str
+    random: float = 0.0
+
+
+# What a store answers, item by item. ---------------------------------------------------------------------
+
+
+class Queued(Struct, frozen=True, gc=False):
+    """A new job, or the same request again. [ENQ-8]"""
+
+    id: str
+    state: JobState
+
+
+class Duplicate(Struct, frozen=True, gc=False):
+    """The job was already there; `state` is None where only its key is left. [ENQ-2, ENQ-3]"""
+
+    id: str
+    state: JobState | None
+
+
+class AlreadyCompleted(Struct, frozen=True):
+    """The job already ran, and here is its result. [ENQ-2]"""
+
+    id: str
+    result: Result
+
+
+class Finished(Struct, frozen=True, gc=False):
+    """An acknowledgement was accepted, now or before; the state it led to."""
+
+    state: JobState
+
+
+class Extended(Struct, frozen=True, gc=False):
+    """The lease holds until `deadline`; `now` is the store's clock at that moment."""
+
+    deadline: int
+    now: int
+
+
+class Reported(Struct, frozen=True, gc=False):
+    """The progress was recorded."""
+
+
+class Replayed(Struct, frozen=True, gc=False):
+    """The dead letter is a waiting job again."""
+
+
+CancelStatus = Literal["canceled", "processing", "completed", "failed", "not_found"]
+PurgeStatus = Literal["purged", "not_terminal", "not_found"]
+TtlStatus = Literal["updated", "not_terminal", "not_found"]
+
+
+class Claimed(Struct, frozen=True):
+    """What a claim got. If it got less than it wished, `next_at` is when to look again (None: nothing in sight)."""
+
+    jobs: list[Job]
+    now: int
+    next_at: int | None = None

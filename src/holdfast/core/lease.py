@@ -1,0 +1,37 @@
+"""Who may still speak for a job. [LEASE-1]"""
+
+from __future__ import annotations
+
+from holdfast.core.errors import InvalidOption, JobCanceled, JobNotFound, LeaseExpired, LeaseLost
+from holdfast.core.job import LEASE_MAX, LEASE_MIN, Finished, Job, JobKey, JobState
+
+Refusal = JobNotFound | LeaseLost | JobCanceled | LeaseExpired
+
+
+def check(job: Job | None, key: JobKey, token: int, outcome: str, now: int) -> Finished | Refusal | None:
+    """Judge an acknowledgement by the first line of the rule that fits; None means: go ahead."""
+    if job is not None and token == job.token and job.spent and job.spent == outcome:
+        return Finished(JobState(job.spent_state))
+    return check_live(job, key, token, now)
+
+
+def check_live(job: Job | None, key: JobKey, token: int, now: int) -> Refusal | None:
+    """Judge an extend or a progress report, which a token is never spent on; None means: go ahead."""
+    if job is None:
+        return JobNotFound(key.queue, key.id)
+    if token != job.token or token <= 0:
+        return LeaseLost(key.queue, key.id)
+    if job.state is JobState.CANCELED:
+        return JobCanceled(key.queue, key.id)
+    if job.spent:
+        return LeaseLost(key.queue, key.id)
+    if job.state is not JobState.LEASED or now >= job.deadline:
+        return LeaseExpired(key.queue, key.id)
+    return None
+
+
+def check_lease_ms(lease_ms: int) -> int:
+    """Return `lease_ms` if it is 1 s to 12 h. Raises InvalidOption."""
+    if not LEASE_MIN <= lease_ms <= LEASE_MAX:
+        raise InvalidOption("lease", f"{lease_ms / 1000:g} s is not from 1 second to 12 hours")
+    return lease_ms

@@ -1,0 +1,261 @@
+"""Each transition of a job, stated once.
+
+             run_at in the future                      claim (attempt + 1)
+ enqueue ──> scheduled ──due──> ready ─────────────────────────────> leased ──complete──> completed
+    └──────────────────────────> ready                                │  │
+    └─ waits for other jobs ──> blocked ──unblock──> ready            │  ├─ retry, attempts left ──> retrying ──due──> ready
+                                                                      │  ├─ fail / retry, none left ──> failed
+                     cancel: from every state that is not terminal ───┘  ├─ release ──> ready or scheduled
+                                          ──> canceled                   └─ expire ──> retrying or failed
+ replay: failed ──> ready
+
+`TABLE` says which moves exist; every function below makes one of them on a job that it changes in place,
+and returns the one event of that move. [STATE-1, STATE-2, STATE-3, EVENT-1] Becoming due is a matter of the
+clock and no move: `shown` tells what a job looks like at an instant.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.core import events
+from holdfast.core.events import Event, EventKind
+from holdfast.core.job import (
+    DAY,
+    ERRORS_KEPT,
+    TERMINAL,
+    AttemptError,
+    Finish,
+    Job,
+    JobState,
+    NewJob,
+    Progress,
+    Report,
+)
+from holdfast.core.retry import delay_ms, spread
+
+BLOCKED, SCHEDULED, READY, LEASED = JobState.BLOCKED, JobState.SCHEDULED, JobState.READY, JobState.LEASED
+RETRYING, COMPLETED, FAILED, CANCELED = JobState.RETRYING, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED
+
+
+class Retention(Struct, frozen=True):
+    """How long ended jobs are kept; completed ones as long as their own result. [KEEP-1]"""
+
+    failed_ms: int = 7 * DAY
+    canceled_ms: int = 1 * DAY
+
+
+DEFAULT_RETENTION = Retention()
+
+_FROM_WAITING = (READY, SCHEDULED, RETRYING)
+TABLE: dict[str, frozenset[tuple[JobState, JobState]]] = {
+    "claim": frozenset((state, LEASED) for state in _FROM_WAITING),
+    "complete": frozenset({(LEASED, COMPLETED)}),
+    "fail": frozenset({(LEASED, FAILED)}),
+    "retry": frozenset({(LEASED, RETRYING), (LEASED, FAILED)}),
+    "release": frozenset({(LEASED, READY), (LEASED, SCHEDULED)}),
+    "expire": frozenset({(LEASED, RETRYING), (LEASED, FAILED)}),
+    "cancel": frozenset((state, CANCELED) for state in (BLOCKED, SCHEDULED, READY, RETRYING, LEASED)),
+    "replay": frozenset({(FAILED, READY)}),
+    "unblock": frozenset({(BLOCKED, READY), (BLOCKED, SCHEDULED)}),
+}
+
+
+def shown(job: Job, now: int) -> JobState:
+    """The state that a reader sees at `now`: a waiting job whose time has come is ready."""
+    if (job.state is SCHEDULED or job.state is RETRYING) and job.visible_at <= now:
+        return READY
+    return job.state
+
+
+def forgotten(job: Job, now: int) -> bool:
+    """Whether the job's retention is over. Only terminal jobs have one. [KEEP-1]"""
+    return job.expires_at is not None and job.expires_at <= now
+
+
+def enqueue(new: NewJob, seq: int, now: int) -> tuple[Job, Event]:
+    """A job's birth: ready, or scheduled when its time is still to come. [ENQ-5]"""
+    envelope = new.envelope
+    due_at = now + new.delay_ms if new.run_at is None else new.run_at
+    visible_at = max(now, due_at)
+    tenant, queue, id_ = new.key
+    job = Job(
+        tenant, queue, id_, seq, envelope,
+        SCHEDULED if visible_at > now else READY, visible_at, now,
+        result_ttl_ms=envelope.result_ttl_ms,
+    )  # fmt: skip
+    data: dict[str, Any] = {
+        "priority": envelope.priority, "max_attempts": envelope.max_attempts, "visible_at": visible_at
+    }  # fmt: skip
+    return job, events.of(job, "enqueued", now, data)
+
+
+def claim(job: Job, token: int, deadline: int, worker_id: str, now: int) -> Event:
+    """Grant a lease: a fresh token, a deadline, one more attempt. [CLAIM-1, RETRY-1]"""
+    _move(job, "claim", LEASED)
+    job.attempts += 1
+    job.token = token
+    job.deadline = deadline
+    job.worker_id = worker_id
+    job.claimed_at = now
+    job.spent = job.spent_state = ""
+    job.progress = None
+    return events.of(job, "claimed", now, {"visible_at": job.visible_at, "deadline": deadline})
+
+
+def finish(job: Job, item: Finish, now: int, keep: Retention = DEFAULT_RETENTION) -> Event:
+    """Apply an outcome to a job whose lease `core.lease` has found to be good."""
+    if item.outcome == "complete":
+        event = _complete(job, item, now)
+    elif item.outcome == "fail":
+        event = _fail(job, "fail", "timeout" if item.timed_out else "permanent", item.error, now, keep)
+    elif item.outcome == "retry":
+        event = _retry(job, item, now, keep)
+    else:
+        event = _release(job, item.delay_ms or 0, now)
+    job.spent = item.outcome
+    job.spent_state = job.state
+    return event
+
+
+def expire(job: Job, random: float, now: int, keep: Retention = DEFAULT_RETENTION) -> Event:
+    """End a lease whose deadline has passed. It counts as an attempt. [RETRY-2, LEASE-3]"""
+    error = AttemptError(
+        "LeaseExpired", f"the lease of worker {job.worker_id!r} ran out", "", job.attempts, now
+    )
+    _remember(job, error)
+    if job.attempts >= job.envelope.max_attempts:
+        return _end_dead(job, "expire", "lease_expired", error, now, keep)
+    delay = delay_ms(job.envelope.backoff, job.attempts, spread(random, job.token))
+    return _wait_again(job, "expire", RETRYING, "expired", now, delay, error)
+
+
+def cancel(job: Job, now: int, keep: Retention = DEFAULT_RETENTION) -> Event:
+    """Cancel wins: the lease, if any, dies with it. [CANCEL-1]"""
+    _move(job, "cancel", CANCELED)
+    _end(job, now, keep.canceled_ms)
+    return events.of(job, "canceled", now, {})
+
+
+def replay(job: Job, now: int) -> Event:
+    """Start a dead letter again under the same id, attempts from 0, its history kept. [STATE-3, DEAD-1]"""
+    _move(job, "replay", READY)
+    job.attempts = 0
+    job.replays += 1
+    job.visible_at = now
+    job.finished_at = job.expires_at = None
+    job.reason = ""
+    job.progress = None
+    return events.of(job, "replayed", now, {"visible_at": now, "replays": job.replays})
+
+
+def extend(job: Job, lease_ms: int, now: int) -> Event:
+    """Move a live lease's deadline to max(current, now + lease_ms). No transition. [LEASE-2]"""
+    job.deadline = max(job.deadline, now + lease_ms)
+    return events.of(job, "extended", now, {"deadline": job.deadline})
+
+
+def report(job: Job, item: Report, now: int) -> Event:
+    """Note a running job's progress. No transition."""
+    job.progress = Progress(item.progress.fraction, item.progress.message)
+    return events.of(
+        job, "progressed", now, {"fraction": item.progress.fraction, "message": item.progress.message}
+    )
+
+
+def purge(job: Job, now: int) -> Event:
+    """The last event of a finished job that is forgotten on request. [KEEP-1]"""
+    return events.of(job, "purged", now, {})
+
+
+def set_result_ttl(job: Job, ttl_ms: int, now: int) -> None:
+    """Keep a terminal job for `ttl_ms` from now on; no event, since nothing about the job changed. [RESULT-1]"""
+    job.result_ttl_ms = ttl_ms
+    job.expires_at = now + ttl_ms
+
+
+# Below: the steps that the moves are made of. --------------------------------------------------------------
+
+
+def _move(job: Job, verb: str, to: JobState) -> None:
+    if (job.state, to) not in TABLE[verb]:
+        msg = f"{verb}: no move from {job.state} to {to}"
+        raise AssertionError(msg)
+    job.state = to
+
+
+def _complete(job: Job, item: Finish, now: int) -> Event:
+    _move(job, "complete", COMPLETED)
+    job.result = item.result
+    _end(job, now, job.result_ttl_ms)
+    return events.of(job, "completed", now, {})
+
+
+def _retry(job: Job, item: Finish, now: int, keep: Retention) -> Event:
+    error = item.error or AttemptError("Error", "")
+    if job.attempts >= job.envelope.max_attempts:
+        return _fail(job, "retry", "timeout" if item.timed_out else "max_attempts", error, now, keep)
+    error = _stamped(job, error, now)
+    _remember(job, error)
+    delay = item.delay_ms
+    if delay is None:
+        delay = delay_ms(job.envelope.backoff, job.attempts, item.random)
+    return _wait_again(job, "retry", RETRYING, "retried", now, delay, error)
+
+
+def _release(job: Job, delay: int, now: int) -> Event:
+    # RETRY-5: the attempt is given back. The token stays spent: only a new claim makes a new one.
+    event = _wait_again(job, "release", SCHEDULED if delay > 0 else READY, "released", now, delay, None)
+    job.attempts -= 1
+    return event
+
+
+def _fail(
+    job: Job, verb: str, reason: str, error: AttemptError | None, now: int, keep: Retention
+) -> Event:
+    error = _stamped(job, error or AttemptError("Error", ""), now)
+    _remember(job, error)
+    return _end_dead(job, verb, reason, error, now, keep)
+
+
+def _end_dead(
+    job: Job, verb: str, reason: str, error: AttemptError, now: int, keep: Retention
+) -> Event:
+    _move(job, verb, FAILED)
+    job.reason = reason
+    _end(job, now, keep.failed_ms)
+    return events.of(job, "failed", now, {"reason": reason, "error": events.error_data(error)})
+
+
+def _end(job: Job, now: int, keep_ms: int) -> None:
+    job.finished_at = now
+    job.expires_at = now + keep_ms
+    job.deadline = 0
+
+
+def _wait_again(
+    job: Job, verb: str, state: JobState, kind: EventKind, now: int, delay: int, error: AttemptError | None
+) -> Event:
+    _move(job, verb, state)
+    job.visible_at = now + delay
+    job.deadline = 0
+    job.progress = None
+    data: dict[str, Any] = {"visible_at": job.visible_at}
+    if error is not None:
+        data["error"] = events.error_data(error)
+    return events.of(job, kind, now, data)
+
+
+def _stamped(job: Job, error: AttemptError, now: int) -> AttemptError:
+    return AttemptError(error.type, error.message, error.traceback, job.attempts, now)
+
+
+def _remember(job: Job, error: AttemptError) -> None:
+    job.errors = [*job.errors, error][-ERRORS_KEPT:]
+
+
+def is_terminal(job: Job) -> bool:
+    """Whether the job has ended. [STATE-2]"""
+    return job.state in TERMINAL

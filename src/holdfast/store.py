@@ -1,0 +1,480 @@
+"""The store contract: what every store does, atomically, for a batch at a time.
+
+A store keeps jobs and decides by its own clock. Every operation names the tenant (inside each `JobKey`, or as
+an argument), takes a list and answers item by item in the same order: a bad item spoils nothing else. [ENQ-4]
+Refusals are values in the answer (instances of the errors in `core.errors`); exceptions are for the store
+itself: StoreUnavailable, StoreBusy, StoreMismatch, Unsupported. A call that raised has acknowledged nothing.
+
+`holdfast.testing.conformance` proves a store; `open_store(url)` finds one by the entry-point group
+`holdfast.stores`, where ours are registered like anyone's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Protocol, cast, runtime_checkable
+from urllib.parse import parse_qsl, unquote
+
+from msgspec import Struct
+
+from holdfast.core.errors import (
+    InvalidOption,
+    JobNotFound,
+    NotReplayable,
+    QuotaExceeded,
+)
+from holdfast.core.events import Event
+from holdfast.core.job import (
+    DAY,
+    AlreadyCompleted,
+    Cancel,
+    CancelStatus,
+    Claimed,
+    ClaimRequest,
+    Duplicate,
+    Extend,
+    Extended,
+    Finish,
+    Finished,
+    Job,
+    JobKey,
+    JobState,
+    NewJob,
+    Purge,
+    PurgeStatus,
+    Queued,
+    Replayed,
+    Report,
+    Reported,
+    SetResultTtl,
+    TtlStatus,
+)
+from holdfast.core.lease import Refusal
+from holdfast.core.lifecycle import Retention
+
+EnqueueAnswer = Queued | Duplicate | AlreadyCompleted | QuotaExceeded
+FinishAnswer = Finished | Refusal
+ExtendAnswer = Extended | Refusal
+ReportAnswer = Reported | Refusal
+ReplayAnswer = Replayed | JobNotFound | NotReplayable | QuotaExceeded
+
+EVENTS_BOUND = 1_000_000
+"""Trimming waits for registered readers until the log is this long ... [EVENT-2]"""
+EVENTS_BOUND_MS = 7 * DAY
+"""... or this old, and then goes on."""
+
+REPAIR_LIMIT = 100
+"""How many expired leases a claim ends on its way. [LEASE-3]"""
+
+
+class Capabilities(Struct, frozen=True):
+    """Where stores may differ, each with what holds here. `notes` says in a sentence what a flag cannot."""
+
+    name: str
+    durable: bool
+    """An acknowledged change survives the end of the process. [ENQ-1]"""
+    survives_power_loss: bool
+    """It survives a power cut too, as far as the disk keeps its word on fsync."""
+    many_processes: bool
+    """Several processes can share the store."""
+    many_hosts: bool
+    transactional_enqueue: bool
+    """An enqueue can join the caller's own transaction. [ENQ-7]"""
+    exact_turns: bool
+    """Turns between tenants are exact over the whole store, not only within a shard. [TENANT-4]"""
+    exact_quota: bool
+    """A quota never overshoots. [TENANT-5]"""
+    notes: dict[str, str]
+
+
+class Hint(StrEnum):
+    """What may have changed. A hint carries no data: whoever gets one looks for himself."""
+
+    READY = "ready"
+    """A job may have become claimable."""
+    DONE = "done"
+    """A job reached a terminal state."""
+    CANCELED = "canceled"
+    """A job that was running was canceled."""
+    EVENTS = "events"
+    """The log grew."""
+
+    __hash__ = str.__hash__
+
+
+class Signal(Struct, frozen=True):
+    """A hint with as much of the address as the store knows; "" stands for any."""
+
+    hint: Hint
+    tenant: str = ""
+    queue: str = ""
+    id: str = ""
+
+
+Listener = Callable[[Signal], None]
+
+
+class ListQuery(Struct, frozen=True):
+    """Which jobs to list. Waiting ones come in claim order, leased by deadline, finished by time of ending.
+
+    `type` and `error` filter while paging: a page may be empty and still have a cursor.
+    """
+
+    tenant: str
+    queue: str
+    states: frozenset[JobState] = frozenset(JobState)
+    type: str | None = None
+    error: str | None = None
+    """An error's type or fingerprint, exactly, or a part of its message; the last error counts."""
+    cursor: str | None = None
+    limit: int = 100
+
+
+class Page(Struct, frozen=True):
+    """A page of jobs; `cursor` is None after the last."""
+
+    jobs: list[Job]
+    cursor: str | None
+    now: int
+
+
+class QueueStats(Struct, frozen=True):
+    """Counts per state as shown at `now`, and since when the oldest visible job has been waiting."""
+
+    queue: str
+    counts: dict[JobState, int]
+    oldest_ready_at: int | None
+    paused: bool
+    now: int
+
+
+class EventPage(Struct, frozen=True):
+    """Events in order; resume with `after=next`, also when there were none."""
+
+    events: list[Event]
+    next: str
+    more: bool
+
+
+class Reader(Struct, frozen=True):
+    """A registered reader: trimming waits for it, up to the stated bound. [EVENT-2]"""
+
+    tenant: str | None
+    name: str
+    offset: str
+
+
+class TenantSettings(Struct, frozen=True):
+    """Settings of a tenant (`queue` None) or of one of its queues; None means: not set there."""
+
+    queue: str | None = None
+    weight: float | None = None
+    max_waiting: int | None = None
+
+
+class WorkerInfo(Struct, frozen=True):
+    """A worker as it last said it was. `tenant` None serves all."""
+
+    worker_id: str
+    tenant: str | None
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+    concurrency: int
+    held: int
+    started_at: int = 0
+    seen_at: int = 0
+
+
+class Reaped(Struct, frozen=True):
+    """Expired leases that were ended. `next_at` is the earliest deadline still running."""
+
+    jobs: list[JobKey]
+    now: int
+    next_at: int | None
+
+
+class Pruned(Struct, frozen=True):
+    """What was forgotten: jobs, and the blobs that held their results; `more` says that some are left."""
+
+    jobs: int
+    events: int
+    blobs: list[str]
+    more: bool
+
+
+class Finding(Struct, frozen=True):
+    """One line of `holdfast doctor`."""
+
+    level: str
+    """ok, warn or bad"""
+    subject: str
+    text: str
+    cure: str = ""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """What a store is. All methods are atomic, safe to call concurrently, and callable from one event loop.
+
+    For use from a second event loop (a heartbeat thread, say) ask for a `sibling`.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def open(self) -> None:
+        """Connect, and create what is missing. Raises StoreMismatch on data that is not ours. Twice is harmless."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything held in this process. Twice is harmless."""
+        ...
+
+    async def sibling(self) -> Store:
+        """A second handle on the same data, open, for another event loop. Close it when done."""
+        ...
+
+    async def now(self) -> int:
+        """The store's clock in milliseconds. [TIME-1]"""
+        ...
+
+    async def shift_clock(self, ms: int) -> None:
+        """Move the store's clock forward, for tests. Raises Unsupported unless opened with `test_clock`."""
+        ...
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener` in the current event loop when something may have changed; the answer ends it.
+
+        Hints may come late, twice or for nothing, but after a change that was made anywhere one always comes,
+        also after a lost connection (then one of each kind, with an empty address).
+        """
+        ...
+
+    # Jobs -------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
+        """Take in new jobs. [ENQ-1 to ENQ-8, TENANT-5]
+
+        `connection` joins the caller's own transaction where the store can; else Unsupported.
+        """
+        ...
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """Lease visible jobs, in order and in fair turns; first repair a bounded number of expired leases.
+
+        Never waits: an empty answer says when to look again. [CLAIM-1 to CLAIM-5, TENANT-4, LEASE-3]
+        """
+        ...
+
+    async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
+        """Complete, fail, retry or release leased jobs. [LEASE-1, RETRY-1 to RETRY-5, RESULT-1]"""
+        ...
+
+    async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
+        """Renew leases. [LEASE-1, LEASE-2]"""
+        ...
+
+    async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
+        """Record progress of running jobs. [LEASE-1]"""
+        ...
+
+    async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
+        """Cancel jobs; cancel wins. [CANCEL-1 to CANCEL-3]"""
+        ...
+
+    async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
+        """Start dead letters again. Of concurrent replays one wins. [DEAD-1, STATE-3]"""
+        ...
+
+    async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
+        """Forget finished jobs now, with an event. [KEEP-1]"""
+        ...
+
+    async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
+        """Change how long finished jobs are kept, counted from now. [RESULT-1]"""
+        ...
+
+    # Reading ----------------------------------------------------------------------------------------------
+
+    async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
+        """Jobs as they are, or None; the state is the one shown now. [TENANT-2]"""
+        ...
+
+    async def list(self, query: ListQuery) -> Page:
+        """A page of one queue's jobs."""
+        ...
+
+    async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
+        """Counts of the named queues, or of all that the tenant has, by name."""
+        ...
+
+    async def tenants(self) -> list[str]:
+        """The tenants that have ever enqueued here and still have jobs or settings, by name. For operators."""
+        ...
+
+    # Events -----------------------------------------------------------------------------------------------
+
+    async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
+        """Events after an offset (None: the oldest kept) of one tenant or, with None, of all. [EVENT-2, EVENT-3]
+
+        Raises EventsTrimmed when some after `after` are gone, InvalidOption when it is no offset of this store.
+        """
+        ...
+
+    async def last_offset(self) -> str:
+        """The end of the log as it is now."""
+        ...
+
+    async def set_reader(self, reader: Reader) -> None:
+        """Register a reader, or move it to an offset (never backwards)."""
+        ...
+
+    async def drop_reader(self, tenant: str | None, name: str) -> bool:
+        """Forget a reader; whether there was one."""
+        ...
+
+    async def readers(self, tenant: str | None) -> list[Reader]:
+        """The registered readers of a tenant, or those of no tenant."""
+        ...
+
+    # Settings, workers, upkeep ------------------------------------------------------------------------------
+
+    async def pause(self, tenant: str, queue: str, *, paused: bool) -> None:
+        """Stop or go on handing out a queue's jobs. [CLAIM-5]"""
+        ...
+
+    async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
+        """Set what is not None. A quota on the tenant bounds all its queues together. [TENANT-4, TENANT-5]"""
+        ...
+
+    async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
+        """The tenant's own settings first, then those of its queues by name."""
+        ...
+
+    async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
+        """Note that a worker lives; forgotten after `ttl_ms` without another beat. `ttl_ms` 0 signs it off."""
+        ...
+
+    async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
+        """Living workers that serve the tenant (None: any)."""
+        ...
+
+    async def reap(self, limit: int, random: float) -> Reaped:
+        """End up to `limit` expired leases, oldest deadline first. [LEASE-3, RETRY-2]"""
+        ...
+
+    async def prune(self, limit: int) -> Pruned:
+        """Forget up to `limit` terminal jobs past their retention, and trim the log. [KEEP-1, EVENT-2]"""
+        ...
+
+    async def doctor(self) -> Sequence[Finding]:
+        """Look the deployment over."""
+        ...
+
+
+class StoreUrl(Struct, frozen=True):
+    """A store's address, taken apart: `scheme:rest?options`."""
+
+    url: str
+    scheme: str
+    rest: str
+    options: dict[str, str]
+
+
+Opener = Callable[[StoreUrl], Store]
+
+
+def parse_url(url: str) -> StoreUrl:
+    """Take a store's URL apart. Raises InvalidOption with what to write instead."""
+    head, _, query = url.partition("?")
+    scheme, colon, rest = head.partition(":")
+    if not colon or not scheme:
+        raise InvalidOption("store", f"{url!r} is not a store URL; write for example 'file:./data' or 'memory:'")
+    pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    options = dict(pairs)
+    if len(options) != len(pairs):
+        raise InvalidOption("store", f"an option stands twice in {url!r}")
+    return StoreUrl(url, scheme, unquote(rest), options)
+
+
+async def open_store(url: str) -> Store:
+    """Open the store at `url`, by the entry point named like its scheme."""
+    store = make_store(url)
+    await store.open()
+    return store
+
+
+def make_store(url: str) -> Store:
+    """The store at `url`, not opened yet."""
+    parsed = parse_url(url)
+    return _opener(parsed.scheme)(parsed)
+
+
+class CommonOptions(Struct, frozen=True):
+    """What can be set on every store, by query parameters of its URL."""
+
+    test_clock: str
+    """"0": the real clock; "1": it can be shifted; "frozen": it stands still but for shifts."""
+    all_events: bool
+    """`events=all` also records `extended` and `progressed`."""
+    keep_events: int
+    """How many events are kept although no registered reader waits for them."""
+    retention: Retention
+
+
+class Options:
+    """The options of a store URL: each is taken once by name, and what is left over is refused."""
+
+    def __init__(self, url: StoreUrl) -> None:
+        self._scheme = url.scheme
+        self._left = dict(url.options)
+        self._known: list[str] = []
+
+    def text(self, name: str, default: str, allowed: Sequence[str] | None = None) -> str:
+        self._known.append(name)
+        value = self._left.pop(name, default)
+        if allowed is not None and value not in allowed:
+            raise InvalidOption(name, f"{value!r} is not one of {', '.join(map(repr, allowed))}")
+        return value
+
+    def number(self, name: str, default: int, least: int, most: int) -> int:
+        text = self.text(name, str(default))
+        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+            raise InvalidOption(name, f"{text!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    def common(self) -> CommonOptions:
+        """The options that every store has."""
+        return CommonOptions(
+            test_clock=self.text("test_clock", "0", ("0", "1", "frozen")),
+            all_events=self.text("events", "transitions", ("transitions", "all")) == "all",
+            keep_events=self.number("keep_events", 100_000, 0, EVENTS_BOUND),
+            retention=Retention(
+                failed_ms=1000 * self.number("keep_failed_s", 7 * DAY // 1000, 0, 10 * 365 * DAY // 1000),
+                canceled_ms=1000 * self.number("keep_canceled_s", DAY // 1000, 0, 10 * 365 * DAY // 1000),
+            ),
+        )
+
+    def finish(self) -> None:
+        """Raise InvalidOption for the first option that nobody asked for."""
+        for name in self._left:
+            known = ", ".join(sorted(self._known)) or "none"
+            raise InvalidOption(name, f"{self._scheme}: has no such option; it has: {known}")
+
+
+@cache
+def _opener(scheme: str) -> Opener:
+    for point in entry_points(group="holdfast.stores"):
+        if point.name == scheme:
+            try:
+                return cast("Opener", point.load())
+            except ModuleNotFoundError as error:
+                extra = {"postgresql": "postgres", "valkey": "redis", "rediss": "redis"}.get(scheme, scheme)
+                reason = f"{scheme}: needs {error.name}; install it with: pip install 'holdfast[{extra}]'"
+                raise InvalidOption("store", reason) from error
+    known = ", ".join(sorted(f"{point.name}:" for point in entry_points(group="holdfast.stores")))
+    raise InvalidOption("store", f"no store is registered for {scheme}:; there are {known}")
