@@ -11,7 +11,7 @@ itself: StoreUnavailable, StoreBusy, StoreMismatch, Unsupported. A call that rai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from functools import cache
 from importlib.metadata import entry_points
@@ -115,6 +115,7 @@ class Signal(Struct, frozen=True):
 
 
 Listener = Callable[[Signal], None]
+ALL_HINTS = frozenset(Hint)
 
 
 class ListQuery(Struct, frozen=True):
@@ -246,8 +247,8 @@ class Store(Protocol):
         """Move the store's clock forward, for tests. Raises Unsupported unless opened with `test_clock`."""
         ...
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` in the current event loop when something may have changed; the answer ends it.
+    def listen(self, listener: Listener, hints: Collection[Hint] = ALL_HINTS) -> Callable[[], None]:
+        """Call `listener` in the current event loop when something of `hints` may have changed; the answer ends it.
 
         Hints may come late, twice or for nothing, but after a change that was made anywhere one always comes,
         also after a lost connection (then one of each kind, with an empty address).

@@ -10,7 +10,7 @@ import asyncio
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, nsmallest
 from typing import Any
 
@@ -54,6 +54,7 @@ from holdfast.core.job import (
     TtlStatus,
 )
 from holdfast.store import (
+    ALL_HINTS,
     EVENTS_BOUND,
     EVENTS_BOUND_MS,
     REPAIR_LIMIT,
@@ -152,6 +153,7 @@ class MemoryStore:
         self._ended: list[tuple[int, int, Job]] = []
         self._ended_count = 0
         self._bindings: dict[tuple[str, str, str, str], dedup.Binding] = {}
+        self._dropped_blobs: list[str] = []
         self._seq = 0
         self._token = 0
         self._log: list[Event] = []
@@ -159,7 +161,7 @@ class MemoryStore:
         self._readers: dict[tuple[str | None, str], int] = {}
         self._settings: dict[tuple[str, str | None], TenantSettings] = {}
         self._workers: dict[str, tuple[int, WorkerInfo]] = {}
-        self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Listener]] = {}
+        self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Listener, frozenset[Hint]]] = {}
         self._signals: set[tuple[Hint, str, str, str]] = set()
 
     @property
@@ -186,9 +188,9 @@ class MemoryStore:
             self._signals.update((hint, "", "", "") for hint in (Hint.READY, Hint.DONE))
             self._send_signals()
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: Listener, hints: Collection[Hint] = ALL_HINTS) -> Callable[[], None]:
         token = object()
-        self._listeners[token] = (asyncio.get_running_loop(), listener)
+        self._listeners[token] = (asyncio.get_running_loop(), listener, frozenset(hints))
 
         def stop() -> None:
             self._listeners.pop(token, None)
@@ -628,18 +630,16 @@ class MemoryStore:
         with self._lock:
             now = self._now()
             jobs = 0
-            blobs: list[str] = []
             while self._ended and jobs < limit and self._ended[0][0] <= now:
                 expires_at, _, job = heappop(self._ended)
                 if job.expires_at == expires_at and self._is_kept(job):
-                    if job.result is not None and job.result.blob:
-                        blobs.append(job.result.blob)
                     self._forget(job)
                     jobs += 1
             self._bindings = {
                 scope: b for scope, b in self._bindings.items() if b.expires_at is None or b.expires_at > now
             }
             more = bool(self._ended) and self._ended[0][0] <= now
+            blobs, self._dropped_blobs = self._dropped_blobs, []
             return Pruned(jobs, self._trim(now), blobs, more)
 
     def _trim(self, now: int) -> int:
@@ -720,6 +720,8 @@ class MemoryStore:
         if self._is_kept(job):
             del self._lines[job.queue].lanes[job.tenant].jobs[job.id]
             self._ended_count -= 1
+            if job.result is not None and job.result.blob:
+                self._dropped_blobs.append(job.result.blob)
 
     def _drop_binding(self, job: Job, policy: str) -> None:
         idempotency = job.envelope.idempotency
@@ -774,9 +776,9 @@ class MemoryStore:
         changes, self._signals = self._signals, set()
         if not self._listeners:
             return
-        signals = [Signal(*change) for change in changes]
-        for loop, listener in list(self._listeners.values()):
-            if not loop.is_closed():
+        for loop, listener, hints in list(self._listeners.values()):
+            signals = [Signal(*change) for change in changes if change[0] in hints]
+            if signals and not loop.is_closed():
                 loop.call_soon_threadsafe(_deliver, listener, signals)
 
 

@@ -1,0 +1,139 @@
+"""Large results and payloads in an object store, by reference. Needs `pip install 'holdfast[blobs]'`.
+
+A blob's name begins with its tenant, and every part of it is percent-encoded: no two addresses share a name,
+and no name leaves its tenant. [TENANT-3]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from msgspec import Struct
+
+from holdfast.core.errors import InvalidOption, InvalidPayload, StoreUnavailable
+from holdfast.core.job import JobKey
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+# File systems allow 255 bytes for one part of a path.
+_PART_LIMIT = 200
+
+_in_memory: dict[str, ObjectStore] = {}
+
+
+class BlobRef(Struct, frozen=True):
+    """Where a blob is and what must be found there. Goes into payloads like any other value."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class Blobs:
+    """A blob store: `file:./dir` or a path, `s3://bucket/prefix`, `gs://`, `az://`; `memory://` for tests."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    @classmethod
+    def open(cls, url: str | os.PathLike[str]) -> Blobs:
+        """The blob store at `url`; nothing is sent yet. Raises InvalidOption, also where obstore is missing."""
+        text = os.fspath(url)
+        try:
+            from obstore.store import LocalStore, MemoryStore, from_url
+        except ModuleNotFoundError as error:
+            reason = f"{text!r} needs obstore; install it with: pip install 'holdfast[blobs]'"
+            raise InvalidOption("blobs", reason) from error
+        scheme, colon, rest = text.partition(":")
+        if colon and scheme == "memory":
+            return cls(_in_memory.setdefault(text, MemoryStore()))
+        if not colon or scheme == "file":
+            path = unquote(rest.removeprefix("//")) if colon else text
+            return cls(LocalStore(prefix=Path(path).absolute(), mkdir=True))
+        try:
+            return cls(from_url(text))
+        except Exception as error:  # obstore raises many kinds, some of them private
+            raise InvalidOption("blobs", f"{text!r} is not a blob store: {_first_line(error)}") from error
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Keep `data` under `name`. Durable when it returns, as far as the blob store is."""
+        from obstore import put_async
+
+        await _carefully(put_async(self._store, name, data))
+
+    async def get(self, name: str) -> bytes | None:
+        """What is kept under `name`, or None."""
+        from obstore import get_async
+
+        found = await _carefully(get_async(self._store, name))
+        return None if found is None else bytes(await found.bytes_async())
+
+    async def delete(self, names: Iterable[str]) -> None:
+        """Forget blobs; one that is not there is no error."""
+        from obstore import delete_async
+
+        for name in names:
+            await _carefully(delete_async(self._store, name))
+
+    async def add(self, tenant: str, data: bytes) -> BlobRef:
+        """Keep a payload under a name of its own, for its tenant."""
+        digest = hashlib.sha256(data).hexdigest()
+        # By content and size: the same bytes twice are one blob, which makes a repeated put harmless.
+        ref = BlobRef(f"{_part(tenant)}/payloads/{digest}", len(data), digest)
+        await self.put(ref.name, data)
+        return ref
+
+    async def read(self, ref: BlobRef) -> bytes:
+        """What a reference stands for. Raises InvalidPayload where it is gone or is not the same any more."""
+        data = await self.get(ref.name)
+        if data is None:
+            raise InvalidPayload(f"blob {ref.name!r} is not in the blob store")
+        if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
+            raise InvalidPayload(f"blob {ref.name!r} is not what its reference says")
+        return data
+
+    def read_sync(self, ref: BlobRef) -> bytes:
+        """The same, blocking, for a thread without an event loop."""
+        return asyncio.run(self.read(ref))
+
+
+def result_name(key: JobKey, token: int) -> str:
+    """The name for the result of one lease of a job: a late writer never overwrites the winner's."""
+    return "/".join([_part(key.tenant), "results", _part(key.queue), _part(key.id), str(token)])
+
+
+def check_owner(ref: BlobRef, tenant: str) -> BlobRef:
+    """Return `ref` if it is a payload of that tenant; another's answers like one that is gone. [TENANT-2]"""
+    if ref.name != f"{_part(tenant)}/payloads/{ref.sha256}":
+        raise InvalidPayload(f"blob {ref.name!r} is not in the blob store")
+    return ref
+
+
+def _part(name: str) -> str:
+    encoded = quote(name, safe="").replace(".", "%2E") if not name.strip(".") else quote(name, safe="")
+    if len(encoded) <= _PART_LIMIT:
+        return encoded
+    # "=" never comes out of quoting, so a digest meets no other name.
+    return "=" + hashlib.sha256(name.encode()).hexdigest()
+
+
+async def _carefully(operation: Any) -> Any:
+    from obstore.exceptions import BaseError
+
+    try:
+        return await operation
+    except FileNotFoundError:
+        return None
+    except (BaseError, OSError) as error:
+        raise StoreUnavailable(f"the blob store failed: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,157 @@
+"""Claims that can wait. [CLAIM-3]
+
+A waiting claim sleeps until a hint of the store, the next due time it was told of, or a fallback poll. Its bell is
+armed before it looks, so a job that comes between the look and the sleep is not missed.
+
+Many claims can wait at one `Claimer` (the HTTP service has one for all its callers). A hint rings one of those that
+wait in a lane (a tenant, or all, and a queue); whoever found work there, or leaves with his bell rung, rings the
+next. So one new job costs one look, not one for each that waits, and no ring is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from holdfast.store import Hint, Signal, Store
+
+if TYPE_CHECKING:
+    from holdfast.core.job import Claimed, ClaimRequest
+
+POLL_S = 30.0
+_LEAST_WAIT_S = 0.002
+
+
+class Bell:
+    """Rings when a job may have become visible to whoever waits here. Belongs to one event loop."""
+
+    def __init__(self, lanes: tuple[tuple[str | None, str], ...]) -> None:
+        self.lanes = lanes
+        self.rung = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def arm(self) -> None:
+        """Forget earlier rings. Arm before looking, never after."""
+        self.rung = False
+
+    def ring(self) -> None:
+        """Wake who waits, or let the next wait end at once."""
+        self.rung = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait for a ring since `arm`, for `timeout_s` at most."""
+        if self.rung:
+            return
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        timer = loop.call_later(max(timeout_s, _LEAST_WAIT_S), _resolve, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+
+class Claimer:
+    """Claims from one store, in one event loop, that wait for work. Start it before the first wait."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lanes: dict[tuple[str | None, str], dict[Bell, None]] = {}
+        self._unlisten: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """Listen to the store. Twice is harmless."""
+        if self._unlisten is None:
+            self._unlisten = self._store.listen(self._hear)
+
+    def close(self) -> None:
+        """Stop listening; who still waits goes on by due times and polls. Twice is harmless."""
+        if self._unlisten is not None:
+            self._unlisten()
+            self._unlisten = None
+
+    def bell(self, tenant: str | None, queues: tuple[str, ...]) -> Bell:
+        """A bell for these queues of a tenant, or of all; it rings until `leave`."""
+        bell = Bell(tuple((tenant, queue) for queue in queues))
+        for lane in bell.lanes:
+            self._lanes.setdefault(lane, {})[bell] = None
+        return bell
+
+    def leave(self, bell: Bell, *, pass_on: bool) -> None:
+        """Give a bell back. `pass_on` rings the next in each of its lanes: there may be work for them."""
+        for lane in bell.lanes:
+            waiting = self._lanes.get(lane)
+            if waiting is None:
+                continue
+            waiting.pop(bell, None)
+            if not waiting:
+                del self._lanes[lane]
+            elif pass_on:
+                _ring_one(waiting)
+
+    async def claim(self, request: ClaimRequest, *, wait_s: float = 0.0) -> Claimed:
+        """Claim, and wait for up to `wait_s` while there is nothing. The queues are rotated between looks."""
+        if wait_s <= 0:
+            return await self._store.claim(request)
+        end = time.monotonic() + wait_s
+        bell = self.bell(request.tenant, request.queues)
+        pass_on = True
+        try:
+            while True:
+                bell.arm()
+                claimed = await self._store.claim(request)
+                if claimed.jobs:
+                    return claimed
+                left = end - time.monotonic()
+                if left <= 0 and not bell.rung:
+                    pass_on = False
+                if left <= 0:
+                    return claimed
+                request = replace(request, queues=request.queues[1:] + request.queues[:1])
+                await bell.wait(min(left, pause_s(claimed)))
+        finally:
+            self.leave(bell, pass_on=pass_on)
+
+    def _hear(self, signal: Signal) -> None:
+        if signal.hint is not Hint.READY:
+            return
+        if signal.tenant and signal.queue:
+            for tenant in (signal.tenant, None):
+                waiting = self._lanes.get((tenant, signal.queue))
+                if waiting:
+                    _ring_one(waiting)
+            return
+        for (tenant, queue), waiting in self._lanes.items():
+            if (not signal.queue or queue == signal.queue) and (
+                not signal.tenant or tenant is None or tenant == signal.tenant
+            ):
+                _ring_one(waiting)
+
+
+def pause_s(claimed: Claimed) -> float:
+    """How long to wait after a claim that got less than it wished, if no hint comes."""
+    # Spread, so that a fleet does not poll in step.
+    poll_s = POLL_S * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+    return poll_s if claimed.next_at is None else min(poll_s, (claimed.next_at - claimed.now) / 1000)
+
+
+def _ring_one(waiting: dict[Bell, None]) -> None:
+    """Ring the first that has not rung yet; those that have will look anyway. It goes to the end of the line."""
+    for bell in waiting:
+        if not bell.rung:
+            waiting[bell] = waiting.pop(bell)
+            bell.ring()
+            return
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,249 @@
+"""Codecs: how payloads and results become bytes, and the one rule for what may not. [ENQ-6]
+
+A codec is named in every envelope, so a worker knows how to read what it gets. `json` (the default) and
+`msgpack` are here; `register` adds others. Whatever the codec, the same values are refused: NaN and infinity,
+integers beyond 64 bits, lone surrogates, NUL characters, nesting deeper than 100.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import lru_cache
+from typing import Any, Protocol, cast, get_origin
+
+import msgspec
+
+from holdfast.core.errors import InvalidOption, InvalidPayload, PayloadTooLarge, UnknownCodec
+from holdfast.core.job import PAYLOAD_LIMIT
+
+NESTING_LIMIT = 100
+INT_MIN, INT_MAX = -(2**63), 2**64 - 1
+
+_CANNOT = (TypeError, ValueError, ArithmeticError, RecursionError, NotImplementedError)
+
+_BACKSLASH = ord("\\")
+_LONG_NUMBER = re.compile(rb"\d{19}")
+_MSGSPEC_ERROR = re.compile(r"(.*?)(?: - at (?:`key` in )?`(.*)`)?", re.DOTALL)
+
+
+class Codec(Protocol):
+    """How values of one encoding are written and read. It need not check anything: `encode` does."""
+
+    @property
+    def name(self) -> str: ...
+
+    def encode(self, value: Any, /) -> bytes: ...
+
+    def decode(self, data: bytes, type: Any = Any, /) -> Any: ...
+
+
+def register(codec: Codec) -> None:
+    """Make a codec known in this process, in producers and workers alike. A name is taken once."""
+    known = _codecs.setdefault(codec.name, codec)
+    if known is not codec:
+        raise InvalidOption("codec", f"{codec.name!r} is already registered")
+
+
+def get(name: str) -> Codec:
+    """The codec of that name. Raises UnknownCodec."""
+    try:
+        return _codecs[name]
+    except KeyError:
+        raise UnknownCodec(name) from None
+
+
+def encode(value: Any, codec: str = "json") -> bytes:
+    """Write a payload or a result. Raises InvalidPayload with the reason and the place in the value."""
+    writer = get(codec)
+    if writer is not _json:
+        check_value(value)
+    try:
+        data = writer.encode(value)
+    except _CANNOT as error:
+        check_value(value)
+        raise InvalidPayload(f"cannot be written as {codec}: {error}") from error
+    if writer is _json and _is_suspect(data):
+        check_value(value)
+    return data
+
+
+def decode(data: bytes, codec: str = "json", type: Any = Any) -> Any:
+    """Read what `encode` wrote, as `type`. Raises UnknownCodec, or InvalidPayload if it does not fit."""
+    try:
+        return get(codec).decode(data, type)
+    except _CANNOT as error:
+        raise _unreadable(codec, error) from error
+
+
+def decode_json_text(data: bytes | str) -> Any:
+    """Read JSON that comes from outside, and hold it to the same rule as values from Python."""
+    text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+    value = decode(text)
+    if _is_suspect(text):
+        check_value(value)
+    return value
+
+
+def check_size(data: bytes, limit: int = PAYLOAD_LIMIT) -> bytes:
+    """Return `data` if it is within the limit. Raises PayloadTooLarge. [ENQ-6]"""
+    if len(data) > limit:
+        raise PayloadTooLarge(len(data), limit)
+    return data
+
+
+def check_value(value: Any) -> None:
+    """Raise InvalidPayload, with the path, for a part of `value` that no store may be given."""
+    stack: list[tuple[Any, int, _Path]] = [(value, 0, ())]
+    while stack:
+        part, depth, path = stack.pop()
+        if isinstance(part, (dict, list, tuple, set, frozenset)):
+            if depth >= NESTING_LIMIT:
+                raise InvalidPayload(f"nested deeper than {NESTING_LIMIT}", _show(path[:8]) + "...")
+            for key, inner in _parts(cast("dict[Any, Any] | list[Any]", part)):
+                if fault := _fault(key):
+                    raise InvalidPayload(f"key: {fault}", _show(path))
+                stack.append((inner, depth + 1, (*path, key)))
+        elif fault := _fault(part):
+            raise InvalidPayload(fault, _show(path))
+        elif not isinstance(part, _SCALARS) and (plain := _plain(part, path)) is not part:
+            stack.append((plain, depth, path))
+
+
+def _fault(value: Any) -> str:
+    if isinstance(value, str):
+        return _text_fault(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value} is not a number JSON can carry"
+    if isinstance(value, int) and not INT_MIN <= value <= INT_MAX:
+        return "integer beyond 64 bits; pass it as a string"
+    return ""
+
+
+_SCALARS = (str, int, float, bytes, type(None))
+_Path = tuple[Any, ...]
+
+
+def _is_suspect(data: bytes) -> bool:
+    """Whether JSON bytes could hide a refused value: msgspec writes NaN as null, the rest is visible."""
+    # `find` and the guards: this runs for every payload, and `in` on bytes is slower than it looks.
+    return (
+        data.find(b"null") >= 0
+        or (_BACKSLASH in data and data.find(b"\\u0000") >= 0)
+        or (len(data) > 2 * NESTING_LIMIT and data.count(b"[") + data.count(b"{") > NESTING_LIMIT)
+        or _LONG_NUMBER.search(data) is not None
+    )
+
+
+def _parts(value: dict[Any, Any] | list[Any]) -> list[tuple[Any, Any]]:
+    return list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+
+
+def _plain(value: Any, path: _Path) -> Any:
+    """A struct, dataclass, model or enum taken apart one level or more; anything else as it is."""
+    try:
+        plain = msgspec.to_builtins(value, enc_hook=_enc_hook)
+    except RecursionError:
+        raise InvalidPayload(f"nested deeper than {NESTING_LIMIT}", _show(path)) from None
+    except (TypeError, ValueError, NotImplementedError):
+        return value
+    return value if type(plain) is type(value) else plain
+
+
+def _text_fault(text: str) -> str:
+    if "\x00" in text:
+        return "NUL characters cannot be stored"
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return "not valid Unicode (a lone surrogate)"
+    return ""
+
+
+def _show(path: _Path) -> str:
+    return "$" + "".join(f"[{key}]" if isinstance(key, int) else f".{_printable(key)}" for key in path)
+
+
+def _printable(key: Any) -> str:
+    return str(key).encode(errors="replace").decode()
+
+
+def _unreadable(codec: str, error: Exception) -> InvalidPayload:
+    if isinstance(error, RecursionError):
+        return InvalidPayload(f"nested deeper than {NESTING_LIMIT}")
+    if isinstance(error, msgspec.ValidationError) and (match := _MSGSPEC_ERROR.fullmatch(str(error))):
+        reason = match[1]
+        return InvalidPayload(reason[:1].lower() + reason[1:], match[2] or "")
+    return InvalidPayload(f"not readable as {codec}: {error}")
+
+
+# Pydantic is never imported here: a model brings its own methods along. ----------------------------------
+
+
+def _enc_hook(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise NotImplementedError(f"objects of type {type(value).__qualname__} cannot be encoded")
+    return dump(mode="json")
+
+
+def _dec_hook(type_: Any, value: Any) -> Any:
+    if isinstance(value, get_origin(type_) or type_):
+        return value
+    validate = getattr(type_, "model_validate_json", None)
+    if validate is None:
+        raise NotImplementedError(f"objects of type {type_.__qualname__} cannot be decoded")
+    # By way of JSON text: a strict model takes a date from a string there, and only there.
+    return validate(_json.encode(value))
+
+
+class _Json:
+    name = "json"
+
+    def __init__(self) -> None:
+        self.encode = msgspec.json.Encoder(enc_hook=_enc_hook).encode
+
+    def decode(self, data: bytes, type: Any = Any) -> Any:
+        return _json_decoder(type).decode(data)
+
+
+class _Msgpack:
+    name = "msgpack"
+
+    def __init__(self) -> None:
+        self.encode = msgspec.msgpack.Encoder(enc_hook=_enc_hook).encode
+
+    def decode(self, data: bytes, type: Any = Any) -> Any:
+        return _msgpack_decoder(type).decode(data)
+
+
+@lru_cache(maxsize=512)
+def _json_decoder(type_: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(type_, dec_hook=_dec_hook)
+
+
+@lru_cache(maxsize=512)
+def _msgpack_decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(type_, dec_hook=_dec_hook)
+
+
+def convert(value: Any, type: Any) -> Any:
+    """Decoded builtins as `type`. Raises InvalidPayload if they do not fit."""
+    try:
+        return msgspec.convert(value, type, dec_hook=_dec_hook, str_keys=True)
+    except _CANNOT as error:
+        raise _unreadable("json", error) from error
+
+
+def can_decode(type: Any) -> bool:
+    """Whether values can be read back as `type` at all."""
+    try:
+        _json_decoder(type)
+    except (TypeError, ValueError, NameError):
+        return False
+    return True
+
+
+_json = _Json()
+_codecs: dict[str, Codec] = {"json": _json, "msgpack": _Msgpack()}

@@ -1,0 +1,208 @@
+"""What a handler can know and say about the job it is running: `current_job()`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from holdfast.blobs import BlobRef, Blobs, check_owner
+from holdfast.core.errors import InvalidOption
+from holdfast.core.job import Envelope, Job, JobState, Progress
+from holdfast.options import EPOCH
+from holdfast.telemetry.logging import Logger, NullLogger, get_logger
+
+PROGRESS_TEXT_LIMIT = 1024
+
+_logger = get_logger("holdfast.job")
+# One lock for all flags: they are touched for an instant, and a lock per job would cost more than it saves.
+_flags = threading.Lock()
+
+
+class CancelFlag:
+    """Set when the running job was canceled. For async code and threads alike. [CANCEL-2]
+
+    `is_set()` asks, `await flag` waits on the event loop, `flag.wait(timeout)` blocks a thread.
+    """
+
+    __slots__ = ("_event", "_set", "_waiters")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._event: threading.Event | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        """Tell the handler. From any thread; twice is harmless."""
+        with _flags:
+            self._set = True
+            event, waiters = self._event, list(self._waiters)
+        if event is not None:
+            event.set()
+        for waiter in waiters:
+            loop = waiter.get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_wake, waiter)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block this thread until the job is canceled or the time is over; whether it was."""
+        with _flags:
+            if self._set:
+                return True
+            event = self._event = self._event or threading.Event()
+        return event.wait(timeout)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with _flags:
+            if self._set:
+                return
+            self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            with _flags:
+                self._waiters.discard(waiter)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class JobContext:
+    """The job a handler is running. Made by the worker; a handler gets it from `current_job()`."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        blobs: Blobs | None = None,
+    ) -> None:
+        self._job = job
+        self._on_progress = on_progress
+        self._blobs = blobs
+        self._deadline_ms = job.deadline
+        self.cancelled = CancelFlag()
+
+    @property
+    def id(self) -> str:
+        return self._job.id
+
+    @property
+    def tenant(self) -> str:
+        return self._job.tenant
+
+    @property
+    def queue(self) -> str:
+        return self._job.queue
+
+    @property
+    def type(self) -> str:
+        """The job type, "" where the catch-all runs a job without one."""
+        return self._job.envelope.type
+
+    @property
+    def attempt(self) -> int:
+        """Which run this is, from 1. [RETRY-1]"""
+        return self._job.attempts
+
+    @property
+    def max_attempts(self) -> int:
+        return self._job.envelope.max_attempts
+
+    @property
+    def fence(self) -> int:
+        """Grows with every lease of a job: pass it to what must not obey an older run. [LEASE-5]"""
+        return self._job.token
+
+    @property
+    def deadline(self) -> datetime:
+        """Until when the lease holds, by the store's clock; the worker moves it on as it renews."""
+        return EPOCH + timedelta(milliseconds=self._deadline_ms)
+
+    @property
+    def payload_version(self) -> int:
+        return self._job.envelope.version
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What the producer sent along, such as its trace."""
+        return self._job.envelope.headers or {}
+
+    @cached_property
+    def log(self) -> Logger:
+        """A logger that names the job in every line."""
+        job = self._job
+        return _logger.bind(
+            tenant=job.tenant, queue=job.queue, job_id=job.id, type=job.envelope.type, attempt=job.attempts
+        )
+
+    def progress(self, fraction: float, message: str = "") -> None:
+        """Say how far the job is, from 0 to 1. Cheap, from any thread; the newest report wins.
+
+        Raises InvalidOption for anything else than a number from 0 to 1.
+        """
+        if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption("progress", f"{fraction!r} is not a number from 0 to 1")
+        if self._on_progress is not None:
+            text = message.replace("\x00", "").encode(errors="replace").decode()
+            self._on_progress(Progress(float(fraction), text[:PROGRESS_TEXT_LIMIT]))
+
+    async def read_blob(self, ref: BlobRef) -> bytes:
+        """The bytes behind a payload's reference. One of another tenant is refused. [TENANT-1]"""
+        check_owner(ref, self.tenant)
+        if self._blobs is None:
+            raise InvalidOption("blobs", "this worker's queue has no blob store; open it with blobs=URL")
+        return await self._blobs.read(ref)
+
+    def read_blob_sync(self, ref: BlobRef) -> bytes:
+        """The same for handlers that run in a thread."""
+        check_owner(ref, self.tenant)
+        if self._blobs is None:
+            raise InvalidOption("blobs", "this worker's queue has no blob store; open it with blobs=URL")
+        return self._blobs.read_sync(ref)
+
+    def renewed(self, deadline_ms: int) -> None:
+        """For the worker: the lease now holds until then."""
+        self._deadline_ms = deadline_ms
+
+
+class _StandIn(JobContext):
+    """What handlers get when they are called as plain functions."""
+
+    @cached_property
+    def log(self) -> Logger:
+        return NullLogger()
+
+
+_current: ContextVar[JobContext] = ContextVar("holdfast_job")
+_NO_JOB = Job("", "", "", 0, Envelope("", b""), JobState.LEASED, 0, 0, attempts=1)
+
+
+def current_job() -> JobContext:
+    """The job being run. Outside a worker, a stand-in whose progress and log do nothing."""
+    running = _current.get(None)
+    return running if running is not None else _StandIn(_NO_JOB)
+
+
+@contextmanager
+def active(context: JobContext) -> Generator[None]:
+    """Make `context` the current job of the code inside."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,80 @@
+"""Runs the duties of upkeep, each in its own rhythm, through failures of the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from holdfast.blobs import Blobs
+from holdfast.core.errors import StoreError
+from holdfast.maintenance.backoff import AWAY, Pause
+from holdfast.maintenance.pruner import prune
+from holdfast.maintenance.reaper import reap
+from holdfast.store import Store, open_store
+from holdfast.telemetry.logging import get_logger
+
+_log = get_logger(__name__)
+
+Duty = Callable[[], Awaitable[float]]
+"""Does its work and returns in how many seconds it wants to do it again."""
+
+
+class Maintenance:
+    """Reaps and prunes one store. Any number may run at once; each duty is safe beside others of its kind."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        blobs: Blobs | None = None,
+        duties: Mapping[str, Duty] | None = None,
+        on_error: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._duties: dict[str, Duty] = {
+            "reap": lambda: reap(store),
+            "prune": lambda: prune(store, blobs),
+            **(duties or {}),
+        }
+        self._on_error = on_error
+
+    async def run(self) -> None:
+        """Do every duty, for ever. Ends by being cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for name, duty in self._duties.items():
+                group.create_task(self._repeat(name, duty), name=f"holdfast {name}")
+
+    async def _repeat(self, name: str, duty: Duty) -> None:
+        pause = Pause()
+        while True:
+            try:
+                wait_s = await duty()
+                pause.reset()
+            except Exception as error:
+                if not isinstance(error, (StoreError, *AWAY)):
+                    _log.exception("upkeep failed", duty=name)
+                if self._on_error is not None:
+                    self._on_error(error)
+                wait_s = pause.next_s()
+            await asyncio.sleep(wait_s)
+
+
+async def maintain(
+    store: Store | str,
+    *,
+    stop: asyncio.Event | None = None,
+    blobs: Blobs | None = None,
+    on_error: Callable[[BaseException], None] | None = None,
+) -> None:
+    """Run the upkeep of a store, given or by URL, until `stop` is set or the task is cancelled."""
+    opened = await open_store(store) if isinstance(store, str) else store
+    running = asyncio.ensure_future(Maintenance(opened, blobs=blobs, on_error=on_error).run())
+    try:
+        if stop is None:
+            await running
+        else:
+            await stop.wait()
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        if opened is not store:
+            await opened.close()

@@ -1,0 +1,141 @@
+"""The options of an enqueue: what may be said about one job, and what is refused, on all stores."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, Literal, TypedDict
+
+from msgspec import Struct
+
+from holdfast.core import names
+from holdfast.core.errors import InvalidOption
+from holdfast.core.job import DAY, IdempotencyKey
+
+Seconds = timedelta | float
+Idempotency = Literal["until_terminal", "until_started", "forever"] | timedelta
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ONE_MS = timedelta(milliseconds=1)
+# Far beyond any use, and small enough that an instant stays below 2^53 on every store.
+_LONGEST_MS = 1_000 * 365 * DAY
+
+check_queue = lru_cache(maxsize=4096)(names.check_queue)
+check_type = lru_cache(maxsize=4096)(names.check_type)
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """What an enqueue can say besides the message. None everywhere means: not said."""
+
+    id: str | None
+    queue: str | None
+    delay: Seconds | None
+    run_at: datetime | None
+    priority: int | None
+    max_attempts: int | None
+    result_ttl: Seconds | None
+    idempotency_key: str | None
+    idempotency: Idempotency | None
+    replace_failed: bool
+
+
+class Resolved(Struct, frozen=True, gc=False):
+    """Options after checking; None means: as the job definition or the queue has it."""
+
+    id: str | None = None
+    queue: str | None = None
+    delay_ms: int = 0
+    run_at: int | None = None
+    priority: int | None = None
+    max_attempts: int | None = None
+    result_ttl_ms: int | None = None
+    idempotency: IdempotencyKey | None = None
+    replace_failed: bool = False
+
+
+PLAIN = Resolved()
+
+
+def resolve(options: EnqueueOptions) -> Resolved:
+    """Check the options of one enqueue. Raises InvalidName or InvalidOption with the reason."""
+    said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if not said:
+        return PLAIN
+    if unknown := said.keys() - EnqueueOptions.__annotations__.keys():
+        raise TypeError(f"unknown option {min(unknown)!r}")
+    if "delay" in said and "run_at" in said:
+        raise InvalidOption("delay", "give delay or run_at, not both")
+    idempotency = said.get("idempotency")
+    key = said.get("idempotency_key")
+    if idempotency is not None and key is None:
+        raise InvalidOption("idempotency", "says how long a key holds, and needs idempotency_key")
+    return Resolved(
+        id=_or_none(names.check_id, said.get("id")),
+        queue=_or_none(check_queue, said.get("queue")),
+        delay_ms=duration_ms("delay", said.get("delay", 0)),
+        run_at=_or_none(_check_run_at, said.get("run_at")),
+        priority=_or_none(names.check_priority, said.get("priority")),
+        max_attempts=_or_none(names.check_max_attempts, said.get("max_attempts")),
+        result_ttl_ms=_or_none(_check_result_ttl, said.get("result_ttl")),
+        idempotency=None if key is None else _idempotency(key, idempotency or "until_terminal"),
+        replace_failed=bool(said.get("replace_failed", False)),
+    )
+
+
+def duration_ms(option: str, value: Seconds) -> int:
+    """A duration, as timedelta or seconds, in whole milliseconds. Raises InvalidOption."""
+    if isinstance(value, timedelta):
+        ms = value / _ONE_MS
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        ms = value * 1000.0
+    else:
+        raise InvalidOption(option, f"{value!r} is neither a timedelta nor a number of seconds")
+    if not math.isfinite(ms) or not 0 <= ms <= _LONGEST_MS:
+        raise InvalidOption(option, f"{value} is not from 0 to 1000 years")
+    return math.ceil(ms)
+
+
+def instant_ms(option: str, value: datetime) -> int:
+    """An instant in milliseconds since 1970. Raises InvalidOption where the time zone is missing."""
+    if not isinstance(value, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidOption(option, f"{value!r} is not a datetime")
+    if value.utcoffset() is None:
+        raise InvalidOption(option, f"{value} has no time zone; use for example datetime.now(UTC)")
+    return math.ceil((value - EPOCH) / _ONE_MS)
+
+
+def timeout_s(value: Seconds | None) -> float | None:
+    """How long to wait, in seconds; None: without end. Raises InvalidOption."""
+    return None if value is None else duration_ms("timeout", value) / 1000
+
+
+def moment(ms: int) -> datetime:
+    """An instant of the store's clock as a datetime in UTC."""
+    return EPOCH + timedelta(milliseconds=ms)
+
+
+def _check_run_at(value: datetime) -> int:
+    return max(0, instant_ms("run_at", value))
+
+
+def _check_result_ttl(value: Seconds) -> int:
+    return duration_ms("result_ttl", value)
+
+
+def _idempotency(key: str, policy: Idempotency) -> IdempotencyKey:
+    names.check_id(key, "idempotency key")
+    if isinstance(policy, timedelta):
+        ttl_ms = duration_ms("idempotency", policy)
+        if ttl_ms == 0:
+            raise InvalidOption("idempotency", "a key must hold longer than 0 seconds")
+        return IdempotencyKey(key, "ttl", ttl_ms)
+    if policy not in ("until_terminal", "until_started", "forever"):
+        raise InvalidOption(
+            "idempotency", f"{policy!r} is not 'until_terminal', 'until_started', 'forever' or a timedelta"
+        )
+    return IdempotencyKey(key, policy)
+
+
+def _or_none(check: Any, value: Any) -> Any:
+    return None if value is None else check(value)

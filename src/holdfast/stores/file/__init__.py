@@ -1,0 +1,27 @@
+"""The file store: SQLite in a directory. Durable on one machine, shared by its processes, no server.
+
+    database    the file: created whole, checked before it is touched, opened with the settings that make it durable
+    engine      one writer thread that commits in groups, one lock between processes, readers beside it
+    wakeup      hints to other processes, by FIFOs in the directory
+    rows        rows to jobs and back
+    transaction what every change is made of: counters, lanes, jobs, events
+    changes, claims, upkeep, reads        the operations
+    store       the `Store` face
+"""
+
+from __future__ import annotations
+
+from holdfast.store import Options, StoreUrl
+from holdfast.stores.file.store import FileStore
+
+
+def open_file(url: StoreUrl) -> FileStore:
+    """`file:DIR`, also `file:///absolute/dir`; the directory is made if it is missing."""
+    options = Options(url)
+    common = options.common()
+    options.finish()
+    rest = url.rest.removeprefix("//") if url.rest.startswith("///") else url.rest
+    return FileStore(rest, common)
+
+
+__all__ = ["FileStore", "open_file"]

@@ -1,0 +1,230 @@
+"""Enqueue, finish, extend, report, cancel, replay, purge: the operations on named jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.core import dedup, lease, lifecycle
+from holdfast.core.errors import JobNotFound, NotReplayable
+from holdfast.core.job import (
+    TERMINAL,
+    Cancel,
+    CancelStatus,
+    Extend,
+    Extended,
+    Finish,
+    Finished,
+    JobKey,
+    JobState,
+    NewJob,
+    Purge,
+    PurgeStatus,
+    Queued,
+    Replayed,
+    Report,
+    Reported,
+    SetResultTtl,
+    TtlStatus,
+)
+from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, Hint, ReplayAnswer, ReportAnswer
+from holdfast.stores.file import rows
+from holdfast.stores.file.sql import SQL
+from holdfast.stores.file.transaction import Transaction
+
+
+def enqueue(t: Transaction, items: Sequence[NewJob]) -> list[EnqueueAnswer]:
+    """Take in new jobs: all at once if every id is new, else one by one. [ENQ-1 to ENQ-8]"""
+    return _enqueue_fresh(t, items) or [_enqueue_one(t, item) for item in items]
+
+
+def _enqueue_fresh(t: Transaction, items: Sequence[NewJob]) -> list[EnqueueAnswer] | None:
+    """The common case: no keys, no quotas, and no id that is already there; else None, and nothing happened."""
+    lanes: dict[tuple[str, str], int] = {}
+    for item in items:
+        tenant, queue, _ = item.key
+        if item.envelope.idempotency is not None:
+            return None
+        if (tenant, queue) not in lanes:
+            if t.has_quota(tenant, queue):
+                return None
+            lanes[tenant, queue] = t.lane(tenant, queue)
+    made = [lifecycle.enqueue(item, t.seq + n, t.now) for n, item in enumerate(items, 1)]
+    t.db.execute("SAVEPOINT fresh")
+    added = t.db.executemany(
+        SQL["add_job"], [rows.new_row(job, lanes[job.tenant, job.queue]) for job, _ in made]
+    ).rowcount
+    if added != len(items):
+        t.db.execute("ROLLBACK TO fresh")
+        t.db.execute("RELEASE fresh")
+        return None
+    t.db.executemany(SQL["add_payload"], [(job.seq, job.envelope.payload) for job, _ in made])
+    t.db.execute("RELEASE fresh")
+    t.seq += len(made)
+    for job, event in made:
+        lane = lanes[job.tenant, job.queue]
+        t.count(lane, job.state, +1)
+        t.becomes_visible(job, lane)
+        t.append(event, lane)
+    return [Queued(job.id, job.state) for job, _ in made]
+
+
+def _enqueue_one(t: Transaction, new: NewJob) -> EnqueueAnswer:
+    tenant, queue, id_ = new.key
+    lane = t.lane(tenant, queue)
+    existing = t.find_any(new.key, lane)
+    binding = t.binding(new.envelope, lane)
+    holder = t.find_any(JobKey(tenant, queue, binding.job_id), lane) if binding else None
+    answer = dedup.decide(new, existing, binding, holder, t.now)
+    if answer is not None:
+        return answer
+    refusal = t.over_quota(tenant, queue, lane)
+    if refusal is not None:
+        return refusal
+    if existing is not None:
+        t.forget_job(existing, lane)
+    t.seq += 1
+    job, event = lifecycle.enqueue(new, t.seq, t.now)
+    t.db.execute(SQL["add_job"], rows.new_row(job, lane))
+    t.db.execute(SQL["add_payload"], (job.seq, job.envelope.payload))
+    bound = dedup.bind(new, t.now)
+    if bound is not None:
+        t.bind(new.envelope, lane, bound)
+    t.count(lane, job.state, +1)
+    t.becomes_visible(job, lane)
+    t.append(event, lane)
+    return Queued(id_, job.state)
+
+
+def finish(t: Transaction, items: Sequence[Finish]) -> list[FinishAnswer]:
+    """Complete, fail, retry or release. [LEASE-1, RETRY-1 to RETRY-5]"""
+    answers: list[FinishAnswer] = []
+    done: set[JobKey] = set()
+    for item in items:
+        if item.key in done:
+            t.flush()  # The same job twice in a batch: the second look must see what the first did.
+        job, lane = t.find(item.key)
+        answer = lease.check(job, item.key, item.token, item.outcome, t.now)
+        if job is None or answer is not None:
+            answers.append(answer or JobNotFound(item.key.queue, item.key.id))
+            continue
+        t.change(job, lane, lambda job=job, item=item: lifecycle.finish(job, item, t.now, t.settings.retention))
+        done.add(item.key)
+        answers.append(Finished(job.state))
+    return answers
+
+
+def extend(t: Transaction, items: Sequence[Extend]) -> list[ExtendAnswer]:
+    """Renew leases. [LEASE-2]"""
+    answers: list[ExtendAnswer] = []
+    for item in items:
+        job, lane = t.find(item.key)
+        refusal = lease.check_live(job, item.key, item.token, t.now)
+        if job is None or refusal is not None:
+            answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
+            continue
+        event = lifecycle.extend(job, item.lease_ms, t.now)
+        t.db.execute(SQL["save_deadline"], (job.deadline, job.seq))
+        if t.settings.all_events:
+            t.append(event, lane)
+        answers.append(Extended(job.deadline, t.now))
+    return answers
+
+
+def report(t: Transaction, items: Sequence[Report]) -> list[ReportAnswer]:
+    """Record progress."""
+    answers: list[ReportAnswer] = []
+    for item in items:
+        job, lane = t.find(item.key)
+        refusal = lease.check_live(job, item.key, item.token, t.now)
+        if job is None or refusal is not None:
+            answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
+            continue
+        event = lifecycle.report(job, item, t.now)
+        t.db.execute(SQL["save_progress"], (rows.encode_progress(job.progress), job.seq))
+        if t.settings.all_events:
+            t.append(event, lane)
+        answers.append(Reported())
+    return answers
+
+
+def cancel(t: Transaction, items: Sequence[Cancel]) -> list[CancelStatus]:
+    """Cancel wins. [CANCEL-1 to CANCEL-3]"""
+    answers: list[CancelStatus] = []
+    for item in items:
+        t.flush()
+        job, lane = t.find(item.key)
+        if job is None:
+            answers.append("not_found")
+        elif job.state is JobState.COMPLETED or job.state is JobState.FAILED or job.state is JobState.CANCELED:
+            answers.append(job.state.value)
+        elif job.state is JobState.LEASED and item.only_waiting:
+            answers.append("processing")
+        else:
+            if job.state is JobState.LEASED:
+                t.signal(Hint.CANCELED, *item.key)
+            t.change(job, lane, lambda job=job: lifecycle.cancel(job, t.now, t.settings.retention))
+            answers.append("canceled")
+    return answers
+
+
+def replay(t: Transaction, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
+    """Start dead letters again. [DEAD-1, STATE-3, ENQ-3]"""
+    answers: list[ReplayAnswer] = []
+    for key in keys:
+        t.flush()
+        answers.append(_replay_one(t, key))
+    return answers
+
+
+def _replay_one(t: Transaction, key: JobKey) -> ReplayAnswer:
+    job, lane = t.find(key)
+    if job is None:
+        return JobNotFound(key.queue, key.id)
+    if job.state is not JobState.FAILED:
+        return NotReplayable(key.queue, key.id, f"it is {lifecycle.shown(job, t.now)}, not failed")
+    idempotency = job.envelope.idempotency
+    retakes = idempotency is not None and idempotency.policy == "until_terminal"
+    binding = t.binding(job.envelope, lane) if retakes else None
+    if binding is not None:
+        holder = t.find_any(JobKey(key.tenant, key.queue, binding.job_id), lane)
+        if dedup.by_key(binding, holder, t.now) is not None:
+            return NotReplayable(key.queue, key.id, f"job {binding.job_id!r} holds its idempotency key by now")
+    refusal = t.over_quota(key.tenant, key.queue, lane)
+    if refusal is not None:
+        return refusal
+    if retakes:
+        t.bind(job.envelope, lane, dedup.Binding(job.id, "until_terminal"))
+    t.change(job, lane, lambda: lifecycle.replay(job, t.now))
+    return Replayed()
+
+
+def purge(t: Transaction, items: Sequence[Purge]) -> list[PurgeStatus]:
+    """Forget finished jobs, with an event. [KEEP-1]"""
+    answers: list[PurgeStatus] = []
+    for item in items:
+        job, lane = t.find(item.key)
+        if job is None:
+            answers.append("not_found")
+        elif job.state not in TERMINAL or (item.finished_at is not None and item.finished_at != job.finished_at):
+            answers.append("not_terminal")
+        else:
+            t.append(lifecycle.purge(job, t.now), lane)
+            t.forget_job(job, lane)
+            answers.append("purged")
+    return answers
+
+
+def set_result_ttl(t: Transaction, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
+    """Change how long finished jobs are kept. [RESULT-1]"""
+    answers: list[TtlStatus] = []
+    for item in items:
+        job, _ = t.find(item.key)
+        if job is None:
+            answers.append("not_found")
+        elif job.state not in TERMINAL:
+            answers.append("not_terminal")
+        else:
+            lifecycle.set_result_ttl(job, item.ttl_ms, t.now)
+            t.db.execute(SQL["save_expiry"], (job.expires_at, job.result_ttl_ms, job.seq))
+            answers.append("updated")
+    return answers

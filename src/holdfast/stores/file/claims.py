@@ -1,0 +1,192 @@
+"""Claiming: repair, fair turns, leases. [CLAIM-1 to CLAIM-5, TENANT-4, LEASE-3]"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from heapq import heappush
+
+from msgspec import Struct
+
+from holdfast.core import fairness, lifecycle
+from holdfast.core.job import Claimed, ClaimRequest, Job, JobKey
+from holdfast.store import REPAIR_LIMIT
+from holdfast.stores.file import rows
+from holdfast.stores.file.sql import ANY_VISIBLE, SOONEST, SQL, VISIBLE
+from holdfast.stores.file.transaction import Transaction
+
+ENTER_LIMIT = 1000
+"""How many lanes a claim looks at that may have got visible work since the last one."""
+
+
+def claim(t: Transaction, request: ClaimRequest) -> Claimed:
+    """Lease up to `limit` visible jobs, taking from the queues in rotation."""
+    if reap(t, REPAIR_LIMIT, request.random):
+        t.flush()
+    chunk = max(1, math.ceil(request.limit / max(1, len(request.queues))))
+    pickers = [_Picker(t, request.tenant, queue, chunk) for queue in request.queues]
+    going = [iter(picker) for picker in pickers]
+    jobs: list[Job] = []
+    while going and len(jobs) < request.limit:
+        still: list[Iterator[tuple[Job, int]]] = []
+        for picks in going:
+            pick = next(picks, None) if len(jobs) < request.limit else None
+            if pick is not None:
+                jobs.append(_lease(t, *pick, request))
+                still.append(picks)
+        going = still
+    for picker in pickers:
+        picker.settle()
+    next_at = None if len(jobs) == request.limit else _next_at(t, request)
+    return Claimed(jobs, t.now, next_at)
+
+
+def reap(t: Transaction, limit: int, random: float) -> list[JobKey]:
+    """End expired leases, from the index of deadlines. [LEASE-3, RETRY-2]"""
+    keys: list[JobKey] = []
+    for row in t.db.execute(SQL["expired_leases"], (t.now, limit)).fetchall():
+        lane: int = row[1]
+        tenant, queue = t.db.execute(SQL["lane_names"], (lane,)).fetchone()
+        job = rows.to_job(row, tenant, queue)
+        t.change(job, lane, lambda job=job: lifecycle.expire(job, random, t.now, t.settings.retention))
+        keys.append(job.key)
+    return keys
+
+
+def _lease(t: Transaction, job: Job, lane: int, request: ClaimRequest) -> Job:
+    t.token += 1
+    deadline = t.now + request.lease_ms
+    t.change(job, lane, lambda: lifecycle.claim(job, t.token, deadline, request.worker_id, t.now))
+    t.drop_key(job, lane, "until_started")
+    return job
+
+
+def _next_at(t: Transaction, request: ClaimRequest) -> int | None:
+    """When a claim that came back short should look again. [CLAIM-3]"""
+    t.flush()
+    times: list[int | None] = [t.one("next_deadline")]
+    for queue in request.queues:
+        if request.tenant is None:
+            times.append(t.one("next_entering", queue))
+        else:
+            lane = t.find_lane(request.tenant, queue)
+            if lane is not None and not t.one("lane_paused", lane):
+                times.append(_soonest(t, lane))
+    return min((at for at in times if at is not None), default=None)
+
+
+def _soonest(t: Transaction, lane: int) -> int | None:
+    return t.db.execute(SOONEST, (lane,)).fetchone()[0]
+
+
+class _Lane(Struct):
+    """One lane's visible jobs, read a chunk at a time, and its place in the turns."""
+
+    tenant: str
+    number: int
+    time: int
+    rows: list[rows.Row]
+    taken: int = 0
+    read: int = 0
+    dry: bool = False
+
+
+class _Picker:
+    """The visible jobs of one queue name, one at a time, in the order in which they are to be leased."""
+
+    def __init__(self, t: Transaction, tenant: str | None, queue: str, chunk: int) -> None:
+        self._t = t
+        self._tenant = tenant
+        self._queue = queue
+        self._chunk = chunk
+        self._lanes: dict[str, _Lane] = {}
+        self._floor = -1
+
+    def __iter__(self) -> Iterator[tuple[Job, int]]:
+        return self._of_all() if self._tenant is None else self._of_one(self._tenant)
+
+    def _of_one(self, tenant: str) -> Iterator[tuple[Job, int]]:
+        t = self._t
+        number = t.find_lane(tenant, self._queue)
+        if number is None or t.one("lane_paused", number):
+            return
+        lane = _Lane(tenant, number, 0, [])
+        while (job := self._next(lane)) is not None:
+            yield job, number
+
+    def _of_all(self) -> Iterator[tuple[Job, int]]:
+        """Weighted turns between the tenants that have visible work here. [TENANT-4]"""
+        self._enter()
+        cursor = self._t.db.execute(SQL["lanes_in_turns"], (self._queue,))
+        turns: list[fairness.Lane] = []
+        self._more(turns, cursor.fetchmany(self._chunk))
+        self._chunk = max(1, math.ceil(self._chunk / max(1, len(turns))))
+        ahead = cursor.fetchone()
+        picked: list[tuple[Job, int]] = []
+
+        def take(tenant: str) -> bool:
+            lane = self._lanes[tenant]
+            job = self._next(lane)
+            if job is None:
+                lane.dry = True
+                return False
+            self._floor = max(self._floor, lane.time)
+            lane.time += self._t.cost(tenant, self._queue)
+            picked.append((job, lane.number))
+            return True
+
+        while True:
+            # Lanes come from the index as they are needed: one whose turn is before all in the heap joins it.
+            while ahead is not None and (not turns or (ahead[0], ahead[1]) < turns[0]):
+                self._more(turns, [ahead])
+                ahead = cursor.fetchone()
+            if not turns:
+                return
+            if fairness.turns(turns, 1, take, lambda tenant: self._t.cost(tenant, self._queue)):
+                yield picked.pop()
+
+    def _more(self, turns: list[fairness.Lane], found: list[tuple[int, str, int]]) -> None:
+        for time, tenant, number in found:
+            self._lanes[tenant] = _Lane(tenant, number, time, [])
+            heappush(turns, (time, tenant))
+
+    def _enter(self) -> None:
+        """Let the lanes that got visible work into the turns, at the current minimum."""
+        t = self._t
+        floor: int = t.one("floor", self._queue) or 0
+        while (head := t.db.execute(SQL["lanes_in_turns"] + " LIMIT 1", (self._queue,)).fetchone()) is not None:
+            if self._has_visible(head[2]):
+                floor = head[0]
+                break
+            t.db.execute(SQL["leave_turns"], (_soonest(t, head[2]), head[2]))
+        for _, number, time in t.db.execute(SQL["lanes_entering"], (self._queue, t.now, ENTER_LIMIT)).fetchall():
+            if self._has_visible(number):
+                t.db.execute(SQL["enter_turns"], (fairness.entry(time, floor), number))
+            else:
+                t.db.execute(SQL["leave_turns"], (_soonest(t, number), number))
+
+    def _has_visible(self, number: int) -> bool:
+        return self._t.db.execute(ANY_VISIBLE, (number, self._t.now)).fetchone() is not None
+
+    def _next(self, lane: _Lane) -> Job | None:
+        if lane.taken == lane.read:
+            lane.rows = self._t.db.execute(VISIBLE, (lane.number, self._t.now, self._chunk, lane.read)).fetchall()
+            lane.read += len(lane.rows)
+            lane.rows.reverse()
+        if not lane.rows:
+            return None
+        lane.taken += 1
+        return rows.to_job(lane.rows.pop(), lane.tenant, self._queue)
+
+    def settle(self) -> None:
+        """Write the turns that were given."""
+        t = self._t
+        if self._floor >= 0:
+            t.db.execute(SQL["set_floor"], (self._queue, self._floor))
+        for lane in self._lanes.values():
+            if lane.dry:
+                # What was taken is not written yet: the lane may have more, but nothing that is visible now.
+                t.flush()
+                t.db.execute(SQL["leave_turns"], (_soonest(t, lane.number), lane.number))
+            if lane.taken:
+                t.db.execute(SQL["set_time"], (lane.time, lane.number))

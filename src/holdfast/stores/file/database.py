@@ -1,0 +1,161 @@
+"""The SQLite file itself: made whole or not at all, looked at before it is touched, opened to be durable."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
+from holdfast.stores.file.sql import SCHEMA
+
+NAME = "holdfast.db"
+APPLICATION_ID = 0x486F6C64  # "Hold"
+SCHEMA_VERSION = 1
+
+_MAGIC = b"SQLite format 3\0"
+_NETWORK = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "beegfs", "davfs",
+    "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "fuse.davfs2",
+}  # fmt: skip
+
+
+def prepare(directory: Path, *, frozen_at: int | None) -> None:
+    """Make the directory and the database where they are missing; refuse what is not ours. Idempotent."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnavailable(f"cannot make {directory}: {error.strerror}; choose a directory you may write") from error
+    kind = _file_system(directory)
+    if kind in _NETWORK:
+        raise StoreMismatch(
+            f"{directory} is on a network file system ({kind}), where SQLite can lose data; use a local disk, or a server"
+        )
+    path = directory / NAME
+    with locked(directory):
+        if not path.exists() or path.stat().st_size == 0:
+            _create(path, frozen_at)
+        check(path)
+
+
+def check(path: Path) -> None:
+    """Raise StoreMismatch unless `path` is a whole database of ours. Reads its header and nothing else."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    if len(header) < 100 or not header.startswith(_MAGIC):  # noqa: PLR2004 - SQLite's header is 100 bytes
+        raise StoreMismatch(f"{path} is not a Holdfast database (not SQLite at all); it was left untouched")
+    (page_size, pages) = struct.unpack_from(">H", header, 16)[0], struct.unpack_from(">I", header, 28)[0]
+    (version, application) = struct.unpack_from(">I", header, 60)[0], struct.unpack_from(">I", header, 68)[0]
+    if application != APPLICATION_ID:
+        raise StoreMismatch(f"{path} is a SQLite database of another program; it was left untouched")
+    if version > SCHEMA_VERSION:
+        raise StoreMismatch(
+            f"{path} was made by a newer Holdfast (schema {version}, this one knows {SCHEMA_VERSION}); upgrade it"
+        )
+    if path.stat().st_size < (65536 if page_size == 1 else page_size) * pages:
+        raise StoreMismatch(f"{path} is damaged (shorter than its header says); restore it from a backup")
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """A connection set up as every part of the store needs it."""
+    with translated(path):
+        db = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=30
+        )
+        try:
+            # WAL with FULL: each commit is on the disk before it is acknowledged. [ENQ-1]
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA cache_size = -65536")
+            db.execute("PRAGMA temp_store = MEMORY")
+            db.execute("PRAGMA wal_autocheckpoint = 4000")
+            db.execute("PRAGMA journal_size_limit = 67108864")
+            if read_only:
+                db.execute("PRAGMA query_only = ON")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the one lock between processes. The kernel hands it on in order; SQLite's own would poll for it."""
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours, with what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translate(error, path) from error
+    except OSError as error:
+        raise StoreUnavailable(f"{path}: {error.strerror or error}") from error
+
+
+def _translate(error: sqlite3.Error, path: Path) -> StoreError:
+    name = getattr(error, "sqlite_errorname", "")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StoreBusy(f"{path} is locked by another program for too long; try again")
+    if name.startswith("SQLITE_FULL"):
+        return StoreUnavailable(f"the disk under {path} is full; nothing of this was kept. Free some space and try again")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return StoreMismatch(f"{path} is damaged ({error}); stop its users and restore it from a backup")
+    if name.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")):
+        return StoreUnavailable(f"cannot read or write {path} ({error}); check the disk and the permissions")
+    return StoreError(f"{path}: {name or type(error).__name__}: {error}")
+
+
+def _create(path: Path, frozen_at: int | None) -> None:
+    """Build the database beside its place and move it there whole: a crash leaves nothing half made."""
+    scratch = path.with_suffix(".new")
+    for leftover in (scratch, *(Path(f"{scratch}{tail}") for tail in ("-wal", "-shm", "-journal"))):
+        leftover.unlink(missing_ok=True)
+    with translated(path):
+        db = sqlite3.connect(scratch, isolation_level=None)
+        try:
+            db.execute("PRAGMA page_size = 4096")
+            db.execute("PRAGMA synchronous = FULL")
+            db.executescript(f"BEGIN; {SCHEMA}; COMMIT;")
+            db.execute("UPDATE counters SET frozen_at = ?", (frozen_at,))
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        finally:
+            db.close()
+        # A left-over log of a deleted database must not be replayed into the new one.
+        for tail in ("-wal", "-shm"):
+            Path(f"{path}{tail}").unlink(missing_ok=True)
+        scratch.replace(path)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _file_system(directory: Path) -> str:
+    """The type of the file system under `directory`, or "" where the system does not tell."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    here = str(directory.resolve())
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        _, point, type_, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
+        inside = here == point or here.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, type_
+    return kind

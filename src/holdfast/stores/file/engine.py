@@ -1,0 +1,281 @@
+"""One writer thread that commits in groups, and readers beside it.
+
+Changes are functions of a Transaction. They queue up for the writer; it takes what has gathered, runs each in a
+savepoint of its own inside one SQLite transaction, commits once, and only then answers: an acknowledged change is on
+the disk. Between processes one file lock is held for the length of a group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from holdfast.core import failpoint
+from holdfast.core.errors import StoreBusy, StoreUnavailable
+from holdfast.store import Hint, Listener, Signal
+from holdfast.stores.file import database, wakeup
+from holdfast.stores.file.transaction import Settings, Transaction
+
+T = TypeVar("T")
+
+GROUP = 64
+"""How many calls one commit carries at most: a bound on how long the lock is held."""
+BUSY_S = 30.0
+"""How long a call waits for its turn to write before it answers StoreBusy."""
+
+
+class _Call(Generic[T]):
+    """A change that waits for the writer, and the future of whoever asked for it."""
+
+    __slots__ = ("change", "error", "future", "given_up", "loop", "result", "started")
+
+    def __init__(self, change: Callable[[Transaction], T], loop: asyncio.AbstractEventLoop) -> None:
+        self.change = change
+        self.loop = loop
+        self.future: asyncio.Future[T] = loop.create_future()
+        self.started = False
+        self.given_up = False
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def give_up(self) -> None:
+        """Answer StoreBusy, unless the writer has begun with it: then its answer is on the way."""
+        if not self.started and not self.future.done():
+            self.given_up = True
+            self.future.set_exception(StoreBusy(f"another process has held the store for {BUSY_S:g} s; try again"))
+
+
+class Engine:
+    """The open database of one process. Shared by all handles on it, and safe from any thread."""
+
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        self.path = directory / database.NAME
+        self.settings = settings
+        self._directory = directory
+        self._folder = directory / "wake"
+        self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
+        self._lock_file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._db = database.connect(self.path)
+        self._pid = os.getpid()
+        self._closed = False
+        self._readers = ThreadPoolExecutor(2, "holdfast-file-reader", initializer=self._open_reader)
+        self._local = threading.local()
+        self._reader_connections: list[sqlite3.Connection] = []
+        self._lanes: dict[tuple[str, str], int] = {}
+        self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Listener, frozenset[Hint]]] = {}
+        self._ears: dict[asyncio.AbstractEventLoop, wakeup.Ear] = {}
+        self._ears_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._write, name="holdfast-file-writer", daemon=True)
+        self._thread.start()
+
+    # Asking -----------------------------------------------------------------------------------------------
+
+    async def change(self, change: Callable[[Transaction], T]) -> T:
+        """Run `change` in the next group and answer when it is on the disk."""
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        call = _Call(change, loop)
+        self._calls.put(call)
+        timer = loop.call_later(BUSY_S, call.give_up)
+        try:
+            return await call.future
+        finally:
+            timer.cancel()
+
+    async def read(self, read: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `read` on a snapshot of its own, beside the writer."""
+        self._check_open()
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, read)
+
+    def listen(self, listener: Listener, hints: Collection[Hint]) -> Callable[[], None]:
+        """Tell `listener` of changes by this process and, through a FIFO, by others."""
+        loop = asyncio.get_running_loop()
+        key = object()
+        self._listeners[key] = (loop, listener, frozenset(hints))
+        self._tune(loop)
+
+        def stop() -> None:
+            if self._listeners.pop(key, None) is not None:
+                self._tune(loop)
+
+        return stop
+
+    def close(self) -> None:
+        """Finish what was asked for, then let go of everything."""
+        if self._closed:
+            return
+        self._closed = True
+        self._calls.put(None)
+        self._thread.join()
+        self._readers.shutdown(wait=True)
+        for connection in (*self._reader_connections, self._db):
+            connection.close()
+        with self._ears_lock:
+            for ear in self._ears.values():
+                ear.close()
+            self._ears.clear()
+        os.close(self._lock_file)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+        if self._pid != os.getpid():
+            raise StoreUnavailable("the store was opened before this process forked; open it anew in the child")
+
+    # Writing ----------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        while (first := self._calls.get()) is not None:
+            group = [first]
+            last = False
+            with contextlib.suppress(queue.Empty):
+                while len(group) < GROUP:
+                    call = self._calls.get_nowait()
+                    if call is None:
+                        last = True
+                        break
+                    group.append(call)
+            self._commit(group)
+            if last:
+                return
+
+    def _commit(self, group: list[_Call[Any]]) -> None:
+        signals: set[Signal] = set()
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+            try:
+                with database.translated(self.path):
+                    signals = self._run(group)
+            finally:
+                fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+        except BaseException as error:  # noqa: BLE001 - whoever asked gets it; the thread must live on
+            for call in group:
+                call.error = call.error or error
+        _answer(group)
+        if signals:
+            self._tell(signals)
+
+    def _run(self, group: list[_Call[Any]]) -> set[Signal]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            signals: set[Signal] = set()
+            transaction = Transaction(self._db, self._lanes, self.settings)
+            for call in group:
+                if call.given_up or call.future.cancelled():
+                    continue
+                call.started = True
+                self._run_one(transaction, call)
+                signals |= transaction.take_signals()
+            transaction.save_counters()
+            failpoint.hit("file.before_commit")
+            self._db.execute("COMMIT")
+        except BaseException:
+            # What was asked may have made lanes that are now rolled back.
+            self._lanes.clear()
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        failpoint.hit("file.after_commit")
+        return signals
+
+    def _run_one(self, transaction: Transaction, call: _Call[Any]) -> None:
+        self._db.execute("SAVEPOINT call")
+        try:
+            call.result = call.change(transaction)
+            transaction.flush()
+            self._db.execute("RELEASE call")
+        except sqlite3.Error:
+            raise  # The disk, not the call: nobody in this group gets through.
+        except BaseException as error:  # noqa: BLE001 - it is this call's own, and goes to whoever made it
+            self._db.execute("ROLLBACK TO call")
+            self._db.execute("RELEASE call")
+            transaction.forget()
+            self._lanes.clear()
+            call.error = error
+
+    # Reading ----------------------------------------------------------------------------------------------
+
+    def _open_reader(self) -> None:
+        self._local.db = database.connect(self.path, read_only=True)
+        self._reader_connections.append(self._local.db)
+
+    def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
+        db: sqlite3.Connection = self._local.db
+        with database.translated(self.path):
+            db.execute("BEGIN")
+            try:
+                return read(db)
+            finally:
+                db.execute("COMMIT")
+
+    # Hints ------------------------------------------------------------------------------------------------
+
+    def _tell(self, signals: set[Signal]) -> None:
+        for loop, listener, hints in list(self._listeners.values()):
+            wanted = [signal for signal in signals if signal.hint in hints]
+            if wanted:
+                with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
+                    loop.call_soon_threadsafe(_deliver, listener, wanted)
+        with contextlib.suppress(OSError):
+            wakeup.call(self._folder, wakeup.mask_of({signal.hint for signal in signals}), self._is_mine)
+
+    def _is_mine(self, name: str) -> bool:
+        with self._ears_lock:
+            return any(ear.is_mine(name) for ear in self._ears.values())
+
+    def _tune(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the FIFO of `loop` ask for just what its listeners want."""
+        wanted = {hint for owner, _, hints in list(self._listeners.values()) if owner is loop for hint in hints}
+        with self._ears_lock:
+            if self._closed:
+                return
+            ear = self._ears.get(loop)
+            if ear is None:
+                if not wanted:
+                    return
+                ear = self._ears[loop] = wakeup.Ear(self._folder, loop, lambda mask: self._heard(loop, mask))
+            if wanted:
+                ear.want(wakeup.mask_of(wanted))
+            else:
+                del self._ears[loop]
+                ear.close()
+
+    def _heard(self, loop: asyncio.AbstractEventLoop, mask: int) -> None:
+        signals = [Signal(hint) for hint, bit in wakeup.BITS.items() if bit & mask]
+        for owner, listener, hints in list(self._listeners.values()):
+            if owner is loop:
+                _deliver(listener, [signal for signal in signals if signal.hint in hints])
+
+
+def _deliver(listener: Listener, signals: list[Signal]) -> None:
+    for signal in signals:
+        listener(signal)
+
+
+def _answer(group: list[_Call[Any]]) -> None:
+    """Hand each caller its answer, waking each event loop once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Call[Any]]] = {}
+    for call in group:
+        by_loop.setdefault(call.loop, []).append(call)
+    for loop, calls in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
+            loop.call_soon_threadsafe(_resolve, calls)
+
+
+def _resolve(calls: list[_Call[Any]]) -> None:
+    for call in calls:
+        if call.future.done():
+            continue
+        if call.error is not None:
+            call.future.set_exception(call.error)
+        else:
+            call.future.set_result(call.result)

@@ -1,0 +1,170 @@
+-- Every statement of the file store, by name. {job} stands for the columns of rows.JOB_COLUMNS.
+
+-- name: counters
+SELECT seq, token, event, trimmed, shift, frozen_at FROM counters;
+-- name: save_counters
+UPDATE counters SET seq = ?, token = ?, event = ?;
+-- name: shift_clock
+UPDATE counters SET shift = shift + ?;
+
+-- name: find_lane
+SELECT lane FROM lanes WHERE tenant = ? AND queue = ?;
+-- name: add_lane
+INSERT INTO lanes (tenant, queue) VALUES (?, ?);
+-- name: lane_names
+SELECT tenant, queue FROM lanes WHERE lane = ?;
+-- name: move_lane
+UPDATE lanes SET waiting = waiting + ?, leased = leased + ?, completed = completed + ?, failed = failed + ?,
+    canceled = canceled + ?, next_at = CASE WHEN ?6 IS NULL THEN next_at ELSE min(ifnull(next_at, ?6), ?6) END
+WHERE lane = ?7;
+
+-- name: find_job
+SELECT {job} FROM jobs WHERE lane = ? AND id = ?;
+-- name: find_whole_job
+SELECT {job}, payload FROM jobs JOIN payloads USING (seq) WHERE lane = ? AND id = ?;
+-- name: add_job
+INSERT INTO jobs ({job}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (lane, id) DO NOTHING;
+-- name: add_payload
+INSERT INTO payloads VALUES (?, ?);
+-- name: save_job
+UPDATE jobs SET state = ?, visible_at = ?, attempts = ?, token = ?, deadline = ?, worker_id = ?, claimed_at = ?,
+    finished_at = ?, expires_at = ?, spent = ?, spent_state = ?, reason = ?, result_ttl_ms = ?, replays = ?,
+    progress = ?, errors = ?, result = ?
+WHERE seq = ?;
+-- name: save_deadline
+UPDATE jobs SET deadline = ? WHERE seq = ?;
+-- name: save_progress
+UPDATE jobs SET progress = ? WHERE seq = ?;
+-- name: save_expiry
+UPDATE jobs SET expires_at = ?, result_ttl_ms = ? WHERE seq = ?;
+-- name: drop_job
+DELETE FROM jobs WHERE seq = ?;
+-- name: drop_payload
+DELETE FROM payloads WHERE seq = ?;
+
+-- name: find_key
+SELECT job_id, policy, expires_at FROM keys WHERE lane = ? AND type = ? AND key = ?;
+-- name: bind_key
+INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?);
+-- name: drop_key
+DELETE FROM keys WHERE lane = ? AND type = ? AND key = ? AND job_id = ? AND policy = ?;
+-- name: drop_expired_keys
+DELETE FROM keys WHERE (lane, type, key) IN
+    (SELECT lane, type, key FROM keys WHERE expires_at IS NOT NULL AND expires_at <= ? LIMIT ?);
+
+-- name: add_event
+INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- Claiming. The arms of a claim (one for each rank, see claims.py) walk jobs_waiting: jobs that are not due yet
+-- never stand before those that are.
+-- name: visible_arm
+SELECT * FROM (SELECT {job}, payload FROM jobs JOIN payloads USING (seq)
+    WHERE lane = ?1 AND state < 4 AND rank = {rank} AND visible_at <= ?2 ORDER BY visible_at, seq LIMIT ?3 + ?4)
+-- name: any_visible_arm
+SELECT * FROM (SELECT 1 FROM jobs WHERE lane = ?1 AND state < 4 AND rank = {rank} AND visible_at <= ?2 LIMIT 1)
+-- name: soonest_arm
+SELECT min(visible_at) AS at FROM jobs WHERE lane = ?1 AND state < 4 AND rank = {rank}
+-- name: lane_paused
+SELECT paused FROM lanes WHERE lane = ?;
+-- name: expired_leases
+SELECT {job} FROM jobs WHERE state = 4 AND deadline <= ? ORDER BY deadline, token LIMIT ?;
+-- name: next_deadline
+SELECT min(deadline) FROM jobs WHERE state = 4;
+-- name: lanes_in_turns
+SELECT time, tenant, lane FROM lanes WHERE queue = ? AND in_turns = 1 ORDER BY time, tenant;
+-- name: lanes_entering
+SELECT tenant, lane, time FROM lanes
+WHERE queue = ? AND in_turns = 0 AND paused = 0 AND next_at IS NOT NULL AND next_at <= ? ORDER BY next_at LIMIT ?;
+-- name: next_entering
+SELECT min(next_at) FROM lanes WHERE queue = ? AND in_turns = 0 AND paused = 0 AND next_at IS NOT NULL;
+-- name: enter_turns
+UPDATE lanes SET in_turns = 1, time = ? WHERE lane = ?;
+-- name: leave_turns
+UPDATE lanes SET in_turns = 0, next_at = ? WHERE lane = ?;
+-- name: set_time
+UPDATE lanes SET time = ? WHERE lane = ?;
+-- name: floor
+SELECT floor FROM floors WHERE queue = ?;
+-- name: set_floor
+INSERT INTO floors VALUES (?, ?) ON CONFLICT (queue) DO UPDATE SET floor = max(floor, excluded.floor);
+
+-- Reading.
+-- name: list_waiting
+SELECT {job}, payload FROM jobs JOIN payloads USING (seq)
+WHERE lane = ? AND state < 4 AND (rank, visible_at, seq) > (?, ?, ?) ORDER BY rank, visible_at, seq LIMIT ?;
+-- name: list_leased
+SELECT {job}, payload FROM jobs JOIN payloads USING (seq)
+WHERE lane = ? AND state = 4 AND (deadline, seq) > (?, ?) ORDER BY deadline, seq LIMIT ?;
+-- name: list_ended
+SELECT {job}, payload FROM jobs JOIN payloads USING (seq)
+WHERE lane = ? AND state > 4 AND (finished_at, seq) > (?, ?) ORDER BY finished_at, seq LIMIT ?;
+-- name: list_dead
+SELECT {job}, payload FROM jobs JOIN payloads USING (seq)
+WHERE lane = ? AND state = 6 AND (finished_at, seq) > (?, ?) ORDER BY finished_at, seq LIMIT ?;
+-- name: queues_of
+SELECT queue FROM lanes WHERE tenant = ? ORDER BY queue;
+-- name: lane_counts
+SELECT lane, paused, waiting, leased, completed, failed, canceled FROM lanes WHERE tenant = ? AND queue = ?;
+-- name: future_arm
+SELECT state, count(*) FROM jobs WHERE lane = ?1 AND state < 4 AND rank = {rank} AND visible_at > ?2 GROUP BY state
+-- name: expired_counts
+SELECT state, count(*) FROM jobs WHERE state > 4 AND expires_at <= ? AND lane = ? GROUP BY state;
+-- name: tenants
+SELECT tenant FROM lanes WHERE waiting + leased + completed + failed + canceled > 0
+UNION SELECT tenant FROM settings ORDER BY tenant;
+-- name: events_of_all
+SELECT n, at, kind, tenant, queue, id, type, attempt, token, worker_id, data FROM events JOIN lanes USING (lane)
+WHERE n > ? AND n <= ? ORDER BY n LIMIT ?;
+-- name: events_of_tenant
+SELECT n, at, kind, tenant, queue, id, type, attempt, token, worker_id, data
+FROM events CROSS JOIN lanes ON lanes.lane = events.lane
+WHERE n > ? AND n <= ? AND tenant = ?4 ORDER BY n LIMIT ?3;
+
+-- Settings, workers, upkeep.
+-- name: reader
+SELECT n FROM readers WHERE tenant = ? AND name = ?;
+-- name: set_reader
+INSERT INTO readers VALUES (?, ?, ?) ON CONFLICT (tenant, name) DO UPDATE SET n = max(n, excluded.n);
+-- name: drop_reader
+DELETE FROM readers WHERE tenant = ? AND name = ?;
+-- name: readers
+SELECT name, n FROM readers WHERE tenant = ? ORDER BY name;
+-- name: pause
+UPDATE lanes SET paused = ?, in_turns = 0, next_at = 0 WHERE lane = ?;
+-- name: settings
+SELECT queue, weight, max_waiting FROM settings WHERE tenant = ? ORDER BY queue;
+-- name: lane_settings
+SELECT queue, weight, max_waiting FROM settings WHERE tenant = ? AND queue IN (?, '') ORDER BY queue DESC;
+-- name: set_settings
+INSERT INTO settings VALUES (?, ?, ?, ?) ON CONFLICT (tenant, queue)
+DO UPDATE SET weight = ifnull(excluded.weight, weight), max_waiting = ifnull(excluded.max_waiting, max_waiting);
+-- name: lane_waiting
+SELECT waiting FROM lanes WHERE lane = ?;
+-- name: tenant_waiting
+SELECT ifnull(sum(waiting), 0) FROM lanes WHERE tenant = ?;
+-- name: beat
+INSERT INTO workers VALUES (?1, ?2, ?3, ?3, ?4)
+ON CONFLICT (worker_id) DO UPDATE SET expires_at = ?2, seen_at = ?3, info = ?4;
+-- name: sign_off
+DELETE FROM workers WHERE worker_id = ?;
+-- name: forget_workers
+DELETE FROM workers WHERE expires_at <= ?;
+-- name: workers
+SELECT info, started_at, seen_at FROM workers WHERE expires_at > ? ORDER BY worker_id;
+-- name: forgotten_jobs
+SELECT {job} FROM jobs WHERE state > 4 AND expires_at <= ? ORDER BY expires_at, seq LIMIT ?;
+-- name: oldest_reader
+SELECT min(n) FROM readers;
+-- name: event_at
+SELECT at FROM events WHERE n = ?;
+-- name: drop_blob
+INSERT OR IGNORE INTO dropped_blobs VALUES (?);
+-- name: dropped_blobs
+SELECT name FROM dropped_blobs LIMIT ?;
+-- name: forget_blob
+DELETE FROM dropped_blobs WHERE name = ?;
+-- name: trim_events
+DELETE FROM events WHERE n <= ? AND n > ?;
+-- name: set_trimmed
+UPDATE counters SET trimmed = ?;

@@ -1,0 +1,193 @@
+"""Reading, on a snapshot beside the writer: get, list, stats, events, settings."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from holdfast.core import lifecycle
+from holdfast.core.errors import EventsTrimmed, InvalidOption
+from holdfast.core.events import Event, fingerprint
+from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
+from holdfast.store import EventPage, ListQuery, Page, QueueStats, Reader, TenantSettings, WorkerInfo
+from holdfast.stores.file import rows
+from holdfast.stores.file.sql import FUTURE, OLDEST_READY, SQL
+from holdfast.stores.file.transaction import clock
+
+SCAN = 10_000
+"""How many rows or events a page looks through at most before it answers with what it has."""
+
+_decode_worker = msgspec.json.Decoder(WorkerInfo).decode
+
+
+def now(db: sqlite3.Connection) -> int:
+    """The store's clock."""
+    *_, shift, frozen_at = db.execute(SQL["counters"]).fetchone()
+    return clock(shift, frozen_at)
+
+
+def get(db: sqlite3.Connection, keys: Sequence[JobKey]) -> list[Job | None]:
+    """Jobs by key, as shown now."""
+    at = now(db)
+    lanes: dict[tuple[str, str], int | None] = {}
+    found: list[Job | None] = []
+    for key in keys:
+        lane = _lane(db, key.tenant, key.queue, lanes)
+        row = None if lane is None else db.execute(SQL["find_whole_job"], (lane, key.id)).fetchone()
+        job = None if row is None else rows.to_job(row, key.tenant, key.queue)
+        found.append(None if job is None or lifecycle.forgotten(job, at) else _shown(job, at))
+    return found
+
+
+def list_jobs(db: sqlite3.Connection, query: ListQuery) -> Page:
+    """A page: waiting in claim order, then leased by deadline, then ended by time."""
+    at = now(db)
+    lane = _lane(db, query.tenant, query.queue, {})
+    if lane is None:
+        return Page([], None, at)
+    jobs: list[Job] = []
+    cursor = query.cursor
+    for scanned, (place, job) in enumerate(_walk(db, lane, query), 1):
+        if not lifecycle.forgotten(job, at) and _matches(job, query, at):
+            if len(jobs) == query.limit:
+                return Page(jobs, cursor, at)
+            jobs.append(_shown(job, at))
+            cursor = place
+        elif scanned >= SCAN:
+            return Page(jobs, place, at)
+    return Page(jobs, None, at)
+
+
+def _walk(db: sqlite3.Connection, lane: int, query: ListQuery) -> Iterator[tuple[str, Job]]:
+    """The jobs of a lane from the cursor on, each with the cursor that stands for it."""
+    start, after = _parse_cursor(query.cursor)
+    only_dead = query.states == {JobState.FAILED}
+    segments = (
+        ("list_waiting", WAITING, (-1, 0, 0), (4, 5, 0)),
+        ("list_leased", {JobState.LEASED}, (-1, 0), (9, 0)),
+        ("list_dead" if only_dead else "list_ended", TERMINAL, (-1, 0), (12, 0)),
+    )
+    for number, (name, states, first, columns) in enumerate(segments):
+        if number < start or not query.states & states:
+            continue
+        position = after if number == start and after else first
+        if len(position) != len(first):
+            raise InvalidOption("cursor", f"{query.cursor!r} did not come from a list")
+        for row in db.execute(SQL[name], (lane, *position, -1)):
+            place = ".".join(str(row[column]) for column in columns)
+            yield f"{number}.{place}", rows.to_job(row, query.tenant, query.queue)
+
+
+def stats(db: sqlite3.Connection, tenant: str, queues: Sequence[str] | None) -> list[QueueStats]:
+    """Counts per state as shown now."""
+    at = now(db)
+    names = queues if queues is not None else [row[0] for row in db.execute(SQL["queues_of"], (tenant,)).fetchall()]
+    return [_stats(db, tenant, queue, at) for queue in names]
+
+
+def _stats(db: sqlite3.Connection, tenant: str, queue: str, at: int) -> QueueStats:
+    counts = dict.fromkeys(JobState, 0)
+    row = db.execute(SQL["lane_counts"], (tenant, queue)).fetchone()
+    if row is None:
+        return QueueStats(queue, counts, None, paused=False, now=at)
+    lane, paused, waiting, leased, completed, failed, canceled = row
+    for code, count in db.execute(FUTURE, (lane, at)):
+        counts[rows.STATES[code]] += count
+    counts[JobState.READY] = waiting - sum(counts.values())
+    counts[JobState.LEASED] = leased
+    counts[JobState.COMPLETED], counts[JobState.FAILED], counts[JobState.CANCELED] = completed, failed, canceled
+    for code, count in db.execute(SQL["expired_counts"], (at, lane)):
+        counts[rows.STATES[code]] -= count
+    oldest = db.execute(OLDEST_READY, (lane, at)).fetchone()[0] if counts[JobState.READY] else None
+    return QueueStats(queue, counts, oldest, paused=bool(paused), now=at)
+
+
+def tenants(db: sqlite3.Connection) -> list[str]:
+    """Who has jobs or settings here."""
+    return [row[0] for row in db.execute(SQL["tenants"])]
+
+
+def events(db: sqlite3.Connection, tenant: str | None, after: str | None, limit: int) -> EventPage:
+    """Events after an offset; the log is in commit order because there is one writer at a time. [EVENT-2]"""
+    _, _, end, trimmed, *_ = db.execute(SQL["counters"]).fetchone()
+    start = trimmed if after is None else parse_offset(after)
+    if start > end:
+        raise InvalidOption("after", f"{after!r} is not an offset of this store")
+    if start < trimmed:
+        raise EventsTrimmed(str(start), str(trimmed))
+    # A tenant's page looks through a bounded stretch of the log, whatever it finds there. [EVENT-3]
+    stop = min(end, start + max(limit, SCAN))
+    if tenant is None:
+        found = db.execute(SQL["events_of_all"], (start, stop, limit)).fetchall()
+    else:
+        found = db.execute(SQL["events_of_tenant"], (start, stop, limit, tenant)).fetchall()
+    page: list[Event] = [rows.to_event(row) for row in found]
+    reached = found[-1][0] if len(found) == limit else stop
+    return EventPage(page, str(reached), more=reached < end)
+
+
+def last_offset(db: sqlite3.Connection) -> str:
+    """The end of the log."""
+    return str(db.execute(SQL["counters"]).fetchone()[2])
+
+
+def readers(db: sqlite3.Connection, tenant: str | None) -> list[Reader]:
+    """Registered readers."""
+    return [Reader(tenant, name, str(n)) for name, n in db.execute(SQL["readers"], (tenant or "",))]
+
+
+def settings(db: sqlite3.Connection, tenant: str) -> list[TenantSettings]:
+    """A tenant's settings."""
+    found = db.execute(SQL["settings"], (tenant,))
+    return [TenantSettings(queue or None, weight, max_waiting) for queue, weight, max_waiting in found]
+
+
+def workers(db: sqlite3.Connection, tenant: str | None) -> list[WorkerInfo]:
+    """Living workers."""
+    living = [
+        msgspec.structs.replace(_decode_worker(info), started_at=started_at, seen_at=seen_at)
+        for info, started_at, seen_at in db.execute(SQL["workers"], (now(db),))
+    ]
+    return [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+
+
+def parse_offset(offset: str) -> int:
+    """An offset as the number it stands for. Raises InvalidOption."""
+    if not offset.isascii() or not offset.isdigit() or len(offset) > 18:  # noqa: PLR2004 - fits 64 bits
+        raise InvalidOption("after", f"{offset!r} is not an offset of this store")
+    return int(offset)
+
+
+def _lane(
+    db: sqlite3.Connection, tenant: str, queue: str, known: dict[tuple[str, str], int | None]
+) -> int | None:
+    if (tenant, queue) not in known:
+        row = db.execute(SQL["find_lane"], (tenant, queue)).fetchone()
+        known[tenant, queue] = None if row is None else row[0]
+    return known[tenant, queue]
+
+
+def _shown(job: Job, at: int) -> Job:
+    job.state = lifecycle.shown(job, at)
+    return job
+
+
+def _matches(job: Job, query: ListQuery, at: int) -> bool:
+    if lifecycle.shown(job, at) not in query.states or query.type not in (None, job.envelope.type):
+        return False
+    if query.error is None:
+        return True
+    last = job.errors[-1] if job.errors else None
+    return last is not None and (query.error in (last.type, fingerprint(last)) or query.error in last.message)
+
+
+def _parse_cursor(cursor: str | None) -> tuple[int, tuple[int, ...]]:
+    if cursor is None:
+        return 0, ()
+    try:
+        segment, *place = (int(part) for part in cursor.split("."))
+    except ValueError:
+        raise InvalidOption("cursor", f"{cursor!r} did not come from a list") from None
+    return segment, tuple(place)

@@ -1,0 +1,124 @@
+-- The tables of a file store, version 1. Later versions are numbered steps in migrations/, never edits here.
+--
+-- Jobs are kept apart by what changes: `jobs` is the small row that every move rewrites, `payloads` is written once.
+-- States are numbers so that the partial indexes can say: < 4 waiting, = 4 leased, > 4 ended (see rows.py).
+
+CREATE TABLE counters (
+    one       INTEGER PRIMARY KEY CHECK (one = 1),
+    seq       INTEGER NOT NULL,  -- last job
+    token     INTEGER NOT NULL,  -- last lease; never goes back
+    event     INTEGER NOT NULL,  -- last event
+    trimmed   INTEGER NOT NULL,  -- events up to this one are gone
+    shift     INTEGER NOT NULL,  -- milliseconds that tests added to the clock
+    frozen_at INTEGER            -- the clock stands here (tests), or NULL: it runs
+);
+INSERT INTO counters VALUES (1, 0, 0, 0, 0, 0, NULL);
+
+-- A lane is one tenant's jobs in one queue name. `time` and `in_turns` are for fair turns between tenants;
+-- `next_at` is never later than the moment at which the lane's next waiting job becomes visible.
+CREATE TABLE lanes (
+    lane      INTEGER PRIMARY KEY,
+    tenant    TEXT NOT NULL,
+    queue     TEXT NOT NULL,
+    paused    INTEGER NOT NULL DEFAULT 0,
+    time      INTEGER NOT NULL DEFAULT 0,
+    in_turns  INTEGER NOT NULL DEFAULT 0,
+    next_at   INTEGER,
+    waiting   INTEGER NOT NULL DEFAULT 0,
+    leased    INTEGER NOT NULL DEFAULT 0,
+    completed INTEGER NOT NULL DEFAULT 0,
+    failed    INTEGER NOT NULL DEFAULT 0,
+    canceled  INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (tenant, queue)
+);
+CREATE INDEX lanes_in_turns ON lanes (queue, time, tenant) WHERE in_turns = 1;
+CREATE INDEX lanes_entering ON lanes (queue, next_at) WHERE in_turns = 0 AND paused = 0 AND next_at IS NOT NULL;
+
+-- The highest virtual time at which a turn was given in a queue name.
+CREATE TABLE floors (queue TEXT PRIMARY KEY, floor INTEGER NOT NULL) WITHOUT ROWID;
+
+CREATE TABLE jobs (
+    seq           INTEGER PRIMARY KEY,
+    lane          INTEGER NOT NULL,
+    id            TEXT NOT NULL,
+    state         INTEGER NOT NULL,
+    rank          INTEGER NOT NULL,  -- 9 - priority
+    visible_at    INTEGER NOT NULL,
+    enqueued_at   INTEGER NOT NULL,
+    attempts      INTEGER NOT NULL,
+    token         INTEGER NOT NULL,
+    deadline      INTEGER NOT NULL,
+    worker_id     TEXT NOT NULL,
+    claimed_at    INTEGER,
+    finished_at   INTEGER,
+    expires_at    INTEGER,
+    spent         TEXT NOT NULL,
+    spent_state   TEXT NOT NULL,
+    reason        TEXT NOT NULL,
+    result_ttl_ms INTEGER NOT NULL,
+    replays       INTEGER NOT NULL,
+    progress      BLOB,
+    errors        BLOB,
+    result        BLOB,
+    head          BLOB NOT NULL,     -- the envelope without payload, request id and key: alike for many jobs
+    request_id    TEXT NOT NULL,
+    idempotency   BLOB
+);
+CREATE UNIQUE INDEX jobs_id ON jobs (lane, id);
+CREATE INDEX jobs_waiting ON jobs (lane, rank, visible_at) WHERE state < 4;
+CREATE INDEX jobs_leased ON jobs (deadline, token) WHERE state = 4;
+CREATE INDEX jobs_ended ON jobs (lane, finished_at) WHERE state > 4;
+CREATE INDEX jobs_dead ON jobs (lane, finished_at) WHERE state = 6;
+CREATE INDEX jobs_forgotten ON jobs (expires_at) WHERE state > 4;
+
+CREATE TABLE payloads (seq INTEGER PRIMARY KEY, payload BLOB NOT NULL);
+
+-- Large results of jobs that are gone: prune hands their names out to be deleted from the blob store.
+CREATE TABLE dropped_blobs (name TEXT PRIMARY KEY) WITHOUT ROWID;
+
+CREATE TABLE keys (
+    lane       INTEGER NOT NULL,
+    type       TEXT NOT NULL,
+    key        TEXT NOT NULL,
+    job_id     TEXT NOT NULL,
+    policy     TEXT NOT NULL,
+    expires_at INTEGER,
+    PRIMARY KEY (lane, type, key)
+) WITHOUT ROWID;
+CREATE INDEX keys_expired ON keys (expires_at) WHERE expires_at IS NOT NULL;
+
+CREATE TABLE events (
+    n         INTEGER PRIMARY KEY,
+    at        INTEGER NOT NULL,
+    kind      TEXT NOT NULL,
+    lane      INTEGER NOT NULL,
+    id        TEXT NOT NULL,
+    type      TEXT NOT NULL,
+    attempt   INTEGER NOT NULL,
+    token     INTEGER NOT NULL,
+    worker_id TEXT NOT NULL,
+    data      BLOB
+);
+
+CREATE TABLE readers (
+    tenant TEXT NOT NULL,            -- '' reads all tenants
+    name   TEXT NOT NULL,
+    n      INTEGER NOT NULL,
+    PRIMARY KEY (tenant, name)
+) WITHOUT ROWID;
+
+CREATE TABLE settings (
+    tenant      TEXT NOT NULL,
+    queue       TEXT NOT NULL,       -- '' is the tenant as a whole
+    weight      REAL,
+    max_waiting INTEGER,
+    PRIMARY KEY (tenant, queue)
+) WITHOUT ROWID;
+
+CREATE TABLE workers (
+    worker_id  TEXT PRIMARY KEY,
+    expires_at INTEGER NOT NULL,
+    started_at INTEGER NOT NULL,
+    seen_at    INTEGER NOT NULL,
+    info       BLOB NOT NULL
+) WITHOUT ROWID;

@@ -1,0 +1,225 @@
+"""The `Store` face of the file store: each method is one change for the writer, or one read beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import StoreUnavailable, Unsupported
+from holdfast.core.job import (
+    Cancel,
+    CancelStatus,
+    Claimed,
+    ClaimRequest,
+    Extend,
+    Finish,
+    Job,
+    JobKey,
+    NewJob,
+    Purge,
+    PurgeStatus,
+    Report,
+    SetResultTtl,
+    TtlStatus,
+)
+from holdfast.store import (
+    ALL_HINTS,
+    Capabilities,
+    CommonOptions,
+    EnqueueAnswer,
+    EventPage,
+    ExtendAnswer,
+    Finding,
+    FinishAnswer,
+    Hint,
+    Listener,
+    ListQuery,
+    Page,
+    Pruned,
+    QueueStats,
+    Reader,
+    Reaped,
+    ReplayAnswer,
+    ReportAnswer,
+    TenantSettings,
+    WorkerInfo,
+)
+from holdfast.stores.file import changes, claims, database, reads, upkeep
+from holdfast.stores.file.engine import Engine
+from holdfast.stores.file.transaction import Settings, Transaction
+
+CAPABILITIES = Capabilities(
+    name="file",
+    durable=True,
+    survives_power_loss=True,
+    many_processes=True,
+    many_hosts=False,
+    transactional_enqueue=False,
+    exact_turns=True,
+    exact_quota=True,
+    notes={
+        "durable": "Each acknowledged change was flushed to the disk (SQLite WAL, synchronous=FULL).",
+        "survives_power_loss": "As far as the disk keeps its word on fsync; a lost disk loses the jobs on it.",
+        "clock": "The machine's clock: if it is set back, leases and delays last longer by that much.",
+        "frozen writer": "A process stopped in the middle of a write holds up the others' writes until it goes on or ends.",
+    },
+)
+
+
+class FileStore:
+    """Jobs in a directory of this machine."""
+
+    def __init__(self, directory: str, options: CommonOptions, engine: Engine | None = None) -> None:
+        self._directory = Path(directory).expanduser().absolute()
+        self.options = options
+        self._engine = engine
+        self._users = [1] if engine is not None else [0]
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    async def open(self) -> None:
+        if self._engine is None:
+            frozen_at = time.time_ns() // 1_000_000 if self.options.test_clock == "frozen" else None
+            self._engine = await asyncio.to_thread(self._start, frozen_at)
+            self._users = [1]
+
+    def _start(self, frozen_at: int | None) -> Engine:
+        database.prepare(self._directory, frozen_at=frozen_at)
+        settings = Settings(self.options.retention, self.options.all_events, self.options.keep_events)
+        return Engine(self._directory, settings)
+
+    async def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        self._users[0] -= 1
+        if self._users[0] == 0:
+            await asyncio.to_thread(engine.close)
+
+    async def sibling(self) -> FileStore:
+        # The engine serves any number of event loops; the last handle to close ends it.
+        twin = FileStore(str(self._directory), self.options, self._opened)
+        twin._users = self._users
+        self._users[0] += 1
+        return twin
+
+    async def now(self) -> int:
+        return await self._opened.read(reads.now)
+
+    async def shift_clock(self, ms: int) -> None:
+        if self.options.test_clock == "0":
+            raise Unsupported("shifting the clock (open it with test_clock=1)", "file")
+        await self._change(upkeep.shift_clock, ms)
+
+    def listen(self, listener: Listener, hints: Collection[Hint] = ALL_HINTS) -> Callable[[], None]:
+        return self._opened.listen(listener, hints)
+
+    # Jobs -------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
+        if connection is not None:
+            raise Unsupported("joining a transaction", "file")
+        return await self._change(changes.enqueue, items)
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        return await self._change(claims.claim, request)
+
+    async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
+        if connection is not None:
+            raise Unsupported("joining a transaction", "file")
+        return await self._change(changes.finish, items)
+
+    async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
+        return await self._change(changes.extend, items)
+
+    async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
+        return await self._change(changes.report, items)
+
+    async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
+        return await self._change(changes.cancel, items)
+
+    async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
+        return await self._change(changes.replay, keys)
+
+    async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
+        return await self._change(changes.purge, items)
+
+    async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
+        return await self._change(changes.set_result_ttl, items)
+
+    # Reading ----------------------------------------------------------------------------------------------
+
+    async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
+        return await self._opened.read(lambda db: reads.get(db, keys))
+
+    async def list(self, query: ListQuery) -> Page:
+        return await self._opened.read(lambda db: reads.list_jobs(db, query))
+
+    async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
+        return await self._opened.read(lambda db: reads.stats(db, tenant, queues))
+
+    async def tenants(self) -> list[str]:
+        return await self._opened.read(reads.tenants)
+
+    # Events -----------------------------------------------------------------------------------------------
+
+    async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
+        return await self._opened.read(lambda db: reads.events(db, tenant, after, limit))
+
+    async def last_offset(self) -> str:
+        return await self._opened.read(reads.last_offset)
+
+    async def set_reader(self, reader: Reader) -> None:
+        await self._change(upkeep.set_reader, reader)
+
+    async def drop_reader(self, tenant: str | None, name: str) -> bool:
+        return await self._opened.change(lambda t: upkeep.drop_reader(t, tenant, name))
+
+    async def readers(self, tenant: str | None) -> list[Reader]:
+        return await self._opened.read(lambda db: reads.readers(db, tenant))
+
+    # Settings, workers, upkeep ------------------------------------------------------------------------------
+
+    async def pause(self, tenant: str, queue: str, *, paused: bool) -> None:
+        await self._opened.change(lambda t: upkeep.pause(t, tenant, queue, paused=paused))
+
+    async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
+        await self._opened.change(lambda t: upkeep.set_tenant(t, tenant, settings))
+
+    async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
+        return await self._opened.read(lambda db: reads.settings(db, tenant))
+
+    async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
+        await self._opened.change(lambda t: upkeep.beat(t, worker, ttl_ms))
+
+    async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
+        return await self._opened.read(lambda db: reads.workers(db, tenant))
+
+    async def reap(self, limit: int, random: float) -> Reaped:
+        def change(t: Transaction) -> Reaped:
+            keys = claims.reap(t, limit, random)
+            t.flush()
+            return Reaped(keys, t.now, t.one("next_deadline"))
+
+        return await self._opened.change(change)
+
+    async def prune(self, limit: int) -> Pruned:
+        return await self._change(upkeep.prune, limit)
+
+    async def doctor(self) -> Sequence[Finding]:
+        path = self._opened.path
+        return await self._opened.read(lambda db: upkeep.doctor(db, path))
+
+    @property
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            raise StoreUnavailable("the store is not open; use `async with Queue(...)` or await store.open()")
+        return self._engine
+
+    async def _change(self, change: Callable[[Transaction, Any], Any], argument: Any) -> Any:
+        return await self._opened.change(lambda t: change(t, argument))

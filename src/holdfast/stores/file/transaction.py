@@ -1,0 +1,230 @@
+"""What every change is made of: the clock and the counters, lanes, jobs, keys and events.
+
+One Transaction serves a group of calls. What a call changed is gathered and written by `flush`, each kind in one
+`executemany`; a call that failed is forgotten with its savepoint.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.core import dedup, fairness
+from holdfast.core.errors import QuotaExceeded
+from holdfast.core.events import Event
+from holdfast.core.job import WAITING, Envelope, Job, JobKey, JobState
+from holdfast.core.lifecycle import Retention, forgotten
+from holdfast.store import Hint, Signal
+from holdfast.stores.file import rows
+from holdfast.stores.file.sql import SQL
+
+_COUNTED = (JobState.LEASED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
+_COLUMN = {**dict.fromkeys(WAITING, 0), **{state: n for n, state in enumerate(_COUNTED, 1)}}
+
+
+class Settings(Struct, frozen=True):
+    """What the store was opened with."""
+
+    retention: Retention
+    all_events: bool
+    keep_events: int
+
+
+def clock(shift: int, frozen_at: int | None) -> int:
+    """The store's clock in milliseconds: the machine's, so that processes and reboots agree. [TIME-1]"""
+    return (time.time_ns() // 1_000_000 if frozen_at is None else frozen_at) + shift
+
+
+class Transaction:
+    """The changes of one group."""
+
+    def __init__(self, db: sqlite3.Connection, lanes: dict[tuple[str, str], int], settings: Settings) -> None:
+        self.db = db
+        self.settings = settings
+        self._lanes = lanes
+        counters = db.execute(SQL["counters"]).fetchone()
+        self._saved = counters[:3]
+        self.seq, self.token, self.event, self.trimmed, shift, frozen_at = counters
+        self.now = clock(shift, frozen_at)
+        self._before = self._saved
+        self._signals: set[tuple[Hint, str, str, str]] = set()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._moved: dict[int, list[int | None]] = {}
+        self._changed: list[rows.Row] = []
+        self._events: list[rows.Row] = []
+
+    # One call after another ------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what the call changed."""
+        db = self.db
+        if self._changed:
+            db.executemany(SQL["save_job"], self._changed)
+        if self._events:
+            db.executemany(SQL["add_event"], self._events)
+        for lane, moved in self._moved.items():
+            db.execute(SQL["move_lane"], (*moved, lane))
+        self._clear()
+        self._before = (self.seq, self.token, self.event)
+
+    def forget(self) -> None:
+        """Drop what a failed call had gathered. Its token and number are not used again."""
+        self._clear()
+        self._signals.clear()
+        self.event = self._before[2]
+
+    def save_counters(self) -> None:
+        """Write the counters, once for the group."""
+        counters = (self.seq, self.token, self.event)
+        if counters != self._saved:
+            self.db.execute(SQL["save_counters"], counters)
+
+    def signal(self, hint: Hint, tenant: str = "", queue: str = "", id_: str = "") -> None:
+        """Something to tell once the change is on the disk."""
+        self._signals.add((hint, tenant, queue, id_))
+
+    def take_signals(self) -> set[Signal]:
+        """What there is to tell after the commit."""
+        signals = {Signal(*signal) for signal in self._signals}
+        self._signals.clear()
+        return signals
+
+    # Lanes -----------------------------------------------------------------------------------------------------
+
+    def lane(self, tenant: str, queue: str) -> int:
+        """The lane of these names, made if it is new."""
+        lane = self.find_lane(tenant, queue)
+        if lane is None:
+            lane = self.db.execute(SQL["add_lane"], (tenant, queue)).lastrowid or 0
+            self._lanes[tenant, queue] = lane
+        return lane
+
+    def find_lane(self, tenant: str, queue: str) -> int | None:
+        lane = self._lanes.get((tenant, queue))
+        if lane is None:
+            row = self.db.execute(SQL["find_lane"], (tenant, queue)).fetchone()
+            if row is not None:
+                lane = self._lanes[tenant, queue] = row[0]
+        return lane
+
+    def over_quota(self, tenant: str, queue: str, lane: int) -> QuotaExceeded | None:
+        """The refusal, if the lane or the tenant has all the waiting jobs that it may. [TENANT-5]"""
+        limits = self.db.execute(SQL["lane_settings"], (tenant, queue)).fetchall()
+        for scope, _, limit in limits:
+            if limit is None:
+                continue
+            query, argument = ("lane_waiting", lane) if scope else ("tenant_waiting", tenant)
+            waiting = self.db.execute(SQL[query], (argument,)).fetchone()[0] + self._gathered(tenant, lane, scope)
+            if waiting >= limit:
+                return QuotaExceeded(scope or None, waiting, limit)
+        return None
+
+    def has_quota(self, tenant: str, queue: str) -> bool:
+        """Whether any quota bounds this lane."""
+        return any(row[2] is not None for row in self.db.execute(SQL["lane_settings"], (tenant, queue)))
+
+    def cost(self, tenant: str, queue: str) -> int:
+        """What a turn costs this tenant here. [TENANT-4]"""
+        for _, weight, _ in self.db.execute(SQL["lane_settings"], (tenant, queue)):
+            if weight is not None:
+                return fairness.cost(weight)
+        return fairness.STRIDE
+
+    def _gathered(self, tenant: str, lane: int, scope: str) -> int:
+        """Waiting jobs that this call added and has not written yet."""
+        if scope:
+            return (self._moved.get(lane) or [0])[0] or 0
+        mine = {number for (name, _), number in self._lanes.items() if name == tenant}
+        return sum(moved[0] or 0 for number, moved in self._moved.items() if number in mine)
+
+    # Jobs ------------------------------------------------------------------------------------------------------
+
+    def find(self, key: JobKey) -> tuple[Job | None, int]:
+        """The job and its lane; None for one that is not there or is past its retention. [TENANT-2]"""
+        lane = self.find_lane(key.tenant, key.queue)
+        if lane is None:
+            return None, 0
+        job = self.find_any(key, lane)
+        return (None if job is None or forgotten(job, self.now) else job), lane
+
+    def find_any(self, key: JobKey, lane: int) -> Job | None:
+        """The job that has this id, also one that is only waiting to be pruned."""
+        row = self.db.execute(SQL["find_job"], (lane, key.id)).fetchone()
+        return None if row is None else rows.to_job(row, key.tenant, key.queue)
+
+    def change(self, job: Job, lane: int, move: Callable[[], Event]) -> None:
+        """Make a move on a job: the row, the counts, the event, and what follows from it."""
+        before = job.state
+        event = move()
+        self._changed.append(rows.changed_row(job))
+        self.count(lane, before, -1)
+        self.count(lane, job.state, +1)
+        self.append(event, lane)
+        if job.state in WAITING:
+            self.becomes_visible(job, lane)
+        elif job.state is not JobState.LEASED:
+            self.signal(Hint.DONE, *job.key)
+            self.drop_key(job, lane, "until_terminal")
+            self.drop_key(job, lane, "until_started")
+
+    def count(self, lane: int, state: JobState, by: int) -> None:
+        moved = self._moved.get(lane)
+        if moved is None:
+            moved = self._moved[lane] = [0, 0, 0, 0, 0, None]
+        column = _COLUMN[state]
+        moved[column] = (moved[column] or 0) + by
+
+    def becomes_visible(self, job: Job, lane: int) -> None:
+        """Let claims know of a waiting job, due or not."""
+        moved = self._moved[lane]
+        if moved[5] is None or job.visible_at < moved[5]:
+            moved[5] = job.visible_at
+        self.signal(Hint.READY, job.tenant, job.queue)
+
+    def forget_job(self, job: Job, lane: int) -> None:
+        """Remove an ended job for good. [KEEP-1]"""
+        self.count(lane, job.state, -1)
+        self.db.execute(SQL["drop_job"], (job.seq,))
+        self.db.execute(SQL["drop_payload"], (job.seq,))
+        if job.result is not None and job.result.blob:
+            self.db.execute(SQL["drop_blob"], (job.result.blob,))
+
+    def append(self, event: Event, lane: int) -> None:
+        """Add an event, in the same transaction as its change. [EVENT-1]"""
+        self.event += 1
+        self._events.append(rows.event_row(self.event, event, lane))
+        self._signals.add(_EVENTS)
+
+    # Keys ------------------------------------------------------------------------------------------------------
+
+    def binding(self, envelope: Envelope, lane: int) -> dedup.Binding | None:
+        """Who holds the idempotency key of this envelope. [ENQ-3]"""
+        if envelope.idempotency is None:
+            return None
+        row = self.db.execute(SQL["find_key"], (lane, envelope.type, envelope.idempotency.key)).fetchone()
+        return None if row is None else dedup.Binding(*row)
+
+    def bind(self, envelope: Envelope, lane: int, binding: dedup.Binding) -> None:
+        key = envelope.idempotency.key if envelope.idempotency else ""
+        self.db.execute(
+            SQL["bind_key"], (lane, envelope.type, key, binding.job_id, binding.policy, binding.expires_at)
+        )
+
+    def drop_key(self, job: Job, lane: int, policy: str) -> None:
+        idempotency = job.envelope.idempotency
+        if idempotency is not None and idempotency.policy == policy:
+            self.db.execute(SQL["drop_key"], (lane, job.envelope.type, idempotency.key, job.id, policy))
+
+    def one(self, name: str, *arguments: Any) -> Any:
+        """The first column of the first row of a named query, or None."""
+        row = self.db.execute(SQL[name], arguments).fetchone()
+        return None if row is None else row[0]
+
+
+_EVENTS = (Hint.EVENTS, "", "", "")

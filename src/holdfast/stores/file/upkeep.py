@@ -1,0 +1,147 @@
+"""Settings, workers, retention, and a look at the deployment's health."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.errors import InvalidOption
+from holdfast.store import (
+    EVENTS_BOUND,
+    EVENTS_BOUND_MS,
+    Finding,
+    Hint,
+    Pruned,
+    Reader,
+    TenantSettings,
+    WorkerInfo,
+)
+from holdfast.stores.file import database, reads, rows
+from holdfast.stores.file.sql import SQL
+from holdfast.stores.file.transaction import Transaction
+
+_encode = msgspec.json.Encoder().encode
+
+TRIM = 20_000
+"""How many events one call of prune removes at most: a bound on how long it holds the lock."""
+
+
+def shift_clock(t: Transaction, ms: int) -> None:
+    """Move the clock, for tests."""
+    t.db.execute(SQL["shift_clock"], (ms,))
+    t.signal(Hint.READY)
+    t.signal(Hint.DONE)
+
+
+def pause(t: Transaction, tenant: str, queue: str, *, paused: bool) -> None:
+    """Stop or go on handing out. [CLAIM-5]"""
+    t.db.execute(SQL["pause"], (int(paused), t.lane(tenant, queue)))
+    if not paused:
+        t.signal(Hint.READY, tenant, queue)
+
+
+def set_tenant(t: Transaction, tenant: str, settings: TenantSettings) -> None:
+    """Set what is not None."""
+    t.db.execute(SQL["set_settings"], (tenant, settings.queue or "", settings.weight, settings.max_waiting))
+
+
+def set_reader(t: Transaction, reader: Reader) -> None:
+    """Register a reader or move it on. [EVENT-2]"""
+    n = reads.parse_offset(reader.offset)
+    if n > t.event:
+        raise InvalidOption("offset", f"{reader.offset!r} is not an offset of this store")
+    t.db.execute(SQL["set_reader"], (reader.tenant or "", reader.name, n))
+
+
+def drop_reader(t: Transaction, tenant: str | None, name: str) -> bool:
+    """Forget a reader."""
+    return t.db.execute(SQL["drop_reader"], (tenant or "", name)).rowcount > 0
+
+
+def beat(t: Transaction, worker: WorkerInfo, ttl_ms: int) -> None:
+    """Note that a worker lives, or that it signs off."""
+    if ttl_ms > 0:
+        t.db.execute(SQL["beat"], (worker.worker_id, t.now + ttl_ms, t.now, _encode(worker)))
+    else:
+        t.db.execute(SQL["sign_off"], (worker.worker_id,))
+
+
+def prune(t: Transaction, limit: int) -> Pruned:
+    """Forget what is past its retention. Waiting and leased jobs never are. [KEEP-1]"""
+    gone = t.db.execute(SQL["forgotten_jobs"], (t.now, limit)).fetchall()
+    names: dict[int, tuple[str, str]] = {}
+    for row in gone:
+        lane: int = row[1]
+        if lane not in names:
+            names[lane] = t.db.execute(SQL["lane_names"], (lane,)).fetchone()
+        t.forget_job(rows.to_job(row, *names[lane]), lane)
+    t.db.execute(SQL["drop_expired_keys"], (t.now, limit))
+    t.db.execute(SQL["forget_workers"], (t.now,))
+    blobs = [row[0] for row in t.db.execute(SQL["dropped_blobs"], (limit,)).fetchall()]
+    t.db.executemany(SQL["forget_blob"], [(blob,) for blob in blobs])
+    trimmed = _trim(t)
+    return Pruned(len(gone), trimmed, blobs, more=len(gone) == limit or trimmed == TRIM or len(blobs) == limit)
+
+
+def _trim(t: Transaction) -> int:
+    """Cut the log where nobody needs it: behind the slowest reader, but never later than the bound. [EVENT-2]"""
+    slowest: int | None = t.one("oldest_reader")
+    cut = t.event - t.settings.keep_events
+    if slowest is not None:
+        cut = min(cut, slowest)
+    cut = max(cut, t.event - EVENTS_BOUND, _last_before(t, t.now - EVENTS_BOUND_MS))
+    cut = min(cut, t.trimmed + TRIM)
+    if cut <= t.trimmed:
+        return 0
+    gone = cut - t.trimmed
+    t.db.execute(SQL["trim_events"], (cut, t.trimmed))
+    t.db.execute(SQL["set_trimmed"], (cut,))
+    t.trimmed = cut
+    return gone
+
+
+def _last_before(t: Transaction, at: int) -> int:
+    """The last event that is not younger than `at`, found by halving: the log is in order of time."""
+    low, high = t.trimmed, t.event
+    while low < high:
+        middle = (low + high + 1) // 2
+        row = t.db.execute(SQL["event_at"], (middle,)).fetchone()
+        if row is None or row[0] <= at:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def doctor(db: sqlite3.Connection, path: Path) -> list[Finding]:
+    """What an operator should know about this directory."""
+    findings = [Finding("ok", "store", f"SQLite {sqlite3.sqlite_version} in {path}")]
+    damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    findings.append(
+        Finding("ok", "integrity", "quick_check finds no damage")
+        if damage == "ok"
+        else Finding("bad", "integrity", damage, "stop all users and restore the directory from a backup")
+    )
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    findings.append(Finding("ok", "schema", f"version {version} of {database.SCHEMA_VERSION}"))
+    mode, synchronous = db.execute("PRAGMA journal_mode").fetchone()[0], db.execute("PRAGMA synchronous").fetchone()[0]
+    durable = mode == "wal" and synchronous >= 2  # noqa: PLR2004 - FULL
+    findings.append(
+        Finding("ok", "durability", "WAL with synchronous=FULL: each commit is flushed before it is acknowledged")
+        if durable
+        else Finding("bad", "durability", f"journal_mode={mode}, synchronous={synchronous}", "report this as a bug")
+    )
+    free = shutil.disk_usage(path.parent).free
+    level = "ok" if free > 1 << 30 else "warn"
+    findings.append(Finding(level, "disk", f"{free / 2**30:.1f} GiB free", "" if level == "ok" else "free some space"))
+    wal = Path(f"{path}-wal")
+    size = wal.stat().st_size if wal.exists() else 0
+    big = size > 256 << 20
+    findings.append(
+        Finding("warn" if big else "ok", "log", f"the write-ahead log is {size / 2**20:.1f} MiB",
+                "a reader has kept a snapshot open for long; restart it" if big else "")
+    )  # fmt: skip
+    return findings

@@ -1,0 +1,57 @@
+"""Where the suite works: places of its own beside the URL it was given, never the data that is there.
+
+A memory store gets another name, a file store a directory below, a server another `prefix`. A store of somebody
+else's that knows no such option brings its own function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+from holdfast.store import parse_url
+
+Locate = Callable[[str, str], str]
+"""(the URL given, the name of a place) -> the URL of that place, without the options of the suite."""
+
+
+class Spaces:
+    """The places of one run."""
+
+    def __init__(self, url: str, locate: Locate | None = None) -> None:
+        self.given = url
+        self.run = f"conf{uuid.uuid4().hex[:8]}"
+        self._locate = locate or _locate
+        self._owned = locate is None
+
+    def url(self, place: str, **options: str) -> str:
+        """The URL of a place, with these options on top of those given."""
+        head, _, query = self._locate(self.given, f"{self.run}-{place}").partition("?")
+        merged = dict(parse_qsl(query, keep_blank_values=True)) | options
+        return f"{head}?{urlencode(merged)}" if merged else head
+
+    async def remove(self) -> None:
+        """Take away what the run left behind, where that is a matter of files."""
+        if self._owned and self.given.startswith("file:"):
+            await asyncio.to_thread(self._remove_files)
+
+    def _remove_files(self) -> None:
+        root = Path(parse_url(self.given).rest)
+        for place in root.glob(f"{self.run}-*"):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _locate(url: str, place: str) -> str:
+    head, mark, query = url.partition("?")
+    scheme = head.partition(":")[0]
+    if scheme == "memory":
+        return f"{head}{place}{mark}{query}"
+    if scheme == "file":
+        return f"{head.rstrip('/')}/{place}{mark}{query}"
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    options["prefix"] = f"{options.get('prefix', 'hf')}-{place}"
+    return f"{head}?{urlencode(options)}"

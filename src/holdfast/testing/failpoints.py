@@ -1,0 +1,91 @@
+"""What happens at the named steps of the code: kill the process, stop it, raise, or call a function.
+
+    failpoints.arm("worker.before_ack", "kill", nth=3)     # dies by SIGKILL as it passes there the third time
+    failpoints.arm_spec("file.before_commit:raise")        # the same from a command line
+
+The steps of a worker, in order: worker.after_claim, worker.before_run, worker.mid_run (an async handler has been
+called), worker.after_effect (the handler has returned), worker.mid_batch (an acknowledgement joins others that wait to
+be sent), worker.before_ack, worker.after_ack; beside them worker.mid_renewal, passed before and after each renewal.
+The file store has file.before_commit and file.after_commit.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, get_args
+
+from holdfast.core import failpoint
+from holdfast.core.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Action = Literal["kill", "stop", "raise"]
+
+
+class FailpointError(Exception):
+    """Raised by a failpoint armed with "raise"."""
+
+
+_lock = threading.Lock()
+_armed: dict[str, tuple[int, Action | Callable[[], None]]] = {}
+
+
+def arm(name: str, action: Action | Callable[[], None] = "kill", nth: int = 1) -> None:
+    """Do `action` when the step `name` is passed for the `nth` time from now on; then it is disarmed."""
+    if not callable(action) and action not in get_args(Action):
+        raise InvalidOption("action", f"{action!r} is not 'kill', 'stop', 'raise' or a function")
+    with _lock:
+        _armed[name] = (nth, action)
+        failpoint.install(_pass)
+
+
+def arm_spec(spec: str) -> None:
+    """Arm from text: `step`, `step:action` or `step:action:nth`."""
+    name, _, rest = spec.partition(":")
+    action, _, nth = rest.partition(":")
+    arm(name, action or "kill", int(nth or 1))  # pyright: ignore[reportArgumentType]
+
+
+def disarm(name: str | None = None) -> None:
+    """Forget one failpoint, or all."""
+    with _lock:
+        if name is None:
+            _armed.clear()
+        else:
+            _armed.pop(name, None)
+        if not _armed:
+            failpoint.install(None)
+
+
+@contextmanager
+def armed(name: str, action: Action | Callable[[], None] = "raise", nth: int = 1) -> Iterator[None]:
+    """Arm a failpoint for the length of a block."""
+    arm(name, action, nth)
+    try:
+        yield
+    finally:
+        disarm(name)
+
+
+def _pass(name: str) -> None:
+    with _lock:
+        if name not in _armed:
+            return
+        left, action = _armed[name]
+        if left > 1:
+            _armed[name] = (left - 1, action)
+            return
+        del _armed[name]
+    if callable(action):
+        action()
+    elif action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        raise FailpointError(name)

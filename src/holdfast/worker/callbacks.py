@@ -1,0 +1,81 @@
+"""What a worker tells whoever asked with `worker.on`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+from msgspec import Struct
+
+from holdfast.core.errors import InvalidOption
+from holdfast.core.job import AttemptError, Job
+from holdfast.telemetry.logging import get_logger
+
+EventName = Literal["completed", "failed", "retrying", "canceled", "stalled", "error"]
+
+
+class WorkerEvent(Struct, frozen=True):
+    """Something that happened in a worker. `job` is as it was claimed, None for "error"."""
+
+    name: EventName
+    job: Job | None = None
+    error: AttemptError | BaseException | None = None
+    """Why the attempt failed ("failed", "retrying"), or what the store or the worker ran into ("error")."""
+
+
+Callback = Callable[[WorkerEvent], Any]
+
+_log = get_logger(__name__)
+
+
+class Callbacks:
+    """The registered functions. One that raises is logged and changes nothing else."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, list[Callback]] = {name: [] for name in get_args(EventName)}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def on(self, name: EventName, function: Callback) -> None:
+        """Call `function(WorkerEvent)` whenever `name` happens."""
+        if name not in self._functions:
+            known = ", ".join(self._functions)
+            raise InvalidOption("event", f"{name!r} is none of a worker's; there are {known}")
+        self._functions[name].append(function)
+
+    def wanted(self, name: EventName) -> bool:
+        """Whether anybody listens: the hot path makes no event for nobody."""
+        return bool(self._functions[name])
+
+    def emit(self, name: EventName, job: Job | None = None, error: AttemptError | BaseException | None = None) -> None:
+        """Call everybody who asked for `name`."""
+        for function in self._functions[name]:
+            try:
+                answer = function(WorkerEvent(name, job, error))
+                if inspect.isawaitable(answer):
+                    task = asyncio.ensure_future(_guarded(name, answer))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+            except Exception:
+                _log.exception("a callback raised", name=name)
+
+    def mine(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether this task is a callback."""
+        return task in self._tasks
+
+    async def finish(self, timeout_s: float) -> None:
+        """Let the callbacks that still run come to their end, for `timeout_s` at most."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=timeout_s)
+
+
+async def _guarded(name: str, answer: Any) -> None:
+    try:
+        await answer
+    except Exception:
+        _log.exception("a callback raised", name=name)

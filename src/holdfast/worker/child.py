@@ -1,0 +1,137 @@
+"""The other side of `executor="process"`: a child that runs one job after the other.
+
+Its main thread runs handlers. A second thread reads what the worker says, and ends the process as soon as the
+worker is gone. SIGTERM ends the running handler by SystemExit, so that it can clean up, and then the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import queue
+import runpy
+import signal
+import socket
+import sys
+import threading
+from functools import partial
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from holdfast import codec as codecs
+from holdfast.context import JobContext, active
+from holdfast.core.errors import HoldfastError
+from holdfast.worker import outcome, wire
+
+if TYPE_CHECKING:
+    from holdfast.core.job import Progress
+    from holdfast.jobs import JobDefinition
+
+_GONE = 70
+_ENDED = 128 + signal.SIGTERM
+
+
+class Child:
+    """A child process, seen from inside."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._tasks: queue.SimpleQueue[wire.Task] = queue.SimpleQueue()
+        self._running: JobContext | None = None
+
+    def serve(self) -> NoReturn:
+        """Run what the worker sends, until it ends."""
+        # Ctrl-C goes to the whole group; the worker decides what becomes of its children.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._on_term)
+        threading.Thread(target=self._read, name="holdfast child", daemon=True).start()
+        while True:
+            self._send(self._run(self._tasks.get()))
+
+    def _run(self, task: wire.Task) -> wire.Ending:
+        context = JobContext(task.job, on_progress=self._progress)
+        try:
+            definition = resolve(task.reference, task.main)
+            try:
+                args, kwargs = definition.load(task.job.envelope)
+            except HoldfastError as error:
+                return outcome.unreadable(error)
+            call = partial(definition.function, *args, **kwargs)
+            self._running = context
+            with active(context):
+                value = asyncio.run(call()) if definition.is_async else call()
+            self._running = None
+            return wire.Returned(codecs.encode(value, task.codec))
+        except BaseException as error:  # noqa: BLE001 - also SystemExit is just a failed attempt
+            if context.cancelled.is_set():
+                # Told to end, and now cleaned up. Without the clean-up of the interpreter: a thread that the
+                # handler has left behind must not hold it up.
+                _exit(_ENDED)
+            self._running = None
+            return outcome.raised(error)
+
+    def _on_term(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if self._running is None:
+            _exit(_ENDED)
+        self._running.cancelled.set()
+        raise SystemExit(_ENDED)
+
+    def _progress(self, progress: Progress) -> None:
+        self._send(wire.Said(progress.fraction, progress.message))
+
+    def _send(self, message: object) -> None:
+        with self._sending:
+            self._connection.sendall(wire.frame(message))
+
+    def _read(self) -> None:
+        while True:
+            head = self._receive(wire.HEAD.size)
+            self._tasks.put(wire.for_child(self._receive(wire.HEAD.unpack(head)[0])))
+
+    def _receive(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            part = self._connection.recv(size - len(data))
+            if not part:
+                _exit(_GONE)
+            data += part
+        return bytes(data)
+
+
+def resolve(reference: str, main: str) -> JobDefinition[..., Any, Any]:
+    """The definition at `module:qualname`."""
+    module, _, qualname = reference.partition(":")
+    if module == "__main__":
+        module = _load_main(main)
+    found: Any = importlib.import_module(module)
+    for name in qualname.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def main() -> NoReturn:
+    """Serve on the connection whose file descriptor is the last argument."""
+    Child(socket.socket(fileno=int(sys.argv[-1]))).serve()
+
+
+def _load_main(main: str) -> str:
+    """Run the worker's main module under another name, so that what is behind `if __name__` stays asleep."""
+    name = "__mp_main__"  # The name that multiprocessing gives it, for the same reason.
+    if name not in sys.modules:
+        module = ModuleType(name)
+        run = runpy.run_path if main.endswith(".py") else runpy.run_module
+        module.__dict__.update(run(main, run_name=name))
+        sys.modules["__main__"] = sys.modules[name] = module
+    return name
+
+
+def _exit(code: int) -> NoReturn:
+    # A flush fails in the middle of another one, when the signal came there.
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

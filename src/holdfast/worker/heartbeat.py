@@ -1,0 +1,245 @@
+"""Keeps leases alive, on a path that a busy handler cannot starve. [LEASE-4]
+
+A thread with an event loop and a handle on the store of its own. It sleeps until something is due: a third of a
+lease after the claim a renewal, at the end of a lease that could not be renewed the loss of it. Taking and ending
+short jobs costs it nothing: they enter and leave a set and are gone before anything is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.core.errors import LeaseExpired, StoreError
+from holdfast.core.failpoint import hit
+from holdfast.core.job import Extend, Extended
+from holdfast.maintenance.backoff import AWAY, Pause
+from holdfast.store import Hint, Signal, Store, WorkerInfo
+from holdfast.telemetry.logging import get_logger
+
+if TYPE_CHECKING:
+    from holdfast.core.lease import Refusal
+    from holdfast.worker.held import Held
+
+BATCH = 1_000
+BEAT_EVERY_S = 10.0
+BEAT_TTL_MS = 30_000
+VERIFY_EVERY_S = 0.25
+SIGN_OFF_S = 1.0
+
+_log = get_logger(__name__)
+
+
+class Heartbeat:
+    """Renews what is in `held`, notices cancels, and tells that the worker lives.
+
+    `on_lost(held, refusal)` and `on_error(error)` are called in this thread: hand over to your own loop there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        held: set[Held],
+        lease_ms: int,
+        describe: Callable[[], WorkerInfo],
+        on_lost: Callable[[Held, Refusal], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._origin = store
+        self._held = held
+        self._lease_ms = lease_ms
+        self._lease_s = lease_ms / 1000
+        self._describe = describe
+        self._on_lost = on_lost
+        self._on_error = on_error
+        self._idle = {"renew": True, "expire": True}
+        self._verify: list[Signal] = []
+        self._verify_at = 0.0
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="holdfast heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+        self._started.wait()
+
+    def kick(self) -> None:
+        """Jobs were added. Cheap: nothing happens unless the thread had nothing to wait for."""
+        # The jobs were added before this line, and the thread looks once more after it has marked itself
+        # idle: whatever the order, one of the two notices.
+        if self._idle["renew"] or self._idle["expire"]:
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def stop(self) -> None:
+        """Ask the thread to sign the worker off and to end; `join` waits for it. Twice is harmless."""
+        if self._thread.is_alive():
+            try:
+                self._loop.call_soon_threadsafe(self._stop.set)
+            except RuntimeError:
+                _log.debug("the heartbeat has already ended")
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end; whether it came."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # Everything below runs in the thread. ----------------------------------------------------------------------
+
+    def _main(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._bells = {"renew": asyncio.Event(), "expire": asyncio.Event()}
+        self._started.set()
+        tasks = [asyncio.create_task(self._expire_forever()), asyncio.create_task(self._serve())]
+        await self._stop.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    async def _serve(self) -> None:
+        store = await self._connect()
+        unlisten = store.listen(self._hear)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._renew_forever(store))
+                group.create_task(self._beat_forever(store))
+        finally:
+            unlisten()
+            await self._sign_off(store)
+
+    async def _connect(self) -> Store:
+        pause = Pause()
+        while True:
+            try:
+                return await self._origin.sibling()
+            except Exception as error:
+                self._report(error)
+            await asyncio.sleep(pause.next_s())
+
+    # Renewals and cancels
+
+    async def _renew_forever(self, store: Store) -> None:
+        pause = Pause(self._lease_s / 6)
+        while True:
+            self._bells["renew"].clear()
+            due = self._due(time.monotonic())
+            # While a renewal hangs, somebody must watch for the end of the lease.
+            self._bells["expire"].set()
+            if not due:
+                await self._sleep("renew", self._next_renewal())
+                continue
+            try:
+                for start in range(0, len(due), BATCH):
+                    await self._renew(store, due[start : start + BATCH])
+                pause.reset()
+            except Exception as error:
+                self._report(error)
+                await asyncio.sleep(pause.next_s())
+
+    def _due(self, now: float) -> list[Held]:
+        held = self._held.copy()
+        due = [one for one in held if one.renew_at <= now < one.give_up_at]
+        if self._verify and self._verify_at <= now:
+            signals, self._verify = self._verify, []
+            self._verify_at = now + VERIFY_EVERY_S
+            due += [one for one in held if one.renew_at > now and any(_concerns(s, one) for s in signals)]
+        return due
+
+    def _next_renewal(self) -> float | None:
+        now = time.monotonic()
+        moments = [one.renew_at if now < one.give_up_at else one.until for one in self._held.copy()]
+        if self._verify:
+            moments.append(self._verify_at)
+        return min(moments, default=None)
+
+    async def _renew(self, store: Store, due: list[Held]) -> None:
+        hit("worker.mid_renewal")
+        sent = time.monotonic()
+        answers = await store.extend([Extend(one.key, one.token, self._lease_ms) for one in due])
+        hit("worker.mid_renewal")
+        for one, answer in zip(due, answers, strict=True):
+            if isinstance(answer, Extended):
+                one.until = sent + self._lease_s
+                one.renew_at = sent + self._lease_s / 3
+                if one.context is not None:
+                    one.context.renewed(answer.deadline)
+            else:
+                self._lost(one, answer)
+
+    def _hear(self, signal: Signal) -> None:
+        if signal.hint is Hint.CANCELED and any(_concerns(signal, one) for one in self._held.copy()):
+            self._verify.append(signal)
+            self._bells["renew"].set()
+
+    # The end of belief
+
+    async def _expire_forever(self) -> None:
+        while True:
+            self._bells["expire"].clear()
+            now = time.monotonic()
+            for one in self._held.copy():
+                if one.until <= now:
+                    self._lost(one, LeaseExpired(one.key.queue, one.key.id))
+            await self._sleep("expire", min((one.until for one in self._held.copy()), default=None))
+
+    def _lost(self, held: Held, refusal: Refusal) -> None:
+        self._held.discard(held)
+        # Here and not in the worker's loop: a thread must learn of it even while that loop is blocked.
+        if held.context is not None:
+            held.context.cancelled.set()
+        self._on_lost(held, refusal)
+
+    # The registry of workers
+
+    async def _beat_forever(self, store: Store) -> None:
+        while True:
+            try:
+                await store.beat(self._describe(), BEAT_TTL_MS)
+            except Exception as error:
+                self._report(error)
+            await asyncio.sleep(BEAT_EVERY_S)
+
+    async def _sign_off(self, store: Store) -> None:
+        try:
+            async with asyncio.timeout(SIGN_OFF_S):
+                await store.beat(self._describe(), 0)
+                if store is not self._origin:
+                    await store.close()
+        except Exception:
+            _log.debug("could not sign off")
+
+    # Sleeping and waking
+
+    async def _sleep(self, duty: str, until: float | None) -> None:
+        """Sleep until the bell of this duty or the moment; with neither in sight, until the next `kick`."""
+        if until is None:
+            self._idle[duty] = True
+            if not self._held:
+                await self._bells[duty].wait()
+            self._idle[duty] = False
+            return
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await self._bells[duty].wait()
+        except TimeoutError:
+            pass
+
+    def _wake(self) -> None:
+        for bell in self._bells.values():
+            bell.set()
+
+    def _report(self, error: Exception) -> None:
+        if not isinstance(error, (StoreError, *AWAY)):
+            _log.exception("the heartbeat failed")
+        self._on_error(error)
+
+
+def _concerns(signal: Signal, held: Held) -> bool:
+    tenant, queue, id_ = held.key
+    return signal.id in ("", id_) and signal.queue in ("", queue) and signal.tenant in ("", tenant)

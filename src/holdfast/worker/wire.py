@@ -1,0 +1,68 @@
+"""What a worker and its child processes say to each other: frames of four bytes of length and msgpack."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+from holdfast.core.job import AttemptError, Job, Outcome
+
+HEAD = struct.Struct(">I")
+
+
+class Task(msgspec.Struct, tag=True):
+    """Worker to child: run this job with the definition at `module:qualname`, answer in `codec`.
+
+    For a definition in the worker's main module, `main` says which that is: a module's name or a file.
+    """
+
+    reference: str
+    codec: str
+    job: Job
+    main: str = ""
+
+
+class Said(msgspec.Struct, tag=True):
+    """Child to worker: progress of the running job."""
+
+    fraction: float
+    message: str
+
+
+class Returned(msgspec.Struct, tag=True):
+    """Child to worker: the job's result, encoded."""
+
+    data: bytes
+
+
+class Raised(msgspec.Struct, tag=True):
+    """Child to worker: how the attempt ended instead."""
+
+    outcome: Outcome
+    error: AttemptError | None = None
+    delay_ms: int | None = None
+
+
+Ending = Returned | Raised
+
+_encoder = msgspec.msgpack.Encoder()
+_to_child = msgspec.msgpack.Decoder(Task)
+_to_worker = msgspec.msgpack.Decoder(Said | Returned | Raised)
+
+
+def frame(message: Any) -> bytes:
+    """A message with its length in front."""
+    data = _encoder.encode(message)
+    return HEAD.pack(len(data)) + data
+
+
+def for_child(data: bytes) -> Task:
+    """Read what a worker said."""
+    return _to_child.decode(data)
+
+
+def for_worker(data: bytes) -> Said | Returned | Raised:
+    """Read what a child said."""
+    return _to_worker.decode(data)
