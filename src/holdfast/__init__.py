@@ -2,7 +2,91 @@
 
 from __future__ import annotations
 
-from holdfast.context import current_job
-from holdfast.jobs import Message, RetryPolicy, job
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Message", "RetryPolicy", "current_job", "job"]
+from holdfast.blobs import BlobRef
+from holdfast.context import current_job
+from holdfast.core.errors import (
+    EventsTrimmed,
+    HoldfastError,
+    InvalidName,
+    InvalidOption,
+    InvalidPayload,
+    JobCanceled,
+    JobFailed,
+    JobNotFound,
+    LeaseExpired,
+    LeaseLost,
+    NotReplayable,
+    PayloadTooLarge,
+    Permanent,
+    QuotaExceeded,
+    ResultExpired,
+    ResultTooLarge,
+    RetryLater,
+    StoreBusy,
+    StoreMismatch,
+    StoreUnavailable,
+    UnknownCodec,
+    UnknownJobType,
+    Unsupported,
+    WaitTimeout,
+)
+from holdfast.core.job import JobState
+from holdfast.jobs import JobDefinition, Message, RetryPolicy, job
+from holdfast.queue import Queue
+from holdfast.records import Event, JobRecord
+from holdfast.store import Capabilities
+from holdfast.ticket import Ticket
+
+if TYPE_CHECKING:
+    from holdfast.worker import Worker
+
+__all__ = [
+    "BlobRef",
+    "Capabilities",
+    "Event",
+    "EventsTrimmed",
+    "HoldfastError",
+    "InvalidName",
+    "InvalidOption",
+    "InvalidPayload",
+    "JobCanceled",
+    "JobDefinition",
+    "JobFailed",
+    "JobNotFound",
+    "JobRecord",
+    "JobState",
+    "LeaseExpired",
+    "LeaseLost",
+    "Message",
+    "NotReplayable",
+    "PayloadTooLarge",
+    "Permanent",
+    "Queue",
+    "QuotaExceeded",
+    "ResultExpired",
+    "ResultTooLarge",
+    "RetryLater",
+    "RetryPolicy",
+    "StoreBusy",
+    "StoreMismatch",
+    "StoreUnavailable",
+    "Ticket",
+    "UnknownCodec",
+    "UnknownJobType",
+    "Unsupported",
+    "WaitTimeout",
+    "Worker",
+    "current_job",
+    "job",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Producers need no worker: it is loaded when it is first asked for.
+    if name == "Worker":
+        from holdfast.worker import Worker
+
+        return Worker
+    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

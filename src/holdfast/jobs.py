@@ -27,7 +27,7 @@ from holdfast.core import names
 from holdfast.core.errors import InvalidOption, InvalidPayload, UnknownCodec
 from holdfast.core.job import RESULT_TTL, Backoff, Envelope, Jitter
 from holdfast.core.retry import check_backoff
-from holdfast.options import PLAIN, EnqueueOptions, Resolved, Seconds, duration_ms, resolve
+from holdfast.options import PLAIN, EnqueueOptions, Seconds, duration_ms, resolve
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -73,7 +73,7 @@ _UNTYPED = Spec()
 class Message(Generic[R]):
     """Something to enqueue: immutable, checked, already written down. Made by `JobDefinition.message`."""
 
-    __slots__ = ("_data", "_value", "definition", "options_", "spec")
+    __slots__ = ("_data", "_value", "definition", "resolved", "said", "spec")
 
     def __init__(
         self,
@@ -81,11 +81,12 @@ class Message(Generic[R]):
         value: Any,
         data: bytes | None = None,
         definition: JobDefinition[..., Any, R] | None = None,
-        options: Resolved = PLAIN,
+        said: EnqueueOptions | None = None,
     ) -> None:
         self.spec = spec
         self.definition = definition
-        self.options_ = options
+        self.said: EnqueueOptions = {} if said is None else said
+        self.resolved = PLAIN if said is None else resolve(said)
         self._value = value
         self._data = data
 
@@ -108,8 +109,8 @@ class Message(Generic[R]):
         return Message(spec, payload)
 
     def options(self, **options: Unpack[EnqueueOptions]) -> Message[R]:
-        """The same message with options of its own, for `enqueue_many`."""
-        return Message(self.spec, self._value, self._data, self.definition, resolve(options))
+        """The same message with options of its own, as `enqueue` has them; they win over those of the call."""
+        return Message(self.spec, self._value, self._data, self.definition, {**self.said, **options})
 
     def encode(self, codec: str) -> tuple[bytes, str]:
         """The payload, and the codec it is in: the definition's, else `codec`. Raises InvalidPayload."""

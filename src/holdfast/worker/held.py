@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import asyncio
 
     from holdfast.context import JobContext
     from holdfast.core.job import Finish, Job, JobKey
 
 Verdict = Literal["", "canceled", "stalled", "timeout", "released"]
-"""Why the outcome of a handler no longer counts: what happens to the job was decided without it."""
+"""Why the outcome of a handler no longer counts: what becomes of the job was decided without it."""
 
 
 class Held:
-    """One lease. Made by the event loop of the worker; the heartbeat moves `until` and `renew_at` from its thread.
+    """One lease. Made by the worker's event loop; the heartbeat moves `until` and `renew_at` from its thread.
 
-    Compared and hashed by identity: after a lease was lost the same job can be held a second time.
+    Compared and hashed by identity: after a lease was lost, the same job can be held a second time.
     """
 
     __slots__ = (
-        "context", "end", "finish", "give_up_at", "job", "key", "renew_at", "timer", "token", "until", "verdict",
+        "context", "finish", "give_up_at", "job", "key", "renew_at", "started_at", "task", "timeout_s", "timer", "token",
+        "until", "verdict",
     )  # fmt: skip
 
     def __init__(self, job: Job, until: float, renew_at: float) -> None:
@@ -34,11 +34,12 @@ class Held:
         # deadline, whatever the clocks say. [LEASE-4]
         self.until = until
         self.renew_at = renew_at
-        # A handler that blocks the event loop past its timeout is not kept alive: others may have a try.
+        # A handler that blocks the event loop past its timeout is not kept alive: another may have a try.
         self.give_up_at = math.inf
         self.context: JobContext | None = None
-        # Asks the running handler to end: sets a flag, cancels a task or kills a child.
-        self.end: Callable[[], object] | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.started_at = 0.0
+        self.timeout_s: float | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.finish: Finish | None = None
         self.verdict: Verdict = ""

@@ -36,9 +36,9 @@ def unreadable(error: BaseException) -> Raised:
     return Raised("fail" if isinstance(error, InvalidPayload) else "retry", describe(error))
 
 
-def timed_out(held: Held, timeout_s: float) -> Finish:
+def timed_out(held: Held) -> Finish:
     """The attempt took longer than it may."""
-    error = AttemptError("Timeout", f"the handler ran longer than {timeout_s:g} s")
+    error = AttemptError("Timeout", f"the handler ran longer than {held.timeout_s or 0:g} s")
     return Finish(held.key, held.token, "retry", error=error, timed_out=True, random=_chance())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.core import dedup, lease, lifecycle
 from holdfast.core.errors import JobNotFound, NotReplayable
+from holdfast.core.events import Event
 from holdfast.core.job import (
     TERMINAL,
     Cancel,
@@ -14,6 +15,7 @@ from holdfast.core.job import (
     Extended,
     Finish,
     Finished,
+    Job,
     JobKey,
     JobState,
     NewJob,
@@ -31,6 +33,8 @@ from holdfast.stores.file import rows
 from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Transaction
 
+_COMPLETED = Finished(JobState.COMPLETED)
+
 
 def enqueue(t: Transaction, items: Sequence[NewJob]) -> list[EnqueueAnswer]:
     """Take in new jobs: all at once if every id is new, else one by one. [ENQ-1 to ENQ-8]"""
@@ -41,30 +45,25 @@ def _enqueue_fresh(t: Transaction, items: Sequence[NewJob]) -> list[EnqueueAnswe
     """The common case: no keys, no quotas, and no id that is already there; else None, and nothing happened."""
     lanes: dict[tuple[str, str], int] = {}
     for item in items:
-        tenant, queue, _ = item.key
+        names = item.key[:2]
         if item.envelope.idempotency is not None:
             return None
-        if (tenant, queue) not in lanes:
-            if t.has_quota(tenant, queue):
+        if names not in lanes:
+            if t.has_quota(*names):
                 return None
-            lanes[tenant, queue] = t.lane(tenant, queue)
+            lanes[names] = t.lane(*names)
     made = [lifecycle.enqueue(item, t.seq + n, t.now) for n, item in enumerate(items, 1)]
     t.db.execute("SAVEPOINT fresh")
-    added = t.db.executemany(
-        SQL["add_job"], [rows.new_row(job, lanes[job.tenant, job.queue]) for job, _ in made]
-    ).rowcount
-    if added != len(items):
+    added = t.db.executemany(SQL["add_job"], [rows.new_row(job, lanes[job.tenant, job.queue]) for job, _ in made])
+    if added.rowcount != len(items):
         t.db.execute("ROLLBACK TO fresh")
         t.db.execute("RELEASE fresh")
         return None
-    t.db.executemany(SQL["add_payload"], [(job.seq, job.envelope.payload) for job, _ in made])
+    t.add_payloads([job for job, _ in made])
     t.db.execute("RELEASE fresh")
     t.seq += len(made)
     for job, event in made:
-        lane = lanes[job.tenant, job.queue]
-        t.count(lane, job.state, +1)
-        t.becomes_visible(job, lane)
-        t.append(event, lane)
+        t.arrive(job, event, lanes[job.tenant, job.queue])
     return [Queued(job.id, job.state) for job, _ in made]
 
 
@@ -85,32 +84,62 @@ def _enqueue_one(t: Transaction, new: NewJob) -> EnqueueAnswer:
     t.seq += 1
     job, event = lifecycle.enqueue(new, t.seq, t.now)
     t.db.execute(SQL["add_job"], rows.new_row(job, lane))
-    t.db.execute(SQL["add_payload"], (job.seq, job.envelope.payload))
+    t.add_payloads([job])
     bound = dedup.bind(new, t.now)
     if bound is not None:
         t.bind(new.envelope, lane, bound)
-    t.count(lane, job.state, +1)
-    t.becomes_visible(job, lane)
-    t.append(event, lane)
+    t.arrive(job, event, lane)
     return Queued(id_, job.state)
 
 
 def finish(t: Transaction, items: Sequence[Finish]) -> list[FinishAnswer]:
     """Complete, fail, retry or release. [LEASE-1, RETRY-1 to RETRY-5]"""
+    quick = _complete_at_once(t, items)
     answers: list[FinishAnswer] = []
     done: set[JobKey] = set()
     for item in items:
         if item.key in done:
             t.flush()  # The same job twice in a batch: the second look must see what the first did.
-        job, lane = t.find(item.key)
-        answer = lease.check(job, item.key, item.token, item.outcome, t.now)
-        if job is None or answer is not None:
-            answers.append(answer or JobNotFound(item.key.queue, item.key.id))
-            continue
-        t.change(job, lane, lambda job=job, item=item: lifecycle.finish(job, item, t.now, t.settings.retention))
         done.add(item.key)
-        answers.append(Finished(job.state))
+        completed = quick.get(item.key)
+        if completed is not None:
+            t.append(*completed)
+            answers.append(_COMPLETED)
+        else:
+            answers.append(_finish_one(t, item))
     return answers
+
+
+def _finish_one(t: Transaction, item: Finish) -> FinishAnswer:
+    job, lane = t.find(item.key)
+    answer = lease.check(job, item.key, item.token, item.outcome, t.now)
+    if job is None or answer is not None:
+        return answer or JobNotFound(item.key.queue, item.key.id)
+    t.append(t.change(job, lane, lambda: lifecycle.finish(job, item, t.now, t.settings.retention)), lane)
+    return Finished(job.state)
+
+
+def _complete_at_once(t: Transaction, items: Sequence[Finish]) -> dict[JobKey, tuple[Event, int]]:
+    """Complete the jobs that this process leased in one statement; the events, by key, or none if any lease is over.
+
+    What was leased is remembered, so no row has to be read; the statement itself checks that each lease is live.
+    """
+    held: dict[JobKey, tuple[Job, int, Finish]] = {}
+    for item in items:
+        job, lane = t.leases.get(item.key) or (None, 0)
+        if job is not None and item.outcome == "complete" and item.token == job.token and item.key not in held:
+            held[item.key] = (job, lane, item)
+    if len({item.key for item in items}) < len(items):
+        return {}
+    if not held or not t.save_completed([(job, item.result) for job, _, item in held.values()]):
+        return {}
+    events: dict[JobKey, tuple[Event, int]] = {}
+    for key, (job, lane, item) in held.items():
+        t.leases.pop(key, None)
+        t.count(lane, job.state, -1)
+        events[key] = (lifecycle.finish(job, item, t.now, t.settings.retention), lane)
+        t.ended(job, lane)
+    return events
 
 
 def extend(t: Transaction, items: Sequence[Extend]) -> list[ExtendAnswer]:
@@ -140,7 +169,7 @@ def report(t: Transaction, items: Sequence[Report]) -> list[ReportAnswer]:
             answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
             continue
         event = lifecycle.report(job, item, t.now)
-        t.db.execute(SQL["save_progress"], (rows.encode_progress(job.progress), job.seq))
+        t.db.execute(SQL["save_extra"], (rows.extra(job), job.seq))
         if t.settings.all_events:
             t.append(event, lane)
         answers.append(Reported())
@@ -162,7 +191,7 @@ def cancel(t: Transaction, items: Sequence[Cancel]) -> list[CancelStatus]:
         else:
             if job.state is JobState.LEASED:
                 t.signal(Hint.CANCELED, *item.key)
-            t.change(job, lane, lambda job=job: lifecycle.cancel(job, t.now, t.settings.retention))
+            t.append(t.change(job, lane, lambda job=job: lifecycle.cancel(job, t.now, t.settings.retention)), lane)
             answers.append("canceled")
     return answers
 
@@ -194,7 +223,7 @@ def _replay_one(t: Transaction, key: JobKey) -> ReplayAnswer:
         return refusal
     if retakes:
         t.bind(job.envelope, lane, dedup.Binding(job.id, "until_terminal"))
-    t.change(job, lane, lambda: lifecycle.replay(job, t.now))
+    t.append(t.change(job, lane, lambda: lifecycle.replay(job, t.now)), lane)
     return Replayed()
 
 

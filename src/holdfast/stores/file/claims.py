@@ -48,15 +48,19 @@ def reap(t: Transaction, limit: int, random: float) -> list[JobKey]:
         lane: int = row[1]
         tenant, queue = t.db.execute(SQL["lane_names"], (lane,)).fetchone()
         job = rows.to_job(row, tenant, queue)
-        t.change(job, lane, lambda job=job: lifecycle.expire(job, random, t.now, t.settings.retention))
+        t.append(t.change(job, lane, lambda job=job: lifecycle.expire(job, random, t.now, t.settings.retention)), lane)
         keys.append(job.key)
     return keys
 
 
 def _lease(t: Transaction, job: Job, lane: int, request: ClaimRequest) -> Job:
     t.token += 1
-    deadline = t.now + request.lease_ms
-    t.change(job, lane, lambda: lifecycle.claim(job, t.token, deadline, request.worker_id, t.now))
+    t.read_payload(job)
+    t.count(lane, job.state, -1)
+    event = lifecycle.claim(job, t.token, t.now + request.lease_ms, request.worker_id, t.now)
+    t.count(lane, job.state, +1)
+    t.claimed(job, lane)
+    t.append(event, lane)
     t.drop_key(job, lane, "until_started")
     return job
 

@@ -23,7 +23,7 @@ from holdfast.core import failpoint
 from holdfast.core.errors import StoreBusy, StoreUnavailable
 from holdfast.store import Hint, Listener, Signal
 from holdfast.stores.file import database, wakeup
-from holdfast.stores.file.transaction import Settings, Transaction
+from holdfast.stores.file.transaction import Memory, Settings, Transaction
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Engine:
         self._readers = ThreadPoolExecutor(2, "holdfast-file-reader", initializer=self._open_reader)
         self._local = threading.local()
         self._reader_connections: list[sqlite3.Connection] = []
-        self._lanes: dict[tuple[str, str], int] = {}
+        self._memory = Memory()
         self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Listener, frozenset[Hint]]] = {}
         self._ears: dict[asyncio.AbstractEventLoop, wakeup.Ear] = {}
         self._ears_lock = threading.Lock()
@@ -168,7 +168,7 @@ class Engine:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             signals: set[Signal] = set()
-            transaction = Transaction(self._db, self._lanes, self.settings)
+            transaction = Transaction(self._db, self._memory, self.settings)
             for call in group:
                 if call.given_up or call.future.cancelled():
                     continue
@@ -180,7 +180,7 @@ class Engine:
             self._db.execute("COMMIT")
         except BaseException:
             # What was asked may have made lanes that are now rolled back.
-            self._lanes.clear()
+            self._memory.clear()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
@@ -199,7 +199,7 @@ class Engine:
             self._db.execute("ROLLBACK TO call")
             self._db.execute("RELEASE call")
             transaction.forget()
-            self._lanes.clear()
+            self._memory.clear()
             call.error = error
 
     # Reading ----------------------------------------------------------------------------------------------

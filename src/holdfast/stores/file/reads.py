@@ -35,9 +35,9 @@ def get(db: sqlite3.Connection, keys: Sequence[JobKey]) -> list[Job | None]:
     found: list[Job | None] = []
     for key in keys:
         lane = _lane(db, key.tenant, key.queue, lanes)
-        row = None if lane is None else db.execute(SQL["find_whole_job"], (lane, key.id)).fetchone()
+        row = None if lane is None else db.execute(SQL["find_job"], (lane, key.id)).fetchone()
         job = None if row is None else rows.to_job(row, key.tenant, key.queue)
-        found.append(None if job is None or lifecycle.forgotten(job, at) else _shown(job, at))
+        found.append(None if job is None or lifecycle.forgotten(job, at) else _shown(db, job, at))
     return found
 
 
@@ -53,7 +53,7 @@ def list_jobs(db: sqlite3.Connection, query: ListQuery) -> Page:
         if not lifecycle.forgotten(job, at) and _matches(job, query, at):
             if len(jobs) == query.limit:
                 return Page(jobs, cursor, at)
-            jobs.append(_shown(job, at))
+            jobs.append(_shown(db, job, at))
             cursor = place
         elif scanned >= SCAN:
             return Page(jobs, place, at)
@@ -119,13 +119,34 @@ def events(db: sqlite3.Connection, tenant: str | None, after: str | None, limit:
         raise EventsTrimmed(str(start), str(trimmed))
     # A tenant's page looks through a bounded stretch of the log, whatever it finds there. [EVENT-3]
     stop = min(end, start + max(limit, SCAN))
-    if tenant is None:
-        found = db.execute(SQL["events_of_all"], (start, stop, limit)).fetchall()
-    else:
-        found = db.execute(SQL["events_of_tenant"], (start, stop, limit, tenant)).fetchall()
-    page: list[Event] = [rows.to_event(row) for row in found]
-    reached = found[-1][0] if len(found) == limit else stop
+    names = _Names(db)
+    page: list[Event] = []
+    reached = start
+    for first, chunk in db.execute(SQL["events"], (start,)):
+        for n, logged in enumerate(rows.unpack_events(chunk), first):
+            if n <= start:
+                continue
+            if len(page) == limit or n > stop:
+                return EventPage(page, str(reached), more=reached < end)
+            reached = n
+            owner, queue = names.of(logged[2])
+            if tenant is None or owner == tenant:
+                page.append(rows.to_event(n, logged, owner, queue))
     return EventPage(page, str(reached), more=reached < end)
+
+
+class _Names:
+    """The names of lanes, read as they are needed."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def of(self, lane: int) -> tuple[str, str]:
+        names = self._known.get(lane)
+        if names is None:
+            names = self._known[lane] = self._db.execute(SQL["lane_names"], (lane,)).fetchone()
+        return names
 
 
 def last_offset(db: sqlite3.Connection) -> str:
@@ -169,9 +190,9 @@ def _lane(
     return known[tenant, queue]
 
 
-def _shown(job: Job, at: int) -> Job:
+def _shown(db: sqlite3.Connection, job: Job, at: int) -> Job:
     job.state = lifecycle.shown(job, at)
-    return job
+    return rows.fill_payload(db, job)
 
 
 def _matches(job: Job, query: ListQuery, at: int) -> bool:

@@ -1,20 +1,20 @@
-"""Rows of the `jobs` and `events` tables, and the structs that they stand for."""
+"""Rows of the `jobs` table and chunks of the log, and the structs that they stand for."""
 
 from __future__ import annotations
 
+import sqlite3
 from functools import lru_cache
 from typing import Any, cast
 
-import msgspec
-from msgspec import msgpack
+from msgspec import Struct, field, msgpack
+from msgspec.structs import replace
 
 from holdfast.core.events import Event, EventKind
 from holdfast.core.job import AttemptError, Envelope, IdempotencyKey, Job, JobState, Progress, Result
 
 JOB_COLUMNS = (
     "seq, lane, id, state, rank, visible_at, enqueued_at, attempts, token, deadline, worker_id, claimed_at, "
-    "finished_at, expires_at, spent, spent_state, reason, result_ttl_ms, replays, progress, errors, result, "
-    "head, request_id, idempotency"
+    "finished_at, expires_at, result_ttl_ms, spent, request_id, head, extra, result, payload"
 )
 
 # The order is part of the file: < 4 waiting, = 4 leased, > 4 ended. New states go to the end of their range.
@@ -24,16 +24,32 @@ STATES = (
 )  # fmt: skip
 CODES = {state: code for code, state in enumerate(STATES)}
 
+SMALL = 1024
+"""Payloads up to this size stand in the row of their job."""
+ELSEWHERE = bytes(bytearray(b"(in payloads)"))
+"""Stands for a payload that was not read with its row; compared by identity."""
+
 Row = tuple[Any, ...]
+LoggedEvent = tuple[int, str, int, str, str, int, int, str, dict[str, Any]]
 
 _encode = msgpack.Encoder().encode
 _decode_envelope = msgpack.Decoder(Envelope).decode
-_decode_idempotency = msgpack.Decoder(IdempotencyKey).decode
-_decode_errors = msgpack.Decoder(list[AttemptError]).decode
 _decode_result = msgpack.Decoder(Result).decode
-_decode_progress = msgpack.Decoder(Progress).decode
-_encode_json = msgspec.json.Encoder().encode
-_decode_json = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_chunk = msgpack.Decoder(list[LoggedEvent]).decode
+
+
+class _Extra(Struct, array_like=True):
+    """What most jobs do not have."""
+
+    reason: str = ""
+    replays: int = 0
+    progress: Progress | None = None
+    errors: list[AttemptError] = field(default_factory=list[AttemptError])
+    idempotency: IdempotencyKey | None = None
+
+
+_decode_extra = msgpack.Decoder(_Extra).decode
+_NO_EXTRA = _Extra()
 
 
 def new_row(job: Job, lane: int) -> Row:
@@ -41,11 +57,10 @@ def new_row(job: Job, lane: int) -> Row:
     e = job.envelope
     return (
         job.seq, lane, job.id, CODES[job.state], 9 - e.priority, job.visible_at, job.enqueued_at, job.attempts,
-        job.token, job.deadline, job.worker_id, job.claimed_at, job.finished_at, job.expires_at, job.spent,
-        job.spent_state, job.reason, job.result_ttl_ms, job.replays, None, None, None,
+        job.token, job.deadline, job.worker_id, None, None, None, job.result_ttl_ms, "", e.request_id,
         _head(e.type, e.codec, e.version, e.priority, e.max_attempts, e.backoff, e.timeout_ms, e.result_ttl_ms)
-        if e.headers is None else _encode(msgspec.structs.replace(e, payload=b"", request_id="", idempotency=None)),
-        e.request_id, None if e.idempotency is None else _encode(e.idempotency),
+        if e.headers is None else _encode(replace(e, payload=b"", request_id="", idempotency=None)),
+        None if e.idempotency is None else extra(job), None, e.payload if len(e.payload) <= SMALL else None,
     )  # fmt: skip
 
 
@@ -53,66 +68,81 @@ def changed_row(job: Job) -> Row:
     """A job's changing columns, and last its seq."""
     return (
         CODES[job.state], job.visible_at, job.attempts, job.token, job.deadline, job.worker_id, job.claimed_at,
-        job.finished_at, job.expires_at, job.spent, job.spent_state, job.reason, job.result_ttl_ms, job.replays,
-        None if job.progress is None else _encode(job.progress),
-        _encode(job.errors) if job.errors else None,
-        None if job.result is None else _encode(job.result),
-        job.seq,
+        job.finished_at, job.expires_at, job.result_ttl_ms,
+        f"{job.spent}:{job.spent_state}" if job.spent else "",
+        extra(job), None if job.result is None else _encode(job.result), job.seq,
     )  # fmt: skip
+
+
+def extra(job: Job) -> bytes | None:
+    """The columns that most jobs do not need, as one."""
+    key = job.envelope.idempotency
+    if not (job.reason or job.replays or job.progress or job.errors or key):
+        return None
+    return _encode(_Extra(job.reason, job.replays, job.progress, job.errors, key))
 
 
 def to_job(row: Row, tenant: str, queue: str) -> Job:
-    """A row of JOB_COLUMNS, with or without a payload at its end, as a job."""
+    """A row of JOB_COLUMNS as a job; a payload that stands elsewhere is left there (see `fill_payload`)."""
     (
         seq, _, id_, state, _, visible_at, enqueued_at, attempts, token, deadline, worker_id, claimed_at,
-        finished_at, expires_at, spent, spent_state, reason, result_ttl_ms, replays, progress, errors, result,
-        head, request_id, idempotency, *payload,
+        finished_at, expires_at, result_ttl_ms, spent, request_id, head, more, result, payload,
     ) = row  # fmt: skip
-    envelope = _read_head(head)
-    if payload or idempotency is not None or request_id:
-        e = envelope
-        envelope = Envelope(
-            e.type, payload[0] if payload else b"", e.codec, e.version, e.priority, e.max_attempts, e.backoff,
-            e.timeout_ms, e.result_ttl_ms, request_id,
-            None if idempotency is None else _decode_idempotency(idempotency), e.headers,
-        )  # fmt: skip
+    e = _read_head(head)
+    x = _NO_EXTRA if more is None else _decode_extra(more)
+    envelope = Envelope(
+        e.type, ELSEWHERE if payload is None else payload, e.codec, e.version, e.priority, e.max_attempts, e.backoff,
+        e.timeout_ms, e.result_ttl_ms, request_id, x.idempotency, e.headers,
+    )  # fmt: skip
+    outcome, _, spent_state = spent.partition(":")
     return Job(
         tenant, queue, id_, seq, envelope, STATES[state], visible_at, enqueued_at, attempts, token, deadline,
-        worker_id, claimed_at, finished_at, spent, spent_state, reason,
-        None if result is None else _decode_result(result), result_ttl_ms, expires_at,
-        None if progress is None else _decode_progress(progress),
-        [] if errors is None else _decode_errors(errors), replays,
+        worker_id, claimed_at, finished_at, outcome, spent_state, x.reason,
+        None if result is None else _decode_result(result), result_ttl_ms, expires_at, x.progress, list(x.errors),
+        x.replays,
     )  # fmt: skip
 
 
-def event_row(n: int, event: Event, lane: int) -> Row:
-    """An event as a row to insert."""
+def fill_payload(db: sqlite3.Connection, job: Job) -> Job:
+    """Read the payload of a job whose row did not have it."""
+    if job.envelope.payload is ELSEWHERE:
+        payload = db.execute("SELECT payload FROM payloads WHERE seq = ?", (job.seq,)).fetchone()[0]
+        job.envelope = replace(job.envelope, payload=payload)
+    return job
+
+
+def pack_result(result: Result) -> bytes:
+    """A result as it stands in its column."""
+    return _encode(result)
+
+
+def logged(event: Event, lane: int) -> LoggedEvent:
+    """An event as it stands in a chunk."""
     return (
-        n, event.at, event.kind, lane, event.job_id, event.type, event.attempt, event.token, event.worker_id,
-        _encode_json(event.data) if event.data else None,
+        event.at, event.kind, lane, event.job_id, event.type, event.attempt, event.token, event.worker_id, event.data
     )  # fmt: skip
 
 
-def to_event(row: Row) -> Event:
-    """A row of the events queries as an event."""
-    n, at, kind, tenant, queue, id_, type_, attempt, token, worker_id, data = row
-    return Event(
-        cast("EventKind", kind), tenant, queue, id_, type_, at, attempt, token, worker_id,
-        {} if data is None else _decode_json(data), str(n),
-    )  # fmt: skip
+def pack_events(chunk: list[LoggedEvent]) -> bytes:
+    """Events as one column."""
+    return _encode(chunk)
 
 
-def encode_progress(progress: Progress | None) -> bytes | None:
-    """Progress as it is stored."""
-    return None if progress is None else _encode(progress)
+def unpack_events(chunk: bytes) -> list[LoggedEvent]:
+    """The events of one column."""
+    return _decode_chunk(chunk)
+
+
+def to_event(n: int, logged: LoggedEvent, tenant: str, queue: str) -> Event:
+    """The n-th event of the log."""
+    at, kind, _, id_, type_, attempt, token, worker_id, data = logged
+    return Event(cast("EventKind", kind), tenant, queue, id_, type_, at, attempt, token, worker_id, data, str(n))
 
 
 @lru_cache(maxsize=4096)
 def _head(*parts: Any) -> bytes:
     type_, codec, version, priority, max_attempts, backoff, timeout_ms, result_ttl_ms = parts
-    return _encode(
-        Envelope(type_, b"", codec, version, priority, max_attempts, backoff, timeout_ms, result_ttl_ms)
-    )
+    return _encode(Envelope(type_, b"", codec, version, priority, max_attempts, backoff, timeout_ms, result_ttl_ms))
 
 
 @lru_cache(maxsize=4096)

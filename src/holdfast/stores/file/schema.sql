@@ -1,6 +1,6 @@
 -- The tables of a file store, version 1. Later versions are numbered steps in migrations/, never edits here.
 --
--- Jobs are kept apart by what changes: `jobs` is the small row that every move rewrites, `payloads` is written once.
+-- Every move rewrites a row of `jobs`, so it is kept small: large payloads, which never change, stand in `payloads`.
 -- States are numbers so that the partial indexes can say: < 4 waiting, = 4 leased, > 4 ended (see rows.py).
 
 CREATE TABLE counters (
@@ -52,17 +52,13 @@ CREATE TABLE jobs (
     claimed_at    INTEGER,
     finished_at   INTEGER,
     expires_at    INTEGER,
-    spent         TEXT NOT NULL,
-    spent_state   TEXT NOT NULL,
-    reason        TEXT NOT NULL,
     result_ttl_ms INTEGER NOT NULL,
-    replays       INTEGER NOT NULL,
-    progress      BLOB,
-    errors        BLOB,
-    result        BLOB,
-    head          BLOB NOT NULL,     -- the envelope without payload, request id and key: alike for many jobs
+    spent         TEXT NOT NULL,     -- the outcome that the token was spent on and the state it led to: 'retry:failed'
     request_id    TEXT NOT NULL,
-    idempotency   BLOB
+    head          BLOB NOT NULL,     -- the envelope but for payload, request id and key: alike for many jobs
+    extra         BLOB,              -- what most jobs do not have: errors, progress, a key, replays
+    result        BLOB,
+    payload       BLOB               -- NULL: it is large, and stands in `payloads`
 );
 CREATE UNIQUE INDEX jobs_id ON jobs (lane, id);
 CREATE INDEX jobs_waiting ON jobs (lane, rank, visible_at) WHERE state < 4;
@@ -87,17 +83,12 @@ CREATE TABLE keys (
 ) WITHOUT ROWID;
 CREATE INDEX keys_expired ON keys (expires_at) WHERE expires_at IS NOT NULL;
 
+-- The log, in chunks: the events of one commit in one row. Event number n is in the chunk with the least last >= n.
 CREATE TABLE events (
-    n         INTEGER PRIMARY KEY,
-    at        INTEGER NOT NULL,
-    kind      TEXT NOT NULL,
-    lane      INTEGER NOT NULL,
-    id        TEXT NOT NULL,
-    type      TEXT NOT NULL,
-    attempt   INTEGER NOT NULL,
-    token     INTEGER NOT NULL,
-    worker_id TEXT NOT NULL,
-    data      BLOB
+    last  INTEGER PRIMARY KEY,
+    first INTEGER NOT NULL,
+    at    INTEGER NOT NULL,          -- of the last one
+    chunk BLOB NOT NULL
 );
 
 CREATE TABLE readers (

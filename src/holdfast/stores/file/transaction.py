@@ -6,17 +6,19 @@ One Transaction serves a group of calls. What a call changed is gathered and wri
 
 from __future__ import annotations
 
+import copy
 import sqlite3
 import time
 from collections.abc import Callable
 from typing import Any
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, field
 
 from holdfast.core import dedup, fairness
 from holdfast.core.errors import QuotaExceeded
 from holdfast.core.events import Event
-from holdfast.core.job import WAITING, Envelope, Job, JobKey, JobState
+from holdfast.core.job import WAITING, Envelope, Job, JobKey, JobState, Result
 from holdfast.core.lifecycle import Retention, forgotten
 from holdfast.store import Hint, Signal
 from holdfast.stores.file import rows
@@ -24,6 +26,11 @@ from holdfast.stores.file.sql import SQL
 
 _COUNTED = (JobState.LEASED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
 _COLUMN = {**dict.fromkeys(WAITING, 0), **{state: n for n, state in enumerate(_COUNTED, 1)}}
+_encode_json = msgspec.json.Encoder().encode
+
+CHUNK = 1000
+"""How many events stand in one row of the log at most."""
+LEASES_REMEMBERED = 10_000
 
 
 class Settings(Struct, frozen=True):
@@ -39,13 +46,27 @@ def clock(shift: int, frozen_at: int | None) -> int:
     return (time.time_ns() // 1_000_000 if frozen_at is None else frozen_at) + shift
 
 
+class Memory(Struct):
+    """What a process remembers between transactions; it saves looking up what cannot have changed."""
+
+    lanes: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    leases: dict[JobKey, tuple[Job, int]] = field(default_factory=dict[JobKey, tuple[Job, int]])
+    """Jobs that this process leased, as they were then. The row decides whether the lease still lives."""
+
+    def clear(self) -> None:
+        """Forget all, after a rollback."""
+        self.lanes.clear()
+        self.leases.clear()
+
+
 class Transaction:
     """The changes of one group."""
 
-    def __init__(self, db: sqlite3.Connection, lanes: dict[tuple[str, str], int], settings: Settings) -> None:
+    def __init__(self, db: sqlite3.Connection, memory: Memory, settings: Settings) -> None:
         self.db = db
         self.settings = settings
-        self._lanes = lanes
+        self._lanes = memory.lanes
+        self.leases = memory.leases
         counters = db.execute(SQL["counters"]).fetchone()
         self._saved = counters[:3]
         self.seq, self.token, self.event, self.trimmed, shift, frozen_at = counters
@@ -57,7 +78,8 @@ class Transaction:
     def _clear(self) -> None:
         self._moved: dict[int, list[int | None]] = {}
         self._changed: list[rows.Row] = []
-        self._events: list[rows.Row] = []
+        self._claimed: list[Job] = []
+        self._events: list[rows.LoggedEvent] = []
 
     # One call after another ------------------------------------------------------------------------------------
 
@@ -66,12 +88,27 @@ class Transaction:
         db = self.db
         if self._changed:
             db.executemany(SQL["save_job"], self._changed)
+        if self._claimed:
+            self._save_claimed()
         if self._events:
-            db.executemany(SQL["add_event"], self._events)
+            self._save_events()
         for lane, moved in self._moved.items():
             db.execute(SQL["move_lane"], (*moved, lane))
         self._clear()
         self._before = (self.seq, self.token, self.event)
+
+    def _save_claimed(self) -> None:
+        first = self._claimed[0]
+        seqs = _encode_json([job.seq for job in self._claimed]).decode()
+        self.db.execute(
+            SQL["save_claimed"], (first.token, first.deadline, first.worker_id, first.claimed_at, seqs)
+        )
+
+    def _save_events(self) -> None:
+        for n in range(0, len(self._events), CHUNK):
+            chunk = self._events[n : n + CHUNK]
+            first = self.event - len(self._events) + n + 1
+            self.db.execute(SQL["add_events"], (first + len(chunk) - 1, first, chunk[-1][0], rows.pack_events(chunk)))
 
     def forget(self) -> None:
         """Drop what a failed call had gathered. Its token and number are not used again."""
@@ -158,20 +195,68 @@ class Transaction:
         row = self.db.execute(SQL["find_job"], (lane, key.id)).fetchone()
         return None if row is None else rows.to_job(row, key.tenant, key.queue)
 
-    def change(self, job: Job, lane: int, move: Callable[[], Event]) -> None:
-        """Make a move on a job: the row, the counts, the event, and what follows from it."""
-        before = job.state
+    def change(self, job: Job, lane: int, move: Callable[[], Event]) -> Event:
+        """Make a move on a job: the row, the counts, and what follows from it. The event is for `append`."""
+        self.leases.pop(job.key, None)
+        self.count(lane, job.state, -1)
         event = move()
         self._changed.append(rows.changed_row(job))
-        self.count(lane, before, -1)
-        self.count(lane, job.state, +1)
-        self.append(event, lane)
         if job.state in WAITING:
+            self.count(lane, job.state, +1)
             self.becomes_visible(job, lane)
-        elif job.state is not JobState.LEASED:
-            self.signal(Hint.DONE, *job.key)
+        else:
+            self.ended(job, lane)
+        return event
+
+    def arrive(self, job: Job, event: Event, lane: int) -> None:
+        """A new job is in its row: count it, tell of it, log it."""
+        self.count(lane, job.state, +1)
+        self.becomes_visible(job, lane)
+        self.append(event, lane)
+
+    def claimed(self, job: Job, lane: int) -> None:
+        """A job was leased: write it with the batch, and remember it for its completion."""
+        self._claimed.append(job)
+        if job.envelope.idempotency is None:
+            if len(self.leases) >= LEASES_REMEMBERED:
+                del self.leases[next(iter(self.leases))]
+            self.leases[job.key] = (copy.copy(job), lane)
+
+    def save_completed(self, completed: list[tuple[Job, Result | None]]) -> bool:
+        """Write completions in one statement, if every one of these leases is still live; else nothing."""
+        results: list[bytes] = []
+        batch: list[tuple[int, int, int | None, int]] = []
+        position = 1
+        for job, result in completed:
+            data = b"" if result is None else rows.pack_result(result)
+            batch.append((job.seq, job.token, position if data else None, len(data)))
+            results.append(data)
+            position += len(data)
+        self.db.execute("SAVEPOINT completions")
+        arguments = (self.now, b"".join(results), _encode_json(batch).decode())
+        done = self.db.execute(SQL["save_completed"], arguments).rowcount == len(completed)
+        if not done:
+            self.db.execute("ROLLBACK TO completions")
+        self.db.execute("RELEASE completions")
+        return done
+
+    def ended(self, job: Job, lane: int) -> None:
+        """What follows a job's end: counted, told, its key free. [ENQ-3]"""
+        self.count(lane, job.state, +1)
+        self.signal(Hint.DONE, *job.key)
+        if job.envelope.idempotency is not None:
             self.drop_key(job, lane, "until_terminal")
             self.drop_key(job, lane, "until_started")
+
+    def add_payloads(self, jobs: list[Job]) -> None:
+        """Store the payloads that are too large to stand in the row itself."""
+        large = [(job.seq, job.envelope.payload) for job in jobs if len(job.envelope.payload) > rows.SMALL]
+        if large:
+            self.db.executemany(SQL["add_payload"], large)
+
+    def read_payload(self, job: Job) -> None:
+        """Fetch a payload that does not stand in the row."""
+        rows.fill_payload(self.db, job)
 
     def count(self, lane: int, state: JobState, by: int) -> None:
         moved = self._moved.get(lane)
@@ -191,14 +276,15 @@ class Transaction:
         """Remove an ended job for good. [KEEP-1]"""
         self.count(lane, job.state, -1)
         self.db.execute(SQL["drop_job"], (job.seq,))
-        self.db.execute(SQL["drop_payload"], (job.seq,))
+        if job.envelope.payload is rows.ELSEWHERE:
+            self.db.execute(SQL["drop_payload"], (job.seq,))
         if job.result is not None and job.result.blob:
             self.db.execute(SQL["drop_blob"], (job.result.blob,))
 
     def append(self, event: Event, lane: int) -> None:
         """Add an event, in the same transaction as its change. [EVENT-1]"""
         self.event += 1
-        self._events.append(rows.event_row(self.event, event, lane))
+        self._events.append(rows.logged(event, lane))
         self._signals.add(_EVENTS)
 
     # Keys ------------------------------------------------------------------------------------------------------

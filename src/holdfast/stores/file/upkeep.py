@@ -93,11 +93,12 @@ def _trim(t: Transaction) -> int:
     if slowest is not None:
         cut = min(cut, slowest)
     cut = max(cut, t.event - EVENTS_BOUND, _last_before(t, t.now - EVENTS_BOUND_MS))
-    cut = min(cut, t.trimmed + TRIM)
+    # Whole chunks only: an offset inside one that stays is still good.
+    cut = t.one("chunk_before", min(cut, t.trimmed + TRIM))
     if cut <= t.trimmed:
         return 0
     gone = cut - t.trimmed
-    t.db.execute(SQL["trim_events"], (cut, t.trimmed))
+    t.db.execute(SQL["trim_events"], (cut,))
     t.db.execute(SQL["set_trimmed"], (cut,))
     t.trimmed = cut
     return gone
@@ -108,9 +109,9 @@ def _last_before(t: Transaction, at: int) -> int:
     low, high = t.trimmed, t.event
     while low < high:
         middle = (low + high + 1) // 2
-        row = t.db.execute(SQL["event_at"], (middle,)).fetchone()
-        if row is None or row[0] <= at:
-            low = middle
+        last, written_at = t.db.execute(SQL["chunk_of"], (middle,)).fetchone()
+        if written_at <= at:
+            low = last
         else:
             high = middle - 1
     return low

@@ -1,0 +1,293 @@
+"""What operators and dashboards ask of a tenant's queues: lists, counts, dead letters, events, settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from holdfast.binding import Binding
+from holdfast.core.errors import InvalidOption
+from holdfast.core.fairness import check_weight
+from holdfast.core.job import Job, JobKey, JobState, Purge, PurgeStatus, Replayed, SetResultTtl, TtlStatus
+from holdfast.core.names import check_id
+from holdfast.options import check_queue, duration_ms, instant_ms
+from holdfast.records import (
+    Event,
+    JobPage,
+    JobRecord,
+    Stats,
+    WorkerRecord,
+    event_of,
+    stats_of,
+    worker_of,
+)
+from holdfast.store import Hint, ListQuery, Reader, ReplayAnswer, TenantSettings
+from holdfast.ticket import Ticket
+
+PAGE_LIMIT = 1000
+_EVENTS = frozenset({Hint.EVENTS})
+_FAILED = frozenset({JobState.FAILED})
+
+
+class Administration(Binding):
+    """The rarer half of a Queue."""
+
+    async def stats(self, queue: str | None = None) -> Stats:
+        """Counts per state, and the age of the oldest ready job, of one queue."""
+        found = await self._counted("stats", self._live.stats(self.tenant, [self._queue(queue)]))
+        return stats_of(found[0])
+
+    async def queues(self) -> Sequence[Stats]:
+        """The stats of every queue the tenant has, by name."""
+        return [stats_of(stats) for stats in await self._counted("stats", self._live.stats(self.tenant))]
+
+    async def list(
+        self,
+        *,
+        queue: str | None = None,
+        state: JobState | str | Iterable[JobState | str] | None = None,
+        type: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> JobPage:
+        """A page of a queue's jobs: waiting ones in claim order, then leased, then finished.
+
+        `type` filters while paging: a page may be empty and still have a cursor.
+        """
+        return await self._page(self._queue(queue), _states(state), type, None, cursor, limit)
+
+    # Dead letters -----------------------------------------------------------------------------------------
+
+    async def dead_letters(
+        self,
+        *,
+        queue: str | None = None,
+        type: str | None = None,
+        error: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> JobPage:
+        """A page of failed jobs, oldest first. [DEAD-1]
+
+        `error` is the last error's type or fingerprint, or a part of its message.
+        """
+        return await self._page(self._queue(queue), _FAILED, type, error, cursor, limit)
+
+    async def replay(self, id: str, *, queue: str | None = None) -> Ticket[Any]:
+        """Start a dead letter again: same id, attempts from 0, recorded. [STATE-3]
+
+        Raises JobNotFound, NotReplayable (also to those who lose a race) or QuotaExceeded.
+        """
+        self._check_open()
+        key = self._key(id, queue)
+        ticket = self._replay_ticket(key, await self._replays(key))
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket
+
+    async def replay_many(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        queue: str | None = None,
+        type: str | None = None,
+        error: str | None = None,
+    ) -> Sequence[Ticket[Any]]:
+        """Start the named dead letters again, or all that match. [DEAD-1]
+
+        Answers item by item: a ticket is "replayed", or "refused" with its `error`. Jobs that fail again in the
+        meantime are not taken a second time.
+        """
+        tickets: list[Ticket[Any]] = []
+        if ids is not None:
+            if type is not None or error is not None:
+                raise InvalidOption("ids", "give ids, or type and error to search by, not both")
+            keys = [self._key(id, queue) for id in ids]
+            for start in range(0, len(keys), PAGE_LIMIT):
+                await self._replay_all(keys[start : start + PAGE_LIMIT], tickets)
+            return tickets
+        async for page in self._dead(queue, type, error, await self._live.now()):
+            await self._replay_all([job.key for job in page], tickets)
+        return tickets
+
+    async def purge(self, id: str, *, queue: str | None = None) -> PurgeStatus:
+        """Forget a finished job now: "purged", "not_terminal" or "not_found". Recorded as an event. [KEEP-1]"""
+        self._check_open()
+        key = self._key(id, queue)
+        job = await self._gets(key)
+        return (await self._purge([] if job is None else [job]) or ["not_found"])[0]
+
+    async def purge_dead_letters(
+        self,
+        *,
+        before: datetime | timedelta | None = None,
+        queue: str | None = None,
+        type: str | None = None,
+        error: str | None = None,
+    ) -> int:
+        """Forget failed jobs that ended before an instant, or longer ago than a duration; how many. [DEAD-1]"""
+        now = await self._live.now()
+        if isinstance(before, timedelta):
+            until = now - duration_ms("before", before)
+        else:
+            until = now if before is None else instant_ms("before", before)
+        purged = 0
+        async for page in self._dead(queue, type, error, until):
+            purged += (await self._purge(page)).count("purged")
+        return purged
+
+    async def set_result_ttl(
+        self, id: str, ttl: timedelta | float, *, queue: str | None = None
+    ) -> TtlStatus:
+        """Keep a finished job for `ttl` from now: "updated", "not_terminal" or "not_found". [RESULT-1]"""
+        item = SetResultTtl(self._key(id, queue), duration_ms("result_ttl", ttl))
+        return (await self._counted("set_result_ttl", self._live.set_result_ttl([item])))[0]
+
+    # Events -----------------------------------------------------------------------------------------------
+
+    async def events(self, after: str | None = None, *, follow: bool = False) -> AsyncIterator[Event]:
+        """The tenant's events in order, after an offset (None: the oldest kept). [EVENT-2, EVENT-3]
+
+        With `follow` it goes on with what comes, woken by the store and not by polling. Raises EventsTrimmed
+        where events in between are gone, InvalidOption where `after` is no offset of this store.
+        """
+        grown = asyncio.Event()
+        stop: Callable[[], None] | None = None
+        try:
+            while True:
+                if follow and stop is None:
+                    stop = self._live.listen(lambda _: grown.set(), _EVENTS)
+                grown.clear()
+                page = await self._counted("events", self._live.events(self.tenant, after, PAGE_LIMIT))
+                after = page.next
+                for event in page.events:
+                    yield event_of(event)
+                if page.more:
+                    continue
+                if not follow:
+                    return
+                await grown.wait()
+        finally:
+            if stop is not None:
+                stop()
+
+    async def last_offset(self) -> str:
+        """The end of the log as it is now: `events(after=...)` from here shows only what is still to come."""
+        return await self._counted("last_offset", self._live.last_offset())
+
+    async def register_reader(self, name: str, after: str | None = None) -> str:
+        """Have trimming wait for a reader of that name; where it starts: `after`, or the end of the log."""
+        offset = await self.last_offset() if after is None else after
+        await self.advance(name, offset)
+        return offset
+
+    async def advance(self, name: str, offset: str) -> None:
+        """The reader has dealt with everything up to `offset`; it never goes back. [EVENT-2]"""
+        reader = Reader(self.tenant, check_id(name, "reader"), offset)
+        await self._counted("set_reader", self._live.set_reader(reader))
+
+    async def drop_reader(self, name: str) -> bool:
+        """Forget a reader; whether there was one."""
+        return await self._counted("drop_reader", self._live.drop_reader(self.tenant, name))
+
+    async def readers(self) -> Sequence[Reader]:
+        """The tenant's registered readers."""
+        return await self._counted("readers", self._live.readers(self.tenant))
+
+    # Settings and workers ---------------------------------------------------------------------------------
+
+    async def pause(self, queue: str | None = None) -> None:
+        """Hand out no more jobs of a queue; it still takes new ones. [CLAIM-5]"""
+        await self._counted("pause", self._live.pause(self.tenant, self._queue(queue), paused=True))
+
+    async def resume(self, queue: str | None = None) -> None:
+        """Go on handing out a paused queue's jobs."""
+        await self._counted("pause", self._live.pause(self.tenant, self._queue(queue), paused=False))
+
+    async def set_tenant(
+        self, *, weight: float | None = None, max_waiting: int | None = None, queue: str | None = None
+    ) -> None:
+        """Set the tenant's weight and quota, for one queue or, without, for all together. [TENANT-4, TENANT-5]
+
+        What is None stays as it is.
+        """
+        if weight is not None:
+            check_weight(weight)
+        if max_waiting is not None and (not isinstance(max_waiting, int) or max_waiting < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption("max_waiting", f"{max_waiting!r} is not a whole number from 0")
+        settings = TenantSettings(None if queue is None else check_queue(queue), weight, max_waiting)
+        await self._counted("set_tenant", self._live.set_tenant(self.tenant, settings))
+
+    async def tenant_settings(self) -> Sequence[TenantSettings]:
+        """The tenant's own settings, then those of its queues by name."""
+        return await self._counted("tenant_settings", self._live.tenant_settings(self.tenant))
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        """The living workers that serve this tenant."""
+        return [worker_of(w) for w in await self._counted("workers", self._live.workers(self.tenant))]
+
+    # The small steps --------------------------------------------------------------------------------------
+
+    async def _page(
+        self,
+        queue: str,
+        states: frozenset[JobState],
+        type: str | None,
+        error: str | None,
+        cursor: str | None,
+        limit: int,
+    ) -> JobPage:
+        if not isinstance(limit, int) or not 1 <= limit <= PAGE_LIMIT:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption("limit", f"{limit!r} is not a whole number from 1 to {PAGE_LIMIT}")
+        query = ListQuery(self.tenant, queue, states, type, error, cursor, limit)
+        page = await self._counted("list", self._live.list(query))
+        return JobPage(map(JobRecord, page.jobs), page.cursor)
+
+    async def _dead(
+        self, queue: str | None, type: str | None, error: str | None, until: int
+    ) -> AsyncIterator[Sequence[Job]]:
+        """Failed jobs that ended up to `until`, page by page, oldest first."""
+        cursor: str | None = None
+        while True:
+            query = ListQuery(self.tenant, self._queue(queue), _FAILED, type, error, cursor, PAGE_LIMIT)
+            page = await self._counted("list", self._live.list(query))
+            jobs = [job for job in page.jobs if (job.finished_at or 0) <= until]
+            if jobs:
+                yield jobs
+            cursor = page.cursor
+            if cursor is None or len(jobs) < len(page.jobs):
+                return
+
+    async def _replay_all(self, keys: Sequence[JobKey], tickets: Any) -> None:
+        for key, answer in zip(keys, await self._replay_batch(keys), strict=True):
+            tickets.append(self._replay_ticket(key, answer))
+
+    def _replay_ticket(self, key: JobKey, answer: ReplayAnswer) -> Ticket[Any]:
+        if isinstance(answer, Replayed):
+            return Ticket(self, key, "replayed", JobState.READY)
+        return Ticket(self, key, "refused", None, error=answer)
+
+    async def _purge(self, jobs: Sequence[Job]) -> Sequence[PurgeStatus]:
+        items = [Purge(job.key, job.finished_at) for job in jobs]
+        answers = await self._counted("purge", self._live.purge(items))
+        blobs = [
+            job.result.blob
+            for job, answer in zip(jobs, answers, strict=True)
+            if answer == "purged" and job.result is not None and job.result.blob
+        ]
+        if blobs and self.blobs is not None:
+            await self.blobs.delete(blobs)
+        return answers
+
+
+def _states(state: JobState | str | Iterable[JobState | str] | None) -> frozenset[JobState]:
+    if state is None:
+        return frozenset(JobState)
+    wanted = [state] if isinstance(state, str) else list(state)
+    try:
+        return frozenset(JobState(one) for one in wanted)
+    except ValueError as error:
+        known = ", ".join(JobState)
+        raise InvalidOption("state", f"{error}; there are {known}") from None

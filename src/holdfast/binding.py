@@ -1,0 +1,236 @@
+"""A store bound to one tenant: opening, closing, shared round trips, and waiting. What a Queue stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, Self, TypeVar
+
+from holdfast import codec as codecs
+from holdfast.blobs import BlobRef, Blobs, check_owner
+from holdfast.coalesce import Coalescer
+from holdfast.core import names
+from holdfast.core.errors import (
+    InvalidOption,
+    JobCanceled,
+    JobFailed,
+    JobNotFound,
+    ResultExpired,
+    StoreError,
+    StoreUnavailable,
+)
+from holdfast.core.job import Cancel, CancelStatus, Job, JobKey, JobState, NewJob, Result
+from holdfast.options import Seconds, check_queue, timeout_s
+from holdfast.records import Cancellation, JobRecord, decode_result
+from holdfast.store import Capabilities, EnqueueAnswer, Hint, Listener, ReplayAnswer, Store, make_store
+from holdfast.telemetry import metrics
+from holdfast.telemetry.logging import get_logger
+from holdfast.waiting import Waits, Watch
+
+T = TypeVar("T")
+
+_log = get_logger("holdfast.queue")
+
+
+class Binding:
+    """One tenant's view of a store. All it does names that tenant. [TENANT-1]"""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        tenant: str,
+        name: str = "default",
+        store: Store | None = None,
+        codec: str = "json",
+        blobs: str | Blobs | None = None,
+        events: Literal["transitions", "all"] | None = None,
+    ) -> None:
+        if (url is None) == (store is None):
+            raise InvalidOption("store", "give a store's URL, or an open store as store=, and not both")
+        if events is not None and url is not None:
+            url = f"{url}{'&' if '?' in url else '?'}events={events}"
+        elif events is not None:
+            raise InvalidOption("events", "is an option of the store; give it where the store is opened")
+        self.tenant = names.check_tenant(tenant)
+        self.name = check_queue(name)
+        self.codec = codecs.get(codec).name
+        self.blobs = Blobs.open(blobs) if isinstance(blobs, str) else blobs
+        self._url = url
+        self._store: Store = make_store(url) if url is not None else _given(store)
+        # A store that was passed in is open already, and stays its owner's to close.
+        self._is_open = url is None
+        self._was_closed = False
+        self._enqueues = Coalescer(self._enqueue_batch)
+        self._cancels = Coalescer(self._cancel_batch)
+        self._gets = Coalescer(self._get_batch)
+        self._replays = Coalescer(self._replay_batch)
+        self._waits = Waits(self.tenant, self._subscribe, self._gets)
+
+    @property
+    def store(self) -> Store:
+        """The store itself, for whoever needs all of it."""
+        return self._store
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Where stores differ, and what holds for this one."""
+        return self._store.capabilities
+
+    async def open(self) -> Self:
+        """Connect to the store. Twice is harmless; a closed Queue can be opened again."""
+        if not self._is_open:
+            if self._was_closed and self._url is not None:
+                self._store = make_store(self._url)
+            await self._store.open()
+            self._is_open, self._was_closed = True, False
+        return self
+
+    async def close(self) -> None:
+        """Finish what is under way, end every wait, and let go of the store. Twice is harmless.
+
+        A store that was given as `store=` is left open.
+        """
+        if not self._is_open or self._url is None:
+            return
+        self._waits.close()
+        for calls in (self._enqueues, self._cancels, self._gets, self._replays):
+            await calls.settle()
+        self._is_open, self._was_closed = False, True
+        await self._store.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def get(self, id: str, *, queue: str | None = None) -> JobRecord | None:
+        """The job as it is now, or None. Another tenant's answers exactly like none. [TENANT-2]"""
+        self._check_open()
+        job = await self._gets(self._key(id, queue))
+        return None if job is None else JobRecord(job, await self._fetch(job.result, job.key))
+
+    async def result(
+        self, id: str, *, queue: str | None = None, timeout: Seconds | None = None
+    ) -> Any:
+        """Wait for a job and return its result. [RESULT-2]
+
+        Raises JobNotFound, JobFailed, JobCanceled, WaitTimeout (the job goes on), or ResultExpired where the
+        result was forgotten during the wait.
+        """
+        return await self.wait_for(self._key(id, queue), timeout, known=False)
+
+    async def cancel(
+        self, id: str, *, queue: str | None = None, only_waiting: bool = False
+    ) -> Cancellation:
+        """Cancel a job; a running one too, unless `only_waiting`. [CANCEL-1 to CANCEL-3]"""
+        self._check_open()
+        return Cancellation(await self._cancels(Cancel(self._key(id, queue), only_waiting)))
+
+    async def put_blob(self, data: bytes) -> BlobRef:
+        """Keep a large payload in the blob store; the answer goes into a message in its place.
+
+        A handler reads it by `await current_job().read_blob(ref)`. It stays until somebody deletes it: set a
+        lifecycle rule on `<tenant>/payloads/` where the blob store has such rules.
+        """
+        if self.blobs is None:
+            raise InvalidOption("blobs", "this queue has no blob store; open it with blobs=URL")
+        return await self.blobs.add(self.tenant, data)
+
+    async def read_blob(self, ref: BlobRef) -> bytes:
+        """What a reference of this tenant stands for. Raises InvalidPayload if it is gone, or another's."""
+        if self.blobs is None:
+            raise InvalidOption("blobs", "this queue has no blob store; open it with blobs=URL")
+        return await self.blobs.read(check_owner(ref, self.tenant))
+
+    async def wait_for(
+        self, key: JobKey, timeout: Seconds | None, *, known: bool, result_type: Any = Any
+    ) -> Any:
+        """The result of a job, once it is there. `known` says that the caller knows the job existed.
+
+        Subscribes first and then looks. [RESULT-2] Raises JobFailed, JobCanceled, WaitTimeout, ResultExpired,
+        or JobNotFound where nothing says that it ever was.
+        """
+        self._check_open()
+        with self._waits.watch(key) as watch:
+            watch.seen = watch.seen or known
+            watch.look()
+            return await self._outcome(watch, timeout_s(timeout), result_type)
+
+    async def _outcome(self, watch: Watch, timeout: float | None, result_type: Any) -> Any:
+        key = watch.key
+        job = await watch.wait(timeout)
+        if job is None:
+            raise ResultExpired(key.queue, key.id) if watch.seen else JobNotFound(key.queue, key.id)
+        if job.state is JobState.CANCELED:
+            raise JobCanceled(key.queue, key.id)
+        if job.state is JobState.FAILED:
+            last = job.errors[-1] if job.errors else None
+            kind, text = (last.type, last.message) if last else ("", "")
+            raise JobFailed(key.queue, key.id, job.reason, kind, text)
+        if job.result is None:
+            return None
+        return decode_result(job.result, await self._fetch(job.result, key), result_type)
+
+    async def _fetch(self, result: Result | None, key: JobKey) -> bytes | None:
+        """The bytes of a result that is kept in the blob store, if it is, and if we have one."""
+        if result is None or not result.blob or self.blobs is None:
+            return None
+        data = await self.blobs.get(result.blob)
+        if data is None:
+            raise ResultExpired(key.queue, key.id)
+        return data
+
+    def _key(self, id: str, queue: str | None) -> JobKey:
+        return JobKey(self.tenant, self._queue(queue), names.check_id(id))
+
+    def _queue(self, queue: str | None) -> str:
+        return self.name if queue is None else check_queue(queue)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise InvalidOption("queue", "is not open; use `async with Queue(...)` or `await queue.open()`")
+
+    # Round trips ------------------------------------------------------------------------------------------
+
+    @property
+    def _live(self) -> Store:
+        self._check_open()
+        return self._store
+
+    async def _counted(self, op: str, call: Awaitable[T]) -> T:
+        """The answer of one call of the store; one that raises is counted."""
+        try:
+            return await call
+        except StoreError:
+            if metrics.current is not None:
+                metrics.current.store_error(op)
+            raise
+
+    async def _enqueue_batch(self, items: Sequence[NewJob], connection: Any = None) -> list[EnqueueAnswer]:
+        if connection is not None:
+            return await self._counted("enqueue", self._live.enqueue(items, connection=connection))
+        try:
+            return await self._counted("enqueue", self._live.enqueue(items))
+        except StoreUnavailable as error:
+            # Once more, at once: if only the reply was lost, the request ids make it answer the same. [ENQ-8]
+            _log.warning("enqueue repeated", items=len(items), error=error)
+            return await self._counted("enqueue", self._live.enqueue(items))
+
+    async def _get_batch(self, keys: Sequence[JobKey]) -> list[Job | None]:
+        return await self._counted("get", self._live.get(keys))
+
+    async def _cancel_batch(self, items: Sequence[Cancel]) -> list[CancelStatus]:
+        return await self._counted("cancel", self._live.cancel(items))
+
+    async def _replay_batch(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
+        return await self._counted("replay", self._live.replay(keys))
+
+    def _subscribe(self, listener: Listener, hints: frozenset[Hint]) -> Callable[[], None]:
+        return self._live.listen(listener, hints)
+
+
+def _given(store: Store | None) -> Store:
+    if store is None:
+        raise InvalidOption("store", "is missing")
+    return store

@@ -1,0 +1,85 @@
+"""Concurrent calls share round trips: while one is under way the next batch gathers; an idle one leaves at once.
+
+No timers and no added latency: what was asked for in the same turn of the event loop leaves together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
+from itertools import islice
+from typing import Generic, TypeVar
+
+from holdfast.core.errors import HoldfastError
+
+I = TypeVar("I")  # noqa: E741 - an item
+A = TypeVar("A")
+
+BATCH_LIMIT = 1000
+
+
+class Coalescer(Generic[I, A]):
+    """Turns an operation on lists into one on single items. Belongs to one event loop at a time."""
+
+    def __init__(self, send: Callable[[Sequence[I]], Awaitable[Sequence[A]]], limit: int = BATCH_LIMIT) -> None:
+        self._send = send
+        self._limit = limit
+        self._gathering: deque[tuple[I, asyncio.Future[A]]] = deque()
+        self._running: asyncio.Task[None] | None = None
+
+    async def __call__(self, item: I) -> A:
+        """The answer for `item`, whoever else's it travels with. A caller that is canceled harms no other."""
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._gathering.append((item, answer))
+        if self._running is None:
+            # An empty context: a batch belongs to no single caller's trace.
+            self._running = asyncio.create_task(self._run(), context=Context())
+        return await answer
+
+    async def settle(self) -> None:
+        """Wait until everything asked for so far is answered."""
+        while self._running is not None:
+            await asyncio.wait([self._running])
+
+    async def _run(self) -> None:
+        try:
+            while self._gathering:
+                batch = list(islice(self._gathering, self._limit))
+                for _ in batch:
+                    self._gathering.popleft()
+                await self._trip([pair for pair in batch if not pair[1].done()])
+        finally:
+            self._running = None
+            for _, answer in self._gathering:
+                answer.cancel()
+            self._gathering.clear()
+
+    async def _trip(self, batch: list[tuple[I, asyncio.Future[A]]]) -> None:
+        if not batch:
+            return
+        try:
+            answers = await self._send([item for item, _ in batch])
+        except Exception as error:  # noqa: BLE001 - each caller gets it, whatever it is
+            for _, answer in batch:
+                if not answer.done():
+                    answer.set_exception(_own(error))
+        except BaseException:
+            for _, answer in batch:
+                answer.cancel()
+            raise
+        else:
+            for (_, answer), value in zip(batch, answers, strict=True):
+                if not answer.done():
+                    answer.set_result(value)
+
+
+def _own(error: Exception) -> Exception:
+    """A copy for each caller: one exception raised in many places grows a traceback of them all."""
+    if not isinstance(error, HoldfastError):
+        return error
+    mine = copy.copy(error)
+    mine.__cause__ = error
+    return mine

@@ -1,0 +1,249 @@
+"""Queue: a store bound to one tenant. Checks, coalescing and telemetry, once for all stores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from itertools import islice
+from typing import Any, TypeVar, Unpack, cast, overload
+
+from holdfast.administration import Administration
+from holdfast.coalesce import BATCH_LIMIT
+from holdfast.core.errors import HoldfastError, InvalidOption, QuotaExceeded
+from holdfast.core.job import (
+    AlreadyCompleted,
+    Duplicate,
+    Envelope,
+    JobKey,
+    JobState,
+    NewJob,
+    Queued,
+)
+from holdfast.ids import new_id
+from holdfast.jobs import Message, untyped
+from holdfast.options import EnqueueOptions, Resolved, Seconds, resolve, timeout_s
+from holdfast.store import EnqueueAnswer
+from holdfast.telemetry import metrics, tracing
+from holdfast.ticket import Ticket
+
+R = TypeVar("R")
+
+
+class Queue(Administration):
+    """One tenant's jobs in a store: enqueue them, follow them, steer them.
+
+        async with Queue("file:./data", tenant="acme") as queue:
+            ticket = await queue.enqueue(send_email.message("a@example.com"))
+
+    `name` is the queue that jobs go to and are looked up in where neither the call nor the job's definition
+    names one. Use one Queue from one event loop; concurrent calls share round trips.
+    """
+
+    @overload
+    async def enqueue(
+        self, message: Message[R], *, connection: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> Ticket[R]: ...
+    @overload
+    async def enqueue(
+        self, message: Any, *, connection: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> Ticket[Any]: ...
+    async def enqueue(
+        self, message: Any, *, connection: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> Ticket[Any]:
+        """Take in a message, or a payload without a job type. [ENQ-1 to ENQ-8]
+
+        The ticket says "queued", or what was there already under that id or key. `connection` joins the caller's
+        own transaction where the store can. Raises InvalidName, InvalidOption, InvalidPayload, PayloadTooLarge
+        or QuotaExceeded, and then nothing was enqueued.
+        """
+        item = _message(message)
+        new = self._new_job(item, _options(item, options))
+        ticket = await self._ticket(new, item, await self._send(new, connection))
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket
+
+    @overload
+    async def enqueue_many(
+        self,
+        messages: Iterable[Message[R]] | AsyncIterable[Message[R]],
+        *,
+        connection: Any = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> list[Ticket[R]]: ...
+    @overload
+    async def enqueue_many(
+        self,
+        messages: Iterable[Any] | AsyncIterable[Any],
+        *,
+        connection: Any = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> list[Ticket[Any]]: ...
+    async def enqueue_many(
+        self,
+        messages: Iterable[Any] | AsyncIterable[Any],
+        *,
+        connection: Any = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> list[Ticket[Any]]:
+        """Take in many messages, 1000 to a round trip, and answer item by item, in order. [ENQ-4]
+
+        An item that is refused spoils no other: its ticket has the status "refused" and the `error`. `options`
+        hold for all; `message.options(id=...)` gives one item its own. Raises StoreError if the store fails:
+        then what was sent before is in, and may be sent again.
+        """
+        if options.get("id") is not None or options.get("idempotency_key") is not None:
+            raise InvalidOption("enqueue_many", "an id or key is one item's: use message.options(id=...)")
+        common = resolve(options)
+        tickets: list[Ticket[Any]] = []
+        async for chunk in _chunks(messages):
+            tickets += [ticket async for ticket in self._enqueue_chunk(chunk, options, common, connection)]
+        return tickets
+
+    @overload
+    async def enqueue_and_wait(
+        self,
+        message: Message[R],
+        *,
+        timeout: Seconds | None = None,
+        connection: Any = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> R: ...
+    @overload
+    async def enqueue_and_wait(
+        self,
+        message: Any,
+        *,
+        timeout: Seconds | None = None,
+        connection: Any = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> Any: ...
+    async def enqueue_and_wait(
+        self,
+        message: Any,
+        *,
+        timeout: Seconds | None = None,
+        connection: Any = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> Any:
+        """Enqueue, and wait for the result: of the job that was there already, if one was. [RESULT-2, RESULT-3]
+
+        Subscribes before it enqueues. Raises what `enqueue` and `result` raise.
+        """
+        limit = timeout_s(timeout)
+        clock = asyncio.get_running_loop().time
+        end = None if limit is None else clock() + limit
+        item = _message(message)
+        new = self._new_job(item, _options(item, options))
+        self._check_open()
+        with self._waits.watch(new.key) as watch:
+            answer = await self._send(new, connection)
+            ticket = await self._ticket(new, item, answer)
+            left = None if end is None else max(0.0, end - clock())
+            # Only of a new job is it certain that its end is still to come, and will be heard.
+            if isinstance(answer, Queued) and await watch.wait(left) is not None:
+                return await self._outcome(watch, None, item.result_type)
+        return await ticket.wait(None if end is None else max(0.0, end - clock()))
+
+    # The small steps --------------------------------------------------------------------------------------
+
+    def _new_job(self, message: Message[Any], options: Resolved) -> NewJob:
+        spec = message.spec
+        data, codec = message.encode(self.codec)
+        request_id = new_id()
+        ttl_ms = spec.result_ttl_ms if options.result_ttl_ms is None else options.result_ttl_ms
+        envelope = Envelope(
+            spec.type,
+            data,
+            codec,
+            spec.version,
+            spec.priority if options.priority is None else options.priority,
+            options.max_attempts or spec.max_attempts,
+            spec.backoff,
+            spec.timeout_ms,
+            ttl_ms,
+            request_id,
+            options.idempotency,
+            tracing.inject(),
+        )
+        key = self._address(message, options, request_id)
+        return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
+
+    def _address(self, message: Message[Any], options: Resolved, id: str) -> JobKey:
+        return JobKey(self.tenant, options.queue or message.spec.queue or self.name, options.id or id)
+
+    async def _send(self, new: NewJob, connection: Any) -> EnqueueAnswer:
+        self._check_open()
+        if connection is not None:
+            return (await self._enqueue_batch([new], connection))[0]
+        return await self._enqueues(new)
+
+    async def _enqueue_chunk(
+        self, chunk: list[Any], options: EnqueueOptions, common: Resolved, connection: Any
+    ) -> AsyncIterator[Ticket[Any]]:
+        messages = [_message(item) for item in chunk]
+        jobs = [self._job_or_refusal(message, options, common) for message in messages]
+        good = [job for job in jobs if isinstance(job, NewJob)]
+        answers = iter(await self._enqueue_batch(good, connection) if good else ())
+        for message, job in zip(messages, jobs, strict=True):
+            if isinstance(job, NewJob):
+                yield await self._ticket(job, message, next(answers))
+            else:
+                where = self._address(message, message.resolved if message.said else common, "")
+                yield Ticket(self, where, "refused", None, error=job)
+
+    def _job_or_refusal(
+        self, message: Message[Any], options: EnqueueOptions, common: Resolved
+    ) -> NewJob | HoldfastError:
+        try:
+            return self._new_job(message, _options(message, options) if message.said else common)
+        except HoldfastError as refusal:
+            return refusal
+
+    async def _ticket(self, new: NewJob, message: Message[Any], answer: EnqueueAnswer) -> Ticket[Any]:
+        if metrics.current is not None:
+            metrics.current.enqueued(new.key.queue, _STATUS[type(answer)])
+        if isinstance(answer, QuotaExceeded):
+            return Ticket(self, new.key, "refused", None, error=answer)
+        key = new.key if answer.id == new.key.id else new.key._replace(id=answer.id)
+        if isinstance(answer, AlreadyCompleted):
+            blob = await self._fetch(answer.result, key)
+            return Ticket(
+                self, key, "completed", JobState.COMPLETED, message.result_type, answer.result, blob
+            )
+        status = "queued" if isinstance(answer, Queued) else "duplicate"
+        return Ticket(self, key, status, answer.state, message.result_type)
+
+
+_STATUS: dict[type[EnqueueAnswer], str] = {
+    Queued: "queued", Duplicate: "duplicate", AlreadyCompleted: "completed", QuotaExceeded: "refused"
+}  # fmt: skip
+
+
+def _message(message: Any) -> Message[Any]:
+    return cast("Message[Any]", message) if isinstance(message, Message) else untyped(message)
+
+
+def _options(message: Message[Any], options: EnqueueOptions) -> Resolved:
+    """The options of one item: the message's own win over those of the call."""
+    if not options:
+        return message.resolved
+    return resolve({**options, **message.said})
+
+
+async def _chunks(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[list[Any]]:
+    if isinstance(messages, AsyncIterable):
+        chunk: list[Any] = []
+        async for message in messages:
+            chunk.append(message)
+            if len(chunk) == BATCH_LIMIT:
+                yield chunk
+                chunk = []
+        if chunk:
+            yield chunk
+        return
+    source = iter(messages)
+    while chunk := list(islice(source, BATCH_LIMIT)):
+        yield chunk
+        # A store in this process answers without a pause: let the others have a turn.
+        await asyncio.sleep(0)

@@ -1,0 +1,250 @@
+"""What callers get to see: jobs, events, counts and workers, with datetimes in UTC and values decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast import codec
+from holdfast.core import events as core_events
+from holdfast.core.errors import InvalidOption
+from holdfast.core.events import EventKind
+from holdfast.core.job import CancelStatus, Job, JobState, Progress, Result
+from holdfast.options import moment
+from holdfast.store import QueueStats, WorkerInfo
+
+
+class ErrorRecord(Struct, frozen=True):
+    """Why one attempt failed. [RETRY-4]"""
+
+    type: str
+    message: str
+    traceback: str
+    attempt: int
+    at: datetime
+
+
+class JobRecord:
+    """A job as it was when it was looked up. A snapshot: it does not change by itself."""
+
+    def __init__(self, job: Job, blob: bytes | None = None) -> None:
+        self._job = job
+        self._blob = blob
+
+    @property
+    def id(self) -> str:
+        return self._job.id
+
+    @property
+    def tenant(self) -> str:
+        return self._job.tenant
+
+    @property
+    def queue(self) -> str:
+        return self._job.queue
+
+    @property
+    def type(self) -> str:
+        """The job type; "" for a payload without one."""
+        return self._job.envelope.type
+
+    @property
+    def state(self) -> JobState:
+        return self._job.state
+
+    @property
+    def attempts(self) -> int:
+        """How many times the job was handed out and not given back. [RETRY-1]"""
+        return self._job.attempts
+
+    @property
+    def max_attempts(self) -> int:
+        return self._job.envelope.max_attempts
+
+    @property
+    def priority(self) -> int:
+        return self._job.envelope.priority
+
+    @property
+    def progress(self) -> Progress | None:
+        return self._job.progress
+
+    @property
+    def reason(self) -> str | None:
+        """Why a dead letter died: "permanent", "max_attempts", "lease_expired" or "timeout"."""
+        return self._job.reason or None
+
+    @property
+    def replays(self) -> int:
+        return self._job.replays
+
+    @property
+    def worker_id(self) -> str | None:
+        """Who holds the job, or held it last."""
+        return self._job.worker_id or None
+
+    @property
+    def idempotency_key(self) -> str | None:
+        idempotency = self._job.envelope.idempotency
+        return None if idempotency is None else idempotency.key
+
+    @property
+    def enqueued_at(self) -> datetime:
+        return moment(self._job.enqueued_at)
+
+    @property
+    def visible_at(self) -> datetime:
+        """When it became claimable, or will."""
+        return moment(self._job.visible_at)
+
+    @property
+    def claimed_at(self) -> datetime | None:
+        return _moment(self._job.claimed_at)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        return _moment(self._job.finished_at)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When a finished job will be forgotten. [KEEP-1]"""
+        return _moment(self._job.expires_at)
+
+    @property
+    def deadline(self) -> datetime | None:
+        """Until when the lease of a running job holds."""
+        return _moment(self._job.deadline or None)
+
+    @cached_property
+    def errors(self) -> list[ErrorRecord]:
+        """The last 10 failed attempts, oldest first."""
+        return [
+            ErrorRecord(error.type, error.message, error.traceback, error.attempt, moment(error.at))
+            for error in self._job.errors
+        ]
+
+    @cached_property
+    def payload(self) -> Any:
+        """What was enqueued: for `@job` functions the arguments by name."""
+        envelope = self._job.envelope
+        return codec.decode(envelope.payload, envelope.codec)
+
+    @cached_property
+    def result(self) -> Any:
+        """What the handler returned, decoded when asked for; None as long as there is nothing."""
+        result = self._job.result
+        return None if result is None else decode_result(result, self._blob)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as one dict, for programs. A result in a blob store is there only if it was fetched."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
+        result = self._job.result
+        if result is not None and (not result.blob or self._blob is not None):
+            fields["result"] = self.result
+        return fields
+
+    def __repr__(self) -> str:
+        return f"<JobRecord {self.queue}/{self.id} {self.state.value}>"
+
+
+_FIELDS = (
+    "id", "tenant", "queue", "type", "state", "attempts", "max_attempts", "priority", "payload", "progress", "errors",
+    "reason", "replays", "worker_id", "idempotency_key", "enqueued_at", "visible_at", "claimed_at", "finished_at",
+    "expires_at", "deadline",
+)  # fmt: skip
+
+
+class JobPage(list[JobRecord]):
+    """A page of jobs: a list, with the `cursor` that continues it; None after the last page."""
+
+    def __init__(self, jobs: Iterable[JobRecord], cursor: str | None) -> None:
+        super().__init__(jobs)
+        self.cursor = cursor
+
+
+class Event(Struct, frozen=True):
+    """One thing that happened to one job. Resume a stream with `after=event.offset`. [EVENT-1, EVENT-2]
+
+    Instants inside `data` are milliseconds of the store's clock.
+    """
+
+    kind: EventKind
+    job_id: str
+    queue: str
+    tenant: str
+    type: str
+    at: datetime
+    attempt: int
+    token: int
+    worker_id: str
+    offset: str
+    data: dict[str, Any]
+
+
+class Stats(Struct, frozen=True):
+    """How many jobs of a queue are in each state, and for how long the oldest ready one has been waiting."""
+
+    queue: str
+    counts: dict[JobState, int]
+    oldest_ready_age: timedelta | None
+    paused: bool
+
+
+class WorkerRecord(Struct, frozen=True):
+    """A living worker. `tenant` None serves all tenants."""
+
+    id: str
+    tenant: str | None
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+    concurrency: int
+    held: int
+    started_at: datetime
+    seen_at: datetime
+
+
+class Cancellation(Struct, frozen=True):
+    """What a cancel came to. [CANCEL-3]"""
+
+    status: CancelStatus
+
+
+def event_of(event: core_events.Event) -> Event:
+    """An event of the store as callers see it."""
+    return Event(
+        event.kind, event.job_id, event.queue, event.tenant, event.type, moment(event.at),
+        event.attempt, event.token, event.worker_id, event.offset, event.data,
+    )  # fmt: skip
+
+
+def stats_of(stats: QueueStats) -> Stats:
+    """Counts of the store as callers see them: every state is there."""
+    oldest = stats.oldest_ready_at
+    age = None if oldest is None else timedelta(milliseconds=max(0, stats.now - oldest))
+    return Stats(stats.queue, {state: stats.counts.get(state, 0) for state in JobState}, age, stats.paused)
+
+
+def worker_of(worker: WorkerInfo) -> WorkerRecord:
+    """A worker as callers see it."""
+    return WorkerRecord(
+        worker.worker_id, worker.tenant, worker.host, worker.pid, worker.queues, worker.concurrency, worker.held,
+        moment(worker.started_at), moment(worker.seen_at),
+    )  # fmt: skip
+
+
+def decode_result(result: Result, blob: bytes | None, type: Any = Any) -> Any:
+    """A result's value. `blob` is what the blob store had, where the result is kept there."""
+    if not result.blob:
+        return codec.decode(result.data, result.codec, type)
+    if blob is None:
+        raise InvalidOption("blobs", "the result is in a blob store; use get() on a Queue opened with blobs=URL")
+    return codec.decode(blob, result.codec, type)
+
+
+def _moment(ms: int | None) -> datetime | None:
+    return None if ms is None else moment(ms)

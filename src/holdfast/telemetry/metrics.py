@@ -1,0 +1,96 @@
+"""Prometheus metrics, off until `enable()`. Needs prometheus-client: `pip install 'holdfast[telemetry]'`.
+
+Labels are bounded: never a tenant, never an id, and no more than 100 queue names; further ones count as "other".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+QUEUE_NAMES = 100
+_RUN_SECONDS = (0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600)
+
+current: Metrics | None = None
+"""Where to record, or None. Ask it before working out what to record."""
+
+
+class Metrics:
+    """The metrics of this process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, namespace="holdfast", registry=registry)
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(
+                name, text, ["queue"], namespace="holdfast", registry=registry, buckets=_RUN_SECONDS
+            )
+
+        self._queues: set[str] = set()
+        self._enqueued = counter("enqueued", "Enqueues, by what they were answered", "queue", "status")
+        self._claimed = counter("claimed", "Leases granted to this process", "queue")
+        self._finished = counter("finished", "Runs that ended here, by outcome", "queue", "outcome")
+        self._store_errors = counter("store_errors", "Calls of the store that raised", "op")
+        self._run = histogram("job_run_seconds", "How long a run took")
+        self._wait = histogram("job_wait_seconds", "How long a job was visible before it was claimed")
+        self._held = Gauge(
+            "held", "Jobs this process holds a lease on", namespace="holdfast", registry=registry
+        )
+
+    def enqueued(self, queue: str, status: str) -> None:
+        """One item of an enqueue was answered."""
+        self._enqueued.labels(self._queue(queue), status).inc()
+
+    def claimed(self, queue: str, wait_s: float) -> None:
+        """One job was leased, `wait_s` after it became visible."""
+        queue = self._queue(queue)
+        self._claimed.labels(queue).inc()
+        self._wait.labels(queue).observe(wait_s)
+
+    def finished(self, queue: str, outcome: str, run_s: float) -> None:
+        """One run ended."""
+        queue = self._queue(queue)
+        self._finished.labels(queue, outcome).inc()
+        self._run.labels(queue).observe(run_s)
+
+    def held(self, change: int) -> None:
+        """So many more jobs are held; fewer, if negative."""
+        self._held.inc(change)
+
+    def store_error(self, op: str) -> None:
+        """A call of the store raised."""
+        self._store_errors.labels(op).inc()
+
+    def _queue(self, name: str) -> str:
+        if name in self._queues:
+            return name
+        if len(self._queues) >= QUEUE_NAMES:
+            return "other"
+        self._queues.add(name)
+        return name
+
+
+def enable(registry: CollectorRegistry | None = None) -> Metrics:
+    """Record from now on, into `registry` or the default one. Twice is harmless."""
+    global current  # noqa: PLW0603 - one process, one set of metrics
+    if current is None:
+        try:
+            from prometheus_client import REGISTRY
+        except ModuleNotFoundError as error:
+            reason = "needs prometheus-client; install it with: pip install 'holdfast[telemetry]'"
+            raise InvalidOption("metrics", reason) from error
+        current = Metrics(REGISTRY if registry is None else registry)
+    return current
+
+
+def disable() -> None:
+    """Record no more."""
+    global current  # noqa: PLW0603 - one process, one set of metrics
+    current = None

@@ -1,0 +1,132 @@
+"""TENANT-5: quotas of waiting jobs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.core.errors import QuotaExceeded
+from holdfast.core.job import HOUR, Duplicate, IdempotencyKey, JobState, Queued, Replayed
+from holdfast.store import TenantSettings
+from holdfast.testing.conformance.expect import expect, expect_a, expect_between, expect_equal
+from holdfast.testing.conformance.harness import DELAY, LEASE, Harness
+from holdfast.testing.conformance.rules import rule
+
+
+async def limit(h: Harness, most: int, *, queue: str | None) -> None:
+    """Set a quota on one queue of the tenant, or on all together."""
+    await h.store.set_tenant(h.tenant, TenantSettings(queue, max_waiting=most))
+
+
+@rule("TENANT-5")
+async def over_the_quota_an_enqueue_is_refused_and_nothing_is_half_done(h: Harness) -> None:
+    """The refusal says how many are waiting; no record, no event, no key is left of it."""
+    await limit(h, 3, queue=h.queue)
+    await h.queued("a", "b")
+    await h.queued("c", delay_ms=HOUR)  # A scheduled job is a waiting one.
+    key = IdempotencyKey("once")
+    async with h.no_event("by a refused enqueue"):
+        refusal = expect_a(await h.enqueue("d", idempotency=key), QuotaExceeded, "enqueue over the quota")
+        expect_equal((refusal.queue, refusal.waiting, refusal.limit), (h.queue, 3, 3), "fields of the refusal")
+        expect_equal(await h.find(h.key("d")), None, "record of a refused job")
+        expect_equal(sum((await h.stats()).counts.values()), 3, "jobs counted")
+    await h.claim_one("a")
+    expect_a(await h.enqueue("e", idempotency=key), Queued, "enqueue with the key, once there is room again")
+    expect_a(await h.enqueue("f"), QuotaExceeded, "enqueue over the quota again")
+
+
+@rule("TENANT-5")
+async def a_batch_is_taken_as_far_as_the_quota_goes(h: Harness) -> None:
+    """Item by item: what fits is queued, duplicates are told so, the rest is refused."""
+    await limit(h, 2, queue=h.queue)
+    answers = await h.store.enqueue([h.new(id) for id in ("a", "b", "c", "a", "d")])
+    kinds = [type(answer) for answer in answers]
+    expect_equal(kinds, [Queued, Queued, QuotaExceeded, Duplicate, QuotaExceeded], "answers to a batch")
+    expect_equal(await h.list_ids(), ["a", "b"], "jobs that are there")
+
+
+@rule("TENANT-5")
+async def a_quota_of_the_tenant_bounds_all_its_queues_together(h: Harness) -> None:
+    """Without a queue's name it counts over all queues, and binds nobody else."""
+    await limit(h, 3, queue=None)
+    queues = [h.name("q") for _ in range(3)]
+    for queue in queues:
+        await h.queued("a", queue=queue)
+    refusal = expect_a(await h.enqueue("b", queue=queues[0]), QuotaExceeded, "enqueue over the tenant's quota")
+    expect_equal((refusal.queue, refusal.waiting, refusal.limit), (None, 3, 3), "fields of the refusal")
+    expect_a(await h.enqueue("b", queue=h.name("q")), QuotaExceeded, "enqueue into one more queue")
+    expect_a(await h.enqueue("b", queue=queues[0], tenant=h.other), Queued, "enqueue of another tenant")
+    await h.claim_one(queue=queues[1])
+    expect_a(await h.enqueue("b", queue=queues[0]), Queued, "enqueue once a job of another queue runs")
+
+
+@rule("TENANT-5")
+async def retries_releases_and_expiry_are_never_refused_by_a_quota(h: Harness) -> None:
+    """What is running may come back although the queue is full."""
+    await limit(h, 2, queue=h.queue)
+    await h.queued("a", "b")
+    a, b = await h.claim(2)
+    await h.queued("c", "d")
+    h.accepted(await h.retry(a), JobState.RETRYING)
+    h.accepted(await h.release(b), JobState.READY)
+    waiting = expect_a(await h.enqueue("e"), QuotaExceeded, "enqueue while four wait")
+    expect_equal((waiting.waiting, waiting.limit), (4, 2), "how many wait, and the quota")
+    got = await h.claim(4)  # `a` waits for its retry.
+    expect_equal(sorted(job.id for job in got), ["b", "c", "d"], "jobs claimed")
+    await h.queued("e")
+    await h.advance(LEASE)
+    await h.store.reap(1000, 0.0)
+    await h.advance(DELAY)
+    expect_equal((await h.stats()).counts[JobState.READY], 5, "jobs that wait after all leases ran out")
+
+
+@rule("TENANT-5")
+async def a_replay_is_refused_by_a_quota(h: Harness) -> None:
+    """A dead letter stays one while the queue is full, and can be replayed when there is room."""
+    queue = h.name("q")
+    job = await h.leased("dead", queue=queue)
+    h.accepted(await h.fail(job), JobState.FAILED)
+    await limit(h, 1, queue=queue)
+    await h.queued("a", queue=queue)
+    before = await h.get(job.key)
+    async with h.no_event("by a refused replay"):
+        expect_a(await h.replay(job.key), QuotaExceeded, "replay into a full queue")
+        expect_equal(await h.get(job.key), before, "record after a refused replay")
+    await h.claim_one("a", queue=queue)
+    expect_a(await h.replay(job.key), Replayed, "replay once there is room")
+
+
+@rule("TENANT-5")
+async def a_quota_can_be_raised_lowered_and_read(h: Harness) -> None:
+    """Setting one thing leaves the others; a lower quota takes nothing away; the tenant's own come first."""
+    await limit(h, 1, queue=h.queue)
+    await h.store.set_tenant(h.tenant, TenantSettings(h.queue, weight=2.0))
+    await h.store.set_tenant(h.tenant, TenantSettings(weight=3.0))
+    second = h.name("q")
+    await h.store.set_tenant(h.tenant, TenantSettings(second, max_waiting=7))
+    queues = sorted([TenantSettings(h.queue, 2.0, 1), TenantSettings(second, None, 7)], key=lambda s: s.queue or "")
+    expect_equal(list(await h.store.tenant_settings(h.tenant)), [TenantSettings(None, 3.0), *queues], "settings")
+    await h.queued("a")
+    expect_a(await h.enqueue("b"), QuotaExceeded, "enqueue over a quota of 1")
+    await limit(h, 2, queue=h.queue)
+    expect_a(await h.enqueue("b"), Queued, "enqueue after the quota was raised")
+    await limit(h, 0, queue=h.queue)
+    expect_a(await h.enqueue("c"), QuotaExceeded, "enqueue under a quota of 0")
+    expect_equal(await h.list_ids(), ["a", "b"], "jobs after the quota was lowered")
+    expect_equal(len(await h.claim(5)), 2, "jobs claimed after the quota was lowered")
+
+
+@rule("TENANT-5")
+async def concurrent_enqueues_do_not_get_around_a_quota(h: Harness) -> None:
+    """An exact quota never overshoots; where the store says otherwise, by no more than was in flight."""
+    most, flights = 5, 20
+    await limit(h, most, queue=h.queue)
+    stores = await h.handles(4)
+    calls = [stores[number % 4].enqueue([h.new(f"job-{number}")]) for number in range(flights)]
+    answers = [answer for batch in await asyncio.gather(*calls) for answer in batch]
+    queued = sum(isinstance(answer, Queued) for answer in answers)
+    refused = sum(isinstance(answer, QuotaExceeded) for answer in answers)
+    expect_equal(queued + refused, flights, "enqueues that were either queued or refused")
+    expect_between(queued, most, most if h.capabilities.exact_quota else flights, "jobs queued under a quota of 5")
+    expect_equal((await h.stats()).counts[JobState.READY], queued, "jobs counted")
+    expect_a(await h.enqueue("late"), QuotaExceeded, "an enqueue after all that")
+    expect(await h.find(h.key("late")) is None, "a refused job has a record")

@@ -1,0 +1,186 @@
+"""TENANT-1 to TENANT-3: whose job it is, and that nobody else can tell it is there."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from holdfast.core.errors import JobNotFound
+from holdfast.core.job import (
+    HOUR,
+    AttemptError,
+    Cancel,
+    Duplicate,
+    Extend,
+    Finish,
+    IdempotencyKey,
+    Job,
+    JobKey,
+    JobState,
+    Outcome,
+    Progress,
+    Purge,
+    Queued,
+    Report,
+    SetResultTtl,
+)
+from holdfast.store import ListQuery, TenantSettings
+from holdfast.testing.conformance.expect import expect, expect_a, expect_equal
+from holdfast.testing.conformance.harness import LEASE, Harness
+from holdfast.testing.conformance.rules import rule
+
+
+@rule("TENANT-1")
+async def one_id_of_two_tenants_is_two_jobs(h: Harness) -> None:
+    """Each operation acts on the job of the tenant that it names, and on no other."""
+    for tenant in (h.tenant, h.other):
+        expect_a(await h.enqueue("job", tenant=tenant, payload=tenant.encode()), Queued, f"enqueue for {tenant}")
+    mine = await h.claim_one("job")
+    expect_equal((mine.tenant, mine.envelope.payload), (h.tenant, h.tenant.encode()), "job that the tenant claimed")
+    await h.claim_none()
+    theirs = h.key("job", tenant=h.other)
+    await h.expect_state(theirs, JobState.READY, "of the other tenant")
+    h.accepted(await h.complete(mine), JobState.COMPLETED)
+    await h.expect_state(theirs, JobState.READY, "of the other tenant")
+    expect_equal(await h.cancel(theirs), "canceled", "cancel for the other tenant")
+    await h.expect_state(mine.key, JobState.COMPLETED, "after the other tenant's cancel")
+    expect_equal(await h.purge(theirs), "purged", "purge for the other tenant")
+    await h.expect_state(mine.key, JobState.COMPLETED, "after the other tenant's purge")
+
+
+@rule("TENANT-1")
+async def a_payload_never_names_the_tenant(h: Harness) -> None:
+    """Whatever a payload or a header says, the job belongs to the tenant of the call."""
+    payload = b'{"tenant": "%s", "tid": "%s"}' % (h.other.encode(), h.other.encode())
+    await h.queued("job", payload=payload, headers={"tenant": h.other, "tenant_id": h.other})
+    expect_equal(await h.find(h.key("job", tenant=h.other)), None, "record under the tenant that the payload names")
+    await h.claim_none(tenant=h.other)
+    expect_equal((await h.claim_one("job")).tenant, h.tenant, "tenant of the job")
+    expect_equal(await h.events(h.other), [], "events of the tenant that the payload names")
+
+
+@rule("TENANT-1")
+async def settings_and_pauses_are_the_tenants_own(h: Harness) -> None:
+    """What one tenant sets or pauses changes nothing for another on the same queue name."""
+    await h.store.set_tenant(h.tenant, TenantSettings(h.queue, weight=2.0, max_waiting=1))
+    await h.store.pause(h.tenant, h.queue, paused=True)
+    expect_equal(list(await h.store.tenant_settings(h.other)), [], "settings of the other tenant")
+    expect(not (await h.stats(tenant=h.other)).paused, "the other tenant's queue shows as paused")
+    await h.queued("a", "b", tenant=h.other)
+    await h.claim_one("a", tenant=h.other)
+
+
+@rule("TENANT-1")
+async def counts_and_lists_are_the_tenants_own(h: Harness) -> None:
+    """Stats and lists of a queue name count and show one tenant's jobs."""
+    await h.queued("a", "b")
+    await h.queued("c", tenant=h.other)
+    expect_equal((await h.stats()).counts[JobState.READY], 2, "ready jobs of the tenant")
+    expect_equal((await h.stats(tenant=h.other)).counts[JobState.READY], 1, "ready jobs of the other tenant")
+    expect_equal(await h.list_ids(), ["a", "b"], "list of the tenant")
+    own = {stats.queue: stats.counts[JobState.READY] for stats in await h.store.stats(h.other)}
+    expect_equal(own, {h.queue: 1}, "stats of all queues of the other tenant")
+    tenants = await h.store.tenants()
+    expect(h.tenant in tenants and h.other in tenants, "tenants with jobs are missing among the tenants")
+    expect_equal(tenants, sorted(tenants), "order of the tenants")
+
+
+async def answers_of(h: Harness, key: JobKey, token: int) -> list[object]:
+    """Everything that a caller can learn about a job by its key, as comparable values."""
+    outcomes: tuple[Outcome, ...] = ("complete", "fail", "retry", "release")
+    error = AttemptError("Boom", "it broke")
+    answers: list[object] = [
+        *await h.store.finish([Finish(key, token, outcome, error=error) for outcome in outcomes]),
+        *await h.store.extend([Extend(key, token, LEASE)]),
+        *await h.store.report([Report(key, token, Progress(0.5))]),
+        *await h.store.cancel([Cancel(key), Cancel(key, only_waiting=True)]),
+        *await h.store.replay([key]),
+        *await h.store.purge([Purge(key)]),
+        *await h.store.set_result_ttl([SetResultTtl(key, HOUR)]),
+        *await h.store.get([key]),
+        [job.id for job in (await h.store.list(ListQuery(key.tenant, key.queue))).jobs],
+        sum((await h.stats(key.queue, key.tenant)).counts.values()),
+    ]
+    return [(type(answer), str(answer), answer.args) if isinstance(answer, Exception) else answer for answer in answers]
+
+
+@rule("TENANT-2")
+async def a_foreign_job_answers_as_one_that_does_not_exist(h: Harness) -> None:
+    """Same error, same body, in every state of the foreign job, and it stays untouched."""
+    for state in (JobState.SCHEDULED, JobState.READY, JobState.LEASED, JobState.COMPLETED, JobState.FAILED):
+        job = await h.job_in(state)
+        token = job.token or 1
+        foreign = JobKey(h.other, job.queue, job.id)
+        async with h.no_event(f"by a stranger's calls on a {state} job", tenant=None):
+            seen = await answers_of(h, foreign, token)
+            expect_equal(await h.get(job.key), job, f"record of a {state} job after a stranger's calls")
+        nowhere = JobKey(h.name("v"), job.queue, job.id)
+        expect_equal(seen, await answers_of(h, nowhere, token), f"answers about a foreign {state} job")
+        refusals = [answer for answer in seen if isinstance(answer, tuple) and answer[0] is JobNotFound]
+        expect_equal(len(refusals), 7, f"refusals by JobNotFound about a foreign {state} job in {seen}")
+        fields = (JobNotFound, str(JobNotFound(job.queue, job.id)), (job.queue, job.id))
+        expect_equal(refusals[0], fields, "what the refusal says")
+
+
+@rule("TENANT-2")
+async def a_foreign_token_gives_no_power(h: Harness) -> None:
+    """The token of one tenant's job does not open another tenant's job of the same name."""
+    queue = h.name("q")
+    mine = await h.leased(queue=queue)
+    theirs = await h.leased(queue=queue, tenant=h.other)
+    answer = (await h.store.finish([Finish(mine.key, theirs.token, "complete")]))[0]
+    expect_equal(answer.__class__.__name__, "LeaseLost", "complete with the token of another tenant's job")
+    await h.expect_state(mine.key, JobState.LEASED, "after that")
+    await h.expect_state(theirs.key, JobState.LEASED, "after that")
+
+
+@rule("TENANT-2")
+async def a_foreign_job_takes_no_id_and_no_key(h: Harness) -> None:
+    """An enqueue is answered as if the other tenant's jobs and keys were not there."""
+    key = IdempotencyKey("once", "forever")
+    await h.queued("job", tenant=h.other, idempotency=key)
+    expect_a(await h.enqueue("job", idempotency=key), Queued, "enqueue of an id and key that another tenant has")
+
+
+TRICKY_QUEUES = ("a", "a:b", "a:b:c", "a/b", "a/", "a.b", "A", "1:a", "a-", "a_b")
+TRICKY_IDS = (
+    "c", "b:c", ":b:c", "1:c", "C", "c ", " c", "c/d", "%63", "c%", "c_", "{c}", "c\\", "c'", 'c"', "c*", "c\u00e9",
+    "ce\u0301", "\U0001f600", "x" * 200, "null", "0", "00", "-", "--", "\u00a0",
+)  # fmt: skip
+
+
+@rule("TENANT-3")
+async def names_that_look_alike_never_meet(h: Harness) -> None:
+    """(tenant, queue, id) is injective: separators, case, wildcards, quotes and Unicode forms make no two equal."""
+    unique = h.name("")
+    tenants = (f"a{unique}", f"a{unique}.b", f"A{unique}", f"a{unique}-b", f"a{unique}_b")
+    queues = [queue + unique for queue in TRICKY_QUEUES[:4]]
+    keys = [JobKey(*parts) for parts in product(tenants[:3], queues, TRICKY_IDS)]
+    keys += [JobKey(*parts) for parts in product(tenants, [q + unique for q in TRICKY_QUEUES], ("c", "b:c"))]
+    keys = list(dict.fromkeys(keys))
+    new = [h.new(k.id, queue=k.queue, tenant=k.tenant, payload="|".join(k).encode()) for k in keys]
+    for answer, key in zip(await h.store.enqueue(new), keys, strict=True):
+        expect_equal(answer, Queued(key.id, JobState.READY), f"enqueue of {key}")
+    for job, key in zip(await h.store.get(keys), keys, strict=True):
+        expect(isinstance(job, Job), f"{key} is not there")
+        if job is not None:
+            expect_equal((job.key, job.envelope.payload), (key, "|".join(key).encode()), "record")
+    gone = keys[::2]
+    await h.store.cancel([Cancel(key) for key in gone])
+    states = [job.state if job else None for job in await h.store.get(keys)]
+    wanted = [JobState.CANCELED if number % 2 == 0 else JobState.READY for number in range(len(keys))]
+    expect_equal(states, wanted, "states after every second one was canceled")
+    for tenant, queue in sorted({(key.tenant, key.queue) for key in keys}):
+        ids = sorted(key.id for key in keys[1::2] if (key.tenant, key.queue) == (tenant, queue))
+        got = await h.claim(len(keys), tenant=tenant, queue=queue)
+        expect_equal(sorted(job.id for job in got), ids, f"jobs claimed from {tenant} {queue}")
+
+
+@rule("TENANT-3")
+async def keys_that_look_alike_never_meet(h: Harness) -> None:
+    """The scope of an idempotency key, (tenant, queue, job type, key), is injective too."""
+    queues = (h.queue, f"{h.queue}:a", f"{h.queue}:a:b")
+    for number, (queue, type_, key) in enumerate(product(queues, ("a", "a:b", "A", "b"), ("c", "b:c", "a:b:c", "C"))):
+        fields = {"queue": queue, "type": type_, "idempotency": IdempotencyKey(key)}
+        first, second = f"first-{number}", f"second-{number}"
+        expect_a(await h.enqueue(first, **fields), Queued, f"first use of {fields}")
+        expect_equal(await h.enqueue(second, **fields), Duplicate(first, JobState.READY), f"second use of {fields}")

@@ -1,0 +1,179 @@
+"""TENANT-4: weighted turns between the tenants that have visible work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from holdfast.core.job import HOUR, JobState
+from holdfast.store import TenantSettings
+from holdfast.testing.conformance.expect import expect, expect_between, expect_equal
+from holdfast.testing.conformance.harness import DELAY, Harness
+from holdfast.testing.conformance.rules import rule
+
+
+async def backlog(h: Harness, tenant: str, count: int, queue: str | None = None, **fields: object) -> None:
+    """Ready jobs of one tenant, in the order of their ids."""
+    stem = h.name("b")
+    await h.queued(*(f"{stem}-{number:05}" for number in range(count)), tenant=tenant, queue=queue, **fields)
+
+
+async def served(h: Harness, turns: int, queues: Sequence[str] | None = None) -> list[str]:
+    """Whose jobs a worker for all tenants gets, claiming one at a time."""
+    tenants: list[str] = []
+    for _ in range(turns):
+        tenants += [job.tenant for job in await h.claim(1, tenant=None, queue=queues)]
+    expect_equal(len(tenants), turns, "turns that were given")
+    return tenants
+
+
+def expect_share(h: Harness, tenants: Sequence[str], shares: dict[str, int], what: str) -> None:
+    """Each tenant must have had its share of the turns: exactly where turns are exact, else in proportion."""
+    total = sum(shares.values())
+    for tenant, share in shares.items():
+        fair = len(tenants) * share / total
+        slack = 1.0 if h.capabilities.exact_turns else max(2.0, fair / 2)
+        got = Counter(tenants)[tenant]
+        expect(abs(got - fair) <= slack, f"{what}: {tenant} had {got} of {len(tenants)} turns, fair is {fair:g}")
+
+
+@rule("TENANT-4")
+async def a_backlog_delays_a_stranger_by_one_turn(h: Harness) -> None:
+    """However much one tenant has waiting, another tenant's next job comes after at most one more."""
+    await backlog(h, h.tenant, 200)
+    await served(h, 20)
+    await h.queued("small", tenant=h.other)
+    expect(h.other in await served(h, 2), "the other tenant's only job did not come within two turns")
+    expect_equal(set(await served(h, 5)), {h.tenant}, "tenants served once the other has nothing left")
+
+
+@rule("TENANT-4")
+async def tenants_take_turns_one_by_one_and_within_a_batch(h: Harness) -> None:
+    """Equal weights alternate, whether jobs are claimed singly or many at once."""
+    names = [h.tenant, h.other, h.name("v")]
+    for tenant in names:
+        await backlog(h, tenant, 20)
+    expect_share(h, await served(h, 15), dict.fromkeys(names, 1), "turns one by one")
+    batch = [job.tenant for job in await h.claim(15, tenant=None)]
+    expect_equal(len(batch), 15, "jobs in a batch")
+    expect_share(h, batch, dict.fromkeys(names, 1), "turns in a batch")
+    if h.capabilities.exact_turns:
+        for start in range(0, 15, 3):
+            expect_equal(len(set(batch[start : start + 3])), 3, f"tenants in the round that starts at {start}")
+
+
+@rule("TENANT-4")
+async def turns_follow_the_weights(h: Harness) -> None:
+    """A tenant of weight 3 gets three turns for one of a tenant of weight 1, also in a short stretch."""
+    await h.store.set_tenant(h.tenant, TenantSettings(weight=3.0))
+    await backlog(h, h.tenant, 60)
+    await backlog(h, h.other, 60)
+    weights = {h.tenant: 3, h.other: 1}
+    got = await served(h, 40)
+    expect_share(h, got, weights, "weights 3 and 1")
+    expect_share(h, got[:8], weights, "weights 3 and 1 at the start")
+    batch = [job.tenant for job in await h.claim(20, tenant=None)]
+    expect_share(h, batch, weights, "weights 3 and 1 in a batch")
+
+
+@rule("TENANT-4")
+async def a_weight_of_one_queue_wins_over_the_tenants_own(h: Harness) -> None:
+    """A weight can be set for one queue of a tenant; other queues keep the tenant's."""
+    await h.store.set_tenant(h.tenant, TenantSettings(weight=4.0))
+    await h.store.set_tenant(h.tenant, TenantSettings(h.queue, weight=1.0))
+    elsewhere = h.name("q")
+    for tenant in (h.tenant, h.other):
+        await backlog(h, tenant, 20)
+        await backlog(h, tenant, 20, queue=elsewhere)
+    expect_share(h, await served(h, 10), {h.tenant: 1, h.other: 1}, "the queue's own weight")
+    expect_share(h, await served(h, 10, [elsewhere]), {h.tenant: 4, h.other: 1}, "the tenant's weight")
+
+
+@rule("TENANT-4")
+async def a_newcomer_does_not_catch_up(h: Harness) -> None:
+    """A tenant that comes late gets its share from then on, not the turns it was not there for."""
+    await backlog(h, h.tenant, 60)
+    await served(h, 30)
+    await backlog(h, h.other, 30)
+    got = await served(h, 10)
+    expect_share(h, got, {h.tenant: 1, h.other: 1}, "turns after a newcomer came")
+
+
+@rule("TENANT-4")
+async def leaving_and_coming_back_gains_nothing(h: Harness) -> None:
+    """A tenant that always has one job only gets no more turns than one with a backlog."""
+    await backlog(h, h.tenant, 40)
+    got: list[str] = []
+    for _ in range(20):
+        await backlog(h, h.other, 1)
+        got += await served(h, 1)
+    expect_share(h, got, {h.tenant: 1, h.other: 1}, "turns of a tenant that leaves and comes back")
+
+
+@rule("TENANT-4")
+async def a_tenant_with_nothing_visible_takes_no_turn(h: Harness) -> None:
+    """Paused, delayed and leased jobs do not make their tenant wait in line, and it enters when they show."""
+    paused, delayed, running = h.name("v"), h.name("w"), h.name("x")
+    for tenant in (paused, running, h.tenant):
+        await backlog(h, tenant, 12)
+    await backlog(h, delayed, 12, delay_ms=HOUR)
+    await h.store.pause(paused, h.queue, paused=True)
+    await h.claim(12, tenant=running)
+    expect_equal(set(await served(h, 6)), {h.tenant}, "tenants served while the others have nothing visible")
+    await h.store.pause(paused, h.queue, paused=False)
+    await h.advance(HOUR)
+    await h.claim_none(tenant=running)  # Its leases ran out; its jobs are retried in a second.
+    await h.advance(DELAY)
+    shares = dict.fromkeys((h.tenant, paused, delayed, running), 1)
+    expect_share(h, await served(h, 16), shares, "turns once all have visible work")
+
+
+@rule("TENANT-4")
+async def priorities_never_count_between_tenants(h: Harness) -> None:
+    """Priority 9 of one tenant does not overtake priority 0 of another, only its own."""
+    await backlog(h, h.tenant, 10, priority=9)
+    await backlog(h, h.other, 10, priority=0)
+    await h.queued("own-last", priority=0)
+    await h.queued("other-first", tenant=h.other, priority=9)
+    got = await h.claim(10, tenant=None)
+    expect_share(h, [job.tenant for job in got], {h.tenant: 1, h.other: 1}, "turns with unequal priorities")
+    own = [job.id for job in got if job.tenant == h.other]
+    expect_equal(own[:1], ["other-first"], "first job of the tenant that has one of priority 9")
+    expect("own-last" not in [job.id for job in got], "priority 0 came before priority 9 of the same tenant")
+
+
+@rule("TENANT-4")
+async def a_claim_over_several_queues_takes_from_them_in_rotation(h: Harness) -> None:
+    """A full queue does not starve the next one, for one tenant and for all; one that runs dry leaves the round."""
+    for tenant in (h.tenant, None):
+        long, short, empty = h.name("q"), h.name("q"), h.name("q")
+        await backlog(h, h.tenant, 10, queue=long)
+        await backlog(h, h.tenant, 2, queue=short)
+        got = await h.claim(3, tenant=tenant, queue=(long, empty, short))
+        expect_equal([job.queue for job in got], [long, short, long], f"queues of the jobs that {tenant} got")
+        got = await h.claim(4, tenant=tenant, queue=(short, empty, long))
+        expect_equal([job.queue for job in got], [short, long, long, long], f"queues of the jobs that {tenant} got")
+
+
+@rule("TENANT-4")
+async def queue_names_have_turns_of_their_own(h: Harness) -> None:
+    """Turns are counted per queue name: having been served in one costs nothing in another."""
+    elsewhere = h.name("q")
+    await backlog(h, h.tenant, 20, queue=elsewhere)
+    await served(h, 20, [elsewhere])
+    for tenant in (h.tenant, h.other):
+        await backlog(h, tenant, 10)
+    expect_share(h, await served(h, 10), {h.tenant: 1, h.other: 1}, "turns in the second queue")
+
+
+@rule("TENANT-4")
+async def every_tenant_of_many_is_served_once_a_round(h: Harness) -> None:
+    """With 40 tenants waiting, 40 turns serve each of them once."""
+    tenants = [h.name("m") for _ in range(40)]
+    for tenant in tenants:
+        await backlog(h, tenant, 2)
+    got = await served(h, 20) + [job.tenant for job in await h.claim(20, tenant=None)]
+    if h.capabilities.exact_turns:
+        expect_equal(Counter(got), Counter(tenants), "turns of 40 tenants in one round")
+    expect_between(len(set(got)), 20, 40, "tenants served in one round")
+    expect_equal((await h.stats(tenant=tenants[0])).counts[JobState.BLOCKED], 0, "blocked jobs")

@@ -1,0 +1,240 @@
+"""Runs handlers, on the event loop, in a thread or in a child process, and makes of their end what the store is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import math
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from holdfast import codec as codecs
+from holdfast.blobs import Blobs, result_name
+from holdfast.context import JobContext, active
+from holdfast.core.errors import ResultTooLarge, UnknownJobType
+from holdfast.core.failpoint import hit
+from holdfast.core.job import RESULT_LIMIT, Finish, Progress, Result
+from holdfast.maintenance.backoff import AWAY, Pause
+from holdfast.telemetry.tracing import job_span
+from holdfast.worker import outcome
+from holdfast.worker.processes import Processes
+from holdfast.worker.threads import Threads
+from holdfast.worker.wire import Raised, Returned
+
+if TYPE_CHECKING:
+    from holdfast.worker.handlers import Handler
+    from holdfast.worker.held import Held, Verdict
+    from holdfast.worker.wire import Ending
+
+TIMEOUT_GRACE_S = 5.0
+BLOB_TRIES = 5
+
+_TRACING = "opentelemetry.trace"
+
+
+class Runner:
+    """Runs held jobs. Made inside the event loop it belongs to.
+
+    `on_ack(held, finish)` gets what the store is to be told, at most once for each; `on_free()` says that a slot is
+    free again, which can be later than that.
+    """
+
+    def __init__(
+        self,
+        handlers: dict[str, Handler],
+        concurrency: int,
+        codec: str,
+        blobs: Blobs | None,
+        on_ack: Callable[[Held, Finish], None],
+        on_free: Callable[[], None],
+        on_progress: Callable[[Held, Progress], None],
+    ) -> None:
+        self._handlers = handlers
+        self._codec = codec
+        self._blobs = blobs
+        self._on_ack = on_ack
+        self._on_free = on_free
+        self._on_progress = on_progress
+        self._loop = asyncio.get_running_loop()
+        self._threads = Threads(concurrency)
+        self._processes = Processes()
+        self._nothing = codecs.encode(None, codec)
+        self.running: set[Held] = set()
+
+    def start(self, held: Held) -> None:
+        """Start the handler. Its slot is taken until `on_free`."""
+        envelope = held.job.envelope
+        handler = self._handlers.get(envelope.type)
+        if handler is None:
+            self._on_ack(held, outcome.finish(held, outcome.unreadable(UnknownJobType(envelope.type))))
+            return
+        self.running.add(held)
+        held.context = JobContext(held.job, on_progress=partial(self._on_progress, held), blobs=self._blobs)
+        timeout_s = handler.timeout_s if envelope.timeout_ms is None else envelope.timeout_ms / 1000
+        if timeout_s is not None:
+            held.timeout_s = timeout_s
+            held.timer = self._loop.call_later(timeout_s, self._time_out, held, handler)
+            held.give_up_at = time.monotonic() + timeout_s + TIMEOUT_GRACE_S
+        if handler.executor == "async":
+            held.task = self._loop.create_task(self._run_async(held, held.context, handler))
+        elif handler.executor == "thread":
+            copied = contextvars.copy_context()
+            self._threads.submit(partial(copied.run, self._run_in_thread, held, held.context, handler))
+        else:
+            held.task = self._loop.create_task(self._run_in_process(held, handler))
+
+    def tell(self, held: Held, verdict: Verdict) -> None:
+        """Tell a running handler that its outcome no longer counts, and to end. [CANCEL-2]"""
+        held.verdict = verdict
+        if held.context is not None:
+            held.context.cancelled.set()
+        # A task that is cancelled before its first step never runs, not even the lines that free its slot.
+        if held.started_at and held.task is not None:
+            held.task.cancel()
+
+    async def close(self) -> None:
+        """End the threads and children. What still runs is a thread that would not listen."""
+        await self._processes.close()
+        self._threads.close(0.0 if self.running else 5.0)
+
+    # The three ways to run -----------------------------------------------------------------------------------
+
+    async def _run_async(self, held: Held, context: JobContext, handler: Handler) -> None:
+        held.started_at = time.monotonic()
+        if held.verdict:
+            return self._end(held, None)
+        hit("worker.before_run")
+        try:
+            args, kwargs = handler.load(held.job.envelope)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the payload cannot be read here
+            return self._end(held, outcome.unreadable(error))
+        try:
+            with active(context), _span(held):
+                value = await handler.function(*args, **kwargs)
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - SystemExit of a handler must not end the worker
+            return self._end(held, outcome.raised(error))
+        return self._end(held, self._encode(value))
+
+    def _run_in_thread(self, held: Held, context: JobContext, handler: Handler) -> None:
+        held.started_at = time.monotonic()
+        ending = None if held.verdict else self._call(held, context, handler)
+        # The loop is closed if the worker has ended while this handler would not listen.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._end, held, ending)
+
+    def _call(self, held: Held, context: JobContext, handler: Handler) -> Ending:
+        hit("worker.before_run")
+        try:
+            args, kwargs = handler.load(held.job.envelope)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the payload cannot be read here
+            return outcome.unreadable(error)
+        try:
+            with active(context), _span(held):
+                value = handler.function(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - SystemExit is just a failed attempt
+            return outcome.raised(error)
+        return self._encode(value)
+
+    async def _run_in_process(self, held: Held, handler: Handler) -> None:
+        held.started_at = time.monotonic()
+        if held.verdict:
+            return self._end(held, None)
+        hit("worker.before_run")
+        try:
+            with _span(held):
+                on_progress = partial(self._on_progress, held)
+                ending = await self._processes.run(held.job, handler.reference, self._codec, on_progress)
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - no child could be started, or it was ended
+            ending = outcome.raised(error)
+        hit("worker.after_effect")
+        return self._end(held, ending)
+
+    def _encode(self, value: Any) -> Ending:
+        hit("worker.after_effect")
+        if value is None:
+            return Returned(self._nothing)
+        try:
+            return Returned(codecs.encode(value, self._codec))
+        except Exception as error:  # noqa: BLE001 - a result that cannot be kept is a failed attempt
+            return outcome.raised(error)
+
+    # The end ---------------------------------------------------------------------------------------------------
+
+    def _end(self, held: Held, ending: Ending | None) -> None:
+        if held.timer is not None:
+            held.timer.cancel()
+            held.give_up_at = math.inf
+        if held.verdict or ending is None:
+            self._acknowledge_verdict(held)
+        elif type(ending) is Raised:
+            self._on_ack(held, outcome.finish(held, ending))
+        elif len(ending.data) <= RESULT_LIMIT:
+            self._on_ack(held, Finish(held.key, held.token, "complete", Result(ending.data, self._codec)))
+        else:
+            # The slot stays taken: what is to be kept elsewhere is held in memory here until then.
+            held.task = self._loop.create_task(self._keep_large(held, ending.data))
+            return
+        self.running.discard(held)
+        self._on_free()
+
+    def _acknowledge_verdict(self, held: Held) -> None:
+        if held.finish is None and held.verdict == "released":
+            self._on_ack(held, outcome.release(held))
+        elif held.finish is None and held.verdict == "timeout":
+            self._on_ack(held, outcome.timed_out(held))
+
+    def _time_out(self, held: Held, handler: Handler) -> None:
+        if held.verdict:
+            return
+        self.tell(held, "timeout")
+        if handler.executor == "thread":
+            # Nothing ends a thread from outside: the job goes on elsewhere, the slot stays taken.
+            self._acknowledge_verdict(held)
+        else:
+            held.timer = self._loop.call_later(TIMEOUT_GRACE_S, self._acknowledge_verdict, held)
+
+    async def _keep_large(self, held: Held, data: bytes) -> None:
+        """Keep a large result as a blob; without a place for it the job fails. [RESULT-1]"""
+        try:
+            finish = await self._put(held, data)
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the blob store is away, or the worker ends
+            finish = outcome.finish(held, outcome.raised(error))
+        if held.verdict:
+            self._acknowledge_verdict(held)
+        else:
+            self._on_ack(held, finish)
+        self.running.discard(held)
+        self._on_free()
+
+    async def _put(self, held: Held, data: bytes) -> Finish:
+        if self._blobs is None:
+            error = outcome.describe(ResultTooLarge(len(data), RESULT_LIMIT))
+            return outcome.finish(held, Raised("fail", error))
+        name = result_name(held.key, held.token)
+        pause = Pause()
+        for tries_left in reversed(range(BLOB_TRIES)):
+            try:
+                await self._blobs.put(name, data)
+                break
+            except AWAY:
+                if not tries_left:
+                    raise
+                await asyncio.sleep(pause.next_s())
+        return Finish(held.key, held.token, "complete", Result(b"", self._codec, name))
+
+
+_NO_SPAN = contextlib.nullcontext()
+
+
+def _span(held: Held) -> contextlib.AbstractContextManager[None]:
+    return job_span(held.job) if _TRACING in sys.modules else _NO_SPAN
