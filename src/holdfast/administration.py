@@ -56,7 +56,10 @@ class Administration(Binding):
 
         `type` filters while paging: a page may be empty and still have a cursor.
         """
-        return await self._page(self._queue(queue), _states(state), type, None, cursor, limit)
+        states = _states(state)
+        return await self._page(
+            ListQuery(self.tenant, self._queue(queue), states, type, cursor=cursor, limit=limit)
+        )
 
     # Dead letters -----------------------------------------------------------------------------------------
 
@@ -73,7 +76,9 @@ class Administration(Binding):
 
         `error` is the last error's type or fingerprint, or a part of its message.
         """
-        return await self._page(self._queue(queue), _FAILED, type, error, cursor, limit)
+        return await self._page(
+            ListQuery(self.tenant, self._queue(queue), _FAILED, type, error, cursor, limit)
+        )
 
     async def replay(self, id: str, *, queue: str | None = None) -> Ticket[Any]:
         """Start a dead letter again: same id, attempts from 0, recorded. [STATE-3]
@@ -230,18 +235,9 @@ class Administration(Binding):
 
     # The small steps --------------------------------------------------------------------------------------
 
-    async def _page(
-        self,
-        queue: str,
-        states: frozenset[JobState],
-        type: str | None,
-        error: str | None,
-        cursor: str | None,
-        limit: int,
-    ) -> JobPage:
-        if not isinstance(limit, int) or not 1 <= limit <= PAGE_LIMIT:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidOption("limit", f"{limit!r} is not a whole number from 1 to {PAGE_LIMIT}")
-        query = ListQuery(self.tenant, queue, states, type, error, cursor, limit)
+    async def _page(self, query: ListQuery) -> JobPage:
+        if not isinstance(query.limit, int) or not 1 <= query.limit <= PAGE_LIMIT:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption("limit", f"{query.limit!r} is not a whole number from 1 to {PAGE_LIMIT}")
         page = await self._counted("list", self._live.list(query))
         return JobPage(map(JobRecord, page.jobs), page.cursor)
 

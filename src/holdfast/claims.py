@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 POLL_S = 30.0
 _LEAST_WAIT_S = 0.002
+_READY = frozenset({Hint.READY})
 
 
 class Bell:
@@ -70,7 +71,7 @@ class Claimer:
     def start(self) -> None:
         """Listen to the store. Twice is harmless."""
         if self._unlisten is None:
-            self._unlisten = self._store.listen(self._hear)
+            self._unlisten = self._store.listen(self._hear, _READY)
 
     def close(self) -> None:
         """Stop listening; who still waits goes on by due times and polls. Twice is harmless."""
@@ -121,8 +122,6 @@ class Claimer:
             self.leave(bell, pass_on=pass_on)
 
     def _hear(self, signal: Signal) -> None:
-        if signal.hint is not Hint.READY:
-            return
         if signal.tenant and signal.queue:
             for tenant in (signal.tenant, None):
                 waiting = self._lanes.get((tenant, signal.queue))

@@ -27,7 +27,7 @@ from holdfast.core import names
 from holdfast.core.errors import InvalidOption, InvalidPayload, UnknownCodec
 from holdfast.core.job import RESULT_TTL, Backoff, Envelope, Jitter
 from holdfast.core.retry import check_backoff
-from holdfast.options import PLAIN, EnqueueOptions, Seconds, duration_ms, resolve
+from holdfast.options import PLAIN, EnqueueOptions, Resolved, Seconds, duration_ms, resolve
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -70,25 +70,16 @@ class Spec(Struct, frozen=True):
 _UNTYPED = Spec()
 
 
-class Message(Generic[R]):
+class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
     """Something to enqueue: immutable, checked, already written down. Made by `JobDefinition.message`."""
 
-    __slots__ = ("_data", "_value", "definition", "resolved", "said", "spec")
-
-    def __init__(
-        self,
-        spec: Spec,
-        value: Any,
-        data: bytes | None = None,
-        definition: JobDefinition[..., Any, R] | None = None,
-        said: EnqueueOptions | None = None,
-    ) -> None:
-        self.spec = spec
-        self.definition = definition
-        self.said: EnqueueOptions = {} if said is None else said
-        self.resolved = PLAIN if said is None else resolve(said)
-        self._value = value
-        self._data = data
+    spec: Spec
+    value: Any
+    data: bytes | None = None
+    """The payload, in the codec of `spec` or else JSON; None: not written yet."""
+    definition: JobDefinition[..., Any, R] | None = None
+    said: EnqueueOptions | None = None
+    resolved: Resolved = PLAIN
 
     @staticmethod
     def raw(
@@ -110,19 +101,15 @@ class Message(Generic[R]):
 
     def options(self, **options: Unpack[EnqueueOptions]) -> Message[R]:
         """The same message with options of its own, as `enqueue` has them; they win over those of the call."""
-        return Message(self.spec, self._value, self._data, self.definition, {**self.said, **options})
+        said: EnqueueOptions = {**(self.said or {}), **options}
+        return Message(self.spec, self.value, self.data, self.definition, said, resolve(said))
 
     def encode(self, codec: str) -> tuple[bytes, str]:
         """The payload, and the codec it is in: the definition's, else `codec`. Raises InvalidPayload."""
         codec = self.spec.codec or codec
-        if self._data is None or codec != (self.spec.codec or "json"):
-            return codecs.check_size(codecs.encode(self._value, codec)), codec
-        return self._data, codec
-
-    @property
-    def result_type(self) -> Any:
-        """What the handler says it returns."""
-        return Any if self.definition is None else self.definition.result_type
+        if self.data is None or codec != (self.spec.codec or "json"):
+            return codecs.check_size(codecs.encode(self.value, codec)), codec
+        return self.data, codec
 
     def __repr__(self) -> str:
         return f"<Message {self.spec.type or 'without type'}>"

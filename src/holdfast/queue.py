@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from itertools import islice
 from typing import Any, TypeVar, Unpack, cast, overload
 
 from holdfast.administration import Administration
 from holdfast.coalesce import BATCH_LIMIT
-from holdfast.core.errors import HoldfastError, InvalidOption, QuotaExceeded
+from holdfast.core.errors import HoldfastError, InvalidOption, ResultExpired
 from holdfast.core.job import (
-    AlreadyCompleted,
     Duplicate,
     Envelope,
     JobKey,
@@ -58,9 +58,11 @@ class Queue(Administration):
         """
         item = _message(message)
         new = self._new_job(item, _options(item, options))
-        ticket = await self._ticket(new, item, await self._send(new, connection))
+        ticket = self._ticket(new.key, item, await self._send(new, connection))
         if ticket.error is not None:
             raise ticket.error
+        if ticket.status == "completed":
+            await self._add_blob(ticket)
         return ticket
 
     @overload
@@ -97,7 +99,7 @@ class Queue(Administration):
         common = resolve(options)
         tickets: list[Ticket[Any]] = []
         async for chunk in _chunks(messages):
-            tickets += [ticket async for ticket in self._enqueue_chunk(chunk, options, common, connection)]
+            tickets += await self._enqueue_chunk(chunk, options, common, connection)
         return tickets
 
     @overload
@@ -135,14 +137,12 @@ class Queue(Administration):
         end = None if limit is None else clock() + limit
         item = _message(message)
         new = self._new_job(item, _options(item, options))
-        self._check_open()
         with self._waits.watch(new.key) as watch:
-            answer = await self._send(new, connection)
-            ticket = await self._ticket(new, item, answer)
+            ticket = self._ticket(new.key, item, await self._send(new, connection))
             left = None if end is None else max(0.0, end - clock())
             # Only of a new job is it certain that its end is still to come, and will be heard.
-            if isinstance(answer, Queued) and await watch.wait(left) is not None:
-                return await self._outcome(watch, None, item.result_type)
+            if ticket.status == "queued" and await watch.wait(left) is not None:
+                return await self._outcome(watch, None, ticket.result_type)
         return await ticket.wait(None if end is None else max(0.0, end - clock()))
 
     # The small steps --------------------------------------------------------------------------------------
@@ -166,11 +166,8 @@ class Queue(Administration):
             options.idempotency,
             tracing.inject(),
         )
-        key = self._address(message, options, request_id)
+        key = JobKey(self.tenant, options.queue or spec.queue or self.name, options.id or request_id)
         return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
-
-    def _address(self, message: Message[Any], options: Resolved, id: str) -> JobKey:
-        return JobKey(self.tenant, options.queue or message.spec.queue or self.name, options.id or id)
 
     async def _send(self, new: NewJob, connection: Any) -> EnqueueAnswer:
         self._check_open()
@@ -180,17 +177,23 @@ class Queue(Administration):
 
     async def _enqueue_chunk(
         self, chunk: list[Any], options: EnqueueOptions, common: Resolved, connection: Any
-    ) -> AsyncIterator[Ticket[Any]]:
+    ) -> list[Ticket[Any]]:
         messages = [_message(item) for item in chunk]
         jobs = [self._job_or_refusal(message, options, common) for message in messages]
         good = [job for job in jobs if isinstance(job, NewJob)]
         answers = iter(await self._enqueue_batch(good, connection) if good else ())
+        tickets: list[Ticket[Any]] = []
         for message, job in zip(messages, jobs, strict=True):
             if isinstance(job, NewJob):
-                yield await self._ticket(job, message, next(answers))
+                ticket = self._ticket(job.key, message, next(answers))
             else:
-                where = self._address(message, message.resolved if message.said else common, "")
-                yield Ticket(self, where, "refused", None, error=job)
+                own = message.resolved
+                queue = own.queue or common.queue or message.spec.queue or self.name
+                ticket = self._ticket(JobKey(self.tenant, queue, own.id or ""), message, job)
+            if ticket.status == "completed":
+                await self._add_blob(ticket)
+            tickets.append(ticket)
+        return tickets
 
     def _job_or_refusal(
         self, message: Message[Any], options: EnqueueOptions, common: Resolved
@@ -200,24 +203,30 @@ class Queue(Administration):
         except HoldfastError as refusal:
             return refusal
 
-    async def _ticket(self, new: NewJob, message: Message[Any], answer: EnqueueAnswer) -> Ticket[Any]:
-        if metrics.current is not None:
-            metrics.current.enqueued(new.key.queue, _STATUS[type(answer)])
-        if isinstance(answer, QuotaExceeded):
-            return Ticket(self, new.key, "refused", None, error=answer)
-        key = new.key if answer.id == new.key.id else new.key._replace(id=answer.id)
-        if isinstance(answer, AlreadyCompleted):
-            blob = await self._fetch(answer.result, key)
-            return Ticket(
-                self, key, "completed", JobState.COMPLETED, message.result_type, answer.result, blob
+    def _ticket(
+        self, key: JobKey, message: Message[Any], answer: EnqueueAnswer | HoldfastError
+    ) -> Ticket[Any]:
+        ticket: Ticket[Any]
+        if isinstance(answer, Queued):
+            ticket = Ticket(self, key, "queued", answer.state, message.definition)
+        elif isinstance(answer, HoldfastError):
+            ticket = Ticket(self, key, "refused", None, error=answer)
+        elif isinstance(answer, Duplicate):
+            found = key._replace(id=answer.id)
+            ticket = Ticket(self, found, "duplicate", answer.state, message.definition)
+        else:
+            found = key._replace(id=answer.id)
+            ticket = Ticket(
+                self, found, "completed", JobState.COMPLETED, message.definition, answer.result
             )
-        status = "queued" if isinstance(answer, Queued) else "duplicate"
-        return Ticket(self, key, status, answer.state, message.result_type)
+        if metrics.current is not None:
+            metrics.current.enqueued(key.queue, ticket.status)
+        return ticket
 
-
-_STATUS: dict[type[EnqueueAnswer], str] = {
-    Queued: "queued", Duplicate: "duplicate", AlreadyCompleted: "completed", QuotaExceeded: "refused"
-}  # fmt: skip
+    async def _add_blob(self, ticket: Ticket[Any]) -> None:
+        # One that is gone shows when somebody asks for the result, and spoils nothing else.
+        with contextlib.suppress(ResultExpired):
+            ticket.blob = await self._fetch(ticket.kept, ticket.key)
 
 
 def _message(message: Any) -> Message[Any]:
@@ -226,9 +235,9 @@ def _message(message: Any) -> Message[Any]:
 
 def _options(message: Message[Any], options: EnqueueOptions) -> Resolved:
     """The options of one item: the message's own win over those of the call."""
-    if not options:
-        return message.resolved
-    return resolve({**options, **message.said})
+    if message.said is None:
+        return resolve(options)
+    return resolve({**options, **message.said}) if options else message.resolved
 
 
 async def _chunks(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[list[Any]]:

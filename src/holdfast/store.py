@@ -20,13 +20,14 @@ from urllib.parse import parse_qsl, unquote
 
 from msgspec import Struct
 
+from holdfast.core import lifecycle
 from holdfast.core.errors import (
     InvalidOption,
     JobNotFound,
     NotReplayable,
     QuotaExceeded,
 )
-from holdfast.core.events import Event
+from holdfast.core.events import Event, fingerprint
 from holdfast.core.job import (
     DAY,
     AlreadyCompleted,
@@ -132,6 +133,17 @@ class ListQuery(Struct, frozen=True):
     """An error's type or fingerprint, exactly, or a part of its message; the last error counts."""
     cursor: str | None = None
     limit: int = 100
+
+    def matches(self, job: Job, now: int) -> bool:
+        """Whether a job of this lane belongs in the list at `now`."""
+        if lifecycle.forgotten(job, now) or lifecycle.shown(job, now) not in self.states:
+            return False
+        if self.type is not None and job.envelope.type != self.type:
+            return False
+        if self.error is None:
+            return True
+        last = job.errors[-1] if job.errors else None
+        return last is not None and (self.error in (last.type, fingerprint(last)) or self.error in last.message)
 
 
 class Page(Struct, frozen=True):

@@ -23,9 +23,7 @@ class Binding(Struct, frozen=True):
     expires_at: int | None = None
 
 
-def decide(
-    new: NewJob, existing: Job | None, binding: Binding | None, holder: Job | None, now: int
-) -> Answer | None:
+def decide(new: NewJob, existing: Job | None, binding: Binding | None, holder: Job | None, now: int) -> Answer | None:
     """Answer an enqueue from the job that has its id and the one that holds its key; None: a fresh job."""
     answer = by_id(existing, new, now)
     if answer is not None:

@@ -1,4 +1,4 @@
-"""Every error Holdfast raises, in one tree.
+"""Every error Holdfast raises, in one tree:
 
     HoldfastError
     ├── InvalidName, InvalidOption, InvalidPayload     the call is wrong; nothing happened
@@ -43,8 +43,7 @@ class InvalidName(HoldfastError, ValueError):
         self.what, self.name, self.reason = what, name, reason
 
     def __str__(self) -> str:
-        shown = self.name if len(self.name) <= 80 else self.name[:77] + "..."
-        return f"{self.what} {shown!r} is not allowed: {self.reason}"
+        return f"{self.what} {self.name[:80]!r} is not allowed: {self.reason}"
 
 
 class InvalidOption(HoldfastError, ValueError):

@@ -30,9 +30,7 @@ def entry(own: int, floor: int) -> int:
     return max(own, floor)
 
 
-def turns(
-    lanes: list[Lane], limit: int, take: Callable[[str], bool], cost_of: Callable[[str], int]
-) -> int:
+def turns(lanes: list[Lane], limit: int, take: Callable[[str], bool], cost_of: Callable[[str], int]) -> int:
     """Give out up to `limit` turns over the heap `lanes`, which is left with the new times. Returns how many.
 
     `take(tenant)` takes one job of that tenant and says whether there was one; a lane without leaves the heap.

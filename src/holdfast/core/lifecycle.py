@@ -1,9 +1,9 @@
-"""Each transition of a job, stated once.
+"""Each transition of a job, stated once:
 
              run_at in the future                      claim (attempt + 1)
  enqueue ──> scheduled ──due──> ready ─────────────────────────────> leased ──complete──> completed
     └──────────────────────────> ready                                │  │
-    └─ waits for other jobs ──> blocked ──unblock──> ready            │  ├─ retry, attempts left ──> retrying ──due──> ready
+    └─ waits for other jobs ──> blocked ──unblock──> ready            │  ├─ retry, attempts left ──> retrying
                                                                       │  ├─ fail / retry, none left ──> failed
                      cancel: from every state that is not terminal ───┘  ├─ release ──> ready or scheduled
                                           ──> canceled                   └─ expire ──> retrying or failed
@@ -122,9 +122,7 @@ def finish(job: Job, item: Finish, now: int, keep: Retention = DEFAULT_RETENTION
 
 def expire(job: Job, random: float, now: int, keep: Retention = DEFAULT_RETENTION) -> Event:
     """End a lease whose deadline has passed. It counts as an attempt. [RETRY-2, LEASE-3]"""
-    error = AttemptError(
-        "LeaseExpired", f"the lease of worker {job.worker_id!r} ran out", "", job.attempts, now
-    )
+    error = AttemptError("LeaseExpired", f"the lease of worker {job.worker_id!r} ran out", "", job.attempts, now)
     _remember(job, error)
     if job.attempts >= job.envelope.max_attempts:
         return _end_dead(job, "expire", "lease_expired", error, now, keep)
@@ -160,9 +158,7 @@ def extend(job: Job, lease_ms: int, now: int) -> Event:
 def report(job: Job, item: Report, now: int) -> Event:
     """Note a running job's progress. No transition."""
     job.progress = Progress(item.progress.fraction, item.progress.message)
-    return events.of(
-        job, "progressed", now, {"fraction": item.progress.fraction, "message": item.progress.message}
-    )
+    return events.of(job, "progressed", now, {"fraction": item.progress.fraction, "message": item.progress.message})
 
 
 def purge(job: Job, now: int) -> Event:
@@ -212,17 +208,13 @@ def _release(job: Job, delay: int, now: int) -> Event:
     return event
 
 
-def _fail(
-    job: Job, verb: str, reason: str, error: AttemptError | None, now: int, keep: Retention
-) -> Event:
+def _fail(job: Job, verb: str, reason: str, error: AttemptError | None, now: int, keep: Retention) -> Event:
     error = _stamped(job, error or AttemptError("Error", ""), now)
     _remember(job, error)
     return _end_dead(job, verb, reason, error, now, keep)
 
 
-def _end_dead(
-    job: Job, verb: str, reason: str, error: AttemptError, now: int, keep: Retention
-) -> Event:
+def _end_dead(job: Job, verb: str, reason: str, error: AttemptError, now: int, keep: Retention) -> Event:
     _move(job, verb, FAILED)
     job.reason = reason
     _end(job, now, keep.failed_ms)

@@ -1,5 +1,7 @@
 """Names: what is allowed, and how several of them become one key. [TENANT-3]
 
+The rules:
+
     tenant      1 to 63 of letters, digits, `.` `_` `-`, starting with a letter or digit
     queue       1 to 128 of the same and `:` `/`
     job type    the same as a queue
@@ -49,7 +51,8 @@ def check_id(name: str, what: str = "id") -> str:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise InvalidName(what, name.encode(errors="replace").decode(), "it is not valid Unicode (a lone surrogate)") from None
+        shown = name.encode(errors="replace").decode()
+        raise InvalidName(what, shown, "it is not valid Unicode (a lone surrogate)") from None
     if not 1 <= size <= ID_BYTES:
         raise InvalidName(what, name, f"it is {size} bytes of UTF-8, 1 to {ID_BYTES} are allowed")
     if any(unicodedata.category(c) == "Cc" for c in name):

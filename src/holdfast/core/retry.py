@@ -7,6 +7,7 @@ from holdfast.core.job import DAY, Backoff
 
 # Spreads one random number over a batch: a multiple of this, modulo 1, is well spread for every token.
 _GOLDEN = 0.6180339887498949
+_MOST_FACTOR = 100
 
 
 def delay_ms(backoff: Backoff, attempt: int, random: float) -> int:
@@ -31,7 +32,7 @@ def check_backoff(backoff: Backoff) -> Backoff:
     """Return `backoff` if its numbers make sense on every store. Raises InvalidOption."""
     if not 0 <= backoff.base_ms <= 30 * DAY:
         raise InvalidOption("retry.base", "must be from 0 to 30 days")
-    if not 1 <= backoff.factor <= 100:
+    if not 1 <= backoff.factor <= _MOST_FACTOR:
         raise InvalidOption("retry.factor", "must be from 1 to 100")
     if not 0 <= backoff.cap_ms <= 365 * DAY:
         raise InvalidOption("retry.cap", "must be from 0 to 365 days")

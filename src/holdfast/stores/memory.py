@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, nsmallest
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from holdfast.core.errors import (
     StoreMismatch,
     Unsupported,
 )
-from holdfast.core.events import Event, fingerprint
+from holdfast.core.events import Event
 from holdfast.core.job import (
     CLAIMABLE,
     TERMINAL,
@@ -96,6 +96,9 @@ CAPABILITIES = Capabilities(
         "clock": "The clock of the process when it started, plus monotonic time: it never jumps.",
     },
 )
+
+I = TypeVar("I")  # noqa: E741 - an item
+A = TypeVar("A")
 
 _READY = JobState.READY
 _stores: dict[str, MemoryStore] = {}
@@ -202,11 +205,7 @@ class MemoryStore:
     async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported("joining a transaction", "memory")
-        with self._lock:
-            now = self._now()
-            answers = [self._enqueue(item, now) for item in items]
-            self._send_signals()
-        return answers
+        return self._each(items, self._enqueue)
 
     def _enqueue(self, new: NewJob, now: int) -> EnqueueAnswer:
         tenant, queue, id_ = new.key
@@ -313,7 +312,9 @@ class MemoryStore:
 
     def _lease(self, job: Job, request: ClaimRequest, now: int) -> Job:
         self._token += 1
-        event = self._change(job, lambda: lifecycle.claim(job, self._token, now + request.lease_ms, request.worker_id, now))
+        event = self._change(
+            job, lambda: lifecycle.claim(job, self._token, now + request.lease_ms, request.worker_id, now)
+        )
         heappush(self._leases, (job.deadline, job.token, job))
         self._drop_binding(job, "until_started")
         self._append(event)
@@ -328,11 +329,7 @@ class MemoryStore:
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         if connection is not None:
             raise Unsupported("joining a transaction", "memory")
-        with self._lock:
-            now = self._now()
-            answers = [self._finish(item, now) for item in items]
-            self._send_signals()
-        return answers
+        return self._each(items, self._finish)
 
     def _finish(self, item: Finish, now: int) -> FinishAnswer:
         job = self._find(item.key, now)
@@ -351,11 +348,7 @@ class MemoryStore:
             self._put_in_line(job, now)
 
     async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
-        with self._lock:
-            now = self._now()
-            answers = [self._extend(item, now) for item in items]
-            self._send_signals()
-        return answers
+        return self._each(items, self._extend)
 
     def _extend(self, item: Extend, now: int) -> ExtendAnswer:
         job = self._find(item.key, now)
@@ -370,11 +363,7 @@ class MemoryStore:
         return Extended(job.deadline, now)
 
     async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
-        with self._lock:
-            now = self._now()
-            answers = [self._report(item, now) for item in items]
-            self._send_signals()
-        return answers
+        return self._each(items, self._report)
 
     def _report(self, item: Report, now: int) -> ReportAnswer:
         job = self._find(item.key, now)
@@ -387,11 +376,7 @@ class MemoryStore:
         return Reported()
 
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
-        with self._lock:
-            now = self._now()
-            answers = [self._cancel(item, now) for item in items]
-            self._send_signals()
-        return answers
+        return self._each(items, self._cancel)
 
     def _cancel(self, item: Cancel, now: int) -> CancelStatus:
         job = self._find(item.key, now)
@@ -406,16 +391,12 @@ class MemoryStore:
         self._end(job)
         self._append(event)
         if running:
-            self._signals.add((Hint.CANCELED, *item.key))
+            self._signals.add((Hint.CANCELED, job.tenant, job.queue, job.id))
         self._tidy_line(self._lines[job.queue], self._lines[job.queue].lanes[job.tenant])
         return "canceled"
 
     async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
-        with self._lock:
-            now = self._now()
-            answers = [self._replay(key, now) for key in keys]
-            self._send_signals()
-        return answers
+        return self._each(keys, self._replay)
 
     def _replay(self, key: JobKey, now: int) -> ReplayAnswer:
         job = self._find(key, now)
@@ -442,11 +423,7 @@ class MemoryStore:
         return Replayed()
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
-        with self._lock:
-            now = self._now()
-            answers = [self._purge(item, now) for item in items]
-            self._send_signals()
-        return answers
+        return self._each(items, self._purge)
 
     def _purge(self, item: Purge, now: int) -> PurgeStatus:
         job = self._find(item.key, now)
@@ -459,9 +436,7 @@ class MemoryStore:
         return "purged"
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
-        with self._lock:
-            now = self._now()
-            return [self._set_result_ttl(item, now) for item in items]
+        return self._each(items, self._set_result_ttl)
 
     def _set_result_ttl(self, item: SetResultTtl, now: int) -> TtlStatus:
         job = self._find(item.key, now)
@@ -487,11 +462,7 @@ class MemoryStore:
             line = self._lines.get(query.queue)
             lane = line.lanes.get(query.tenant) if line else None
             start = _parse_cursor(query.cursor)
-            places = (
-                (_place(job), job)
-                for job in (lane.jobs.values() if lane else ())
-                if not lifecycle.forgotten(job, now) and _matches(job, query, now)
-            )
+            places = ((_place(job), job) for job in (lane.jobs.values() if lane else ()) if query.matches(job, now))
             after = (pair for pair in places if start is None or pair[0] > start)
             page = nsmallest(query.limit + 1, after, key=lambda pair: pair[0])
             rest = page[query.limit :]
@@ -601,7 +572,9 @@ class MemoryStore:
             now = self._now()
             self._workers = {name: entry for name, entry in self._workers.items() if entry[0] > now}
             living = [worker for _, worker in self._workers.values()]
-            return sorted((w for w in living if tenant is None or w.tenant in (None, tenant)), key=lambda w: w.worker_id)
+            return sorted(
+                (w for w in living if tenant is None or w.tenant in (None, tenant)), key=lambda w: w.worker_id
+            )
 
     async def reap(self, limit: int, random: float) -> Reaped:
         with self._lock:
@@ -660,6 +633,14 @@ class MemoryStore:
 
     # The small steps ------------------------------------------------------------------------------------------
 
+    def _each(self, items: Sequence[I], step: Callable[[I, int], A]) -> list[A]:
+        """Do one step for each item, all at the same instant, and tell of it afterwards."""
+        with self._lock:
+            now = self._now()
+            answers = [step(item, now) for item in items]
+            self._send_signals()
+        return answers
+
     def _now(self) -> int:
         if self.options.test_clock == "frozen":
             return self._frozen_at + self._shift
@@ -708,7 +689,7 @@ class MemoryStore:
         self._drop_binding(job, "until_terminal")
         self._drop_binding(job, "until_started")
         self._schedule_forgetting(job)
-        self._signals.add((Hint.DONE, *job.key))
+        self._signals.add((Hint.DONE, job.tenant, job.queue, job.id))
 
     def _schedule_forgetting(self, job: Job) -> None:
         heappush(self._ended, (job.expires_at or 0, job.seq, job))
@@ -830,17 +811,6 @@ def _place(job: Job) -> tuple[int, int, int, int]:
     return (2, 0, job.finished_at or 0, job.seq)
 
 
-def _matches(job: Job, query: ListQuery, now: int) -> bool:
-    if lifecycle.shown(job, now) not in query.states:
-        return False
-    if query.type is not None and job.envelope.type != query.type:
-        return False
-    if query.error is None:
-        return True
-    last = job.errors[-1] if job.errors else None
-    return last is not None and (query.error in (last.type, fingerprint(last)) or query.error in last.message)
-
-
 def _parse_cursor(cursor: str | None) -> tuple[int, ...] | None:
     if cursor is None:
         return None
@@ -854,4 +824,3 @@ def _parse_offset(offset: str) -> int:
     if not offset.isascii() or not offset.isdigit():
         raise InvalidOption("after", f"{offset!r} is not an offset of this store")
     return int(offset)
-

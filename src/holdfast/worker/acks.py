@@ -74,6 +74,9 @@ class Acknowledger:
             del self._waiting[: self._batch]
             try:
                 await self._send(batch)
+            except asyncio.CancelledError:
+                self._waiting[:0] = batch
+                raise
             except Exception as error:  # noqa: BLE001 - whatever it is, the outcomes must not be lost
                 self._put_back(batch, error)
                 await asyncio.sleep(pause.next_s())

@@ -60,7 +60,7 @@ class Callbacks:
             except Exception:
                 _log.exception("a callback raised", name=name)
 
-    def mine(self, task: asyncio.Task[Any] | None) -> bool:
+    def has(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether this task is a callback."""
         return task in self._tasks
 

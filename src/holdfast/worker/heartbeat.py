@@ -8,6 +8,7 @@ short jobs costs it nothing: they enter and leave a set and are gone before anyt
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,9 @@ BEAT_EVERY_S = 10.0
 BEAT_TTL_MS = 30_000
 VERIFY_EVERY_S = 0.25
 SIGN_OFF_S = 1.0
+STOP_S = 3.0
+
+_CANCELED = frozenset({Hint.CANCELED})
 
 _log = get_logger(__name__)
 
@@ -36,7 +40,7 @@ _log = get_logger(__name__)
 class Heartbeat:
     """Renews what is in `held`, notices cancels, and tells that the worker lives.
 
-    `on_lost(held, refusal)` and `on_error(error)` are called in this thread: hand over to your own loop there.
+    Made and stopped in the worker's event loop, where `on_lost(held, refusal)` and `on_error(error)` are called.
     """
 
     def __init__(
@@ -48,6 +52,8 @@ class Heartbeat:
         on_lost: Callable[[Held, Refusal], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
+        self._home = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
         self._origin = store
         self._held = held
         self._lease_ms = lease_ms
@@ -73,23 +79,19 @@ class Heartbeat:
         if self._idle["renew"] or self._idle["expire"]:
             self._loop.call_soon_threadsafe(self._wake)
 
-    def stop(self) -> None:
-        """Ask the thread to sign the worker off and to end; `join` waits for it. Twice is harmless."""
-        if self._thread.is_alive():
-            try:
-                self._loop.call_soon_threadsafe(self._stop.set)
-            except RuntimeError:
-                _log.debug("the heartbeat has already ended")
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread's end; whether it came."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+    async def stop(self) -> None:
+        """Sign the worker off and end the thread."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await self._ended.wait()
+        self._thread.join(SIGN_OFF_S)
 
     # Everything below runs in the thread. ----------------------------------------------------------------------
 
     def _main(self) -> None:
         asyncio.run(self._run())
+        self._hand_over(self._ended.set)
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -104,7 +106,7 @@ class Heartbeat:
 
     async def _serve(self) -> None:
         store = await self._connect()
-        unlisten = store.listen(self._hear)
+        unlisten = store.listen(self._hear, _CANCELED)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._renew_forever(store))
@@ -173,7 +175,7 @@ class Heartbeat:
                 self._lost(one, answer)
 
     def _hear(self, signal: Signal) -> None:
-        if signal.hint is Hint.CANCELED and any(_concerns(signal, one) for one in self._held.copy()):
+        if any(_concerns(signal, one) for one in self._held.copy()):
             self._verify.append(signal)
             self._bells["renew"].set()
 
@@ -193,7 +195,7 @@ class Heartbeat:
         # Here and not in the worker's loop: a thread must learn of it even while that loop is blocked.
         if held.context is not None:
             held.context.cancelled.set()
-        self._on_lost(held, refusal)
+        self._hand_over(self._on_lost, held, refusal)
 
     # The registry of workers
 
@@ -237,7 +239,12 @@ class Heartbeat:
     def _report(self, error: Exception) -> None:
         if not isinstance(error, (StoreError, *AWAY)):
             _log.exception("the heartbeat failed")
-        self._on_error(error)
+        self._hand_over(self._on_error, error)
+
+    def _hand_over(self, call: Callable[..., object], *args: object) -> None:
+        # The worker's loop can be closed while it was killed in the middle.
+        with contextlib.suppress(RuntimeError):
+            self._home.call_soon_threadsafe(call, *args)
 
 
 def _concerns(signal: Signal, held: Held) -> bool:

@@ -7,15 +7,17 @@ belongs to one event loop; only the heartbeat has a thread of its own, and hands
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import socket
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from holdfast.claims import Claimer, pause_s
-from holdfast.core.errors import JobCanceled, StoreError
+from holdfast.core.errors import HoldfastError, JobCanceled
 from holdfast.core.failpoint import hit
 from holdfast.core.job import ClaimRequest, Finished, JobState
 from holdfast.maintenance import Maintenance
@@ -31,20 +33,24 @@ from holdfast.worker.progress import Reporter
 from holdfast.worker.runner import Runner
 
 if TYPE_CHECKING:
-    from holdfast.core.job import Claimed, Finish, Job
+    from holdfast.core.job import Claimed
     from holdfast.core.lease import Refusal
     from holdfast.store import FinishAnswer, Store
     from holdfast.worker.callbacks import Callbacks, EventName
     from holdfast.worker.handlers import Handler
     from holdfast.worker.settings import Settings
 
+CLAIM_LIMIT = 1_000
 ACK_BACKLOG = 10_000
-"""No more is claimed while so many outcomes wait for a store that does not take them."""
+"""Nothing more is claimed while so many outcomes wait for a store that does not take them."""
 PREFETCH_S = 0.25
-"""Claimed ahead is at most what runs in that time: a job is not to wait here while another worker is free."""
+"""Claimed ahead is no more than runs in this time: a job is not to wait here while another worker is free."""
 END_S = 2.0
-"""How long a handler that was told to end may take for it."""
+"""How long a handler may take to end when it is told to."""
+DRAIN_S = 5.0
+"""How long the last acknowledgements may take."""
 HURRY_S = 1.0
+"""The same, when a second signal asks to end at once."""
 
 _EVENT_OF: dict[JobState, EventName] = {
     JobState.COMPLETED: "completed",
@@ -56,9 +62,11 @@ _log = get_logger(__name__)
 
 
 class Loop:
-    """The state of one run. `stop()` ends it gently, `hurry()` at once."""
+    """The state of one run. Made inside the event loop that it runs in."""
 
-    def __init__(self, store: Store, settings: Settings, handlers: dict[str, Handler], callbacks: Callbacks) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, handlers: dict[str, Handler], callbacks: Callbacks
+    ) -> None:
         self._store = store
         self._settings = settings
         self._callbacks = callbacks
@@ -66,23 +74,286 @@ class Loop:
         self._held: set[Held] = set()
         self._ahead: deque[Held] = deque()
         self._queues = settings.queues
-        self._stopping = False
+        self._prefetch = settings.prefetch or 0
+        self._ended = 0
+        self._measured_at: float | None = None
+        self._room_bell: asyncio.Future[None] | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._all_free = asyncio.Event()
-        self._room_bell: asyncio.Future[None] | None = None
-        self._ended = 0
-        self._prefetch = 0 if settings.prefetch is None else settings.prefetch
-        self._fatal: BaseException | None = None
+        self._fatal: Exception | None = None
         self._claimer = Claimer(store)
-        self._acks = Acknowledger(store, self._settled, self._error)
-        self._reporter = Reporter(store, self._lost, self._error)
+        self._bell = self._claimer.bell(settings.tenant, settings.queues)
+        self._acks = Acknowledger(store, self._settled, self._on_error("finish"))
+        self._reporter = Reporter(store, self._lost, self._on_error("report"))
         self._runner = Runner(
             handlers, settings.concurrency, settings.codec, settings.blobs,
             self._acks.add, self._freed, self._reporter.add,
         )  # fmt: skip
         self._heartbeat = Heartbeat(
-            store, self._held, settings.lease_ms, self._describe,
-            lambda held, refusal: self._hand_over(self._lost, held, refusal),
-            lambda error: self._hand_over(self._error, error),
+            store, self._held, settings.lease_ms, self._describe, self._lost, self._on_error("extend")
+        )
+        self._deletions: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Work until `stop`, then finish or release what is held. Raises what makes work impossible."""
+        maintenance = Maintenance(self._store, blobs=self._settings.blobs, on_error=self._on_error("maintain"))
+        self._heartbeat.start()
+        self._claimer.start()
+        upkeep = asyncio.create_task(maintenance.run())
+        acking = asyncio.create_task(self._acks.run())
+        claiming = asyncio.create_task(self._claim())
+        try:
+            await self._stop.wait()
+            await self._end_running()
+            await self._end_calls(claiming, acking)
+        finally:
+            for task in (upkeep, claiming, acking):
+                task.cancel()
+            await asyncio.wait([upkeep, claiming, acking, *self._deletions])
+            self._claimer.leave(self._bell, pass_on=False)
+            self._claimer.close()
+            await self._reporter.close()
+            await self._runner.close()
+            await self._heartbeat.stop()
+            await self._callbacks.finish(END_S)
+        if self._fatal is not None:
+            raise self._fatal
+
+    def stop(self) -> None:
+        """Stop claiming; finish what runs, or release it after the grace. Twice is harmless."""
+        if not self._stop.is_set():
+            self._stop.set()
+            self._bell.ring()
+            self._ring_room()
+
+    def hurry(self) -> None:
+        """End at once: cancel what runs, try once to release it."""
+        self._hurry.set()
+        self.stop()
+
+    def runs(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether this task is one of our handlers."""
+        return task is not None and any(held.task is task for held in self._runner.running)
+
+    # Claiming --------------------------------------------------------------------------------------------------
+
+    async def _claim(self) -> None:
+        pause = Pause()
+        while not self._stop.is_set():
+            room = self._room()
+            if room <= 0:
+                self._room_bell = self._loop.create_future()
+                await self._room_bell
+                continue
+            self._measure()
+            # Armed before the look: a hint that comes during it makes us look again. [CLAIM-3]
+            self._bell.arm()
+            sent = time.monotonic()
+            try:
+                claimed = await self._store.claim(self._request(room))
+                hit("worker.after_claim")
+            except Exception as error:  # noqa: BLE001 - a worker outlives its store's troubles
+                if self._is_fatal(error):
+                    return
+                self._on_error("claim")(error)
+                await self._within(pause.next_s(), self._stop)
+                continue
+            pause.reset()
+            self._take(claimed, sent)
+            if len(claimed.jobs) < room and not self._stop.is_set():
+                self._measured_at = None
+                await self._bell.wait(pause_s(claimed))
+
+    def _request(self, room: int) -> ClaimRequest:
+        settings = self._settings
+        self._queues = self._queues[1:] + self._queues[:1]
+        chance = random.random()  # noqa: S311 - jitter, no secret
+        return ClaimRequest(
+            settings.tenant, self._queues, min(room, CLAIM_LIMIT), settings.lease_ms, settings.worker_id, chance
+        )
+
+    def _take(self, claimed: Claimed, sent: float) -> None:
+        if not claimed.jobs:
+            return
+        lease_s = self._settings.lease_ms / 1000
+        until, renew_at = sent + lease_s, sent + lease_s / 3
+        taken = [Held(job, until, renew_at) for job in claimed.jobs]
+        self._held.update(taken)
+        self._ahead.extend(taken)
+        if metrics.current is not None:
+            metrics.current.held(len(taken))
+            for job in claimed.jobs:
+                metrics.current.claimed(job.queue, (claimed.now - job.visible_at) / 1000)
+        self._heartbeat.kick()
+        if self._stop.is_set():
+            self._release_ahead()
+        else:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        ahead, running, limit = self._ahead, self._runner.running, self._settings.concurrency
+        now = time.monotonic()
+        while ahead and len(running) < limit:
+            held = ahead.popleft()
+            if held.until > now:
+                self._runner.start(held)
+            else:
+                self._settled([held], [None])
+
+    def _room(self) -> int:
+        """How many jobs to claim. Claimed ahead is refilled when half of it is used up, not one by one."""
+        if len(self._ahead) > self._prefetch // 2 or self._acks.backlog > ACK_BACKLOG:
+            return 0
+        return self._settings.concurrency + self._prefetch - len(self._runner.running) - len(self._ahead)
+
+    def _measure(self) -> None:
+        """Find how much to claim ahead from how fast jobs ended since the last claim, if there was no idling."""
+        if self._settings.prefetch is not None:
+            return
+        now = time.monotonic()
+        if self._measured_at is None:
+            self._prefetch = 0
+        elif now > self._measured_at:
+            speed = self._ended / (now - self._measured_at)
+            self._prefetch = min(self._settings.concurrency, int(speed * PREFETCH_S))
+        self._ended = 0
+        self._measured_at = now
+
+    def _freed(self) -> None:
+        self._ended += 1
+        if self._ahead:
+            self._start_next()
+        if self._room_bell is not None and len(self._ahead) <= self._prefetch // 2:
+            self._ring_room()
+        if not self._runner.running:
+            self._all_free.set()
+
+    def _ring_room(self) -> None:
+        if self._room_bell is not None:
+            self._room_bell.set_result(None)
+            self._room_bell = None
+
+    # What became of it -----------------------------------------------------------------------------------------
+
+    def _settled(self, batch: list[Held], answers: list[FinishAnswer | None]) -> None:
+        self._held.difference_update(batch)
+        recorder = metrics.current
+        for held, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Finished):
+                name = _EVENT_OF.get(answer.state)
+                if name is not None and self._callbacks.wanted(name):
+                    self._callbacks.emit(name, held.job, held.finish.error if held.finish else None)
+            else:
+                self._refused(held, answer)
+            if recorder is not None:
+                recorder.held(-1)
+                if held.finish is not None and held.started_at:
+                    run_s = time.monotonic() - held.started_at
+                    recorder.finished(held.key.queue, held.finish.outcome, run_s)
+        self._ring_room()
+
+    def _refused(self, held: Held, refusal: Refusal | None) -> None:
+        """An outcome that came too late; None: so late that it was not sent. [LEASE-4]"""
+        result = held.finish.result if held.finish else None
+        if result is not None and result.blob and refusal is not None and self._settings.blobs is not None:
+            # Surely not accepted, so nobody will ever ask for it.
+            task = asyncio.create_task(self._delete(result.blob))
+            self._deletions.add(task)
+            task.add_done_callback(self._deletions.discard)
+        if held.finish is None or held.finish.outcome != "release":
+            self._callbacks.emit("canceled" if isinstance(refusal, JobCanceled) else "stalled", held.job, refusal)
+
+    async def _delete(self, blob: str) -> None:
+        with contextlib.suppress(Exception):
+            if self._settings.blobs is not None:
+                await self._settings.blobs.delete([blob])
+
+    def _lost(self, held: Held, refusal: Refusal) -> None:
+        """The lease is gone: the handler is told, its outcome no longer counts. [LEASE-4, CANCEL-2]"""
+        if held.finish is not None or held.verdict:
+            return  # Its acknowledgement is on the way and will get the answer.
+        verdict = "canceled" if isinstance(refusal, JobCanceled) else "stalled"
+        self._held.discard(held)
+        if metrics.current is not None:
+            metrics.current.held(-1)
+        if held in self._runner.running:
+            self._runner.tell(held, verdict)
+        elif held in self._ahead:
+            self._ahead.remove(held)
+            held.verdict = verdict
+        self._callbacks.emit(verdict, held.job, refusal)
+        self._ring_room()
+
+    # The end ---------------------------------------------------------------------------------------------------
+
+    async def _end_running(self) -> None:
+        self._release_ahead()
+        if not self._runner.running:
+            return
+        self._all_free.clear()
+        await self._within(self._settings.grace_s, self._all_free)
+        self._runner.tell_all("released")
+        await self._within(END_S, self._all_free)
+        if self._hurry.is_set() and self._runner.running:
+            # Told twice: children are killed now, tasks are cancelled again.
+            self._runner.tell_all("released")
+            await asyncio.wait([asyncio.ensure_future(self._all_free.wait())], timeout=HURRY_S / 4)
+        self._runner.abandon()
+
+    def _release_ahead(self) -> None:
+        while self._ahead:
+            held = self._ahead.popleft()
+            self._acks.add(held, outcome.release(held))
+
+    async def _end_calls(self, claiming: asyncio.Task[None], acking: asyncio.Task[None]) -> None:
+        """A claim under way may still bring jobs: they go back like the others."""
+        await self._within(DRAIN_S, claiming)
+        self._acks.close()
+        await self._within(DRAIN_S, acking)
+        if not acking.done():
+            acking.cancel()
+            await asyncio.wait([acking])
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(HURRY_S):
+                    await self._acks.send_once()
+
+    async def _within(self, seconds: float, what: asyncio.Event | asyncio.Task[None]) -> None:
+        """Wait for `what`, for so many seconds at most, and not at all in a hurry."""
+        waiting = asyncio.ensure_future(what.wait()) if isinstance(what, asyncio.Event) else what
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        try:
+            await asyncio.wait([waiting, hurry], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurry.cancel()
+            if waiting is not what:
+                waiting.cancel()
+
+    # Errors and facts ------------------------------------------------------------------------------------------
+
+    def _is_fatal(self, error: Exception) -> bool:
+        """Whether trying again is pointless: other data than ours, a feature that is not there."""
+        if isinstance(error, AWAY) or not isinstance(error, HoldfastError):
+            return False
+        self._fatal = error
+        self.stop()
+        return True
+
+    def _on_error(self, op: str) -> Callable[[BaseException], None]:
+        def tell(error: BaseException) -> None:
+            if metrics.current is not None:
+                metrics.current.store_error(op)
+            if isinstance(error, (HoldfastError, *AWAY)):
+                _log.warning("the store did not answer", op=op, error=str(error))
+            else:
+                _log.error("a call of the store failed", op=op, error=repr(error))
+            self._callbacks.emit("error", None, error)
+
+        return tell
+
+    def _describe(self) -> WorkerInfo:
+        settings = self._settings
+        return WorkerInfo(
+            settings.worker_id, settings.tenant, socket.gethostname(), os.getpid(), settings.queues,
+            settings.concurrency, len(self._held),
         )  # fmt: skip

@@ -60,6 +60,8 @@ class Runner:
         self._on_free = on_free
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
+        # Each job starts from this, not from the context of the job whose end made room for it.
+        self._context = contextvars.copy_context()
         self._threads = Threads(concurrency)
         self._processes = Processes()
         self._nothing = codecs.encode(None, codec)
@@ -80,12 +82,14 @@ class Runner:
             held.timer = self._loop.call_later(timeout_s, self._time_out, held, handler)
             held.give_up_at = time.monotonic() + timeout_s + TIMEOUT_GRACE_S
         if handler.executor == "async":
-            held.task = self._loop.create_task(self._run_async(held, held.context, handler))
+            run = self._run_async(held, held.context, handler)
+            held.task = self._loop.create_task(run, context=self._context.copy())
         elif handler.executor == "thread":
-            copied = contextvars.copy_context()
-            self._threads.submit(partial(copied.run, self._run_in_thread, held, held.context, handler))
+            context = self._context.copy()
+            self._threads.submit(partial(context.run, self._run_in_thread, held, held.context, handler))
         else:
-            held.task = self._loop.create_task(self._run_in_process(held, handler))
+            run = self._run_in_process(held, handler)
+            held.task = self._loop.create_task(run, context=self._context.copy())
 
     def tell(self, held: Held, verdict: Verdict) -> None:
         """Tell a running handler that its outcome no longer counts, and to end. [CANCEL-2]"""
@@ -95,6 +99,16 @@ class Runner:
         # A task that is cancelled before its first step never runs, not even the lines that free its slot.
         if held.started_at and held.task is not None:
             held.task.cancel()
+
+    def tell_all(self, verdict: Verdict) -> None:
+        """Tell every handler that runs, but those that were told something before, which are only told to end."""
+        for held in tuple(self.running):
+            self.tell(held, held.verdict or verdict)
+
+    def abandon(self) -> None:
+        """Acknowledge for the handlers that were told to end and do not."""
+        for held in tuple(self.running):
+            self._acknowledge_verdict(held)
 
     async def close(self) -> None:
         """End the threads and children. What still runs is a thread that would not listen."""

@@ -1,5 +1,7 @@
 """The file store: SQLite in a directory. Durable on one machine, shared by its processes, no server.
 
+The parts:
+
     database    the file: created whole, checked before it is touched, opened with the settings that make it durable
     engine      one writer thread that commits in groups, one lock between processes, readers beside it
     wakeup      hints to other processes, by FIFOs in the directory

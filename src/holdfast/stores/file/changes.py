@@ -169,7 +169,7 @@ def report(t: Transaction, items: Sequence[Report]) -> list[ReportAnswer]:
             answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
             continue
         event = lifecycle.report(job, item, t.now)
-        t.db.execute(SQL["save_extra"], (rows.extra(job), job.seq))
+        t.db.execute(SQL["save_extra"], (rows.pack_extra(job), job.seq))
         if t.settings.all_events:
             t.append(event, lane)
         answers.append(Reported())

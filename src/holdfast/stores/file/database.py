@@ -7,7 +7,7 @@ import fcntl
 import os
 import sqlite3
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
@@ -29,11 +29,12 @@ def prepare(directory: Path, *, frozen_at: int | None) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreUnavailable(f"cannot make {directory}: {error.strerror}; choose a directory you may write") from error
+        reason = f"cannot make {directory}: {error.strerror}; choose a directory that you may write to"
+        raise StoreUnavailable(reason) from error
     kind = _file_system(directory)
     if kind in _NETWORK:
         raise StoreMismatch(
-            f"{directory} is on a network file system ({kind}), where SQLite can lose data; use a local disk, or a server"
+            f"{directory} is on a network file system ({kind}), where SQLite can lose data; use a local disk"
         )
     path = directory / NAME
     with locked(directory):
@@ -63,9 +64,7 @@ def check(path: Path) -> None:
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     """A connection set up as every part of the store needs it."""
     with translated(path):
-        db = sqlite3.connect(
-            path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=30
-        )
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=30)
         try:
             # WAL with FULL: each commit is on the disk before it is acknowledged. [ENQ-1]
             db.execute("PRAGMA journal_mode = WAL")
@@ -83,7 +82,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Generator[None]:
     """Hold the one lock between processes. The kernel hands it on in order; SQLite's own would poll for it."""
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -94,7 +93,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def translated(path: Path) -> Iterator[None]:
+def translated(path: Path) -> Generator[None]:
     """Turn SQLite's errors into ours, with what to do."""
     try:
         yield
@@ -109,7 +108,7 @@ def _translate(error: sqlite3.Error, path: Path) -> StoreError:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreBusy(f"{path} is locked by another program for too long; try again")
     if name.startswith("SQLITE_FULL"):
-        return StoreUnavailable(f"the disk under {path} is full; nothing of this was kept. Free some space and try again")
+        return StoreUnavailable(f"the disk under {path} is full; nothing of this was kept. Free some space, try again")
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return StoreMismatch(f"{path} is damaged ({error}); stop its users and restore it from a backup")
     if name.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")):

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
-from holdfast.core.events import Event, fingerprint
+from holdfast.core.events import Event
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
 from holdfast.store import EventPage, ListQuery, Page, QueueStats, Reader, TenantSettings, WorkerInfo
 from holdfast.stores.file import rows
@@ -50,7 +50,7 @@ def list_jobs(db: sqlite3.Connection, query: ListQuery) -> Page:
     jobs: list[Job] = []
     cursor = query.cursor
     for scanned, (place, job) in enumerate(_walk(db, lane, query), 1):
-        if not lifecycle.forgotten(job, at) and _matches(job, query, at):
+        if query.matches(job, at):
             if len(jobs) == query.limit:
                 return Page(jobs, cursor, at)
             jobs.append(_shown(db, job, at))
@@ -63,10 +63,10 @@ def list_jobs(db: sqlite3.Connection, query: ListQuery) -> Page:
 def _walk(db: sqlite3.Connection, lane: int, query: ListQuery) -> Iterator[tuple[str, Job]]:
     """The jobs of a lane from the cursor on, each with the cursor that stands for it."""
     start, after = _parse_cursor(query.cursor)
-    only_dead = query.states == {JobState.FAILED}
+    only_dead = query.states == frozenset({JobState.FAILED})
     segments = (
         ("list_waiting", WAITING, (-1, 0, 0), (4, 5, 0)),
-        ("list_leased", {JobState.LEASED}, (-1, 0), (9, 0)),
+        ("list_leased", frozenset({JobState.LEASED}), (-1, 0), (9, 0)),
         ("list_dead" if only_dead else "list_ended", TERMINAL, (-1, 0), (12, 0)),
     )
     for number, (name, states, first, columns) in enumerate(segments):
@@ -181,9 +181,7 @@ def parse_offset(offset: str) -> int:
     return int(offset)
 
 
-def _lane(
-    db: sqlite3.Connection, tenant: str, queue: str, known: dict[tuple[str, str], int | None]
-) -> int | None:
+def _lane(db: sqlite3.Connection, tenant: str, queue: str, known: dict[tuple[str, str], int | None]) -> int | None:
     if (tenant, queue) not in known:
         row = db.execute(SQL["find_lane"], (tenant, queue)).fetchone()
         known[tenant, queue] = None if row is None else row[0]
@@ -193,15 +191,6 @@ def _lane(
 def _shown(db: sqlite3.Connection, job: Job, at: int) -> Job:
     job.state = lifecycle.shown(job, at)
     return rows.fill_payload(db, job)
-
-
-def _matches(job: Job, query: ListQuery, at: int) -> bool:
-    if lifecycle.shown(job, at) not in query.states or query.type not in (None, job.envelope.type):
-        return False
-    if query.error is None:
-        return True
-    last = job.errors[-1] if job.errors else None
-    return last is not None and (query.error in (last.type, fingerprint(last)) or query.error in last.message)
 
 
 def _parse_cursor(cursor: str | None) -> tuple[int, tuple[int, ...]]:

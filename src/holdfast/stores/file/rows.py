@@ -60,7 +60,7 @@ def new_row(job: Job, lane: int) -> Row:
         job.token, job.deadline, job.worker_id, None, None, None, job.result_ttl_ms, "", e.request_id,
         _head(e.type, e.codec, e.version, e.priority, e.max_attempts, e.backoff, e.timeout_ms, e.result_ttl_ms)
         if e.headers is None else _encode(replace(e, payload=b"", request_id="", idempotency=None)),
-        None if e.idempotency is None else extra(job), None, e.payload if len(e.payload) <= SMALL else None,
+        None if e.idempotency is None else pack_extra(job), None, e.payload if len(e.payload) <= SMALL else None,
     )  # fmt: skip
 
 
@@ -70,11 +70,11 @@ def changed_row(job: Job) -> Row:
         CODES[job.state], job.visible_at, job.attempts, job.token, job.deadline, job.worker_id, job.claimed_at,
         job.finished_at, job.expires_at, job.result_ttl_ms,
         f"{job.spent}:{job.spent_state}" if job.spent else "",
-        extra(job), None if job.result is None else _encode(job.result), job.seq,
+        pack_extra(job), None if job.result is None else _encode(job.result), job.seq,
     )  # fmt: skip
 
 
-def extra(job: Job) -> bytes | None:
+def pack_extra(job: Job) -> bytes | None:
     """The columns that most jobs do not need, as one."""
     key = job.envelope.idempotency
     if not (job.reason or job.replays or job.progress or job.errors or key):
@@ -94,9 +94,9 @@ def to_job(row: Row, tenant: str, queue: str) -> Job:
         e.type, ELSEWHERE if payload is None else payload, e.codec, e.version, e.priority, e.max_attempts, e.backoff,
         e.timeout_ms, e.result_ttl_ms, request_id, x.idempotency, e.headers,
     )  # fmt: skip
-    outcome, _, spent_state = spent.partition(":")
+    outcome, _, spent_state = cast("str", spent).partition(":")
     return Job(
-        tenant, queue, id_, seq, envelope, STATES[state], visible_at, enqueued_at, attempts, token, deadline,
+        tenant, queue, id_, seq, envelope, STATES[cast("int", state)], visible_at, enqueued_at, attempts, token, deadline,
         worker_id, claimed_at, finished_at, outcome, spent_state, x.reason,
         None if result is None else _decode_result(result), result_ttl_ms, expires_at, x.progress, list(x.errors),
         x.replays,

@@ -9,7 +9,7 @@ from holdfast.stores.file.rows import JOB_COLUMNS
 
 
 def _load() -> dict[str, str]:
-    text = files(__package__).joinpath("queries.sql").read_text(encoding="utf-8")
+    text = files("holdfast.stores.file").joinpath("queries.sql").read_text(encoding="utf-8")
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
     bodies = (re.sub(r"^--.*\n?", "", body, flags=re.MULTILINE).strip() for body in parts[1::2])
     return {
@@ -32,4 +32,4 @@ ANY_VISIBLE = f"{arms('any_visible_arm')} LIMIT 1"
 SOONEST = f"SELECT min(at) FROM ({arms('soonest_arm')})"  # noqa: S608 - no outside text in it
 FUTURE = arms("future_arm")
 OLDEST_READY = f"SELECT min(at) FROM ({arms('soonest_arm')}) WHERE at <= ?2"  # noqa: S608
-SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
+SCHEMA = files("holdfast.stores.file").joinpath("schema.sql").read_text(encoding="utf-8")

@@ -64,7 +64,7 @@ CAPABILITIES = Capabilities(
         "durable": "Each acknowledged change was flushed to the disk (SQLite WAL, synchronous=FULL).",
         "survives_power_loss": "As far as the disk keeps its word on fsync; a lost disk loses the jobs on it.",
         "clock": "The machine's clock: if it is set back, leases and delays last longer by that much.",
-        "frozen writer": "A process stopped in the middle of a write holds up the others' writes until it goes on or ends.",
+        "frozen writer": "A process stopped in the middle of a write holds up the others until it goes on or ends.",
     },
 )
 

@@ -100,9 +100,7 @@ class Transaction:
     def _save_claimed(self) -> None:
         first = self._claimed[0]
         seqs = _encode_json([job.seq for job in self._claimed]).decode()
-        self.db.execute(
-            SQL["save_claimed"], (first.token, first.deadline, first.worker_id, first.claimed_at, seqs)
-        )
+        self.db.execute(SQL["save_claimed"], (first.token, first.deadline, first.worker_id, first.claimed_at, seqs))
 
     def _save_events(self) -> None:
         for n in range(0, len(self._events), CHUNK):
@@ -298,9 +296,7 @@ class Transaction:
 
     def bind(self, envelope: Envelope, lane: int, binding: dedup.Binding) -> None:
         key = envelope.idempotency.key if envelope.idempotency else ""
-        self.db.execute(
-            SQL["bind_key"], (lane, envelope.type, key, binding.job_id, binding.policy, binding.expires_at)
-        )
+        self.db.execute(SQL["bind_key"], (lane, envelope.type, key, binding.job_id, binding.policy, binding.expires_at))
 
     def drop_key(self, job: Job, lane: int, policy: str) -> None:
         idempotency = job.envelope.idempotency

@@ -22,7 +22,10 @@ BITS = {hint: 1 << n for n, hint in enumerate((Hint.READY, Hint.DONE, Hint.CANCE
 
 def mask_of(hints: Collection[Hint]) -> int:
     """The hints as bits."""
-    return sum(BITS[hint] for hint in set(hints))
+    mask = 0
+    for hint in hints:
+        mask |= BITS[hint]
+    return mask
 
 
 class Ear:
@@ -33,7 +36,7 @@ class Ear:
         self._loop = loop
         self._heard = heard
         self._unique = f"{os.getpid()}-{secrets.token_hex(6)}"
-        self.mask = 0
+        self.mask: int = 0
         folder.mkdir(exist_ok=True)
         self._path = self._named(0)
         os.mkfifo(self._path)
@@ -46,7 +49,8 @@ class Ear:
         if mask != self.mask:
             path = self._named(mask)
             self._path.rename(path)
-            self._path, self.mask = path, mask
+            self._path = path
+            self.mask = mask
 
     def is_mine(self, name: str) -> bool:
         return name == self._path.name
@@ -80,7 +84,7 @@ class Ear:
 def call(folder: Path, mask: int, mine: Callable[[str], bool]) -> None:
     """Send `mask` to every FIFO that wants one of its hints, but for those of this process."""
     try:
-        names = os.listdir(folder)
+        names = os.listdir(folder)  # noqa: PTH208 - names alone, after every commit
     except FileNotFoundError:
         return
     for name in names:

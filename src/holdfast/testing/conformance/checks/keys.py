@@ -1,0 +1,270 @@
+"""ENQ-3: idempotency keys."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.core.errors import NotReplayable, QuotaExceeded
+from holdfast.core.job import (
+    DAY,
+    HOUR,
+    SECOND,
+    AlreadyCompleted,
+    Duplicate,
+    IdempotencyKey,
+    JobState,
+    KeyPolicy,
+    Queued,
+    Replayed,
+    Result,
+)
+from holdfast.store import TenantSettings
+from holdfast.testing.conformance.expect import expect, expect_a, expect_equal
+from holdfast.testing.conformance.harness import DELAY, LEASE, Harness
+from holdfast.testing.conformance.rules import rule
+
+ONCE = IdempotencyKey("once")
+STARTED = IdempotencyKey("once", "until_started")
+FOREVER = IdempotencyKey("once", "forever")
+MINUTE = 60 * SECOND
+TTL = IdempotencyKey("once", "ttl", MINUTE)
+
+
+async def expect_held(h: Harness, by: str, state: JobState | None, key: IdempotencyKey, **fields: object) -> None:
+    """An enqueue with the key must return the job that holds it."""
+    async with h.no_event("by a duplicate of a key"):
+        answer = await h.enqueue(h.name("late"), idempotency=key, **fields)
+        expect_equal(answer, Duplicate(by, state), f"enqueue with a key that {by!r} holds")
+
+
+async def expect_free(h: Harness, key: IdempotencyKey, why: str, **fields: object) -> str:
+    """An enqueue with the key must be queued; the id of the new holder."""
+    id = h.name("next")
+    expect_equal(await h.enqueue(id, idempotency=key, **fields), Queued(id, JobState.READY), f"enqueue {why}")
+    return id
+
+
+@rule("ENQ-3")
+async def a_second_enqueue_with_the_key_returns_the_first_job(h: Harness) -> None:
+    """With the id and the state of the first, and its payload untouched, under every policy."""
+    policies: tuple[KeyPolicy, ...] = ("until_terminal", "until_started", "ttl", "forever")
+    for policy in policies:
+        key = IdempotencyKey(policy, policy, HOUR)
+        await h.queued(policy, idempotency=key, payload=b"first")
+        await expect_held(h, policy, JobState.READY, key, payload=b"second")
+        expect_equal((await h.get(h.key(policy))).envelope.payload, b"first", "payload of the first job")
+    expect_equal((await h.stats()).counts[JobState.READY], len(policies), "jobs that are there")
+
+
+@rule("ENQ-3")
+async def a_key_is_scoped_by_tenant_queue_and_job_type(h: Harness) -> None:
+    """The same key elsewhere is another key."""
+    await h.queued("first", idempotency=ONCE)
+    scopes = ({"tenant": h.other}, {"queue": h.name("q")}, {"type": "another"})
+    for fields in scopes:
+        expect_a(await h.enqueue("second", idempotency=ONCE, **fields), Queued, f"the same key with {sorted(fields)}")
+    await expect_held(h, "first", JobState.READY, ONCE)
+    await expect_free(h, IdempotencyKey("twice"), "with another key")
+
+
+@rule("ENQ-3")
+async def a_key_is_held_until_the_job_ends(h: Harness) -> None:
+    """The default: through retries, releases and expired leases, until completed, failed or canceled."""
+    queue = h.name("q")
+    await h.queued("first", queue=queue, idempotency=ONCE, delay_ms=DELAY, max_attempts=10)
+    await expect_held(h, "first", JobState.SCHEDULED, ONCE, queue=queue)
+    await h.advance(DELAY)
+    await expect_held(h, "first", JobState.READY, ONCE, queue=queue)
+    job = await h.claim_one("first", queue=queue)
+    await expect_held(h, "first", JobState.LEASED, ONCE, queue=queue)
+    await h.retry(job)
+    await expect_held(h, "first", JobState.RETRYING, ONCE, queue=queue)
+    await h.advance(DELAY)
+    await h.release(await h.claim_one("first", queue=queue))
+    await expect_held(h, "first", JobState.READY, ONCE, queue=queue)
+    await h.claim_one("first", queue=queue)
+    await h.advance(LEASE)
+    await h.store.reap(1000, 0.0)
+    await expect_held(h, "first", JobState.RETRYING, ONCE, queue=queue)
+    await h.advance(DELAY)
+    h.accepted(await h.complete(await h.claim_one("first", queue=queue)), JobState.COMPLETED)
+    await expect_free(h, ONCE, "with the key of a completed job", queue=queue)
+
+
+@rule("ENQ-3")
+async def every_end_of_the_job_frees_its_key(h: Harness) -> None:
+    """Completed, failed for good, out of attempts, out of leases, canceled while waiting or running."""
+    for end in ("complete", "fail", "retry", "expire", "cancel waiting", "cancel running"):
+        queue = h.name("q")
+        await h.queued("first", queue=queue, idempotency=ONCE, max_attempts=1)
+        if end != "cancel waiting":
+            job = await h.claim_one("first", queue=queue)
+            if end in ("complete", "fail", "retry"):
+                h.accepted(await h.finish(job, end))
+        if end == "expire":
+            await h.advance(LEASE)
+            await h.store.reap(1000, 0.0)
+        if end.startswith("cancel"):
+            await h.cancel(h.key("first", queue=queue))
+        second = await expect_free(h, ONCE, f"with the key of a job that ended by {end}", queue=queue)
+        await expect_held(h, second, JobState.READY, ONCE, queue=queue)
+
+
+@rule("ENQ-3")
+async def a_key_until_started_is_free_once_the_job_runs(h: Harness) -> None:
+    """Held while the job waits, free from the claim on; the first job does not take it back."""
+    await h.queued("first", idempotency=STARTED, delay_ms=DELAY)
+    await expect_held(h, "first", JobState.SCHEDULED, STARTED)
+    await h.advance(DELAY)
+    await expect_held(h, "first", JobState.READY, STARTED)
+    first = await h.claim_one("first")
+    second = await expect_free(h, STARTED, "with the key of a job that runs")
+    h.accepted(await h.release(first), JobState.READY)
+    await expect_held(h, second, JobState.READY, STARTED)
+    await h.cancel(first.key)
+    await expect_held(h, second, JobState.READY, STARTED)
+    await h.cancel(h.key(second))
+    await expect_free(h, STARTED, "with the key of a job that was canceled before it ran")
+
+
+@rule("ENQ-3")
+async def a_key_for_a_time_outlives_the_job(h: Harness) -> None:
+    """It answers with the result while that is kept, then without a state, and is free when its time is over."""
+    async with h.frozen() as f:
+        await f.queued("first", idempotency=TTL, result_ttl_ms=20 * SECOND)
+        h.accepted(await f.complete(await f.claim_one("first"), b"1"), JobState.COMPLETED)
+        answer = await f.enqueue("second", idempotency=TTL)
+        expect_equal(answer, AlreadyCompleted("first", Result(b"1")), "enqueue while the result is kept")
+        await f.advance(20 * SECOND)
+        await expect_held(f, "first", None, TTL)
+        while (await f.store.prune(1000)).more:
+            pass
+        await expect_held(f, "first", None, TTL)
+        await f.advance(MINUTE - 20 * SECOND - 1)
+        await f.store.prune(1000)
+        await expect_held(f, "first", None, TTL)
+        await f.advance(1)
+        await expect_free(f, TTL, "with a key whose time is over")
+
+
+@rule("ENQ-3")
+async def a_key_for_a_time_is_free_afterwards_although_the_job_waits(h: Harness) -> None:
+    """The time alone decides, also when the job has not run yet."""
+    await h.queued("first", idempotency=TTL, delay_ms=HOUR)
+    await h.advance(MINUTE)
+    second = await expect_free(h, TTL, "with a key whose time is over")
+    await h.cancel(h.key("first"))
+    await expect_held(h, second, JobState.READY, TTL)
+
+
+@rule("ENQ-3")
+async def a_key_for_ever_outlives_the_job(h: Harness) -> None:
+    """It says duplicate with the state while the job is known, and without one afterwards."""
+    for end in ("fail", "cancel", "purge", "forget"):
+        queue = h.name("q")
+        job = await h.leased("first", queue=queue, idempotency=FOREVER, result_ttl_ms=MINUTE)
+        if end == "fail":
+            await h.fail(job)
+            await expect_held(h, "first", JobState.FAILED, FOREVER, queue=queue)
+        elif end == "cancel":
+            await h.cancel(job.key)
+            await expect_held(h, "first", JobState.CANCELED, FOREVER, queue=queue)
+        else:
+            await h.complete(job)
+        if end == "purge":
+            expect_equal(await h.purge(job.key), "purged", "purge")
+        else:
+            await h.advance(8 * DAY)
+            await expect_held(h, "first", None, FOREVER, queue=queue)
+            await h.store.prune(10_000)
+        await expect_held(h, "first", None, FOREVER, queue=queue)
+
+
+@rule("ENQ-3")
+async def the_id_is_looked_at_first_then_the_key(h: Harness) -> None:
+    """An id that is there answers, whatever its key; and the key of a refused enqueue is not taken."""
+    await h.queued("one", idempotency=IdempotencyKey("k1"))
+    await h.queued("two", idempotency=IdempotencyKey("k2"))
+    answer = await h.enqueue("two", idempotency=IdempotencyKey("k1"))
+    expect_equal(answer, Duplicate("two", JobState.READY), "id of one job, key of another")
+    answer = await h.enqueue("two", idempotency=IdempotencyKey("k3"))
+    expect_equal(answer, Duplicate("two", JobState.READY), "id of a job, key of none")
+    await expect_free(h, IdempotencyKey("k3"), "with a key that only a duplicate carried")
+    answer = await h.enqueue("three", idempotency=IdempotencyKey("k1"))
+    expect_equal(answer, Duplicate("one", JobState.READY), "new id, key of a job")
+    expect_equal(await h.find(h.key("three")), None, "record of a job whose key was taken")
+
+
+@rule("ENQ-3")
+async def a_refused_enqueue_binds_no_key(h: Harness) -> None:
+    """Over the quota nothing is bound, so the key is free when there is room."""
+    await h.store.set_tenant(h.tenant, TenantSettings(h.queue, max_waiting=1))
+    await h.queued("full")
+    for key in (ONCE, STARTED, TTL, FOREVER):
+        named = IdempotencyKey(key.policy, key.policy, key.ttl_ms)
+        expect_a(await h.enqueue("refused", idempotency=named), QuotaExceeded, "enqueue over the quota")
+    await h.store.set_tenant(h.tenant, TenantSettings(h.queue, max_waiting=100))
+    for key in (ONCE, STARTED, TTL, FOREVER):
+        named = IdempotencyKey(key.policy, key.policy, key.ttl_ms)
+        await expect_free(h, named, f"with a key ({key.policy}) that only a refused enqueue carried")
+
+
+@rule("ENQ-3")
+async def a_fresh_job_takes_the_key_of_the_one_it_replaces(h: Harness) -> None:
+    """A canceled or failed id enqueued afresh with its own key is queued, and holds the key."""
+    for policy in ("until_terminal", "forever"):
+        key = IdempotencyKey("once", policy)
+        for state in (JobState.CANCELED, JobState.FAILED):
+            job = await h.job_in(state, idempotency=key)
+            answer = await h.enqueue("job", queue=job.queue, idempotency=key, replace_failed=True)
+            expect_equal(answer, Queued("job", JobState.READY), f"fresh enqueue of a {state} id with its {policy} key")
+            await expect_held(h, "job", JobState.READY, key, queue=job.queue)
+
+
+@rule("ENQ-3")
+async def the_end_of_a_job_frees_no_key_that_is_anothers_by_now(h: Harness) -> None:
+    """Only the holder gives a key back: an older job of the same key does not."""
+    queue = h.name("q")
+    first = await h.leased("first", queue=queue, idempotency=STARTED)
+    second = await expect_free(h, ONCE, "with a key that was free from the start of its job on", queue=queue)
+    h.accepted(await h.complete(first), JobState.COMPLETED)
+    await expect_held(h, second, JobState.READY, ONCE, queue=queue)
+    expect_equal(await h.purge(first.key), "purged", "purge of the older job")
+    await expect_held(h, second, JobState.READY, ONCE, queue=queue)
+
+
+@rule("ENQ-3")
+async def a_replay_takes_its_key_again(h: Harness) -> None:
+    """A replayed job holds its `until_terminal` key as at first, and frees it when it ends."""
+    failed = await h.job_in(JobState.FAILED, idempotency=ONCE)
+    expect_a(await h.replay(failed.key), Replayed, "replay")
+    await expect_held(h, "job", JobState.READY, ONCE, queue=failed.queue)
+    h.accepted(await h.complete(await h.claim_one(queue=failed.queue)), JobState.COMPLETED)
+    await expect_free(h, ONCE, "with the key of a replayed job that completed", queue=failed.queue)
+
+
+@rule("ENQ-3")
+async def a_replay_is_refused_while_another_job_holds_its_key(h: Harness) -> None:
+    """With that reason, and nothing changed; it goes through once the other has ended."""
+    failed = await h.job_in(JobState.FAILED, idempotency=ONCE)
+    holder = await expect_free(h, ONCE, "with the key of a failed job", queue=failed.queue)
+    async with h.no_event("by a refused replay"):
+        refusal = expect_a(await h.replay(failed.key), NotReplayable, "replay of a job whose key is taken")
+        expect(holder in refusal.reason, f"the reason does not name the holder: {refusal.reason!r}")
+        expect_equal(await h.get(failed.key), failed, "record after a refused replay")
+    await expect_held(h, holder, JobState.READY, ONCE, queue=failed.queue)
+    h.accepted(await h.complete(await h.claim_one(holder, queue=failed.queue)), JobState.COMPLETED)
+    expect_a(await h.replay(failed.key), Replayed, "replay once the key is free")
+
+
+@rule("ENQ-3")
+async def of_concurrent_enqueues_with_one_key_exactly_one_is_queued(h: Harness) -> None:
+    """Different ids, one key, several handles: one job, and all are told which."""
+    stores = await h.handles(4)
+    calls = [stores[n % 4].enqueue([h.new(f"job-{n}", idempotency=ONCE)]) for n in range(16)]
+    answers = [answer for batch in await asyncio.gather(*calls) for answer in batch]
+    winners = [answer.id for answer in answers if isinstance(answer, Queued)]
+    expect_equal(len(winners), 1, "enqueues with one key that were queued")
+    rest = {repr(answer) for answer in answers if not isinstance(answer, Queued)}
+    expect_equal(rest, {repr(Duplicate(winners[0], JobState.READY))}, "answers to the others")
+    expect_equal([job.id for job in await h.claim(20)], winners, "jobs that are there")

@@ -1,0 +1,389 @@
+"""LEASE: who may still speak for a job, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from holdfast.core.errors import HoldfastError, JobCanceled, JobNotFound, LeaseExpired, LeaseLost
+from holdfast.core.job import HOUR, SECOND, Extended, Finish, Job, JobState, Outcome, Replayed, Reported
+from holdfast.testing.conformance.expect import expect, expect_a, expect_between, expect_equal
+from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Harness
+from holdfast.testing.conformance.rules import rule
+
+OUTCOMES: tuple[Outcome, ...] = ("complete", "fail", "retry", "release")
+LED_TO: dict[Outcome, JobState] = {
+    "complete": JobState.COMPLETED,
+    "fail": JobState.FAILED,
+    "retry": JobState.RETRYING,
+    "release": JobState.READY,
+}
+
+
+async def acknowledge(h: Harness, job: Job, verb: str, token: int | None = None) -> object:
+    """Any of the six things that need a token."""
+    if verb == "extend":
+        return await h.extend(job, token=token)
+    if verb == "progress":
+        return await h.report(job, token=token)
+    outcome = next(outcome for outcome in OUTCOMES if outcome == verb)
+    return await h.finish(job, outcome, token=token, error=BOOM)
+
+
+async def all_refused(
+    h: Harness, job: Job, why: type[HoldfastError], what: str, *, token: int | None = None, but: str = ""
+) -> None:
+    """Every acknowledgement is refused with this error, names the job, and changes nothing."""
+    before = await h.find(job.key)
+    async with h.no_event(f"by refused acknowledgements, {what}", tenant=job.tenant):
+        for verb in (*OUTCOMES, "extend", "progress"):
+            if verb == but:
+                continue
+            refusal = expect_a(await acknowledge(h, job, verb, token), why, f"{verb}, {what}")
+            address = (getattr(refusal, "queue", None), getattr(refusal, "job_id", None))
+            expect_equal(address, (job.queue, job.id), f"address in the refusal of {verb}, {what}")
+        expect_equal(await h.find(job.key), before, f"record after refused acknowledgements, {what}")
+
+
+# LEASE-1 ------------------------------------------------------------------------------------------------------
+
+
+@rule("LEASE-1")
+async def a_job_that_is_not_there_answers_job_not_found(h: Harness) -> None:
+    """Never enqueued, purged, or forgotten."""
+    job = await h.leased(result_ttl_ms=10 * SECOND)
+    never = await h.leased()
+    never.id = "never-enqueued"
+    await all_refused(h, never, JobNotFound, "the job never having been there")
+    h.accepted(await h.complete(job), JobState.COMPLETED)
+    await h.advance(10 * SECOND)
+    await all_refused(h, job, JobNotFound, "the job being forgotten")
+    purged = await h.job_in(JobState.FAILED)
+    expect_equal(await h.purge(purged.key), "purged", "purge")
+    await all_refused(h, purged, JobNotFound, "the job being purged")
+
+
+@rule("LEASE-1")
+async def a_token_that_is_not_the_last_one_granted_is_lost(h: Harness) -> None:
+    """An older one, one never granted, none at all: in every state of the job."""
+    job = await h.leased()
+    for token in (0, -1, job.token - 1, job.token + 1, job.token + 1000):
+        await all_refused(h, job, LeaseLost, f"with token {token - job.token:+} beside the granted one", token=token)
+    h.accepted(await h.retry(job, delay_ms=0), JobState.RETRYING)
+    second = await h.claim_one(queue=job.queue)
+    await all_refused(h, job, LeaseLost, "another lease having been granted since")
+    h.accepted(await h.complete(second), JobState.COMPLETED)
+    await all_refused(h, job, LeaseLost, "another lease having completed the job")
+    for state in (JobState.SCHEDULED, JobState.READY):
+        waiting = await h.job_in(state)
+        for token in (0, 1, job.token):
+            await all_refused(h, waiting, LeaseLost, f"with token {token} on a job never leased", token=token)
+    for state in (JobState.FAILED, JobState.CANCELED, JobState.RETRYING):
+        other = await h.job_in(state)
+        await all_refused(h, other, LeaseLost, f"with an older token on a {state} job", token=other.token - 1)
+
+
+@rule("LEASE-1")
+async def the_same_outcome_again_gets_the_first_answer_again(h: Harness) -> None:
+    """Also past the deadline and after the job moved on, with no second event and no change."""
+    for outcome in OUTCOMES:
+        job = await h.leased(lease_ms=LEASE, result_ttl_ms=HOUR)
+        first = await h.finish(job, outcome, error=BOOM, delay_ms=0)
+        h.accepted(first, LED_TO[outcome])
+        before = await h.get(job.key)
+        async with h.no_event(f"by a repeated {outcome}"):
+            expect_equal(await h.finish(job, outcome, error=BOOM, delay_ms=0), first, f"{outcome} again")
+            await h.advance(2 * LEASE)
+            expect_equal(await h.finish(job, outcome, error=BOOM, delay_ms=0), first, f"{outcome} past the deadline")
+            expect_equal(await h.get(job.key), before, f"record after {outcome} again")
+
+
+@rule("LEASE-1")
+async def the_first_answer_is_kept_also_when_it_was_the_last_attempt(h: Harness) -> None:
+    """A retry that ended the job says failed both times; a delayed release says scheduled both times."""
+    job = await h.leased(max_attempts=1)
+    for _ in range(2):
+        h.accepted(await h.retry(job), JobState.FAILED)
+    expect_a(await h.fail(job), LeaseLost, "another outcome that led to the same state")
+    expect_equal(len((await h.get(job.key)).errors), 1, "errors")
+    job = await h.leased()
+    for _ in range(2):
+        h.accepted(await h.release(job, delay_ms=DELAY), JobState.SCHEDULED)
+    await h.advance(DELAY)
+    h.accepted(await h.release(job, delay_ms=DELAY), JobState.SCHEDULED)
+    await h.expect_state(job.key, JobState.READY, "after its delay")
+
+
+@rule("LEASE-1")
+async def one_acknowledgement_twice_in_a_batch_counts_once(h: Harness) -> None:
+    """A client that sends again what it did not hear about gets both answers, and one event is made."""
+    job = await h.leased()
+    answers = await h.store.finish([Finish(job.key, job.token, "retry", error=BOOM)] * 3)
+    for answer in answers:
+        h.accepted(answer, JobState.RETRYING)
+    expect_equal(await h.kinds(job.key), ["enqueued", "claimed", "retried"], "events")
+    expect_equal(len((await h.get(job.key)).errors), 1, "errors")
+
+
+@rule("LEASE-1")
+async def a_canceled_job_answers_job_canceled(h: Harness) -> None:
+    """To the holder of the lease that died with it, also past its deadline; not to older tokens."""
+    job = await h.job_in(JobState.CANCELED)
+    await all_refused(h, job, JobCanceled, "the job being canceled")
+    await h.advance(2 * LEASE)
+    await all_refused(h, job, JobCanceled, "the job being canceled, past the deadline")
+    released = await h.leased()
+    h.accepted(await h.release(released), JobState.READY)
+    await h.cancel(released.key)
+    await all_refused(h, released, JobCanceled, "the job having been released, then canceled", but="release")
+    h.accepted(await h.release(released), JobState.READY)  # The first answer again comes before canceled.
+
+
+@rule("LEASE-1")
+async def a_token_spent_on_another_outcome_is_lost(h: Harness) -> None:
+    """What was acknowledged one way cannot be acknowledged another way."""
+    for outcome in OUTCOMES:
+        job = await h.leased()
+        h.accepted(await h.finish(job, outcome, error=BOOM), LED_TO[outcome])
+        await all_refused(h, job, LeaseLost, f"the token being spent on {outcome}", but=outcome)
+
+
+@rule("LEASE-1")
+async def at_the_deadline_an_acknowledgement_is_too_late(h: Harness) -> None:
+    """One millisecond before it is accepted; at it, past it, and once reaped it gets LeaseExpired."""
+    verbs: tuple[str, ...] = (*OUTCOMES, "extend", "progress")
+    async with h.frozen() as f:
+        for verb in verbs:
+            job = await f.leased(lease_ms=LEASE)
+            await f.advance(LEASE - 1)
+            answer = await acknowledge(f, job, verb)
+            expect(not isinstance(answer, Exception), f"{verb} a millisecond before the deadline: {answer!r}")
+        job = await f.leased(lease_ms=LEASE)
+        await f.advance(LEASE)
+        await all_refused(f, job, LeaseExpired, "at the deadline")
+        await f.advance(1)
+        await all_refused(f, job, LeaseExpired, "past the deadline")
+        await f.store.reap(1000, 0.0)
+        await f.expect_state(job.key, JobState.RETRYING, "once reaped")
+        await all_refused(f, job, LeaseExpired, "the lease being reaped")
+        last = await f.leased(lease_ms=LEASE, max_attempts=1)
+        await f.advance(LEASE)
+        await f.store.reap(1000, 0.0)
+        await f.expect_state(last.key, JobState.FAILED, "after its last lease")
+        await all_refused(f, last, LeaseExpired, "the last lease being reaped")
+
+
+@rule("LEASE-1")
+async def progress_is_recorded_for_the_holder(h: Harness) -> None:
+    """With the current token; the next attempt starts without it."""
+    job = await h.leased()
+    expect_a(await h.report(job, 0.25), Reported, "report")
+    expect_a(await h.report(job, 0.75), Reported, "report")
+    progress = (await h.get(job.key)).progress
+    expect(progress is not None, "no progress was recorded")
+    if progress is not None:
+        expect_equal((progress.fraction, progress.message), (0.75, "on the way"), "progress")
+    h.accepted(await h.retry(job, delay_ms=0), JobState.RETRYING)
+    expect_equal((await h.claim_one(queue=job.queue)).progress, None, "progress of the next attempt")
+
+
+# LEASE-2 ------------------------------------------------------------------------------------------------------
+
+
+@rule("LEASE-2")
+async def extending_sets_the_later_of_both_deadlines(h: Harness) -> None:
+    """max(current deadline, now + duration): never shorter; the token stays; the answer says deadline and now."""
+    async with h.frozen() as f:
+        job = await f.leased(lease_ms=LEASE)
+        start = await f.now()
+        deadline = start + LEASE
+        for wait, lease_ms in ((0, LEASE), (1000, 5000), (1000, LEASE), (1000, 1000), (500, HOUR), (500, LEASE)):
+            await f.advance(wait)
+            now = await f.now()
+            deadline = max(deadline, now + lease_ms)
+            answer = await f.extend(job, lease_ms)
+            expect_equal(answer, Extended(deadline, now), f"extend by {lease_ms} at {now - start}")
+            record = await f.get(job.key)
+            expect_equal((record.deadline, record.token, record.attempts), (deadline, job.token, 1), "record")
+
+
+@rule("LEASE-2")
+async def an_extended_lease_lives_until_its_new_deadline(h: Harness) -> None:
+    """Neither the reaper nor a claim ends it at the old one; both do at the new one."""
+    async with h.frozen() as f:
+        job = await f.leased(lease_ms=LEASE)
+        await f.advance(LEASE - 1)
+        expect_a(await f.extend(job, LEASE), Extended, "extend")
+        await f.advance(LEASE - 1)
+        expect_equal((await f.store.reap(1000, 0.0)).jobs, [], "leases reaped before the new deadline")
+        await f.claim_none(queue=job.queue)
+        await f.expect_state(job.key, JobState.LEASED, "a millisecond before the new deadline")
+        await f.advance(1)
+        expect_equal((await f.store.reap(1000, 0.0)).jobs, [job.key], "leases reaped at the new deadline")
+
+
+@rule("LEASE-2")
+async def an_expired_lease_is_never_brought_back(h: Harness) -> None:
+    """Not at its deadline, not past it, not although nobody has claimed the job since."""
+    job = await h.leased(lease_ms=LEASE)
+    await h.advance(LEASE)
+    for _ in range(2):
+        expect_a(await h.extend(job, HOUR), LeaseExpired, "extend past the deadline")
+        await h.advance(SECOND)
+    expect_equal((await h.get(job.key)).deadline, job.deadline, "deadline of an expired lease")
+    await h.store.reap(1000, 0.0)
+    expect_a(await h.extend(job, HOUR), LeaseExpired, "extend of a lease that was reaped")
+    await h.advance(DELAY)
+    second = await h.claim_one(queue=job.queue)
+    expect_a(await h.extend(job, HOUR), LeaseLost, "extend of a lease after another was granted")
+    expect_a(await h.extend(second, HOUR), Extended, "extend of the lease that was granted")
+
+
+# LEASE-3 ------------------------------------------------------------------------------------------------------
+
+
+async def _by_reaper(f: Harness) -> None:
+    await f.store.reap(1000, 0.0)
+
+
+async def _by_claim_of_the_queue(f: Harness) -> None:
+    await f.claim_none()
+
+
+async def _by_claim_of_another(f: Harness) -> None:
+    await f.claim_none(tenant=f.other, queue=f.name("q"))
+
+
+async def _by_claim_for_all(f: Harness) -> None:
+    await f.claim_none(tenant=None, queue=f.name("q"))
+
+
+@rule("LEASE-3")
+async def expiry_is_found_exactly_by_any_claim_and_by_the_reaper(h: Harness) -> None:
+    """Not a millisecond early, at the deadline surely, also by a claim of another tenant and queue."""
+    finders: tuple[Callable[[Harness], Awaitable[None]], ...] = (
+        _by_reaper,
+        _by_claim_of_the_queue,
+        _by_claim_of_another,
+        _by_claim_for_all,
+    )
+    for find in finders:
+        async with h.frozen() as f:
+            await f.queued("job")
+            job = await f.claim_one("job", lease_ms=LEASE)
+            await f.advance(LEASE - 1)
+            await find(f)
+            await f.expect_state(job.key, JobState.LEASED, f"a millisecond early, {find.__name__}")
+            await f.advance(1)
+            await find(f)
+            await f.expect_state(job.key, JobState.RETRYING, f"at the deadline, {find.__name__}")
+            expect_equal(await f.kinds(job.key), ["enqueued", "claimed", "expired"], f"events, {find.__name__}")
+
+
+@rule("LEASE-3")
+async def the_reaper_ends_the_oldest_deadlines_first_up_to_its_limit(h: Harness) -> None:
+    """It names what it ended and the earliest deadline still running."""
+    async with h.frozen(keep_events="1000") as f:
+        leases = (50, 20, 40, 10, 30)
+        start = await f.now()
+        jobs = {lease: await f.leased(f"job-{lease}", lease_ms=lease * SECOND) for lease in leases}
+        expect_equal((await f.store.reap(10, 0.0)).next_at, start + 10 * SECOND, "the earliest deadline")
+        await f.advance(30 * SECOND)
+        reaped = await f.store.reap(2, 0.0)
+        expect_equal(reaped.jobs, [jobs[10].key, jobs[20].key], "leases ended first")
+        expect_equal(reaped.now, start + 30 * SECOND, "the store's clock in the answer")
+        reaped = await f.store.reap(10, 0.0)
+        expect_equal(reaped.jobs, [jobs[30].key], "leases ended then")
+        expect_equal(reaped.next_at, start + 40 * SECOND, "the earliest deadline still running")
+        await f.advance(20 * SECOND)
+        reaped = await f.store.reap(10, 0.0)
+        expect_equal((reaped.jobs, reaped.next_at), ([jobs[40].key, jobs[50].key], None), "the last ones")
+
+
+@rule("LEASE-3")
+async def hundreds_of_expired_leases_are_all_found(h: Harness) -> None:
+    """No sampling: repeated reaping ends every one, and none of those that were completed or extended."""
+    await h.queued(*(f"job-{number}" for number in range(350)), max_attempts=1)
+    jobs = await h.claim(350)
+    kept, done = jobs[10], jobs[20]
+    expect_a(await h.extend(kept, HOUR), Extended, "extend")
+    h.accepted(await h.complete(done), JobState.COMPLETED)
+    await h.advance(LEASE)
+    mine = 0
+    while reaped := (await h.store.reap(100, 0.0)).jobs:
+        expect_between(len(reaped), 1, 100, "leases ended by one call")
+        mine += sum(key.tenant == h.tenant for key in reaped)
+    expect_equal(mine, 348, "leases ended")
+    await h.expect_state(kept.key, JobState.LEASED, "whose lease was extended")
+    await h.expect_state(done.key, JobState.COMPLETED, "that was completed in time")
+    expect_equal((await h.stats()).counts[JobState.LEASED], 1, "leased jobs counted")
+
+
+@rule("LEASE-3")
+async def claims_alone_find_hundreds_of_expired_leases(h: Harness) -> None:
+    """Each claim ends a bounded number of them: enough claims end all, without any reaper."""
+    await h.queued(*(f"job-{number}" for number in range(250)), max_attempts=1)
+    await h.claim(250)
+    await h.advance(LEASE)
+    elsewhere = h.name("q")
+    for _ in range(250):
+        await h.claim_none(queue=elsewhere)
+        if not (await h.stats()).counts[JobState.LEASED]:
+            return
+    await h.claim_none(queue=elsewhere)
+    expect_equal((await h.stats()).counts[JobState.LEASED], 0, "leases left after 250 claims")
+
+
+# LEASE-5 ------------------------------------------------------------------------------------------------------
+
+
+@rule("LEASE-5")
+async def the_token_grows_with_every_lease_of_a_job(h: Harness) -> None:
+    """Through retry, release, expiry, replay, and when the id starts a new life after cancel, purge or forgetting."""
+    queue = h.name("q")
+    key = h.key("job", queue=queue)
+    tokens: list[int] = []
+
+    async def lease() -> Job:
+        job = await h.claim_one("job", queue=queue)
+        expect_equal((await h.get(key)).token, job.token, "token in the record")
+        event = (await h.history(key))[-1]
+        expect_equal((event.kind, event.token), ("claimed", job.token), "token in the event")
+        tokens.append(job.token)
+        return job
+
+    await h.queued("job", queue=queue, max_attempts=9, result_ttl_ms=SECOND)
+    await h.retry(await lease(), delay_ms=0)
+    await h.release(await lease())
+    await lease()
+    await h.advance(LEASE)
+    await h.store.reap(1000, 0.0)
+    await h.advance(DELAY)
+    await h.fail(await lease())
+    expect_a(await h.replay(key), Replayed, "replay")
+    await lease()
+    await h.cancel(key)
+    await h.queued("job", queue=queue, result_ttl_ms=SECOND)
+    await h.complete(await lease())
+    await h.advance(SECOND)
+    await h.queued("job", queue=queue)
+    await h.complete(await lease())
+    expect_equal(await h.purge(key), "purged", "purge")
+    await h.queued("job", queue=queue)
+    await lease()
+    expect_equal(tokens, sorted(set(tokens)), "tokens in the order granted")
+    expect(all(0 < token < 2**53 for token in tokens), f"a token is not from 1 to 2^53 - 1: {tokens}")
+    expect_equal(len(tokens), 8, "leases granted")
+
+
+@rule("LEASE-5")
+async def no_two_leases_share_a_token(h: Harness) -> None:
+    """One counter: over jobs, queues, tenants and handles, in the order of the claims."""
+    tokens: list[int] = []
+    for store in await h.handles(3):
+        for tenant in (h.tenant, h.other):
+            queue = h.name("q")
+            await h.queued("a", "b", queue=queue, tenant=tenant)
+            tokens += [job.token for job in await h.claim(2, queue=queue, tenant=tenant, store=store)]
+    expect_equal(len(set(tokens)), 12, "different tokens of twelve leases")
+    if h.capabilities.exact_turns:
+        expect_equal(tokens, sorted(tokens), "tokens in the order granted")

@@ -1,0 +1,21 @@
+"""How a worker was asked to work."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from holdfast.blobs import Blobs
+
+
+class Settings(Struct, frozen=True):
+    """The options of a worker, checked. `tenant` None serves all, `prefetch` None finds its own measure."""
+
+    tenant: str | None
+    queues: tuple[str, ...]
+    worker_id: str
+    concurrency: int
+    prefetch: int | None
+    lease_ms: int
+    grace_s: float
+    codec: str
+    blobs: Blobs | None

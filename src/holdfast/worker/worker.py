@@ -1,0 +1,210 @@
+"""Worker: takes jobs from a store and runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any, Self
+
+from holdfast import codec as codecs
+from holdfast.blobs import Blobs
+from holdfast.core.errors import InvalidOption
+from holdfast.core.lease import check_lease_ms
+from holdfast.jobs import JobDefinition
+from holdfast.options import Seconds, check_queue, duration_ms
+from holdfast.queue import Queue
+from holdfast.store import Store, make_store
+from holdfast.worker.callbacks import Callback, Callbacks, EventName
+from holdfast.worker.handlers import Handler, table
+from holdfast.worker.loop import Loop
+from holdfast.worker.settings import Settings
+from holdfast.worker.shutdown import on_signal
+
+CONCURRENCY = range(1, 10_001)
+LEASE = timedelta(seconds=30)
+GRACE = timedelta(seconds=20)
+
+
+class AllTenants:
+    """A store bound to no tenant: what stands in for the Queue in an operator's fleet."""
+
+    tenant = None
+
+    def __init__(self, store: str | Store, name: str, codec: str, blobs: str | Blobs | None) -> None:
+        self.name = check_queue(name)
+        self.codec = codecs.get(codec).name
+        self.blobs = Blobs.open(blobs) if isinstance(blobs, str) else blobs
+        self._url = store if isinstance(store, str) else None
+        self.store = make_store(store) if isinstance(store, str) else store
+
+    async def open(self) -> None:
+        """Connect, if the store was given by its URL."""
+        if self._url is not None:
+            self.store = make_store(self._url)
+            await self.store.open()
+
+    async def close(self) -> None:
+        """Let go of what `open` made."""
+        if self._url is not None:
+            await self.store.close()
+
+
+class Worker:
+    """Runs the jobs of some queues, up to `concurrency` at once.
+
+        worker = Worker(queue, jobs=[send_email])
+        await worker.run()
+
+    Without `queues` it serves those of its jobs, plus the Queue's own if there is a catch-all `handler`, which gets
+    the payload of jobs without a type. `prefetch` is how many jobs are claimed ahead; by default as many as run in a
+    quarter of a second, up to `concurrency`. `lease` is how long a job stays ours without a sign of life;
+    `shutdown_grace` how long running handlers may go on after a signal. Raises InvalidOption.
+    """
+
+    def __init__(
+        self,
+        queue: Queue | AllTenants,
+        jobs: Iterable[JobDefinition[..., Any, Any]] = (),
+        *,
+        handler: Callable[[Any], Any] | None = None,
+        queues: Iterable[str] | None = None,
+        concurrency: int = 10,
+        worker_id: str | None = None,
+        prefetch: int | None = None,
+        lease: Seconds = LEASE,
+        shutdown_grace: Seconds = GRACE,
+    ) -> None:
+        jobs = list(jobs)
+        self._source = queue
+        self._handlers: dict[str, Handler] = table(jobs, handler)
+        self._callbacks = Callbacks()
+        if type(concurrency) is not int or concurrency not in CONCURRENCY:
+            raise InvalidOption("concurrency", f"{concurrency!r} is not a whole number from 1 to 10000")
+        if prefetch is not None and (type(prefetch) is not int or prefetch not in range(10_001)):
+            raise InvalidOption("prefetch", f"{prefetch!r} is not a whole number from 0 to 10000")
+        self.settings = Settings(
+            tenant=queue.tenant,
+            queues=_queues(queue, jobs, handler, queues),
+            worker_id=worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+            concurrency=concurrency,
+            prefetch=prefetch,
+            lease_ms=check_lease_ms(duration_ms("lease", lease)),
+            grace_s=duration_ms("shutdown_grace", shutdown_grace) / 1000,
+            codec=queue.codec,
+            blobs=queue.blobs,
+        )
+        self._loop: Loop | None = None
+        self._done: asyncio.Event | None = None
+        self._stop_asked = False
+
+    @classmethod
+    def for_all_tenants(
+        cls,
+        store: str | Store,
+        jobs: Iterable[JobDefinition[..., Any, Any]] = (),
+        *,
+        name: str = "default",
+        codec: str = "json",
+        blobs: str | Blobs | None = None,
+        **options: Any,
+    ) -> Self:
+        """A worker that serves every tenant in fair turns. For operators: it sees all payloads. [TENANT-4]
+
+        A store given by URL is opened and closed by `run`. `name` is the queue of jobs that name none.
+        """
+        return cls(AllTenants(store, name, codec, blobs), jobs, **options)
+
+    @property
+    def id(self) -> str:
+        """The name under which the store knows this worker."""
+        return self.settings.worker_id
+
+    def on(self, event: EventName, callback: Callback) -> None:
+        """Call `callback(WorkerEvent)`, sync or async, at each `event`.
+
+        completed, failed, retrying: what the store said to an outcome; canceled, stalled: the lease is gone, and the
+        outcome with it; error: the store did not answer. A callback that raises is logged and harms nothing.
+        """
+        self._callbacks.on(event, callback)
+
+    async def run(self, *, handle_signals: bool = True) -> None:
+        """Work until SIGTERM, SIGINT or `stop`; then finish or release what is held. [RETRY-5]
+
+        A second signal ends it at once, as does cancelling the task. Signals are watched in the main thread alone.
+        A second call while it runs waits for the end of the first; after that it can run again.
+        """
+        if self._done is not None:
+            await self._done.wait()
+            return
+        self._done = asyncio.Event()
+        self._stop_asked = False
+        try:
+            await self._source.open()
+            with on_signal(self._on_signal) if handle_signals else nullcontext():
+                await self._work()
+        finally:
+            done, self._done, self._loop = self._done, None, None
+            if isinstance(self._source, AllTenants):
+                await self._source.close()
+            done.set()
+
+    async def stop(self) -> None:
+        """Stop claiming, let running handlers finish within the grace, and wait for the end of `run`.
+
+        Called from a handler or a callback it does not wait. When nothing runs it does nothing.
+        """
+        done, loop = self._done, self._loop
+        if done is None:
+            return
+        self._stop_asked = True
+        if loop is not None:
+            loop.stop()
+            task = asyncio.current_task()
+            if loop.runs(task) or self._callbacks.has(task):
+                return
+        await done.wait()
+
+    async def _work(self) -> None:
+        loop = self._loop = Loop(self._source.store, self.settings, self._handlers, self._callbacks)
+        if self._stop_asked:
+            loop.stop()
+        # A task of its own: whoever cancels `run`, the way out is walked to its end.
+        working = asyncio.create_task(loop.run())
+        try:
+            await asyncio.shield(working)
+        except asyncio.CancelledError:
+            loop.hurry()
+            await asyncio.wait([working])
+            raise
+
+    def _on_signal(self) -> None:
+        if self._loop is None or self._stop_asked:
+            self._stop_asked = True
+            if self._loop is not None:
+                self._loop.hurry()
+        else:
+            self._stop_asked = True
+            self._loop.stop()
+
+
+def _queues(
+    source: Queue | AllTenants,
+    jobs: list[JobDefinition[..., Any, Any]],
+    handler: Callable[[Any], Any] | None,
+    queues: Iterable[str] | None,
+) -> tuple[str, ...]:
+    if not jobs and handler is None:
+        raise InvalidOption("jobs", "is empty and there is no handler: nothing to run")
+    if isinstance(queues, str):
+        raise InvalidOption("queues", f"is one string; write [{queues!r}]")
+    names = list(queues) if queues is not None else [job.queue or source.name for job in jobs]
+    if queues is None and handler is not None:
+        names.append(source.name)
+    if not names:
+        raise InvalidOption("queues", "is empty: name at least one, or leave it out")
+    return tuple(dict.fromkeys(check_queue(name) for name in names))
