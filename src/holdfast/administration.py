@@ -57,9 +57,7 @@ class Administration(Binding):
         `type` filters while paging: a page may be empty and still have a cursor.
         """
         states = _states(state)
-        return await self._page(
-            ListQuery(self.tenant, self._queue(queue), states, type, cursor=cursor, limit=limit)
-        )
+        return await self._page(ListQuery(self.tenant, self._queue(queue), states, type, cursor=cursor, limit=limit))
 
     # Dead letters -----------------------------------------------------------------------------------------
 
@@ -76,9 +74,7 @@ class Administration(Binding):
 
         `error` is the last error's type or fingerprint, or a part of its message.
         """
-        return await self._page(
-            ListQuery(self.tenant, self._queue(queue), _FAILED, type, error, cursor, limit)
-        )
+        return await self._page(ListQuery(self.tenant, self._queue(queue), _FAILED, type, error, cursor, limit))
 
     async def replay(self, id: str, *, queue: str | None = None) -> Ticket[Any]:
         """Start a dead letter again: same id, attempts from 0, recorded. [STATE-3]
@@ -143,9 +139,7 @@ class Administration(Binding):
             purged += (await self._purge(page)).count("purged")
         return purged
 
-    async def set_result_ttl(
-        self, id: str, ttl: timedelta | float, *, queue: str | None = None
-    ) -> TtlStatus:
+    async def set_result_ttl(self, id: str, ttl: timedelta | float, *, queue: str | None = None) -> TtlStatus:
         """Keep a finished job for `ttl` from now: "updated", "not_terminal" or "not_found". [RESULT-1]"""
         item = SetResultTtl(self._key(id, queue), duration_ms("result_ttl", ttl))
         return (await self._counted("set_result_ttl", self._live.set_result_ttl([item])))[0]

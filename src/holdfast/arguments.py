@@ -117,9 +117,7 @@ def _hints(function: Callable[..., Any], locals_: dict[str, Any]) -> dict[str, A
     return hints
 
 
-def _evaluate(
-    function: Callable[..., Any], annotations: dict[str, Any], locals_: dict[str, Any]
-) -> dict[str, Any]:
+def _evaluate(function: Callable[..., Any], annotations: dict[str, Any], locals_: dict[str, Any]) -> dict[str, Any]:
     annotated = SimpleNamespace(__annotations__=annotations)
     globals_ = getattr(inspect.unwrap(function), "__globals__", {})
     return typing.get_type_hints(annotated, globals_, locals_, include_extras=True)

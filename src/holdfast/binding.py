@@ -34,6 +34,11 @@ _log = get_logger("holdfast.queue")
 class Binding:
     """One tenant's view of a store. All it does names that tenant. [TENANT-1]"""
 
+    tenant: str
+    name: str
+    codec: str
+    blobs: Blobs | None
+
     def __init__(
         self,
         url: str | None = None,
@@ -110,9 +115,7 @@ class Binding:
         job = await self._gets(self._key(id, queue))
         return None if job is None else JobRecord(job, await self._fetch(job.result, job.key))
 
-    async def result(
-        self, id: str, *, queue: str | None = None, timeout: Seconds | None = None
-    ) -> Any:
+    async def result(self, id: str, *, queue: str | None = None, timeout: Seconds | None = None) -> Any:
         """Wait for a job and return its result. [RESULT-2]
 
         Raises JobNotFound, JobFailed, JobCanceled, WaitTimeout (the job goes on), or ResultExpired where the
@@ -120,9 +123,7 @@ class Binding:
         """
         return await self.wait_for(self._key(id, queue), timeout, known=False)
 
-    async def cancel(
-        self, id: str, *, queue: str | None = None, only_waiting: bool = False
-    ) -> Cancellation:
+    async def cancel(self, id: str, *, queue: str | None = None, only_waiting: bool = False) -> Cancellation:
         """Cancel a job; a running one too, unless `only_waiting`. [CANCEL-1 to CANCEL-3]"""
         self._check_open()
         return Cancellation(await self._cancels(Cancel(self._key(id, queue), only_waiting)))
@@ -143,9 +144,7 @@ class Binding:
             raise InvalidOption("blobs", "this queue has no blob store; open it with blobs=URL")
         return await self.blobs.read(check_owner(ref, self.tenant))
 
-    async def wait_for(
-        self, key: JobKey, timeout: Seconds | None, *, known: bool, result_type: Any = Any
-    ) -> Any:
+    async def wait_for(self, key: JobKey, timeout: Seconds | None, *, known: bool, result_type: Any = Any) -> Any:
         """The result of a job, once it is there. `known` says that the caller knows the job existed.
 
         Subscribes first and then looks. [RESULT-2] Raises JobFailed, JobCanceled, WaitTimeout, ResultExpired,

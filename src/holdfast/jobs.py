@@ -122,9 +122,7 @@ class JobDefinition(Generic[P, C, R]):
     __qualname__: str
     __wrapped__: Callable[..., Any]
 
-    def __init__(
-        self, function: Callable[P, C], spec: Spec, executor: ExecutorName, namespace: dict[str, Any]
-    ) -> None:
+    def __init__(self, function: Callable[P, C], spec: Spec, executor: ExecutorName, namespace: dict[str, Any]) -> None:
         update_wrapper(self, function)
         self.function = function
         self.spec = spec
@@ -309,9 +307,7 @@ def _define(
         raise InvalidOption("executor", f"{executor!r} cannot run {job_type}; use {own!r} or 'process'")
     caller = frame.f_back if frame is not None and "<locals>" in function.__qualname__ else None
     namespace: dict[str, Any] = dict(caller.f_locals) if caller is not None else {}
-    definition = JobDefinition[..., Any, Any](
-        function, replace(spec, type=job_type), executor or own, namespace
-    )
+    definition = JobDefinition[..., Any, Any](function, replace(spec, type=job_type), executor or own, namespace)
     _registry[job_type] = definition
     return definition
 

@@ -47,9 +47,7 @@ class Queue(Administration):
     async def enqueue(
         self, message: Any, *, connection: Any = None, **options: Unpack[EnqueueOptions]
     ) -> Ticket[Any]: ...
-    async def enqueue(
-        self, message: Any, *, connection: Any = None, **options: Unpack[EnqueueOptions]
-    ) -> Ticket[Any]:
+    async def enqueue(self, message: Any, *, connection: Any = None, **options: Unpack[EnqueueOptions]) -> Ticket[Any]:
         """Take in a message, or a payload without a job type. [ENQ-1 to ENQ-8]
 
         The ticket says "queued", or what was there already under that id or key. `connection` joins the caller's
@@ -203,9 +201,7 @@ class Queue(Administration):
         except HoldfastError as refusal:
             return refusal
 
-    def _ticket(
-        self, key: JobKey, message: Message[Any], answer: EnqueueAnswer | HoldfastError
-    ) -> Ticket[Any]:
+    def _ticket(self, key: JobKey, message: Message[Any], answer: EnqueueAnswer | HoldfastError) -> Ticket[Any]:
         ticket: Ticket[Any]
         if isinstance(answer, Queued):
             ticket = Ticket(self, key, "queued", answer.state, message.definition)
@@ -216,9 +212,7 @@ class Queue(Administration):
             ticket = Ticket(self, found, "duplicate", answer.state, message.definition)
         else:
             found = key._replace(id=answer.id)
-            ticket = Ticket(
-                self, found, "completed", JobState.COMPLETED, message.definition, answer.result
-            )
+            ticket = Ticket(self, found, "completed", JobState.COMPLETED, message.definition, answer.result)
         if metrics.current is not None:
             metrics.current.enqueued(key.queue, ticket.status)
         return ticket

@@ -20,7 +20,7 @@ ERROR_TEXT_LIMIT = 1024
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")
 
 
-class Event(Struct):
+class Event(Struct, gc=False):
     """One thing that happened to one job. `offset` is set by the store, and is opaque. [EVENT-2]"""
 
     kind: EventKind

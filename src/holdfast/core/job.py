@@ -74,7 +74,7 @@ class IdempotencyKey(Struct, frozen=True, array_like=True, gc=False):
     ttl_ms: int = 0
 
 
-class Envelope(Struct, frozen=True, array_like=True):
+class Envelope(Struct, frozen=True, array_like=True, gc=False):
     """The message: everything the producer decided, never changed afterwards."""
 
     type: str
@@ -116,7 +116,7 @@ class Progress(Struct, frozen=True, array_like=True, gc=False):
     message: str = ""
 
 
-class Job(Struct):
+class Job(Struct, gc=False):
     """The record of one job: its envelope and its state. Only `core.lifecycle` changes the state."""
 
     tenant: str
@@ -153,7 +153,7 @@ class Job(Struct):
 # What is asked of a store, item by item. ----------------------------------------------------------------
 
 
-class NewJob(Struct, frozen=True):
+class NewJob(Struct, frozen=True, gc=False):
     """One enqueue. `delay_ms` counts from the store's clock, `run_at` is an instant of it. [ENQ-5, TIME-1]"""
 
     key: JobKey
@@ -163,7 +163,7 @@ class NewJob(Struct, frozen=True):
     replace_failed: bool = False
 
 
-class Finish(Struct, frozen=True):
+class Finish(Struct, frozen=True, gc=False):
     """One acknowledgement. `random` in [0, 1) feeds the jitter: equal inputs, equal delays. [LEASE-1, RETRY-3]"""
 
     key: JobKey
@@ -176,7 +176,7 @@ class Finish(Struct, frozen=True):
     random: float = 0.0
 
 
-class Extend(Struct, frozen=True):
+class Extend(Struct, frozen=True, gc=False):
     """Hold a lease for `lease_ms` more. [LEASE-2]"""
 
     key: JobKey
@@ -244,7 +244,7 @@ class Duplicate(Struct, frozen=True, gc=False):
     state: JobState | None
 
 
-class AlreadyCompleted(Struct, frozen=True):
+class AlreadyCompleted(Struct, frozen=True, gc=False):
     """The job already ran, and here is its result. [ENQ-2]"""
 
     id: str

@@ -511,7 +511,8 @@ class MemoryStore:
                 event = self._log[start - self._trimmed]
                 start += 1
                 if tenant is None or event.tenant == tenant:
-                    found.append(event)
+                    event.offset = str(start)
+                    found.append(copy.copy(event))
             return EventPage(found, str(start), more=start < end)
 
     async def last_offset(self) -> str:
@@ -748,7 +749,6 @@ class MemoryStore:
 
     def _append(self, event: Event) -> None:
         self._log.append(event)
-        event.offset = str(self._trimmed + len(self._log))
         self._signals.add(_EVENTS)
 
     def _send_signals(self) -> None:

@@ -29,9 +29,7 @@ class Metrics:
             return Counter(name, text, labels, namespace="holdfast", registry=registry)
 
         def histogram(name: str, text: str) -> Histogram:
-            return Histogram(
-                name, text, ["queue"], namespace="holdfast", registry=registry, buckets=_RUN_SECONDS
-            )
+            return Histogram(name, text, ["queue"], namespace="holdfast", registry=registry, buckets=_RUN_SECONDS)
 
         self._queues: set[str] = set()
         self._enqueued = counter("enqueued", "Enqueues, by what they were answered", "queue", "status")
@@ -40,9 +38,7 @@ class Metrics:
         self._store_errors = counter("store_errors", "Calls of the store that raised", "op")
         self._run = histogram("job_run_seconds", "How long a run took")
         self._wait = histogram("job_wait_seconds", "How long a job was visible before it was claimed")
-        self._held = Gauge(
-            "held", "Jobs this process holds a lease on", namespace="holdfast", registry=registry
-        )
+        self._held = Gauge("held", "Jobs this process holds a lease on", namespace="holdfast", registry=registry)
 
     def enqueued(self, queue: str, status: str) -> None:
         """One item of an enqueue was answered."""

@@ -36,6 +36,8 @@ class Callbacks:
     def __init__(self) -> None:
         self._functions: dict[str, list[Callback]] = {name: [] for name in get_args(EventName)}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.silent = True
+        """Nobody listens: the hot path makes no events."""
 
     def on(self, name: EventName, function: Callback) -> None:
         """Call `function(WorkerEvent)` whenever `name` happens."""
@@ -43,10 +45,7 @@ class Callbacks:
             known = ", ".join(self._functions)
             raise InvalidOption("event", f"{name!r} is none of a worker's; there are {known}")
         self._functions[name].append(function)
-
-    def wanted(self, name: EventName) -> bool:
-        """Whether anybody listens: the hot path makes no event for nobody."""
-        return bool(self._functions[name])
+        self.silent = False
 
     def emit(self, name: EventName, job: Job | None = None, error: AttemptError | BaseException | None = None) -> None:
         """Call everybody who asked for `name`."""

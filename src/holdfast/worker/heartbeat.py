@@ -169,8 +169,9 @@ class Heartbeat:
             if isinstance(answer, Extended):
                 one.until = sent + self._lease_s
                 one.renew_at = sent + self._lease_s / 3
-                if one.context is not None:
-                    one.context.renewed(answer.deadline)
+                context = one.context
+                if context is not None:
+                    context.renewed(answer.deadline)
             else:
                 self._lost(one, answer)
 
@@ -193,8 +194,9 @@ class Heartbeat:
     def _lost(self, held: Held, refusal: Refusal) -> None:
         self._held.discard(held)
         # Here and not in the worker's loop: a thread must learn of it even while that loop is blocked.
-        if held.context is not None:
-            held.context.cancelled.set()
+        context = held.context
+        if context is not None:
+            context.cancelled.set()
         self._hand_over(self._on_lost, held, refusal)
 
     # The registry of workers

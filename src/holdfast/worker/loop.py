@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.claims import Claimer, pause_s
 from holdfast.core.errors import HoldfastError, JobCanceled
 from holdfast.core.failpoint import hit
-from holdfast.core.job import ClaimRequest, Finished, JobState
+from holdfast.core.job import ClaimRequest, Finished, JobKey, JobState
 from holdfast.maintenance import Maintenance
 from holdfast.maintenance.backoff import AWAY, Pause
 from holdfast.store import WorkerInfo
@@ -76,6 +76,7 @@ class Loop:
         self._queues = settings.queues
         self._prefetch = settings.prefetch or 0
         self._ended = 0
+        self._refilling = False
         self._measured_at: float | None = None
         self._room_bell: asyncio.Future[None] | None = None
         self._stop = asyncio.Event()
@@ -178,7 +179,9 @@ class Loop:
             return
         lease_s = self._settings.lease_ms / 1000
         until, renew_at = sent + lease_s, sent + lease_s / 3
-        taken = [Held(job, until, renew_at) for job in claimed.jobs]
+        taken = [
+            Held(job, JobKey(job.tenant, job.queue, job.id), job.token, until, renew_at) for job in claimed.jobs
+        ]
         self._held.update(taken)
         self._ahead.extend(taken)
         if metrics.current is not None:
@@ -222,10 +225,15 @@ class Loop:
 
     def _freed(self) -> None:
         self._ended += 1
-        if self._ahead:
-            self._start_next()
-        if self._room_bell is not None and len(self._ahead) <= self._prefetch // 2:
-            self._ring_room()
+        if not self._refilling:
+            self._refilling = True
+            self._loop.call_soon(self._refill)
+
+    def _refill(self) -> None:
+        """Once for all slots that became free in one turn of the event loop."""
+        self._refilling = False
+        self._start_next()
+        self._ring_room()
         if not self._runner.running:
             self._all_free.set()
 
@@ -238,20 +246,25 @@ class Loop:
 
     def _settled(self, batch: list[Held], answers: list[FinishAnswer | None]) -> None:
         self._held.difference_update(batch)
-        recorder = metrics.current
-        for held, answer in zip(batch, answers, strict=True):
-            if isinstance(answer, Finished):
-                name = _EVENT_OF.get(answer.state)
-                if name is not None and self._callbacks.wanted(name):
-                    self._callbacks.emit(name, held.job, held.finish.error if held.finish else None)
-            else:
-                self._refused(held, answer)
-            if recorder is not None:
-                recorder.held(-1)
-                if held.finish is not None and held.started_at:
-                    run_s = time.monotonic() - held.started_at
-                    recorder.finished(held.key.queue, held.finish.outcome, run_s)
+        if self._callbacks.silent and metrics.current is None:
+            for held, answer in zip(batch, answers, strict=True):
+                if type(answer) is not Finished:
+                    self._refused(held, answer)
+        else:
+            for held, answer in zip(batch, answers, strict=True):
+                self._tell(held, answer)
         self._ring_room()
+
+    def _tell(self, held: Held, answer: FinishAnswer | None) -> None:
+        finish = held.finish
+        if not isinstance(answer, Finished):
+            self._refused(held, answer)
+        elif (name := _EVENT_OF.get(answer.state)) is not None:
+            self._callbacks.emit(name, held.job, finish.error if finish else None)
+        if metrics.current is not None:
+            metrics.current.held(-1)
+            if finish is not None and held.started_at:
+                metrics.current.finished(held.key.queue, finish.outcome, time.monotonic() - held.started_at)
 
     def _refused(self, held: Held, refusal: Refusal | None) -> None:
         """An outcome that came too late; None: so late that it was not sent. [LEASE-4]"""

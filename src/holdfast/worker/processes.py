@@ -33,7 +33,9 @@ class Processes:
     def __init__(self) -> None:
         self._idle: list[_Child] = []
 
-    async def run(self, job: Job, reference: str, codec: str, on_progress: Callable[[Progress], None]) -> wire.Ending:
+    async def run(
+        self, job: Job, reference: str, codec: str, on_progress: Callable[[Progress], None]
+    ) -> bytes | wire.Raised:
         """Run a job in a child. Cancel it to end the child: by SIGTERM, and 2 s later by SIGKILL."""
         child = self._idle.pop() if self._idle else await _Child.start()
         kept = False
@@ -48,7 +50,7 @@ class Processes:
                     on_progress(Progress(message.fraction, message.message))
                 else:
                     kept = True
-                    return message
+                    return message.data if isinstance(message, wire.Returned) else message
         finally:
             if kept:
                 self._idle.append(child)

@@ -23,12 +23,11 @@ from holdfast.telemetry.tracing import job_span
 from holdfast.worker import outcome
 from holdfast.worker.processes import Processes
 from holdfast.worker.threads import Threads
-from holdfast.worker.wire import Raised, Returned
+from holdfast.worker.wire import Raised
 
 if TYPE_CHECKING:
     from holdfast.worker.handlers import Handler
     from holdfast.worker.held import Held, Verdict
-    from holdfast.worker.wire import Ending
 
 TIMEOUT_GRACE_S = 5.0
 BLOB_TRIES = 5
@@ -133,6 +132,7 @@ class Runner:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit of a handler must not end the worker
             return self._end(held, outcome.raised(error))
+        hit("worker.after_effect")
         return self._end(held, self._encode(value))
 
     def _run_in_thread(self, held: Held, context: JobContext, handler: Handler) -> None:
@@ -142,7 +142,7 @@ class Runner:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end, held, ending)
 
-    def _call(self, held: Held, context: JobContext, handler: Handler) -> Ending:
+    def _call(self, held: Held, context: JobContext, handler: Handler) -> bytes | Raised:
         hit("worker.before_run")
         try:
             args, kwargs = handler.load(held.job.envelope)
@@ -153,6 +153,7 @@ class Runner:
                 value = handler.function(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - SystemExit is just a failed attempt
             return outcome.raised(error)
+        hit("worker.after_effect")
         return self._encode(value)
 
     async def _run_in_process(self, held: Held, handler: Handler) -> None:
@@ -171,31 +172,35 @@ class Runner:
         hit("worker.after_effect")
         return self._end(held, ending)
 
-    def _encode(self, value: Any) -> Ending:
-        hit("worker.after_effect")
+    def _encode(self, value: Any) -> bytes | Raised:
         if value is None:
-            return Returned(self._nothing)
+            return self._nothing
         try:
-            return Returned(codecs.encode(value, self._codec))
+            return codecs.encode(value, self._codec)
         except Exception as error:  # noqa: BLE001 - a result that cannot be kept is a failed attempt
             return outcome.raised(error)
 
     # The end ---------------------------------------------------------------------------------------------------
 
-    def _end(self, held: Held, ending: Ending | None) -> None:
+    def _end(self, held: Held, ending: bytes | Raised | None) -> None:
         if held.timer is not None:
             held.timer.cancel()
             held.give_up_at = math.inf
         if held.verdict or ending is None:
             self._acknowledge_verdict(held)
-        elif type(ending) is Raised:
+        elif isinstance(ending, Raised):
             self._on_ack(held, outcome.finish(held, ending))
-        elif len(ending.data) <= RESULT_LIMIT:
-            self._on_ack(held, Finish(held.key, held.token, "complete", Result(ending.data, self._codec)))
+        elif len(ending) <= RESULT_LIMIT:
+            self._on_ack(held, Finish(held.key, held.token, "complete", Result(ending, self._codec)))
         else:
-            # The slot stays taken: what is to be kept elsewhere is held in memory here until then.
-            held.task = self._loop.create_task(self._keep_large(held, ending.data))
+            # The slot stays taken: what is to be kept elsewhere is in memory here until then.
+            held.task = self._loop.create_task(self._keep_large(held, ending))
             return
+        self._free(held)
+
+    def _free(self, held: Held) -> None:
+        # Both know the held job: as cycles they would keep the garbage collector busy.
+        held.context = held.task = None
         self.running.discard(held)
         self._on_free()
 
@@ -227,8 +232,7 @@ class Runner:
             self._acknowledge_verdict(held)
         else:
             self._on_ack(held, finish)
-        self.running.discard(held)
-        self._on_free()
+        self._free(held)
 
     async def _put(self, held: Held, data: bytes) -> Finish:
         if self._blobs is None:

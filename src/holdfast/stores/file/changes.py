@@ -254,6 +254,6 @@ def set_result_ttl(t: Transaction, items: Sequence[SetResultTtl]) -> list[TtlSta
             answers.append("not_terminal")
         else:
             lifecycle.set_result_ttl(job, item.ttl_ms, t.now)
-            t.db.execute(SQL["save_expiry"], (job.expires_at, job.result_ttl_ms, job.seq))
+            t.db.execute(SQL["save_expiry"], (job.expires_at, rows.pack_extra(job), job.seq))
             answers.append("updated")
     return answers

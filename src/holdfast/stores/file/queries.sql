@@ -21,23 +21,22 @@ WHERE lane = ?7;
 -- name: find_job
 SELECT {job} FROM jobs WHERE lane = ? AND id = ?;
 -- name: add_job
-INSERT INTO jobs ({job}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (lane, id) DO NOTHING;
+INSERT INTO jobs (seq, lane, id, state, rank, visible_at, origin, head, payload, extra)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (lane, id) DO NOTHING;
 -- name: add_payload
 INSERT INTO payloads VALUES (?, ?);
 -- name: save_job
-UPDATE jobs SET state = ?, visible_at = ?, attempts = ?, token = ?, deadline = ?, worker_id = ?, claimed_at = ?,
-    finished_at = ?, expires_at = ?, result_ttl_ms = ?, spent = ?, extra = ?, result = ?
+UPDATE jobs SET state = ?, visible_at = ?, extra = ?, attempts = ?, token = ?, deadline = ?, held = ?,
+    finished_at = ?, expires_at = ?, result = ?
 WHERE seq = ?;
 -- The two hot moves, for a whole batch in one step: tokens go up by one from ?1 in the order of the array ...
 -- name: save_claimed
-UPDATE jobs SET state = 4, attempts = attempts + 1, token = ?1 + batch.key, deadline = ?2, worker_id = ?3,
-    claimed_at = ?4, spent = ''
-FROM json_each(?5) AS batch WHERE jobs.seq = batch.value;
+UPDATE jobs SET state = 4, attempts = attempts + 1, token = ?1 + batch.key, deadline = ?2, held = ?3
+FROM json_each(?4) AS batch WHERE jobs.seq = batch.value;
 -- ... and a completion goes through only for the lease that is still live. [LEASE-1]
 -- name: save_completed
-UPDATE jobs SET state = 5, deadline = 0, finished_at = ?1, expires_at = ?1 + result_ttl_ms,
-    spent = 'complete:completed', result = substr(?2, batch.value ->> 2, batch.value ->> 3)
+UPDATE jobs SET state = 5, deadline = 0, finished_at = ?1, expires_at = batch.value ->> 2,
+    result = substr(?2, batch.value ->> 3, batch.value ->> 4)
 FROM json_each(?3) AS batch
 WHERE jobs.seq = batch.value ->> 0 AND state = 4 AND token = batch.value ->> 1 AND deadline > ?1;
 -- name: save_deadline
@@ -45,7 +44,7 @@ UPDATE jobs SET deadline = ? WHERE seq = ?;
 -- name: save_extra
 UPDATE jobs SET extra = ? WHERE seq = ?;
 -- name: save_expiry
-UPDATE jobs SET expires_at = ?, result_ttl_ms = ? WHERE seq = ?;
+UPDATE jobs SET expires_at = ?, extra = ? WHERE seq = ?;
 -- name: drop_job
 DELETE FROM jobs WHERE seq = ?;
 -- name: drop_payload

@@ -13,8 +13,8 @@ from holdfast.core.events import Event, EventKind
 from holdfast.core.job import AttemptError, Envelope, IdempotencyKey, Job, JobState, Progress, Result
 
 JOB_COLUMNS = (
-    "seq, lane, id, state, rank, visible_at, enqueued_at, attempts, token, deadline, worker_id, claimed_at, "
-    "finished_at, expires_at, result_ttl_ms, spent, request_id, head, extra, result, payload"
+    "seq, lane, id, state, rank, visible_at, origin, head, payload, extra, "
+    "attempts, token, deadline, held, finished_at, expires_at, result"
 )
 
 # The order is part of the file: < 4 waiting, = 4 leased, > 4 ended. New states go to the end of their range.
@@ -46,6 +46,11 @@ class _Extra(Struct, array_like=True):
     progress: Progress | None = None
     errors: list[AttemptError] = field(default_factory=list[AttemptError])
     idempotency: IdempotencyKey | None = None
+    result_ttl_ms: int | None = None
+    # Which token was spent on what; one that is spent on a completion shows by the state. [LEASE-1]
+    spent_token: int = 0
+    spent: str = ""
+    spent_state: str = ""
 
 
 _decode_extra = msgpack.Decoder(_Extra).decode
@@ -56,51 +61,67 @@ def new_row(job: Job, lane: int) -> Row:
     """A fresh job as a row to insert."""
     e = job.envelope
     return (
-        job.seq, lane, job.id, CODES[job.state], 9 - e.priority, job.visible_at, job.enqueued_at, job.attempts,
-        job.token, job.deadline, job.worker_id, None, None, None, job.result_ttl_ms, "", e.request_id,
+        job.seq, lane, job.id, CODES[job.state], 9 - e.priority, job.visible_at, f"{job.enqueued_at}:{e.request_id}",
         _head(e.type, e.codec, e.version, e.priority, e.max_attempts, e.backoff, e.timeout_ms, e.result_ttl_ms)
         if e.headers is None else _encode(replace(e, payload=b"", request_id="", idempotency=None)),
-        None if e.idempotency is None else pack_extra(job), None, e.payload if len(e.payload) <= SMALL else None,
+        e.payload if len(e.payload) <= SMALL else None, None if e.idempotency is None else pack_extra(job),
     )  # fmt: skip
 
 
 def changed_row(job: Job) -> Row:
     """A job's changing columns, and last its seq."""
     return (
-        CODES[job.state], job.visible_at, job.attempts, job.token, job.deadline, job.worker_id, job.claimed_at,
-        job.finished_at, job.expires_at, job.result_ttl_ms,
-        f"{job.spent}:{job.spent_state}" if job.spent else "",
-        pack_extra(job), None if job.result is None else _encode(job.result), job.seq,
+        CODES[job.state], job.visible_at, pack_extra(job), job.attempts, job.token, job.deadline, pack_held(job),
+        job.finished_at, job.expires_at, None if job.result is None else _encode(job.result), job.seq,
     )  # fmt: skip
 
 
+def pack_held(job: Job) -> str | None:
+    """When and by whom the job was last leased."""
+    return None if job.claimed_at is None else f"{job.claimed_at}:{job.worker_id}"
+
+
 def pack_extra(job: Job) -> bytes | None:
-    """The columns that most jobs do not need, as one."""
+    """What most jobs do not need, as one column."""
     key = job.envelope.idempotency
-    if not (job.reason or job.replays or job.progress or job.errors or key):
+    ttl = None if job.result_ttl_ms == job.envelope.result_ttl_ms else job.result_ttl_ms
+    spent = job.spent if job.state is not JobState.COMPLETED else ""
+    if not (job.reason or job.replays or job.progress or job.errors or key or spent or ttl is not None):
         return None
-    return _encode(_Extra(job.reason, job.replays, job.progress, job.errors, key))
+    return _encode(
+        _Extra(job.reason, job.replays, job.progress, job.errors, key, ttl, job.token, spent, job.spent_state)
+    )
 
 
 def to_job(row: Row, tenant: str, queue: str) -> Job:
     """A row of JOB_COLUMNS as a job; a payload that stands elsewhere is left there (see `fill_payload`)."""
-    (
-        seq, _, id_, state, _, visible_at, enqueued_at, attempts, token, deadline, worker_id, claimed_at,
-        finished_at, expires_at, result_ttl_ms, spent, request_id, head, more, result, payload,
-    ) = row  # fmt: skip
+    seq, _, id_, code, _, visible_at, origin, head, payload, more, attempts, token, deadline, held, *ends = row
     e = _read_head(head)
     x = _NO_EXTRA if more is None else _decode_extra(more)
+    enqueued_at, _, request_id = cast("str", origin).partition(":")
     envelope = Envelope(
         e.type, ELSEWHERE if payload is None else payload, e.codec, e.version, e.priority, e.max_attempts, e.backoff,
         e.timeout_ms, e.result_ttl_ms, request_id, x.idempotency, e.headers,
     )  # fmt: skip
-    outcome, _, spent_state = cast("str", spent).partition(":")
-    return Job(
-        tenant, queue, id_, seq, envelope, STATES[cast("int", state)], visible_at, enqueued_at, attempts, token, deadline,
-        worker_id, claimed_at, finished_at, outcome, spent_state, x.reason,
-        None if result is None else _decode_result(result), result_ttl_ms, expires_at, x.progress, list(x.errors),
-        x.replays,
-    )  # fmt: skip
+    job = Job(
+        tenant, queue, id_, seq, envelope, STATES[cast("int", code)], visible_at, int(enqueued_at), attempts, token
+    )
+    job.result_ttl_ms = e.result_ttl_ms if x.result_ttl_ms is None else x.result_ttl_ms
+    if held is not None:
+        claimed_at, _, job.worker_id = cast("str", held).partition(":")
+        job.claimed_at = int(claimed_at)
+        job.deadline = deadline
+        job.finished_at, job.expires_at, result = ends
+        job.result = None if result is None else _decode_result(result)
+    else:
+        job.finished_at, job.expires_at, _ = ends
+    if more is not None:
+        job.reason, job.replays, job.progress, job.errors = x.reason, x.replays, x.progress, x.errors
+        if x.spent_token == token:
+            job.spent, job.spent_state = x.spent, x.spent_state
+    if job.state is JobState.COMPLETED:
+        job.spent, job.spent_state = "complete", "completed"
+    return job
 
 
 def fill_payload(db: sqlite3.Connection, job: Job) -> Job:

@@ -37,28 +37,25 @@ CREATE INDEX lanes_entering ON lanes (queue, next_at) WHERE in_turns = 0 AND pau
 -- The highest virtual time at which a turn was given in a queue name.
 CREATE TABLE floors (queue TEXT PRIMARY KEY, floor INTEGER NOT NULL) WITHOUT ROWID;
 
+-- Few columns, and those that a new job leaves at their default last: each column costs at every write.
 CREATE TABLE jobs (
-    seq           INTEGER PRIMARY KEY,
-    lane          INTEGER NOT NULL,
-    id            TEXT NOT NULL,
-    state         INTEGER NOT NULL,
-    rank          INTEGER NOT NULL,  -- 9 - priority
-    visible_at    INTEGER NOT NULL,
-    enqueued_at   INTEGER NOT NULL,
-    attempts      INTEGER NOT NULL,
-    token         INTEGER NOT NULL,
-    deadline      INTEGER NOT NULL,
-    worker_id     TEXT NOT NULL,
-    claimed_at    INTEGER,
-    finished_at   INTEGER,
-    expires_at    INTEGER,
-    result_ttl_ms INTEGER NOT NULL,
-    spent         TEXT NOT NULL,     -- the outcome that the token was spent on and the state it led to: 'retry:failed'
-    request_id    TEXT NOT NULL,
-    head          BLOB NOT NULL,     -- the envelope but for payload, request id and key: alike for many jobs
-    extra         BLOB,              -- what most jobs do not have: errors, progress, a key, replays
-    result        BLOB,
-    payload       BLOB               -- NULL: it is large, and stands in `payloads`
+    seq         INTEGER PRIMARY KEY,
+    lane        INTEGER NOT NULL,
+    id          TEXT NOT NULL,
+    state       INTEGER NOT NULL,
+    rank        INTEGER NOT NULL,            -- 9 - priority
+    visible_at  INTEGER NOT NULL,
+    origin      TEXT NOT NULL,               -- 'enqueued_at:request_id'
+    head        BLOB NOT NULL,               -- the envelope but for payload, request id and key: alike for many jobs
+    payload     BLOB,                        -- NULL: it is large, and stands in `payloads`
+    extra       BLOB,                        -- what most jobs do not have: errors, progress, a key, replays ...
+    attempts    INTEGER NOT NULL DEFAULT 0,
+    token       INTEGER NOT NULL DEFAULT 0,
+    deadline    INTEGER NOT NULL DEFAULT 0,
+    held        TEXT,                        -- 'claimed_at:worker_id' of the last lease
+    finished_at INTEGER,
+    expires_at  INTEGER,
+    result      BLOB
 );
 CREATE UNIQUE INDEX jobs_id ON jobs (lane, id);
 CREATE INDEX jobs_waiting ON jobs (lane, rank, visible_at) WHERE state < 4;

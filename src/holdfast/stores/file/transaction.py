@@ -100,7 +100,7 @@ class Transaction:
     def _save_claimed(self) -> None:
         first = self._claimed[0]
         seqs = _encode_json([job.seq for job in self._claimed]).decode()
-        self.db.execute(SQL["save_claimed"], (first.token, first.deadline, first.worker_id, first.claimed_at, seqs))
+        self.db.execute(SQL["save_claimed"], (first.token, first.deadline, rows.pack_held(first), seqs))
 
     def _save_events(self) -> None:
         for n in range(0, len(self._events), CHUNK):
@@ -223,11 +223,12 @@ class Transaction:
     def save_completed(self, completed: list[tuple[Job, Result | None]]) -> bool:
         """Write completions in one statement, if every one of these leases is still live; else nothing."""
         results: list[bytes] = []
-        batch: list[tuple[int, int, int | None, int]] = []
+        batch: list[tuple[int, int, int, int | None, int]] = []
         position = 1
         for job, result in completed:
             data = b"" if result is None else rows.pack_result(result)
-            batch.append((job.seq, job.token, position if data else None, len(data)))
+            expires_at = self.now + job.result_ttl_ms
+            batch.append((job.seq, job.token, expires_at, position if data else None, len(data)))
             results.append(data)
             position += len(data)
         self.db.execute("SAVEPOINT completions")

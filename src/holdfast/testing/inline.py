@@ -1,0 +1,127 @@
+"""A Queue for tests: a memory store of its own, a clock that moves only when told, and jobs run on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from holdfast.blobs import Blobs
+from holdfast.core.job import LEASE_MAX, ClaimRequest, Finish, Job, NewJob, Progress, Report
+from holdfast.ids import new_id
+from holdfast.jobs import JobDefinition, Message, find
+from holdfast.options import Resolved, duration_ms
+from holdfast.queue import Queue
+from holdfast.worker.handlers import Handler, table
+from holdfast.worker.held import Held
+from holdfast.worker.runner import Runner
+
+DRAIN_LIMIT = 10_000
+REAP_LIMIT = 1000
+
+
+class InlineQueue(Queue):
+    """A Queue whose jobs run in `drain()`, one after another, by the worker's own code.
+
+    Handlers are those of the messages that were enqueued here, else the `@job` functions of this process by
+    name; `handler` gets the payloads without a job type.
+    """
+
+    def __init__(
+        self,
+        *,
+        tenant: str,
+        name: str = "default",
+        blobs: str | Blobs | None = None,
+        handler: Callable[[Any], Any] | None = None,
+    ) -> None:
+        super().__init__(f"memory:inline-{new_id()}?test_clock=frozen", tenant=tenant, name=name, blobs=blobs)
+        self._handlers = table([], handler)
+        self._reports: list[Report] = []
+
+    async def drain(self) -> int:
+        """Run every job that is claimable now, in claim order, and those they enqueue; how many runs it took.
+
+        A job that failed waits for its retry: `advance` the clock and drain again. Raises AssertionError if
+        there is no end to it.
+        """
+        runs = 0
+        while job := await self._claim():
+            runs += 1
+            assert runs <= DRAIN_LIMIT, f"drain() ran {DRAIN_LIMIT} jobs and there are still more"
+            finish = await self._run(job)
+            await self.store.report(self._reports)
+            self._reports.clear()
+            await self.store.finish([finish])
+        return runs
+
+    async def advance(
+        self,
+        name: str = "",
+        offset: str = "",
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+    ) -> None:
+        """Move the store's clock, and end the leases that have run out by then.
+
+        With the name of a reader and an offset it is `Queue.advance`, which moves that reader.
+        """
+        if name:
+            await super().advance(name, offset)
+        by = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        await self.store.shift_clock(duration_ms("advance", by))
+        while len((await self.store.reap(REAP_LIMIT, 0.5)).jobs) == REAP_LIMIT:
+            pass
+
+    def _new_job(self, message: Message[Any], options: Resolved) -> NewJob:
+        if message.definition is not None:
+            self._handlers[message.spec.type] = _inline(message.definition)
+        return super()._new_job(message, options)
+
+    async def _claim(self) -> Job | None:
+        queues = tuple(stats.queue for stats in await self.queues())
+        request = ClaimRequest(self.tenant, queues, 1, LEASE_MAX, "inline")
+        claimed = await self.store.claim(request)
+        return claimed.jobs[0] if claimed.jobs else None
+
+    async def _run(self, job: Job) -> Finish:
+        ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
+        free = asyncio.Event()
+
+        def acknowledge(_: Held, finish: Finish) -> None:
+            ended.set_result(finish)
+
+        def report(held: Held, progress: Progress) -> None:
+            self._reports.append(Report(held.key, held.token, progress))
+
+        known = find(job.envelope.type)
+        handlers = ({known.name: _inline(known)} if known is not None else {}) | self._handlers
+        runner = Runner(handlers, 1, self.codec, self.blobs, acknowledge, free.set, report)
+        try:
+            runner.start(Held(job, job.key, job.token, math.inf, math.inf))
+            return await ended
+        finally:
+            await runner.close()
+
+
+def inline_queue(
+    *,
+    tenant: str,
+    name: str = "default",
+    blobs: str | Blobs | None = None,
+    handler: Callable[[Any], Any] | None = None,
+) -> InlineQueue:
+    """Make a queue for one test, to be entered by `async with`."""
+    return InlineQueue(tenant=tenant, name=name, blobs=blobs, handler=handler)
+
+
+def _inline(definition: JobDefinition[..., Any, Any]) -> Handler:
+    """How to run a job here: one that asks for a process of its own shares ours."""
+    timeout_s = None if definition.timeout is None else definition.timeout.total_seconds()
+    executor = "async" if definition.is_async else "thread"
+    return Handler(definition.function, definition.load, executor, timeout_s, "")
