@@ -66,9 +66,8 @@ def resolve(options: EnqueueOptions) -> Resolved:
         raise TypeError(f"unknown option {min(unknown)!r}")
     if "delay" in said and "run_at" in said:
         raise InvalidOption("delay", "give delay or run_at, not both")
-    idempotency = said.get("idempotency")
     key = said.get("idempotency_key")
-    if idempotency is not None and key is None:
+    if "idempotency" in said and key is None:
         raise InvalidOption("idempotency", "says how long a key holds, and needs idempotency_key")
     return Resolved(
         id=_or_none(names.check_id, said.get("id")),
@@ -78,7 +77,7 @@ def resolve(options: EnqueueOptions) -> Resolved:
         priority=_or_none(names.check_priority, said.get("priority")),
         max_attempts=_or_none(names.check_max_attempts, said.get("max_attempts")),
         result_ttl_ms=_or_none(_check_result_ttl, said.get("result_ttl")),
-        idempotency=None if key is None else _idempotency(key, idempotency or "until_terminal"),
+        idempotency=None if key is None else _idempotency(key, said.get("idempotency", "until_terminal")),
         replace_failed=bool(said.get("replace_failed", False)),
     )
 

@@ -49,7 +49,7 @@ class Maintenance:
             try:
                 wait_s = await duty()
                 pause.reset()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - upkeep outlives a store's troubles
                 if not isinstance(error, (StoreError, *AWAY)):
                     _log.exception("upkeep failed", duty=name)
                 if self._on_error is not None:

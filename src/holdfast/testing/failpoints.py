@@ -22,7 +22,7 @@ from holdfast.core import failpoint
 from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 Action = Literal["kill", "stop", "raise"]
 
@@ -63,7 +63,7 @@ def disarm(name: str | None = None) -> None:
 
 
 @contextmanager
-def armed(name: str, action: Action | Callable[[], None] = "raise", nth: int = 1) -> Iterator[None]:
+def armed(name: str, action: Action | Callable[[], None] = "raise", nth: int = 1) -> Generator[None]:
     """Arm a failpoint for the length of a block."""
     arm(name, action, nth)
     try:

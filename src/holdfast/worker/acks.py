@@ -119,8 +119,8 @@ class Acknowledger:
         return [held for held in batch if held.until > now]
 
     def _put_back(self, batch: list[Held], error: Exception) -> None:
-        self._waiting[:0] = self._without_lost(batch)
+        self._waiting.extend(self._without_lost(batch))
         if not isinstance(error, AWAY):
-            # Not the store being away: one of the items may be what it cannot take. Find it by halving.
+            # One of the items may be what it cannot take: smaller batches keep the others from its company.
             self._batch = max(1, min(self._batch, len(batch)) // 2)
         self._on_error(error)

@@ -56,7 +56,7 @@ class Callbacks:
                     task = asyncio.ensure_future(_guarded(name, answer))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
-            except Exception:
+            except Exception:  # noqa: BLE001 - it is somebody else's code
                 _log.exception("a callback raised", name=name)
 
     def has(self, task: asyncio.Task[Any] | None) -> bool:
@@ -76,5 +76,5 @@ class Callbacks:
 async def _guarded(name: str, answer: Any) -> None:
     try:
         await answer
-    except Exception:
+    except Exception:  # noqa: BLE001 - it is somebody else's code
         _log.exception("a callback raised", name=name)

@@ -30,9 +30,7 @@ class Handler:
         self.reference = reference
 
 
-def table(
-    jobs: Iterable[JobDefinition[..., Any, Any]], catch_all: Callable[[Any], Any] | None
-) -> dict[str, Handler]:
+def table(jobs: Iterable[JobDefinition[..., Any, Any]], catch_all: Callable[[Any], Any] | None) -> dict[str, Handler]:
     """The handlers by job type, "" being the catch-all: it gets the jobs that have no type.
 
     Raises InvalidOption for two definitions of one name, or for one that no other process could find.

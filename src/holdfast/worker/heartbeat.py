@@ -107,6 +107,8 @@ class Heartbeat:
     async def _serve(self) -> None:
         store = await self._connect()
         unlisten = store.listen(self._hear, _CANCELED)
+        # What was canceled before we listened.
+        self._hear(Signal(Hint.CANCELED))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._renew_forever(store))
@@ -120,7 +122,7 @@ class Heartbeat:
         while True:
             try:
                 return await self._origin.sibling()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the heart beats on
                 self._report(error)
             await asyncio.sleep(pause.next_s())
 
@@ -140,7 +142,7 @@ class Heartbeat:
                 for start in range(0, len(due), BATCH):
                     await self._renew(store, due[start : start + BATCH])
                 pause.reset()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the heart beats on
                 self._report(error)
                 await asyncio.sleep(pause.next_s())
 
@@ -205,7 +207,7 @@ class Heartbeat:
         while True:
             try:
                 await store.beat(self._describe(), BEAT_TTL_MS)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the heart beats on
                 self._report(error)
             await asyncio.sleep(BEAT_EVERY_S)
 
@@ -215,7 +217,7 @@ class Heartbeat:
                 await store.beat(self._describe(), 0)
                 if store is not self._origin:
                     await store.close()
-        except Exception:
+        except Exception:  # noqa: BLE001 - the registry forgets us by itself
             _log.debug("could not sign off")
 
     # Sleeping and waking

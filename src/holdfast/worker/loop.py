@@ -64,9 +64,7 @@ _log = get_logger(__name__)
 class Loop:
     """The state of one run. Made inside the event loop that it runs in."""
 
-    def __init__(
-        self, store: Store, settings: Settings, handlers: dict[str, Handler], callbacks: Callbacks
-    ) -> None:
+    def __init__(self, store: Store, settings: Settings, handlers: dict[str, Handler], callbacks: Callbacks) -> None:
         self._store = store
         self._settings = settings
         self._callbacks = callbacks
@@ -142,12 +140,12 @@ class Loop:
     async def _claim(self) -> None:
         pause = Pause()
         while not self._stop.is_set():
-            room = self._room()
-            if room <= 0:
+            if self._room() <= 0:
                 self._room_bell = self._loop.create_future()
                 await self._room_bell
                 continue
             self._measure()
+            room = max(1, self._room())
             # Armed before the look: a hint that comes during it makes us look again. [CLAIM-3]
             self._bell.arm()
             sent = time.monotonic()
@@ -179,9 +177,7 @@ class Loop:
             return
         lease_s = self._settings.lease_ms / 1000
         until, renew_at = sent + lease_s, sent + lease_s / 3
-        taken = [
-            Held(job, JobKey(job.tenant, job.queue, job.id), job.token, until, renew_at) for job in claimed.jobs
-        ]
+        taken = [Held(job, JobKey(job.tenant, job.queue, job.id), job.token, until, renew_at) for job in claimed.jobs]
         self._held.update(taken)
         self._ahead.extend(taken)
         if metrics.current is not None:
@@ -248,7 +244,7 @@ class Loop:
         self._held.difference_update(batch)
         if self._callbacks.silent and metrics.current is None:
             for held, answer in zip(batch, answers, strict=True):
-                if type(answer) is not Finished:
+                if not isinstance(answer, Finished):
                     self._refused(held, answer)
         else:
             for held, answer in zip(batch, answers, strict=True):

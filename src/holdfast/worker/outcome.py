@@ -49,9 +49,7 @@ def release(held: Held) -> Finish:
 
 def finish(held: Held, ending: Raised) -> Finish:
     """The acknowledgement of an attempt that did not complete. [RETRY-3]"""
-    return Finish(
-        held.key, held.token, ending.outcome, error=ending.error, delay_ms=ending.delay_ms, random=_chance()
-    )
+    return Finish(held.key, held.token, ending.outcome, error=ending.error, delay_ms=ending.delay_ms, random=_chance())
 
 
 def describe(error: BaseException) -> AttemptError:

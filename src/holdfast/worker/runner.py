@@ -1,4 +1,4 @@
-"""Runs handlers, on the event loop, in a thread or in a child process, and makes of their end what the store is told."""
+"""Runs handlers, on the event loop, in a thread or in a child process, and tells how they ended."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class Runner:
             run = self._run_async(held, held.context, handler)
             held.task = self._loop.create_task(run, context=self._context.copy())
         elif handler.executor == "thread":
-            context = self._context.copy()
-            self._threads.submit(partial(context.run, self._run_in_thread, held, held.context, handler))
+            call = partial(self._run_in_thread, held, held.context, handler)
+            self._threads.submit(partial(self._context.copy().run, call))
         else:
             run = self._run_in_process(held, handler)
             held.task = self._loop.create_task(run, context=self._context.copy())

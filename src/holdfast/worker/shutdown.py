@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -17,7 +17,7 @@ _before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
 
 
 @contextmanager
-def on_signal(callback: Callable[[], None]) -> Iterator[None]:
+def on_signal(callback: Callable[[], None]) -> Generator[None]:
     """Call `callback` in the running loop at each signal inside the block, then restore what was before.
 
     Several blocks may be open in one loop; each is called. In another thread than the main one nothing is installed:
@@ -47,8 +47,12 @@ def on_signal(callback: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def stop_event() -> Iterator[asyncio.Event]:
-    """An event that the first signal sets: `with stop_event() as stop: await maintain(url, stop=stop)`."""
+def stop_event() -> Generator[asyncio.Event]:
+    """An event that the first signal sets.
+
+    with stop_event() as stop:
+        await maintain(url, stop=stop)
+    """
     event = asyncio.Event()
     with on_signal(event.set):
         yield event

@@ -7,8 +7,12 @@ import fcntl
 import os
 import sqlite3
 import struct
+import threading
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
+
+import msgspec
 
 from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
 from holdfast.stores.file.sql import SCHEMA
@@ -23,11 +27,19 @@ _NETWORK = {
     "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "fuse.davfs2",
 }  # fmt: skip
 
+# The databases that this process has open, by device and inode.
+#
+# POSIX locks belong to the process: closing any descriptor of a file drops all that the process has on it, SQLite's
+# too, and then another process deletes the log that we still write to. So nobody but SQLite opens a file that is in
+# here; it was looked at when it was opened first.
+_in_use: Counter[tuple[int, int]] = Counter()
+_in_use_lock = threading.Lock()
+
 
 def prepare(directory: Path, *, frozen_at: int | None) -> None:
     """Make the directory and the database where they are missing; refuse what is not ours. Idempotent."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        _make(directory)
     except OSError as error:
         reason = f"cannot make {directory}: {error.strerror}; choose a directory that you may write to"
         raise StoreUnavailable(reason) from error
@@ -37,7 +49,7 @@ def prepare(directory: Path, *, frozen_at: int | None) -> None:
             f"{directory} is on a network file system ({kind}), where SQLite can lose data; use a local disk"
         )
     path = directory / NAME
-    with locked(directory):
+    with translated(path), locked(directory):
         if not path.exists() or path.stat().st_size == 0:
             _create(path, frozen_at)
         check(path)
@@ -45,20 +57,52 @@ def prepare(directory: Path, *, frozen_at: int | None) -> None:
 
 def check(path: Path) -> None:
     """Raise StoreMismatch unless `path` is a whole database of ours. Reads its header and nothing else."""
-    with path.open("rb") as file:
-        header = file.read(100)
+    # With a log beside it the file may be between two sizes: a process is just moving the log into it, or died doing
+    # so, and SQLite sees to that. Without one it does not change while we have the lock.
+    log = Path(f"{path}-wal")
+    settled = not log.exists() or log.stat().st_size == 0
+    with _in_use_lock:
+        if _inode(path) in _in_use:
+            return
+        with path.open("rb") as file:
+            header = file.read(100)
     if len(header) < 100 or not header.startswith(_MAGIC):  # noqa: PLR2004 - SQLite's header is 100 bytes
         raise StoreMismatch(f"{path} is not a Holdfast database (not SQLite at all); it was left untouched")
     (page_size, pages) = struct.unpack_from(">H", header, 16)[0], struct.unpack_from(">I", header, 28)[0]
     (version, application) = struct.unpack_from(">I", header, 60)[0], struct.unpack_from(">I", header, 68)[0]
     if application != APPLICATION_ID:
         raise StoreMismatch(f"{path} is a SQLite database of another program; it was left untouched")
+    _check_version(path, version)
+    if settled and path.stat().st_size < (65536 if page_size == 1 else page_size) * pages:
+        raise StoreMismatch(f"{path} is damaged (shorter than its header says); restore it from a backup")
+
+
+def _check_version(path: Path, version: int) -> None:
     if version > SCHEMA_VERSION:
         raise StoreMismatch(
             f"{path} was made by a newer Holdfast (schema {version}, this one knows {SCHEMA_VERSION}); upgrade it"
         )
-    if path.stat().st_size < (65536 if page_size == 1 else page_size) * pages:
-        raise StoreMismatch(f"{path} is damaged (shorter than its header says); restore it from a backup")
+
+
+def hold(path: Path) -> tuple[int, int]:
+    """Say, before connecting, that this process has the database open; the answer is for `let_go`."""
+    with translated(path), _in_use_lock:
+        inode = _inode(path)
+        _in_use[inode] += 1
+        return inode
+
+
+def let_go(inode: tuple[int, int]) -> None:
+    """Say, after the last connection was closed, that it is open no more."""
+    with _in_use_lock:
+        _in_use[inode] -= 1
+        if _in_use[inode] == 0:
+            del _in_use[inode]
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
@@ -75,16 +119,23 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
             db.execute("PRAGMA journal_size_limit = 67108864")
             if read_only:
                 db.execute("PRAGMA query_only = ON")
+            # The header in the file, which `check` has read, may be older than the one in the log.
+            _check_version(path, db.execute("PRAGMA user_version").fetchone()[0])
         except BaseException:
             db.close()
             raise
         return db
 
 
+def open_lock(directory: Path) -> int:
+    """A descriptor of the file that `flock` is asked on."""
+    return os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
 @contextlib.contextmanager
 def locked(directory: Path) -> Generator[None]:
     """Hold the one lock between processes. The kernel hands it on in order; SQLite's own would poll for it."""
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = open_lock(directory)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -97,13 +148,17 @@ def translated(path: Path) -> Generator[None]:
     """Turn SQLite's errors into ours, with what to do."""
     try:
         yield
-    except sqlite3.Error as error:
-        raise _translate(error, path) from error
-    except OSError as error:
-        raise StoreUnavailable(f"{path}: {error.strerror or error}") from error
+    except (sqlite3.Error, msgspec.DecodeError, OSError) as error:
+        raise translate(error, path) from error
 
 
-def _translate(error: sqlite3.Error, path: Path) -> StoreError:
+def translate(error: sqlite3.Error | msgspec.DecodeError | OSError, path: Path) -> StoreError:
+    """The error of ours that stands for this one."""
+    if isinstance(error, OSError):
+        reason = f"{error.filename or path}: {error.strerror or error}; check the disk and the permissions"
+        return StoreUnavailable(reason)
+    if isinstance(error, msgspec.DecodeError):
+        return StoreMismatch(f"{path} is damaged ({error}); stop its users and restore it from a backup")
     name = getattr(error, "sqlite_errorname", "")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreBusy(f"{path} is locked by another program for too long; try again")
@@ -136,11 +191,24 @@ def _create(path: Path, frozen_at: int | None) -> None:
         for tail in ("-wal", "-shm"):
             Path(f"{path}{tail}").unlink(missing_ok=True)
         scratch.replace(path)
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(path.parent)
+
+
+def _make(directory: Path) -> None:
+    """Make the directory and its parents, so that a power cut does not take them back."""
+    missing = [place for place in (directory, *directory.parents) if not place.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        _sync(made.parent)
+
+
+def _sync(directory: Path) -> None:
+    """Put the names in a directory on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _file_system(directory: Path) -> str:

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreBusy, StoreUnavailable
 from holdfast.store import Hint, Listener, Signal
@@ -36,21 +38,23 @@ BUSY_S = 30.0
 class _Call(Generic[T]):
     """A change that waits for the writer, and the future of whoever asked for it."""
 
-    __slots__ = ("change", "error", "future", "given_up", "loop", "result", "started")
+    __slots__ = ("_free", "change", "error", "future", "loop", "result")
 
     def __init__(self, change: Callable[[Transaction], T], loop: asyncio.AbstractEventLoop) -> None:
         self.change = change
         self.loop = loop
         self.future: asyncio.Future[T] = loop.create_future()
-        self.started = False
-        self.given_up = False
+        self._free = threading.Lock()
         self.result: T | None = None
         self.error: BaseException | None = None
 
+    def start(self) -> bool:
+        """Whether the writer is to run it: neither given up nor canceled."""
+        return not self.future.cancelled() and self._free.acquire(blocking=False)
+
     def give_up(self) -> None:
         """Answer StoreBusy, unless the writer has begun with it: then its answer is on the way."""
-        if not self.started and not self.future.done():
-            self.given_up = True
+        if not self.future.done() and self._free.acquire(blocking=False):
             self.future.set_exception(StoreBusy(f"another process has held the store for {BUSY_S:g} s; try again"))
 
 
@@ -63,11 +67,19 @@ class Engine:
         self._directory = directory
         self._folder = directory / "wake"
         self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
-        self._lock_file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._db = database.connect(self.path)
+        self._inode = database.hold(self.path)
+        with contextlib.ExitStack() as undo:
+            undo.callback(database.let_go, self._inode)
+            self._db = database.connect(self.path)
+            undo.callback(self._db.close)
+            with database.translated(self.path):
+                self._lock_file = database.open_lock(directory)
+            undo.pop_all()
         self._pid = os.getpid()
         self._closed = False
-        self._readers = ThreadPoolExecutor(2, "holdfast-file-reader", initializer=self._open_reader)
+        self._users = 1
+        self._users_lock = threading.Lock()
+        self._readers = ThreadPoolExecutor(2, "holdfast-file-reader")
         self._local = threading.local()
         self._reader_connections: list[sqlite3.Connection] = []
         self._memory = Memory()
@@ -109,6 +121,19 @@ class Engine:
 
         return stop
 
+    def join(self) -> None:
+        """One more handle uses this engine."""
+        with self._users_lock:
+            self._users += 1
+
+    def leave(self) -> None:
+        """One handle less; the last one closes it. From any thread."""
+        with self._users_lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self.close()
+
     def close(self) -> None:
         """Finish what was asked for, then let go of everything."""
         if self._closed:
@@ -119,6 +144,7 @@ class Engine:
         self._readers.shutdown(wait=True)
         for connection in (*self._reader_connections, self._db):
             connection.close()
+        database.let_go(self._inode)
         with self._ears_lock:
             for ear in self._ears.values():
                 ear.close()
@@ -170,11 +196,9 @@ class Engine:
             signals: set[Signal] = set()
             transaction = Transaction(self._db, self._memory, self.settings)
             for call in group:
-                if call.given_up or call.future.cancelled():
-                    continue
-                call.started = True
-                self._run_one(transaction, call)
-                signals |= transaction.take_signals()
+                if call.start():
+                    self._run_one(transaction, call)
+                    signals |= transaction.take_signals()
             transaction.save_counters()
             failpoint.hit("file.before_commit")
             self._db.execute("COMMIT")
@@ -200,22 +224,26 @@ class Engine:
             self._db.execute("RELEASE call")
             transaction.forget()
             self._memory.clear()
-            call.error = error
+            call.error = database.translate(error, self.path) if isinstance(error, msgspec.DecodeError) else error
 
     # Reading ----------------------------------------------------------------------------------------------
 
-    def _open_reader(self) -> None:
-        self._local.db = database.connect(self.path, read_only=True)
-        self._reader_connections.append(self._local.db)
+    def _reader(self) -> sqlite3.Connection:
+        db: sqlite3.Connection | None = getattr(self._local, "db", None)
+        if db is None:
+            db = self._local.db = database.connect(self.path, read_only=True)
+            self._reader_connections.append(db)
+        return db
 
     def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
-        db: sqlite3.Connection = self._local.db
+        db = self._reader()
         with database.translated(self.path):
             db.execute("BEGIN")
             try:
                 return read(db)
             finally:
-                db.execute("COMMIT")
+                if db.in_transaction:  # After some errors SQLite has ended it.
+                    db.execute("ROLLBACK")
 
     # Hints ------------------------------------------------------------------------------------------------
 

@@ -76,17 +76,17 @@ class FileStore:
         self._directory = Path(directory).expanduser().absolute()
         self.options = options
         self._engine = engine
-        self._users = [1] if engine is not None else [0]
+        self._opening = asyncio.Lock()
 
     @property
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
 
     async def open(self) -> None:
-        if self._engine is None:
-            frozen_at = time.time_ns() // 1_000_000 if self.options.test_clock == "frozen" else None
-            self._engine = await asyncio.to_thread(self._start, frozen_at)
-            self._users = [1]
+        async with self._opening:
+            if self._engine is None:
+                frozen_at = time.time_ns() // 1_000_000 if self.options.test_clock == "frozen" else None
+                self._engine = await asyncio.to_thread(self._start, frozen_at)
 
     def _start(self, frozen_at: int | None) -> Engine:
         database.prepare(self._directory, frozen_at=frozen_at)
@@ -95,18 +95,14 @@ class FileStore:
 
     async def close(self) -> None:
         engine, self._engine = self._engine, None
-        if engine is None:
-            return
-        self._users[0] -= 1
-        if self._users[0] == 0:
-            await asyncio.to_thread(engine.close)
+        if engine is not None:
+            await asyncio.to_thread(engine.leave)
 
     async def sibling(self) -> FileStore:
         # The engine serves any number of event loops; the last handle to close ends it.
-        twin = FileStore(str(self._directory), self.options, self._opened)
-        twin._users = self._users
-        self._users[0] += 1
-        return twin
+        engine = self._opened
+        engine.join()
+        return FileStore(str(self._directory), self.options, engine)
 
     async def now(self) -> int:
         return await self._opened.read(reads.now)

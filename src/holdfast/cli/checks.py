@@ -1,0 +1,125 @@
+"""Looking a store over: conformance, doctor; and the version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from holdfast.cli.options import Json, StoreUrl
+from holdfast.cli.output import emit, printable, progress, show, show_pairs
+from holdfast.cli.session import shown_url, with_store
+from holdfast.core.errors import StoreError
+
+if TYPE_CHECKING:
+    from holdfast.store import Capabilities, Finding
+    from holdfast.store import Store as OpenStore
+    from holdfast.testing.conformance import Certificate, Row
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(conformance)
+    app.command()(doctor)
+    app.command()(version)
+
+
+def conformance(url: StoreUrl, *, json: Json = False) -> None:
+    """Run the conformance suite against a store and print a certificate. Exits with 1 if a rule is not held.
+
+    The suite works in places of its own beside the URL and leaves the data there alone.
+    """
+    from holdfast.testing.conformance import registered, run
+
+    with progress("Checking", len(registered()), quiet=json) as done:
+        certificate = run(url, on_result=lambda _: done(1))
+    if json:
+        emit(_document(certificate))
+    else:
+        _print(certificate)
+    if not certificate.held:
+        raise typer.Exit(1)
+
+
+def doctor(url: StoreUrl, *, json: Json = False) -> None:
+    """Check a deployment: durability, damage, versions, space. Exits with 1 if something is bad."""
+    from holdfast.store import Finding
+
+    async def act(store: OpenStore) -> Sequence[Finding]:
+        return await store.doctor()
+
+    try:
+        findings = with_store(url, act)
+    except StoreError as error:
+        findings = [Finding("bad", "open", str(error), "see that the store is there, is ours, and lets us in")]
+    healthy = all(finding.level != "bad" for finding in findings)
+    if json:
+        emit({"url": shown_url(url), "healthy": healthy, "findings": findings})
+    else:
+        show(["level", "subject", "finding", "cure"], ([f.level, f.subject, f.text, f.cure] for f in findings))
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def version(*, json: Json = False) -> None:
+    """Print the version."""
+    from importlib.metadata import version as find
+
+    number = find("holdfast")
+    if json:
+        emit({"version": number})
+    else:
+        print(f"holdfast {number}")
+
+
+def _print(certificate: Certificate) -> None:
+    rows = [
+        [tag, "held" if all(row.held for row in checks) else "not held", str(len(checks)), f"{_seconds(checks):.2f}"]
+        for tag, checks in _by_rule(certificate.rows).items()
+    ]
+    show(["rule", "verdict", "checks", "seconds"], rows)
+    for row in certificate.broken:
+        print(f"\n{row.rule} is not held: {row.check.replace('_', ' ')}\n{printable(row.error, lines=True)}")
+    print()
+    show_pairs(_capabilities(certificate.capabilities))
+    held = sum(row.held for row in certificate.rows)
+    verdict = "keeps the contract" if certificate.held else "does NOT keep the contract"
+    print(f"\n{shown_url(certificate.url)} {verdict}: {held} of {len(certificate.rows)} checks held.")
+
+
+def _capabilities(capabilities: Capabilities) -> Iterable[tuple[str, str]]:
+    import msgspec
+
+    fields: dict[str, Any] = msgspec.structs.asdict(capabilities)
+    notes: dict[str, str] = fields.pop("notes")
+    yield "store", str(fields.pop("name"))
+    for name, value in fields.items():
+        said = "yes" if value is True else "no" if value is False else str(value)
+        extra = notes.pop(name, "")
+        yield name.replace("_", " "), f"{said}: {extra}" if extra else said
+    yield from ((name.replace("_", " "), text) for name, text in notes.items())
+
+
+def _by_rule(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    rules: dict[str, list[Row]] = {}
+    for row in rows:
+        rules.setdefault(row.rule, []).append(row)
+    return rules
+
+
+def _seconds(rows: Sequence[Row]) -> float:
+    return sum(row.seconds for row in rows)
+
+
+def _document(certificate: Certificate) -> dict[str, Any]:
+    return {
+        "url": shown_url(certificate.url),
+        "held": certificate.held,
+        "rules": [
+            {"rule": tag, "held": all(row.held for row in checks), "seconds": _seconds(checks)}
+            for tag, checks in _by_rule(certificate.rows).items()
+        ],
+        "checks": certificate.rows,
+        "capabilities": certificate.capabilities,
+    }

@@ -1,0 +1,100 @@
+"""The log of events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from holdfast.cli.options import Json, Store, Tenant, words
+from holdfast.cli.output import STYLES, clock, emit, on_terminal, printable
+from holdfast.cli.session import with_queue
+from holdfast.core.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.queue import Queue
+    from holdfast.records import Event
+
+END = "end"
+"""As an offset: where the log ends now."""
+
+_STYLES = {**STYLES, "retried": "magenta", "expired": "magenta", "claimed": "yellow", "enqueued": "cyan"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(events)
+
+
+def events(
+    *,
+    store: Store = None,
+    tenant: Tenant = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="OFFSET", help="Start behind this event; `end`: only what is still to come.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    kind: Annotated[str | None, typer.Option(metavar="KIND[,KIND...]", help="Only events of these kinds.")] = None,
+    id: Annotated[str | None, typer.Option(help="Only events of this job.")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", "-q", help="Only events of this queue.")] = None,
+    json: Json = False,
+) -> None:
+    """Print the tenant's events in order, one a line."""
+    from holdfast.core.events import EventKind
+
+    kinds = words("kind", kind)
+    if unknown := set(kinds or ()) - set(get_args(EventKind)):
+        raise InvalidOption("kind", f"{min(unknown)!r} is none; there are {', '.join(get_args(EventKind))}")
+
+    async def act(bound: Queue) -> None:
+        write = _as_json if json else _writer()
+        start = await bound.last_offset() if after == END else after
+        async for event in bound.events(start, follow=follow):
+            if (
+                (kinds is None or event.kind in kinds)
+                and (id is None or event.job_id == id)
+                and (queue is None or event.queue == queue)
+            ):
+                write(event)
+
+    try:
+        with_queue(store, tenant, act)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+        raise typer.Exit from None
+
+
+def _as_json(event: Event) -> None:
+    emit(event, line=True)
+
+
+def _writer() -> Callable[[Event], None]:
+    if not on_terminal():
+        return lambda event: print(_line(event), flush=True)
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+
+    def write(event: Event) -> None:
+        text = Text(_line(event), overflow="fold")
+        text.highlight_words([event.kind], _STYLES.get(event.kind, ""))
+        console.print(text)
+
+    return write
+
+
+def _line(event: Event) -> str:
+    parts = [clock(event.at), f"{event.kind:<10}", f"{event.queue}/{event.job_id}", event.type or "-"]
+    if event.attempt:
+        parts.append(f"attempt={event.attempt}")
+    if event.worker_id:
+        parts.append(f"worker={event.worker_id}")
+    if reason := event.data.get("reason"):
+        parts.append(f"reason={reason}")
+    if error := event.data.get("error"):
+        parts.append(f"{error.get('type')}: {error.get('message')}")
+    return printable("  ".join(parts))

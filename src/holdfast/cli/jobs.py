@@ -1,0 +1,375 @@
+"""Single jobs: enqueue, status, result, cancel, list."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.options import (
+    Blobs,
+    JobId,
+    JobType,
+    Json,
+    QueueName,
+    Store,
+    Tenant,
+    duration,
+    instant,
+    words,
+)
+from holdfast.cli.output import emit, note, on_terminal, show, show_pairs, when
+from holdfast.cli.session import with_queue
+from holdfast.core.errors import HoldfastError, InvalidOption, InvalidPayload, JobFailed, JobNotFound
+
+if TYPE_CHECKING:
+    from holdfast.options import EnqueueOptions
+    from holdfast.queue import Queue
+    from holdfast.records import JobRecord
+
+PAGE = 1000
+FOREVER = "forever"
+
+Wait = Annotated[
+    str | None, typer.Option("--wait", metavar="DURATION", help="Wait so long for the result; `forever` works too.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(enqueue)
+    app.command()(status)
+    app.command()(result)
+    app.command()(cancel)
+    app.command("list")(list_jobs)
+
+
+def enqueue(
+    type: Annotated[str, typer.Argument(metavar="TYPE", help="The job type, or - for a payload without one.")],
+    *,
+    store: Store = None,
+    tenant: Tenant = None,
+    queue: QueueName = "default",
+    payload: Annotated[str | None, typer.Option(metavar="JSON", help="The arguments, as JSON.")] = None,
+    payload_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The same from a file; - is standard input.")
+    ] = None,
+    id: Annotated[str | None, typer.Option(help="The job's id; made up if not given.")] = None,
+    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="Run it so much later.")] = None,
+    run_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Run it at this moment (ISO 8601; local time if it has no zone).")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="From 0 (last) to 9 (first).")] = None,
+    max_attempts: Annotated[int | None, typer.Option(help="How often it may run at most.")] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="A second enqueue with this key finds the first job.")
+    ] = None,
+    wait: Wait = None,
+    blobs: Blobs = None,
+    json: Json = False,
+) -> None:
+    """Enqueue a job. Without --payload or --payload-file the payload is read from standard input.
+
+    On a terminal, or where standard input is empty, a job is enqueued without arguments.
+    """
+    from holdfast.jobs import Message
+
+    value = _payload(type, payload, payload_file)
+    patience = _patience(wait)
+    message = Message.raw(value, "" if type == "-" else type)
+    options: EnqueueOptions = {
+        "queue": queue,
+        "id": id,
+        "delay": duration("delay", delay),
+        "run_at": instant("run_at", run_at),
+        "priority": priority,
+        "max_attempts": max_attempts,
+        "idempotency_key": idempotency_key,
+    }
+
+    async def act(bound: Queue) -> None:
+        ticket = await bound.enqueue(message, **options)
+        answer: dict[str, Any] = {
+            "status": ticket.status,
+            "id": ticket.id,
+            "queue": ticket.queue,
+            "state": ticket.state,
+        }
+        if ticket.status == "completed":
+            answer["result"] = ticket.result
+        if wait is None:
+            _tell(answer, json)
+            return
+        if not json:
+            note(_sentence(answer))
+        try:
+            answer["result"] = await ticket.wait(patience)
+        except HoldfastError as error:
+            error.add_note(f"Ask again with: holdfast result {ticket.id} --queue {ticket.queue} --wait 30s")
+            raise
+        answer["state"] = "completed"
+        emit(answer if json else answer["result"])
+
+    with_queue(store, tenant, act, blobs)
+
+
+def status(
+    id: JobId,
+    *,
+    store: Store = None,
+    tenant: Tenant = None,
+    queue: QueueName = "default",
+    blobs: Blobs = None,
+    json: Json = False,
+) -> None:
+    """Show a job: its state, attempts, errors and times."""
+    record = with_queue(store, tenant, lambda bound: _find(bound, id, queue), blobs)
+    if json:
+        emit(as_document(record))
+        return
+    document = as_document(record)
+    show_pairs(
+        [*_summary(record), *((name, _short(document[name])) for name in ("payload", "result") if name in document)]
+    )
+    if record.errors:
+        print()
+        show(
+            ["attempt", "at", "error", "message"],
+            [[str(error.attempt), when(error.at), error.type, error.message] for error in record.errors],
+        )
+
+
+def result(
+    id: JobId,
+    *,
+    store: Store = None,
+    tenant: Tenant = None,
+    queue: QueueName = "default",
+    wait: Wait = None,
+    blobs: Blobs = None,
+    json: Json = False,
+) -> None:
+    """Print a job's result, as JSON. Exits with 1 if it failed, was canceled, or is not done in time."""
+    patience = _patience(wait)
+
+    async def act(bound: Queue) -> None:
+        if wait is None:
+            record = await _find(bound, id, queue)
+            if record.finished_at is None:
+                if json:
+                    emit({"state": record.state})
+                    raise typer.Exit(1)
+                reason = f"job {id!r} in queue {queue!r} is {record.state.value}; wait for it with --wait 30s"
+                raise InvalidState(reason)
+        try:
+            value = await bound.result(id, queue=queue, timeout=patience)
+        except JobNotFound as error:
+            raise await _with_queues(bound, error) from None
+        except JobFailed as error:
+            if not json:
+                raise
+            emit(
+                {
+                    "state": "failed",
+                    "error": {"type": error.error_type, "message": error.message, "reason": error.reason},
+                }
+            )
+            raise typer.Exit(1) from None
+        emit({"state": "completed", "result": value} if json else value)
+
+    with_queue(store, tenant, act, blobs)
+
+
+def cancel(
+    id: JobId,
+    *,
+    store: Store = None,
+    tenant: Tenant = None,
+    queue: QueueName = "default",
+    only_waiting: Annotated[bool, typer.Option("--only-waiting", help="Leave it alone if it is running.")] = False,
+    json: Json = False,
+) -> None:
+    """Cancel a job, a running one too. Exits with 1 where there was nothing to cancel."""
+
+    async def act(bound: Queue) -> str:
+        answer = await bound.cancel(id, queue=queue, only_waiting=only_waiting)
+        if answer.status == "not_found" and not json:
+            raise await _with_queues(bound, JobNotFound(queue, id))
+        return answer.status
+
+    answer = with_queue(store, tenant, act)
+    if json:
+        emit({"status": answer, "id": id, "queue": queue})
+    elif answer == "canceled":
+        print(f"canceled {id}")
+    else:
+        raise InvalidState(f"job {id!r} in queue {queue!r} is {'running' if answer == 'processing' else answer}")
+    if answer != "canceled":
+        raise typer.Exit(1)
+
+
+def list_jobs(
+    *,
+    store: Store = None,
+    tenant: Tenant = None,
+    queue: QueueName = "default",
+    state: Annotated[str | None, typer.Option(metavar="STATE[,STATE...]", help="Only jobs in these states.")] = None,
+    type: JobType = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Where the list before ended.")] = None,
+    all: Annotated[bool, typer.Option("--all", help="All of them, whatever --limit says.")] = False,
+    json: Json = False,
+) -> None:
+    """List a queue's jobs: waiting ones in the order they will run, then running, then finished ones."""
+    states = words("state", state)
+
+    async def act(bound: Queue) -> tuple[list[JobRecord], str | None]:
+        found: list[JobRecord] = []
+        at = cursor
+        while True:
+            size = PAGE if all else min(PAGE, limit - len(found))
+            page = await bound.list(queue=queue, state=states, type=type, cursor=at, limit=size)
+            found += page
+            at = page.cursor
+            # A page may be short and yet not the last: `type` is looked at while paging.
+            if at is None or (not all and len(found) >= limit):
+                return found, at
+
+    found, at = with_queue(store, tenant, act)
+    if json:
+        emit({"jobs": [as_document(record) for record in found], "cursor": at})
+        return
+    rows = [
+        [
+            record.id,
+            record.type,
+            record.state.value,
+            f"{record.attempts}/{record.max_attempts}",
+            str(record.priority),
+            when(record.enqueued_at),
+            when(record.finished_at or record.visible_at),
+        ]
+        for record in found
+    ]
+    show(
+        ["id", "type", "state", "attempts", "priority", "enqueued", "due or done"],
+        rows,
+        f"No such jobs in queue {queue}. `holdfast queues` shows which queues there are.",
+    )
+    if at is not None:
+        note(f"There are more: --cursor {at}, or --all.")
+
+
+class InvalidState(HoldfastError):
+    """The job is not in a state in which this can be done."""
+
+    code = "invalid_state"
+
+
+def as_document(record: JobRecord) -> dict[str, Any]:
+    """A job for programs. A payload or result that this process cannot read is null, and `unreadable` says why."""
+    try:
+        return record.as_dict()
+    except HoldfastError as error:
+        names = ("id", "tenant", "queue", "type", "state", "attempts", "max_attempts", "priority", "errors", "reason")
+        fields: dict[str, Any] = {name: getattr(record, name) for name in names}
+        times = ("enqueued_at", "visible_at", "claimed_at", "finished_at", "expires_at", "deadline")
+        return {**fields, **{name: getattr(record, name) for name in times}, "payload": None, "unreadable": str(error)}
+
+
+async def _find(bound: Queue, id: str, queue: str) -> JobRecord:
+    record = await bound.get(id, queue=queue)
+    if record is None:
+        raise await _with_queues(bound, JobNotFound(queue, id))
+    return record
+
+
+async def _with_queues(bound: Queue, error: JobNotFound) -> JobNotFound:
+    """The same error, with a word on where else to look."""
+    others = [stats.queue for stats in await bound.queues() if stats.queue != error.queue]
+    if others:
+        error.add_note(f"Other queues of {bound.tenant}: {', '.join(others)}. Name one with --queue.")
+    return error
+
+
+def _payload(type: str, text: str | None, file: str | None) -> Any:
+    import msgspec
+
+    if text is not None and file is not None:
+        raise InvalidOption("payload", "give --payload or --payload-file, not both")
+    if text is not None:
+        data, source = text.encode(), "--payload"
+    elif file is not None and file != "-":
+        try:
+            data, source = Path(file).read_bytes(), file
+        except OSError as error:
+            raise InvalidOption("payload_file", f"{file}: {error.strerror}") from None
+    elif file is None and sys.stdin.isatty():
+        data, source = b"", ""
+    else:
+        data, source = sys.stdin.buffer.read(), "standard input"
+    if not data.strip():
+        if type == "-":
+            raise InvalidPayload(
+                "a job without a type is its payload; pass --payload, --payload-file or standard input"
+            )
+        return {}
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise InvalidPayload(f"{source} is not JSON: {error}") from None
+
+
+def _patience(wait: str | None) -> timedelta | None:
+    return None if wait == FOREVER else duration("wait", wait)
+
+
+def _tell(answer: dict[str, Any], json: bool) -> None:
+    if json:
+        emit(answer)
+    elif on_terminal():
+        print(_sentence(answer))
+    else:
+        # The id alone, for `id=$(holdfast enqueue ...)`.
+        print(answer["id"])
+        note(_sentence(answer))
+
+
+def _sentence(answer: dict[str, Any]) -> str:
+    state = f" ({answer['state']})" if answer["state"] and answer["status"] != answer["state"] else ""
+    return f"{answer['status']}: {answer['id']} in queue {answer['queue']}{state}"
+
+
+def _summary(record: JobRecord) -> Sequence[tuple[str, str]]:
+    progress = record.progress
+    return [
+        ("id", record.id),
+        ("queue", record.queue),
+        ("tenant", record.tenant),
+        ("type", record.type),
+        ("state", record.state.value),
+        ("reason", record.reason or ""),
+        ("attempts", f"{record.attempts} of {record.max_attempts}"),
+        ("priority", str(record.priority)),
+        ("progress", f"{progress.fraction:.0%} {progress.message}".rstrip() if progress is not None else ""),
+        ("worker", record.worker_id or ""),
+        ("key", record.idempotency_key or ""),
+        ("replays", str(record.replays or "")),
+        ("enqueued", when(record.enqueued_at)),
+        ("visible", when(record.visible_at)),
+        ("claimed", when(record.claimed_at)),
+        ("deadline", when(record.deadline) if record.finished_at is None else ""),
+        ("finished", when(record.finished_at)),
+        ("forgotten", when(record.expires_at)),
+    ]
+
+
+def _short(value: Any, limit: int = 2000) -> str:
+    import msgspec
+
+    text = msgspec.json.encode(value, enc_hook=str).decode()
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters; --json shows all)"

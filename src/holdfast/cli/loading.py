@@ -1,0 +1,93 @@
+"""The modules that a worker is told to run: importing them, and finding the jobs in them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from holdfast.core.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from holdfast.jobs import JobDefinition
+
+
+def load_jobs(modules: Iterable[str]) -> list[JobDefinition[..., Any, Any]]:
+    """The `@job` functions of these modules; of a package, also those of the modules that it imports from itself.
+
+    Raises InvalidOption where a module cannot be imported or has none.
+    """
+    from holdfast.jobs import JobDefinition
+
+    jobs: dict[int, JobDefinition[..., Any, Any]] = {}
+    for name in modules:
+        _import(name, "module")
+        found = [
+            cast("JobDefinition[..., Any, Any]", value)
+            for module in _with_submodules(name)
+            for value in list(vars(module).values())
+            if isinstance(value, JobDefinition)
+        ]
+        if not found:
+            raise InvalidOption("module", f"{name} has no jobs; put @job on a function in it")
+        jobs |= {id(definition): definition for definition in found}
+    return list(jobs.values())
+
+
+def load_handler(reference: str) -> Callable[[Any], Any]:
+    """The function at `module:function`. Raises InvalidOption."""
+    name, colon, path = reference.partition(":")
+    if not colon or not name or not path:
+        raise InvalidOption("handler", f"{reference!r} is not a function's address; write module:function")
+    found: Any = _import(name, "handler")
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise InvalidOption("handler", f"{name} has no function {path}")
+    return found
+
+
+def add_current_directory() -> None:
+    """Let modules be found in the directory that the command was started in."""
+    here = os.getcwd()  # noqa: PTH109 - sys.path holds text
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+
+
+def _import(name: str, option: str) -> ModuleType:
+    if name.endswith(".py") or "/" in name:
+        dotted = name.removesuffix(".py").strip("./").replace("/", ".")
+        raise InvalidOption(option, f"{name!r} is a file; name the module: {dotted}")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise _failed(name, option, error) from error
+        reason = f"there is no module {name!r} in {Path.cwd()} or on the Python path"
+        raise InvalidOption(option, reason) from None
+    except Exception as error:
+        raise _failed(name, option, error) from error
+
+
+def _failed(name: str, option: str, error: Exception) -> InvalidOption:
+    """What went wrong in somebody's module, and on which line of it."""
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen") and frame.filename not in (__file__, importlib.__file__)
+    ]  # fmt: skip
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}:{error.lineno}"
+    else:
+        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else name
+    said = error.msg if isinstance(error, SyntaxError) else error
+    return InvalidOption(option, f"importing {name} failed: {type(error).__name__}: {said} ({where})")
+
+
+def _with_submodules(name: str) -> list[ModuleType]:
+    names = [name, *(other for other in sys.modules if other.startswith(f"{name}."))]
+    return [sys.modules[name] for name in names]

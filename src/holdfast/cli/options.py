@@ -1,0 +1,107 @@
+"""Options that several commands have, and how words of the command line become values."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from holdfast.core.errors import InvalidOption
+
+STORE_VARIABLE, TENANT_VARIABLE, BLOBS_VARIABLE = "HOLDFAST_STORE", "HOLDFAST_TENANT", "HOLDFAST_BLOBS"
+
+_STORE_HELP = f"The store, such as file:./data or redis://localhost. [env: {STORE_VARIABLE}]"
+
+Store = Annotated[str | None, typer.Option("--store", metavar="URL", help=_STORE_HELP)]
+Tenant = Annotated[str | None, typer.Option("--tenant", help=f"Whose jobs. [env: {TENANT_VARIABLE}]")]
+Blobs = Annotated[
+    str | None, typer.Option("--blobs", metavar="URL", help=f"Where large results are kept. [env: {BLOBS_VARIABLE}]")
+]
+QueueName = Annotated[str, typer.Option("--queue", "-q", help="The queue.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
+JobType = Annotated[str | None, typer.Option("--type", help="Only jobs of this type.")]
+
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="The store, such as file:./data.")]
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+def store_url(given: str | None) -> str:
+    """The store's URL, as given or from the environment. Raises InvalidOption where there is none."""
+    return _given(given, "store", "--store", STORE_VARIABLE)
+
+
+def tenant_name(given: str | None) -> str:
+    """The tenant, as given or from the environment. Raises InvalidOption where there is none."""
+    return _given(given, "tenant", "--tenant", TENANT_VARIABLE)
+
+
+def blobs_url(given: str | None) -> str | None:
+    """The blob store's URL, as given or from the environment."""
+    return given or os.environ.get(BLOBS_VARIABLE) or None
+
+
+def words(option: str, text: str | None) -> list[str] | None:
+    """The parts of `a,b,c`; None stays None. Raises InvalidOption for an empty one."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise InvalidOption(option, f"{text!r} has an empty name; write a,b,c")
+    return parts
+
+
+def duration(option: str, text: str | None) -> timedelta | None:
+    """A duration such as 30, 30s, 10m, 1h30m or 7d; a bare number counts seconds. Raises InvalidOption."""
+    if text is None:
+        return None
+    try:
+        return timedelta(seconds=_seconds(text.strip()))
+    except (OverflowError, ValueError):
+        reason = f"{text!r} is not a duration; write for example 30s, 10m, 2h or 1d"
+        raise InvalidOption(option, reason) from None
+
+
+def instant(option: str, text: str | None) -> datetime | None:
+    """A moment in ISO 8601; without a time zone it is local time. Raises InvalidOption."""
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text.strip())
+        return at if at.utcoffset() is not None else at.astimezone()
+    except (OverflowError, ValueError):
+        reason = f"{text!r} is not a moment; write for example 2030-01-31T18:00 or 2030-01-31T18:00Z"
+        raise InvalidOption(option, reason) from None
+
+
+def moment_or_age(option: str, text: str | None) -> datetime | timedelta | None:
+    """A moment, or a duration counted back from now. Raises InvalidOption."""
+    try:
+        return duration(option, text)
+    except InvalidOption:
+        pass
+    try:
+        return instant(option, text)
+    except InvalidOption:
+        reason = f"{text!r} is neither a duration such as 7d nor a moment such as 2030-01-31T18:00Z"
+        raise InvalidOption(option, reason) from None
+
+
+def _seconds(text: str) -> float:
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    if not _PART.sub("", text) == "" != text:
+        raise ValueError(text)
+    return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+
+
+def _given(given: str | None, option: str, flag: str, variable: str) -> str:
+    value = given or os.environ.get(variable)
+    if not value:
+        raise InvalidOption(option, f"not given; pass {flag} or set {variable}")
+    return value

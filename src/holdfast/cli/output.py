@@ -1,0 +1,179 @@
+"""What the commands print: Rich tables and bars on a terminal, plain lines elsewhere, JSON for programs.
+
+Rich is loaded on a terminal alone. What comes from jobs (ids, messages) is shown as it is, but for control
+characters: a job must not be able to move an operator's cursor.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+STYLES: Mapping[str, str] = {
+    "ready": "cyan", "leased": "yellow", "completed": "green", "failed": "bold red", "canceled": "dim",
+    "retrying": "magenta", "scheduled": "blue", "paused": "yellow", "held": "green", "not held": "bold red",
+    "ok": "green", "warn": "yellow", "bad": "bold red",
+}  # fmt: skip
+"""How words that mean something are coloured, wherever they stand alone."""
+
+_PARTS = ((86400, "d"), (3600, "h"), (60, "m"))
+
+
+def on_terminal() -> bool:
+    """Whether a person is looking."""
+    return sys.stdout.isatty()
+
+
+def emit(document: Any, *, line: bool = False) -> None:
+    """Print one JSON document: indented for a person, else (and always as one of many lines) in one line."""
+    import msgspec
+
+    text = msgspec.json.encode(document, enc_hook=str)
+    if on_terminal() and not line:
+        text = msgspec.json.format(text, indent=2)
+    print(text.decode(), flush=True)
+
+
+def note(text: str) -> None:
+    """Say something beside the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str = "") -> None:
+    """Print rows under their headings; where there are none, say `empty`."""
+    rows = list(rows)
+    if not rows and empty:
+        note(empty)
+    elif on_terminal():
+        from rich.console import Console
+
+        Console().print(rich_table(columns, rows))
+    else:
+        for line in plain_table(columns, rows):
+            print(line)
+
+
+def show_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    """Print names and values, one pair a line; empty values are left out."""
+    said = [(name, printable(value, lines=True)) for name, value in pairs if value]
+    width = max((len(name) for name, _ in said), default=0)
+    if on_terminal():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 2))
+        for name, value in said:
+            grid.add_row(Text(name, "dim"), Text(value, STYLES.get(value, ""), overflow="fold"))
+        Console().print(grid)
+        return
+    for name, value in said:
+        print(f"{name:<{width}}  {value}")
+
+
+def rich_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table for a terminal."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        cells = [printable(cell) for cell in row]
+        table.add_row(*(Text(cell, STYLES.get(cell, "")) for cell in cells))
+    return table
+
+
+def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table as plain lines: aligned, headings first, `-` for an empty cell, so that `awk` finds its columns."""
+    lines = [[column.upper().replace(" ", "_") for column in columns]]
+    lines += [[printable(cell) or "-" for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """The text with its control characters spelt out, line ends too unless `lines` are welcome."""
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape", "replace").decode() for c in text)
+
+
+def when(at: datetime | None) -> str:
+    """An instant: how long ago or ahead on a terminal, ISO 8601 elsewhere."""
+    if at is None:
+        return ""
+    if not on_terminal():
+        return at.isoformat(timespec="milliseconds")
+    away = at - datetime.now(UTC)
+    return f"in {span(away)}" if away > timedelta() else f"{span(-away)} ago"
+
+
+def clock(at: datetime) -> str:
+    """An instant as the time of day here on a terminal, ISO 8601 elsewhere."""
+    if not on_terminal():
+        return at.isoformat(timespec="milliseconds")
+    here, today = at.astimezone(), datetime.now().astimezone()
+    return f"{here:%H:%M:%S}" if here.date() == today.date() else f"{here:%Y-%m-%d %H:%M:%S}"
+
+
+def span(length: timedelta | None) -> str:
+    """A duration in its two largest units."""
+    if length is None:
+        return ""
+    left = length.total_seconds()
+    if left < 10:  # noqa: PLR2004 - tenths matter only there
+        return f"{left:.1f}s"
+    left = int(left)
+    parts: list[str] = []
+    for size, unit in _PARTS:
+        if left >= size or parts:
+            parts.append(f"{left // size}{unit}")
+            left %= size
+    return " ".join([*parts, f"{left}s"][:2])
+
+
+@contextmanager
+def progress(label: str, total: int | None, *, quiet: bool = False) -> Generator[Callable[[int], None]]:
+    """Show on standard error how far long work is: a bar on a terminal, a line for each tenth elsewhere.
+
+    The block gets a function to call with how much more is done.
+    """
+    if quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(label, total=total)
+            yield lambda more: bar.advance(task, more)
+    else:
+        yield _Tenths(label, total).add
+
+
+class _Tenths:
+    """Progress in plain lines."""
+
+    def __init__(self, label: str, total: int | None) -> None:
+        self._label, self._total = label, total
+        self._done = self._said = 0
+
+    def add(self, more: int) -> None:
+        self._done += more
+        if not self._total:
+            return
+        tenth = 10 * self._done // self._total
+        if tenth > self._said:
+            self._said = tenth
+            note(f"{self._label}: {self._done} of {self._total}")

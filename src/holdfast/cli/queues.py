@@ -1,0 +1,152 @@
+"""Whole queues: stats, queues, pause, resume."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.options import Json, Store, Tenant
+from holdfast.cli.output import emit, on_terminal, rich_table, show, span
+from holdfast.cli.session import with_queue
+
+if TYPE_CHECKING:
+    from holdfast.queue import Queue
+    from holdfast.records import Stats
+
+REFRESH_S = 1.0
+
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
+
+_STATES = ("ready", "scheduled", "retrying", "blocked", "leased", "completed", "failed", "canceled")
+_COLUMNS = ("queue", *_STATES, "oldest ready", "handing out")
+_NONE = "No queues yet: a queue is there once a job was enqueued."
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(stats)
+    app.command("queues")(list_queues)
+    app.command()(pause)
+    app.command()(resume)
+
+
+def stats(
+    queue: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="One queue; all if not given.")] = None,
+    *,
+    store: Store = None,
+    tenant: Tenant = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on and show what changes, until Ctrl-C.")] = False,
+    json: Json = False,
+) -> None:
+    """Count jobs by state, in one queue or in all of the tenant's."""
+    import asyncio
+
+    async def look(bound: Queue) -> Sequence[Stats]:
+        return await bound.queues() if queue is None else [await bound.stats(queue)]
+
+    async def follow(bound: Queue) -> None:
+        async def looks() -> AsyncIterator[Sequence[Stats]]:
+            while True:
+                yield await look(bound)
+                await asyncio.sleep(REFRESH_S)
+
+        await (_live(looks()) if on_terminal() and not json else _changes(looks(), json))
+
+    if not watch:
+        found = with_queue(store, tenant, look)
+        _print(found, json)
+        return
+    try:
+        with_queue(store, tenant, follow)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+def list_queues(*, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
+    """List the tenant's queues."""
+    found = with_queue(store, tenant, lambda bound: bound.queues())
+    if json:
+        emit({"queues": [{"queue": one.queue, "paused": one.paused} for one in found]})
+        return
+    rows = [
+        [
+            one.queue,
+            str(
+                sum(one.counts[state] for state in one.counts if state in ("ready", "scheduled", "retrying", "blocked"))
+            ),
+            *(str(one.counts[state]) for state in one.counts if state in ("leased", "failed")),
+            "paused" if one.paused else "yes",
+        ]
+        for one in found
+    ]
+    show(["queue", "waiting", "running", "dead letters", "handing out"], rows, _NONE)
+
+
+def pause(queue: QueueArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Hand out no more of a queue's jobs; it still takes new ones."""
+    with_queue(store, tenant, lambda bound: bound.pause(queue))
+    _tell(queue, json, paused=True)
+
+
+def resume(queue: QueueArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
+    """Go on handing out a paused queue's jobs."""
+    with_queue(store, tenant, lambda bound: bound.resume(queue))
+    _tell(queue, json, paused=False)
+
+
+def _tell(queue: str, json: bool, *, paused: bool) -> None:
+    if json:
+        emit({"queue": queue, "paused": paused})
+    else:
+        print(f"{'paused' if paused else 'resumed'} {queue}")
+
+
+def _print(found: Sequence[Stats], json: bool, *, line: bool = False) -> None:
+    if json:
+        emit(_document(found), line=line)
+    else:
+        show(_COLUMNS, _rows(found), _NONE)
+
+
+async def _live(looks: AsyncIterator[Sequence[Stats]]) -> None:
+    """One table that stays in its place."""
+    from rich.live import Live
+
+    with Live(auto_refresh=False) as live:
+        async for found in looks:
+            live.update(rich_table(_COLUMNS, _rows(found)), refresh=True)
+
+
+async def _changes(looks: AsyncIterator[Sequence[Stats]], json: bool) -> None:
+    """The counts again whenever they are others."""
+    before: Any = None
+    async for found in looks:
+        counts = [(one.queue, one.counts, one.paused) for one in found]
+        if counts != before:
+            before = counts
+            _print(found, json, line=True)
+
+
+def _rows(found: Sequence[Stats]) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for one in found:
+        by_name = {state.value: str(count) for state, count in one.counts.items()}
+        ends = [span(one.oldest_ready_age), "paused" if one.paused else "yes"]
+        rows.append([one.queue, *(by_name[state] for state in _STATES), *ends])
+    return rows
+
+
+def _document(found: Sequence[Stats]) -> dict[str, Any]:
+    return {
+        "queues": [
+            {
+                "queue": one.queue,
+                "counts": one.counts,
+                "oldest_ready_age_s": None if one.oldest_ready_age is None else one.oldest_ready_age.total_seconds(),
+                "paused": one.paused,
+            }
+            for one in found
+        ]
+    }

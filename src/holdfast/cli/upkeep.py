@@ -1,0 +1,88 @@
+"""Running a store: maintain, workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from holdfast.cli.options import Blobs, Json, Store, Tenant, blobs_url, store_url
+from holdfast.cli.output import emit, show, when
+from holdfast.cli.session import shown_url, with_store
+from holdfast.cli.worker import JsonLogs, LogLevel, checked_level, exit_on_term
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.store import Store as OpenStore
+    from holdfast.store import WorkerInfo
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(maintain)
+    app.command("workers")(list_workers)
+
+
+def maintain(
+    store: Store = None, blobs: Blobs = None, json_logs: JsonLogs = False, log_level: LogLevel = "info"
+) -> None:
+    """End expired leases and forget what is past its retention, until SIGTERM or Ctrl-C. Workers do it too."""
+    import asyncio
+
+    from holdfast.telemetry import logging
+
+    url = store_url(store)
+    exit_on_term()
+    logging.configure(json=json_logs, level=checked_level(log_level).upper())
+    asyncio.run(_maintain(url, blobs_url(blobs)))
+
+
+def list_workers(*, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
+    """List living workers: all of them, or with --tenant those that serve this tenant."""
+    from holdfast.core.names import check_tenant
+    from holdfast.records import worker_of
+
+    if tenant is not None:
+        check_tenant(tenant)
+
+    async def act(opened: OpenStore) -> Sequence[WorkerInfo]:
+        return await opened.workers(tenant)
+
+    found = [worker_of(info) for info in with_store(store, act)]
+    if json:
+        emit({"workers": found})
+        return
+    rows = [
+        [
+            one.id,
+            one.host,
+            str(one.pid),
+            "(all)" if one.tenant is None else one.tenant,
+            ",".join(one.queues),
+            f"{one.held}/{one.concurrency}",
+            when(one.started_at),
+            when(one.seen_at),
+        ]
+        for one in found
+    ]
+    show(["id", "host", "pid", "tenant", "queues", "held", "started", "last seen"], rows, "No worker is alive.")
+
+
+async def _maintain(url: str, blobs: str | None) -> None:
+    from holdfast.blobs import Blobs as BlobStore
+    from holdfast.maintenance import maintain as run
+    from holdfast.store import open_store
+    from holdfast.telemetry.logging import get_logger
+    from holdfast.worker.shutdown import stop_event
+
+    log = get_logger("holdfast.cli")
+    kept = None if blobs is None else BlobStore.open(blobs)
+    opened = await open_store(url)
+    try:
+        with stop_event() as stop:
+            log.info("maintenance started", store=shown_url(url))
+            await run(opened, stop=stop, blobs=kept, on_error=lambda error: log.warning("upkeep failed", error=error))
+            log.info("maintenance stopped")
+    finally:
+        await opened.close()

@@ -1,0 +1,72 @@
+"""The demo's handlers. They only pretend to work, but they fail, take their time and die in earnest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from datetime import timedelta
+
+from holdfast import Permanent, RetryPolicy, current_job, job
+from holdfast.demo.effects import witnessed
+
+# Short, so that the story is told in seconds. The attempts are many, so that a run of bad luck with workers that die
+# is no reason for a healthy job to be given up.
+QUICKLY = RetryPolicy(base=timedelta(milliseconds=200), factor=2, cap=timedelta(seconds=1))
+ATTEMPTS = 12
+KEPT = timedelta(days=7)
+
+
+@job(queue="images", max_attempts=ATTEMPTS, retry=QUICKLY, result_ttl=KEPT)
+async def thumbnail(picture: int, seconds: float) -> str:
+    """The everyday job."""
+    with witnessed():
+        await asyncio.sleep(seconds)
+        return f"thumbnail-{picture}.png"
+
+
+@job(queue="emails", max_attempts=ATTEMPTS, retry=QUICKLY, result_ttl=KEPT)
+async def send_email(to: str, refusals: int = 0) -> str:
+    """Fails so many times before it gets through, like a mail server on a bad day."""
+    with witnessed():
+        await asyncio.sleep(0.02)
+        if current_job().attempt <= refusals:
+            raise ConnectionError(f"{to}: 421 try again later")
+        return f"delivered to {to}"
+
+
+@job(queue="billing", max_attempts=ATTEMPTS, retry=QUICKLY, result_ttl=KEPT)
+def charge_card(customer: int, declined: bool = False) -> str:  # noqa: FBT001, FBT002 - the arguments of a job
+    """A plain function: it runs in a thread. A declined card is declined for good."""
+    with witnessed():
+        time.sleep(0.03)
+        if declined:
+            raise Permanent(f"customer {customer}: card declined")
+        return f"charged customer {customer}"
+
+
+@job(queue="emails", max_attempts=ATTEMPTS, retry=QUICKLY, result_ttl=KEPT)
+async def remind(user: int) -> str:
+    """Enqueued with a delay."""
+    with witnessed():
+        await asyncio.sleep(0.01)
+        return f"reminded user {user}"
+
+
+@job(queue="billing", max_attempts=ATTEMPTS, retry=QUICKLY, result_ttl=KEPT)
+async def export_everything() -> None:
+    """Runs until somebody loses patience and cancels it."""
+    with witnessed():
+        await asyncio.sleep(600)
+
+
+@job(queue="images", max_attempts=3, retry=QUICKLY, result_ttl=KEPT)
+async def decode_broken_video() -> None:
+    """Poison: takes its whole worker process down, as a crash in a C library would."""
+    with witnessed():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+JOBS = [thumbnail, send_email, charge_card, remind, export_everything, decode_broken_video]
+QUEUES = ("billing", "emails", "images")

@@ -1,0 +1,173 @@
+"""The story: enqueue, cancel, kill, and count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from holdfast import JobState, Queue, Ticket
+from holdfast.core.job import TERMINAL
+from holdfast.demo import effects, show
+from holdfast.demo.audit import Audit, JobName, audit
+from holdfast.demo.directory import store_url
+from holdfast.demo.fleet import Fleet
+from holdfast.demo.plan import EXPORT_ID, POISON_ID, Plan, plans
+from holdfast.store import Store, open_store
+
+TICK_S = 0.1
+TRICKLE_S = 8.0
+"""How long the tenants that send one by one take for all of their jobs, at the usual size."""
+GIVE_UP_S = 120.0
+
+
+class Story:
+    """One run of the demo."""
+
+    def __init__(self, directory: Path, jobs: int, lease_s: float, console: Console) -> None:
+        self._directory = directory
+        self._url = store_url(directory)
+        self._lease_s = lease_s
+        self._trickle_s = TRICKLE_S * min(1.0, jobs / 4000)
+        self._plans = plans(jobs)
+        self._console = console
+        self._show = show.Show(self._plans, console)
+        self._queues: dict[str, Queue] = {}
+        self._acknowledged: list[JobName] = []
+        self._counts: dict[str, Counter[JobState]] = {plan.tenant.name: Counter() for plan in self._plans}
+        self._killed_by_us = self._killed_by_poison = 0
+
+    async def tell(self) -> bool:
+        """Run it; whether every acknowledged job came to its end."""
+        show.headline(self._console, self._plans, self._directory, self._lease_s)
+        store = await open_store(self._url)
+        try:
+            found = await self._run(store)
+        finally:
+            await store.close()
+        killed = self._killed_by_us, self._killed_by_poison
+        show.report(self._console, self._plans, found, killed, self._show.elapsed_s)
+        show.what_next(self._console, self._directory, self._url)
+        return not found.lost
+
+    async def _run(self, store: Store) -> Audit:
+        self._queues = {plan.tenant.name: Queue(store=store, tenant=plan.tenant.name) for plan in self._plans}
+        # The bars are inside: once they are gone, the workers are still being ended.
+        async with Fleet(self._url, self._directory, self._lease_s, self._on_death) as fleet:
+            with self._show:
+                await self._until_settled(fleet)
+        handled = effects.read(self._directory / "effects.log")
+        return await audit(list(self._queues.values()), self._acknowledged, handled)
+
+    async def _until_settled(self, fleet: Fleet) -> None:
+        doing = [self._kill_half_way(fleet)]
+        for plan in self._plans:
+            doing.append(self._trickle(plan) if plan.tenant.trickles else self._send_at_once(plan))
+            doing.append(self._regret(plan))
+        tasks = [asyncio.create_task(_quiet(step)) for step in doing]
+        try:
+            async with asyncio.timeout(GIVE_UP_S):
+                while not all(task.done() for task in tasks) or self._open_jobs():
+                    for task in tasks:
+                        if task.done():
+                            task.result()
+                    fleet.check()
+                    await self._count()
+                    await asyncio.sleep(TICK_S)
+        except TimeoutError:
+            self._show.say(f"[red]not done after {GIVE_UP_S:g} s[/]")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    # Producers -------------------------------------------------------------------------------------------------
+
+    async def _send_at_once(self, plan: Plan) -> None:
+        tickets = await self._queues[plan.tenant.name].enqueue_many(plan.messages)
+        self._acknowledge(tickets)
+        self._show.say(f"{plan.tenant.name} enqueued {len(tickets):,} jobs at once")
+
+    async def _trickle(self, plan: Plan) -> None:
+        queue = self._queues[plan.tenant.name]
+        steps = max(1, round(self._trickle_s / TICK_S))
+        for step in range(steps):
+            for message in plan.messages[step::steps]:
+                self._acknowledge([await queue.enqueue(message)])
+            if plan.poison is not None and step == steps // 8:
+                self._acknowledge([await queue.enqueue(plan.poison)])
+                self._show.say(f"{plan.tenant.name} enqueued the poison job {POISON_ID!r}: it kills whoever runs it")
+            await asyncio.sleep(TICK_S)
+
+    async def _regret(self, plan: Plan) -> None:
+        """Cancel jobs: some that wait, and one that runs."""
+        queue = self._queues[plan.tenant.name]
+        tickets = await queue.enqueue_many(plan.regretted)
+        self._acknowledge(tickets)
+        if plan.export is not None:
+            export = await queue.enqueue(plan.export)
+            self._acknowledge([export])
+            while (await export.refresh()).state is not JobState.LEASED:
+                await asyncio.sleep(TICK_S)
+            await export.cancel()
+            self._show.say(f"{plan.tenant.name} canceled {EXPORT_ID!r} while it was running")
+        canceled = await asyncio.gather(*(ticket.cancel() for ticket in tickets))
+        self._show.say(f"{plan.tenant.name} canceled {len(canceled)} jobs before their time")
+
+    def _acknowledge(self, tickets: Iterable[Ticket[Any]]) -> None:
+        for ticket in tickets:
+            if ticket.error is not None:
+                raise ticket.error
+            self._acknowledged.append((ticket.tenant, ticket.queue, ticket.id))
+
+    # The killer ------------------------------------------------------------------------------------------------
+
+    async def _kill_half_way(self, fleet: Fleet) -> None:
+        half = sum(plan.total for plan in self._plans) // 2
+        victim = 2
+        while sum(states[state] for states in self._counts.values() for state in TERMINAL) < half or not (
+            await self._held_by(fleet.id_of(victim))
+        ):
+            await asyncio.sleep(TICK_S)
+        worker_id = await fleet.kill(victim)
+        held = await self._held_by(worker_id)
+        self._show.say(
+            f"[bold red]SIGKILL[/] to {worker_id}, which held {held} jobs; in {self._lease_s:g} s their leases run out"
+        )
+
+    async def _held_by(self, worker_id: str) -> int:
+        held = 0
+        for queue in self._queues.values():
+            for stats in await queue.queues():
+                page = await queue.list(queue=stats.queue, state=JobState.LEASED, limit=1000)
+                held += sum(record.worker_id == worker_id for record in page)
+        return held
+
+    def _on_death(self, worker_id: str, by_us: bool) -> None:  # noqa: FBT001 - a callback
+        if by_us:
+            self._killed_by_us += 1
+            self._show.say(f"{worker_id} is gone; another is started in its place")
+        else:
+            self._killed_by_poison += 1
+            self._show.say(f"[red]{worker_id} was killed by the poison job[/]; another is started in its place")
+
+    # How far it is ---------------------------------------------------------------------------------------------
+
+    async def _count(self) -> None:
+        for name, queue in self._queues.items():
+            counts: Counter[JobState] = Counter()
+            for stats in await queue.queues():
+                counts.update(stats.counts)
+            self._counts[name] = counts
+        self._show.update(self._counts)
+
+    def _open_jobs(self) -> int:
+        return sum(counts.total() - sum(counts[state] for state in TERMINAL) for counts in self._counts.values())
+
+
+async def _quiet(step: Coroutine[Any, Any, None]) -> None:
+    await step

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import BlobRef, InvalidOption, InvalidPayload, StoreUnavailable, current_job
+from holdfast.blobs import Blobs, check_owner, result_name
+from holdfast.context import JobContext, active
+from holdfast.core.job import Envelope, Job, JobKey, JobState
+from tests.unit.running import asynchronous
+
+names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=60)
+
+
+@pytest.fixture(params=["file", "path", "memory"])
+def blobs(request, tmp_path):
+    urls = {"file": f"file:{tmp_path}/a%20b", "path": tmp_path / "c", "memory": f"memory://{tmp_path}"}
+    return Blobs.open(urls[request.param])
+
+
+@asynchronous
+async def test_a_blob_comes_back_as_it_was(blobs):
+    for name, data in {"a/b": b"\x00\xff" * 1000, "a/empty": b"", "a/%2E%2E/c": b"dots"}.items():
+        await blobs.put(name, data)
+        assert await blobs.get(name) == data
+    await blobs.put("a/b", b"again")
+    assert await blobs.get("a/b") == b"again"
+
+
+@asynchronous
+async def test_what_is_not_there_is_none_and_deleting_it_is_no_error(blobs):
+    await blobs.put("x/1", b"1")
+    await blobs.put("x/2", b"2")
+    await blobs.delete(["x/0", "x/1", "x/1", "x/2"])
+    assert [await blobs.get(name) for name in ("x/0", "x/1", "x/2")] == [None, None, None]
+
+
+@asynchronous
+async def test_a_reference_is_read_back_and_checked(blobs):
+    ref = await blobs.add("acme", b"payload")
+    assert ref == await blobs.add("acme", b"payload")
+    assert (await blobs.read(ref), ref.size) == (b"payload", 7)
+    await blobs.put(ref.name, b"paylaod")
+    with pytest.raises(InvalidPayload, match="not what its reference says"):
+        await blobs.read(ref)
+    await blobs.delete([ref.name])
+    with pytest.raises(InvalidPayload, match="not in the blob store"):
+        await blobs.read(ref)
+
+
+def test_memory_is_one_store_per_url():
+    assert Blobs.open("memory://one")._store is Blobs.open("memory://one")._store
+    assert Blobs.open("memory://one")._store is not Blobs.open("memory://two")._store
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "s3:", "nonsense://"])
+def test_a_url_of_no_blob_store_is_refused(url):
+    with pytest.raises(InvalidOption) as caught:
+        Blobs.open(url)
+    assert caught.value.option == "blobs"
+
+
+def test_without_obstore_the_error_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(InvalidOption, match=r"pip install 'holdfast\[blobs\]'"):
+        Blobs.open("memory://")
+
+
+@asynchronous
+async def test_a_blob_store_that_fails_is_unavailable(tmp_path):
+    blobs = Blobs.open(tmp_path / "store")
+    (tmp_path / "store" / "a").write_text("a file where a directory should be")
+    with pytest.raises(StoreUnavailable, match="the blob store failed"):
+        await blobs.put("a/b", b"x")
+
+
+@given(st.lists(st.tuples(names, names, names, st.integers(1, 2**53)), min_size=2, max_size=2, unique=True))
+def test_different_leases_never_share_a_name(pair):
+    (t1, q1, i1, n1), (t2, q2, i2, n2) = pair
+    assert result_name(JobKey(t1, q1, i1), n1) != result_name(JobKey(t2, q2, i2), n2)
+
+
+@given(names, names, names)
+def test_a_name_stays_inside_its_tenant_and_fits_a_file_system(tenant, queue, id_):
+    parts = result_name(JobKey(tenant, queue, id_), 1).split("/")
+    assert len(parts) == 5
+    assert all(part not in ("", ".", "..") and len(part) <= 255 and part.isascii() for part in parts)
+
+
+def test_long_names_are_hashed_apart():
+    key = JobKey("acme", "q" * 128, "ü" * 100)
+    assert result_name(key, 1) != result_name(key._replace(id="ü" * 99 + "ö"), 1)
+    assert max(map(len, result_name(key, 1).split("/"))) <= 200
+
+
+# In a handler --------------------------------------------------------------------------------------------------
+
+
+def a_context(tenant: str, blobs: Blobs | None) -> JobContext:
+    job = Job(tenant, "q", "1", 1, Envelope("t", b"{}"), JobState.LEASED, 0, 0)
+    return JobContext(job, blobs=blobs)
+
+
+@asynchronous
+async def test_a_handler_reads_the_blobs_of_its_tenant_alone():
+    blobs = Blobs.open("memory://handlers")
+    ref = await blobs.add("acme", b"mine")
+    foreign = await blobs.add("other", b"mine")
+    with active(a_context("acme", blobs)):
+        assert await current_job().read_blob(ref) == b"mine"
+        with pytest.raises(InvalidPayload, match="not in the blob store"):
+            await current_job().read_blob(foreign)
+
+
+@pytest.mark.parametrize("name", ["other/payloads/x", "acme/results/q/1/5", "acme/../other/payloads/x", ""])
+def test_a_forged_reference_is_refused(name):
+    with pytest.raises(InvalidPayload):
+        check_owner(BlobRef(name, 1, "x"), "acme")
+
+
+def test_a_thread_reads_a_blob_by_blocking():
+    blobs = Blobs.open("memory://threads")
+
+    @asynchronous
+    async def put() -> None:
+        await blobs.put(ref.name, b"data")
+
+    ref = BlobRef("acme/payloads/3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7", 4, "")
+    ref = BlobRef(ref.name, 4, ref.name.rpartition("/")[2])
+    put()
+    assert a_context("acme", blobs).read_blob_sync(ref) == b"data"
+
+
+def test_without_a_blob_store_a_handler_is_told_what_is_missing():
+    ref = BlobRef("acme/payloads/x", 1, "x")
+    with pytest.raises(InvalidOption, match="blobs=URL"):
+        a_context("acme", None).read_blob_sync(ref)

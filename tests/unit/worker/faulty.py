@@ -1,0 +1,50 @@
+"""A store that can be told to misbehave, and that counts what it was asked."""
+
+import asyncio
+from collections import Counter, defaultdict, deque
+
+
+class FaultyStore:
+    """Passes everything on to `inner`, except where a fault waits for that operation."""
+
+    def __init__(self, inner, shared=None):
+        self.inner = inner
+        self._faults, self.calls, self.batches = shared or (defaultdict(deque), Counter(), defaultdict(list))
+
+    def fail(self, op, error, times=1, *, after=False):
+        """Raise `error` for the next `times` calls of `op`; `after`: when they were carried out, the reply is lost."""
+        self._faults[op].extend([(error, after)] * times)
+
+    def hold(self, op):
+        """Let the next call of `op` wait for the event that this returns."""
+        gate = asyncio.Event()
+        self._faults[op].append((gate, False))
+        return gate
+
+    def heal(self):
+        """Forget all faults."""
+        self._faults.clear()
+
+    async def sibling(self):
+        return FaultyStore(await self.inner.sibling(), (self._faults, self.calls, self.batches))
+
+    def __getattr__(self, name):
+        real = getattr(self.inner, name)
+        if name not in ("claim", "finish", "extend", "report", "reap", "prune", "beat", "cancel", "enqueue"):
+            return real
+
+        async def call(*args, **kwargs):
+            self.calls[name] += 1
+            if args and isinstance(args[0], (list, tuple)):
+                self.batches[name].append(list(args[0]))
+            fault, after = self._faults[name].popleft() if self._faults[name] else (None, False)
+            if isinstance(fault, asyncio.Event):
+                await fault.wait()
+            elif fault is not None and not after:
+                raise fault
+            answer = await real(*args, **kwargs)
+            if after:
+                raise fault
+            return answer
+
+        return call

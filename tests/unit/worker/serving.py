@@ -1,0 +1,69 @@
+"""Short words for tests of workers."""
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from holdfast.core.job import JobKey, JobState
+from holdfast.store import Hint
+from holdfast.worker import Worker
+
+TERMINAL = {JobState.COMPLETED, JobState.FAILED, JobState.CANCELED}
+
+
+@asynccontextmanager
+async def serving(queue, *jobs, **options):
+    """A worker that runs inside the block."""
+    worker = Worker(queue, jobs=jobs, **options)
+    async with run(worker):
+        yield worker
+
+
+@asynccontextmanager
+async def run(worker):
+    """The worker runs inside the block; after it nothing of it is left."""
+    listeners = worker._source.store.inner._listeners
+    before = (set(listeners), threading.active_count(), children())
+    task = asyncio.create_task(worker.run(handle_signals=False))
+    await asyncio.sleep(0)
+    try:
+        yield task
+    finally:
+        await worker.stop()
+        await task
+    ours = {task for task in asyncio.all_tasks() if "holdfast/worker" in str(task.get_coro())}
+    assert not ours, f"tasks were left behind: {ours}"
+    assert (set(listeners) - before[0], threading.active_count(), children()) == (set(), *before[1:])
+
+
+def children():
+    """The processes that this one has started and that still are there."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {pid for one in lists for pid in one.read_text().split()}
+
+
+async def until(queue, ticket, wanted=TERMINAL, *, patience=10.0):
+    """The job once it is in one of the `wanted` states."""
+    wanted = {wanted} if isinstance(wanted, JobState) else wanted
+    changed = asyncio.Event()
+    unlisten = queue.store.listen(lambda _signal: changed.set(), frozenset(Hint))
+    try:
+        async with asyncio.timeout(patience):
+            while True:
+                changed.clear()
+                [job] = await queue.store.get([JobKey(queue.tenant, ticket.queue, ticket.id)])
+                if job is not None and job.state in wanted:
+                    return job
+                await changed.wait()
+    finally:
+        unlisten()
+
+
+def heard(worker):
+    """Everything that the worker tells, as it comes: (name, job id)."""
+    told = []
+    for name in ("completed", "failed", "retrying", "canceled", "stalled"):
+        worker.on(name, lambda event: told.append((event.name, event.job.id)))
+    worker.on("error", lambda event: told.append(("error", type(event.error).__name__)))
+    return told

@@ -1,0 +1,328 @@
+"""What a worker does with what handlers return and raise."""
+
+import asyncio
+import contextvars
+import threading
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast import current_job, job
+from holdfast.core.errors import InvalidOption, Permanent, RetryLater
+from holdfast.core.job import Envelope, JobKey, JobState, NewJob
+from holdfast.jobs import RetryPolicy
+from holdfast.worker import Worker
+from tests.unit.worker.serving import heard, run, serving, until
+
+SOON = RetryPolicy(base=timedelta(0), jitter="none")
+
+
+async def test_an_async_handler_completes_its_job(queue):
+    @job
+    async def add(a: int, b: int = 2) -> int:
+        await asyncio.sleep(0)
+        return a + b
+
+    async with serving(queue, add):
+        assert await queue.enqueue_and_wait(add.message(1), timeout=5) == 3
+
+
+async def test_a_plain_handler_runs_in_a_thread(queue):
+    @job
+    def where() -> str:
+        return threading.current_thread().name
+
+    async with serving(queue, where):
+        assert await queue.enqueue_and_wait(where.message(), timeout=5) == "holdfast job"
+
+
+async def test_a_handler_sees_its_job(queue):
+    @job
+    async def look() -> list[object]:
+        me = current_job()
+        return [me.id, me.tenant, me.queue, me.type, me.attempt, me.fence > 0]
+
+    async with serving(queue, look):
+        ticket = await queue.enqueue(look.message(), id="x")
+        assert await ticket.wait(timeout=5) == ["x", "acme", "default", "look", 1, True]
+
+
+async def test_jobs_do_not_see_each_others_context_variables(queue):
+    seen = contextvars.ContextVar("seen", default="")
+
+    @job
+    async def leak() -> str:
+        before = seen.get()
+        seen.set("somebody")
+        return before
+
+    @job
+    def leak_in_thread() -> str:
+        before = seen.get()
+        seen.set("somebody")
+        return before
+
+    async with serving(queue, leak, leak_in_thread, concurrency=1):
+        for message in (leak.message(), leak.message(), leak_in_thread.message(), leak_in_thread.message()):
+            assert await queue.enqueue_and_wait(message, timeout=5) == ""
+
+
+async def test_the_catch_all_gets_the_payload_of_jobs_without_a_type(queue):
+    async def handler(payload):
+        return {"got": payload}
+
+    async with serving(queue, handler=handler):
+        assert await queue.enqueue_and_wait({"any": "json"}, timeout=5) == {"got": {"any": "json"}}
+
+
+async def test_an_exception_is_a_failed_attempt_with_its_story(queue):
+    @job(retry=RetryPolicy(base=timedelta(hours=1), jitter="none"))
+    async def explode() -> None:
+        raise ValueError("no\x00t \ud800 good" + "x" * 5000)
+
+    async with serving(queue, explode) as worker:
+        told = heard(worker)
+        job_ = await until(queue, await queue.enqueue(explode.message(), id="x"), JobState.RETRYING)
+        [error] = job_.errors
+        assert error.type == "ValueError"
+        assert error.message.startswith("no\ufffdt ? good")
+        assert len(error.message.encode()) <= 2048
+        assert "in explode" in error.traceback
+        assert "runner.py" not in error.traceback
+        assert len(error.traceback.encode()) <= 8192
+        assert job_.attempts == 1
+    assert told == [("retrying", "x")]
+
+
+async def test_attempts_end_in_the_dead_letters(queue):
+    @job(max_attempts=3, retry=SOON)
+    def explode() -> None:
+        raise ValueError(current_job().attempt)
+
+    async with serving(queue, explode) as worker:
+        told = heard(worker)
+        job_ = await until(queue, await queue.enqueue(explode.message(), id="x"))
+        assert (job_.state, job_.reason, job_.attempts) == (JobState.FAILED, "max_attempts", 3)
+        assert [error.message for error in job_.errors] == ["1", "2", "3"]
+    assert told == [("retrying", "x"), ("retrying", "x"), ("failed", "x")]
+
+
+async def test_permanent_fails_at_once(queue):
+    @job
+    async def refuse() -> None:
+        raise Permanent("never")
+
+    async with serving(queue, refuse):
+        job_ = await until(queue, await queue.enqueue(refuse.message()))
+        assert (job_.state, job_.reason, job_.attempts) == (JobState.FAILED, "permanent", 1)
+
+
+async def test_retry_later_gives_the_attempt_back(queue):
+    @job
+    async def later() -> None:
+        raise RetryLater("not yet", delay=timedelta(hours=1))
+
+    async with serving(queue, later):
+        job_ = await until(queue, await queue.enqueue(later.message()), JobState.SCHEDULED)
+        assert (job_.attempts, job_.errors) == (0, [])
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), BaseException("x")])
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_what_a_handler_raises_does_not_end_the_worker(queue, error, in_thread):
+    @job(name="bad", max_attempts=1)
+    async def bad() -> None:
+        raise error
+
+    @job(name="bad", max_attempts=1)
+    def bad_in_thread() -> None:
+        raise error
+
+    @job
+    async def good() -> str:
+        return "fine"
+
+    async with serving(queue, bad_in_thread if in_thread else bad, good):
+        job_ = await until(queue, await queue.enqueue(bad.message()))
+        assert job_.state is JobState.FAILED
+        assert job_.errors[0].type == type(error).__name__
+        assert await queue.enqueue_and_wait(good.message(), timeout=5) == "fine"
+
+
+async def test_an_error_that_cannot_be_shown_is_still_a_failed_attempt(queue):
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no")
+
+    @job(max_attempts=1)
+    async def mute() -> None:
+        raise Mute
+
+    async with serving(queue, mute):
+        job_ = await until(queue, await queue.enqueue(mute.message()))
+        assert (job_.errors[0].type, "RuntimeError" in job_.errors[0].message) == ("Mute", True)
+
+
+async def put(queue, envelope, id="x"):
+    """Enqueue what no definition would make."""
+    await queue.store.enqueue([NewJob(JobKey("acme", "default", id), envelope)])
+    return SimpleNamespace(id=id, queue="default")
+
+
+async def test_an_unknown_type_is_tried_again_so_that_a_deploy_heals_it(queue):
+    @job
+    async def known() -> None: ...
+
+    async with serving(queue, known):
+        job_ = await until(queue, await put(queue, Envelope("unknown", b"{}")), JobState.RETRYING)
+        assert job_.errors[0].type == "UnknownJobType"
+
+
+async def test_an_unknown_codec_or_version_is_tried_again(queue):
+    @job
+    async def known(a: int) -> None: ...
+
+    async with serving(queue, known):
+        job_ = await until(queue, await put(queue, Envelope("known", b"{}", "klingon"), "c"), JobState.RETRYING)
+        assert job_.errors[0].type == "UnknownCodec"
+        job_ = await until(queue, await put(queue, Envelope("known", b'{"a":1}', version=9), "v"), JobState.RETRYING)
+        assert job_.errors[0].type == "UnknownCodec"
+
+
+async def test_a_payload_that_no_worker_can_read_fails_at_once(queue):
+    @job
+    async def known(a: int) -> None: ...
+
+    async with serving(queue, known):
+        for id_, payload in (("broken", b"{"), ("wrong", b'{"a": "x"}'), ("missing", b"{}")):
+            job_ = await until(queue, await put(queue, Envelope("known", payload), id_))
+            assert (job_.state, job_.reason) == (JobState.FAILED, "permanent")
+            assert job_.errors[0].type == "InvalidPayload"
+
+
+async def test_a_result_that_cannot_be_written_is_a_failed_attempt(queue):
+    @job(max_attempts=1)
+    async def odd() -> object:
+        return object()
+
+    async with serving(queue, odd):
+        job_ = await until(queue, await queue.enqueue(odd.message()))
+        assert (job_.state, job_.reason, job_.errors[0].type) == (JobState.FAILED, "max_attempts", "InvalidPayload")
+
+
+async def test_a_large_result_without_a_blob_store_fails_for_good(queue):
+    @job
+    async def large() -> str:
+        return "x" * 300_000
+
+    async with serving(queue, large):
+        job_ = await until(queue, await queue.enqueue(large.message()))
+        assert (job_.state, job_.reason, job_.errors[0].type) == (JobState.FAILED, "permanent", "ResultTooLarge")
+
+
+async def test_progress_reaches_the_store(queue):
+    go_on = asyncio.Event()
+
+    @job
+    async def slow() -> None:
+        current_job().progress(0.1)
+        current_job().progress(0.5, "half")
+        await go_on.wait()
+
+    async with serving(queue, slow) as worker:
+        ticket = await queue.enqueue(slow.message())
+        async with asyncio.timeout(5):
+            while (record := await queue.get(ticket.id)) is None or record.progress is None:
+                await asyncio.sleep(0.01)
+        assert (record.progress.fraction, record.progress.message) == (0.5, "half")
+        go_on.set()
+        await ticket.wait(timeout=5)
+        del worker
+
+
+async def test_queues_are_those_of_the_jobs(queue):
+    @job(queue="emails")
+    async def one() -> None: ...
+
+    @job
+    async def two() -> None: ...
+
+    async def handler(payload): ...
+
+    assert Worker(queue, jobs=[one]).settings.queues == ("emails",)
+    assert Worker(queue, jobs=[one, two]).settings.queues == ("emails", "default")
+    assert Worker(queue, jobs=[one], handler=handler).settings.queues == ("emails", "default")
+    assert Worker(queue, jobs=[one], queues=["a", "b", "a"]).settings.queues == ("a", "b")
+
+
+async def test_wrong_options_are_refused_with_the_reason(queue):
+    @job(name="same")
+    async def one() -> None: ...
+
+    @job(name="same")
+    async def two() -> None: ...
+
+    @job(executor="process")
+    def hidden() -> None: ...
+
+    for options in (
+        {"jobs": [one, two]},
+        {"jobs": []},
+        {"jobs": [hidden]},
+        {"jobs": [print]},
+        {"handler": one},
+        {"jobs": [one], "queues": "emails"},
+        {"jobs": [one], "queues": []},
+        {"jobs": [one], "concurrency": 0},
+        {"jobs": [one], "prefetch": -1},
+        {"jobs": [one], "lease": timedelta(milliseconds=10)},
+        {"jobs": [one], "shutdown_grace": -1},
+    ):
+        with pytest.raises(InvalidOption):
+            Worker(queue, **options)
+    with pytest.raises(InvalidOption):
+        Worker(queue, jobs=[one]).on("finished", print)
+
+
+async def test_callbacks_that_raise_harm_nothing(queue):
+    called = []
+
+    @job
+    async def fine() -> str:
+        return "ok"
+
+    async def bad_async(event):
+        called.append("async")
+        raise RuntimeError
+
+    def bad(event):
+        called.append("sync")
+        raise RuntimeError
+
+    async with serving(queue, fine) as worker:
+        worker.on("completed", bad)
+        worker.on("completed", bad_async)
+        assert await queue.enqueue_and_wait(fine.message(), timeout=5) == "ok"
+        assert await queue.enqueue_and_wait(fine.message(), timeout=5) == "ok"
+    assert sorted(called) == ["async", "async", "sync", "sync"]
+
+
+async def test_a_worker_for_all_tenants_serves_them_in_turns(store):
+    from holdfast.queue import Queue
+
+    order = []
+
+    @job
+    async def note(n: int) -> None:
+        order.append(current_job().tenant)
+
+    for tenant in ("a", "b", "c"):
+        async with Queue(store=store, tenant=tenant) as queue:
+            await queue.enqueue_many([note.message(n) for n in range(5)])
+    worker = Worker.for_all_tenants(store, jobs=[note], concurrency=1)
+    all_done = asyncio.Event()
+    worker.on("completed", lambda _event: len(order) == 15 and all_done.set())
+    async with run(worker), asyncio.timeout(10):
+        await all_done.wait()
+    assert order == ["a", "b", "c"] * 5

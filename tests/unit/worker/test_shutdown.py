@@ -1,0 +1,283 @@
+"""How a worker ends. [RETRY-5]"""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from holdfast import current_job, job
+from holdfast.core.job import JobState
+from holdfast.worker import Worker
+from tests.unit.worker.serving import run, serving
+
+
+async def state_of(queue, id):
+    record = await queue.get(id)
+    return record.state, record.attempts
+
+
+async def test_running_jobs_finish_and_jobs_claimed_ahead_go_back(queue):
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    @job
+    async def wait() -> str:
+        started.set()
+        await go_on.wait()
+        return "done"
+
+    for id_ in ("running", "ahead", "more"):
+        await queue.enqueue(wait.message(), id=id_)
+    worker = Worker(queue, jobs=[wait], concurrency=1, prefetch=2)
+    task = asyncio.create_task(worker.run(handle_signals=False))
+    await started.wait()
+    assert await state_of(queue, "more") == (JobState.LEASED, 1)
+    stopping = asyncio.create_task(worker.stop())
+    async with asyncio.timeout(5):
+        while (await state_of(queue, "more"))[0] is not JobState.READY:
+            await asyncio.sleep(0.01)
+    assert await state_of(queue, "ahead") == (JobState.READY, 0)
+    assert await state_of(queue, "running") == (JobState.LEASED, 1)
+    go_on.set()
+    await asyncio.wait_for(stopping, 5)
+    await task
+    assert (await state_of(queue, "running"))[0] is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_after_the_grace_running_jobs_are_told_and_given_back(queue, kind):
+    started, cleaned = threading.Event(), threading.Event()
+
+    @job(name="wait")
+    async def wait() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned.set()
+
+    @job(name="wait")
+    def wait_in_thread() -> None:
+        started.set()
+        current_job().cancelled.wait(60)
+        cleaned.set()
+
+    await queue.enqueue(wait.message(), id="x")
+    worker = Worker(queue, jobs=[wait if kind == "async" else wait_in_thread], shutdown_grace=0.1)
+    async with run(worker), asyncio.timeout(5):
+        while not started.is_set():
+            await asyncio.sleep(0.01)
+    assert cleaned.is_set()
+    assert await state_of(queue, "x") == (JobState.READY, 0)
+
+
+async def test_a_thread_that_never_listens_does_not_hold_up_the_end(queue, monkeypatch):
+    monkeypatch.setattr("holdfast.worker.loop.END_S", 0.1)
+    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    @job
+    def deaf() -> None:
+        started.set()
+        go_on.wait(10)
+        ended.set()
+
+    await queue.enqueue(deaf.message(), id="x")
+    worker = Worker(queue, jobs=[deaf], shutdown_grace=0)
+    task = asyncio.create_task(worker.run(handle_signals=False))
+    while not started.is_set():
+        await asyncio.sleep(0.01)
+    await asyncio.wait_for(worker.stop(), 3)
+    await task
+    assert not ended.is_set()
+    assert await state_of(queue, "x") == (JobState.READY, 0)
+    go_on.set()
+    assert ended.wait(5)
+
+
+async def test_a_signal_ends_it_gently_and_the_handlers_of_before_come_back(queue):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    @job
+    async def wait() -> str:
+        started.set()
+        await go_on.wait()
+        return "done"
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        started.clear()
+        go_on.clear()
+        ticket = await queue.enqueue(wait.message())
+        task = asyncio.create_task(Worker(queue, jobs=[wait]).run())
+        await started.wait()
+        os.kill(os.getpid(), number)
+        asyncio.get_running_loop().call_later(0.1, go_on.set)
+        await asyncio.wait_for(task, 5)
+        assert await ticket.wait(timeout=1) == "done"
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+async def test_the_second_signal_ends_it_at_once(queue):
+    started = asyncio.Event()
+
+    @job
+    async def wait() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    await queue.enqueue(wait.message(), id="x")
+    task = asyncio.create_task(Worker(queue, jobs=[wait], shutdown_grace=60).run())
+    await started.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    before = time.monotonic()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(task, 5)
+    assert time.monotonic() - before < 2
+    assert await state_of(queue, "x") == (JobState.READY, 0)
+
+
+async def test_a_signal_reaches_every_worker_of_the_process(queue):
+    @job
+    async def nothing() -> None: ...
+
+    workers = [Worker(queue, jobs=[nothing]) for _ in range(2)]
+    tasks = [asyncio.create_task(worker.run()) for worker in workers]
+    await queue.enqueue_and_wait(nothing.message(), timeout=5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(asyncio.gather(*tasks), 5)
+
+
+async def test_cancelling_run_gives_everything_back_and_leaves_nothing(queue):
+    started = asyncio.Event()
+
+    @job
+    async def wait() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    await queue.enqueue(wait.message(), id="x")
+    await queue.enqueue(wait.message(), id="y")
+    threads = threading.active_count()
+    task = asyncio.create_task(Worker(queue, jobs=[wait], concurrency=1, prefetch=1).run())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert threading.active_count() == threads
+    assert await state_of(queue, "x") == (JobState.READY, 0)
+    assert await state_of(queue, "y") == (JobState.READY, 0)
+
+
+async def test_starting_and_stopping_twice_is_harmless_and_it_can_run_again(queue):
+    @job
+    async def nothing() -> str:
+        return "ok"
+
+    worker = Worker(queue, jobs=[nothing])
+    await worker.stop()
+    for _ in range(3):
+        first = asyncio.create_task(worker.run(handle_signals=False))
+        second = asyncio.create_task(worker.run(handle_signals=False))
+        assert await queue.enqueue_and_wait(nothing.message(), timeout=5) == "ok"
+        await asyncio.gather(worker.stop(), worker.stop())
+        await asyncio.gather(first, second)
+        await worker.stop()
+
+
+async def test_it_can_be_stopped_as_soon_as_it_was_started(queue):
+    @job
+    async def nothing() -> None: ...
+
+    worker = Worker(queue, jobs=[nothing])
+    async with run(worker):
+        pass
+
+
+async def test_a_handler_and_a_callback_can_stop_their_worker(queue):
+    @job
+    async def last() -> str:
+        await worker.stop()
+        return "bye"
+
+    worker = Worker(queue, jobs=[last])
+    ticket = await queue.enqueue(last.message())
+    await asyncio.wait_for(worker.run(handle_signals=False), 5)
+    assert await ticket.wait(timeout=1) == "bye"
+
+    async def stop(event):
+        await worker.stop()
+
+    @job
+    async def nothing() -> None: ...
+
+    worker = Worker(queue, jobs=[nothing])
+    worker.on("completed", stop)
+    await queue.enqueue(nothing.message())
+    await asyncio.wait_for(worker.run(handle_signals=False), 5)
+
+
+async def test_jobs_of_a_claim_that_was_under_way_go_back(queue, store):
+    @job
+    async def nothing() -> None: ...
+
+    gate = store.hold("claim")
+    worker = Worker(queue, jobs=[nothing])
+    await queue.enqueue(nothing.message(), id="x")
+    async with run(worker):
+        while not store.calls["claim"]:
+            await asyncio.sleep(0)
+        stopping = asyncio.create_task(worker.stop())
+        await asyncio.sleep(0.05)
+        gate.set()
+        await stopping
+    assert await state_of(queue, "x") == (JobState.READY, 0)
+
+
+async def test_the_registry_knows_a_worker_while_it_runs(queue, store):
+    @job
+    async def nothing() -> None: ...
+
+    async with serving(queue, nothing, worker_id="w1", concurrency=7) as worker:
+        await queue.enqueue_and_wait(nothing.message(), timeout=5)
+        async with asyncio.timeout(5):
+            while not (known := await store.workers("acme")):
+                await asyncio.sleep(0.01)
+        [info] = known
+        assert (info.worker_id, info.queues, info.concurrency, info.pid) == ("w1", ("default",), 7, os.getpid())
+        assert worker.id == "w1"
+    assert await store.workers("acme") == []
+
+
+async def test_many_jobs_leave_no_trace_in_the_worker(queue):
+    import gc
+
+    from holdfast.worker.held import Held
+
+    @job
+    async def nothing() -> None: ...
+
+    def alive():
+        gc.collect()
+        return sum(isinstance(one, Held) for one in gc.get_objects())
+
+    before = alive()
+    async with serving(queue, nothing, concurrency=100) as worker:
+        done = asyncio.Event()
+        count = 0
+
+        def completed(event):
+            nonlocal count
+            count += 1
+            if count == 5000:
+                done.set()
+
+        worker.on("completed", completed)
+        await queue.enqueue_many([nothing.message() for _ in range(5000)])
+        await asyncio.wait_for(done.wait(), 30)
+        loop = worker._loop
+        assert not (loop._held or loop._ahead or loop._runner.running or loop._acks.backlog)
+    assert alive() == before
