@@ -20,7 +20,7 @@ CLASSES = {
 }
 FIELDS = {"tenant", "name", "codec", "blobs", "key", "status", "state", "error"}
 RENAMED = {
-    "AsyncIterator": "Iterator",
+    "AsyncGenerator": "Generator",
     "AsyncIterable": "Iterable",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -146,7 +146,7 @@ class Administration(Binding):
 
     # Events -----------------------------------------------------------------------------------------------
 
-    async def events(self, after: str | None = None, *, follow: bool = False) -> AsyncIterator[Event]:
+    async def events(self, after: str | None = None, *, follow: bool = False) -> AsyncGenerator[Event]:
         """The tenant's events in order, after an offset (None: the oldest kept). [EVENT-2, EVENT-3]
 
         With `follow` it goes on with what comes, woken by the store and not by polling. Raises EventsTrimmed

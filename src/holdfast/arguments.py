@@ -29,6 +29,7 @@ class Arguments:
         parameters = self._signature.parameters.values()
         self._plain = all(parameter.kind in _NAMED for parameter in parameters)
         self.type = _struct_type(name, list(parameters), hints)
+        self._read = codecs.reader(self.type)
         self.result_type: Any = hints.get("return", Any)
         if not codecs.can_decode(self.result_type):
             self.result_type = Any
@@ -47,9 +48,12 @@ class Arguments:
         """Write bound arguments. What a worker could not read back is refused here, where the mistake is."""
         try:
             data = codecs.encode(value, codec)
-            codecs.decode(data, codec, self.type)
-        except InvalidPayload as error:
-            self._refuse(error)
+            if codec == "json":
+                self._read(data)
+            else:
+                codecs.decode(data, codec, self.type)
+        except codecs.CANNOT as error:
+            self._refuse(error if isinstance(error, InvalidPayload) else codecs.unreadable(codec, error))
         return data
 
     def decode(self, data: bytes, codec: str) -> Struct:

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -51,6 +50,8 @@ class Blobs:
         except ModuleNotFoundError as error:
             reason = f"{text!r} needs obstore; install it with: pip install 'holdfast[blobs]'"
             raise InvalidOption("blobs", reason) from error
+        from pathlib import Path
+
         scheme, colon, rest = text.partition(":")
         if colon and scheme == "memory":
             return cls(_in_memory.setdefault(text, MemoryStore()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol, cast, get_origin
 
@@ -20,10 +21,13 @@ from holdfast.core.job import PAYLOAD_LIMIT
 NESTING_LIMIT = 100
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 
-_CANNOT = (TypeError, ValueError, ArithmeticError, RecursionError, NotImplementedError)
+CANNOT = (TypeError, ValueError, ArithmeticError, RecursionError, NotImplementedError)
+"""What a codec may raise about a value."""
 
 _BACKSLASH = ord("\\")
-_LONG_NUMBER = re.compile(rb"\d{19}")
+_DIGITS = b"0123456789"
+_LONG = 19
+_LONG_NUMBER = re.compile(rb"\d{%d}" % _LONG)
 _MSGSPEC_ERROR = re.compile(r"(.*?)(?: - at (?:`key` in )?`(.*)`)?", re.DOTALL)
 
 
@@ -60,7 +64,7 @@ def encode(value: Any, codec: str = "json") -> bytes:
         check_value(value)
     try:
         data = writer.encode(value)
-    except _CANNOT as error:
+    except CANNOT as error:
         check_value(value)
         raise InvalidPayload(f"cannot be written as {codec}: {error}") from error
     if writer is _json and _is_suspect(data):
@@ -72,8 +76,8 @@ def decode(data: bytes, codec: str = "json", type: Any = Any) -> Any:
     """Read what `encode` wrote, as `type`. Raises UnknownCodec, or InvalidPayload if it does not fit."""
     try:
         return get(codec).decode(data, type)
-    except _CANNOT as error:
-        raise _unreadable(codec, error) from error
+    except CANNOT as error:
+        raise unreadable(codec, error) from error
 
 
 def decode_json_text(data: bytes | str) -> Any:
@@ -126,12 +130,12 @@ _Path = tuple[Any, ...]
 
 def _is_suspect(data: bytes) -> bool:
     """Whether JSON bytes could hide a refused value: msgspec writes NaN as null, the rest is visible."""
-    # `find` and the guards: this runs for every payload, and `in` on bytes is slower than it looks.
+    # `find` and the guards are for speed: this runs for every payload, and `in` is slow on bytes.
     return (
         data.find(b"null") >= 0
         or (_BACKSLASH in data and data.find(b"\\u0000") >= 0)
         or (len(data) > 2 * NESTING_LIMIT and data.count(b"[") + data.count(b"{") > NESTING_LIMIT)
-        or _LONG_NUMBER.search(data) is not None
+        or (len(data) - len(data.translate(None, _DIGITS)) >= _LONG and _LONG_NUMBER.search(data) is not None)
     )
 
 
@@ -169,7 +173,8 @@ def _printable(key: Any) -> str:
     return str(key).encode(errors="replace").decode()
 
 
-def _unreadable(codec: str, error: Exception) -> InvalidPayload:
+def unreadable(codec: str, error: Exception) -> InvalidPayload:
+    """What a reader raised, as our own error."""
     if isinstance(error, RecursionError):
         return InvalidPayload(f"nested deeper than {NESTING_LIMIT}")
     if isinstance(error, msgspec.ValidationError) and (match := _MSGSPEC_ERROR.fullmatch(str(error))):
@@ -232,8 +237,13 @@ def convert(value: Any, type: Any) -> Any:
     """Decoded builtins as `type`. Raises InvalidPayload if they do not fit."""
     try:
         return msgspec.convert(value, type, dec_hook=_dec_hook, str_keys=True)
-    except _CANNOT as error:
-        raise _unreadable("json", error) from error
+    except CANNOT as error:
+        raise unreadable("json", error) from error
+
+
+def reader(type: Any) -> Callable[[bytes], Any]:
+    """Reads JSON as `type`, and raises as msgspec does: for whoever reads a lot of one type."""
+    return _json_decoder(type).decode
 
 
 def can_decode(type: Any) -> bool:

@@ -107,6 +107,9 @@ class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
     def encode(self, codec: str) -> tuple[bytes, str]:
         """The payload, and the codec it is in: the definition's, else `codec`. Raises InvalidPayload."""
         codec = self.spec.codec or codec
+        value: object = self.value
+        if isinstance(value, JobDefinition):
+            raise InvalidPayload(f"{value!r} is no message; enqueue its .message(...)")
         if self.data is None or codec != (self.spec.codec or "json"):
             return codecs.check_size(codecs.encode(self.value, codec)), codec
         return self.data, codec

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any, Protocol, cast, runtime_checkable
 from urllib.parse import parse_qsl, unquote
 
@@ -481,6 +480,8 @@ class Options:
 
 @cache
 def _opener(scheme: str) -> Opener:
+    from importlib.metadata import entry_points
+
     for point in entry_points(group="holdfast.stores"):
         if point.name == scheme:
             try:

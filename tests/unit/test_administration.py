@@ -50,7 +50,7 @@ async def test_queues_are_all_the_tenants_queues_by_name():
         await queue.enqueue(1, queue="b")
         await queue.enqueue(1, queue="a")
         await other.enqueue(1, queue="c")
-        assert [(stats.queue, stats.counts["ready"]) for stats in await queue.queues()] == [("a", 1), ("b", 1)]  # pyright: ignore[reportArgumentType]
+        assert [(stats.queue, stats.counts["ready"]) for stats in await queue.queues()] == [("a", 1), ("b", 1)]
 
 
 @asynchronous
@@ -186,9 +186,7 @@ async def test_purging_a_job_forgets_it_and_its_blob():
         assert await queue.purge("a") == "not_terminal"
         (leased,) = await claim(queue)
         await blobs.put("acme/results/x", b"1")
-        await queue.store.finish(
-            [Finish(leased.key, leased.token, "complete", Result(b"", "json", "acme/results/x"))]
-        )
+        await queue.store.finish([Finish(leased.key, leased.token, "complete", Result(b"", "json", "acme/results/x"))])
         assert await queue.purge("a") == "purged"
         assert await queue.purge("a") == "not_found"
         assert await blobs.get("acme/results/x") is None
@@ -255,8 +253,8 @@ async def test_following_goes_on_with_what_comes_and_frees_its_listener():
         assert not pending.done()
         await queue.enqueue(1, id="b")
         assert (await pending).job_id == "b"
-        await stream.aclose()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-        assert queue.store._listeners == {}  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        await stream.aclose()
+        assert queue.store._listeners == {}
 
 
 @asynchronous
@@ -277,7 +275,7 @@ async def test_following_asks_the_store_only_after_a_hint():
         await queue.enqueue(1)
         await pending
         assert len(asked) == 2
-        await stream.aclose()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        await stream.aclose()
 
 
 @asynchronous
@@ -352,5 +350,11 @@ async def test_workers_are_those_that_serve_the_tenant():
         workers = await queue.workers()
         assert [worker.id for worker in workers] == ["all", "mine"]
         worker = workers[1]
-        assert (worker.host, worker.pid, worker.queues, worker.concurrency, worker.held) == ("host", 5, ("emails",), 10, 2)
+        assert (worker.host, worker.pid, worker.queues, worker.concurrency, worker.held) == (
+            "host",
+            5,
+            ("emails",),
+            10,
+            2,
+        )
         assert worker.seen_at.tzinfo is UTC

@@ -68,7 +68,7 @@ def test_a_wrong_name_is_refused(said):
 
 def test_an_unknown_option_is_a_type_error():
     with pytest.raises(TypeError, match="'delya'"):
-        resolve({"delya": 5})  # pyright: ignore[reportArgumentType]
+        resolve({"delya": 5})
 
 
 @pytest.mark.parametrize(

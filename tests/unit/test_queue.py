@@ -250,6 +250,15 @@ async def test_what_is_wrong_is_refused_and_nothing_happens(payload, options, er
 
 
 @asynchronous
+async def test_a_job_that_is_no_message_is_refused_with_what_to_write():
+    async with memory_queue() as queue:
+        with pytest.raises(InvalidPayload, match=r"<job send_email> is no message; enqueue its .message\(...\)"):
+            await queue.enqueue(send_email)
+        (ticket,) = await queue.enqueue_many([send_email])
+        assert ticket.status == "refused"
+
+
+@asynchronous
 async def test_over_the_quota_is_a_typed_error():
     async with memory_queue() as queue:
         await queue.set_tenant(max_waiting=1)
@@ -300,7 +309,7 @@ class LosesReplies:
 @asynchronous
 async def test_a_lost_reply_is_asked_for_again_and_is_no_duplicate_of_itself():
     store = LosesReplies(make_store("memory:lost-1"), 1)
-    queue = Queue(store=store, tenant="acme")  # pyright: ignore[reportArgumentType]
+    queue = Queue(store=store, tenant="acme")
     ticket = await queue.enqueue(1, id="x")
     assert ticket.status == "queued"
     first, second = store.trips
@@ -311,7 +320,7 @@ async def test_a_lost_reply_is_asked_for_again_and_is_no_duplicate_of_itself():
 @asynchronous
 async def test_a_store_that_stays_away_is_said_to_be():
     store = LosesReplies(make_store("memory:lost-2"), 2)
-    queue = Queue(store=store, tenant="acme")  # pyright: ignore[reportArgumentType]
+    queue = Queue(store=store, tenant="acme")
     with pytest.raises(StoreUnavailable):
         await queue.enqueue(1)
     assert len(store.trips) == 2
@@ -325,7 +334,7 @@ class Counting(LosesReplies):
 @asynchronous
 async def test_concurrent_enqueues_share_round_trips():
     store = Counting(make_store("memory:shared"))
-    queue = Queue(store=store, tenant="acme")  # pyright: ignore[reportArgumentType]
+    queue = Queue(store=store, tenant="acme")
     await asyncio.gather(*(queue.enqueue(n) for n in range(2500)))
     assert [len(trip) for trip in store.trips] == [1000, 1000, 500]
 
@@ -336,7 +345,7 @@ async def test_concurrent_enqueues_share_round_trips():
 @asynchronous
 async def test_many_are_sent_a_thousand_at_a_time_and_answered_in_order():
     store = Counting(make_store("memory:many"))
-    queue = Queue(store=store, tenant="acme")  # pyright: ignore[reportArgumentType]
+    queue = Queue(store=store, tenant="acme")
     tickets = await queue.enqueue_many(send_email.message(f"u{i}") for i in range(2001))
     assert [len(trip) for trip in store.trips] == [1000, 1000, 1]
     assert {ticket.status for ticket in tickets} == {"queued"}
@@ -493,7 +502,7 @@ async def test_enqueue_and_wait_subscribes_before_it_enqueues():
             order.append("enqueue")
             return await self._store.enqueue(items, **options)
 
-    queue = Queue(store=Ordered(make_store("memory:ordered"), 0), tenant="acme")  # pyright: ignore[reportArgumentType]
+    queue = Queue(store=Ordered(make_store("memory:ordered"), 0), tenant="acme")
     waiting = asyncio.create_task(queue.enqueue_and_wait(1))
     await turns()
     await run_one(queue)

@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def conformance(url: StoreUrl, *, json: Json = False) -> None:
-    """Run the conformance suite against a store and print a certificate. Exits with 1 if a rule is not held.
+    """See whether a store keeps the contract. Prints a certificate; exits with 1 if a rule is not held.
 
     The suite works in places of its own beside the URL and leaves the data there alone.
     """

@@ -70,7 +70,7 @@ def list_dead(
     empty = f"No dead letters like that in queue {queue}."
     if elsewhere:
         empty += f" There are some in: {', '.join(elsewhere)}."
-    show(["id", "type", "attempts", "reason", "failed", "error"], map(_row, found), empty)
+    show(["id", "type", "runs", "reason", "failed", "error"], map(_row, found), empty)
     if at is not None:
         note(f"There are more: --cursor {at}")
 
@@ -149,7 +149,7 @@ def _check_choice(ids: Sequence[str] | None, *, all: bool, **filters: str | None
         raise InvalidOption("ids", "give ids, or --all and filters to search by, not both")
     if not ids and not all and not named:
         flags = ", ".join(f"--{name}" for name in filters)
-        raise InvalidOption("which", f"name ids, or say --all, or search with {flags}")
+        raise InvalidOption("dlq", f"which ones? name ids, or say --all, or search with {flags}")
 
 
 async def _matching(

@@ -41,7 +41,7 @@ def events(
     queue: Annotated[str | None, typer.Option("--queue", "-q", help="Only events of this queue.")] = None,
     json: Json = False,
 ) -> None:
-    """Print the tenant's events in order, one a line."""
+    """Print the tenant's events in order. With --json: JSON lines."""
     from holdfast.core.events import EventKind
 
     kinds = words("kind", kind)
@@ -80,9 +80,9 @@ def _writer() -> Callable[[Event], None]:
     console = Console(highlight=False)
 
     def write(event: Event) -> None:
-        text = Text(_line(event), overflow="fold")
+        text = Text(_line(event))
         text.highlight_words([event.kind], _STYLES.get(event.kind, ""))
-        console.print(text)
+        console.print(text, soft_wrap=True)
 
     return write
 

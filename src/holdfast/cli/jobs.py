@@ -22,7 +22,7 @@ from holdfast.cli.options import (
     instant,
     words,
 )
-from holdfast.cli.output import emit, note, on_terminal, show, show_pairs, when
+from holdfast.cli.output import emit, moment, note, on_terminal, show, show_pairs, when
 from holdfast.cli.session import with_queue
 from holdfast.core.errors import HoldfastError, InvalidOption, InvalidPayload, JobFailed, JobNotFound
 
@@ -224,7 +224,7 @@ def list_jobs(
     all: Annotated[bool, typer.Option("--all", help="All of them, whatever --limit says.")] = False,
     json: Json = False,
 ) -> None:
-    """List a queue's jobs: waiting ones in the order they will run, then running, then finished ones."""
+    """List a queue's jobs. Waiting ones come first, in the order they will run, then running, then finished ones."""
     states = words("state", state)
 
     async def act(bound: Queue) -> tuple[list[JobRecord], str | None]:
@@ -249,14 +249,13 @@ def list_jobs(
             record.type,
             record.state.value,
             f"{record.attempts}/{record.max_attempts}",
-            str(record.priority),
             when(record.enqueued_at),
             when(record.finished_at or record.visible_at),
         ]
         for record in found
     ]
     show(
-        ["id", "type", "state", "attempts", "priority", "enqueued", "due or done"],
+        ["id", "type", "state", "runs", "enqueued", "due/done"],
         rows,
         f"No such jobs in queue {queue}. `holdfast queues` shows which queues there are.",
     )
@@ -359,12 +358,12 @@ def _summary(record: JobRecord) -> Sequence[tuple[str, str]]:
         ("worker", record.worker_id or ""),
         ("key", record.idempotency_key or ""),
         ("replays", str(record.replays or "")),
-        ("enqueued", when(record.enqueued_at)),
-        ("visible", when(record.visible_at)),
-        ("claimed", when(record.claimed_at)),
-        ("deadline", when(record.deadline) if record.finished_at is None else ""),
-        ("finished", when(record.finished_at)),
-        ("forgotten", when(record.expires_at)),
+        ("enqueued", moment(record.enqueued_at)),
+        ("visible", moment(record.visible_at)),
+        ("claimed", moment(record.claimed_at)),
+        ("deadline", moment(record.deadline) if record.finished_at is None else ""),
+        ("finished", moment(record.finished_at)),
+        ("forgotten", moment(record.expires_at)),
     ]
 
 

@@ -36,9 +36,9 @@ def store_url(given: str | None) -> str:
     return _given(given, "store", "--store", STORE_VARIABLE)
 
 
-def tenant_name(given: str | None) -> str:
+def tenant_name(given: str | None, flags: str = "--tenant") -> str:
     """The tenant, as given or from the environment. Raises InvalidOption where there is none."""
-    return _given(given, "tenant", "--tenant", TENANT_VARIABLE)
+    return _given(given, "tenant", flags, TENANT_VARIABLE)
 
 
 def blobs_url(given: str | None) -> str | None:
@@ -100,8 +100,8 @@ def _seconds(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
 
 
-def _given(given: str | None, option: str, flag: str, variable: str) -> str:
+def _given(given: str | None, option: str, flags: str, variable: str) -> str:
     value = given or os.environ.get(variable)
     if not value:
-        raise InvalidOption(option, f"not given; pass {flag} or set {variable}")
+        raise InvalidOption(option, f"not given; pass {flags} or set {variable}")
     return value

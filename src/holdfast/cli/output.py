@@ -22,6 +22,9 @@ STYLES: Mapping[str, str] = {
 }  # fmt: skip
 """How words that mean something are coloured, wherever they stand alone."""
 
+WHOLE = 40
+"""A name of so many characters is kept on one line."""
+
 _PARTS = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
@@ -83,12 +86,14 @@ def rich_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        cells = [printable(cell) for cell in row]
-        table.add_row(*(Text(cell, STYLES.get(cell, "")) for cell in cells))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    lines = [[printable(cell) for cell in row] for row in rows]
+    for number, column in enumerate(columns):
+        # The first column is what people copy: others are folded before it.
+        whole = number == 0 and all(len(line[0]) <= WHOLE for line in lines)
+        table.add_column(column, overflow="fold", no_wrap=whole)
+    for line in lines:
+        table.add_row(*(Text(cell, STYLES.get(cell, "")) for cell in line))
     return table
 
 
@@ -108,14 +113,19 @@ def printable(text: str, *, lines: bool = False) -> str:
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape", "replace").decode() for c in text)
 
 
-def when(at: datetime | None) -> str:
+def when(at: datetime | None, units: int = 1) -> str:
     """An instant: how long ago or ahead on a terminal, ISO 8601 elsewhere."""
     if at is None:
         return ""
     if not on_terminal():
         return at.isoformat(timespec="milliseconds")
     away = at - datetime.now(UTC)
-    return f"in {span(away)}" if away > timedelta() else f"{span(-away)} ago"
+    return f"in {span(away, units)}" if away > timedelta() else f"{span(-away, units)} ago"
+
+
+def moment(at: datetime | None) -> str:
+    """An instant on a line of its own: on a terminal with the time of day as well."""
+    return f"{clock(at)} ({when(at, 2)})" if at is not None and on_terminal() else when(at)
 
 
 def clock(at: datetime) -> str:
@@ -126,8 +136,8 @@ def clock(at: datetime) -> str:
     return f"{here:%H:%M:%S}" if here.date() == today.date() else f"{here:%Y-%m-%d %H:%M:%S}"
 
 
-def span(length: timedelta | None) -> str:
-    """A duration in its two largest units."""
+def span(length: timedelta | None, units: int = 2) -> str:
+    """A duration in its largest units."""
     if length is None:
         return ""
     left = length.total_seconds()
@@ -139,7 +149,7 @@ def span(length: timedelta | None) -> str:
         if left >= size or parts:
             parts.append(f"{left // size}{unit}")
             left %= size
-    return " ".join([*parts, f"{left}s"][:2])
+    return " ".join([*parts, f"{left}s"][:units])
 
 
 @contextmanager

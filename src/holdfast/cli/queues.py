@@ -19,7 +19,9 @@ REFRESH_S = 1.0
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
 
-_STATES = ("ready", "scheduled", "retrying", "blocked", "leased", "completed", "failed", "canceled")
+_WAITING = ("ready", "scheduled", "retrying", "blocked")
+_STATES = (*_WAITING, "leased", "completed", "failed", "canceled")
+_RARE = ("scheduled", "retrying", "blocked", "canceled")
 _COLUMNS = ("queue", *_STATES, "oldest ready", "handing out")
 _NONE = "No queues yet: a queue is there once a job was enqueued."
 
@@ -68,18 +70,11 @@ def list_queues(*, store: Store = None, tenant: Tenant = None, json: Json = Fals
     """List the tenant's queues."""
     found = with_queue(store, tenant, lambda bound: bound.queues())
     if json:
-        emit({"queues": [{"queue": one.queue, "paused": one.paused} for one in found]})
+        emit({"queues": [_short(one) for one in found]})
         return
     rows = [
-        [
-            one.queue,
-            str(
-                sum(one.counts[state] for state in one.counts if state in ("ready", "scheduled", "retrying", "blocked"))
-            ),
-            *(str(one.counts[state]) for state in one.counts if state in ("leased", "failed")),
-            "paused" if one.paused else "yes",
-        ]
-        for one in found
+        [one["queue"], str(one["waiting"]), str(one["running"]), str(one["dead_letters"]), _handing_out(one["paused"])]
+        for one in map(_short, found)
     ]
     show(["queue", "waiting", "running", "dead letters", "handing out"], rows, _NONE)
 
@@ -106,6 +101,8 @@ def _tell(queue: str, json: bool, *, paused: bool) -> None:
 def _print(found: Sequence[Stats], json: bool, *, line: bool = False) -> None:
     if json:
         emit(_document(found), line=line)
+    elif on_terminal():
+        show(*_without_zeros(_COLUMNS, _rows(found)), _NONE)
     else:
         show(_COLUMNS, _rows(found), _NONE)
 
@@ -116,7 +113,7 @@ async def _live(looks: AsyncIterator[Sequence[Stats]]) -> None:
 
     with Live(auto_refresh=False) as live:
         async for found in looks:
-            live.update(rich_table(_COLUMNS, _rows(found)), refresh=True)
+            live.update(rich_table(*_without_zeros(_COLUMNS, _rows(found))), refresh=True)
 
 
 async def _changes(looks: AsyncIterator[Sequence[Stats]], json: bool) -> None:
@@ -133,9 +130,34 @@ def _rows(found: Sequence[Stats]) -> list[list[str]]:
     rows: list[list[str]] = []
     for one in found:
         by_name = {state.value: str(count) for state, count in one.counts.items()}
-        ends = [span(one.oldest_ready_age), "paused" if one.paused else "yes"]
+        ends = [span(one.oldest_ready_age), _handing_out(one.paused)]
         rows.append([one.queue, *(by_name[state] for state in _STATES), *ends])
     return rows
+
+
+def _without_zeros(columns: Sequence[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """The table without the states that no job is in: on a terminal, width is dear."""
+    zero = [name in _RARE and all(row[at] == "0" for row in rows) for at, name in enumerate(columns)]
+
+    def some(line: Sequence[str]) -> list[str]:
+        return [cell for cell, drop in zip(line, zero, strict=True) if not drop]
+
+    return some(columns), [some(row) for row in rows]
+
+
+def _handing_out(paused: bool) -> str:
+    return "paused" if paused else "yes"
+
+
+def _short(one: Stats) -> dict[str, Any]:
+    counts = {state.value: count for state, count in one.counts.items()}
+    return {
+        "queue": one.queue,
+        "waiting": sum(counts[state] for state in _WAITING),
+        "running": counts["leased"],
+        "dead_letters": counts["failed"],
+        "paused": one.paused,
+    }
 
 
 def _document(found: Sequence[Stats]) -> dict[str, Any]:

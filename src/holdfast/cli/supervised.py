@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from holdfast.cli import told
+from holdfast.cli.running import Plan, configure_logs, exit_on_term, work
 from holdfast.cli.supervisor import NOW, READY, take_over_stdin
-from holdfast.cli.worker import Plan, configure_logs, exit_on_term, work
 from holdfast.worker import Worker
 from holdfast.worker.shutdown import on_signal
 

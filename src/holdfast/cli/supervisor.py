@@ -17,7 +17,7 @@ from asyncio.subprocess import Process
 
 import msgspec
 
-from holdfast.cli.worker import Plan
+from holdfast.cli.running import Plan
 from holdfast.telemetry.logging import get_logger
 from holdfast.worker.shutdown import on_signal
 
@@ -26,6 +26,7 @@ STOP, NOW, READY = b"stop\n", b"now\n", b"ready\n"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
 STEADY_S = 10.0
 """A child that lived for so long is started again at once; others wait, twice as long each time."""
+LAST_WORD_S = 1.0
 OVERTIME_S = 15.0
 """How much longer than its grace a child may take to end before it is killed."""
 
@@ -91,17 +92,28 @@ class Supervisor:
 
     async def _live(self, number: int) -> int:
         """The life of one child. Returns its exit code."""
-        child = await Child.start(self._plan_of(number))
+        try:
+            child = await Child.start(self._plan_of(number))
+        except OSError as error:
+            _log.error("a worker process could not be started", error=error)
+            return 1
         self._children.add(child)
         if self._stopping.is_set():
             child.say(STOP)
+        proving = asyncio.ensure_future(self._prove(child))
         try:
-            if await child.ready():
-                self._proved.set()
-            return await child.ended(self._stopping, self._plan.grace_s + OVERTIME_S)
+            code = await child.ended(self._stopping, self._plan.grace_s + OVERTIME_S)
+            # What it said last may still be in the socket.
+            await asyncio.wait([proving], timeout=LAST_WORD_S)
+            return code
         finally:
+            proving.cancel()
             self._children.discard(child)
             await child.close()
+
+    async def _prove(self, child: Child) -> None:
+        if await child.ready():
+            self._proved.set()
 
     def _plan_of(self, number: int) -> Plan:
         port = self._plan.metrics_port

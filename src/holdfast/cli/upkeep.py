@@ -9,7 +9,7 @@ import typer
 from holdfast.cli.options import Blobs, Json, Store, Tenant, blobs_url, store_url
 from holdfast.cli.output import emit, show, when
 from holdfast.cli.session import shown_url, with_store
-from holdfast.cli.worker import JsonLogs, LogLevel, checked_level, exit_on_term
+from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +27,13 @@ def register(app: typer.Typer) -> None:
 def maintain(
     store: Store = None, blobs: Blobs = None, json_logs: JsonLogs = False, log_level: LogLevel = "info"
 ) -> None:
-    """End expired leases and forget what is past its retention, until SIGTERM or Ctrl-C. Workers do it too."""
+    """Run the upkeep of a store until SIGTERM or Ctrl-C.
+
+    It ends expired leases at once, and forgets what is past its retention. Every worker does so too.
+    """
     import asyncio
 
+    from holdfast.cli.running import exit_on_term
     from holdfast.telemetry import logging
 
     url = store_url(store)
@@ -39,7 +43,7 @@ def maintain(
 
 
 def list_workers(*, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
-    """List living workers: all of them, or with --tenant those that serve this tenant."""
+    """List living workers. With --tenant only those that serve this tenant."""
     from holdfast.core.names import check_tenant
     from holdfast.records import worker_of
 

@@ -149,6 +149,10 @@ class Job(Struct, gc=False):
     def key(self) -> JobKey:
         return JobKey(self.tenant, self.queue, self.id)
 
+    def snapshot(self) -> Job:
+        """The record as it is now, apart from what becomes of this one."""
+        return self.__copy__()  # pyright: ignore
+
 
 # What is asked of a store, item by item. ----------------------------------------------------------------
 

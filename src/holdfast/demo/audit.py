@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,6 @@ from msgspec import Struct, field
 from holdfast import JobRecord, JobState, Queue
 from holdfast.core.job import TERMINAL
 from holdfast.demo.effects import Effect
-from holdfast.demo.jobs import QUEUES
 from holdfast.records import Event
 
 JobName = tuple[str, str, str]
@@ -36,12 +36,15 @@ class Times(Struct):
 class Audit(Struct):
     """What was found."""
 
-    acknowledged: int
+    acknowledged: Counter[str]
+    """Promised jobs, by tenant."""
     states: dict[str, Counter[JobState]] = field(default_factory=dict[str, Counter[JobState]])
     times: dict[str, Times] = field(default_factory=dict[str, Times])
     lost: list[Lost] = field(default_factory=list[Lost])
     dead: list[JobRecord] = field(default_factory=list[JobRecord])
     events: Counter[str] = field(default_factory=Counter[str])
+    leases_lost: int = 0
+    """Leases that ran out because their worker was gone."""
     run_again: int = 0
     """Jobs whose handler had begun when its lease was lost with its worker, and that began again elsewhere."""
     finished_twice: int = 0
@@ -50,25 +53,26 @@ class Audit(Struct):
 
 async def audit(queues: Sequence[Queue], acknowledged: Iterable[JobName], effects: Sequence[Effect]) -> Audit:
     """Check every acknowledged job. Reads only what anybody could read."""
-    names = set(acknowledged)
-    found = Audit(len(names))
+    names = sorted(set(acknowledged))
+    found = Audit(Counter(tenant for tenant, _, _ in names))
     events: dict[JobName, list[Event]] = defaultdict(list)
-    records: dict[JobName, JobRecord] = {}
     for queue in queues:
         found.states[queue.tenant] = Counter()
         async for event in queue.events():
             events[event.tenant, event.queue, event.job_id].append(event)
             found.events[event.kind] += 1
-        for name in QUEUES:
-            for record in await _all_jobs(queue, name):
-                records[queue.tenant, name, record.id] = record
+            found.leases_lost += _is_lost_lease(event)
+        mine = [name for name in names if name[0] == queue.tenant]
+        # Asked for one by one, and sent together: concurrent calls share round trips.
+        records = await asyncio.gather(*(queue.get(id_, queue=queue_name) for _, queue_name, id_ in mine))
+        for name, record in zip(mine, records, strict=True):
+            if record is not None:
                 found.states[queue.tenant][record.state] += 1
                 if record.state is JobState.FAILED:
                     found.dead.append(record)
-    for name in sorted(names):
-        trouble = _trouble(records.get(name), events.get(name, []))
-        if trouble:
-            found.lost.append(Lost(name, trouble))
+            trouble = _trouble(record, events.get(name, []))
+            if trouble:
+                found.lost.append(Lost(name, trouble))
     _count_effects(found, events, effects)
     return found
 
@@ -78,17 +82,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         return 0.0
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
-
-
-async def _all_jobs(queue: Queue, name: str) -> list[JobRecord]:
-    jobs: list[JobRecord] = []
-    cursor: str | None = None
-    while True:
-        page = await queue.list(queue=name, cursor=cursor, limit=1000)
-        jobs += page
-        cursor = page.cursor
-        if cursor is None:
-            return jobs
 
 
 def _trouble(record: JobRecord | None, events: Sequence[Event]) -> str:
@@ -103,6 +96,10 @@ def _trouble(record: JobRecord | None, events: Sequence[Event]) -> str:
     return ""
 
 
+def _is_lost_lease(event: Event) -> bool:
+    return event.kind == "expired" or (event.kind == "failed" and event.data["reason"] == "lease_expired")
+
+
 def _count_effects(found: Audit, events: dict[JobName, list[Event]], effects: Sequence[Effect]) -> None:
     runs: dict[JobName, dict[int, list[Effect]]] = defaultdict(dict)
     for effect in effects:
@@ -114,7 +111,7 @@ def _count_effects(found: Audit, events: dict[JobName, list[Event]], effects: Se
         if due_ms is not None:
             times.waits.append(max(0.0, min(began) - due_ms))
         times.runs += [run[1].at_ms - run[0].at_ms for run in by_fence.values() if len(run) == 2]
-        abandoned = {event.token for event in events[name] if event.kind == "expired" and event.token in by_fence}
+        abandoned = {event.token for event in events[name] if _is_lost_lease(event)} & by_fence.keys()
         if any(fence > lost for lost in abandoned for fence in by_fence):
             found.run_again += 1
         if sum(len(run) == 2 for run in by_fence.values()) > 1:

@@ -15,7 +15,7 @@ from typing import Self
 from holdfast.demo.effects import PATH_VARIABLE
 
 SIZE = 2
-CONCURRENCY = 8
+CONCURRENCY = 10
 STOP_S = 10.0
 
 

@@ -28,9 +28,9 @@ class Tenant(Struct, frozen=True):
 
 
 TENANTS = (
-    Tenant("acme", 0.60, False, "all at once, in bulk"),
-    Tenant("globex", 0.25, True, "one by one, as its users click"),
-    Tenant("initech", 0.15, True, "one by one, and one of them is poison"),
+    Tenant("acme", 0.75, False, "all at once, in bulk"),
+    Tenant("globex", 0.15, True, "one by one, as its users click"),
+    Tenant("initech", 0.10, True, "one by one, and one of them is poison"),
 )
 
 

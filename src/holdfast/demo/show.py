@@ -6,18 +6,20 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
-from rich.text import Text
 
 from holdfast import JobState
 from holdfast.core.job import TERMINAL
 from holdfast.demo.audit import Audit, Times, percentile
+from holdfast.demo.fleet import SIZE
 from holdfast.demo.plan import POISON_ID, Plan
 
 LINE_EVERY_S = 2.0
@@ -60,7 +62,7 @@ class Show:
 
     def say(self, text: str) -> None:
         """Something happened."""
-        self._console.print(f"[dim]{self.elapsed_s:5.1f} s[/]  {text}", highlight=False, soft_wrap=True)
+        _line(self._console, f"[dim]{self.elapsed_s:5.1f} s[/]  {text}")
 
     def update(self, counts: Mapping[str, Mapping[JobState, int]]) -> None:
         """How far each tenant is."""
@@ -79,93 +81,91 @@ class Show:
 def headline(console: Console, plans: Sequence[Plan], directory: Path, lease_s: float) -> None:
     """Who is who."""
     total = sum(plan.total for plan in plans)
-    console.print(
-        f"[bold]Holdfast demo[/]: {total:,} jobs, 3 tenants, 2 worker processes, one store in {directory}",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    who = f"{total:,} jobs of {len(plans)} tenants, {SIZE} worker processes"
+    _line(console, f"[bold]Holdfast demo[/]: {who}, no server, the data in {escape(str(directory))}\n")
     for plan in plans:
-        console.print(f"  [bold]{plan.tenant.name:<8}[/] {plan.total:>5,} jobs, {plan.tenant.habit}", highlight=False)
-    console.print(
-        f"  Some fail and are retried, some wait for their time, some are canceled. A worker holds a job by a lease of\n"
-        f"  {lease_s:g} s and renews it; when it dies, the lease runs out and the job goes to another worker.\n",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        _line(console, f"  [bold]{plan.tenant.name:<8}[/] {plan.total:>5,} jobs, {plan.tenant.habit}")
+    _line(console, "\nSome jobs fail and are retried, some wait for their time, some are canceled. A worker holds")
+    _line(console, f"each job by a lease of {lease_s:g} s, which it renews; when a worker dies, its leases run out and")
+    _line(console, "others get the jobs.\n")
 
 
-def report(console: Console, plans: Sequence[Plan], found: Audit, killed: tuple[int, int], elapsed_s: float) -> None:
+def report(console: Console, plans: Sequence[Plan], found: Audit, killed: tuple[int, int]) -> None:
     """The tables, and what to make of them."""
     names = [plan.tenant.name for plan in plans]
+    bulk = next(plan for plan in plans if not plan.tenant.trickles)
     console.print()
     console.print(_states_table(names, found))
-    console.print(_times_table(names, found))
-    ours, poisoned = killed
-    poison = next((record for record in found.dead if record.id == POISON_ID), None)
-    lines = [
-        f"errors that were retried: {found.events['retried']:,}",
-        f"worker processes killed: {ours + poisoned} ({ours} by the demo, {poisoned} by the poison job), "
-        f"each started again; leases that ran out: {found.events['expired'] + (poison is not None):,}",
-        f"jobs run again because of that: {found.run_again:,}, of which {found.finished_twice:,} had done their work "
-        "already (handlers run at least once)",
-    ]
-    if poison is not None:
-        lines.append(
-            f"the poison job: dead letter after {poison.attempts} attempts, reason {poison.reason}; "
-            "the others kept flowing"
-        )
-    for line in lines:
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
     console.print()
+    console.print(_times_table(names, found))
+    _line(console, "  wait: from the moment a job was due until its handler began. Tenants take turns: the")
+    _line(
+        console, f"  {len(bulk.messages):,} jobs that {bulk.tenant.name} enqueued at once held up nobody but itself.\n"
+    )
+    _line(console, "[bold]What happened on the way[/]")
+    for number, text in _happenings(found, *killed):
+        _line(console, f"  {number:>5,}  {text}")
     style = "bold red" if found.lost else "bold green"
-    console.print(Text.assemble((f"lost: {len(found.lost):,}", style)))
-    console.print(
-        f"  {found.acknowledged:,} acknowledged enqueues, each looked up in the store and in the event log "
-        f"({elapsed_s:.0f} s in all)",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    _line(console, f"\n[{style}]lost: {len(found.lost):,}[/]")
+    if not found.lost:
+        _line(console, f"  {found.acknowledged.total():,} enqueues were acknowledged. Each of these jobs ended exactly")
+        _line(console, "  once, as completed, failed or canceled; the store and the event log agree on each.")
     for lost in found.lost[:20]:
-        console.print(f"  {'/'.join(lost.job)}: {lost.text}", style="red", highlight=False, soft_wrap=True)
+        _line(console, f"  [red]{escape('/'.join(lost.job))}: {escape(lost.text)}[/]")
+
+
+def _happenings(found: Audit, by_us: int, by_poison: int) -> Iterator[tuple[int, str]]:
+    yield found.events["retried"], "attempts failed and were tried again"
+    who = f"{by_us} by the demo, {by_poison} by the poison job"
+    yield by_us + by_poison, f"worker processes were killed ({who}); each was replaced"
+    yield found.leases_lost, "leases ran out with them; other workers got the jobs"
+    yield found.run_again, "jobs ran again because of that: handlers run at least once"
+    yield found.finished_twice, "of these had done their work already, and did it twice: make handlers idempotent"
+    for record in found.dead:
+        if record.id == POISON_ID:
+            yield 1, f"poison job became a dead letter after {record.attempts} attempts (reason: {record.reason})"
 
 
 def what_next(console: Console, directory: Path, store: str) -> None:
     """What to type to look around."""
-    console.print(f"\nThe data is in [bold]{directory}[/]. Look around:", highlight=False, soft_wrap=True)
+    _line(console, f"\nThe data is in [bold]{escape(str(directory))}[/]. Look around:")
     command = _command()
     for text in (
         f"stats --store {shlex.quote(store)} --tenant acme",
         f"dlq list --store {shlex.quote(store)} --tenant initech --queue images",
-        f"events --store {shlex.quote(store)} --tenant globex",
+        f"events --store {shlex.quote(store)} --tenant initech --id {POISON_ID}",
     ):
-        console.print(f"  {command} {text}", highlight=False, soft_wrap=True, markup=False)
+        _line(console, escape(f"  {command} {text}"))
 
 
 def _states_table(names: Sequence[str], found: Audit) -> Table:
     table = Table(title="How the jobs ended", title_justify="left", title_style="bold")
     table.add_column("tenant")
-    for state in ENDED:
-        table.add_column("failed (dead letters)" if state is JobState.FAILED else state.value, justify="right")
-    table.add_column("anything else", justify="right")
-    table.add_column("jobs", justify="right")
-    rows = [(name, found.states[name]) for name in names]
-    total = sum((states for _, states in rows), start=type(rows[0][1])())
-    for name, states in [*rows, ("all", total)]:
-        if name == "all":
-            table.add_section()
-        other = states.total() - sum(states[state] for state in ENDED)
-        cells = [*(states[state] for state in ENDED), other, states.total()]
-        table.add_row(name, *(f"{cell:,}" for cell in cells), style="bold" if name == "all" else "")
+    for name in ("completed", "dead letters", "canceled", "lost", "jobs"):
+        table.add_column(name, justify="right")
+    lost = Counter(one.job[0] for one in found.lost)
+    rows = [[*(found.states[name][state] for state in ENDED), lost[name], found.acknowledged[name]] for name in names]
+    for name, row in zip(names, rows, strict=True):
+        table.add_row(name, *(f"{cell:,}" for cell in row))
+    table.add_section()
+    table.add_row("all", *(f"{sum(column):,}" for column in zip(*rows, strict=True)), style="bold")
     return table
 
 
 def _times_table(names: Sequence[str], found: Audit) -> Table:
     table = Table(title="How long it took", title_justify="left", title_style="bold")
     table.add_column("tenant")
-    for name in ("due to start p50", "p99", "run p50", "p99"):
+    for name in ("wait p50", "wait p99", "run p50", "run p99"):
         table.add_column(name, justify="right")
     for name in names:
         times = found.times.get(name, Times())
         cells = [percentile(values, percent) for values in (times.waits, times.runs) for percent in (50, 99)]
         table.add_row(name, *(_duration(cell) for cell in cells))
     return table
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _duration(ms: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ TICK_S = 0.1
 TRICKLE_S = 8.0
 """How long the tenants that send one by one take for all of their jobs, at the usual size."""
 GIVE_UP_S = 120.0
+VICTIM = 2
+"""Which worker is killed half-way."""
 
 
 class Story:
@@ -50,7 +52,7 @@ class Story:
         finally:
             await store.close()
         killed = self._killed_by_us, self._killed_by_poison
-        show.report(self._console, self._plans, found, killed, self._show.elapsed_s)
+        show.report(self._console, self._plans, found, killed)
         show.what_next(self._console, self._directory, self._url)
         return not found.lost
 
@@ -64,11 +66,11 @@ class Story:
         return await audit(list(self._queues.values()), self._acknowledged, handled)
 
     async def _until_settled(self, fleet: Fleet) -> None:
-        doing = [self._kill_half_way(fleet)]
+        doing: list[Coroutine[Any, Any, None]] = [self._kill_half_way(fleet)]
         for plan in self._plans:
             doing.append(self._trickle(plan) if plan.tenant.trickles else self._send_at_once(plan))
             doing.append(self._regret(plan))
-        tasks = [asyncio.create_task(_quiet(step)) for step in doing]
+        tasks = [asyncio.create_task(step) for step in doing]
         try:
             async with asyncio.timeout(GIVE_UP_S):
                 while not all(task.done() for task in tasks) or self._open_jobs():
@@ -96,27 +98,31 @@ class Story:
         queue = self._queues[plan.tenant.name]
         steps = max(1, round(self._trickle_s / TICK_S))
         for step in range(steps):
-            for message in plan.messages[step::steps]:
-                self._acknowledge([await queue.enqueue(message)])
+            pause = asyncio.create_task(asyncio.sleep(TICK_S))
+            self._acknowledge(await asyncio.gather(*(queue.enqueue(one) for one in plan.messages[step::steps])))
             if plan.poison is not None and step == steps // 8:
                 self._acknowledge([await queue.enqueue(plan.poison)])
                 self._show.say(f"{plan.tenant.name} enqueued the poison job {POISON_ID!r}: it kills whoever runs it")
-            await asyncio.sleep(TICK_S)
+            await pause
 
     async def _regret(self, plan: Plan) -> None:
         """Cancel jobs: some that wait, and one that runs."""
         queue = self._queues[plan.tenant.name]
         tickets = await queue.enqueue_many(plan.regretted)
         self._acknowledge(tickets)
-        if plan.export is not None:
-            export = await queue.enqueue(plan.export)
-            self._acknowledge([export])
-            while (await export.refresh()).state is not JobState.LEASED:
-                await asyncio.sleep(TICK_S)
-            await export.cancel()
-            self._show.say(f"{plan.tenant.name} canceled {EXPORT_ID!r} while it was running")
-        canceled = await asyncio.gather(*(ticket.cancel() for ticket in tickets))
-        self._show.say(f"{plan.tenant.name} canceled {len(canceled)} jobs before their time")
+        await asyncio.gather(*(ticket.cancel() for ticket in tickets))
+        self._show.say(f"{plan.tenant.name} canceled {len(tickets)} jobs before their time")
+        if plan.export is None:
+            return
+        export = await queue.enqueue(plan.export)
+        self._acknowledge([export])
+
+        async def is_running() -> bool:
+            return (await export.refresh()).state is JobState.LEASED
+
+        await _until(is_running)
+        await export.cancel()
+        self._show.say(f"{plan.tenant.name} canceled {EXPORT_ID!r} while it was running")
 
     def _acknowledge(self, tickets: Iterable[Ticket[Any]]) -> None:
         for ticket in tickets:
@@ -128,15 +134,17 @@ class Story:
 
     async def _kill_half_way(self, fleet: Fleet) -> None:
         half = sum(plan.total for plan in self._plans) // 2
-        victim = 2
-        while sum(states[state] for states in self._counts.values() for state in TERMINAL) < half or not (
-            await self._held_by(fleet.id_of(victim))
-        ):
-            await asyncio.sleep(TICK_S)
-        worker_id = await fleet.kill(victim)
+
+        async def is_time() -> bool:
+            ended = sum(states[state] for states in self._counts.values() for state in TERMINAL)
+            return ended >= half and await self._held_by(fleet.id_of(VICTIM)) > 0
+
+        await _until(is_time)
+        worker_id = await fleet.kill(VICTIM)
         held = await self._held_by(worker_id)
         self._show.say(
-            f"[bold red]SIGKILL[/] to {worker_id}, which held {held} jobs; in {self._lease_s:g} s their leases run out"
+            f"half-way: [bold red]SIGKILL[/] to {worker_id}, which held {held} jobs; their leases run out in "
+            f"{self._lease_s:g} s. Another worker is started in its place"
         )
 
     async def _held_by(self, worker_id: str) -> int:
@@ -150,10 +158,9 @@ class Story:
     def _on_death(self, worker_id: str, by_us: bool) -> None:  # noqa: FBT001 - a callback
         if by_us:
             self._killed_by_us += 1
-            self._show.say(f"{worker_id} is gone; another is started in its place")
         else:
             self._killed_by_poison += 1
-            self._show.say(f"[red]{worker_id} was killed by the poison job[/]; another is started in its place")
+            self._show.say(f"the poison job killed {worker_id}; another is started in its place")
 
     # How far it is ---------------------------------------------------------------------------------------------
 
@@ -169,5 +176,6 @@ class Story:
         return sum(counts.total() - sum(counts[state] for state in TERMINAL) for counts in self._counts.values())
 
 
-async def _quiet(step: Coroutine[Any, Any, None]) -> None:
-    await step
+async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
+    while not await condition():  # noqa: ASYNC110 - what is waited for happens in other processes
+        await asyncio.sleep(TICK_S)

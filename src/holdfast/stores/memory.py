@@ -318,7 +318,7 @@ class MemoryStore:
         heappush(self._leases, (job.deadline, job.token, job))
         self._drop_binding(job, "until_started")
         self._append(event)
-        return copy.copy(job)
+        return job.snapshot()
 
     def _next_at(self, request: ClaimRequest) -> int | None:
         soonest = [line.later[0][0] for name in request.queues if (line := self._lines.get(name)) and line.later]
@@ -797,7 +797,7 @@ def _scope(tenant: str, queue: str, envelope: Any) -> tuple[str, str, str, str] 
 
 
 def _shown(job: Job, now: int) -> Job:
-    view = copy.copy(job)
+    view = job.snapshot()
     view.state = lifecycle.shown(job, now)
     return view
 

@@ -6,10 +6,11 @@ OpenTelemetry is never imported from here first: a program that does not use it 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.core.job import Job
@@ -46,11 +47,24 @@ def job_span(job: Job) -> Generator[None]:
         "holdfast.job.attempt": job.attempts,
     }
     name = f"process {job.envelope.type or job.queue}"
+    parent = extract(job.envelope.headers or {})
     with tracer.start_as_current_span(
-        name, context=extract(job.envelope.headers or {}), kind=trace.SpanKind.CONSUMER, attributes=attributes
-    ):
-        yield
+        name,
+        context=parent,
+        kind=trace.SpanKind.CONSUMER,
+        attributes=attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        try:
+            yield
+        except Exception as error:
+            # By ourselves, because it calls the error's __str__, and one that raises must not take its place.
+            with contextlib.suppress(Exception):
+                span.set_status(trace.StatusCode.ERROR, type(error).__name__)
+                span.record_exception(error)
+            raise
 
 
 def _trace() -> Any:
-    return cast("Any", sys.modules.get("opentelemetry.trace"))
+    return sys.modules.get("opentelemetry.trace")

@@ -145,7 +145,9 @@ class Loop:
                 await self._room_bell
                 continue
             self._measure()
-            room = max(1, self._room())
+            room = min(CLAIM_LIMIT, self._room())
+            if room <= 0:
+                continue
             # Armed before the look: a hint that comes during it makes us look again. [CLAIM-3]
             self._bell.arm()
             sent = time.monotonic()
@@ -169,7 +171,7 @@ class Loop:
         self._queues = self._queues[1:] + self._queues[:1]
         chance = random.random()  # noqa: S311 - jitter, no secret
         return ClaimRequest(
-            settings.tenant, self._queues, min(room, CLAIM_LIMIT), settings.lease_ms, settings.worker_id, chance
+            settings.tenant, self._queues, room, settings.lease_ms, settings.worker_id, chance
         )
 
     def _take(self, claimed: Claimed, sent: float) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import inspect
 import json
 import os
@@ -60,6 +59,8 @@ async def die_while_creating(directory):
 
 async def open_as_nobody(directory):
     """Open it without the rights to: root has them everywhere."""
+    async with opened(f"{directory}/../warm-up"):
+        pass  # What is imported on the way may not be readable later.
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(65534)
@@ -71,7 +72,7 @@ async def read_without_descriptors(directory):
     """Read when no file can be opened, and again when it can."""
     async with opened(directory) as store:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, limits[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (5, limits[1]))  # Fewer than it has already.
         say(await code_of(store.now()))
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         say(await code_of(store.now()))
@@ -153,8 +154,26 @@ async def produce(store, name, jobs):
 
 async def enqueue(directory, ids):
     async with opened(directory) as store:
-        say("asking")
+        say("open")
+        wait_for_word()
         say([answer.id for answer in await store.enqueue([new(id_) for id_ in ids])])
+
+
+async def open_a_second_time(directory):
+    """Use the store by one handle while another one opens and closes the same directory."""
+    store = await open_at(directory)
+    await store.enqueue([new("first")])
+    second = await open_at(directory)
+    await second.enqueue([new("second")])
+    say("open")
+    wait_for_word()
+    await store.enqueue([new("third")])
+    await second.close()
+    say("closed")
+    wait_for_word()
+    await store.enqueue([new("fourth")])
+    say("acknowledged")
+    die()
 
 
 async def hold_the_lock(directory):
@@ -229,7 +248,7 @@ async def use_after_fork(directory):
             say("the child listens")
         store._engine.close()
         os._exit(0)
-    os.waitpid(pid, 0)
+    await asyncio.to_thread(os.waitpid, pid, 0)
     say(wake_names(directory))
     await store.enqueue([new("after")])
     await store.close()
@@ -245,7 +264,7 @@ def first_step(call):
 
 
 def wake_names(directory):
-    return sorted(os.listdir(Path(directory) / "wake"))
+    return sorted(path.name for path in (Path(directory) / "wake").iterdir())
 
 
 async def leave_a_fork_behind(directory):

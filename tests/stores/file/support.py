@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob
@@ -123,3 +124,21 @@ class Child:
         """Wait for the end, which is to be by SIGKILL."""
         code = self._process.wait()
         assert code == -signal.SIGKILL, f"the child ended with {code}: {self._process.stderr.read()}"
+
+
+def names_in(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def open_files(directory):
+    """The files in the directory that this process has open."""
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # The descriptor of this listing.
+            links.append(str(descriptor.readlink()))
+    return [link for link in links if link.startswith(str(directory))]
+
+
+def threads():
+    """The threads of file stores in this process."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("holdfast-file")]

@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from datetime import timedelta
 
 from holdfast import job
-from holdfast.core.job import JobState
+from holdfast.core.job import ClaimRequest, JobState
+from holdfast.jobs import RetryPolicy
 from holdfast.worker import Worker
 from tests.unit.worker.serving import run, serving, until
 
@@ -146,11 +148,9 @@ async def test_a_paused_queue_goes_on_when_it_is_resumed(queue, store):
 
 
 async def test_an_expired_lease_of_another_worker_is_taken_over(queue, store):
-    @job(max_attempts=3)
+    @job(max_attempts=3, retry=RetryPolicy(base=timedelta(0)))
     async def nothing() -> str:
         return "ran"
-
-    from holdfast.core.job import ClaimRequest
 
     ticket = await queue.enqueue(nothing.message())
     await store.claim(ClaimRequest("acme", ("default",), 1, 1000, "dead"))

@@ -21,19 +21,39 @@ NAME = "holdfast.db"
 APPLICATION_ID = 0x486F6C64  # "Hold"
 SCHEMA_VERSION = 1
 
+BUSY_S = 30.0
+"""How long to wait for other processes before answering StoreBusy."""
+
 _MAGIC = b"SQLite format 3\0"
 _NETWORK = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "beegfs", "davfs",
     "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "fuse.davfs2",
 }  # fmt: skip
 
-# The databases that this process has open, by device and inode.
-#
-# POSIX locks belong to the process: closing any descriptor of a file drops all that the process has on it, SQLite's
-# too, and then another process deletes the log that we still write to. So nobody but SQLite opens a file that is in
-# here; it was looked at when it was opened first.
-_in_use: Counter[tuple[int, int]] = Counter()
-_in_use_lock = threading.Lock()
+
+class _Open:
+    """The databases that this process has open, by device and inode.
+
+    POSIX locks belong to the process: closing any descriptor of a file drops all that the process has on it, SQLite's
+    too, and then another process deletes the log that we still write to. So nobody but SQLite opens a file that is in
+    `here`; it was looked at when it was opened first. And a forked child has none of the locks that SQLite's memory
+    tells it of: what is in `inherited` cannot be opened in it at all.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.here: Counter[tuple[int, int]] = Counter()
+        self.inherited: set[tuple[int, int]] = set()
+
+    def forked(self) -> None:
+        """Start anew in the child of a fork."""
+        self.lock = threading.Lock()
+        self.inherited.update(self.here)
+        self.here.clear()
+
+
+_open = _Open()
+os.register_at_fork(after_in_child=_open.forked)
 
 
 def prepare(directory: Path, *, frozen_at: int | None) -> None:
@@ -61,8 +81,14 @@ def check(path: Path) -> None:
     # so, and SQLite sees to that. Without one it does not change while we have the lock.
     log = Path(f"{path}-wal")
     settled = not log.exists() or log.stat().st_size == 0
-    with _in_use_lock:
-        if _inode(path) in _in_use:
+    with _open.lock:
+        inode = _inode(path)
+        if inode in _open.inherited:
+            raise StoreUnavailable(
+                f"{path} was open in the process that this one was forked from, which SQLite cannot bear; "
+                "open it only after the fork, or start the process by spawn"
+            )
+        if inode in _open.here:
             return
         with path.open("rb") as file:
             header = file.read(100)
@@ -86,18 +112,18 @@ def _check_version(path: Path, version: int) -> None:
 
 def hold(path: Path) -> tuple[int, int]:
     """Say, before connecting, that this process has the database open; the answer is for `let_go`."""
-    with translated(path), _in_use_lock:
+    with translated(path), _open.lock:
         inode = _inode(path)
-        _in_use[inode] += 1
+        _open.here[inode] += 1
         return inode
 
 
 def let_go(inode: tuple[int, int]) -> None:
     """Say, after the last connection was closed, that it is open no more."""
-    with _in_use_lock:
-        _in_use[inode] -= 1
-        if _in_use[inode] == 0:
-            del _in_use[inode]
+    with _open.lock:
+        _open.here[inode] -= 1
+        if _open.here[inode] == 0:
+            del _open.here[inode]
 
 
 def _inode(path: Path) -> tuple[int, int]:
@@ -108,7 +134,7 @@ def _inode(path: Path) -> tuple[int, int]:
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     """A connection set up as every part of the store needs it."""
     with translated(path):
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=30)
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=BUSY_S)
         try:
             # WAL with FULL: each commit is on the disk before it is acknowledged. [ENQ-1]
             db.execute("PRAGMA journal_mode = WAL")
@@ -136,11 +162,35 @@ def open_lock(directory: Path) -> int:
 def locked(directory: Path) -> Generator[None]:
     """Hold the one lock between processes. The kernel hands it on in order; SQLite's own would poll for it."""
     descriptor = open_lock(directory)
+    _wait_for(descriptor)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        # In so many words: a process that was forked meanwhile has the descriptor too.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def _wait_for(descriptor: int) -> None:
+    """Get the lock, or raise StoreBusy and close the descriptor as soon as it lets us."""
+    mine = threading.Event()
+    decided = threading.Lock()
+
+    def wait() -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if decided.acquire(blocking=False):
+            mine.set()
+        else:
+            os.close(descriptor)
+
+    threading.Thread(target=wait, name="holdfast-file-lock", daemon=True).start()
+    if not mine.wait(BUSY_S) and decided.acquire(blocking=False):
+        raise busy()
+
+
+def busy() -> StoreBusy:
+    """What to answer when another process does not let go of the lock."""
+    return StoreBusy(f"another process has held the store for {BUSY_S:g} s; try again")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import os
 import queue
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from holdfast.core import failpoint
-from holdfast.core.errors import StoreBusy, StoreUnavailable
+from holdfast.core.errors import StoreUnavailable
 from holdfast.store import Hint, Listener, Signal
 from holdfast.stores.file import database, wakeup
 from holdfast.stores.file.transaction import Memory, Settings, Transaction
@@ -31,8 +32,6 @@ T = TypeVar("T")
 
 GROUP = 64
 """How many calls one commit carries at most: a bound on how long the lock is held."""
-BUSY_S = 30.0
-"""How long a call waits for its turn to write before it answers StoreBusy."""
 
 
 class _Call(Generic[T]):
@@ -55,7 +54,10 @@ class _Call(Generic[T]):
     def give_up(self) -> None:
         """Answer StoreBusy, unless the writer has begun with it: then its answer is on the way."""
         if not self.future.done() and self._free.acquire(blocking=False):
-            self.future.set_exception(StoreBusy(f"another process has held the store for {BUSY_S:g} s; try again"))
+            self.future.set_exception(database.busy())
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Engine:
@@ -88,6 +90,7 @@ class Engine:
         self._ears_lock = threading.Lock()
         self._thread = threading.Thread(target=self._write, name="holdfast-file-writer", daemon=True)
         self._thread.start()
+        _engines.add(self)
 
     # Asking -----------------------------------------------------------------------------------------------
 
@@ -97,7 +100,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         call = _Call(change, loop)
         self._calls.put(call)
-        timer = loop.call_later(BUSY_S, call.give_up)
+        timer = loop.call_later(database.BUSY_S, call.give_up)
         try:
             return await call.future
         finally:
@@ -110,6 +113,7 @@ class Engine:
 
     def listen(self, listener: Listener, hints: Collection[Hint]) -> Callable[[], None]:
         """Tell `listener` of changes by this process and, through a FIFO, by others."""
+        self._check_open()
         loop = asyncio.get_running_loop()
         key = object()
         self._listeners[key] = (loop, listener, frozenset(hints))
@@ -139,23 +143,36 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        self._calls.put(None)
-        self._thread.join()
-        self._readers.shutdown(wait=True)
-        for connection in (*self._reader_connections, self._db):
-            connection.close()
-        database.let_go(self._inode)
+        if self._pid != os.getpid():
+            return  # All of it belongs to the process that we were forked from.
         with self._ears_lock:
             for ear in self._ears.values():
                 ear.close()
             self._ears.clear()
+        self._calls.put(None)
+        self._thread.join(database.BUSY_S)
+        if self._thread.is_alive():
+            raise database.busy()
+        self._readers.shutdown(wait=True)
+        for connection in (*self._reader_connections, self._db):
+            connection.close()
+        database.let_go(self._inode)
         os.close(self._lock_file)
+        _engines.discard(self)
+
+    def forked(self) -> None:
+        """In the child of a fork: close what would keep the lock or a FIFO of a dead parent alive."""
+        os.close(self._lock_file)
+        for ear in self._ears.values():
+            ear.forked()
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailable("the store is closed")
         if self._pid != os.getpid():
-            raise StoreUnavailable("the store was opened before this process forked; open it anew in the child")
+            raise StoreUnavailable(
+                "the store was opened before this process was forked; open it only after the fork, or use spawn"
+            )
 
     # Writing ----------------------------------------------------------------------------------------------
 
@@ -281,7 +298,8 @@ class Engine:
         signals = [Signal(hint) for hint, bit in wakeup.BITS.items() if bit & mask]
         for owner, listener, hints in list(self._listeners.values()):
             if owner is loop:
-                _deliver(listener, [signal for signal in signals if signal.hint in hints])
+                # Each in a step of its own: one that raises takes nothing from the others.
+                loop.call_soon(_deliver, listener, [signal for signal in signals if signal.hint in hints])
 
 
 def _deliver(listener: Listener, signals: list[Signal]) -> None:
@@ -307,3 +325,12 @@ def _resolve(calls: list[_Call[Any]]) -> None:
             call.future.set_exception(call.error)
         else:
             call.future.set_result(call.result)
+
+
+def _forked() -> None:
+    for engine in list(_engines):
+        engine.forked()
+    _engines.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -6,7 +6,6 @@ One Transaction serves a group of calls. What a call changed is gathered and wri
 
 from __future__ import annotations
 
-import copy
 import sqlite3
 import time
 from collections.abc import Callable
@@ -46,6 +45,13 @@ def clock(shift: int, frozen_at: int | None) -> int:
     return (time.time_ns() // 1_000_000 if frozen_at is None else frozen_at) + shift
 
 
+class Moved(Struct):
+    """How a call changed a lane: its counts of waiting, leased, completed, failed and canceled jobs, and what waits."""
+
+    counts: list[int] = field(default_factory=lambda: [0, 0, 0, 0, 0])
+    next_at: int | None = None
+
+
 class Memory(Struct):
     """What a process remembers between transactions; it saves looking up what cannot have changed."""
 
@@ -76,7 +82,7 @@ class Transaction:
         self._clear()
 
     def _clear(self) -> None:
-        self._moved: dict[int, list[int | None]] = {}
+        self._moved: dict[int, Moved] = {}
         self._changed: list[rows.Row] = []
         self._claimed: list[Job] = []
         self._events: list[rows.LoggedEvent] = []
@@ -93,7 +99,7 @@ class Transaction:
         if self._events:
             self._save_events()
         for lane, moved in self._moved.items():
-            db.execute(SQL["move_lane"], (*moved, lane))
+            db.execute(SQL["move_lane"], (*moved.counts, moved.next_at, lane))
         self._clear()
         self._before = (self.seq, self.token, self.event)
 
@@ -174,9 +180,9 @@ class Transaction:
     def _gathered(self, tenant: str, lane: int, scope: str) -> int:
         """Waiting jobs that this call added and has not written yet."""
         if scope:
-            return (self._moved.get(lane) or [0])[0] or 0
+            return self._moved[lane].counts[0] if lane in self._moved else 0
         mine = {number for (name, _), number in self._lanes.items() if name == tenant}
-        return sum(moved[0] or 0 for number, moved in self._moved.items() if number in mine)
+        return sum(moved.counts[0] for number, moved in self._moved.items() if number in mine)
 
     # Jobs ------------------------------------------------------------------------------------------------------
 
@@ -218,7 +224,7 @@ class Transaction:
         if job.envelope.idempotency is None:
             if len(self.leases) >= LEASES_REMEMBERED:
                 del self.leases[next(iter(self.leases))]
-            self.leases[job.key] = (copy.copy(job), lane)
+            self.leases[job.key] = (job.snapshot(), lane)
 
     def save_completed(self, completed: list[tuple[Job, Result | None]]) -> bool:
         """Write completions in one statement, if every one of these leases is still live; else nothing."""
@@ -258,17 +264,17 @@ class Transaction:
         rows.fill_payload(self.db, job)
 
     def count(self, lane: int, state: JobState, by: int) -> None:
+        """A job entered or left a state."""
         moved = self._moved.get(lane)
         if moved is None:
-            moved = self._moved[lane] = [0, 0, 0, 0, 0, None]
-        column = _COLUMN[state]
-        moved[column] = (moved[column] or 0) + by
+            moved = self._moved[lane] = Moved()
+        moved.counts[_COLUMN[state]] += by
 
     def becomes_visible(self, job: Job, lane: int) -> None:
         """Let claims know of a waiting job, due or not."""
         moved = self._moved[lane]
-        if moved[5] is None or job.visible_at < moved[5]:
-            moved[5] = job.visible_at
+        if moved.next_at is None or job.visible_at < moved.next_at:
+            moved.next_at = job.visible_at
         self.signal(Hint.READY, job.tenant, job.queue)
 
     def forget_job(self, job: Job, lane: int) -> None:

@@ -12,12 +12,15 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from holdfast.store import Hint
 
 BITS = {hint: 1 << n for n, hint in enumerate((Hint.READY, Hint.DONE, Hint.CANCELED, Hint.EVENTS))}
+
+LOOKS = 3
+"""How often a caller looks at the names in the directory at most."""
 
 
 def mask_of(hints: Collection[Hint]) -> int:
@@ -66,6 +69,10 @@ class Ear:
         else:
             self._loop.call_soon_threadsafe(self._drop)
 
+    def forked(self) -> None:
+        """In the child of a fork, which is not the one to be woken. The loop's own books are the parent's."""
+        os.close(self._descriptor)
+
     def _drop(self) -> None:
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
@@ -83,33 +90,50 @@ class Ear:
 
 def call(folder: Path, mask: int, mine: Callable[[str], bool]) -> None:
     """Send `mask` to every FIFO that wants one of its hints, but for those of this process."""
+    told: set[str] = set()
+    # A FIFO that was renamed after it was listed has to hear of it too: look again.
+    for _ in range(LOOKS):
+        missed = False
+        for name, unique in _wanting(folder, mask):
+            if unique not in told and not mine(name):
+                if _send(folder / name, mask):
+                    told.add(unique)
+                else:
+                    missed = True
+        if not missed:
+            return
+
+
+def _wanting(folder: Path, mask: int) -> Iterator[tuple[str, str]]:
     try:
         names = os.listdir(folder)  # noqa: PTH208 - names alone, after every commit
     except FileNotFoundError:
         return
     for name in names:
         wanted, _, unique = name.partition("-")
-        try:
-            if not unique or not int(wanted, 16) & mask or mine(name):
-                continue
-        except ValueError:
-            continue
-        _send(folder / name, mask)
+        with contextlib.suppress(ValueError):
+            if unique and int(wanted, 16) & mask:
+                yield name, unique
 
 
-def _send(path: Path, mask: int) -> None:
+def _send(path: Path, mask: int) -> bool:
+    """Whether the FIFO still had this name."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
     except OSError as error:
         if error.errno == errno.ENXIO:
-            path.unlink(missing_ok=True)
-        return
+            with contextlib.suppress(OSError):
+                path.unlink()
+        return True
     try:
         os.write(descriptor, bytes((mask,)))
     except OSError:
         pass  # Full: there is a byte in it that will be read.
     finally:
         os.close(descriptor)
+    return True
 
 
 def _running() -> asyncio.AbstractEventLoop | None:

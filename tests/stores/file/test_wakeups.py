@@ -1,0 +1,296 @@
+"""Hints between processes: a FIFO for each that waits, one byte after a commit, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.job import Cancel
+from holdfast.store import Hint, TenantSettings
+from holdfast.stores.file import wakeup
+from tests.stores.file.support import (
+    Child,
+    complete,
+    key,
+    names_in,
+    new,
+    open_at,
+    open_files,
+    opened,
+    threads,
+    wish,
+)
+
+SOON_S = 20
+
+
+class Ears:
+    """What a listener of this process has heard."""
+
+    def __init__(self):
+        self.signals = []
+        self._heard = asyncio.Event()
+
+    def __call__(self, signal):
+        self.signals.append(signal)
+        self._heard.set()
+
+    async def hear(self):
+        async with asyncio.timeout(SOON_S):
+            await self._heard.wait()
+        self._heard.clear()
+
+
+# Hearing -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_waiting_process_hears_of_a_commit_by_another(directory):
+    async with opened(directory) as store:
+        ears = Ears()
+        store.listen(ears, {Hint.READY})
+        with Child("enqueue", directory=directory, ids=["1"]) as child:
+            assert await child.heard() == "open"
+            assert ears.signals == []
+            child.go_on()
+            await ears.hear()  # Nothing was asked of the store meanwhile: it is told, it does not poll.
+            assert await child.heard() == ["1"]
+        assert {signal.hint for signal in ears.signals} == {Hint.READY}
+        assert len((await store.claim(wish())).jobs) == 1
+
+
+async def test_each_process_hears_only_what_it_asked_for(directory):
+    async with opened(directory) as store:
+        with Child("listen", directory=directory, hints=["done", "canceled"]) as child:
+            assert await child.heard() == "listening"
+            await store.enqueue([new("1"), new("2")])
+            held = (await store.claim(wish())).jobs
+            await store.finish([complete(held[0])])
+            assert await child.heard() == "done"
+            await store.cancel([Cancel(key("2"))])
+            assert {await child.heard(), await child.heard()} == {"done", "canceled"}
+
+
+async def test_several_processes_hear_of_one_commit(directory):
+    async with opened(directory) as store:
+        children = [Child("listen", directory=directory, hints=["ready"]) for _ in range(3)]
+        for child in children:
+            assert await child.heard() == "listening"
+        await store.enqueue([new("1")])
+        for child in children:
+            assert await child.heard() == "ready"
+            with child:
+                child.go_on()
+                child.ends()
+
+
+async def test_a_second_handle_in_this_process_hears_too(directory):
+    async with opened(directory) as one, opened(directory) as other:
+        ears = Ears()
+        other.listen(ears, {Hint.READY})
+        await one.enqueue([new("1")])
+        await ears.hear()
+
+
+async def test_a_listener_that_starts_while_another_waits_takes_nothing_from_it(directory):
+    # The FIFO's name tells what it wants: a new listener renames it, maybe under the hands of a writer.
+    async with opened(directory) as store:
+        ears = Ears()
+        store.listen(ears, {Hint.READY})
+        ear = next(iter(store._engine._ears.values()))
+        found = wakeup._wanting
+
+        def listed_before_it_is_renamed(folder, mask):
+            names = list(found(folder, mask))
+            ear.want(ear.mask | wakeup.BITS[Hint.DONE])
+            return names
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(wakeup, "_wanting", listed_before_it_is_renamed)
+            wakeup.call(directory / "wake", wakeup.BITS[Hint.READY], lambda _: False)
+        await ears.hear()
+
+
+async def test_a_listener_that_raises_does_not_deafen_the_others(directory):
+    async with opened(directory) as store:
+        failures = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
+        ears = Ears()
+        store.listen(lambda _: 1 / 0, {Hint.READY})
+        store.listen(ears, {Hint.READY})
+        with Child("enqueue", directory=directory, ids=["1"]) as child:
+            assert await child.heard() == "open"
+            child.go_on()
+            await ears.hear()
+            assert await child.heard() == ["1"]
+        assert {type(failure) for failure in failures} == {ZeroDivisionError}
+
+
+async def test_a_listener_that_has_stopped_hears_nothing(directory):
+    async with opened(directory) as store, opened(directory) as other:
+        gone, ears = Ears(), Ears()
+        stop = store.listen(gone, {Hint.READY})
+        store.listen(ears, {Hint.READY})
+        stop()
+        stop()
+        await other.enqueue([new("1")])
+        await ears.hear()
+        assert gone.signals == []
+
+
+# Names in the directory ----------------------------------------------------------------------------------------------
+
+
+async def test_a_store_that_nobody_listens_to_has_no_fifo(directory):
+    async with opened(directory) as store:
+        await store.enqueue([new("1")])
+        assert not (directory / "wake").exists()
+
+
+async def test_the_fifo_goes_with_the_last_listener_and_with_the_store(directory):
+    store = await open_at(directory)
+    stops = [store.listen(Ears(), {hint}) for hint in Hint]
+    assert len(names_in(directory / "wake")) == 1
+    for stop in stops:
+        stop()
+    assert names_in(directory / "wake") == []
+    store.listen(Ears())
+    assert len(names_in(directory / "wake")) == 1
+    await store.close()
+    assert names_in(directory / "wake") == []
+
+
+async def test_the_fifo_of_a_dead_process_is_removed_by_the_next_commit(directory):
+    with Child("listen", directory=directory, hints=["ready"]) as child:
+        assert await child.heard() == "listening"
+        child.kill()
+    assert len(names_in(directory / "wake")) == 1
+    async with opened(directory) as store:
+        await store.enqueue([new("1")])
+        await _after_the_hints(store)
+    assert names_in(directory / "wake") == []
+
+
+async def test_a_full_fifo_holds_nobody_up(directory):
+    async with opened(directory) as store:
+        with Child("listen", directory=directory, hints=["ready"]) as child:
+            assert await child.heard() == "listening"
+            os.kill(child.pid, signal.SIGSTOP)  # It does not read any more.
+            (name,) = names_in(directory / "wake")
+            descriptor = os.open(directory / "wake" / name, os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                with contextlib.suppress(BlockingIOError):
+                    while os.write(descriptor, bytes((1,)) * 4096):
+                        pass
+                async with asyncio.timeout(SOON_S):
+                    for n in range(10):
+                        await store.enqueue([new(f"{n}")])
+                    await _after_the_hints(store)
+            finally:
+                os.close(descriptor)
+            os.kill(child.pid, signal.SIGCONT)
+            assert await child.heard() == "ready"
+        assert names_in(directory / "wake") == [name]
+
+
+async def test_strange_names_beside_the_fifos_are_left_alone(directory):
+    (directory / "wake").mkdir(parents=True)
+    for name in ("README", "x-1", "-", "ff", "1-"):
+        (directory / "wake" / name).write_text("")
+    ears = Ears()
+    async with opened(directory) as store, opened(directory) as other:
+        other.listen(ears, {Hint.READY})
+        await store.enqueue([new("1")])
+        await ears.hear()
+    assert names_in(directory / "wake") == sorted(("README", "x-1", "-", "ff", "1-"))
+    assert {(directory / "wake" / name).read_text() for name in names_in(directory / "wake")} == {""}
+
+
+async def _after_the_hints(store):
+    """Hints go out after the answer, by the same thread: when it has done something else, they are out."""
+    await store.set_tenant("other", TenantSettings(weight=2.0))
+
+
+# Nothing left behind -------------------------------------------------------------------------------------------------
+
+
+async def test_closing_leaves_no_descriptor_and_no_thread(directory):
+    for _ in range(3):
+        store = await open_at(directory)
+        await store.enqueue([new("1")])
+        await asyncio.gather(*(store.now() for _ in range(10)))
+        store.listen(Ears())
+        twin = await store.sibling()
+        await store.close()
+        assert (await twin.get([key("1")]))[0].id == "1"
+        await twin.close()
+        assert threads() == []
+        assert open_files(directory) == []
+
+
+async def test_opening_and_closing_does_not_use_up_descriptors(directory):
+    async def once():
+        async with opened(directory) as store:
+            store.listen(Ears())
+            await store.enqueue([new("1")])
+            await store.now()
+
+    await once()
+    before = _descriptors()
+    for _ in range(5):
+        await once()
+    assert _descriptors() == before
+
+
+def test_siblings_that_close_in_their_own_threads_close_the_store_once(directory):
+    async def main():
+        store = await open_at(directory)
+        siblings = [await store.sibling() for _ in range(8)]
+        together = threading.Barrier(8)
+
+        def leave(sibling):
+            together.wait()
+            asyncio.run(sibling.close())
+
+        leaving = [threading.Thread(target=leave, args=(sibling,)) for sibling in siblings]
+        for thread in leaving:
+            thread.start()
+        for thread in leaving:
+            thread.join()
+        await store.enqueue([new("1")])
+        await store.close()
+
+    asyncio.run(main())
+    assert threads() == []
+    assert open_files(directory) == []
+
+
+def test_a_listener_whose_loop_is_gone_does_not_stop_the_store(directory):
+    store = None
+
+    async def listen_and_go():
+        sibling = await store.sibling()
+        sibling.listen(Ears(), {Hint.READY})
+
+    async def main():
+        nonlocal store
+        store = await open_at(directory)
+        await asyncio.to_thread(asyncio.run, listen_and_go())
+        await store.enqueue([new("1")])
+        await store.enqueue([new("2")])
+        store._engine.leave()
+        await store.close()
+
+    asyncio.run(main())
+    assert threads() == []
+    assert open_files(directory) == []
+    assert names_in(directory / "wake") == []
+
+
+def _descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import holdfast
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+ERRORS = _words("""
+    HoldfastError InvalidName InvalidOption InvalidPayload PayloadTooLarge QuotaExceeded JobNotFound NotReplayable
+    LeaseLost LeaseExpired JobCanceled JobFailed WaitTimeout ResultExpired ResultTooLarge EventsTrimmed UnknownJobType
+    UnknownCodec Unsupported StoreUnavailable StoreBusy StoreMismatch
+""")
+NAMES = _words("""
+    Queue Worker Ticket JobRecord Message RetryPolicy Permanent RetryLater JobState Event Capabilities BlobRef job
+    current_job
+""")
+
+
+@pytest.mark.parametrize("name", ERRORS + NAMES)
+def test_every_public_name_is_there(name):
+    assert getattr(holdfast, name).__name__ == name
+    assert name in holdfast.__all__
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_every_error_is_a_holdfast_error(name):
+    assert issubclass(getattr(holdfast, name), holdfast.HoldfastError)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'Quue'"):
+        _ = holdfast.Quue
+
+
+def test_importing_needs_msgspec_alone():
+    program = """
+import sys
+sys.modules["typing_extensions"] = None  # msgspec takes it where it is, and needs it not
+before = set(sys.modules)
+import holdfast
+roots = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(" ".join(sorted(roots - set(sys.stdlib_module_names) - {"holdfast", "msgspec"})))
+print(" ".join(name for name in sys.modules if name.startswith("holdfast.worker")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
