@@ -52,16 +52,16 @@ class Binding:
     ) -> None:
         if (url is None) == (store is None):
             raise InvalidOption("store", "give a store's URL, or an open store as store=, and not both")
-        if events is not None and url is not None:
+        if events is not None:
+            if url is None:
+                raise InvalidOption("events", "is an option of the store; give it where the store is opened")
             url = f"{url}{'&' if '?' in url else '?'}events={events}"
-        elif events is not None:
-            raise InvalidOption("events", "is an option of the store; give it where the store is opened")
         self.tenant = names.check_tenant(tenant)
         self.name = check_queue(name)
         self.codec = codecs.get(codec).name
         self.blobs = Blobs.open(blobs) if isinstance(blobs, str) else blobs
         self._url = url
-        self._store: Store = make_store(url) if url is not None else _given(store)
+        self._store = store if store is not None else make_store(url or "")
         # A store that was passed in is open already, and stays its owner's to close.
         self._is_open = url is None
         self._was_closed = False
@@ -84,9 +84,10 @@ class Binding:
     async def open(self) -> Self:
         """Connect to the store. Twice is harmless; a closed Queue can be opened again."""
         if not self._is_open:
-            if self._was_closed and self._url is not None:
-                self._store = make_store(self._url)
-            await self._store.open()
+            if self._url is not None:
+                if self._was_closed:
+                    self._store = make_store(self._url)
+                await self._store.open()
             self._is_open, self._was_closed = True, False
         return self
 
@@ -95,13 +96,14 @@ class Binding:
 
         A store that was given as `store=` is left open.
         """
-        if not self._is_open or self._url is None:
+        if not self._is_open:
             return
         self._waits.close()
         for calls in (self._enqueues, self._cancels, self._gets, self._replays):
             await calls.settle()
         self._is_open, self._was_closed = False, True
-        await self._store.close()
+        if self._url is not None:
+            await self._store.close()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -190,6 +192,10 @@ class Binding:
         if not self._is_open:
             raise InvalidOption("queue", "is not open; use `async with Queue(...)` or `await queue.open()`")
 
+    def __repr__(self) -> str:
+        # Without the URL: it may hold a password.
+        return f"<{type(self).__name__} {self.name!r} of tenant {self.tenant!r} on {self.capabilities.name}>"
+
     # Round trips ------------------------------------------------------------------------------------------
 
     @property
@@ -227,9 +233,3 @@ class Binding:
 
     def _subscribe(self, listener: Listener, hints: frozenset[Hint]) -> Callable[[], None]:
         return self._live.listen(listener, hints)
-
-
-def _given(store: Store | None) -> Store:
-    if store is None:
-        raise InvalidOption("store", "is missing")
-    return store

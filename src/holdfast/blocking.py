@@ -14,6 +14,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from functools import wraps
 from itertools import islice
+from types import GenericAlias
 from typing import Any, Self, TypeVar, cast
 
 from holdfast.coalesce import BATCH_LIMIT
@@ -88,6 +89,8 @@ class _Blocking:
 
 class Ticket(_Blocking):
     """A handle on a job, as holdfast.Ticket, without await."""
+
+    __class_getitem__ = classmethod(GenericAlias)
 
     def __init__(self, ticket: AsyncTicket[Any]) -> None:
         self._ticket = ticket

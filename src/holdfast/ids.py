@@ -8,6 +8,7 @@ import threading
 import time
 
 _LOW = 1 << 14
+_HIGH = 1 << 12
 
 
 class Ids:
@@ -40,6 +41,8 @@ class Ids:
         self._low = 0
         self._high = 0 if ms > self._ms else self._high + 1
         self._ms = max(ms, self._ms)
+        if self._high == _HIGH:
+            self._ms, self._high = self._ms + 1, 0
         text = f"{self._ms:012x}"
         self._prefix = f"{text[:8]}-{text[8:]}-7{self._high:03x}-"
 

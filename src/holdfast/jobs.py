@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from functools import update_wrapper
@@ -95,7 +96,8 @@ class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
         if type:
             names.check_type(type)
         backoff = retry.backoff() if retry is not None else Backoff()
-        timeout_ms = None if timeout is None else duration_ms("timeout", timeout)
+        codec = None if codec is None else codecs.get(codec).name
+        timeout_ms = _check_timeout(timeout)
         spec = Spec(type, None, codec, _check_version(version), backoff=backoff, timeout_ms=timeout_ms)
         return Message(spec, payload)
 
@@ -131,6 +133,8 @@ class JobDefinition(Generic[P, C, R]):
         self.spec = spec
         self.executor: ExecutorName = executor
         self.is_async = inspect.iscoroutinefunction(function)
+        if self.is_async and sys.version_info >= (3, 12):
+            inspect.markcoroutinefunction(self)
         self._upcasters: dict[int, Upcaster] = {}
         self._arguments: Arguments | None = None
         if namespace:

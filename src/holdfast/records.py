@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -11,7 +12,7 @@ from msgspec import Struct
 
 from holdfast import codec
 from holdfast.core import events as core_events
-from holdfast.core.errors import InvalidOption
+from holdfast.core.errors import HoldfastError, InvalidOption
 from holdfast.core.events import EventKind
 from holdfast.core.job import CancelStatus, Job, JobState, Progress, Result
 from holdfast.options import moment
@@ -140,11 +141,16 @@ class JobRecord:
         return None if result is None else decode_result(result, self._blob)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as one dict, for programs. A result in a blob store is there only if it was fetched."""
+        """All of it as one dict, for programs.
+
+        A payload or result that cannot be read here, by its codec or because it is in a blob, is left out.
+        """
         fields: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
-        result = self._job.result
-        if result is not None and (not result.blob or self._blob is not None):
-            fields["result"] = self.result
+        with contextlib.suppress(HoldfastError):
+            fields["payload"] = self.payload
+        if self._job.result is not None:
+            with contextlib.suppress(HoldfastError):
+                fields["result"] = self.result
         return fields
 
     def __repr__(self) -> str:
@@ -152,7 +158,7 @@ class JobRecord:
 
 
 _FIELDS = (
-    "id", "tenant", "queue", "type", "state", "attempts", "max_attempts", "priority", "payload", "progress", "errors",
+    "id", "tenant", "queue", "type", "state", "attempts", "max_attempts", "priority", "progress", "errors",
     "reason", "replays", "worker_id", "idempotency_key", "enqueued_at", "visible_at", "claimed_at", "finished_at",
     "expires_at", "deadline",
 )  # fmt: skip

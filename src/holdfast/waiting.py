@@ -85,11 +85,11 @@ class Waits:
     @contextmanager
     def watch(self, key: JobKey) -> Generator[Watch]:
         """Listen for the end of a job from here on. Leaving frees everything, for the last waiter. [RESULT-3]"""
+        if self._unsubscribe is None:
+            self._unsubscribe = self._subscribe(self._hear, _DONE)
         watch = self._watches.get(key)
         if watch is None or watch.ended.done():
             watch = self._watches[key] = Watch(key, self._get)
-        if self._unsubscribe is None:
-            self._unsubscribe = self._subscribe(self._hear, _DONE)
         watch.holders += 1
         try:
             yield watch

@@ -210,6 +210,24 @@ async def test_dead_letters_are_purged_by_age():
 
 
 @asynchronous
+async def test_a_job_that_died_again_since_it_was_listed_is_not_purged():
+    async with memory_queue() as queue:
+        await dead(queue, "a")
+        real = queue.store.list
+
+        async def stale(query):
+            page = await real(query)
+            await queue.replay("a")
+            await run_one(queue, outcome="fail")
+            return page
+
+        queue.store.list = stale
+        assert await queue.purge_dead_letters() == 0
+        queue.store.list = real
+        assert await queue.get("a") is not None
+
+
+@asynchronous
 async def test_a_result_can_be_kept_longer():
     async with memory_queue() as queue:
         await queue.enqueue(1, id="a", result_ttl=10)
@@ -275,6 +293,11 @@ async def test_following_asks_the_store_only_after_a_hint():
         await queue.enqueue(1)
         await pending
         assert len(asked) == 2
+        pending = asyncio.ensure_future(anext(stream))
+        await turns(300)
+        assert len(asked) == 2
+        pending.cancel()
+        await turns()
         await stream.aclose()
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast import BlobRef, InvalidOption, InvalidPayload, StoreUnavailable, current_job
@@ -84,6 +84,9 @@ def test_different_leases_never_share_a_name(pair):
 
 
 @given(names, names, names)
+@example("acme", "q", "..")
+@example("acme", "q", ".")
+@example("acme", "a/../b", "../x")
 def test_a_name_stays_inside_its_tenant_and_fits_a_file_system(tenant, queue, id_):
     parts = result_name(JobKey(tenant, queue, id_), 1).split("/")
     assert len(parts) == 5
@@ -138,3 +141,10 @@ def test_without_a_blob_store_a_handler_is_told_what_is_missing():
     ref = BlobRef("acme/payloads/x", 1, "x")
     with pytest.raises(InvalidOption, match="blobs=URL"):
         a_context("acme", None).read_blob_sync(ref)
+
+    @asynchronous
+    async def read() -> None:
+        with pytest.raises(InvalidOption, match="blobs=URL"):
+            await a_context("acme", None).read_blob(ref)
+
+    read()

@@ -47,6 +47,7 @@ def test_the_same_methods_work_without_await(url):
     with Queue(url, tenant="acme") as queue:
         ticket = queue.enqueue(send_email.message("a"), id="1")
         assert isinstance(ticket, Ticket)
+        assert Ticket[str].__origin__ is Ticket
         assert (ticket.status, ticket.id, ticket.queue, ticket.state) == ("queued", "1", "emails", JobState.READY)
         record = queue.get("1", queue="emails")
         assert record is not None
@@ -179,10 +180,11 @@ from holdfast.blocking import Queue
 
 queue = Queue("memory:forked", tenant="acme").open()
 queue.enqueue(1)
+before = queue._target()
 pid = os.fork()
 if pid == 0:
     queue.enqueue(2)
-    os._exit(0 if queue.stats().counts["ready"] == 2 else 1)
+    os._exit(0 if queue.stats().counts["ready"] == 2 and queue._target() is not before else 1)
 _, status = os.waitpid(pid, 0)
 sys.exit(os.waitstatus_to_exitcode(status))
 """

@@ -99,7 +99,9 @@ async def test_many_jobs_wake_as_many_as_they_are(claimer, store):
 
 async def test_only_those_concerned_are_woken(claimer, store):
     calls = counted(store)
-    tasks = await waiting(claimer, request("acme", "a"), request("acme", "b"), request("other", "a"), request(None, "a"))
+    tasks = await waiting(
+        claimer, request("acme", "a"), request("acme", "b"), request("other", "a"), request(None, "a")
+    )
     del calls[:]
     await enqueue(store, "x", queue="b")
     assert [job.id for job in (await asyncio.wait_for(tasks[1], 2)).jobs] == ["x"]

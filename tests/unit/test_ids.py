@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -27,8 +28,9 @@ def test_a_clock_that_is_set_back_changes_nothing(monkeypatch):
     made = [ids.next()]
     for step in (5, -3_600_000, 0, 3_600_001):
         now[0] += step * 1_000_000
-        made += [ids.next() for _ in range(3)]
+        made += [ids.next() for _ in range(5_000)]
     assert made == sorted(set(made))
+    assert {one[15:18] for one in made} == {"000"}
 
 
 def test_more_ids_than_the_counter_holds_still_grow(monkeypatch):
@@ -37,6 +39,16 @@ def test_more_ids_than_the_counter_holds_still_grow(monkeypatch):
     made = [ids.next() for _ in range(40_000)]
     assert made == sorted(set(made))
     assert all(uuid.UUID(one).version == 7 for one in made[::5000])
+
+
+def test_a_millisecond_that_is_used_up_borrows_the_next(monkeypatch):
+    monkeypatch.setattr(time, "time_ns", lambda: 1_700_000_000_000_000_000)
+    ids = Ids()
+    first = ids.next()
+    ids._low, ids._high = (1 << 14) - 1, (1 << 12) - 1
+    second = ids.next()
+    assert first < second
+    assert (uuid.UUID(second).int >> 80) - (uuid.UUID(first).int >> 80) == 1
 
 
 def test_threads_never_get_the_same_id():
@@ -54,14 +66,15 @@ def test_threads_never_get_the_same_id():
 
 
 def test_a_forked_child_draws_other_ids():
-    read, write = os.pipe()
-    new_id()
-    pid = os.fork()
-    if pid == 0:
-        os.write(write, new_id().encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    theirs = os.read(read, 100).decode()
-    os.close(read)
-    os.close(write)
-    assert theirs[-12:] != new_id()[-12:]
+    program = """
+import os
+from holdfast.ids import new_id
+print(new_id()[-12:], flush=True)
+if os.fork() == 0:
+    print(new_id()[-12:], flush=True)
+    os._exit(0)
+os.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    mine, theirs = done.stdout.split()
+    assert mine != theirs

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import inspect
 import pickle
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,12 @@ def test_a_job_keeps_what_a_function_has():
     assert send_email.__wrapped__ is send_email.function
     assert list(inspect.signature(send_email).parameters) == ["to", "template"]
     assert (send_email.is_async, add.is_async) == (True, False)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="before 3.12 only functions can be coroutine functions")
+def test_a_job_of_an_async_function_is_known_as_one():
+    assert inspect.iscoroutinefunction(send_email)
+    assert not inspect.iscoroutinefunction(add)
 
 
 def test_a_job_pickles_by_reference():
@@ -294,6 +301,19 @@ def test_the_result_type_is_that_of_the_annotation():
     def bare(a): ...
 
     assert (send_email.result_type, add.result_type, bare.result_type) == (str, int, Any)
+
+
+def test_a_return_type_that_nothing_can_be_read_as_counts_as_any():
+    @job
+    def never() -> Unreadable | int: ...
+
+    assert never.result_type is Any
+
+
+def test_only_functions_can_be_jobs():
+    for wrong in ("send_email", 5, None.__class__()):
+        with pytest.raises((InvalidOption, TypeError)):
+            job()(wrong)
 
 
 def test_a_return_type_that_cannot_be_found_counts_as_any():

@@ -87,9 +87,16 @@ async def test_a_store_that_was_given_is_used_as_it_is_and_left_open():
     queue = Queue(store=store, tenant="acme")
     assert queue.store is store
     assert (await queue.enqueue(1)).status == "queued"
-    async with queue:
-        pass
+    waiting = asyncio.create_task(queue.enqueue_and_wait(2))
+    await turns()
     await queue.close()
+    await queue.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await waiting
+    with pytest.raises(InvalidOption, match="not open"):
+        await queue.stats()
+    async with queue:
+        assert (await queue.stats()).counts[JobState.READY] == 2
     assert closed == []
     assert queue.capabilities.name == "memory"
 
@@ -111,6 +118,11 @@ async def test_a_store_that_was_given_is_used_as_it_is_and_left_open():
 def test_a_queue_that_cannot_be_is_refused_at_once(options, error):
     with pytest.raises(error):
         Queue(**{"tenant": "acme", **options})
+
+
+def test_a_queue_shows_whose_it_is_and_no_url():
+    shown = repr(memory_queue(name="inbox", url="memory:secret"))
+    assert shown == "<Queue 'inbox' of tenant 'acme' on memory>"
 
 
 @asynchronous
@@ -406,6 +418,9 @@ async def test_items_have_options_of_their_own():
         ]
         assert (tickets[0].id, tickets[2].id) == ("one", "three")
         assert [(await ticket.refresh()).priority for ticket in tickets] == [3, 3, 3, 3]
+        own = await queue.enqueue(send_email.message("e").options(priority=8), priority=1, max_attempts=2)
+        record = await own.refresh()
+        assert (record.priority, record.max_attempts) == (8, 2)
 
 
 @asynchronous
@@ -415,6 +430,24 @@ async def test_an_id_for_a_whole_batch_is_refused():
             await queue.enqueue_many([1, 2], id="x")
         with pytest.raises(InvalidOption):
             await queue.enqueue_many([1, 2], delay=-1)
+
+
+@asynchronous
+async def test_a_batch_finds_what_is_done_already():
+    async with memory_queue() as queue:
+        await queue.enqueue(1, id="x")
+        await run_one(queue, result=b"5")
+        tickets = await queue.enqueue_many([Message.raw(1).options(id="x"), 2])
+        assert [(ticket.status, ticket.result) for ticket in tickets] == [("completed", 5), ("queued", None)]
+
+
+@asynchronous
+async def test_a_job_that_ended_without_a_result_gives_none():
+    async with memory_queue() as queue:
+        ticket = await queue.enqueue(1)
+        (leased,) = await claim(queue)
+        await queue.store.finish([Finish(leased.key, leased.token, "complete")])
+        assert await ticket.wait() is None
 
 
 @asynchronous

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from holdfast import InvalidOption, InvalidPayload, JobRecord, JobState
+from holdfast import InvalidOption, InvalidPayload, JobRecord, JobState, UnknownCodec
 from holdfast.core.job import AttemptError, Envelope, IdempotencyKey, Job, Progress, Result
 
 AT = 1_800_000_000_000
@@ -49,6 +49,14 @@ def test_a_record_is_one_dict_for_programs():
     assert msgspec.json.decode(msgspec.json.encode(fields))["enqueued_at"] == "2027-01-15T08:00:00Z"
     assert "result" not in a_record(result=Result(b"", "json", "name")).as_dict()
     assert "result" not in a_record().as_dict()
+
+
+def test_what_cannot_be_read_is_left_out_of_the_dict():
+    envelope = Envelope("t", b"?", "cbor")
+    record = JobRecord(Job("acme", "q", "1", 1, envelope, JobState.COMPLETED, AT, AT, result=Result(b"?", "cbor")))
+    assert {"payload", "result"}.isdisjoint(record.as_dict())
+    with pytest.raises(UnknownCodec):
+        _ = record.payload
 
 
 def test_a_record_shows_no_payload():

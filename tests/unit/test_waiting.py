@@ -221,6 +221,19 @@ async def test_a_store_that_fails_ends_the_wait_with_its_error():
 
 
 @asynchronous
+async def test_a_wait_that_cannot_subscribe_leaves_nothing_behind():
+    fake = Fake()
+
+    def refuse(listener: Listener, hints: frozenset[Hint]) -> Callable[[], None]:
+        raise StoreUnavailable("gone")
+
+    fake.waits = Waits("acme", refuse, fake.get)
+    with pytest.raises(StoreUnavailable):
+        await fake.wait()
+    assert fake.waits._watches == {}
+
+
+@asynchronous
 async def test_closing_ends_every_wait():
     fake = Fake()
     fake.jobs[KEY] = fake.jobs[OTHER] = a_job(KEY, JobState.LEASED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer.main import get_command
 
 from holdfast.cli import checks, dlq, events, jobs, queues, tenants, upkeep, worker
 
@@ -35,3 +36,5 @@ def holdfast(
 
 for _group in (worker, upkeep, jobs, queues, events, dlq, tenants, checks):
     _group.register(app)
+
+command = get_command(app)

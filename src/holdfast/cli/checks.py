@@ -15,7 +15,7 @@ from holdfast.core.errors import StoreError
 if TYPE_CHECKING:
     from holdfast.store import Capabilities, Finding
     from holdfast.store import Store as OpenStore
-    from holdfast.testing.conformance import Certificate, Row
+    from holdfast.testing.conformance.certificate import Certificate, Row
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +30,8 @@ def conformance(url: StoreUrl, *, json: Json = False) -> None:
 
     The suite works in places of its own beside the URL and leaves the data there alone.
     """
-    from holdfast.testing.conformance import registered, run
+    from holdfast.testing.conformance.certificate import run
+    from holdfast.testing.conformance.rules import registered
 
     with progress("Checking", len(registered()), quiet=json) as done:
         certificate = run(url, on_result=lambda _: done(1))

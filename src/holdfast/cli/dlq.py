@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.jobs import as_document
 from holdfast.cli.options import Blobs, JobType, Json, QueueName, Store, Tenant, moment_or_age
 from holdfast.cli.output import emit, note, progress, show, when
 from holdfast.cli.session import with_queue
@@ -65,7 +64,7 @@ def list_dead(
 
     found, at, elsewhere = with_queue(store, tenant, act)
     if json:
-        emit({"jobs": [as_document(record) for record in found], "cursor": at})
+        emit({"jobs": [record.as_dict() for record in found], "cursor": at})
         return
     empty = f"No dead letters like that in queue {queue}."
     if elsewhere:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -24,7 +25,15 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import emit, moment, note, on_terminal, show, show_pairs, when
 from holdfast.cli.session import with_queue
-from holdfast.core.errors import HoldfastError, InvalidOption, InvalidPayload, JobFailed, JobNotFound
+from holdfast.core.errors import (
+    HoldfastError,
+    InvalidOption,
+    InvalidPayload,
+    JobCanceled,
+    JobFailed,
+    JobNotFound,
+    WaitTimeout,
+)
 
 if TYPE_CHECKING:
     from holdfast.options import EnqueueOptions
@@ -108,8 +117,9 @@ def enqueue(
             note(_sentence(answer))
         try:
             answer["result"] = await ticket.wait(patience)
-        except HoldfastError as error:
-            error.add_note(f"Ask again with: holdfast result {ticket.id} --queue {ticket.queue} --wait 30s")
+        except WaitTimeout as error:
+            again = f"holdfast result {shlex.quote(ticket.id)} --queue {shlex.quote(ticket.queue)} --wait 30s"
+            error.add_note(f"Ask again with: {again}")
             raise
         answer["state"] = "completed"
         emit(answer if json else answer["result"])
@@ -128,10 +138,10 @@ def status(
 ) -> None:
     """Show a job: its state, attempts, errors and times."""
     record = with_queue(store, tenant, lambda bound: _find(bound, id, queue), blobs)
+    document = record.as_dict()
     if json:
-        emit(as_document(record))
+        emit(document)
         return
-    document = as_document(record)
     show_pairs(
         [*_summary(record), *((name, _short(document[name])) for name in ("payload", "result") if name in document)]
     )
@@ -157,28 +167,22 @@ def result(
     patience = _patience(wait)
 
     async def act(bound: Queue) -> None:
-        if wait is None:
-            record = await _find(bound, id, queue)
-            if record.finished_at is None:
-                if json:
-                    emit({"state": record.state})
-                    raise typer.Exit(1)
-                reason = f"job {id!r} in queue {queue!r} is {record.state.value}; wait for it with --wait 30s"
-                raise InvalidState(reason)
+        record = await _find(bound, id, queue)
+        if wait is None and record.finished_at is None:
+            if json:
+                _give_up({"state": record.state})
+            raise InvalidState(f"job {id!r} in queue {queue!r} is {record.state.value}; wait for it with --wait 30s")
         try:
             value = await bound.result(id, queue=queue, timeout=patience)
-        except JobNotFound as error:
-            raise await _with_queues(bound, error) from None
-        except JobFailed as error:
+        except (JobFailed, JobCanceled, WaitTimeout) as error:
             if not json:
                 raise
-            emit(
-                {
-                    "state": "failed",
-                    "error": {"type": error.error_type, "message": error.message, "reason": error.reason},
-                }
-            )
-            raise typer.Exit(1) from None
+            if isinstance(error, WaitTimeout):
+                _give_up({"state": (await _find(bound, id, queue)).state})
+            if isinstance(error, JobCanceled):
+                _give_up({"state": "canceled"})
+            why = {"type": error.error_type, "message": error.message, "reason": error.reason}
+            _give_up({"state": "failed", "error": why})
         emit({"state": "completed", "result": value} if json else value)
 
     with_queue(store, tenant, act, blobs)
@@ -241,7 +245,7 @@ def list_jobs(
 
     found, at = with_queue(store, tenant, act)
     if json:
-        emit({"jobs": [as_document(record) for record in found], "cursor": at})
+        emit({"jobs": [record.as_dict() for record in found], "cursor": at})
         return
     rows = [
         [
@@ -267,17 +271,6 @@ class InvalidState(HoldfastError):
     """The job is not in a state in which this can be done."""
 
     code = "invalid_state"
-
-
-def as_document(record: JobRecord) -> dict[str, Any]:
-    """A job for programs. A payload or result that this process cannot read is null, and `unreadable` says why."""
-    try:
-        return record.as_dict()
-    except HoldfastError as error:
-        names = ("id", "tenant", "queue", "type", "state", "attempts", "max_attempts", "priority", "errors", "reason")
-        fields: dict[str, Any] = {name: getattr(record, name) for name in names}
-        times = ("enqueued_at", "visible_at", "claimed_at", "finished_at", "expires_at", "deadline")
-        return {**fields, **{name: getattr(record, name) for name in times}, "payload": None, "unreadable": str(error)}
 
 
 async def _find(bound: Queue, id: str, queue: str) -> JobRecord:
@@ -321,6 +314,11 @@ def _payload(type: str, text: str | None, file: str | None) -> Any:
         return msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         raise InvalidPayload(f"{source} is not JSON: {error}") from None
+
+
+def _give_up(document: dict[str, Any]) -> NoReturn:
+    emit(document)
+    raise typer.Exit(1)
 
 
 def _patience(wait: str | None) -> timedelta | None:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from holdfast.cli.session import shown_url
 from holdfast.core.errors import InvalidOption
+from holdfast.core.job import AttemptError
 
 if TYPE_CHECKING:
     from holdfast.store import Store
@@ -124,9 +125,10 @@ def _log_events(worker: Worker, plan: Plan) -> None:
         worker.on("completed", tell)
 
 
-def _said(error: Any) -> str:
-    kind = error.type if hasattr(error, "message") and hasattr(error, "type") else type(error).__name__
-    return f"{kind}: {getattr(error, 'message', error)}"
+def _said(error: AttemptError | BaseException) -> str:
+    if isinstance(error, AttemptError):
+        return f"{error.type}: {error.message}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _serve_metrics(port: int) -> None:

@@ -29,7 +29,10 @@ class Supervised:
 
     async def run(self) -> None:
         """Work by the plan that comes first, until we are told to stop."""
-        plan = msgspec.json.decode(await self._reader.readline(), type=Plan)
+        line = await self._reader.readline()
+        if not line:
+            return  # The supervisor is gone already.
+        plan = msgspec.json.decode(line, type=Plan)
         configure_logs(plan)
         with on_signal(self._on_signal):
             self._running = asyncio.create_task(work(plan, handle_signals=False, on_ready=self._on_ready))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.options import Blobs, Json, Store, Tenant, blobs_url, store_url
+from holdfast.cli.options import Blobs, Json, Store, blobs_url, store_url
 from holdfast.cli.output import emit, show, when
 from holdfast.cli.session import shown_url, with_store
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
@@ -42,8 +42,13 @@ def maintain(
     asyncio.run(_maintain(url, blobs_url(blobs)))
 
 
-def list_workers(*, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
-    """List living workers. With --tenant only those that serve this tenant."""
+def list_workers(
+    *,
+    store: Store = None,
+    tenant: Annotated[str | None, typer.Option(help="Only workers that serve this tenant.")] = None,
+    json: Json = False,
+) -> None:
+    """List living workers."""
     from holdfast.core.names import check_tenant
     from holdfast.records import worker_of
 

@@ -69,7 +69,7 @@ class Show:
         ended = {name: sum(states.get(state, 0) for state in TERMINAL) for name, states in counts.items()}
         if self._console.is_terminal:
             for name, states in counts.items():
-                waiting = ("running", JobState.LEASED), ("to retry", JobState.RETRYING), ("dead", JobState.FAILED)
+                waiting = ("leased", JobState.LEASED), ("to retry", JobState.RETRYING), ("dead", JobState.FAILED)
                 text = ", ".join(f"{states[state]} {word}" for word, state in waiting if states.get(state))
                 self._progress.update(self._bars[name], completed=ended[name], states=text)
             self._progress.refresh()
@@ -99,9 +99,8 @@ def report(console: Console, plans: Sequence[Plan], found: Audit, killed: tuple[
     console.print()
     console.print(_times_table(names, found))
     _line(console, "  wait: from the moment a job was due until its handler began. Tenants take turns: the")
-    _line(
-        console, f"  {len(bulk.messages):,} jobs that {bulk.tenant.name} enqueued at once held up nobody but itself.\n"
-    )
+    sent = f"{len(bulk.messages):,} jobs that {bulk.tenant.name} enqueued at once"
+    _line(console, f"  {sent} held up nobody but itself.\n")
     _line(console, "[bold]What happened on the way[/]")
     for number, text in _happenings(found, *killed):
         _line(console, f"  {number:>5,}  {text}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from holdfast import JobState, Queue, Ticket
+from holdfast import JobFailed, JobState, Queue, Ticket
 from holdfast.core.job import TERMINAL
 from holdfast.demo import effects, show
 from holdfast.demo.audit import Audit, JobName, audit
@@ -69,7 +69,7 @@ class Story:
         doing: list[Coroutine[Any, Any, None]] = [self._kill_half_way(fleet)]
         for plan in self._plans:
             doing.append(self._trickle(plan) if plan.tenant.trickles else self._send_at_once(plan))
-            doing.append(self._regret(plan))
+            doing += [self._regret(plan), self._poison(plan)]
         tasks = [asyncio.create_task(step) for step in doing]
         try:
             async with asyncio.timeout(GIVE_UP_S):
@@ -100,10 +100,20 @@ class Story:
         for step in range(steps):
             pause = asyncio.create_task(asyncio.sleep(TICK_S))
             self._acknowledge(await asyncio.gather(*(queue.enqueue(one) for one in plan.messages[step::steps])))
-            if plan.poison is not None and step == steps // 8:
-                self._acknowledge([await queue.enqueue(plan.poison)])
-                self._show.say(f"{plan.tenant.name} enqueued the poison job {POISON_ID!r}: it kills whoever runs it")
             await pause
+
+    async def _poison(self, plan: Plan) -> None:
+        """Enqueue the job that kills workers, and see what becomes of it."""
+        if plan.poison is None:
+            return
+        await asyncio.sleep(self._trickle_s / 8)
+        ticket = await self._queues[plan.tenant.name].enqueue(plan.poison)
+        self._acknowledge([ticket])
+        self._show.say(f"{plan.tenant.name} enqueued the poison job {POISON_ID!r}: it kills whoever runs it")
+        try:
+            await ticket.wait()
+        except JobFailed as error:
+            self._show.say(f"the poison job has no attempts left: dead letter, reason {error.reason}. The others go on")
 
     async def _regret(self, plan: Plan) -> None:
         """Cancel jobs: some that wait, and one that runs."""
@@ -143,8 +153,7 @@ class Story:
         worker_id = await fleet.kill(VICTIM)
         held = await self._held_by(worker_id)
         self._show.say(
-            f"half-way: [bold red]SIGKILL[/] to {worker_id}, which held {held} jobs; their leases run out in "
-            f"{self._lease_s:g} s. Another worker is started in its place"
+            f"half-way: [bold red]SIGKILL[/] to {worker_id}, which held {held} jobs; a new worker takes its place"
         )
 
     async def _held_by(self, worker_id: str) -> int:
@@ -160,7 +169,7 @@ class Story:
             self._killed_by_us += 1
         else:
             self._killed_by_poison += 1
-            self._show.say(f"the poison job killed {worker_id}; another is started in its place")
+            self._show.say(f"the poison job killed {worker_id}; a new worker takes its place")
 
     # How far it is ---------------------------------------------------------------------------------------------
 

@@ -170,9 +170,7 @@ class Loop:
         settings = self._settings
         self._queues = self._queues[1:] + self._queues[:1]
         chance = random.random()  # noqa: S311 - jitter, no secret
-        return ClaimRequest(
-            settings.tenant, self._queues, room, settings.lease_ms, settings.worker_id, chance
-        )
+        return ClaimRequest(settings.tenant, self._queues, room, settings.lease_ms, settings.worker_id, chance)
 
     def _take(self, claimed: Claimed, sent: float) -> None:
         if not claimed.jobs:

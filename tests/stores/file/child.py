@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import json
 import os
+import random
 import resource
 import signal
 import sys
@@ -19,10 +20,11 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreError
-from holdfast.core.job import Cancel
-from holdfast.store import Hint
+from holdfast.core.job import Cancel, Result
+from holdfast.store import Hint, make_store
 from holdfast.stores.file import database
-from tests.stores.file.support import complete, key, new, open_at, opened, wish
+from holdfast.testing import powerloss
+from tests.stores.file.support import complete, key, new, open_at, opened, payload_of, wish
 
 
 def say(what):
@@ -232,27 +234,55 @@ async def listen(directory, hints):
 
 
 async def use_after_fork(directory):
-    """Fork with the store open and listening; the child of the fork uses it and closes it."""
+    """Fork with the store open and listening; the child of the fork uses it, closes it and opens it anew."""
     store = await open_at(directory)
     await store.enqueue([new("parent")])
     heard = asyncio.Event()
     store.listen(lambda _: heard.set(), [Hint.READY])
-    say(wake_names(directory))
     pid = os.fork()
     if pid == 0:
-        # The event loop of the parent is not ours: run what is asked by hand.
-        calls = (store.enqueue([new("child")]), store.now(), store.claim(wish(1)))
+        # The event loop is the parent's: take the first step of each call by hand.
+        calls = (store.enqueue([new("child")]), store.now(), store.claim(wish(1)), _listen(store))
         say([first_step(call) for call in calls])
-        with contextlib.suppress(StoreError):
-            store.listen(lambda _: None, [Hint.READY])
-            say("the child listens")
         store._engine.close()
+        anew = make_store(f"file:{directory}")
+        try:
+            anew._start(None)
+            say("it opened")
+        except StoreError as error:
+            say(f"{error.code}: {error}")
         os._exit(0)
     await asyncio.to_thread(os.waitpid, pid, 0)
-    say(wake_names(directory))
+    say("the child is gone")
+    await asyncio.to_thread(wait_for_word)
+    async with asyncio.timeout(20):
+        await heard.wait()  # Of what another process did.
     await store.enqueue([new("after")])
     await store.close()
     say("done")
+
+
+async def _listen(store):
+    store.listen(lambda _: None, [Hint.READY])
+
+
+async def open_after_fork(directory):
+    """Fork with the store closed again: both may open it."""
+    async with opened(directory) as store:
+        await store.enqueue([new("before")])
+    pid = os.fork()
+    if pid == 0:
+        asyncio.events._set_running_loop(None)
+        asyncio.new_event_loop().run_until_complete(_enqueue_one(directory, "child"))
+        os._exit(0)
+    await _enqueue_one(directory, "parent")
+    await asyncio.to_thread(os.waitpid, pid, 0)
+    say("done")
+
+
+async def _enqueue_one(directory, id_):
+    async with opened(directory) as store:
+        await store.enqueue([new(id_)])
 
 
 def first_step(call):
@@ -261,10 +291,6 @@ def first_step(call):
     except StoreError as error:
         return f"{error.code}: {error}"
     return "it went on"
-
-
-def wake_names(directory):
-    return sorted(path.name for path in (Path(directory) / "wake").iterdir())
 
 
 async def leave_a_fork_behind(directory):
@@ -279,6 +305,44 @@ async def leave_a_fork_behind(directory):
     say(pid)
     failpoint.install(lambda name: die() if name == "file.before_commit" else None)
     await store.enqueue([new("lost")])
+
+
+# Power cuts ------------------------------------------------------------------------------------------------------
+
+
+async def be_cut_off(root, log, name, seed, die_at, synchronous, checkpoints):
+    """Work on a recorded disk until the kill comes, in the middle of the `die_at`-th thing that is written."""
+    rng = random.Random(seed)
+    connect = database.connect
+
+    def connect_so(path, *, read_only=False):
+        db = connect(path, read_only=read_only)
+        db.execute(f"PRAGMA synchronous = {synchronous}")
+        db.execute(f"PRAGMA wal_autocheckpoint = {rng.choice(checkpoints)}")
+        return db
+
+    database.connect = connect_so
+    recorder = powerloss.record(Path(log), Path(root), die_at=die_at)
+    for life in range(50):
+        async with opened(Path(root) / "deep" / "store") as store:
+            producers = [produce_noted(store, recorder, f"{name}.{life}.{n}", rng) for n in range(3)]
+            await asyncio.gather(*producers, consume_noted(store, recorder, rng), consume_noted(store, recorder, rng))
+
+
+async def produce_noted(store, recorder, name, rng):
+    for n in range(rng.randint(1, 6)):
+        size = rng.choice((1, 1, 2, 5))
+        ids = [f"{name}.{n}.{i}/{size}" for i in range(size)]
+        await store.enqueue([new(id_, payload_of(id_)) for id_ in ids])
+        recorder.note({"queued": ids})
+
+
+async def consume_noted(store, recorder, rng):
+    for _ in range(rng.randint(1, 6)):
+        held = (await store.claim(wish(rng.randint(1, 3)))).jobs
+        recorder.note({"claimed": {job.id: job.token for job in held}})
+        await store.finish([complete(job, Result(job.id.encode())) for job in held])
+        recorder.note({"completed": [job.id for job in held]})
 
 
 async def code_of(call):

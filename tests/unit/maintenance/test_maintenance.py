@@ -12,6 +12,7 @@ from holdfast.maintenance.backoff import Pause
 from holdfast.maintenance.pruner import prune
 from holdfast.maintenance.reaper import reap
 from holdfast.store import open_store
+from tests.eventually import eventually
 
 _numbers = itertools.count()
 
@@ -48,9 +49,7 @@ async def test_the_reaper_comes_back_when_the_next_lease_runs_out(store):
 async def test_a_lease_is_reaped_as_it_runs_out(store):
     jobs = await leased(store, 1, lease_ms=1000, max_attempts=1)
     task = asyncio.create_task(Maintenance(store).run())
-    async with asyncio.timeout(3):
-        while await states(store, jobs) != {JobState.FAILED}:
-            await asyncio.sleep(0.02)
+    await eventually(lambda: states(store, jobs), lambda found: found == {JobState.FAILED}, patience_s=3)
     task.cancel()
     await asyncio.wait([task])
 
@@ -68,9 +67,7 @@ class Blobs:
 
 async def test_forgotten_results_take_their_blobs_along(store):
     jobs = await leased(store, 5, lease_ms=60_000)
-    await store.finish(
-        [Finish(job.key, job.token, "complete", Result(b"", "json", f"blob-{job.id}")) for job in jobs]
-    )
+    await store.finish([Finish(job.key, job.token, "complete", Result(b"", "json", f"blob-{job.id}")) for job in jobs])
     blobs = Blobs()
     await prune(store, blobs)
     assert blobs.deleted == []

@@ -10,6 +10,10 @@ from holdfast import current_job, job
 from holdfast.core.errors import Permanent, RetryLater
 
 
+def _write(path, text):
+    Path(path).write_text(text)
+
+
 @job(executor="process")
 def pid() -> int:
     return os.getpid()
@@ -39,31 +43,31 @@ def die(how: str) -> None:
 @job(executor="process")
 def report_and_wait(done: str, started: str) -> None:
     current_job().progress(0.25, "a quarter")
-    Path(started).write_text(str(os.getpid()))
+    _write(started, str(os.getpid()))
     try:
         time.sleep(60)
     finally:
-        Path(done).write_text(str(current_job().cancelled.is_set()))
+        _write(done, str(current_job().cancelled.is_set()))
 
 
 @job(executor="process", timeout=0.5, max_attempts=1)
 def too_slow(started: str) -> None:
-    Path(started).write_text(str(os.getpid()))
+    _write(started, str(os.getpid()))
     time.sleep(60)
 
 
 @job(executor="process")
 async def async_and_wait(done: str, started: str) -> None:
-    Path(started).write_text(str(os.getpid()))
+    _write(started, str(os.getpid()))
     try:
         await asyncio.sleep(60)
     finally:
-        Path(done).write_text("cleaned up")
+        _write(done, "cleaned up")
 
 
 @job(executor="process")
 def deaf(started: str) -> None:
-    Path(started).write_text(str(os.getpid()))
+    _write(started, str(os.getpid()))
     end = time.monotonic() + 60
     while time.monotonic() < end:
         try:

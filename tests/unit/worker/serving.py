@@ -2,13 +2,13 @@
 
 import asyncio
 import threading
-import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from holdfast.core.job import JobKey, JobState
 from holdfast.store import Hint
 from holdfast.worker import Worker
+from tests.eventually import eventually
 
 TERMINAL = {JobState.COMPLETED, JobState.FAILED, JobState.CANCELED}
 
@@ -38,10 +38,7 @@ async def run(worker):
     assert not ours, f"tasks were left behind: {ours}"
     assert not set(listeners) - known, "a listener was left behind"
     # asyncio's own thread that waited for a child ends a moment after it has said so.
-    end = time.monotonic() + 1
-    while (threads(), children()) != before and time.monotonic() < end:
-        await asyncio.sleep(0.01)
-    assert (threads(), children()) == before
+    await eventually(lambda: (threads(), children()), lambda found: found == before, patience_s=2)
 
 
 def threads():

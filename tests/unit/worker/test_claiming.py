@@ -8,6 +8,7 @@ from holdfast import job
 from holdfast.core.job import ClaimRequest, JobState
 from holdfast.jobs import RetryPolicy
 from holdfast.worker import Worker
+from tests.eventually import eventually
 from tests.unit.worker.serving import run, serving, until
 
 
@@ -65,9 +66,7 @@ async def test_a_hint_between_the_look_and_the_sleep_is_not_lost(queue, store):
 
     store.inner.claim = claim
     async with serving(queue, nothing):
-        async with asyncio.timeout(5):
-            while not late:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: late)
         assert await late[0].wait(timeout=2) == "ran"
 
 
@@ -83,9 +82,7 @@ async def test_jobs_are_not_claimed_ahead_while_handlers_are_slow(queue):
 
     tickets = await queue.enqueue_many([slow.message() for _ in range(20)])
     async with serving(queue, slow, concurrency=4):
-        async with asyncio.timeout(5):
-            while started < 4:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: started >= 4)
         stats = await queue.stats()
         assert stats.counts[JobState.LEASED] == 4
         go_on.set()
@@ -128,8 +125,7 @@ async def test_queues_are_served_in_rotation(queue):
     await queue.enqueue_many([two.message() for _ in range(10)])
     worker = Worker(queue, jobs=[one, two], concurrency=1, prefetch=0)
     async with run(worker), asyncio.timeout(10):
-        while len(order) < 20:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(order) >= 20)
     assert abs(order[:10].count("a") - order[:10].count("b")) <= 2
 
 

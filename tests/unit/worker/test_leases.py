@@ -11,6 +11,7 @@ from holdfast import current_job, job
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import JobState
 from holdfast.jobs import RetryPolicy
+from tests.eventually import eventually
 from tests.unit.worker.serving import heard, serving, until
 
 
@@ -35,8 +36,7 @@ async def test_short_jobs_are_never_renewed(queue, store):
 
     async with serving(queue, short):
         # Once at its start the heartbeat looks whether it has missed a cancel.
-        while not store.calls["beat"]:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: store.calls["beat"])
         await queue.enqueue_many([short.message() for _ in range(50)])
         await queue.enqueue_and_wait(short.message(), timeout=5)
     assert store.calls["extend"] == 0
@@ -69,8 +69,7 @@ async def test_a_canceled_handler_is_told_and_can_clean_up(queue, kind):
         await started.wait()
         before = time.monotonic()
         assert (await ticket.cancel()).status == "canceled"
-        while not cleaned.is_set():
-            await asyncio.sleep(0.01)
+        await eventually(cleaned.is_set)
         assert time.monotonic() - before < 1
     assert told == [("canceled", "x")]
     assert (await queue.get("x")).state is JobState.CANCELED
@@ -91,9 +90,7 @@ async def test_a_job_canceled_while_it_waits_its_turn_here_is_never_started(queu
         told = heard(worker)
         await started.wait()
         await queue.cancel("second")
-        async with asyncio.timeout(5):
-            while ("canceled", "second") not in told:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: ("canceled", "second") in told)
         go_on.set()
         await queue.result("first", timeout=5)
     assert ran == [1]
@@ -169,8 +166,7 @@ async def test_an_outcome_is_not_sent_when_the_lease_is_over(queue, store):
         await queue.enqueue(quick.message(), id="x")
         async with asyncio.timeout(5):
             await done.wait()
-            while ("stalled", "x") not in told:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: ("stalled", "x") in told)
         store.heal()
         tried = store.calls["finish"]
         job_ = await until(queue, await queue.enqueue(quick.message(), id="y"))
@@ -209,7 +205,5 @@ async def test_a_blocked_loop_is_not_kept_alive_past_the_timeout_of_its_job(queu
     async with serving(queue, block, lease=1) as worker:
         told = heard(worker)
         await queue.enqueue(block.message(), id="x")
-        async with asyncio.timeout(10):
-            while ("stalled", "x") not in told:
-                await asyncio.sleep(0.05)
+        await eventually(lambda: ("stalled", "x") in told)
     assert store.calls["extend"] <= 2

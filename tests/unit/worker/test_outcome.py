@@ -11,12 +11,13 @@ from holdfast.core.errors import InvalidPayload, Permanent, RetryLater, UnknownC
 from holdfast.worker import outcome
 
 
+def throw(error):
+    raise error
+
+
 def raised(error):
     try:
-        try:
-            raise error
-        except type(error):
-            raise
+        throw(error)
     except BaseException as caught:  # noqa: BLE001
         return caught
 

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.core.job import Envelope, JobKey, JobState, NewJob
 from holdfast.worker import Worker
+from tests.eventually import eventually
 from tests.unit.worker import process_jobs as jobs
 from tests.unit.worker.serving import heard, run, serving, until
 
@@ -22,10 +23,7 @@ def is_alive(pid):
 
 
 async def pid_in(path):
-    async with asyncio.timeout(10):
-        while not path.exists() or not path.read_text():
-            await asyncio.sleep(0.01)
-    return int(path.read_text())
+    return int(await eventually(lambda: path.exists() and path.read_text()))
 
 
 async def test_a_job_runs_in_another_process_which_is_used_again(queue):
@@ -88,9 +86,7 @@ async def test_retry_later_in_a_child_gives_the_attempt_back(queue):
 async def test_progress_comes_from_the_child(queue, tmp_path):
     async with serving(queue, jobs.report_and_wait, shutdown_grace=0):
         ticket = await queue.enqueue(jobs.report_and_wait.message(str(tmp_path / "done"), str(tmp_path / "started")))
-        async with asyncio.timeout(20):
-            while (record := await queue.get(ticket.id)).progress is None:
-                await asyncio.sleep(0.01)
+        record = await eventually(lambda: queue.get(ticket.id), lambda record: record.progress is not None)
         assert (record.progress.fraction, record.progress.message) == (0.25, "a quarter")
 
 
@@ -102,9 +98,7 @@ async def test_a_canceled_child_cleans_up_and_is_gone(queue, tmp_path, definitio
         ticket = await queue.enqueue(definition.message(str(done), str(started)), id="x")
         pid = await pid_in(started)
         await ticket.cancel()
-        async with asyncio.timeout(5):
-            while is_alive(pid):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not is_alive(pid))
         assert done.read_text() in ("True", "cleaned up")
     assert told == [("canceled", "x")]
 
@@ -158,7 +152,7 @@ async def test_a_payload_that_the_child_cannot_read_fails_at_once(queue):
         assert (job_.state, job_.reason, job_.errors[0].type) == (JobState.FAILED, "permanent", "InvalidPayload")
 
 
-MAIN = '''
+MAIN = """
 import asyncio, sys
 from holdfast import Queue, job
 from holdfast.worker import Worker
@@ -177,7 +171,7 @@ async def main():
 
 if __name__ == "__main__":
     asyncio.run(main())
-'''
+"""
 
 
 async def test_a_job_of_the_main_program_is_found_by_its_child(tmp_path):
@@ -212,9 +206,7 @@ async def test_the_child_of_a_killed_worker_ends(tmp_path):
     pid = await pid_in(tmp_path / "started")
     process.kill()
     await process.wait()
-    async with asyncio.timeout(5):
-        while is_alive(pid) and not _is_zombie(pid):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not is_alive(pid) or _is_zombie(pid))
 
 
 def _is_zombie(pid):

@@ -12,7 +12,9 @@ from holdfast import current_job, job
 from holdfast.core.errors import InvalidOption, Permanent, RetryLater
 from holdfast.core.job import Envelope, JobKey, JobState, NewJob
 from holdfast.jobs import RetryPolicy
+from holdfast.queue import Queue
 from holdfast.worker import Worker
+from tests.eventually import eventually
 from tests.unit.worker.serving import heard, run, serving, until
 
 SOON = RetryPolicy(base=timedelta(0), jitter="none")
@@ -230,15 +232,12 @@ async def test_progress_reaches_the_store(queue):
         current_job().progress(0.5, "half")
         await go_on.wait()
 
-    async with serving(queue, slow) as worker:
+    async with serving(queue, slow):
         ticket = await queue.enqueue(slow.message())
-        async with asyncio.timeout(5):
-            while (record := await queue.get(ticket.id)) is None or record.progress is None:
-                await asyncio.sleep(0.01)
+        record = await eventually(lambda: queue.get(ticket.id), lambda record: record.progress is not None)
         assert (record.progress.fraction, record.progress.message) == (0.5, "half")
         go_on.set()
         await ticket.wait(timeout=5)
-        del worker
 
 
 async def test_queues_are_those_of_the_jobs(queue):
@@ -309,8 +308,6 @@ async def test_callbacks_that_raise_harm_nothing(queue):
 
 
 async def test_a_worker_for_all_tenants_serves_them_in_turns(store):
-    from holdfast.queue import Queue
-
     order = []
 
     @job

@@ -1,6 +1,7 @@
 """How a worker ends. [RETRY-5]"""
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -11,6 +12,8 @@ import pytest
 from holdfast import current_job, job
 from holdfast.core.job import JobState
 from holdfast.worker import Worker
+from holdfast.worker.held import Held
+from tests.eventually import eventually
 from tests.unit.worker.serving import run, serving
 
 
@@ -35,9 +38,7 @@ async def test_running_jobs_finish_and_jobs_claimed_ahead_go_back(queue):
     await started.wait()
     assert await state_of(queue, "more") == (JobState.LEASED, 1)
     stopping = asyncio.create_task(worker.stop())
-    async with asyncio.timeout(5):
-        while (await state_of(queue, "more"))[0] is not JobState.READY:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: state_of(queue, "more"), lambda state: state == (JobState.READY, 0))
     assert await state_of(queue, "ahead") == (JobState.READY, 0)
     assert await state_of(queue, "running") == (JobState.LEASED, 1)
     go_on.set()
@@ -67,8 +68,7 @@ async def test_after_the_grace_running_jobs_are_told_and_given_back(queue, kind)
     await queue.enqueue(wait.message(), id="x")
     worker = Worker(queue, jobs=[wait if kind == "async" else wait_in_thread], shutdown_grace=0.1)
     async with run(worker), asyncio.timeout(5):
-        while not started.is_set():
-            await asyncio.sleep(0.01)
+        await eventually(started.is_set)
     assert cleaned.is_set()
     assert await state_of(queue, "x") == (JobState.READY, 0)
 
@@ -86,8 +86,7 @@ async def test_a_thread_that_never_listens_does_not_hold_up_the_end(queue, monke
     await queue.enqueue(deaf.message(), id="x")
     worker = Worker(queue, jobs=[deaf], shutdown_grace=0)
     task = asyncio.create_task(worker.run(handle_signals=False))
-    while not started.is_set():
-        await asyncio.sleep(0.01)
+    await eventually(started.is_set)
     await asyncio.wait_for(worker.stop(), 3)
     await task
     assert not ended.is_set()
@@ -228,8 +227,7 @@ async def test_jobs_of_a_claim_that_was_under_way_go_back(queue, store):
     worker = Worker(queue, jobs=[nothing])
     await queue.enqueue(nothing.message(), id="x")
     async with run(worker):
-        while not store.calls["claim"]:
-            await asyncio.sleep(0)
+        await eventually(lambda: store.calls["claim"])
         stopping = asyncio.create_task(worker.stop())
         await asyncio.sleep(0.05)
         gate.set()
@@ -243,20 +241,13 @@ async def test_the_registry_knows_a_worker_while_it_runs(queue, store):
 
     async with serving(queue, nothing, worker_id="w1", concurrency=7) as worker:
         await queue.enqueue_and_wait(nothing.message(), timeout=5)
-        async with asyncio.timeout(5):
-            while not (known := await store.workers("acme")):
-                await asyncio.sleep(0.01)
-        [info] = known
+        [info] = await eventually(lambda: store.workers("acme"))
         assert (info.worker_id, info.queues, info.concurrency, info.pid) == ("w1", ("default",), 7, os.getpid())
         assert worker.id == "w1"
     assert await store.workers("acme") == []
 
 
 async def test_many_jobs_leave_no_trace_in_the_worker(queue):
-    import gc
-
-    from holdfast.worker.held import Held
-
     @job
     async def nothing() -> None: ...
 
@@ -279,5 +270,5 @@ async def test_many_jobs_leave_no_trace_in_the_worker(queue):
         await queue.enqueue_many([nothing.message() for _ in range(5000)])
         await asyncio.wait_for(done.wait(), 30)
         loop = worker._loop
-        assert not (loop._held or loop._ahead or loop._runner.running or loop._acks.backlog)
+        assert not any((loop._held, loop._ahead, loop._runner.running, loop._acks.backlog))
     assert alive() == before

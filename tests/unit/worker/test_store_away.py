@@ -8,6 +8,7 @@ from holdfast import job
 from holdfast.core.errors import StoreBusy, StoreMismatch, StoreUnavailable
 from holdfast.core.job import JobState
 from holdfast.worker import Worker
+from tests.eventually import eventually
 from tests.unit.worker.serving import heard, serving, until
 
 
@@ -40,9 +41,7 @@ async def test_outcomes_are_sent_until_they_are_accepted(queue, store, reply_los
         told = heard(worker)
         tickets = await queue.enqueue_many([fine.message(n) for n in range(20)])
         assert [await ticket.wait(timeout=5) for ticket in tickets] == list(range(20))
-        async with asyncio.timeout(5):
-            while sum(name == "completed" for name, _ in told) < 20:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: sum(name == "completed" for name, _ in told) >= 20)
     assert sum(name == "completed" for name, _ in told) == 20
     events = await store.events("acme", None, 1000)
     assert sum(event.kind == "completed" for event in events.events) == 20
@@ -92,12 +91,9 @@ async def test_outcomes_gather_while_others_are_under_way(queue, store):
     gate = store.hold("finish")
     async with serving(queue, fine, concurrency=5, prefetch=5):
         await queue.enqueue_many([fine.message() for _ in range(50)])
-        async with asyncio.timeout(5):
-            while ran < 50:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: ran == 50)
         gate.set()
-        while sum(map(len, store.batches["finish"])) < 50:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: sum(map(len, store.batches["finish"])) >= 50)
     assert len(store.batches["finish"]) <= 3
     assert store.calls["claim"] >= 5
 
@@ -117,6 +113,4 @@ async def test_no_more_is_claimed_while_too_many_outcomes_wait(queue, store, mon
         await asyncio.sleep(0.3)
         assert 20 <= ran <= 30
         gate.set()
-        async with asyncio.timeout(5):
-            while ran < 100:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: ran == 100)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from holdfast import current_job, job
 from holdfast.core.job import JobState
 from holdfast.jobs import RetryPolicy
+from tests.eventually import eventually
 from tests.unit.worker.serving import heard, serving, until
 
 
@@ -80,8 +81,7 @@ async def test_a_thread_is_reported_at_once_and_keeps_its_slot_until_it_ends(que
         job_ = await until(queue, await queue.enqueue(slow.message()))
         assert (job_.state, job_.reason) == (JobState.FAILED, "timeout")
         ticket = await queue.enqueue(next_one.message())
-        while not told_to_end.is_set():
-            await asyncio.sleep(0.01)
+        await eventually(told_to_end.is_set)
         assert (await ticket.refresh()).state is JobState.READY
         go_on.set()
         assert await ticket.wait(timeout=5) == "ran"

@@ -232,7 +232,7 @@ class Engine:
         self._db.execute("SAVEPOINT call")
         try:
             call.result = call.change(transaction)
-            transaction.flush()
+            transaction.keep()
             self._db.execute("RELEASE call")
         except sqlite3.Error:
             raise  # The disk, not the call: nobody in this group gets through.

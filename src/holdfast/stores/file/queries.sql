@@ -124,8 +124,6 @@ UNION SELECT tenant FROM settings ORDER BY tenant;
 SELECT first, chunk FROM events WHERE last > ? ORDER BY last;
 
 -- Settings, workers, upkeep.
--- name: reader
-SELECT n FROM readers WHERE tenant = ? AND name = ?;
 -- name: set_reader
 INSERT INTO readers VALUES (?, ?, ?) ON CONFLICT (tenant, name) DO UPDATE SET n = max(n, excluded.n);
 -- name: drop_reader

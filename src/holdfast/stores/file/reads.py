@@ -65,9 +65,9 @@ def _walk(db: sqlite3.Connection, lane: int, query: ListQuery) -> Iterator[tuple
     start, after = _parse_cursor(query.cursor)
     only_dead = query.states == frozenset({JobState.FAILED})
     segments = (
-        ("list_waiting", WAITING, (-1, 0, 0), (4, 5, 0)),
-        ("list_leased", frozenset({JobState.LEASED}), (-1, 0), (9, 0)),
-        ("list_dead" if only_dead else "list_ended", TERMINAL, (-1, 0), (12, 0)),
+        ("list_waiting", WAITING, (-1, 0, 0), ("rank", "visible_at", "seq")),
+        ("list_leased", frozenset({JobState.LEASED}), (-1, 0), ("deadline", "seq")),
+        ("list_dead" if only_dead else "list_ended", TERMINAL, (-1, 0), ("finished_at", "seq")),
     )
     for number, (name, states, first, columns) in enumerate(segments):
         if number < start or not query.states & states:
@@ -76,7 +76,7 @@ def _walk(db: sqlite3.Connection, lane: int, query: ListQuery) -> Iterator[tuple
         if len(position) != len(first):
             raise InvalidOption("cursor", f"{query.cursor!r} did not come from a list")
         for row in db.execute(SQL[name], (lane, *position, -1)):
-            place = ".".join(str(row[column]) for column in columns)
+            place = ".".join(str(row[rows.COLUMN[column]]) for column in columns)
             yield f"{number}.{place}", rows.to_job(row, query.tenant, query.queue)
 
 

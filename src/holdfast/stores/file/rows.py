@@ -16,6 +16,7 @@ JOB_COLUMNS = (
     "seq, lane, id, state, rank, visible_at, origin, head, payload, extra, "
     "attempts, token, deadline, held, finished_at, expires_at, result"
 )
+COLUMN = {name: n for n, name in enumerate(JOB_COLUMNS.split(", "))}
 
 # The order is part of the file: < 4 waiting, = 4 leased, > 4 ended. New states go to the end of their range.
 STATES = (

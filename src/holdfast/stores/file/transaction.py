@@ -77,7 +77,7 @@ class Transaction:
         self._saved = counters[:3]
         self.seq, self.token, self.event, self.trimmed, shift, frozen_at = counters
         self.now = clock(shift, frozen_at)
-        self._before = self._saved
+        self._kept = self.event
         self._signals: set[tuple[Hint, str, str, str]] = set()
         self._clear()
 
@@ -101,7 +101,6 @@ class Transaction:
         for lane, moved in self._moved.items():
             db.execute(SQL["move_lane"], (*moved.counts, moved.next_at, lane))
         self._clear()
-        self._before = (self.seq, self.token, self.event)
 
     def _save_claimed(self) -> None:
         first = self._claimed[0]
@@ -114,11 +113,16 @@ class Transaction:
             first = self.event - len(self._events) + n + 1
             self.db.execute(SQL["add_events"], (first + len(chunk) - 1, first, chunk[-1][0], rows.pack_events(chunk)))
 
+    def keep(self) -> None:
+        """The call went through: write what it changed and stand by it."""
+        self.flush()
+        self._kept = self.event
+
     def forget(self) -> None:
         """Drop what a failed call had gathered. Its token and number are not used again."""
         self._clear()
         self._signals.clear()
-        self.event = self._before[2]
+        self.event = self._kept
 
     def save_counters(self) -> None:
         """Write the counters, once for the group."""

@@ -94,14 +94,15 @@ async def try_check(check: Check, spaces: Spaces, transaction: Transaction | Non
     try:
         await perform(check, spaces, transaction)
     except Exception as error:  # noqa: BLE001 - whatever a store under test raises is a finding
-        return Row(check.rule, check.name, False, time.perf_counter() - started, _told(error))  # noqa: FBT003
-    return Row(check.rule, check.name, True, time.perf_counter() - started)  # noqa: FBT003
+        return Row(check.rule, check.name, False, time.perf_counter() - started, _told(error))
+    return Row(check.rule, check.name, True, time.perf_counter() - started)
 
 
 async def perform(check: Check, spaces: Spaces, transaction: Transaction | None = None) -> None:
     """Run one check. Raises what it raises, Broken where the store broke the rule."""
+    limit = asyncio.timeout(CHECK_TIMEOUT_S)
     try:
-        async with asyncio.timeout(CHECK_TIMEOUT_S) as limit, opened(spaces, transaction=transaction) as harness:
+        async with limit, opened(spaces, transaction=transaction) as harness:
             await check.body(harness)
     except TimeoutError:
         if not limit.expired():

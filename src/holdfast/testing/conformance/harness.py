@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -101,9 +101,13 @@ class Harness:
 
     async def start(self) -> None:
         """Begin with no expired lease left over by anybody, and remember where the log is."""
-        while (await self.store.reap(1000, 0.0)).jobs:
-            pass
+        await self.reap_all()
         self._start = await self.store.last_offset()
+
+    async def reap_all(self, store: Store | None = None) -> None:
+        """End every expired lease, also those that other checks left over."""
+        while (await (store or self.store).reap(1000, 0.0)).jobs:
+            pass
 
     async def close(self) -> None:
         """Close every handle that was opened here."""
@@ -125,10 +129,10 @@ class Harness:
         return opened
 
     @asynccontextmanager
-    async def frozen(self, **options: str) -> AsyncIterator[Harness]:
+    async def frozen(self, **options: str) -> AsyncGenerator[Harness]:
         """A harness on a place whose clock stands still; with options, a place where nobody else has been."""
         place = self.name("f") if options else "frozen"
-        async with opened(self.spaces, place, test_clock="frozen", **options) as other:
+        async with opened(self.spaces, place, None, test_clock="frozen", **options) as other:
             yield other
 
     async def now(self) -> int:
@@ -346,7 +350,7 @@ class Harness:
         return [event.kind for event in await self.history(key)]
 
     @asynccontextmanager
-    async def no_event(self, why: str, tenant: str | None = "") -> AsyncIterator[None]:
+    async def no_event(self, why: str, tenant: str | None = "") -> AsyncGenerator[None]:
         """Nothing may be added to the tenant's log inside this block."""
         before = await self.store.last_offset()
         yield
@@ -354,7 +358,7 @@ class Harness:
         expect_equal(made, [], f"events made {why}")
 
     @contextmanager
-    def listening(self, store: Store | None = None) -> Iterator[Ear]:
+    def listening(self, store: Store | None = None) -> Generator[Ear]:
         """Hear the hints of a store."""
         ear = Ear()
         stop = (store or self.store).listen(ear.hear)
@@ -382,7 +386,9 @@ class Ear:
 
         def covers(signal: Signal) -> bool:
             heard = (signal.tenant, signal.queue, signal.id)
-            return signal.hint is hint and all(not part or part == want for part, want in zip(heard, wanted, strict=True))
+            return signal.hint is hint and all(
+                not part or part == want for part, want in zip(heard, wanted, strict=True)
+            )
 
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -402,7 +408,7 @@ class Ear:
 @asynccontextmanager
 async def opened(
     spaces: Spaces, place: str = "main", transaction: Transaction | None = None, **options: str
-) -> AsyncIterator[Harness]:
+) -> AsyncGenerator[Harness]:
     """A harness on a place of this run, its store open."""
     url = spaces.url(place, **({"test_clock": "1"} | options))
     harness = Harness(spaces, await open_store(url), url, transaction)

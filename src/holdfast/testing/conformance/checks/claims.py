@@ -231,7 +231,7 @@ async def a_hint_comes_whenever_a_job_may_have_become_visible(h: Harness) -> Non
         await h.claim_one("job")
         await h.advance(LEASE)
         await ear.settle()
-        await other.reap(1000, 0.0)
+        await h.reap_all(other)
         await ear.expect(Hint.READY, key, "after a lease was reaped by another handle")
         await h.advance(DELAY)
         await h.fail(await h.claim_one("job"))

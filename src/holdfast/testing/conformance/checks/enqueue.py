@@ -367,7 +367,7 @@ async def a_payload_of_the_full_size_is_kept(h: Harness) -> None:
 # ENQ-7 --------------------------------------------------------------------------------------------------------
 
 
-class Rollback(Exception):  # noqa: N818 - what happened, and no error of anybody's
+class Rollback(Exception):
     """Thrown to roll the caller's transaction back."""
 
 

@@ -1,0 +1,14 @@
+"""Planted bugs: each breaks a rule of the contract, and the conformance suite must notice.
+
+A suite is worth what it catches. Every mutant below is a small change to the rules or to one store, made while the
+suite runs and undone afterwards; `python -m holdfast.testing.mutants` plants them one by one and shows which check
+caught which. One that survives is a check that is missing.
+"""
+
+from holdfast.testing.mutants import lasting, rules, sqlite, turns
+from holdfast.testing.mutants.planting import Bug, Mutant, mutants
+from holdfast.testing.mutants.trial import Trial, baseline, scratch, trial
+
+__all__ = ["Bug", "Mutant", "Trial", "baseline", "mutants", "scratch", "trial"]
+
+del lasting, rules, sqlite, turns

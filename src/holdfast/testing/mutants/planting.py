@@ -1,0 +1,185 @@
+"""How a bug is planted: attributes are replaced for a while, and it is counted whether the planted code ran."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+from msgspec import Struct
+
+from holdfast.core.events import Event
+
+Planted = Callable[..., Any]
+"""Stands in for a function: gets the original first, then the arguments."""
+
+STORES = ("memory", "file")
+
+_MOST_RUNS = 200_000
+"""No check needs as many calls: a planted bug that keeps one going for ever is stopped here."""
+
+
+class Bug:
+    """One planted bug, as long as it is in place."""
+
+    def __init__(self, store: str, stack: ExitStack) -> None:
+        self.store = store
+        self.runs = 0
+        self._stack = stack
+        self._statements: _Statements | None = None
+
+    def ran(self) -> None:
+        """Note that the planted code ran."""
+        self.runs += 1
+        if self.runs > _MOST_RUNS:
+            msg = f"the planted code ran {_MOST_RUNS} times in one trial"
+            raise RuntimeError(msg)
+
+    # Python -----------------------------------------------------------------------------------------------------
+
+    def around(self, owner: object, name: str, planted: Planted) -> None:
+        """Replace a method of a class, or a function of a module wherever it was imported by name."""
+        original = getattr(owner, name)
+
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            self.ran()
+            return planted(original, *args, **kwargs)
+
+        self._put(owner, name, original, stand_in)
+
+    def constant(self, module: ModuleType, name: str, value: object, used_by: tuple[object, str]) -> None:
+        """Replace a constant; `used_by` names the function whose runs count."""
+        self._put(module, name, getattr(module, name), value)
+        self.around(*used_by, _as_before)
+
+    def _put(self, owner: object, name: str, original: object, value: object) -> None:
+        owners = _holders(original) if isinstance(owner, ModuleType) else [(owner, name)]
+        for holder, held_as in owners:
+            self._stack.enter_context(mock.patch.object(holder, held_as, value))
+
+    # The store under test ---------------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> ModuleType:
+        """The module of the memory store. Stores are never imported, only found."""
+        return import_module("holdfast.stores.memory")
+
+    def file(self, part: str) -> ModuleType:
+        """A module of the file store."""
+        return import_module(f"holdfast.stores.file.{part}")
+
+    @property
+    def face(self) -> Any:
+        """The class of the store under test, where what it answers can be bent."""
+        return self.memory.MemoryStore if self.store == "memory" else self.file("store").FileStore
+
+    def answer(self, method: str, planted: Callable[..., Awaitable[Any]]) -> None:
+        """Replace a method of the `Store` protocol."""
+        self.around(self.face, method, planted)
+
+    def log(self, planted: Callable[[Event], list[Event]]) -> None:
+        """Have other events logged than the one that is due."""
+
+        def append(original: Planted, store: Any, event: Event, *rest: Any) -> None:
+            for logged in planted(event):
+                original(store, logged, *rest)
+
+        if self.store == "memory":
+            self.around(self.memory.MemoryStore, "_append", append)
+        else:
+            self.around(self.file("transaction").Transaction, "append", append)
+
+    # SQL --------------------------------------------------------------------------------------------------------
+
+    def sql(self, name: str, old: str, new: str) -> None:
+        """Have one statement of the file store say `new` where it says `old`."""
+        if self._statements is None:
+            statements: dict[str, str] = self.file("sql").SQL
+            self._statements = _Statements(statements, self.ran)
+            self._put(self.file("sql"), "SQL", statements, self._statements)
+        self._statements.edit(name, old, new)
+
+    def query(self, name: str, old: str, new: str, used_by: tuple[object, str]) -> None:
+        """The same for a statement that is put together when the module is loaded."""
+        sql = self.file("sql")
+        self.constant(sql, name, _edited(getattr(sql, name), old, new), used_by)
+
+
+class _Statements(dict[str, str]):
+    """The statements by name, with some changed; uses of those are counted."""
+
+    def __init__(self, statements: dict[str, str], ran: Callable[[], None]) -> None:
+        super().__init__(statements)
+        self._edited: set[str] = set()
+        self._ran = ran
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        self._edited.add(name)
+        self[name] = _edited(super().__getitem__(name), old, new)
+
+    def __getitem__(self, name: str) -> str:
+        if name in self._edited:
+            self._ran()
+        return super().__getitem__(name)
+
+
+def _edited(text: str, old: str, new: str) -> str:
+    if old not in text:
+        msg = f"a statement has changed, the planted bug must follow: there is no {old!r} in {text!r}"
+        raise LookupError(msg)
+    return text.replace(old, new)
+
+
+def _as_before(original: Planted, *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs)
+
+
+def _holders(value: object) -> list[tuple[object, str]]:
+    """Every module of ours that has this very object, and under which name."""
+    modules = [module for name, module in sys.modules.copy().items() if name.startswith("holdfast.")]
+    return [(module, name) for module in modules for name, held in list(vars(module).items()) if held is value]
+
+
+class Mutant(Struct, frozen=True):
+    """A bug that can be planted, the rules it breaks, and the stores it can be planted in."""
+
+    name: str
+    sentence: str
+    breaks: tuple[str, ...]
+    stores: tuple[str, ...]
+    plant: Callable[[Bug], None]
+
+    @contextmanager
+    def planted(self, store: str) -> Generator[Bug]:
+        """The bug is there inside this block, and nowhere else."""
+        with ExitStack() as stack:
+            bug = Bug(store, stack)
+            _ = bug.face  # Loads the store, so that all that holds a function is found.
+            self.plant(bug)
+            yield bug
+
+
+_mutants: dict[str, Mutant] = {}
+
+
+def mutant(*breaks: str, stores: tuple[str, ...] = STORES) -> Callable[[Callable[[Bug], None]], Callable[[Bug], None]]:
+    """Register a function that plants a bug; its docstring says what is wrong then."""
+
+    def register(plant: Callable[[Bug], None]) -> Callable[[Bug], None]:
+        name = getattr(plant, "__name__", "")
+        if name in _mutants:
+            msg = f"two mutants are called {name}"
+            raise ValueError(msg)
+        _mutants[name] = Mutant(name, (plant.__doc__ or "").strip(), breaks, stores, plant)
+        return plant
+
+    return register
+
+
+def mutants() -> list[Mutant]:
+    """All that can be planted."""
+    return list(_mutants.values())

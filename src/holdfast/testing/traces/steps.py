@@ -1,0 +1,403 @@
+"""What a trace is made of: steps drawn by chance, from few names so that they meet, aimed at what is there.
+
+A step is the same for every store: instants count from the moment a store was opened, a token is the rank at which
+it was granted, an offset is a position in the log. `Side` puts in what they are in its store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, TypeVar
+
+from msgspec import Struct, field
+
+from holdfast.core.job import (
+    DAY,
+    HOUR,
+    SECOND,
+    AttemptError,
+    Backoff,
+    Cancel,
+    ClaimRequest,
+    Envelope,
+    Extend,
+    Finish,
+    IdempotencyKey,
+    Job,
+    JobKey,
+    JobState,
+    NewJob,
+    Progress,
+    Purge,
+    Report,
+    Result,
+    SetResultTtl,
+)
+from holdfast.store import ListQuery, TenantSettings, WorkerInfo
+
+T = TypeVar("T")
+
+# Names that a careless encoding would mix up: `a` + `b:q` and `a:b` + `q`, a name inside a name.
+TENANTS = ("a", "a.b", "ab")
+QUEUES = ("q", "b:q", "b/q")
+IDS = ("1", "2", "b:q:1", "é")
+TYPES = ("send", "sum")
+KEYS = ("k", "k:1", "q:k")
+WORKERS = ("w1", "w:2")
+READERS = ("audit", "mirror")
+REQUESTS = ("", "", "", "r1", "r:2")
+
+LEASES = (1 * SECOND, 5 * SECOND, 30 * SECOND, 12 * HOUR)
+PAUSES = (1, 999, 1 * SECOND, 5 * SECOND, 30 * SECOND, 60 * SECOND)
+LONG_PAUSES = (1 * HOUR, 1 * DAY, 8 * DAY)
+BACKOFFS = (
+    Backoff(1 * SECOND, 1.0, 1 * SECOND, "none"),
+    Backoff(5 * SECOND, 2.0, 8 * SECOND, "full"),
+    Backoff(2 * SECOND, 3.0, 300 * SECOND, "equal"),
+    Backoff(0, 2.0, 0, "full"),
+)
+RANDOMS = (0.0, 0.25, 0.7310585786300049, 0.999999)
+PAYLOADS = (b"{}", b"", b"\x00\xff", b"x" * 1024, b"y" * 3000)
+ERRORS = (
+    None,
+    AttemptError("Boom", "item 17 broke", "Traceback ..."),
+    AttemptError("Boom", "item 18 broke"),
+    AttemptError("a.b.Timeout", "über 'alles'"),
+)
+
+
+class Step(Struct, frozen=True):
+    """One call. `handle` says through which of the handles on the same data it goes."""
+
+    verb: str
+    arguments: tuple[Any, ...] = ()
+    handle: int = 0
+
+
+class World(Struct):
+    """What is known of both stores after the steps so far, for the next one to aim at."""
+
+    now: int = 0
+    log: int = 0
+    """How many events there have been."""
+    marks: list[int] = field(default_factory=lambda: [0])
+    """Positions in the log whose offsets are known."""
+    records: dict[JobKey, Job | None] = field(default_factory=dict[JobKey, Job | None])
+    """Every job ever named, as the reference has it, with its instants and tokens in the words of a step."""
+    grants: list[tuple[JobKey, int]] = field(default_factory=list[tuple[JobKey, int]])
+    """Every lease ever granted, in order; the rank of a token is its place, counted from 1."""
+    made: int = 0
+    """How many ids were made up."""
+    blobs: int = 0
+
+
+Maker = Callable[[Random, World], Step]
+
+
+def draw(random: Random, world: World, verb: str | None = None) -> Step:
+    """The next step: of this verb, or of any, in proportion to how much there is to find with it."""
+    if verb is None:
+        verb = random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    step = MAKERS[verb](random, world)
+    return Step(step.verb, step.arguments, random.randrange(2))
+
+
+# Jobs -----------------------------------------------------------------------------------------------------------
+
+
+def enqueue(random: Random, world: World) -> Step:
+    """A batch of new jobs: often in one lane, sometimes the same id twice."""
+    count = random.choice((1, 1, 2, 3, 6))
+    lane = _lane(random)
+    spread = _rarely(random, 3)
+    return Step("enqueue", ([_new(random, world, _lane(random) if spread else lane) for _ in range(count)],))
+
+
+def _new(random: Random, world: World, lane: tuple[str, str]) -> NewJob:
+    if random.random() < 0.5:
+        id_ = random.choice(IDS)
+    else:
+        world.made += 1
+        id_ = f"made-{world.made}"
+    run_at: int | None = None
+    if _rarely(random, 5):
+        run_at = world.now + random.choice((-5 * SECOND, 0, 1, 5 * SECOND, 100 * DAY))
+    delay_ms = random.choice((1, 1 * SECOND, 30 * SECOND, 2 * DAY)) if _rarely(random, 4) else 0
+    replace_failed = _rarely(random, 3)
+    return NewJob(JobKey(*lane, id_), _envelope(random), delay_ms, run_at, replace_failed)
+
+
+def _envelope(random: Random) -> Envelope:
+    idempotency: IdempotencyKey | None = None
+    if _rarely(random, 3):
+        policy = random.choice(("until_terminal", "until_started", "ttl", "forever"))
+        ttl_ms = random.choice((1 * SECOND, 60 * SECOND, 2 * DAY)) if policy == "ttl" else 0
+        idempotency = IdempotencyKey(random.choice(KEYS), policy, ttl_ms)
+    plain = random.random() < 0.5
+    return Envelope(
+        random.choice(TYPES),
+        random.choice(PAYLOADS),
+        "json" if plain else "raw",
+        1 if plain else 2,
+        5 if plain else random.choice((0, 3, 5, 9)),
+        random.choice((1, 2, 3)),
+        random.choice(BACKOFFS),
+        None if plain else 60 * SECOND,
+        random.choice((0, 1 * SECOND, 60 * SECOND, 1 * HOUR, 30 * DAY)),
+        random.choice(REQUESTS),
+        idempotency,
+        None if plain else {"trace": "ü"},
+    )
+
+
+def claim(random: Random, world: World) -> Step:
+    """A claim of one tenant or of all, over one queue or several."""
+    del world
+    tenant = None if random.random() < 0.5 else random.choice(TENANTS)
+    queues = random.sample(QUEUES, random.choice((1, 1, 2, 3)))
+    if _rarely(random, 20):
+        queues.append(queues[0])  # Named twice, and still one lease for each job.
+    request = ClaimRequest(
+        tenant,
+        tuple(queues),
+        random.choice((1, 1, 2, 3, 5)),
+        random.choice(LEASES),
+        random.choice(WORKERS),
+        random.choice(RANDOMS),
+    )
+    return Step("claim", (request,))
+
+
+def finish(random: Random, world: World) -> Step:
+    """A batch of outcomes, mostly for leases that live; some are late, wrong or there twice."""
+    items: list[Finish] = []
+    for key, rank in _leases(random, world, random.choice((1, 1, 2, 4))):
+        items.append(_outcome(random, world, key, rank))
+        if _rarely(random, 8):
+            items.append(_outcome(random, world, key, rank))
+        if _rarely(random, 10):
+            items.append(random.choice(items))
+    return Step("finish", (items,))
+
+
+def _outcome(random: Random, world: World, key: JobKey, rank: int) -> Finish:
+    outcome = random.choice(("complete", "complete", "fail", "retry", "retry", "release"))
+    result: Result | None = None
+    if outcome == "complete":
+        world.blobs += 1
+        result = random.choice(
+            (None, Result(b"1"), Result(b"", "raw"), Result(b"z" * 2000), Result(b"", "json", f"blob-{world.blobs}"))
+        )
+    error = random.choice(ERRORS) if outcome in ("fail", "retry") else None
+    delay_ms = random.choice((None, None, 0, 1 * SECOND, 60 * SECOND)) if outcome in ("retry", "release") else None
+    return Finish(key, rank, outcome, result, error, _rarely(random, 5), delay_ms, random.choice(RANDOMS))
+
+
+def extend(random: Random, world: World) -> Step:
+    """Renewals, longer and shorter than what is left."""
+    found = _leases(random, world, random.choice((1, 2)))
+    return Step("extend", ([Extend(key, rank, random.choice(LEASES)) for key, rank in found],))
+
+
+def report(random: Random, world: World) -> Step:
+    """Progress."""
+    found = _leases(random, world, random.choice((1, 2)))
+    return Step("report", ([Report(key, rank, Progress(random.choice((0.0, 0.5, 1.0)), "ü")) for key, rank in found],))
+
+
+def cancel(random: Random, world: World) -> Step:
+    """Cancellations in both modes."""
+    found = [_known(random, world) for _ in range(random.choice((1, 1, 3)))]
+    return Step("cancel", ([Cancel(key, only_waiting=_rarely(random, 3)) for key in found],))
+
+
+def replay(random: Random, world: World) -> Step:
+    """Replays, mostly of dead letters, sometimes of one twice."""
+    found = [_known(random, world, JobState.FAILED) for _ in range(random.choice((1, 1, 3)))]
+    return Step("replay", (found,))
+
+
+def purge(random: Random, world: World) -> Step:
+    """Purges, with and without the ending that they mean."""
+    items: list[Purge] = []
+    for _ in range(random.choice((1, 2))):
+        key = _known(random, world, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
+        record = world.records.get(key)
+        finished_at = record.finished_at if record is not None else None
+        items.append(Purge(key, random.choice((None, finished_at, world.now))))
+    return Step("purge", (items,))
+
+
+def set_result_ttl(random: Random, world: World) -> Step:
+    """Longer and shorter lives for what has ended."""
+    key = _known(random, world, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
+    return Step("set_result_ttl", ([SetResultTtl(key, random.choice((0, 1 * SECOND, 1 * HOUR, 10 * DAY)))],))
+
+
+# Reading ----------------------------------------------------------------------------------------------------------
+
+
+def list_jobs(random: Random, world: World) -> Step:
+    """A list, page by page."""
+    del world
+    states = frozenset(JobState)
+    if random.random() < 0.7:
+        states = frozenset(random.sample(list(JobState), random.choice((1, 1, 2, 4))))
+    type_ = random.choice((None, None, *TYPES))
+    error = random.choice((None, None, None, "Boom", "broke", "LeaseExpired", "nothing"))
+    return Step("list", (ListQuery(*_lane(random), states, type_, error, None, random.choice((1, 2, 5, 100))),))
+
+
+def stats(random: Random, world: World) -> Step:
+    """Counts of named queues or of all."""
+    del world
+    queues = None if random.random() < 0.5 else tuple(random.sample(QUEUES, 2))
+    return Step("stats", (random.choice(TENANTS), queues))
+
+
+def read_events(random: Random, world: World) -> Step:
+    """The log, page by page, from its beginning or from a position known before."""
+    after = None if random.random() < 0.4 else random.choice(world.marks)
+    return Step("events", (random.choice((None, *TENANTS)), after, random.choice((1, 3, 7, 50))))
+
+
+# Settings, workers, upkeep ------------------------------------------------------------------------------------------
+
+
+def advance(random: Random, world: World) -> Step:
+    """Time passes: mostly a little, now and then so much that leases, results and the log run out."""
+    del world
+    return Step("advance", (random.choice(LONG_PAUSES if _rarely(random, 6) else PAUSES),))
+
+
+def pause(random: Random, world: World) -> Step:
+    """A queue stops or goes on."""
+    del world
+    return Step("pause", (*_lane(random), _rarely(random, 3)))
+
+
+def set_tenant(random: Random, world: World) -> Step:
+    """Weights and quotas, of a tenant or of one queue."""
+    del world
+    queue = random.choice((None, *QUEUES))
+    weight = random.choice((None, 0.3, 1.0, 2.0, 7.0))
+    max_waiting = random.choice((None, None, 0, 2, 5, 20, 1000, 1000))
+    return Step("set_tenant", (random.choice(TENANTS), TenantSettings(queue, weight, max_waiting)))
+
+
+def set_reader(random: Random, world: World) -> Step:
+    """A reader registers or moves on."""
+    tenant = random.choice((None, TENANTS[0]))
+    return Step("set_reader", (tenant, random.choice(READERS), random.choice(world.marks)))
+
+
+def drop_reader(random: Random, world: World) -> Step:
+    """A reader leaves."""
+    del world
+    return Step("drop_reader", (random.choice((None, TENANTS[0])), random.choice(READERS)))
+
+
+def beat(random: Random, world: World) -> Step:
+    """A worker lives, or signs off."""
+    del world
+    tenant = random.choice((None, *TENANTS))
+    worker = WorkerInfo(random.choice(WORKERS), tenant, "host", 1, QUEUES[:2], 4, random.randrange(4))
+    return Step("beat", (worker, random.choice((0, 1 * SECOND, 30 * SECOND, 30 * SECOND))))
+
+
+def workers(random: Random, world: World) -> Step:
+    """Who lives."""
+    del world
+    return Step("workers", (random.choice((None, *TENANTS)),))
+
+
+def reap(random: Random, world: World) -> Step:
+    """Expired leases end."""
+    del world
+    return Step("reap", (random.choice((1, 2, 100)), random.choice(RANDOMS)))
+
+
+def prune(random: Random, world: World) -> Step:
+    """What is past its time is forgotten, until nothing is left to forget."""
+    del world
+    return Step("prune", (random.choice((1, 2, 100)),))
+
+
+def mark(random: Random, world: World) -> Step:
+    """The end of the log is noted, to read from later."""
+    del random, world
+    return Step("mark")
+
+
+def reopen(random: Random, world: World) -> Step:
+    """One of the handles is closed and opened again."""
+    del random, world
+    return Step("reopen")
+
+
+MAKERS: dict[str, Maker] = {
+    "enqueue": enqueue,
+    "claim": claim,
+    "finish": finish,
+    "extend": extend,
+    "report": report,
+    "cancel": cancel,
+    "replay": replay,
+    "purge": purge,
+    "set_result_ttl": set_result_ttl,
+    "list": list_jobs,
+    "stats": stats,
+    "events": read_events,
+    "advance": advance,
+    "pause": pause,
+    "set_tenant": set_tenant,
+    "set_reader": set_reader,
+    "drop_reader": drop_reader,
+    "beat": beat,
+    "workers": workers,
+    "reap": reap,
+    "prune": prune,
+    "mark": mark,
+    "reopen": reopen,
+}
+WEIGHTS = dict.fromkeys(MAKERS, 1) | {
+    "enqueue": 16, "claim": 16, "finish": 14, "advance": 8, "extend": 3, "report": 2, "cancel": 3, "replay": 4,
+    "purge": 2, "set_result_ttl": 2, "list": 3, "events": 3, "reap": 3, "prune": 3, "mark": 2, "pause": 2,
+}  # fmt: skip
+
+
+def _lane(random: Random) -> tuple[str, str]:
+    return random.choice(TENANTS), random.choice(QUEUES)
+
+
+def _known(random: Random, world: World, *states: JobState) -> JobKey:
+    """A job of these states if there is one; now and then any, or one that never was."""
+    keys = list(world.records)
+    if states and not _rarely(random, 4):
+        keys = [key for key, job in world.records.items() if job is not None and job.state in states] or keys
+    if not keys or _rarely(random, 20):
+        return JobKey(*_lane(random), random.choice(IDS))
+    return random.choice(keys)
+
+
+def _leases(random: Random, world: World, count: int) -> list[tuple[JobKey, int]]:
+    """Jobs and tokens: mostly live ones; else stale, unknown, or of another job."""
+    live = [(key, job.token) for key, job in world.records.items() if job is not None and job.state is JobState.LEASED]
+    found: list[tuple[JobKey, int]] = []
+    for _ in range(count):
+        if live and not _rarely(random, 5):
+            found.append(random.choice(live))
+        elif world.grants and not _rarely(random, 3):
+            found.append(random.choice(_last(world.grants, 12)))
+        else:
+            found.append((_known(random, world), random.choice((0, 1, len(world.grants), 10**6))))
+    return found
+
+
+def _last(items: Sequence[T], count: int) -> Sequence[T]:
+    return items[-count:]
+
+
+def _rarely(random: Random, one_in: int) -> bool:
+    return random.randrange(one_in) == 0

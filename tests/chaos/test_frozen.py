@@ -1,0 +1,94 @@
+"""Workers that stand still past the end of their leases, and then go on as if nothing had been.
+
+Invariants verified:
+- a worker that was frozen past its lease changes nothing: no late acknowledgement is accepted [LEASE-1, LEASE-4]
+- the job belongs to whoever has claimed it since; it completes once, with his result
+- the frozen worker notices, says "stalled", and works on
+"""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from holdfast.core.job import ClaimRequest, Finish, JobState, Result
+from tests.chaos import ledger
+from tests.chaos.workers import TENANT, notes, wait_for_file, work
+from tests.eventually import eventually
+
+
+async def noted(log, word, id_):
+    return await eventually(lambda: [line for line in notes(log, word) if line[0] == id_])
+
+
+async def take_over(queue, id_, outcome):
+    """Claim the job whose lease has run out, and complete it in the name of another worker."""
+    await queue.store.shift_clock(60_000)
+    [job] = (await queue.store.claim(ClaimRequest(TENANT, ("default",), 1, 30_000, "another"))).jobs
+    assert job.id == id_
+    if outcome == "complete":
+        await queue.store.finish([Finish(job.key, job.token, "complete", Result(b'"another"'))])
+    return job
+
+
+@pytest.mark.parametrize("outcome", ["complete", "still running"])
+async def test_a_worker_frozen_during_a_job_changes_nothing(zygote, queue, url, log, tmp_path, outcome):
+    go_on = tmp_path / "go on"
+    await queue.enqueue(wait_for_file.message(log, str(go_on)), id="x")
+    pid = await zygote.start(url, log=log, lease_s=30)
+    await noted(log, "started", "x")
+    await eventually(lambda: queue.store.workers(TENANT))
+    os.kill(pid, signal.SIGSTOP)
+    await zygote.stopped(pid)
+    job = await take_over(queue, "x", outcome)
+    before = len(await ledger.all_events(queue.store, TENANT))
+    go_on.touch()
+    os.kill(pid, signal.SIGCONT)
+    [stalled] = await noted(log, "stalled", "x")
+    assert stalled[1] == 1
+    after = await ledger.all_events(queue.store, TENANT)
+    assert len(after) == before, "the frozen worker has changed something"
+    [now] = await queue.store.get([job.key])
+    assert (now.token, now.attempts) == (job.token, 2)
+    assert now.state is (JobState.COMPLETED if outcome == "complete" else JobState.LEASED)
+    # It goes on working.
+    ticket = await queue.enqueue(work.message(log), id="next")
+    await ticket.wait(timeout=10)
+    os.kill(pid, signal.SIGTERM)
+    assert await zygote.end(pid) == 0
+    await ledger.check(queue.store, TENANT, ["x", "next"])
+
+
+@pytest.mark.parametrize(
+    "step", ["worker.before_ack", "worker.after_effect", "worker.before_run", "worker.after_claim"]
+)
+async def test_a_worker_frozen_at_a_step_changes_nothing(zygote, queue, url, log, step):
+    await queue.enqueue(work.message(log), id="x")
+    pid = await zygote.start(url, log=log, lease_s=30, freeze=step)
+    await zygote.stopped(pid)
+    await take_over(queue, "x", "complete")
+    os.kill(pid, signal.SIGCONT)
+    await noted(log, "stalled", "x")
+    os.kill(pid, signal.SIGTERM)
+    assert await zygote.end(pid) == 0
+    jobs = await ledger.check(queue.store, TENANT, ["x"])
+    assert (jobs["x"].state, jobs["x"].result.data) == (JobState.COMPLETED, b'"another"')
+
+
+async def test_a_worker_frozen_past_its_own_clock_sends_nothing(zygote, queue, url, log, tmp_path):
+    """By its own clock the lease is over, though the store's clock was never moved: it does not even ask."""
+    go_on = tmp_path / "go on"
+    await queue.enqueue(wait_for_file.message(log, str(go_on)), id="x")
+    pid = await zygote.start(url, log=log, lease_s=1)
+    await noted(log, "started", "x")
+    os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(1.2)
+    go_on.touch()
+    os.kill(pid, signal.SIGCONT)
+    await noted(log, "stalled", "x")
+    await eventually(lambda: queue.get("x"), lambda record: record.state is JobState.COMPLETED)
+    os.kill(pid, signal.SIGTERM)
+    assert await zygote.end(pid) == 0
+    jobs = await ledger.check(queue.store, TENANT, ["x"])
+    assert jobs["x"].attempts == 2

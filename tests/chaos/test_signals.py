@@ -1,0 +1,76 @@
+"""Real worker processes and SIGTERM, SIGINT.
+
+Invariants verified:
+- a signal lets running jobs finish, gives back what was not started, and the process exits with 0 [RETRY-5]
+- after the grace running jobs are told, given back, and their attempt does not count
+- a second signal ends the process at once, and still gives back
+"""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from holdfast.core.job import JobState
+from tests.chaos import ledger
+from tests.chaos.workers import TENANT, notes, wait_politely
+from tests.eventually import eventually
+
+
+async def started(log, count):
+    await eventually(lambda: len(notes(log, "started")) >= count)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_finishes_what_runs_and_gives_back_the_rest(zygote, queue, url, log, tmp_path, number):
+    go_on = tmp_path / "go on"
+    ids = [f"job-{n}" for n in range(6)]
+    await queue.enqueue_many([wait_politely.message(log, str(go_on)).options(id=id_) for id_ in ids])
+    pid = await zygote.start(url, log=log, concurrency=2, prefetch=3)
+    await started(log, 2)
+    os.kill(pid, number)
+    await eventually(queue.stats, lambda stats: stats.counts[JobState.LEASED] == 2)
+    assert not zygote.has_ended(pid)
+    go_on.touch()
+    assert await zygote.end(pid) == 0
+    jobs = await ledger.check(queue.store, TENANT, ids)
+    states = [job.state for job in jobs.values()]
+    assert (states.count(JobState.COMPLETED), states.count(JobState.READY)) == (2, 4)
+    assert await queue.store.workers(TENANT) == []
+
+
+async def test_after_the_grace_running_jobs_are_given_back(zygote, queue, url, log, tmp_path):
+    await queue.enqueue(wait_politely.message(log, str(tmp_path / "never")), id="x")
+    pid = await zygote.start(url, log=log, grace_s=0.2)
+    await started(log, 1)
+    os.kill(pid, signal.SIGTERM)
+    assert await zygote.end(pid) == 0
+    jobs = await ledger.check(queue.store, TENANT, ["x"])
+    assert (jobs["x"].state, jobs["x"].attempts) == (JobState.READY, 0)
+    assert notes(log, "told")
+
+
+async def test_the_second_signal_ends_it_at_once(zygote, queue, url, log, tmp_path):
+    await queue.enqueue(wait_politely.message(log, str(tmp_path / "never")), id="x")
+    pid = await zygote.start(url, log=log, grace_s=60)
+    await started(log, 1)
+    os.kill(pid, signal.SIGTERM)
+    await asyncio.sleep(0.3)
+    assert not zygote.has_ended(pid)
+    before = time.monotonic()
+    os.kill(pid, signal.SIGTERM)
+    assert await zygote.end(pid) == 0
+    assert time.monotonic() - before < 3
+    jobs = await ledger.check(queue.store, TENANT, ["x"])
+    assert (jobs["x"].state, jobs["x"].attempts) == (JobState.READY, 0)
+
+
+async def test_an_idle_worker_exits_at_once(zygote, url, queue, log):
+    pid = await zygote.start(url, log=log)
+    await eventually(lambda: queue.store.workers(TENANT))
+    before = time.monotonic()
+    os.kill(pid, signal.SIGTERM)
+    assert await zygote.end(pid) == 0
+    assert time.monotonic() - before < 2

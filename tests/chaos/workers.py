@@ -1,0 +1,109 @@
+"""What the worker processes of the chaos tests run."""
+
+import asyncio
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from holdfast import Queue, current_job, job
+from holdfast.core import failpoint
+from holdfast.jobs import RetryPolicy
+from holdfast.testing import failpoints
+from holdfast.worker import Worker
+from tests.eventually import eventually
+
+AT_ONCE = RetryPolicy(base=timedelta(0), jitter="none")
+TENANT = "acme"
+
+
+def note(log, word):
+    """Append a line for the running job; one write, so that lines of several processes never mix."""
+    me = current_job()
+    with Path(log).open("ab", buffering=0) as file:
+        file.write(f"{word} {me.id} {me.attempt} {me.fence} {os.getpid()}\n".encode())
+
+
+def notes(log, word):
+    """What was noted: (id, attempt, fence, pid)."""
+    if not Path(log).exists():
+        return []
+    lines = [line.split() for line in Path(log).read_text().splitlines()]
+    return [(id_, int(attempt), int(fence), int(pid)) for w, id_, attempt, fence, pid in lines if w == word]
+
+
+@job(max_attempts=100, retry=AT_ONCE)
+async def work(log: str, seconds: float = 0) -> int:
+    """Has an effect, and returns the fence under which it had it."""
+    note(log, "started")
+    failpoint.hit("chaos.mid_run")
+    if seconds:
+        await asyncio.sleep(seconds)
+    note(log, "effect")
+    return current_job().fence
+
+
+@job(max_attempts=3, retry=AT_ONCE, priority=9)
+async def poison(log: str) -> None:
+    """Kills whoever runs it."""
+    note(log, "started")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@job(max_attempts=3, retry=AT_ONCE)
+async def wait_for_file(log: str, file: str) -> str:
+    """Blocks the whole event loop until the file is there, and says who it was."""
+    note(log, "started")
+    while not os.access(file, os.F_OK):
+        time.sleep(0.005)  # noqa: ASYNC251 - it is to block
+    return f"worker {os.getpid()}"
+
+
+@job(max_attempts=3, retry=AT_ONCE)
+async def wait_politely(log: str, file: str) -> str:
+    """Waits for a file, and can be told to stop."""
+    note(log, "started")
+    try:
+        await eventually(lambda: os.access(file, os.F_OK), patience_s=60)
+    except asyncio.CancelledError:
+        note(log, "told")
+        raise
+    return "done"
+
+
+JOBS = [work, poison, wait_for_file, wait_politely]
+
+
+async def serve(order):
+    """Run a worker: url, and optionally failpoint, freeze, lease_s, concurrency, prefetch, grace_s, log."""
+    if order.get("failpoint"):
+        failpoints.arm_spec(order["failpoint"])
+    if order.get("freeze"):
+        failpoints.arm(order["freeze"], _freeze)
+    async with Queue(order["url"], tenant=TENANT) as queue:
+        worker = Worker(
+            queue,
+            jobs=JOBS,
+            lease=order.get("lease_s", 30),
+            concurrency=order.get("concurrency", 4),
+            prefetch=order.get("prefetch"),
+            shutdown_grace=order.get("grace_s", 20),
+        )
+        log = order.get("log")
+        if log:
+            for name in ("completed", "stalled", "canceled"):
+                worker.on(name, lambda event: _told(log, event))
+        await worker.run()
+
+
+def _freeze():
+    # Not in the middle of a commit: whoever is frozen there holds the lock of the file store, and all wait for him.
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _told(log, event):
+    with Path(log).open("ab", buffering=0) as file:
+        fields = (event.name, event.job.id, event.job.attempts, event.job.token, os.getpid())
+        file.write((" ".join(map(str, fields)) + "\n").encode())

@@ -1,0 +1,139 @@
+"""Worker processes that start in milliseconds: a warmed process that forks one for each order.
+
+Run as a program it is the zygote: it reads orders (JSON lines) from its standard input, forks a worker for each, and
+says on its standard output who was born and who ended, and how. `Zygote` is the other side, for tests.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import selectors
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+class Zygote:
+    """The zygote, seen from a test. `async with Zygote() as zygote: pid = await zygote.start(...)`."""
+
+    def __init__(self):
+        self._born = asyncio.Queue()
+        self._ends = {}
+        self._stops = {}
+
+    async def __aenter__(self):
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.chaos.zygote", cwd=ROOT, env=env,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(self, *exc):
+        for pid, end in self._ends.items():
+            if not end.done():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self._process.stdin.close()
+        await self._process.wait()
+        await self._reading
+
+    async def start(self, url, **order):
+        """Start a worker on the store at `url`; its process id. What else can be ordered: see `workers.serve`."""
+        self._process.stdin.write(json.dumps({"url": url, **order}).encode() + b"\n")
+        return await asyncio.wait_for(self._born.get(), 30)
+
+    async def end(self, pid, timeout_s=30):
+        """How the worker ended: its exit code, or the number of the signal as a negative number."""
+        return await asyncio.wait_for(asyncio.shield(self._ends[pid]), timeout_s)
+
+    async def stopped(self, pid):
+        """Wait until the worker stands still by a SIGSTOP."""
+        await asyncio.wait_for(self._stops[pid].wait(), 30)
+
+    def has_ended(self, pid):
+        return self._ends[pid].done()
+
+    async def _read(self):
+        async for line in self._process.stdout:
+            news = json.loads(line)
+            if "born" in news:
+                self._ends[news["born"]] = asyncio.get_running_loop().create_future()
+                self._stops[news["born"]] = asyncio.Event()
+                self._born.put_nowait(news["born"])
+            elif "stopped" in news:
+                self._stops[news["stopped"]].set()
+            else:
+                self._ends[news["ended"]].set_result(news["code"])
+
+
+def main():
+    # What is imported here is imported once; nothing here may start a thread or open a store.
+    from tests.chaos import workers
+
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(writer)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    selector = selectors.DefaultSelector()
+    selector.register(0, selectors.EVENT_READ)
+    selector.register(reader, selectors.EVENT_READ)
+    orders = b""
+    while True:
+        for key, _ in selector.select():
+            if key.fd == reader:
+                os.read(reader, 4096)
+                _bury()
+                continue
+            data = os.read(0, 65536)
+            if not data:
+                return
+            *lines, orders = (orders + data).split(b"\n")
+            for line in lines:
+                _bear(workers, json.loads(line))
+
+
+def _bear(workers, order):
+    pid = os.fork()
+    if pid:
+        _say({"born": pid})
+        return
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        asyncio.run(workers.serve(order))
+        code = 0
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _bury():
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            if not pid:
+                return
+            if os.WIFSTOPPED(status):
+                _say({"stopped": pid})
+                continue
+            _say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _say(news):
+    os.write(1, json.dumps(news).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The contract, on every store: one test for each check of the shipped suite."""
+
+import asyncio
+
+import pytest
+from holdfast.testing.conformance import RULES, Check, Spaces, certify, checks, perform
+
+STORES = ["memory", "file"]
+
+
+@pytest.fixture(scope="module", params=STORES)
+def spaces(request, tmp_path_factory):
+    urls = {"memory": "memory:conformance", "file": f"file:{tmp_path_factory.mktemp('conformance')}"}
+    return Spaces(urls[request.param])
+
+
+@pytest.mark.parametrize("check", checks(), ids=lambda check: f"{check.rule}-{check.name}")
+def test_the_store_keeps_the_rule(check: Check, spaces: Spaces) -> None:
+    asyncio.run(perform(check, spaces))
+
+
+def test_every_rule_of_the_contract_has_a_check() -> None:
+    assert {check.rule for check in checks()} == set(RULES)
+
+
+def test_a_broken_rule_is_named_in_the_certificate() -> None:
+    async def never_holds(_: object) -> None:
+        raise AssertionError("as planned")
+
+    certificate = asyncio.run(certify("memory:certificate", [Check("LEASE-1", "never_holds", never_holds)]))
+    assert not certificate.held
+    assert [(row.rule, row.check) for row in certificate.broken] == [("LEASE-1", "never_holds")]
+    assert "as planned" in certificate.broken[0].error

@@ -1,0 +1,68 @@
+"""The file's layout, version 1: what a later version has to know how to open."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from pathlib import Path
+
+from holdfast.core.job import JobState
+from holdfast.stores.file import database, rows
+from holdfast.stores.file.sql import SCHEMA
+from tests.stores.file.support import Child, complete, key, look, new, opened, wish
+
+SOURCE = Path(database.__file__).parent
+
+
+async def test_a_new_database_says_who_made_it_and_in_which_version(directory):
+    async with opened(directory):
+        pass
+    assert look(directory, "PRAGMA application_id") == [(0x486F6C64,)]
+    assert look(directory, "PRAGMA user_version") == [(database.SCHEMA_VERSION,)]
+    assert look(directory, "PRAGMA page_size") == [(4096,)]
+    assert look(directory, "PRAGMA journal_mode") == [("wal",)]
+
+
+def test_the_version_is_1_and_no_step_to_a_later_one_exists():
+    # Version 2 will come as a step in migrations/, tested from a stored file of version 1; schema.sql stays.
+    assert database.SCHEMA_VERSION == 1
+    assert not (SOURCE / "migrations").exists()
+    assert "version 1" in SCHEMA.splitlines()[0]
+
+
+async def test_a_database_is_laid_out_as_the_schema_says(directory):
+    async with opened(directory):
+        pass
+    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
+        fresh.executescript(SCHEMA)
+        wanted = fresh.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
+    assert look(directory, "SELECT type, name, sql FROM sqlite_master ORDER BY name") == wanted
+
+
+async def test_a_database_of_another_process_of_this_version_opens_with_all_that_is_in_it(directory):
+    with Child("die_at", directory=directory, point="file.before_commit", step="enqueue") as child:
+        held = child.says()
+        child.dies()
+    for _ in range(2):  # First with the log of the dead process beside it, then without.
+        async with opened(directory) as store:
+            jobs = await store.get([key(f"before-{n}") for n in range(4)])
+            assert [job.state for job in jobs] == ["leased", "leased", "ready", "ready"]
+            assert {job.id: job.token for job in jobs[:2]} == held
+    async with opened(directory) as store:
+        job = (await store.claim(wish(1))).jobs[0]
+        assert (await store.finish([complete(job)]))[0].state == "completed"
+        await store.enqueue([new("more")])
+
+
+def test_the_numbers_of_the_states_are_part_of_the_file():
+    assert rows.CODES == {
+        JobState.BLOCKED: 0, JobState.SCHEDULED: 1, JobState.READY: 2, JobState.RETRYING: 3,
+        JobState.LEASED: 4, JobState.COMPLETED: 5, JobState.FAILED: 6, JobState.CANCELED: 7,
+    }  # fmt: skip
+
+
+def test_the_columns_of_a_job_are_those_of_its_table():
+    table = SCHEMA.partition("CREATE TABLE jobs (")[2].partition("\n);")[0]
+    columns = re.findall(r"^ +(\w+)", table, flags=re.MULTILINE)
+    assert ", ".join(columns) == rows.JOB_COLUMNS

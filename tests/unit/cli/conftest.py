@@ -1,0 +1,45 @@
+"""The command on a file store of its own: in this process where that tells as much, else as a process."""
+
+import io
+import sys
+
+import pytest
+
+from holdfast.cli import main
+from tests.unit.cli.support import Answer, Processes
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A directory and an environment of the test's own, with a store and a tenant named in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_STORE", f"file:{tmp_path}/data")
+    monkeypatch.setenv("HOLDFAST_TENANT", "acme")
+    monkeypatch.delenv("HOLDFAST_BLOBS", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def url(place):
+    return f"file:{place}/data"
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch):
+    """Run a command in this process; standard input and output are no terminals."""
+
+    def run(*args: str, stdin: str = "") -> Answer:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        with pytest.raises(SystemExit) as end:
+            main(args)
+        printed = capsys.readouterr()
+        return Answer(int(end.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def processes():
+    """Start commands as processes; whatever still runs at the end is killed."""
+    with Processes() as started:
+        yield started

@@ -1,0 +1,146 @@
+"""The worker command, as real processes with real signals."""
+
+import json
+import os
+import signal
+import socket
+import urllib.request
+
+import pytest
+
+from tests.unit.cli.support import JOBS
+
+
+@pytest.fixture(autouse=True)
+def shop(place):
+    (place / "shop.py").write_text(JOBS)
+
+
+def test_a_worker_runs_jobs_and_exits_with_0_on_sigterm(cli, processes):
+    worker = processes.start("worker", "shop", "--handler", "shop:anything", "--json-logs")
+    started = json.loads(worker.wait_for("worker started")[-1])
+    assert (started["tenant"], started["queues"]) == ("acme", "emails,default")
+    answer = cli("enqueue", "send_email", "-q", "emails", "--payload", '{"to": "a@b.c"}', "--wait", "30s", "--json")
+    assert answer.json["result"] == "welcome -> a@b.c"
+    assert answer.json["state"] == "completed"
+    assert cli("enqueue", "-", "--payload", "[1]", "--wait", "30s").out == '{"got":[1]}\n'
+    assert cli("enqueue", "pid", "--wait", "30s", "--json").json["result"] == worker.pid
+    assert cli("enqueue", "pid_elsewhere", "--wait", "30s", "--json").json["result"] != worker.pid
+    answer = cli("enqueue", "send_email", "-q", "emails", "--payload", '{"to": "nobody"}', "--wait", "30s")
+    assert answer.code == 1
+    assert "Permanent: not an address: nobody" in answer.err
+    failed = json.loads(worker.wait_for("job failed")[-1])
+    assert (failed["type"], failed["error"]) == ("send_email", "Permanent: not an address: nobody")
+
+    (found,) = cli("workers", "--json").json["workers"]
+    assert (found["pid"], found["queues"], found["concurrency"]) == (worker.pid, ["emails", "default"], 10)
+    header, line = cli("workers", "--tenant", "acme").out.splitlines()
+    assert header.split() == ["ID", "HOST", "PID", "TENANT", "QUEUES", "HELD", "STARTED", "LAST_SEEN"]
+    assert line.split()[0] == found["id"]
+    assert cli("workers", "--tenant", "other", "--json").json == {"workers": []}
+
+    answer = worker.end()
+    assert answer.code == 0
+    assert "worker stopped" in answer.err
+    assert "No worker is alive" in cli("workers").err
+
+
+def test_all_tenants_are_served_although_the_environment_names_one(cli, processes):
+    worker = processes.start("worker", "shop", "--all-tenants", "--queues", "default", "-c", "2", "--lease", "5s")
+    assert "tenant=(all)" in worker.wait_for("worker started")[-1].replace("'", "")
+    for tenant in ("acme", "beta"):
+        assert cli("enqueue", "who", "--tenant", tenant, "--wait", "30s").out == f'"{tenant}"\n'
+    assert worker.end(signal.SIGINT).code == 0
+
+
+def test_a_running_job_is_finished_within_the_grace_and_given_back_after_it(cli, place, processes):
+    pipe = place / "pipe"
+    os.mkfifo(pipe)
+    payload = json.dumps({"path": str(pipe)})
+
+    worker = processes.start("worker", "shop", "--grace", "60")
+    worker.wait_for("worker started")
+    cli("enqueue", "touch_and_wait", "--id", "finished", "--payload", payload)
+    with pipe.open("wb"):  # opens when the job has opened it
+        worker.send_signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert cli("result", "finished").out == '"done"\n'
+
+    worker = processes.start("worker", "shop", "--grace", "0")
+    worker.wait_for("worker started")
+    cli("enqueue", "touch_and_wait", "--id", "given-back", "--payload", payload)
+    with pipe.open("wb"):
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait() == 0
+    job = cli("status", "given-back", "--json").json
+    assert (job["state"], job["attempts"]) == ("ready", 0)
+
+
+def test_metrics_are_served_and_large_results_are_kept_in_blobs(cli, processes, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_BLOBS", "file:./blobs")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    worker = processes.start("worker", "shop", "--metrics-port", str(port))
+    worker.wait_for("worker started")
+    assert len(cli("enqueue", "big", "--wait", "30s").out) == 300_003
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+        assert 'holdfast_claimed_total{queue="default"} 1.0' in page.read().decode()
+    assert worker.end().code == 0
+
+
+@pytest.mark.parametrize(
+    "args, reason",
+    [
+        ((), "nothing to run"),
+        (("nothing_here",), "there is no module 'nothing_here'"),
+        (("shop", "--tenant", "acme", "--all-tenants"), "not both"),
+        (("shop", "--handler", "shop"), "write module:function"),
+        (("shop", "--lease", "1ms"), "lease"),
+        (("shop", "--grace", "long"), "is not a duration"),
+        (("shop", "-c", "0"), "concurrency"),
+        (("shop", "--processes", "0"), "--processes"),
+        (("shop", "--queues", "a,,b"), "empty name"),
+        (("shop", "--queues", "a b"), "is not allowed"),
+        (("shop", "--log-level", "loud"), "log_level"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_runs(cli, monkeypatch, args, reason):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    answer = cli("worker", *args)
+    assert answer.code == 2
+    assert reason in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_a_worker_without_a_tenant_is_told_of_both_flags(cli, monkeypatch):
+    monkeypatch.delenv("HOLDFAST_TENANT")
+    answer = cli("worker", "shop")
+    assert answer.code == 2
+    assert "pass --tenant, --all-tenants or set HOLDFAST_TENANT" in answer.err
+
+
+def test_maintain_ends_expired_leases_until_sigterm(cli, processes, place):
+    cli("enqueue", "x", "--id", "j", "--max-attempts", "1")
+    _lease_briefly(f"file:{place}/data")
+    upkeep = processes.start("maintain")
+    upkeep.wait_for("maintenance started")
+    answer = cli("result", "j", "--wait", "30s", "--json")
+    assert answer.json["error"]["reason"] == "lease_expired"
+    answer = upkeep.end()
+    assert answer.code == 0
+    assert "maintenance stopped" in answer.err
+
+
+def _lease_briefly(url):
+    import asyncio
+
+    from holdfast.core.job import ClaimRequest
+    from holdfast.store import open_store
+
+    async def act():
+        store = await open_store(url)
+        await store.claim(ClaimRequest("acme", ("default",), 1, 1000, "w1"))
+        await store.close()
+
+    asyncio.run(act())
