@@ -18,7 +18,7 @@ from bench.worker import drain
 from holdfast import Queue, Worker
 
 CONCURRENCY = 100
-PREFETCH = 200
+PREFETCH = 500
 
 
 class Sizes(NamedTuple):
@@ -108,9 +108,9 @@ async def waits(figures: Figures, subject: str, queue: Queue, times: int) -> Non
         figures.add(f"request/response p{percent}", subject, percentile(to_answer, percent))
 
 
-def drain_in_a_process(url: str, jobs: int, *options: str) -> dict[str, float]:
+def drain_in_a_process(url: str, jobs: int) -> dict[str, float]:
     """A worker process that starts, drains what is there, and says how long it took."""
-    command = [*_command(url), "--until", str(jobs), *options]
+    command = [*_command(url), "--until", str(jobs)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, timeout=300)
     return json.loads(done.stdout)
 

@@ -1,17 +1,15 @@
 """Our worker process: `python -m bench.worker URL --until N` drains, without --until it works until stdin is closed.
 
-Prints one line of JSON: when the first handler began, when the last acknowledgement was on the disk, and the processor
-time in between. With --profile FILE the main thread and the store's writer thread are profiled.
+Prints one line of JSON: the seconds from the first handler's beginning until the last acknowledgement was on the disk,
+and the processor time that took.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
 import json
 import sys
-import threading
 import time
 from typing import Any
 
@@ -26,15 +24,7 @@ def main() -> None:
     parser.add_argument("--until", type=int, default=0)
     parser.add_argument("--concurrency", type=int, required=True)
     parser.add_argument("--prefetch", type=int, required=True)
-    parser.add_argument("--profile", default="")
-    arguments = parser.parse_args()
-    if arguments.profile:
-        _profile_threads(arguments.profile)
-        own = cProfile.Profile(time.thread_time)
-        own.runcall(asyncio.run, work(arguments))
-        own.dump_stats(f"{arguments.profile}.MainThread.pstats")
-    else:
-        asyncio.run(work(arguments))
+    asyncio.run(work(parser.parse_args()))
 
 
 async def work(arguments: argparse.Namespace) -> None:
@@ -81,20 +71,6 @@ async def drain(queue: Queue, worker: Worker, jobs: int) -> dict[str, float]:
         await running
         store.finish = finish
     return {"seconds": ended - begun[0], "cpu_seconds": cpu - cpu_before}
-
-
-def _profile_threads(path: str) -> None:
-    """Profile every thread that is started from here on, each into a file of its name."""
-    run = threading.Thread.run
-
-    def profiled(thread: threading.Thread) -> None:
-        profile = cProfile.Profile(time.thread_time)
-        try:
-            profile.runcall(run, thread)
-        finally:
-            profile.dump_stats(f"{path}.{thread.name.replace(' ', '-')}.pstats")
-
-    threading.Thread.run = profiled
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from holdfast.blobs import BlobRef
@@ -34,12 +35,12 @@ from holdfast.core.errors import (
 )
 from holdfast.core.job import JobState
 from holdfast.jobs import JobDefinition, Message, RetryPolicy, job
-from holdfast.queue import Queue
 from holdfast.records import Event, JobRecord
 from holdfast.store import Capabilities
 from holdfast.ticket import Ticket
 
 if TYPE_CHECKING:
+    from holdfast.queue import Queue
     from holdfast.worker import Worker
 
 __all__ = [
@@ -83,10 +84,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Producers need no worker: it is loaded when it is first asked for.
-    if name == "Worker":
-        from holdfast.worker import Worker
+# These bring asyncio along, which takes longer to load than all the rest: not before they are asked for.
+_LATER = {"Queue": "holdfast.queue", "Worker": "holdfast.worker"}
 
-        return Worker
-    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return value

@@ -6,7 +6,6 @@ and no name leaves its tenant. [TENANT-3]
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 from collections.abc import Iterable
@@ -102,6 +101,8 @@ class Blobs:
 
     def read_sync(self, ref: BlobRef) -> bytes:
         """The same, blocking, for a thread without an event loop."""
+        import asyncio
+
         return asyncio.run(self.read(ref))
 
 

@@ -90,7 +90,8 @@ class _Blocking:
 class Ticket(_Blocking):
     """A handle on a job, as holdfast.Ticket, without await."""
 
-    __class_getitem__ = classmethod(GenericAlias)
+    def __class_getitem__(cls, item: Any) -> GenericAlias:
+        return GenericAlias(cls, item)
 
     def __init__(self, ticket: AsyncTicket[Any]) -> None:
         self._ticket = ticket

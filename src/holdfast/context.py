@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.blobs import BlobRef, Blobs, check_owner
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import Envelope, Job, JobState, Progress
 from holdfast.options import EPOCH
 from holdfast.telemetry.logging import Logger, NullLogger, get_logger
+
+if TYPE_CHECKING:
+    import asyncio
 
 PROGRESS_TEXT_LIMIT = 1024
 
@@ -64,7 +66,9 @@ class CancelFlag:
         return self._wait().__await__()
 
     async def _wait(self) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        from asyncio import get_running_loop
+
+        waiter: asyncio.Future[None] = get_running_loop().create_future()
         with _flags:
             if self._set:
                 return
@@ -159,7 +163,10 @@ class JobContext:
             raise InvalidOption("progress", f"{fraction!r} is not a number from 0 to 1")
         if self._on_progress is not None:
             text = message.replace("\x00", "").encode(errors="replace").decode()
-            self._on_progress(Progress(float(fraction), text[:PROGRESS_TEXT_LIMIT]))
+            self._on_progress(Progress(float(fraction), text[:if TYPE_CHECKING:
+    import asyncio
+
+PROGRESS_TEXT_LIMIT]))
 
     async def read_blob(self, ref: BlobRef) -> bytes:
         """The bytes behind a payload's reference. One of another tenant is refused. [TENANT-1]"""

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from holdfast.testing.conformance import RULES, Check, Spaces, certify, checks, perform
 
 STORES = ["memory", "file"]

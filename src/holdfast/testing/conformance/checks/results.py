@@ -38,12 +38,8 @@ async def a_result_comes_back_as_it_was_given(h: Harness) -> None:
 async def a_result_is_gone_after_its_ttl_with_the_record(h: Harness) -> None:
     """Per job: an hour unless said otherwise. To the millisecond, and before anything is pruned."""
     async with h.frozen() as f:
-        for ttl, fields in (
-            (HOUR, {}),
-            (5 * SECOND, {"result_ttl_ms": 5 * SECOND}),
-            (40 * DAY, {"result_ttl_ms": 40 * DAY}),
-        ):
-            job = await f.leased(**fields)
+        for ttl in (HOUR, 5 * SECOND, 40 * DAY):
+            job = await (f.leased() if ttl == HOUR else f.leased(result_ttl_ms=ttl))
             f.accepted(await f.complete(job, b"1"), JobState.COMPLETED)
             await f.advance(ttl - 1)
             expect_equal((await f.get(job.key)).result, Result(b"1"), f"result just before its TTL of {ttl} ms")
