@@ -116,7 +116,7 @@ def _show(console: Console, figures: Figures, rounds: int) -> None:
 One row, one commit on this disk (SQLite, WAL, synchronous=FULL): {commit:.2f} ms, {1000 / commit:,.0f} a second.
 Holdfast: no-op async job, results and events on. Drained by one worker process with concurrency {CONCURRENCY} and
 prefetch {PREFETCH} (memory: in the same process), from the first handler to the last acknowledgement on the disk.
-Bulk and drain: {SIZES.bulk:,} jobs (memory {SIZES.memory:,}); awaited: {SIZES.singles:,}; concurrent: {SIZES.concurrent:,}.
+Jobs: {SIZES.bulk:,} in bulk and drained (memory {SIZES.memory:,}), {SIZES.singles:,} awaited, {SIZES.concurrent:,} at once.
 huey {_huey_version()}: SqliteHuey, no-op task that stores no result, consumer with -w 1 -k thread. Its default,
 fsync=None, is SQLite's own setting, {_sqlite_default()} here; with fsync=False a power cut loses jobs.
 It has no bulk enqueue (one by one is taken instead), no leases, no acknowledgements and no events.""",

@@ -130,10 +130,10 @@ def _evaluate(function: Callable[..., Any], annotations: dict[str, Any], locals_
 def _struct_type(name: str, parameters: list[inspect.Parameter], hints: dict[str, Any]) -> type[Struct]:
     by_position = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
     by_keyword = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-    base = defstruct(name, [_field(p, hints) for p in by_position])
+    base = defstruct(name, [_field(p, hints) for p in by_position], gc=False)
     if not by_keyword:
         return base
-    return defstruct(name, [_field(p, hints) for p in by_keyword], bases=(base,), kw_only=True)
+    return defstruct(name, [_field(p, hints) for p in by_keyword], bases=(base,), kw_only=True, gc=False)
 
 
 def _field(parameter: inspect.Parameter, hints: dict[str, Any]) -> tuple[str, Any, Any] | tuple[str, Any]:

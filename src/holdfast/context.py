@@ -163,10 +163,7 @@ class JobContext:
             raise InvalidOption("progress", f"{fraction!r} is not a number from 0 to 1")
         if self._on_progress is not None:
             text = message.replace("\x00", "").encode(errors="replace").decode()
-            self._on_progress(Progress(float(fraction), text[:if TYPE_CHECKING:
-    import asyncio
-
-PROGRESS_TEXT_LIMIT]))
+            self._on_progress(Progress(float(fraction), text[:PROGRESS_TEXT_LIMIT]))
 
     async def read_blob(self, ref: BlobRef) -> bytes:
         """The bytes behind a payload's reference. One of another tenant is refused. [TENANT-1]"""

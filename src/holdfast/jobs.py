@@ -108,13 +108,14 @@ class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
 
     def encode(self, codec: str) -> tuple[bytes, str]:
         """The payload, and the codec it is in: the definition's, else `codec`. Raises InvalidPayload."""
-        codec = self.spec.codec or codec
+        own = self.spec.codec
+        codec = own or codec
+        if self.data is not None and codec == (own or "json"):
+            return self.data, codec
         value: object = self.value
         if isinstance(value, JobDefinition):
             raise InvalidPayload(f"{value!r} is no message; enqueue its .message(...)")
-        if self.data is None or codec != (self.spec.codec or "json"):
-            return codecs.check_size(codecs.encode(self.value, codec)), codec
-        return self.data, codec
+        return codecs.check_size(codecs.encode(value, codec)), codec
 
     def __repr__(self) -> str:
         return f"<Message {self.spec.type or 'without type'}>"

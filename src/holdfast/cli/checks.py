@@ -15,7 +15,7 @@ from holdfast.core.errors import StoreError
 if TYPE_CHECKING:
     from holdfast.store import Capabilities, Finding
     from holdfast.store import Store as OpenStore
-    from holdfast.testing.conformance.certificate import Certificate, Row
+    from holdfast.testing.conformance import Certificate, Row
 
 
 def register(app: typer.Typer) -> None:
@@ -30,10 +30,9 @@ def conformance(url: StoreUrl, *, json: Json = False) -> None:
 
     The suite works in places of its own beside the URL and leaves the data there alone.
     """
-    from holdfast.testing.conformance.certificate import run
-    from holdfast.testing.conformance.rules import registered
+    from holdfast.testing.conformance import checks, run
 
-    with progress("Checking", len(registered()), quiet=json) as done:
+    with progress("Checking", len(checks()), quiet=json) as done:
         certificate = run(url, on_result=lambda _: done(1))
     if json:
         emit(_document(certificate))
@@ -75,11 +74,19 @@ def version(*, json: Json = False) -> None:
 
 
 def _print(certificate: Certificate) -> None:
+    from holdfast.testing.conformance import RULES
+
     rows = [
-        [tag, "held" if all(row.held for row in checks) else "not held", str(len(checks)), f"{_seconds(checks):.2f}"]
+        [
+            tag,
+            "held" if all(row.held for row in checks) else "not held",
+            str(len(checks)),
+            f"{_seconds(checks):.2f}",
+            RULES.get(tag, ""),
+        ]
         for tag, checks in _by_rule(certificate.rows).items()
     ]
-    show(["rule", "verdict", "checks", "seconds"], rows)
+    show(["rule", "verdict", "checks", "seconds", "promise"], rows)
     for row in certificate.broken:
         print(f"\n{row.rule} is not held: {row.check.replace('_', ' ')}\n{printable(row.error, lines=True)}")
     print()

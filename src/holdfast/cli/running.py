@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from holdfast.cli import told
 from holdfast.cli.session import shown_url
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import AttemptError
@@ -36,8 +38,8 @@ class Plan(Struct, frozen=True):
     log_level: str = "info"
 
 
-async def work(plan: Plan, *, handle_signals: bool = True, on_ready: Callable[[Worker], None] | None = None) -> None:
-    """Run one worker by the plan, to its end. `on_ready` is called once the store is open and the jobs are found."""
+async def work(plan: Plan) -> None:
+    """Run one worker by the plan, to its end."""
     from holdfast.store import make_store
     from holdfast.telemetry.logging import get_logger
 
@@ -49,8 +51,6 @@ async def work(plan: Plan, *, handle_signals: bool = True, on_ready: Callable[[W
         _serve_metrics(plan.metrics_port)
     try:
         await store.open()
-        if on_ready is not None:
-            on_ready(worker)
         log.info(
             "worker started",
             worker=worker.id,
@@ -58,10 +58,29 @@ async def work(plan: Plan, *, handle_signals: bool = True, on_ready: Callable[[W
             tenant=plan.tenant or "(all)",
             queues=",".join(worker.settings.queues),
         )
-        await worker.run(handle_signals=handle_signals)
+        await worker.run()
         log.info("worker stopped", worker=worker.id)
     finally:
         await store.close()
+
+
+async def try_out(plan: Plan) -> None:
+    """Raise what a worker of this plan would: said once, and not again and again by every child process."""
+    from holdfast.store import make_store
+
+    store = make_store(plan.store)
+    make_worker(plan, store)
+    await store.open()
+    await store.close()
+
+
+def run_child(plan: Plan, number: int) -> NoReturn:
+    """Be one of several worker processes; the first is number 0."""
+    exit_on_term()
+    configure_logs(plan)
+    if plan.metrics_port is not None:
+        plan = replace(plan, metrics_port=plan.metrics_port + number)
+    sys.exit(told(lambda: asyncio.run(work(plan))))
 
 
 def make_worker(plan: Plan, store: Store) -> Worker:

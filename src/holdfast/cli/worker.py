@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -61,7 +62,7 @@ def worker(
     """Run jobs until SIGTERM or Ctrl-C. Then finish or give back what is held, and exit with 0."""
     import asyncio
 
-    from holdfast.cli.running import Plan, configure_logs, exit_on_term, work
+    from holdfast.cli.running import Plan, configure_logs, exit_on_term, run_child, try_out, work
 
     if all_tenants and tenant is not None:
         raise InvalidOption("tenant", "give --tenant or --all-tenants, not both")
@@ -88,9 +89,10 @@ def worker(
     if processes == 1:
         asyncio.run(work(plan))
         return
-    from holdfast.cli.supervisor import supervise
+    from holdfast.worker.supervisor import supervise
 
-    raise typer.Exit(asyncio.run(supervise(plan, processes)))
+    asyncio.run(try_out(plan))
+    raise typer.Exit(supervise(partial(run_child, plan), processes))
 
 
 def checked_level(level: str) -> str:

@@ -151,7 +151,7 @@ class Job(Struct, gc=False):
 
     def snapshot(self) -> Job:
         """The record as it is now, apart from what becomes of this one."""
-        return self.__copy__()  # pyright: ignore
+        return self.__copy__()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType, reportUnknownMemberType]
 
 
 # What is asked of a store, item by item. ----------------------------------------------------------------

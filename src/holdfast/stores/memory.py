@@ -238,7 +238,7 @@ class MemoryStore:
             now = self._now()
             self._reap(REPAIR_LIMIT, request.random, now)
             taken: list[Job] = []
-            pickers = [self._picker(request.tenant, name, now) for name in request.queues]
+            pickers = [self._picker(request.tenant, name, now) for name in dict.fromkeys(request.queues)]
             while pickers and len(taken) < request.limit:
                 # One from each queue in rotation; a queue without visible work leaves the round. [TENANT-4]
                 still: list[Iterator[Job]] = []
@@ -541,8 +541,14 @@ class MemoryStore:
         with self._lock:
             lane = self._lane(tenant, queue)
             lane.paused = paused
-            if not paused:
-                self._lines[queue].entering.add(tenant)
+            line = self._lines[queue]
+            if paused:
+                # It leaves the turns at once, and when it goes on it enters them like any other newcomer.
+                line.turns = [turn for turn in line.turns if turn[1] != tenant]
+                heapify(line.turns)
+                lane.in_turns = False
+            else:
+                line.entering.add(tenant)
                 self._signals.add((Hint.READY, tenant, queue, ""))
                 self._send_signals()
 
@@ -565,7 +571,7 @@ class MemoryStore:
                 self._workers.pop(worker.worker_id, None)
                 return
             known = self._workers.get(worker.worker_id)
-            started_at = known[1].started_at if known else now
+            started_at = known[1].started_at if known and known[0] > now else now
             self._workers[worker.worker_id] = (now + ttl_ms, replace(worker, started_at=started_at, seen_at=now))
 
     async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:

@@ -317,7 +317,8 @@ async def be_cut_off(root, log, name, seed, die_at, synchronous, checkpoints):
 
     def connect_so(path, *, read_only=False):
         db = connect(path, read_only=read_only)
-        db.execute(f"PRAGMA synchronous = {synchronous}")
+        if synchronous:  # Else as the store has set it.
+            db.execute(f"PRAGMA synchronous = {synchronous}")
         db.execute(f"PRAGMA wal_autocheckpoint = {rng.choice(checkpoints)}")
         return db
 

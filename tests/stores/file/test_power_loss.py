@@ -92,7 +92,7 @@ class Machine:
         self.promises = Promises()
         self.lives = 0
 
-    def live(self, least=1, most=400, *, synchronous="FULL", checkpoints=(5, 30, 4000)):
+    def live(self, least=1, most=400, *, synchronous=None, checkpoints=(5, 30, 4000)):
         """Boot, work, and be cut off in the middle of something; the record of it."""
         log = self._path / f"log-{self.lives}"
         with Child(
@@ -121,7 +121,8 @@ async def test_nothing_acknowledged_is_lost_over_many_power_cuts(tmp_path, chain
     seed = SEED + chain
     machine = Machine(tmp_path, seed)
     for life in range(LIVES // 3):
-        disk = machine.live(most=40 if life == 0 else 400)  # The first is cut off while it makes the store.
+        # The first is cut off while it makes the store, the last when it has done a good deal.
+        disk = machine.live(*{0: (1, 40), LIVES // 3 - 1: (600, 900)}.get(life, (1, 400)))
         end = len(disk.records)
         moments = disk.moments()
         for moment in (end, *machine.rng.sample(moments, min(2, len(moments)))):
@@ -129,8 +130,8 @@ async def test_nothing_acknowledged_is_lost_over_many_power_cuts(tmp_path, chain
                 broken = await machine.broken_by_cut(disk, moment, torn)
                 assert not broken, f"life {life}, cut at {moment} of {end}; HOLDFAST_SEED={seed - chain}: {broken[:5]}"
         machine.go_on_from(disk, end, random.Random(machine.rng.getrandbits(32)))
-    assert len(machine.promises.queued) > 50
-    assert len(machine.promises.completed) > 20
+    assert len(machine.promises.queued) > 20
+    assert len(machine.promises.completed) > 5
 
 
 async def test_every_moment_of_making_a_store_can_be_the_last(tmp_path):
@@ -143,11 +144,11 @@ async def test_every_moment_of_making_a_store_can_be_the_last(tmp_path):
             assert not broken, f"cut at {moment} of {first}; HOLDFAST_SEED={SEED}: {broken[:5]}"
 
 
-@pytest.mark.parametrize("synchronous", ["FULL", "NORMAL", "OFF"])
-async def test_jobs_that_were_acknowledged_without_a_flush_are_lost(tmp_path, synchronous):
-    # The control: a test that cannot fail proves nothing. FULL is what the store asks for.
+@pytest.mark.parametrize("synchronous", [None, "NORMAL", "OFF"])
+async def test_only_jobs_that_were_acknowledged_without_a_flush_are_lost(tmp_path, synchronous):
+    # The control: a test that cannot fail proves nothing. None is what the store asks for itself.
     machine = Machine(tmp_path, SEED)
     disk = machine.live(300, 300, synchronous=synchronous, checkpoints=[4000])
     told = [n + 1 for n, record in enumerate(disk.records) if record.kind == "note"]
     broken = await machine.broken_by_cut(disk, told[-1])
-    assert any("lost" in finding for finding in broken) == (synchronous != "FULL")
+    assert any("lost" in finding for finding in broken) == (synchronous is not None)

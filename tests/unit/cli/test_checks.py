@@ -3,6 +3,7 @@ import sqlite3
 import pytest
 
 from holdfast.core.job import JobState
+from holdfast.testing import conformance
 from holdfast.testing.conformance import certificate, rules
 from holdfast.testing.conformance.expect import expect_equal
 
@@ -21,8 +22,8 @@ def suite(monkeypatch):
     """A suite of a few checks in the place of the whole one."""
 
     def use(*checks):
-        for module in (certificate, rules):
-            monkeypatch.setattr(module, "registered", lambda: list(checks))
+        monkeypatch.setattr(certificate, "registered", lambda: list(checks))
+        monkeypatch.setattr(conformance, "checks", lambda: list(checks))
 
     return use
 
@@ -35,8 +36,9 @@ def test_a_store_that_keeps_the_rules_gets_a_certificate(cli, suite, place):
     suite(GOOD)
     answer = cli("conformance", f"file:{place}/under-test")
     assert answer.code == 0
-    assert answer.out.splitlines()[0].split() == ["RULE", "VERDICT", "CHECKS", "SECONDS"]
+    assert answer.out.splitlines()[0].split() == ["RULE", "VERDICT", "CHECKS", "SECONDS", "PROMISE"]
     assert answer.out.splitlines()[1].split()[:3] == ["STATE-1", "held", "1"]
+    assert "A job is in exactly one state" in answer.out
     assert "survives power loss" in answer.out
     assert "keeps the contract: 1 of 1 checks held." in answer.out
     assert answer.err == "Checking: 1 of 1\n"

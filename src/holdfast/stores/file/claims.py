@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from heapq import heappush
+from heapq import heappop, heappush
 
 from msgspec import Struct
 
@@ -23,8 +23,10 @@ def claim(t: Transaction, request: ClaimRequest) -> Claimed:
     """Lease up to `limit` visible jobs, taking from the queues in rotation."""
     if reap(t, REPAIR_LIMIT, request.random):
         t.flush()
-    chunk = max(1, math.ceil(request.limit / max(1, len(request.queues))))
-    pickers = [_Picker(t, request.tenant, queue, chunk) for queue in request.queues]
+    # A queue that is named twice counts once: two pickers on one lane would lease its jobs twice. [CLAIM-1]
+    queues = list(dict.fromkeys(request.queues))
+    chunk = max(1, math.ceil(request.limit / max(1, len(queues))))
+    pickers = [_Picker(t, request.tenant, queue, chunk) for queue in queues]
     going = [iter(picker) for picker in pickers]
     jobs: list[Job] = []
     while going and len(jobs) < request.limit:
@@ -146,7 +148,10 @@ class _Picker:
                 ahead = cursor.fetchone()
             if not turns:
                 return
-            if fairness.turns(turns, 1, take, lambda tenant: self._t.cost(tenant, self._queue)):
+            # One lane at a time: when it turns out dry, the next one of the index may come before those in the heap.
+            head = [heappop(turns)]
+            if fairness.turns(head, 1, take, lambda tenant: self._t.cost(tenant, self._queue)):
+                heappush(turns, head[0])
                 yield picked.pop()
 
     def _more(self, turns: list[fairness.Lane], found: list[tuple[int, str, int]]) -> None:

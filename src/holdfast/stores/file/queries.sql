@@ -131,7 +131,7 @@ DELETE FROM readers WHERE tenant = ? AND name = ?;
 -- name: readers
 SELECT name, n FROM readers WHERE tenant = ? ORDER BY name;
 -- name: pause
-UPDATE lanes SET paused = ?, in_turns = 0, next_at = 0 WHERE lane = ?;
+UPDATE lanes SET paused = ?1, in_turns = CASE WHEN ?1 THEN 0 ELSE in_turns END, next_at = 0 WHERE lane = ?2;
 -- name: settings
 SELECT queue, weight, max_waiting FROM settings WHERE tenant = ? ORDER BY queue;
 -- name: lane_settings
@@ -145,7 +145,8 @@ SELECT waiting FROM lanes WHERE lane = ?;
 SELECT ifnull(sum(waiting), 0) FROM lanes WHERE tenant = ?;
 -- name: beat
 INSERT INTO workers VALUES (?1, ?2, ?3, ?3, ?4)
-ON CONFLICT (worker_id) DO UPDATE SET expires_at = ?2, seen_at = ?3, info = ?4;
+ON CONFLICT (worker_id) DO UPDATE SET expires_at = ?2, seen_at = ?3, info = ?4,
+    started_at = CASE WHEN expires_at <= ?3 THEN ?3 ELSE started_at END;
 -- name: sign_off
 DELETE FROM workers WHERE worker_id = ?;
 -- name: forget_workers

@@ -57,9 +57,8 @@ class Bug:
         self.around(*used_by, _as_before)
 
     def _put(self, owner: object, name: str, original: object, value: object) -> None:
-        owners = _holders(original) if isinstance(owner, ModuleType) else [(owner, name)]
-        for holder, held_as in owners:
-            self._stack.enter_context(mock.patch.object(holder, held_as, value))
+        for holder in _holders(name, original) if isinstance(owner, ModuleType) else [owner]:
+            self._stack.enter_context(mock.patch.object(holder, name, value))
 
     # The store under test ---------------------------------------------------------------------------------------
 
@@ -138,10 +137,10 @@ def _as_before(original: Planted, *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs)
 
 
-def _holders(value: object) -> list[tuple[object, str]]:
-    """Every module of ours that has this very object, and under which name."""
-    modules = [module for name, module in sys.modules.copy().items() if name.startswith("holdfast.")]
-    return [(module, name) for module in modules for name, held in list(vars(module).items()) if held is value]
+def _holders(name: str, value: object) -> list[ModuleType]:
+    """Every module of ours that has this very object under this name."""
+    modules = [module for path, module in sys.modules.copy().items() if path.startswith("holdfast.")]
+    return [module for module in modules if vars(module).get(name) is value]
 
 
 class Mutant(Struct, frozen=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
+from zlib import crc32
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from holdfast.core.errors import EventsTrimmed, HoldfastError
 from holdfast.core.events import Event
 from holdfast.core.job import Claimed, Extend, Finish, Job, JobKey, NewJob, Purge, Report
-from holdfast.store import ListQuery, Pruned, Reader, Reaped, Store, open_store
+from holdfast.store import ListQuery, Reader, Store, open_store
 from holdfast.testing.conformance.expect import expect
 from holdfast.testing.traces.steps import Step
 
@@ -19,8 +20,10 @@ INSTANTS = frozenset({
     "at", "now", "next_at", "visible_at", "enqueued_at", "claimed_at", "finished_at", "expires_at", "deadline",
     "started_at", "seen_at", "oldest_ready_at",
 })  # fmt: skip
-OWN = frozenset({"seq"})
-"""What a store numbers as it likes; the order it stands for shows in lists and claims."""
+OWN = frozenset({"seq", "next_at"})
+"""What is a store's own: how it numbers jobs (the order shows in lists and claims), and a hint that may come early."""
+SHOWN = 32
+"""Longer payloads are compared by a checksum, so that a difference can be read."""
 UNKNOWN = 10**12
 """Added to a rank that was never granted, to make a token that was never granted."""
 PAGES = 10_000
@@ -30,7 +33,7 @@ PAGES = 10_000
 class Trimmed(Struct, frozen=True):
     """A read found that its beginning is gone; what is left can be read from where the store says."""
 
-    rest: list[Any]
+    rest: list[Event]
 
 
 class Side:
@@ -105,7 +108,7 @@ class Side:
     def _local(self, value: Any) -> Any:
         """Part of a step in this store's words."""
         if isinstance(value, list):
-            return [self._local(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+            return [self._local(item) for item in cast("list[Any]", value)]
         if isinstance(value, NewJob) and value.run_at is not None:
             return replace(value, run_at=self._start + value.run_at)
         if isinstance(value, Purge) and value.finished_at is not None:
@@ -137,11 +140,11 @@ class Side:
             query = replace(query, cursor=page.cursor)
         raise AssertionError("a list that does not end")
 
-    async def _events(self, store: Store, tenant: str | None, after: str | None, limit: int) -> Any:
+    async def _events(self, store: Store, tenant: str | None, after: str | None, limit: int) -> list[Event] | Trimmed:
         try:
-            return self.told(await self._walk(store, tenant, after, limit))
+            return await self._walk(store, tenant, after, limit)
         except EventsTrimmed as gap:
-            return Trimmed(self.told(await self._walk(store, tenant, gap.to, limit)))
+            return Trimmed(await self._walk(store, tenant, gap.to, limit))
 
     async def _walk(self, store: Store, tenant: str | None, after: str | None, limit: int) -> list[Event]:
         found: list[Event] = []
@@ -157,7 +160,7 @@ class Side:
     async def _prune(self, store: Store, limit: int) -> tuple[int, list[str]]:
         jobs, blobs = 0, list[str]()
         for _ in range(PAGES):
-            pruned: Pruned = await store.prune(limit)
+            pruned = await store.prune(limit)
             expect(pruned.jobs <= limit, f"prune({limit}) forgot {pruned.jobs} jobs")
             jobs += pruned.jobs
             blobs += pruned.blobs
@@ -208,17 +211,19 @@ class Side:
     def told(self, value: Any, name: str = "") -> Any:
         """An answer in the words of a step, made of plain values, to be compared."""
         if isinstance(value, Struct):
-            fields = {field: self.told(getattr(value, field), field) for field in value.__struct_fields__
-                      if field not in OWN}  # fmt: skip
-            return {"": type(value).__name__, **fields}
+            names = (field for field in value.__struct_fields__ if field not in OWN)
+            return {"": type(value).__name__, **{field: self.told(getattr(value, field), field) for field in names}}
         if isinstance(value, HoldfastError):
             return {"": type(value).__name__, "args": value.args}
         if isinstance(value, dict):
-            items: dict[Any, Any] = value
-            return {key: self.told(item, key) for key, item in items.items()}
+            return {key: self.told(item, key) for key, item in cast("dict[str, Any]", value).items()}
         if isinstance(value, list | tuple):
-            each: Sequence[Any] = value
-            return [self.told(item, name) for item in each]
+            return [self.told(item, name) for item in cast("Sequence[Any]", value)]
+        if isinstance(value, bytes):
+            return value if len(value) <= SHOWN else f"{len(value)} bytes, {crc32(value):08x}"
+        return self._plain(value, name)
+
+    def _plain(self, value: Any, name: str) -> Any:
         if name in INSTANTS:
             return self.relative(value)
         if name == "token":
@@ -226,8 +231,3 @@ class Side:
         if name == "offset":
             return self._positions.get(value, value)
         return value
-
-
-def next_at(answer: Claimed | Reaped) -> int | None:
-    """When to look again: a hint, which stores may give earlier than they must."""
-    return answer.next_at

@@ -41,6 +41,7 @@ T = TypeVar("T")
 # Names that a careless encoding would mix up: `a` + `b:q` and `a:b` + `q`, a name inside a name.
 TENANTS = ("a", "a.b", "ab")
 QUEUES = ("q", "b:q", "b/q")
+LIKELY_QUEUES = ("q", "q", "q", "b:q", "b:q", "b/q")
 IDS = ("1", "2", "b:q:1", "é")
 TYPES = ("send", "sum")
 KEYS = ("k", "k:1", "q:k")
@@ -268,7 +269,7 @@ def read_events(random: Random, world: World) -> Step:
 def advance(random: Random, world: World) -> Step:
     """Time passes: mostly a little, now and then so much that leases, results and the log run out."""
     del world
-    return Step("advance", (random.choice(LONG_PAUSES if _rarely(random, 6) else PAUSES),))
+    return Step("advance", (random.choice(LONG_PAUSES if _rarely(random, 9) else PAUSES),))
 
 
 def pause(random: Random, world: World) -> Step:
@@ -303,7 +304,7 @@ def beat(random: Random, world: World) -> Step:
     del world
     tenant = random.choice((None, *TENANTS))
     worker = WorkerInfo(random.choice(WORKERS), tenant, "host", 1, QUEUES[:2], 4, random.randrange(4))
-    return Step("beat", (worker, random.choice((0, 1 * SECOND, 30 * SECOND, 30 * SECOND))))
+    return Step("beat", (worker, random.choice((0, 1 * SECOND, 30 * SECOND, 2 * HOUR))))
 
 
 def workers(random: Random, world: World) -> Step:
@@ -363,12 +364,12 @@ MAKERS: dict[str, Maker] = {
 }
 WEIGHTS = dict.fromkeys(MAKERS, 1) | {
     "enqueue": 16, "claim": 16, "finish": 14, "advance": 8, "extend": 3, "report": 2, "cancel": 3, "replay": 4,
-    "purge": 2, "set_result_ttl": 2, "list": 3, "events": 3, "reap": 3, "prune": 3, "mark": 2, "pause": 2,
+    "purge": 2, "set_result_ttl": 2, "list": 3, "events": 3, "reap": 3, "prune": 3, "mark": 2, "pause": 2, "beat": 2,
 }  # fmt: skip
 
 
 def _lane(random: Random) -> tuple[str, str]:
-    return random.choice(TENANTS), random.choice(QUEUES)
+    return random.choice(TENANTS), random.choice(LIKELY_QUEUES)
 
 
 def _known(random: Random, world: World, *states: JobState) -> JobKey:

@@ -67,7 +67,7 @@ async def a_wait_ends_when_the_job_does(h: Harness) -> None:
             else:
                 expect_equal(await h.cancel(leased.key), "canceled", "cancel")
             late = asyncio.create_task(queue.result(outcome, timeout=LONG))
-            ends: list[object] = await asyncio.gather(early, during, late, return_exceptions=True)
+            ends: list[object] = list(await asyncio.gather(early, during, late, return_exceptions=True))
             if outcome == "complete":
                 expect_equal(ends, ["done"] * 3, "results")
             else:
@@ -139,7 +139,7 @@ async def a_waiter_that_leaves_disturbs_no_other(h: Harness) -> None:
         stays = asyncio.create_task(queue.result("job", timeout=LONG))
         await asyncio.sleep(0)
         leaves.cancel()
-        ends: list[object] = await asyncio.gather(leaves, short, return_exceptions=True)
+        ends: list[object] = list(await asyncio.gather(leaves, short, return_exceptions=True))
         expect_equal([type(end) for end in ends], [asyncio.CancelledError, WaitTimeout], "ends of those who left")
         h.accepted(await h.complete(await h.claim_one("job"), b"1"), JobState.COMPLETED)
         expect_equal(await stays, 1, "result of the one who stayed")

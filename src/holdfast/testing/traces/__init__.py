@@ -1,0 +1,62 @@
+"""Random traces: the same steps on a store and on the memory store, which must never differ.
+
+`await check_trace("file:./scratch", seed=17, steps=80)` draws 80 steps from the seed, takes each on a fresh place of
+the store and on a fresh memory store, both with a clock that stands still, and compares every answer, every record,
+list and count, and the log; `history` judges the log by itself. From a shell:
+
+    python -m holdfast.testing.traces file:./scratch --seed 17 --steps 80
+
+The parts:
+
+    steps       what a step is, and how the next one is drawn
+    sides       one store: steps into its words, answers into those of the step
+    pair        both stores: take a step, compare
+    history     what the log alone must show
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from holdfast.testing.conformance.spaces import Locate, Spaces
+from holdfast.testing.traces.history import History
+from holdfast.testing.traces.pair import Difference, Pair
+from holdfast.testing.traces.steps import MAKERS, Step, World, draw
+
+VARIANTS: tuple[dict[str, str], ...] = (
+    {},
+    {"events": "all"},
+    {"keep_events": "5"},
+    {"events": "all", "keep_events": "0", "keep_failed_s": "60", "keep_canceled_s": "30"},
+)
+"""The options that a trace opens both stores with; the seed says which."""
+
+
+async def check_trace(url: str, seed: int, steps: int, locate: Locate | None = None) -> Counter[str]:
+    """Run one trace and say which kinds of answers it met. Raises Difference, which says how to run it again."""
+    spaces = Spaces(url, locate)
+    options = VARIANTS[seed % len(VARIANTS)]
+    pair = await open_pair(spaces, **options)
+    random = Random(seed)
+    try:
+        for _ in range(steps):
+            await pair.perform(draw(random, pair.world))
+        await pair.look()
+    except Difference as difference:
+        again = f"python -m holdfast.testing.traces '{url}' --seed {seed} --steps {steps}"
+        raise Difference(f"trace with seed {seed}, options {options}, {difference}\n  again: {again}") from difference
+    finally:
+        await pair.close()
+        await spaces.remove()
+    return pair.seen
+
+
+async def open_pair(spaces: Spaces, **options: str) -> Pair:
+    """A fresh place of the store under test, and a fresh memory store, opened alike."""
+    alike = {"test_clock": "frozen"} | options
+    reference = Spaces("memory:reference")
+    return await Pair.open(spaces.url("trace", **alike), reference.url("trace", **alike))
+
+
+__all__ = ["MAKERS", "VARIANTS", "Difference", "History", "Pair", "Step", "World", "check_trace", "draw", "open_pair"]
