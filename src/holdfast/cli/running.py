@@ -59,6 +59,7 @@ async def work(plan: Plan) -> None:
             queues=",".join(worker.settings.queues),
         )
         await worker.run()
+        ignore_signals()
         log.info("worker stopped", worker=worker.id)
     finally:
         await store.close()
@@ -116,9 +117,19 @@ def exit_on_term() -> None:
 
     def leave(number: int, frame: object) -> NoReturn:
         del number, frame
+        ignore_signals()
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, leave)
+
+
+def ignore_signals() -> None:
+    """From here on it is only the way out: a signal that still comes must not spoil the exit code.
+
+    Python puts the default action back for every signal but ignored ones before the process has ended.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _log_events(worker: Worker, plan: Plan) -> None:

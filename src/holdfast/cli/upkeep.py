@@ -80,6 +80,7 @@ def list_workers(
 
 async def _maintain(url: str, blobs: str | None) -> None:
     from holdfast.blobs import Blobs as BlobStore
+    from holdfast.cli.running import ignore_signals
     from holdfast.maintenance import maintain as run
     from holdfast.store import open_store
     from holdfast.telemetry.logging import get_logger
@@ -92,6 +93,7 @@ async def _maintain(url: str, blobs: str | None) -> None:
         with stop_event() as stop:
             log.info("maintenance started", store=shown_url(url))
             await run(opened, stop=stop, blobs=kept, on_error=lambda error: log.warning("upkeep failed", error=error))
-            log.info("maintenance stopped")
+        ignore_signals()
+        log.info("maintenance stopped")
     finally:
         await opened.close()

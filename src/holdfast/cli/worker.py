@@ -62,7 +62,7 @@ def worker(
     """Run jobs until SIGTERM or Ctrl-C. Then finish or give back what is held, and exit with 0."""
     import asyncio
 
-    from holdfast.cli.running import Plan, configure_logs, exit_on_term, run_child, try_out, work
+    from holdfast.cli.running import Plan, configure_logs, exit_on_term, ignore_signals, run_child, try_out, work
 
     if all_tenants and tenant is not None:
         raise InvalidOption("tenant", "give --tenant or --all-tenants, not both")
@@ -92,7 +92,9 @@ def worker(
     from holdfast.worker.supervisor import supervise
 
     asyncio.run(try_out(plan))
-    raise typer.Exit(supervise(partial(run_child, plan), processes))
+    code = supervise(partial(run_child, plan), processes)
+    ignore_signals()
+    raise typer.Exit(code)
 
 
 def checked_level(level: str) -> str:

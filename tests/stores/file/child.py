@@ -293,15 +293,24 @@ def first_step(call):
     return "it went on"
 
 
+async def fork_while_opening(directory):
+    """Be forked in the middle of opening, with the lock held, and let go of it."""
+    with database.locked(Path(directory)):
+        pid = os.fork()
+        if pid == 0:
+            sys.stdout.close()
+            signal.pause()
+    say(pid)
+    wait_for_word()
+
+
 async def leave_a_fork_behind(directory):
     """Be killed in the middle of a commit while a process that was forked earlier lives on."""
     store = await open_at(directory)
-    read_end, _ = os.pipe()
     pid = os.fork()
     if pid == 0:
         sys.stdout.close()
-        os.read(read_end, 1)  # For ever: this process has the write end too.
-        os._exit(0)
+        signal.pause()
     say(pid)
     failpoint.install(lambda name: die() if name == "file.before_commit" else None)
     await store.enqueue([new("lost")])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 from tests.stores.file.support import Child, look, names_in, quick_check
 
 
@@ -35,3 +38,19 @@ def test_a_store_that_was_closed_before_the_fork_can_be_opened_on_both_sides(dir
         child.ends()
     assert sorted(look(directory, "SELECT id FROM jobs")) == [("before",), ("child",), ("parent",)]
     assert quick_check(directory) == "ok"
+
+
+def test_a_process_that_was_forked_while_its_parent_opened_the_store_does_not_keep_the_lock(directory):
+    directory.mkdir()
+    with Child("fork_while_opening", directory=directory) as child:
+        fork = child.says()
+        try:
+            with Child("enqueue", directory=directory, ids=["next"]) as other:
+                assert other.says() == "open"
+                other.go_on()
+                assert other.says() == ["next"]
+                other.ends()
+        finally:
+            os.kill(fork, signal.SIGKILL)
+        child.go_on()
+        child.ends()

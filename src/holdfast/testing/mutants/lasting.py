@@ -20,7 +20,7 @@ _FOR_EVER = 100 * 365 * DAY
 # Events -------------------------------------------------------------------------------------------------------
 
 
-@mutant("EVENT-1")
+@mutant("EVENT-1", "LEASE-3")
 def event_missing(bug: Bug) -> None:
     """A lease that ran out leaves nothing in the log."""
     bug.log(lambda event: [] if event.kind == "expired" else [event])

@@ -428,5 +428,8 @@ async def _drop_key(bug: Bug, store: Any, job: Job) -> None:
     if bug.store == "memory":
         store._drop_binding(job, "until_terminal")  # noqa: SLF001 - inside the store, where the bug is
         return
-    lane = (job.tenant, job.queue)
-    await store._opened.change(lambda t: t.drop_key(job, t.find_lane(*lane), "until_terminal"))  # noqa: SLF001
+
+    def change(transaction: Any) -> None:
+        transaction.drop_key(job, transaction.find_lane(job.tenant, job.queue), "until_terminal")
+
+    await store._opened.change(change)  # noqa: SLF001

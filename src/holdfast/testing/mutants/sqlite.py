@@ -67,7 +67,13 @@ def large_payloads_stay_behind(bug: Bug) -> None:
 
 @mutant("STATE-1", stores=FILE)
 def lane_counts_are_wrong(bug: Bug) -> None:
-    """Canceled jobs are not counted."""
+    """Leases are counted when they are granted, and never when they end."""
+    bug.sql("move_lane", "leased = leased + ?", "leased = leased + max(0, ?)")
+
+
+@mutant("STATE-1", "CANCEL-1", stores=FILE)
+def canceled_jobs_are_not_counted(bug: Bug) -> None:
+    """The stats never show a canceled job."""
     bug.sql("move_lane", "canceled = canceled + ?", "canceled = canceled + 0 * ?")
 
 

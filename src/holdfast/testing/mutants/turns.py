@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappush
 from typing import Any
 
@@ -12,19 +11,19 @@ from msgspec.structs import replace
 
 from holdfast.core import fairness
 from holdfast.core.job import Claimed, ClaimRequest, Job, JobKey
-from holdfast.store import Hint, Listener, Signal
+from holdfast.store import Hint, Listener, QueueStats, Signal
 from holdfast.testing.mutants.planting import Bug, Planted, mutant
 
 # Order --------------------------------------------------------------------------------------------------------
 
 
-def _reorder(bug: Bug, key: Any) -> None:
-    """Have the memory store keep ready jobs in the order of `key(priority, visible_at, seq)`, a triple."""
+def _reorder(bug: Bug, place: Callable[[Job], tuple[int, int, int]]) -> None:
+    """Have the memory store keep ready jobs in another order."""
 
     def put_in_line(original: Planted, store: Any, job: Job, now: int) -> None:
         original(store, job, now)
         lane = store._lines[job.queue].lanes[job.tenant]
-        lane.ready = [(*key(-j.envelope.priority, j.visible_at, j.seq), j) for _, _, _, j in lane.ready]
+        lane.ready = [(*place(ready), ready) for *_, ready in lane.ready]
         heapify(lane.ready)
 
     bug.around(bug.memory.MemoryStore, "_put_in_line", put_in_line)
@@ -39,7 +38,7 @@ def priority_ignored(bug: Bug) -> None:
         return (*row[:4], 4, *row[5:])
 
     if bug.store == "memory":
-        _reorder(bug, lambda _, visible_at, seq: (0, visible_at, seq))
+        _reorder(bug, lambda job: (0, job.visible_at, job.seq))
     else:
         bug.around(bug.file("rows"), "new_row", new_row)
 
@@ -48,7 +47,7 @@ def priority_ignored(bug: Bug) -> None:
 def fifo_reversed(bug: Bug) -> None:
     """Of two jobs that became visible at the same moment, the one sent last comes first."""
     if bug.store == "memory":
-        _reorder(bug, lambda rank, visible_at, seq: (rank, visible_at, -seq))
+        _reorder(bug, lambda job: (-job.envelope.priority, job.visible_at, -job.seq))
     else:
         next_job = (bug.file("claims")._Picker, "_next")
         bug.query("VISIBLE", "ORDER BY visible_at, seq", "ORDER BY visible_at, seq DESC", used_by=next_job)
@@ -220,14 +219,13 @@ def tenant_filter_dropped_in_stats(bug: Bug) -> None:
     """The counts of a queue are those of all tenants together."""
 
     async def stats(original: Planted, store: Any, tenant: str, queues: Sequence[str] | None = None) -> Any:
-        own = await original(store, tenant, queues)
-        names = [stats.queue for stats in own]
-        sums = [Counter(stats.counts) for stats in own]
+        own: list[QueueStats] = await original(store, tenant, queues)
+        names = [mine.queue for mine in own]
         for other in await store.tenants():
-            if other != tenant:
-                for total, stats in zip(sums, await original(store, other, names), strict=True):
-                    total.update(stats.counts)
-        return [replace(stats, counts=dict(total)) for stats, total in zip(own, sums, strict=True)]
+            for mine, theirs in zip(own, await original(store, other, names), strict=True):
+                for state, count in theirs.counts.items() if other != tenant else ():
+                    mine.counts[state] += count
+        return own
 
     bug.answer("stats", stats)
 

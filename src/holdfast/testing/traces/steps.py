@@ -100,6 +100,8 @@ def draw(random: Random, world: World, verb: str | None = None) -> Step:
     """The next step: of this verb, or of any, in proportion to how much there is to find with it."""
     if verb is None:
         verb = random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    if verb in ("finish", "extend", "report") and not _live(world) and not _rarely(random, 4):
+        verb = "claim"
     step = MAKERS[verb](random, world)
     return Step(step.verb, step.arguments, random.randrange(2))
 
@@ -241,13 +243,13 @@ def set_result_ttl(random: Random, world: World) -> Step:
 
 def list_jobs(random: Random, world: World) -> Step:
     """A list, page by page."""
-    del world
+    lane = _known(random, world)[:2]
     states = frozenset(JobState)
-    if random.random() < 0.7:
+    if random.random() < 0.5:
         states = frozenset(random.sample(list(JobState), random.choice((1, 1, 2, 4))))
     type_ = random.choice((None, None, *TYPES))
     error = random.choice((None, None, None, "Boom", "broke", "LeaseExpired", "nothing"))
-    return Step("list", (ListQuery(*_lane(random), states, type_, error, None, random.choice((1, 2, 5, 100))),))
+    return Step("list", (ListQuery(*lane, states, type_, error, None, random.choice((1, 2, 5, 100))),))
 
 
 def stats(random: Random, world: World) -> Step:
@@ -382,9 +384,14 @@ def _known(random: Random, world: World, *states: JobState) -> JobKey:
     return random.choice(keys)
 
 
+def _live(world: World) -> list[tuple[JobKey, int]]:
+    leased = (job for job in world.records.values() if job is not None and job.state is JobState.LEASED)
+    return [(job.key, job.token) for job in leased]
+
+
 def _leases(random: Random, world: World, count: int) -> list[tuple[JobKey, int]]:
     """Jobs and tokens: mostly live ones; else stale, unknown, or of another job."""
-    live = [(key, job.token) for key, job in world.records.items() if job is not None and job.state is JobState.LEASED]
+    live = _live(world)
     found: list[tuple[JobKey, int]] = []
     for _ in range(count):
         if live and not _rarely(random, 5):
