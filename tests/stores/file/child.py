@@ -234,32 +234,38 @@ async def listen(directory, hints):
 
 
 async def use_after_fork(directory):
-    """Fork with the store open and listening; the child of the fork uses it, closes it and opens it anew."""
+    """Fork with the store open, listening and at work; the child of the fork uses it, closes it and opens it anew."""
     store = await open_at(directory)
-    await store.enqueue([new("parent")])
     heard = asyncio.Event()
     store.listen(lambda _: heard.set(), [Hint.READY])
+    working = [asyncio.ensure_future(store.enqueue([new(f"work-{n}")])) for n in range(200)]
+    await asyncio.gather(store.now(), store.now(), *working[:3])
     pid = os.fork()
     if pid == 0:
         # The event loop is the parent's: take the first step of each call by hand.
         calls = (store.enqueue([new("child")]), store.now(), store.claim(wish(1)), _listen(store))
         say([first_step(call) for call in calls])
         store._engine.close()
-        anew = make_store(f"file:{directory}")
-        try:
-            anew._start(None)
-            say("it opened")
-        except StoreError as error:
-            say(f"{error.code}: {error}")
+        asyncio.events._set_running_loop(None)
+        asyncio.new_event_loop().run_until_complete(_live_on(directory))
         os._exit(0)
-    await asyncio.to_thread(os.waitpid, pid, 0)
-    say("the child is gone")
-    await asyncio.to_thread(wait_for_word)
-    async with asyncio.timeout(20):
-        await heard.wait()  # Of what another process did.
-    await store.enqueue([new("after")])
+    await asyncio.gather(*working)
+    heard.clear()
+    async with asyncio.timeout(60):
+        await heard.wait()  # Of what the child has done: its closing did not take our FIFO.
+    await store.enqueue([new("parent")])
     await store.close()
-    say("done")
+    say("the parent has closed")
+    await asyncio.to_thread(os.waitpid, pid, 0)
+
+
+async def _live_on(directory):
+    store = await open_at(directory)
+    await store.enqueue([new("child-1")])
+    wait_for_word()
+    await store.enqueue([new("child-2")])
+    say("the child has been acknowledged")
+    die()
 
 
 async def _listen(store):

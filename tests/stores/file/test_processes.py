@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections import defaultdict
@@ -167,13 +168,18 @@ async def _goes_on(store, held):
     assert finding.level == "ok"
 
 
-def test_who_waits_for_a_writer_goes_on_when_it_is_killed(directory):
-    with (
-        Child("enqueue", directory=directory, ids=["waited"]) as waiting,
-        Child("stop_at", directory=directory, point="file.before_commit") as stuck,
-    ):
+@contextlib.contextmanager
+def _waiting_and_stuck(directory):
+    """A process that has the store open, and another that stands in a commit."""
+    with Child("enqueue", directory=directory, ids=["waited"]) as waiting:
         assert waiting.says() == "open"
-        assert stuck.says() == "stopped"
+        with Child("stop_at", directory=directory, point="file.before_commit") as stuck:
+            assert stuck.says() == "stopped"
+            yield waiting, stuck
+
+
+def test_who_waits_for_a_writer_goes_on_when_it_is_killed(directory):
+    with _waiting_and_stuck(directory) as (waiting, stuck):
         waiting.go_on()
         stuck.kill()
         assert waiting.says() == ["waited"]
@@ -182,12 +188,7 @@ def test_who_waits_for_a_writer_goes_on_when_it_is_killed(directory):
 
 
 def test_who_waits_for_a_writer_goes_on_when_it_does(directory):
-    with (
-        Child("enqueue", directory=directory, ids=["waited"]) as waiting,
-        Child("stop_at", directory=directory, point="file.before_commit") as stuck,
-    ):
-        assert waiting.says() == "open"
-        assert stuck.says() == "stopped"
+    with _waiting_and_stuck(directory) as (waiting, stuck):
         waiting.go_on()
         stuck.go_on()
         assert stuck.says() == "done"

@@ -27,7 +27,7 @@ from tests.stores.file.support import (
     wish,
 )
 
-SOON_S = 20
+SOON_S = 60
 
 
 class Ears:

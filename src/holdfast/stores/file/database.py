@@ -36,24 +36,36 @@ class _Open:
 
     POSIX locks belong to the process: closing any descriptor of a file drops all that the process has on it, SQLite's
     too, and then another process deletes the log that we still write to. So nobody but SQLite opens a file that is in
-    `here`; it was looked at when it was opened first. And a forked child has none of the locks that SQLite's memory
-    tells it of: what is in `inherited` cannot be opened in it at all.
+    `here`; it was looked at when it was opened first.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        """Held while a database is being opened: a fork waits for it (see engine.py)."""
         self.here: Counter[tuple[int, int]] = Counter()
-        self.inherited: set[tuple[int, int]] = set()
-
-    def forked(self) -> None:
-        """Start anew in the child of a fork."""
-        self.lock = threading.Lock()
-        self.inherited.update(self.here)
-        self.here.clear()
 
 
 _open = _Open()
-os.register_at_fork(after_in_child=_open.forked)
+
+
+def opening() -> contextlib.AbstractContextManager[object]:
+    """Hold this from before a connection is made until it is known to whoever closes it after a fork."""
+    return _open.lock
+
+
+def pause() -> None:
+    """Before a fork: let nobody be in the middle of opening a database."""
+    _open.lock.acquire()
+
+
+def go_on() -> None:
+    """After it, in the parent."""
+    _open.lock.release()
+
+
+def start_anew() -> None:
+    """After it, in the child: nothing is open here yet."""
+    _open.__init__()
 
 
 def prepare(directory: Path, *, frozen_at: int | None) -> None:
@@ -82,13 +94,7 @@ def check(path: Path) -> None:
     log = Path(f"{path}-wal")
     settled = not log.exists() or log.stat().st_size == 0
     with _open.lock:
-        inode = _inode(path)
-        if inode in _open.inherited:
-            raise StoreUnavailable(
-                f"{path} was open in the process that this one was forked from, which SQLite cannot bear; "
-                "open it only after the fork, or start the process by spawn"
-            )
-        if inode in _open.here:
+        if _inode(path) in _open.here:
             return
         with path.open("rb") as file:
             header = file.read(100)
@@ -133,7 +139,7 @@ def _inode(path: Path) -> tuple[int, int]:
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     """A connection set up as every part of the store needs it."""
-    with translated(path):
+    with translated(path), _open.lock:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=BUSY_S)
         try:
             # WAL with FULL: each commit is on the disk before it is acknowledged. [ENQ-1]
@@ -226,7 +232,7 @@ def _create(path: Path, frozen_at: int | None) -> None:
     scratch = path.with_suffix(".new")
     for leftover in (scratch, *(Path(f"{scratch}{tail}") for tail in ("-wal", "-shm", "-journal"))):
         leftover.unlink(missing_ok=True)
-    with translated(path):
+    with translated(path), _open.lock:
         db = sqlite3.connect(scratch, isolation_level=None)
         try:
             db.execute("PRAGMA page_size = 4096")

@@ -57,7 +57,16 @@ class _Call(Generic[T]):
             self.future.set_exception(database.busy())
 
 
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+class _Guarded:
+    """A connection and the guard that whoever uses it holds."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self.guard = threading.RLock()
+
+    def close(self) -> None:
+        with self.guard:
+            self.db.close()
 
 
 class Engine:
@@ -66,31 +75,30 @@ class Engine:
     def __init__(self, directory: Path, settings: Settings) -> None:
         self.path = directory / database.NAME
         self.settings = settings
-        self._directory = directory
         self._folder = directory / "wake"
         self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
-        self._inode = database.hold(self.path)
-        with contextlib.ExitStack() as undo:
-            undo.callback(database.let_go, self._inode)
-            self._db = database.connect(self.path)
-            undo.callback(self._db.close)
-            with database.translated(self.path):
-                self._lock_file = database.open_lock(directory)
-            undo.pop_all()
         self._pid = os.getpid()
         self._closed = False
         self._users = 1
         self._users_lock = threading.Lock()
         self._readers = ThreadPoolExecutor(2, "holdfast-file-reader")
         self._local = threading.local()
-        self._reader_connections: list[sqlite3.Connection] = []
         self._memory = Memory()
         self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Listener, frozenset[Hint]]] = {}
         self._ears: dict[asyncio.AbstractEventLoop, wakeup.Ear] = {}
         self._ears_lock = threading.Lock()
+        self._inode = database.hold(self.path)
+        with contextlib.ExitStack() as undo, database.opening():
+            undo.callback(database.let_go, self._inode)
+            self._db = database.connect(self.path)
+            undo.callback(self._db.close)
+            with database.translated(self.path):
+                self._lock_file = database.open_lock(directory)
+            self._connections = [_Guarded(self._db)]
+            _forks.engines.add(self)
+            undo.pop_all()
         self._thread = threading.Thread(target=self._write, name="holdfast-file-writer", daemon=True)
         self._thread.start()
-        _engines.add(self)
 
     # Asking -----------------------------------------------------------------------------------------------
 
@@ -154,25 +162,41 @@ class Engine:
         if self._thread.is_alive():
             raise database.busy()
         self._readers.shutdown(wait=True)
-        for connection in (*self._reader_connections, self._db):
+        for connection in reversed(self._connections):
             connection.close()
         database.let_go(self._inode)
         os.close(self._lock_file)
-        _engines.discard(self)
+        _forks.engines.discard(self)
 
-    def forked(self) -> None:
-        """In the child of a fork: close what would keep the lock or a FIFO of a dead parent alive."""
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise StoreUnavailable("the store was opened before this process was forked; open it anew in the child")
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+
+    # Forks ------------------------------------------------------------------------------------------------
+
+    # A forked child has none of the locks that SQLite's memory tells it of, and would write to a log that others take
+    # for unused and delete. So a fork waits until nobody is inside SQLite, and the child first closes, as its own,
+    # every connection that it was born with; then it can open the store anew.
+
+    def pause(self) -> None:
+        """Before a fork: wait until no connection is in use."""
+        for connection in self._connections:
+            connection.guard.acquire()
+
+    def go_on(self) -> None:
+        """After it, in the parent."""
+        for connection in self._connections:
+            connection.guard.release()
+
+    def start_anew(self) -> None:
+        """After it, in the child: let go of all that is the parent's, also of what would keep its lock held."""
+        for connection in self._connections:
+            connection.close()
         os.close(self._lock_file)
         for ear in self._ears.values():
             ear.forked()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreUnavailable("the store is closed")
-        if self._pid != os.getpid():
-            raise StoreUnavailable(
-                "the store was opened before this process was forked; open it only after the fork, or use spawn"
-            )
 
     # Writing ----------------------------------------------------------------------------------------------
 
@@ -196,7 +220,7 @@ class Engine:
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX)
             try:
-                with database.translated(self.path):
+                with database.translated(self.path), self._connections[0].guard:
                     signals = self._run(group)
             finally:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
@@ -245,16 +269,18 @@ class Engine:
 
     # Reading ----------------------------------------------------------------------------------------------
 
-    def _reader(self) -> sqlite3.Connection:
-        db: sqlite3.Connection | None = getattr(self._local, "db", None)
-        if db is None:
-            db = self._local.db = database.connect(self.path, read_only=True)
-            self._reader_connections.append(db)
-        return db
+    def _reader(self) -> _Guarded:
+        reader: _Guarded | None = getattr(self._local, "reader", None)
+        if reader is None:
+            with database.opening():
+                reader = self._local.reader = _Guarded(database.connect(self.path, read_only=True))
+                self._connections.append(reader)
+        return reader
 
     def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
-        db = self._reader()
-        with database.translated(self.path):
+        reader = self._reader()
+        with database.translated(self.path), reader.guard:
+            db = reader.db
             db.execute("BEGIN")
             try:
                 return read(db)
@@ -327,10 +353,31 @@ def _resolve(calls: list[_Call[Any]]) -> None:
             call.future.set_result(call.result)
 
 
-def _forked() -> None:
-    for engine in list(_engines):
-        engine.forked()
-    _engines.clear()
+class _Forks:
+    """What happens to the engines of a process when it forks."""
+
+    def __init__(self) -> None:
+        self.engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._paused: list[Engine] = []
+
+    def before(self) -> None:
+        database.pause()
+        self._paused = list(self.engines)
+        for engine in self._paused:
+            engine.pause()
+
+    def in_parent(self) -> None:
+        for engine in self._paused:
+            engine.go_on()
+        self._paused = []
+        database.go_on()
+
+    def in_child(self) -> None:
+        for engine in self._paused:
+            engine.start_anew()
+        self.__init__()
+        database.start_anew()
 
 
-os.register_at_fork(after_in_child=_forked)
+_forks = _Forks()
+os.register_at_fork(before=_forks.before, after_in_parent=_forks.in_parent, after_in_child=_forks.in_child)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterable
 
 from msgspec import Struct
@@ -102,7 +103,7 @@ async def perform(check: Check, spaces: Spaces, transaction: Transaction | None 
     """Run one check. Raises what it raises, Broken where the store broke the rule."""
     limit = asyncio.timeout(CHECK_TIMEOUT_S)
     try:
-        async with limit, opened(spaces, transaction=transaction) as harness:
+        async with limit, opened(spaces, uuid.uuid4().hex[:10], transaction) as harness:
             await check.body(harness)
     except TimeoutError:
         if not limit.expired():

@@ -1,7 +1,7 @@
 """What a check holds in its hand: a store under test, names of its own, and short words for what it does.
 
-The data may be shared with other checks and other runs, so every name is unique and nothing is assumed about
-jobs that the check did not make. Time passes by `advance` alone; a running clock moves on by itself as well, so
+Each check has a place of its own, but the server may be shared with other runs, so every name is unique and nothing
+is assumed about jobs that the check did not make. Time passes by `advance` alone; a running clock moves on by itself as well, so
 exact instants are checked in a `frozen` place.
 """
 
@@ -130,9 +130,8 @@ class Harness:
 
     @asynccontextmanager
     async def frozen(self, **options: str) -> AsyncGenerator[Harness]:
-        """A harness on a place whose clock stands still; with options, a place where nobody else has been."""
-        place = self.name("f") if options else "frozen"
-        async with opened(self.spaces, place, None, test_clock="frozen", **options) as other:
+        """A harness on a place of its own whose clock stands still."""
+        async with opened(self.spaces, self.name("f"), None, test_clock="frozen", **options) as other:
             yield other
 
     async def now(self) -> int:

@@ -36,7 +36,7 @@ class Bug:
         """Note that the planted code ran."""
         self.runs += 1
         if self.runs > _MOST_RUNS:
-            msg = f"the planted code ran {_MOST_RUNS} times in one trial"
+            msg = f"the planted code ran {_MOST_RUNS} times in one check"
             raise RuntimeError(msg)
 
     # Python -----------------------------------------------------------------------------------------------------

@@ -201,6 +201,7 @@ class Side:
         view = job.snapshot()
         view.token = self._ranks.get(job.token, UNKNOWN + job.token)
         view.finished_at = self.relative(job.finished_at)
+        view.expires_at = self.relative(job.expires_at)
         view.visible_at = job.visible_at - self._start
         view.deadline = self.relative(job.deadline) or 0
         return view

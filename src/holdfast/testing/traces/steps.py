@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.core.job import (
     DAY,
@@ -43,8 +44,8 @@ TENANTS = ("a", "a.b", "ab")
 QUEUES = ("q", "b:q", "b/q")
 LIKELY_QUEUES = ("q", "q", "q", "b:q", "b:q", "b/q")
 IDS = ("1", "2", "b:q:1", "é")
-TYPES = ("send", "sum")
-KEYS = ("k", "k:1", "q:k")
+TYPES = ("send", "send", "k:send")
+KEYS = ("k", "q:k")
 WORKERS = ("w1", "w:2")
 READERS = ("audit", "mirror")
 REQUESTS = ("", "", "", "r1", "r:2")
@@ -84,6 +85,8 @@ class World(Struct):
     """How many events there have been."""
     marks: list[int] = field(default_factory=lambda: [0])
     """Positions in the log whose offsets are known."""
+    keyed: list[tuple[str, str, str, str]] = field(default_factory=list[tuple[str, str, str, str]])
+    """Tenant, queue, type and idempotency key of what was enqueued with one, in order."""
     records: dict[JobKey, Job | None] = field(default_factory=dict[JobKey, Job | None])
     """Every job ever named, as the reference has it, with its instants and tokens in the words of a step."""
     grants: list[tuple[JobKey, int]] = field(default_factory=list[tuple[JobKey, int]])
@@ -118,17 +121,28 @@ def enqueue(random: Random, world: World) -> Step:
 
 
 def _new(random: Random, world: World, lane: tuple[str, str]) -> NewJob:
-    if random.random() < 0.5:
-        id_ = random.choice(IDS)
-    else:
+    envelope = _envelope(random)
+    if envelope.idempotency and world.keyed and _rarely(random, 2):
+        # A key that was taken before, in its own scope.
+        tenant, queue, type_, taken = random.choice(_last(world.keyed, 8))
+        lane = (tenant, queue)
+        envelope = replace(envelope, type=type_, idempotency=replace(envelope.idempotency, key=taken))
+    key = JobKey(*lane, random.choice(IDS))
+    if random.random() < (0.8 if envelope.idempotency else 0.4):
         world.made += 1
-        id_ = f"made-{world.made}"
+        key = JobKey(*lane, f"made-{world.made}")
+    elif _rarely(random, 3):
+        # The same request again, as after a lost reply.
+        key = _known(random, world)
+        known = world.records.get(key)
+        envelope = replace(envelope, request_id=known.envelope.request_id if known else "r1")
+    if envelope.idempotency:
+        world.keyed.append((key.tenant, key.queue, envelope.type, envelope.idempotency.key))
     run_at: int | None = None
     if _rarely(random, 5):
         run_at = world.now + random.choice((-5 * SECOND, 0, 1, 5 * SECOND, 100 * DAY))
     delay_ms = random.choice((1, 1 * SECOND, 30 * SECOND, 2 * DAY)) if _rarely(random, 4) else 0
-    replace_failed = _rarely(random, 3)
-    return NewJob(JobKey(*lane, id_), _envelope(random), delay_ms, run_at, replace_failed)
+    return NewJob(key, envelope, delay_ms, run_at, replace_failed=_rarely(random, 3))
 
 
 def _envelope(random: Random) -> Envelope:
@@ -211,7 +225,8 @@ def report(random: Random, world: World) -> Step:
 
 def cancel(random: Random, world: World) -> Step:
     """Cancellations in both modes."""
-    found = [_known(random, world) for _ in range(random.choice((1, 1, 3)))]
+    aim = (JobState.LEASED,) if _rarely(random, 2) else ()
+    found = [_known(random, world, *aim) for _ in range(random.choice((1, 1, 3)))]
     return Step("cancel", ([Cancel(key, only_waiting=_rarely(random, 3)) for key in found],))
 
 
@@ -269,8 +284,11 @@ def read_events(random: Random, world: World) -> Step:
 
 
 def advance(random: Random, world: World) -> Step:
-    """Time passes: mostly a little, now and then so much that leases, results and the log run out."""
-    del world
+    """Time passes: up to the moment of something, or a little, or so much that results and the log run out."""
+    moments = [at for job in world.records.values() if job for at in (job.deadline, job.visible_at, job.expires_at)]
+    ahead = [at - world.now for at in moments if at is not None and at > world.now]
+    if ahead and _rarely(random, 3):
+        return Step("advance", (min(random.choice(ahead), 8 * DAY) - _rarely(random, 3),))
     return Step("advance", (random.choice(LONG_PAUSES if _rarely(random, 9) else PAUSES),))
 
 
@@ -367,6 +385,7 @@ MAKERS: dict[str, Maker] = {
 WEIGHTS = dict.fromkeys(MAKERS, 1) | {
     "enqueue": 16, "claim": 16, "finish": 14, "advance": 8, "extend": 3, "report": 2, "cancel": 3, "replay": 4,
     "purge": 2, "set_result_ttl": 2, "list": 3, "events": 3, "reap": 3, "prune": 3, "mark": 2, "pause": 2, "beat": 2,
+    "set_tenant": 2, "set_reader": 2,
 }  # fmt: skip
 
 

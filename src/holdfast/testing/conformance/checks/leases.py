@@ -186,6 +186,21 @@ async def progress_is_recorded_for_the_holder(h: Harness) -> None:
     expect_equal((await h.claim_one(queue=job.queue)).progress, None, "progress of the next attempt")
 
 
+@rule("LEASE-1")
+async def a_lease_taken_over_through_another_handle_is_lost(h: Harness) -> None:
+    """What a process remembers of its own leases does not count: the store decides."""
+    job = await h.leased(lease_ms=LEASE)
+    other = (await h.handles(2))[1]
+    await h.advance(LEASE)
+    await other.reap(1000, 0.0)
+    await h.advance(DELAY)
+    second = await h.claim_one(queue=job.queue, store=other)
+    expect_a(await h.complete(job), LeaseLost, "completion of a lease that another handle's took the place of")
+    record = await h.get(job.key)
+    expect_equal((record.state, record.token), (JobState.LEASED, second.token), "record after the refused completion")
+    h.accepted(await h.complete(second), JobState.COMPLETED)
+
+
 # LEASE-2 ------------------------------------------------------------------------------------------------------
 
 

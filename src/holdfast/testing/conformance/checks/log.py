@@ -247,6 +247,7 @@ async def readers_are_the_tenants_own(h: Harness) -> None:
 async def only_the_stores_clock_decides(h: Harness) -> None:
     """Delays count from it, deadlines stand on it, and all handles read the same one."""
     async with h.frozen() as f:
+        await f.advance(HOUR)  # So that it differs from the clock of this process.
         now = await f.now()
         await f.queued("delayed", delay_ms=10 * SECOND)
         await f.queued("past", run_at=now - DAY)

@@ -116,6 +116,17 @@ async def a_quota_can_be_raised_lowered_and_read(h: Harness) -> None:
 
 
 @rule("TENANT-5")
+async def settings_that_are_not_named_stay_as_they_are(h: Harness) -> None:
+    """A new quota leaves the weight alone, and the other way round, for the tenant and for a queue."""
+    for queue in (None, h.queue):
+        await h.store.set_tenant(h.tenant, TenantSettings(queue, weight=2.0))
+        await h.store.set_tenant(h.tenant, TenantSettings(queue, max_waiting=5))
+        await h.store.set_tenant(h.tenant, TenantSettings(queue, weight=3.0))
+        found = [s for s in await h.store.tenant_settings(h.tenant) if s.queue == queue]
+        expect_equal(found, [TenantSettings(queue, 3.0, 5)], "settings")
+
+
+@rule("TENANT-5")
 async def concurrent_enqueues_do_not_get_around_a_quota(h: Harness) -> None:
     """An exact quota never overshoots; where the store says otherwise, by no more than was in flight."""
     most, flights = 5, 20

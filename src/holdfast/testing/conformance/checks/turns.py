@@ -111,6 +111,21 @@ async def leaving_and_coming_back_gains_nothing(h: Harness) -> None:
 
 
 @rule("TENANT-4")
+async def coming_back_to_an_idle_queue_gains_nothing(h: Harness) -> None:
+    """Who was served last stands behind a newcomer, also when nobody had work in between."""
+    for first, second in ((h.tenant, h.other), (h.other, h.tenant)):
+        queue = h.name("q")
+        await backlog(h, first, 1, queue)
+        expect_equal(await served(h, 1, [queue]), [first], "the only tenant")
+        await h.claim_none(tenant=None, queue=queue)
+        await backlog(h, first, 1, queue)
+        await backlog(h, second, 1, queue)
+        order = await served(h, 2, [queue])
+        if h.capabilities.exact_turns:
+            expect_equal(order, [second, first], "turns after the queue was idle")
+
+
+@rule("TENANT-4")
 async def a_tenant_with_nothing_visible_takes_no_turn(h: Harness) -> None:
     """Paused, delayed and leased jobs do not make their tenant wait in line, and it enters when they show."""
     paused, delayed, running = h.name("v"), h.name("w"), h.name("x")
