@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreError
 from holdfast.core.job import Cancel, Result
-from holdfast.store import Hint, make_store
+from holdfast.store import Hint
 from holdfast.stores.file import database
 from holdfast.testing import powerloss
 from tests.stores.file.support import complete, key, new, open_at, opened, payload_of, wish
@@ -240,17 +240,21 @@ async def use_after_fork(directory):
     store.listen(lambda _: heard.set(), [Hint.READY])
     working = [asyncio.ensure_future(store.enqueue([new(f"work-{n}")])) for n in range(200)]
     await asyncio.gather(store.now(), store.now(), *working[:3])
+    waits, goes_on = os.pipe()
     pid = os.fork()
     if pid == 0:
         # The event loop is the parent's: take the first step of each call by hand.
         calls = (store.enqueue([new("child")]), store.now(), store.claim(wish(1)), _listen(store))
         say([first_step(call) for call in calls])
         store._engine.close()
+        os.read(waits, 1)
         asyncio.events._set_running_loop(None)
         asyncio.new_event_loop().run_until_complete(_live_on(directory))
         os._exit(0)
     await asyncio.gather(*working)
+    await store.now()
     heard.clear()
+    os.write(goes_on, b"1")
     async with asyncio.timeout(60):
         await heard.wait()  # Of what the child has done: its closing did not take our FIFO.
     await store.enqueue([new("parent")])

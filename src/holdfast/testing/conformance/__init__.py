@@ -1,21 +1,41 @@
-"""The conformance suite: one contract, checked rule by rule on any store.
+"""The conformance suite: one check or more for every rule of the contract, for any store. SHIPPED.
 
-    certificate = run("file:./scratch")
-    print(certificate.held, certificate.broken)
+    from holdfast.testing.conformance import run
+    certificate = run("file:./data")          # works in places of its own beside that URL
+    certificate.held, certificate.rows
 
-A store of your own passes when `certify("yourscheme:...")` says that every rule held; under pytest, parametrize over
-`checks()` and call `perform(check, spaces)`.
+A store's own tests are a few lines: `all_checks()` gives the checks, `perform(check, Spaces(url))` runs one.
 """
+
+from __future__ import annotations
 
 from holdfast.testing.conformance import checks as _checks
 from holdfast.testing.conformance.certificate import Certificate, Row, certify, perform, run
-from holdfast.testing.conformance.expect import Broken
-from holdfast.testing.conformance.rules import RULES, Check, registered
-from holdfast.testing.conformance.spaces import Spaces
+from holdfast.testing.conformance.expect import Broken, expect
+from holdfast.testing.conformance.harness import Harness, Transaction
+from holdfast.testing.conformance.rules import RULES, Check, registered, rule
+from holdfast.testing.conformance.spaces import Locate, Spaces
 
-checks = registered
-"""All checks, in the order of the rules."""
+__all__ = [
+    "RULES",
+    "Broken",
+    "Certificate",
+    "Check",
+    "Harness",
+    "Locate",
+    "Row",
+    "Spaces",
+    "Transaction",
+    "all_checks",
+    "certify",
+    "expect",
+    "perform",
+    "rule",
+    "run",
+]
 
-__all__ = ["RULES", "Broken", "Certificate", "Check", "Row", "Spaces", "certify", "checks", "perform", "run"]
 
-del _checks
+def all_checks() -> list[Check]:
+    """Every check of the suite, in the order of the rules."""
+    assert _checks.__all__
+    return registered()

@@ -1,8 +1,8 @@
 """What a check holds in its hand: a store under test, names of its own, and short words for what it does.
 
 Each check has a place of its own, but the server may be shared with other runs, so every name is unique and nothing
-is assumed about jobs that the check did not make. Time passes by `advance` alone; a running clock moves on by itself as well, so
-exact instants are checked in a `frozen` place.
+is assumed about jobs that the check did not make. Time passes by `advance` alone; a running clock moves on by itself
+as well, so exact instants are checked in a `frozen` place.
 """
 
 from __future__ import annotations

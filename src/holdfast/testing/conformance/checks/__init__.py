@@ -1,33 +1,39 @@
-"""The checks, by topic. Importing this package registers them all."""
+"""The checks, by topic. Importing this package registers all of them."""
+
+from __future__ import annotations
 
 from holdfast.testing.conformance.checks import (
-    cancel,
+    cancels,
     claims,
+    clock,
+    dead_letters,
     enqueue,
+    events,
     keys,
     leases,
-    log,
     quotas,
     results,
+    retention,
     retries,
     states,
     tenants,
     turns,
-    waiting,
 )
 
 __all__ = [
-    "cancel",
+    "cancels",
     "claims",
+    "clock",
+    "dead_letters",
     "enqueue",
+    "events",
     "keys",
     "leases",
-    "log",
     "quotas",
     "results",
+    "retention",
     "retries",
     "states",
     "tenants",
     "turns",
-    "waiting",
 ]

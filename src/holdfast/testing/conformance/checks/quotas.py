@@ -119,11 +119,14 @@ async def a_quota_can_be_raised_lowered_and_read(h: Harness) -> None:
 async def settings_that_are_not_named_stay_as_they_are(h: Harness) -> None:
     """A new quota leaves the weight alone, and the other way round, for the tenant and for a queue."""
     for queue in (None, h.queue):
-        await h.store.set_tenant(h.tenant, TenantSettings(queue, weight=2.0))
-        await h.store.set_tenant(h.tenant, TenantSettings(queue, max_waiting=5))
-        await h.store.set_tenant(h.tenant, TenantSettings(queue, weight=3.0))
-        found = [s for s in await h.store.tenant_settings(h.tenant) if s.queue == queue]
-        expect_equal(found, [TenantSettings(queue, 3.0, 5)], "settings")
+        for new, want in (
+            (TenantSettings(queue, weight=2.0), TenantSettings(queue, 2.0)),
+            (TenantSettings(queue, max_waiting=5), TenantSettings(queue, 2.0, 5)),
+            (TenantSettings(queue, weight=3.0), TenantSettings(queue, 3.0, 5)),
+        ):
+            await h.store.set_tenant(h.tenant, new)
+            found = [s for s in await h.store.tenant_settings(h.tenant) if s.queue == queue]
+            expect_equal(found, [want], "settings")
 
 
 @rule("TENANT-5")

@@ -1,252 +1,141 @@
-"""RESULT-1, DEAD, KEEP: what is kept of an ended job, and for how long."""
+"""RESULT-1, and the hint behind RESULT-2: results are kept for their time."""
 
 from __future__ import annotations
 
-import asyncio
-
-from holdfast.core.errors import JobNotFound, NotReplayable
-from holdfast.core.events import fingerprint
-from holdfast.core.job import DAY, HOUR, SECOND, AttemptError, JobKey, JobState, Queued, Replayed, Result
-from holdfast.store import ListQuery
-from holdfast.testing.conformance.expect import expect, expect_a, expect_equal
-from holdfast.testing.conformance.harness import Harness
+from holdfast.core.job import DAY, HOUR, SECOND, Finish, JobState, Queued, Result
+from holdfast.store import Hint
+from holdfast.testing.conformance.expect import expect_a, expect_between, expect_equal
+from holdfast.testing.conformance.harness import LEASE, Harness
 from holdfast.testing.conformance.rules import rule
 
-FAILED = frozenset({JobState.FAILED})
-
-
-# RESULT-1 -------------------------------------------------------------------------------------------------------
-
 
 @rule("RESULT-1")
-async def a_result_comes_back_as_it_was_given(h: Harness) -> None:
-    """Bytes, codec and reference, also empty and large ones."""
-    results = (
-        Result(b""),
-        Result(b"null"),
-        Result(bytes(range(256)), "raw"),
-        Result(b"x" * 250_000),
-        Result(b"", "json", "b/1"),
-    )
-    for result in results:
-        job = await h.leased()
-        h.accepted(await h.finish(job, "complete", result=result), JobState.COMPLETED)
-        expect_equal((await h.get(job.key)).result, result, "result")
-
-
-@rule("RESULT-1")
-async def a_result_is_gone_after_its_ttl_with_the_record(h: Harness) -> None:
-    """Per job: an hour unless said otherwise. To the millisecond, and before anything is pruned."""
+async def a_result_is_kept_for_its_ttl_and_then_gone(h: Harness) -> None:
+    """To the millisecond, with the record: get, list and the id itself forget it."""
     async with h.frozen() as f:
-        for ttl in (HOUR, 5 * SECOND, 40 * DAY):
-            job = await (f.leased() if ttl == HOUR else f.leased(result_ttl_ms=ttl))
-            f.accepted(await f.complete(job, b"1"), JobState.COMPLETED)
-            await f.advance(ttl - 1)
-            expect_equal((await f.get(job.key)).result, Result(b"1"), f"result just before its TTL of {ttl} ms")
-            await f.advance(1)
-            expect_equal(await f.find(job.key), None, f"record at the end of its TTL of {ttl} ms")
-            expect_equal(await f.list_ids(queue=job.queue), [], "list after the TTL")
-            expect_equal((await f.stats(job.queue)).counts[JobState.COMPLETED], 0, "completed jobs after the TTL")
-            expect_equal(await f.cancel(job.key), "not_found", "cancel after the TTL")
+        job = await f.leased("job", queue=f.queue, result_ttl_ms=90 * SECOND)
+        now = await f.now()
+        h.accepted(await f.finish(job, "complete", result=Result(b"\x00\xff", "msgpack")), JobState.COMPLETED)
+        done = await f.get(job.key)
+        expect_equal((done.result, done.finished_at), (Result(b"\x00\xff", "msgpack"), now), "result and its time")
+        await f.advance(90 * SECOND - 1)
+        expect_equal(await f.get(job.key), done, "record a millisecond before the end of its time")
+        expect_equal(await f.list_ids(JobState.COMPLETED), ["job"], "list a millisecond before")
+        await f.advance(1)
+        expect_equal(await f.find(job.key), None, "record at the end of its time")
+        expect_equal(await f.list_ids(), [], "list at the end of its time")
+        expect_a(await f.enqueue("job"), Queued, "enqueue of the id at the end of its time")
 
 
 @rule("RESULT-1")
-async def a_ttl_can_be_changed_afterwards(h: Harness) -> None:
-    """Counted from now, longer or shorter, for ended jobs alone."""
+async def a_result_is_kept_for_an_hour_unless_said_otherwise(h: Harness) -> None:
+    """The default; each job has its own; a completion without a result is kept all the same."""
+    by_default, long = await h.leased(), await h.leased(result_ttl_ms=DAY)
+    h.accepted(await h.finish(by_default, "complete"), JobState.COMPLETED)
+    h.accepted(await h.complete(long, b"2"), JobState.COMPLETED)
+    await h.advance(HOUR - 10 * SECOND)
+    await h.store.prune(1000)
+    await h.expect_state(by_default.key, JobState.COMPLETED, "before the hour is over")
+    await h.advance(10 * SECOND)
+    expect_equal(await h.find(by_default.key), None, "record of a result after an hour")
+    await h.advance(DAY - HOUR - 10 * SECOND)
+    await h.store.prune(1000)
+    await h.expect_state(long.key, JobState.COMPLETED, "before the day is over")
+    await h.advance(10 * SECOND)
+    expect_equal(await h.find(long.key), None, "record of a result of a day after a day")
+
+
+@rule("RESULT-1")
+async def the_ttl_of_a_result_can_be_changed_afterwards(h: Harness) -> None:
+    """Longer or shorter, counted from then; only for a job that has ended."""
     async with h.frozen() as f:
-        for ttl in (SECOND, 3 * HOUR):
-            job = await f.job_in(JobState.COMPLETED)
-            expect_equal(await f.set_result_ttl(job.key, ttl), "updated", "change of a TTL")
-            await f.advance(ttl - 1)
-            await f.get(job.key)
-            await f.store.prune(1000)
-            await f.get(job.key)
-            await f.advance(1)
-            expect_equal(await f.find(job.key), None, f"record after the new TTL of {ttl} ms")
-            expect_equal(await f.set_result_ttl(job.key, ttl), "not_found", "change of a TTL of a forgotten job")
-    for state in (JobState.SCHEDULED, JobState.READY, JobState.LEASED, JobState.RETRYING):
+        longer = await f.job_in(JobState.COMPLETED, result_ttl_ms=10 * SECOND)
+        shorter = await f.job_in(JobState.COMPLETED, result_ttl_ms=DAY)
+        await f.advance(5 * SECOND)
+        async with f.no_event("by a change of the TTL"):
+            expect_equal(await f.set_result_ttl(longer.key, HOUR), "updated", "longer TTL")
+            expect_equal(await f.set_result_ttl(shorter.key, 20 * SECOND), "updated", "shorter TTL")
+        await f.advance(20 * SECOND - 1)
+        await f.store.prune(1000)
+        await f.expect_state(shorter.key, JobState.COMPLETED, "a millisecond before its new end")
+        await f.advance(1)
+        expect_equal(await f.find(shorter.key), None, "record whose TTL was shortened")
+        await f.advance(HOUR - 20 * SECOND - 1)
+        await f.store.prune(1000)
+        await f.expect_state(longer.key, JobState.COMPLETED, "a millisecond before its new end")
+        await f.advance(1)
+        expect_equal(await f.find(longer.key), None, "record whose TTL was lengthened, after that")
+        expect_equal(await f.set_result_ttl(longer.key, HOUR), "not_found", "change for a forgotten job")
+
+
+@rule("RESULT-1")
+async def a_change_of_the_ttl_says_what_it_met(h: Harness) -> None:
+    """updated for what has ended, not_terminal for what has not, not_found for what is not there."""
+    for state in JobState:
+        if state is JobState.BLOCKED:
+            continue
         job = await h.job_in(state)
-        expect_equal(await h.set_result_ttl(job.key, SECOND), "not_terminal", f"change of a TTL of a {state} job")
-        await h.advance(2 * SECOND)
-        await h.get(job.key)
-    expect_equal(await h.set_result_ttl(h.key("never"), SECOND), "not_found", "change of a TTL of no job")
+        ended = state in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
+        wanted = "updated" if ended else "not_terminal"
+        expect_equal(await h.set_result_ttl(job.key, 60 * SECOND), wanted, f"TTL of a {state} job")
+        if not ended:
+            expect_equal(await h.get(job.key), job, f"record of a {state} job after a refused change")
+        else:
+            await h.advance(60 * SECOND)
+            expect_equal(await h.find(job.key), None, f"a {state} job after its new TTL")
+    expect_equal(await h.set_result_ttl(h.key("nowhere"), HOUR), "not_found", "TTL of a job that is not there")
 
 
-# DEAD-1 -------------------------------------------------------------------------------------------------------------
+@rule("RESULT-1")
+async def a_result_without_ttl_is_gone_at_once(h: Harness) -> None:
+    """With a TTL of 0 the job completes, and leaves its event alone."""
+    job = await h.leased(result_ttl_ms=0)
+    h.accepted(await h.complete(job), JobState.COMPLETED)
+    expect_equal(await h.find(job.key), None, "record of a completed job with a TTL of 0")
+    expect_equal(await h.kinds(job.key), ["enqueued", "claimed", "completed"], "events")
 
 
-async def dead(h: Harness, id: str, error: AttemptError, *, type: str = "conformance", queue: str) -> JobKey:
-    """A dead letter."""
-    job = await h.leased(id, queue=queue, type=type)
-    h.accepted(await h.fail(job, error), JobState.FAILED)
-    return job.key
-
-
-@rule("DEAD-1")
-async def dead_letters_are_listed_oldest_first_with_reason_and_errors(h: Harness) -> None:
-    """In the order in which they failed, page by page, and nothing else among them."""
-    queue = h.name("q")
-    ids = [f"job-{number}" for number in (3, 1, 4, 0, 5, 2)]
-    for number, id in enumerate(ids):
-        await dead(h, id, AttemptError("Boom", f"number {number}", "trace"), queue=queue)
-        await h.advance(10)
-    done = await h.leased("done", queue=queue)
-    await h.complete(done)
-    found: list[str] = []
-    cursor: str | None = None
-    for _ in range(10):
-        page = await h.store.list(ListQuery(h.tenant, queue, FAILED, cursor=cursor, limit=2))
-        found += [job.id for job in page.jobs]
-        for job in page.jobs:
-            expect_equal(job.reason, "permanent", "reason of a dead letter")
-            expect_equal([(e.type, e.traceback, e.attempt) for e in job.errors], [("Boom", "trace", 1)], "errors")
-        cursor = page.cursor
-        if cursor is None:
-            break
-    expect_equal(found, ids, "dead letters, page by page")
-
-
-@rule("DEAD-1")
-async def dead_letters_are_filtered_by_type_and_error(h: Harness) -> None:
-    """By the type of the job; by type, fingerprint or a part of the message of the last error."""
-    queue = h.name("q")
-    timeout = AttemptError("Timeout", "took 31 s")
-    await dead(h, "a", timeout, type="mail", queue=queue)
-    await dead(h, "b", AttemptError("KeyError", "'name'"), type="mail", queue=queue)
-    await dead(h, "c", AttemptError("Timeout", "took 99 s"), type="report", queue=queue)
-
-    async def found(**filters: str) -> list[str]:
-        return await h.list_ids(JobState.FAILED, queue=queue, **filters)
-
-    expect_equal(await found(type="mail"), ["a", "b"], "dead letters of one type")
-    expect_equal(await found(error="Timeout"), ["a", "c"], "dead letters by the error's type")
-    expect_equal(await found(error=fingerprint(timeout)), ["a", "c"], "dead letters by the error's fingerprint")
-    expect_equal(await found(error="99 s"), ["c"], "dead letters by a part of the message")
-    expect_equal(await found(type="mail", error="Timeout"), ["a"], "dead letters by both")
-    expect_equal(await found(error="nothing like it"), [], "dead letters by an error that none had")
-
-
-@rule("DEAD-1")
-async def of_concurrent_replays_one_wins(h: Harness) -> None:
-    """The job starts again once; the others are told that it is not replayable."""
-    job = await h.job_in(JobState.FAILED)
-    stores = await h.handles(4)
-    answers = [a for one in await asyncio.gather(*(s.replay([job.key, job.key]) for s in stores)) for a in one]
-    expect_equal(sum(isinstance(answer, Replayed) for answer in answers), 1, "replays that won")
-    expect_equal(sum(isinstance(answer, NotReplayable) for answer in answers), 7, "replays that lost")
-    expect_equal((await h.kinds(job.key)).count("replayed"), 1, "replayed events")
-    await h.claim_one("job", queue=job.queue)
-    await h.claim_none(queue=job.queue)
-
-
-@rule("DEAD-1")
-async def a_replayed_job_has_all_its_attempts_again(h: Harness) -> None:
-    """Same id, same message, its history kept; a job that is not there answers so."""
-    queue = h.name("q")
-    await h.queued("job", queue=queue, max_attempts=2, payload=b'{"n":1}')
-    key = h.key(queue=queue)
-    for replays in (1, 2):
-        for attempt in (1, 2):
-            job = await h.claim_one("job", queue=queue)
-            expect_equal((job.attempts, job.envelope.payload), (attempt, b'{"n":1}'), "attempt and payload")
-            await h.retry(job, delay_ms=0)
-        expect_equal((await h.get(key)).reason, "max_attempts", "reason")
-        expect_a(await h.replay(key), Replayed, "replay")
-        record = await h.get(key)
-        expect_equal((record.state, record.attempts, record.reason), (JobState.READY, 0, ""), "record after a replay")
-        expect(record.finished_at is None and record.expires_at is None, "a replayed job still counts as ended")
-        expect_equal((len(record.errors), record.replays), (2 * replays, replays), "errors and replays")
-    expect_a(await h.replay(h.key("never")), JobNotFound, "replay of no job")
-
-
-@rule("DEAD-1")
-async def a_purge_forgets_a_finished_job_and_records_it(h: Harness) -> None:
-    """Only a finished one, and with a time only if that is still how it ended."""
-    job = await h.job_in(JobState.FAILED)
-    finished_at = job.finished_at or 0
-    expect_equal(await h.purge(job.key, finished_at + 1), "not_terminal", "purge of another ending")
-    await h.get(job.key)
-    expect_equal(await h.purge(job.key, finished_at), "purged", "purge")
-    expect_equal(await h.find(job.key), None, "record of a purged job")
-    expect_equal((await h.kinds(job.key))[-1], "purged", "last event of a purged job")
-    expect_equal(await h.purge(job.key), "not_found", "purge of a purged job")
-    for state in (JobState.SCHEDULED, JobState.READY, JobState.LEASED, JobState.RETRYING):
-        other = await h.job_in(state)
-        expect_equal(await h.purge(other.key), "not_terminal", f"purge of a {state} job")
-        await h.expect_state(other.key, state, "after a purge was refused")
-
-
-# KEEP-1 -------------------------------------------------------------------------------------------------------------
-
-
-@rule("KEEP-1")
-async def only_terminal_jobs_are_ever_forgotten(h: Harness) -> None:
-    """Waiting and running ones outlive any retention, whatever is pruned."""
-    open_states = (JobState.SCHEDULED, JobState.READY, JobState.LEASED, JobState.RETRYING)
-    jobs = {state: await h.job_in(state, result_ttl_ms=0, **_far(state)) for state in open_states}
-    await h.advance(400 * DAY)
-    while (await h.store.prune(1000)).more:
-        pass
-    for state, job in jobs.items():
-        record = await h.get(job.key)
-        expect_equal(record.expires_at, None, f"expiry of a {state} job")
-    claimed = await h.claim_one("job", queue=jobs[JobState.READY].queue)
-    h.accepted(await h.complete(claimed), JobState.COMPLETED)
-
-
-def _far(state: JobState) -> dict[str, int]:
-    return {"delay_ms": 500 * DAY} if state is JobState.SCHEDULED else {}
-
-
-@rule("KEEP-1")
-async def each_kind_of_ending_has_its_own_retention(h: Harness) -> None:
-    """Completed with its result, failed 7 days, canceled 1 day; then the id is free, and no event is made."""
-    async with h.frozen() as f:
-        for state, keep in ((JobState.COMPLETED, HOUR), (JobState.FAILED, 7 * DAY), (JobState.CANCELED, DAY)):
-            job = await f.job_in(state)
-            await f.advance(keep - 1)
-            await f.store.prune(1000)
-            await f.get(job.key)
-            await f.advance(1)
-            expect_equal(await f.find(job.key), None, f"record of a {state} job after its retention")
-            async with f.no_event("by forgetting"):
-                pruned = await f.store.prune(1000)
-                expect(pruned.jobs >= 1, "nothing was pruned")
-            expect_equal((await f.stats(job.queue)).counts[state], 0, f"{state} jobs counted after pruning")
-            expect_a(await f.enqueue(queue=job.queue), Queued, "enqueue of a forgotten id")
-            expect_equal((await f.get(job.key)).attempts, 0, "attempts of the new life")
-
-
-@rule("KEEP-1")
-async def retention_can_be_set_when_the_store_is_opened(h: Harness) -> None:
-    """`keep_failed_s` and `keep_canceled_s`."""
-    async with h.frozen(keep_failed_s="10", keep_canceled_s="5") as f:
-        failed, canceled = await f.job_in(JobState.FAILED), await f.job_in(JobState.CANCELED)
-        await f.advance(5 * SECOND)
-        expect_equal(await f.find(canceled.key), None, "a canceled job after 5 s")
-        await f.get(failed.key)
-        await f.advance(5 * SECOND)
-        expect_equal(await f.find(failed.key), None, "a failed job after 10 s")
-
-
-@rule("KEEP-1")
-async def pruning_is_bounded_and_says_whether_there_is_more(h: Harness) -> None:
-    """A limit of two takes two, and the blobs of large results are named once."""
+@rule("RESULT-1")
+async def a_result_in_a_blob_is_named_when_it_is_forgotten(h: Harness) -> None:
+    """Pruning tells which blobs held the results of the jobs that it forgot, each once."""
     async with h.frozen(keep_events="1000") as f:
-        queue = f.name("q")
-        ids = [f"job-{number}" for number in range(5)]
-        await f.queued(*ids, queue=queue, result_ttl_ms=SECOND)
-        for job in await f.claim(5, queue=queue):
-            f.accepted(await f.finish(job, "complete", result=Result(b"", "json", f"blob/{job.id}")))
-        await f.advance(SECOND)
-        counts: list[int] = []
-        blobs: list[str] = []
-        for _ in range(10):
-            pruned = await f.store.prune(2)
-            counts.append(pruned.jobs)
-            blobs += pruned.blobs
-            if not pruned.more:
-                break
-        expect_equal(sum(counts), 5, "jobs pruned in all")
-        expect(max(counts) <= 2, f"a prune of two took {max(counts)}")
-        expect_equal(sorted(blobs), [f"blob/{id}" for id in ids], "blobs to delete")
+        job = await f.leased(result_ttl_ms=10 * SECOND)
+        result = Result(b"", "json", blob="results/abc")
+        h.accepted((await f.store.finish([Finish(job.key, job.token, "complete", result)]))[0], JobState.COMPLETED)
+        expect_equal((await f.get(job.key)).result, result, "reference to a blob")
+        expect_equal((await f.store.prune(100)).blobs, [], "blobs to delete while the result is kept")
+        await f.advance(10 * SECOND)
+        pruned = await f.store.prune(100)
+        expect_equal((pruned.jobs, pruned.blobs), (1, ["results/abc"]), "jobs and blobs forgotten")
+        expect_equal((await f.store.prune(100)).blobs, [], "blobs to delete the second time")
+
+
+@rule("RESULT-2")
+async def a_hint_comes_when_a_job_has_ended(h: Harness) -> None:
+    """However it ended, and also through another handle: a waiter needs no polling."""
+    other = (await h.handles(2))[1]
+    with h.listening() as ear, h.listening(other) as far:
+        for end in ("complete", "fail", "cancel", "expire"):
+            job = await h.leased(max_attempts=1)
+            if end == "cancel":
+                await h.cancel(job.key)
+            elif end == "expire":
+                await h.advance(LEASE)
+                await ear.settle()  # A shift of the clock hints at everything.
+                await far.settle()
+                await h.store.reap(1000, 0.0)
+            else:
+                h.accepted(await h.finish(job, end))
+            await ear.expect(Hint.DONE, job.key, f"after an end by {end}")
+            await far.expect(Hint.DONE, job.key, f"after an end by {end} through another handle")
+
+
+@rule("RESULT-2")
+async def a_job_that_goes_on_is_not_done(h: Harness) -> None:
+    """A retry or a release leaves no result, and no time of ending."""
+    for outcome in ("retry", "release"):
+        job = await h.leased()
+        h.accepted(await h.finish(job, outcome, result=Result(b"1")))
+        record = await h.get(job.key)
+        expect_equal((record.result, record.finished_at, record.expires_at), (None, None, None), f"record after {outcome}")
+        expect_between(record.visible_at, job.visible_at, record.visible_at, "visible from")

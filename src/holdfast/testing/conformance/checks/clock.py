@@ -1,0 +1,129 @@
+"""TIME-1: only the store's clock decides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from holdfast.core.errors import LeaseExpired
+from holdfast.core.job import HOUR, SECOND, Extended, JobState
+from holdfast.testing.conformance.expect import expect, expect_a, expect_between, expect_equal
+from holdfast.testing.conformance.harness import DELAY, LEASE, Harness
+from holdfast.testing.conformance.rules import rule
+
+
+@rule("TIME-1")
+async def every_instant_is_one_of_the_stores_clock(h: Harness) -> None:
+    """Of enqueue, claim, error, end, expiry and event: between what the clock said before and after."""
+    await h.advance(5 * HOUR)
+    before = await h.now()
+    job = await h.leased(max_attempts=2)
+    await h.retry(job, delay_ms=0)
+    second = await h.claim_one(queue=job.queue)
+    await h.extend(second, HOUR)
+    running = await h.get(job.key)
+    await h.fail(second)
+    ended = await h.get(job.key)
+    after = await h.now()
+    events = await h.history(job.key)
+    instants = {
+        "enqueued_at": ended.enqueued_at,
+        "visible_at": job.visible_at,
+        "claimed_at": second.claimed_at or 0,
+        "finished_at": ended.finished_at or 0,
+        "first lease": job.deadline - LEASE,
+        "second lease": second.deadline - LEASE,
+        "extension": running.deadline - HOUR,
+        **{f"error {number}": error.at for number, error in enumerate(ended.errors)},
+        **{f"event {number}": event.at for number, event in enumerate(events)},
+    }
+    for name, instant in instants.items():
+        expect_between(instant, before, after, name)
+
+
+@contextmanager
+def _wrong_clock(off_s: float) -> Iterator[None]:
+    real: Callable[[], float] = time.time
+    with patch("time.time", lambda: real() + off_s):
+        yield
+
+
+@rule("TIME-1")
+async def a_callers_clock_an_hour_off_changes_nothing(h: Harness) -> None:
+    """Neither when a producer enqueues nor when a worker claims, extends and acknowledges."""
+    for off_s in (-3600.0, 3600.0):
+        before = await h.now()
+        queue = h.name("q")
+        with _wrong_clock(off_s):
+            await h.queued("now", queue=queue)
+            await h.queued("later", queue=queue, delay_ms=HOUR // 2)
+            job = await h.claim_one("now", queue=queue)
+            await h.claim_none(queue=queue)
+            expect_a(await h.extend(job, LEASE), Extended, f"extend with a clock {off_s:+g} s off")
+            h.accepted(await h.complete(job), JobState.COMPLETED)
+        after = await h.now()
+        expect_between(job.deadline, before + LEASE, after + LEASE, f"deadline with a clock {off_s:+g} s off")
+        later = await h.get(h.key("later", queue=queue))
+        expect_between(later.visible_at, before + HOUR // 2, after + HOUR // 2, "a delay with a wrong clock")
+
+
+@rule("TIME-1")
+async def a_clock_that_jumps_ahead_loses_nothing(h: Harness) -> None:
+    """Leases end early and are never accepted late; every job is there, and runs again."""
+    await h.queued(*(f"job-{number}" for number in range(10)), max_attempts=3)
+    await h.queued("later", delay_ms=2 * HOUR)
+    held = await h.claim(5)
+    await h.advance(3 * HOUR)
+    for job in held:
+        expect_a(await h.complete(job), LeaseExpired, "an acknowledgement after the clock jumped past the deadline")
+    await h.store.reap(1000, 0.0)
+    await h.advance(DELAY)
+    jobs = await h.claim(20)
+    expect_equal(len(jobs), 11, "jobs to run after the clock jumped")
+    attempts = sorted(job.attempts for job in jobs)
+    expect_equal(attempts, [1] * 6 + [2] * 5, "attempt numbers after the clock jumped")
+    for job in jobs:
+        h.accepted(await h.complete(job), JobState.COMPLETED)
+
+
+@rule("TIME-1")
+async def a_clock_that_jumps_back_loses_nothing(h: Harness) -> None:
+    """Tokens still grow, events keep their order, leases are bounded, and delays are counted anew."""
+    async with h.frozen(keep_events="1000") as f:
+        await f.queued("a", "b", max_attempts=3)
+        held = await f.claim_one("a", lease_ms=LEASE)
+        await f.advance(-HOUR)
+        now = await f.now()
+        second = await f.claim_one("c" if await f.find(f.key("c")) else None, queue=await _one_more(f))
+        expect(second.token > held.token, "a token from before the jump was granted again")
+        expect_equal(second.deadline, now + LEASE, "deadline of a lease granted after the jump")
+        h.accepted(await f.complete(second), JobState.COMPLETED)
+        await f.advance(HOUR + LEASE)
+        await f.store.reap(1000, 0.0)
+        await f.advance(DELAY)
+        got = await f.claim(5)
+        expect_equal(sorted(job.id for job in got), ["a", "b"], "jobs to run when the clock has caught up")
+        kinds = await f.kinds(f.key("a"))
+        expect_equal(kinds, ["enqueued", "claimed", "expired", "claimed"], "events of a job over the jump")
+
+
+async def _one_more(f: Harness) -> str:
+    queue = f.name("q")
+    await f.queued("c", queue=queue)
+    return queue
+
+
+@rule("TIME-1")
+async def a_running_clock_runs_and_can_be_moved(h: Harness) -> None:
+    """It never stands still for good, and a shift moves it by what was asked for."""
+    before = await h.now()
+    await h.advance(10 * SECOND)
+    after = await h.now()
+    expect_between(after - before, 10 * SECOND, 20 * SECOND, "how far a shift of 10 s moved the clock")
+    async with h.frozen() as f:
+        first = await f.now()
+        expect_equal(await f.now(), first, "a frozen clock")
+        await f.advance(1)
+        expect_equal(await f.now(), first + 1, "a frozen clock moved by 1 ms")

@@ -1,0 +1,410 @@
+"""EVENT: one event for each transition, in order, for the tenant alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from holdfast.core.errors import EventsTrimmed, InvalidOption
+from holdfast.core.events import ERROR_TEXT_LIMIT, Event, fingerprint
+from holdfast.core.job import DAY, SECOND, AttemptError, Cancel, Finish, JobState, Purge, Replayed
+from holdfast.store import Hint, Reader
+from holdfast.testing.conformance.expect import Broken, expect, expect_a, expect_between, expect_equal
+from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Harness
+from holdfast.testing.conformance.rules import rule
+
+# EVENT-1 ------------------------------------------------------------------------------------------------------
+
+
+@rule("EVENT-1")
+async def each_transition_makes_exactly_one_event_that_tells_it(h: Harness) -> None:
+    """Kind, address, type, time, attempt, token, worker and the data of its kind, over a whole life."""
+    async with h.frozen() as f:
+        key = f.key("job")
+        told: list[tuple[object, ...]] = []
+
+        async def tell(kind: str, attempt: int, token: int, worker: str, **data: object) -> None:
+            told.append((kind, await f.now(), attempt, token, worker, data))
+            await f.advance(100)
+
+        start = await f.now()
+        await f.queued("job", type="mail", max_attempts=2, priority=7, delay_ms=50)
+        await tell("enqueued", 0, 0, "", priority=7, max_attempts=2, visible_at=start + 50)
+        one = await f.claim_one("job", worker="w1")
+        await tell("claimed", 1, one.token, "w1", visible_at=start + 50, deadline=one.deadline)
+        await f.release(one)
+        await tell("released", 1, one.token, "w1", visible_at=await f.now())
+        released_at = await f.now() - 100
+        two = await f.claim_one("job", worker="w2")
+        await tell("claimed", 1, two.token, "w2", visible_at=released_at, deadline=two.deadline)
+        await f.retry(two)
+        error = {"type": "Boom", "message": "it broke", "fingerprint": fingerprint(BOOM)}
+        visible_at = await f.now() + DELAY
+        await tell("retried", 1, two.token, "w2", visible_at=visible_at, error=error)
+        await f.advance(DELAY)
+        three = await f.claim_one("job", worker="w3")
+        await tell("claimed", 2, three.token, "w3", visible_at=visible_at, deadline=three.deadline)
+        await f.fail(three)
+        await tell("failed", 2, three.token, "w3", reason="permanent", error=error)
+        expect_a(await f.replay(key), Replayed, "replay")
+        replayed_at = await f.now()
+        await tell("replayed", 0, three.token, "w3", visible_at=replayed_at, replays=1)
+        four = await f.claim_one("job", worker="w4")
+        await tell("claimed", 1, four.token, "w4", visible_at=replayed_at, deadline=four.deadline)
+        await f.advance(LEASE)
+        await f.store.reap(1000, 0.0)
+        lapsed = (await f.get(key)).errors[-1]
+        lost = {"type": "LeaseExpired", "message": lapsed.message, "fingerprint": fingerprint(lapsed)}
+        expired_at = await f.now() + DELAY
+        await tell("expired", 1, four.token, "w4", visible_at=expired_at, error=lost)
+        await f.advance(DELAY)
+        five = await f.claim_one("job", worker="w5")
+        await tell("claimed", 2, five.token, "w5", visible_at=expired_at, deadline=five.deadline)
+        await f.complete(five)
+        await tell("completed", 2, five.token, "w5")
+        expect_equal(await f.purge(key), "purged", "purge")
+        await tell("purged", 2, five.token, "w5")
+
+        history = await f.history(key)
+        seen = [(e.kind, e.at, e.attempt, e.token, e.worker_id, e.data) for e in history]
+        for number, (got, want) in enumerate(zip(seen, told, strict=False)):
+            expect_equal(got, want, f"event {number}")
+        expect_equal(len(seen), len(told), f"events of a whole life: {[e.kind for e in history]}")
+        same = {(e.tenant, e.queue, e.job_id, e.type) for e in history}
+        expect_equal(same, {(f.tenant, f.queue, "job", "mail")}, "address and type of the events")
+
+
+@rule("EVENT-1")
+async def a_cancel_makes_one_event(h: Harness) -> None:
+    """From waiting and from running, and with whatever token the job last had."""
+    for state in (JobState.SCHEDULED, JobState.READY, JobState.LEASED, JobState.RETRYING):
+        job = await h.job_in(state)
+        before = await h.kinds(job.key)
+        await h.cancel(job.key)
+        history = await h.history(job.key)
+        expect_equal([e.kind for e in history], [*before, "canceled"], f"events of a canceled {state} job")
+        last = history[-1]
+        expect_equal((last.attempt, last.token), (job.attempts, job.token), "attempt and token of the event")
+
+
+@rule("EVENT-1")
+async def nothing_that_changed_nothing_makes_an_event(h: Harness) -> None:
+    """Looking, refusals, empty claims, settings, pauses, extending and progress are no transitions."""
+    job = await h.leased()
+    done = await h.job_in(JobState.COMPLETED)
+    waiting = await h.job_in(JobState.READY)
+    async with h.no_event("without a transition"):
+        await h.enqueue("job", queue=waiting.queue)
+        await h.claim(5)
+        await h.extend(job)
+        await h.report(job)
+        await h.finish(job, "complete", token=job.token - 1)
+        await h.store.finish([Finish(h.key("nowhere"), 1, "complete")])
+        await h.complete(done)
+        await h.store.cancel([Cancel(done.key), Cancel(h.key("nowhere")), Cancel(job.key, only_waiting=True)])
+        await h.store.replay([waiting.key, h.key("nowhere")])
+        await h.store.purge([Purge(waiting.key), Purge(h.key("nowhere"))])
+        await h.set_result_ttl(done.key, DAY)
+        await h.store.pause(h.tenant, waiting.queue, paused=True)
+        await h.store.pause(h.tenant, waiting.queue, paused=False)
+        await h.store.reap(1000, 0.0)
+        await h.store.prune(1000)
+        await h.store.get([job.key])
+        await h.stats()
+        await h.list_ids()
+
+
+@rule("EVENT-1")
+async def a_batch_makes_one_event_for_each_item(h: Harness) -> None:
+    """In the order of the batch, for enqueues, claims, acknowledgements and cancels."""
+    ids = [f"job-{number}" for number in range(20)]
+    await h.queued(*ids)
+    jobs = await h.claim(20)
+    await h.store.finish([Finish(job.key, job.token, "complete") for job in jobs[:10]])
+    await h.store.cancel([Cancel(job.key) for job in jobs[10:]])
+    wanted = [("enqueued", id) for id in ids] + [("claimed", id) for id in ids]
+    wanted += [("completed", id) for id in ids[:10]] + [("canceled", id) for id in ids[10:]]
+    expect_equal([(e.kind, e.job_id) for e in await h.events()], wanted, "events of batches")
+
+
+@rule("EVENT-1")
+async def extended_and_progressed_are_recorded_only_when_asked_for(h: Harness) -> None:
+    """With `events=all` each makes an event with its data; a refused one makes none."""
+    async with h.frozen(events="all") as f:
+        job = await f.leased()
+        await f.extend(job, 2 * LEASE)
+        await f.report(job, 0.25)
+        await f.extend(job, token=job.token - 1)
+        await f.report(job, token=job.token - 1)
+        history = await f.history(job.key)
+        expect_equal([e.kind for e in history], ["enqueued", "claimed", "extended", "progressed"], "events")
+        expect_equal(history[2].data, {"deadline": await f.now() + 2 * LEASE}, "data of extended")
+        expect_equal(history[3].data, {"fraction": 0.25, "message": "on the way"}, "data of progressed")
+    job = await h.leased()
+    await h.extend(job)
+    await h.report(job)
+    expect_equal(await h.kinds(job.key), ["enqueued", "claimed"], "events by default")
+
+
+@rule("EVENT-1")
+async def an_error_in_an_event_is_short(h: Harness) -> None:
+    """Its message is cut at 1 KiB; the record keeps all of it."""
+    long = AttemptError("Boom", "x" * 5000, "t" * 5000)
+    job = await h.leased()
+    h.accepted(await h.fail(job, long), JobState.FAILED)
+    error = (await h.history(job.key))[-1].data["error"]
+    expect_equal(set(error), {"type", "message", "fingerprint"}, "fields of an error in an event")
+    expect_equal(len(error["message"]), ERROR_TEXT_LIMIT, "length of the message in the event")
+    kept = (await h.get(job.key)).errors[-1]
+    expect_equal((kept.message, kept.traceback), (long.message, long.traceback), "error in the record")
+
+
+# EVENT-2 ------------------------------------------------------------------------------------------------------
+
+
+def told(events: list[Event]) -> list[tuple[str, str, int]]:
+    """Events as comparable values."""
+    return [(event.kind, event.job_id, event.token) for event in events]
+
+
+async def some_life(h: Harness, count: int) -> None:
+    """A handful of jobs with events between each other."""
+    ids = [f"job-{number}" for number in range(count)]
+    await h.queued(*ids)
+    for job in await h.claim(count):
+        await h.retry(job, delay_ms=0)
+    for job in await h.claim(count):
+        await h.complete(job)
+
+
+@rule("EVENT-2")
+async def a_reader_that_resumes_misses_nothing_and_sees_nothing_twice(h: Harness) -> None:
+    """From any page, of any size, and from the offset of any single event; offsets are strings."""
+    start = await h.store.last_offset()
+    await some_life(h, 5)
+    everything = await h.events(after=start)
+    expect_equal(len(everything), 25, "events of five lives")
+    for size in (1, 2, 3, 7, 24, 25, 26):
+        expect_equal(told(await h.events(after=start, page=size)), told(everything), f"events in pages of {size}")
+    for number, event in enumerate(everything):
+        expect(isinstance(event.offset, str) and event.offset, f"offset {event.offset!r} of an event")
+        rest = await h.events(after=event.offset)
+        expect_equal(told(rest), told(everything[number + 1 :]), f"events after the offset of event {number}")
+    expect_equal(len({event.offset for event in everything}), 25, "different offsets")
+    end = await h.store.last_offset()
+    page = await h.store.events(h.tenant, end, 10)
+    expect_equal((page.events, page.more), ([], False), "events after the end of the log")
+    await h.queued("new")
+    expect_equal(told((await h.store.events(h.tenant, page.next, 10)).events), [("enqueued", "new", 0)], "what came then")
+
+
+@rule("EVENT-2")
+async def events_of_one_job_are_in_order(h: Harness) -> None:
+    """Also when many change many jobs at once through several handles, while somebody reads along."""
+    stores = await h.handles(4)
+    ids = [f"job-{number}" for number in range(24)]
+    start = await h.store.last_offset()
+    seen: list[Event] = []
+    done = asyncio.Event()
+
+    async def live(number: int) -> None:
+        store, queue = stores[number % 4], f"{h.queue}-{number % 8}"
+        new = [h.new(id, queue=queue, max_attempts=9) for id in ids[number::8]]
+        await store.enqueue(new)
+        for outcome in ("retry", "release", "complete"):
+            for job in await h.claim(10, queue=queue, store=store):
+                item = Finish(job.key, job.token, outcome, delay_ms=0, error=BOOM)  # pyright: ignore[reportArgumentType]
+                h.accepted((await store.finish([item]))[0])
+
+    async def read() -> None:
+        at = start
+        while True:
+            last = done.is_set()
+            page = await stores[0].events(h.tenant, at, 3)
+            seen.extend(page.events)
+            at = page.next
+            if last and not page.more:
+                return
+            await asyncio.sleep(0)
+
+    reading = asyncio.create_task(read())
+    await asyncio.gather(*(live(number) for number in range(8)))
+    done.set()
+    await reading
+    wanted = ["enqueued", "claimed", "retried", "claimed", "released", "claimed", "completed"]
+    for id in ids:
+        mine = [event for event in seen if event.job_id == id]
+        expect_equal([event.kind for event in mine], wanted, f"events of {id} as they came")
+        tokens = [event.token for event in mine if event.kind == "claimed"]
+        expect_equal(tokens, sorted(set(tokens)), "tokens in the order of the log")
+    expect_equal(max(Counter(event.offset for event in seen).values()), 1, "times that one event was seen")
+    expect_equal(told(await h.events(after=start)), told(seen), "the log read again")
+
+
+@rule("EVENT-2")
+async def a_hint_comes_when_the_log_grew(h: Harness) -> None:
+    """A reader that follows needs no polling, also through another handle."""
+    other = (await h.handles(2))[1]
+    with h.listening() as ear, h.listening(other) as far:
+        await h.queued("job")
+        await ear.expect(Hint.EVENTS, h.key("job"), "after an enqueue")
+        await far.expect(Hint.EVENTS, h.key("job"), "after an enqueue through another handle")
+
+
+@rule("EVENT-2")
+async def an_offset_that_is_none_is_refused(h: Harness) -> None:
+    """With InvalidOption, whoever reads or registers."""
+    for bad in ("", "nonsense", "-1", "\u0663", "1 ", "9" * 30):
+        for what in ("events", "reader"):
+            try:
+                if what == "events":
+                    await h.store.events(h.tenant, bad, 10)
+                else:
+                    await h.store.set_reader(Reader(h.tenant, "reader", bad))
+            except InvalidOption:
+                continue
+            raise Broken(f"{what} took {bad!r} for an offset")
+
+
+@rule("EVENT-2")
+async def readers_register_by_name_and_never_move_back(h: Harness) -> None:
+    """Each tenant has its own, and so has the operator; dropping says whether there was one."""
+    start = await h.store.last_offset()
+    await some_life(h, 2)
+    events = await h.events(after=start)
+    first, last = events[0].offset, events[-1].offset
+    await h.store.set_reader(Reader(h.tenant, "b", first))
+    await h.store.set_reader(Reader(h.tenant, "a", last))
+    await h.store.set_reader(Reader(h.other, "a", first))
+    wanted = [Reader(h.tenant, "a", last), Reader(h.tenant, "b", first)]
+    expect_equal(await h.store.readers(h.tenant), wanted, "readers of the tenant")
+    await h.store.set_reader(Reader(h.tenant, "a", first))
+    expect_equal(await h.store.readers(h.tenant), wanted, "readers after one was told to go back")
+    await h.store.set_reader(Reader(h.tenant, "b", last))
+    moved = [Reader(h.tenant, "a", last), Reader(h.tenant, "b", last)]
+    expect_equal(await h.store.readers(h.tenant), moved, "readers after one moved on")
+    expect_equal(await h.store.readers(h.other), [Reader(h.other, "a", first)], "readers of the other tenant")
+    name = h.name("reader")
+    await h.store.set_reader(Reader(None, name, last))
+    expect(Reader(None, name, last) in await h.store.readers(None), "the operator's reader is missing")
+    expect_equal(await h.store.drop_reader(None, name), True, "dropping a reader")
+    expect_equal(await h.store.drop_reader(None, name), False, "dropping a reader twice")
+    expect_equal(await h.store.drop_reader(h.tenant, "a"), True, "dropping the tenant's reader")
+    expect_equal(await h.store.readers(h.tenant), [Reader(h.tenant, "b", last)], "readers that are left")
+    expect_equal(await h.store.readers(h.other), [Reader(h.other, "a", first)], "readers of the other tenant")
+    for tenant, reader in ((h.tenant, "b"), (h.other, "a")):
+        await h.store.drop_reader(tenant, reader)
+
+
+async def expect_trimmed(h: Harness, after: str, to: str) -> None:
+    """Reading after this offset must say that events are gone, and where those that are kept begin."""
+    try:
+        await h.store.events(h.tenant, after, 10)
+    except EventsTrimmed as gap:
+        expect_equal((gap.from_, gap.to), (after, to), "the gap that the reader is told")
+        return
+    raise Broken("a reader that fell behind the kept log was not told")
+
+
+@rule("EVENT-2")
+async def trimming_leaves_a_gap_that_is_told(h: Harness) -> None:
+    """Only as many events are kept as was asked for; who comes from before them gets EventsTrimmed."""
+    async with h.frozen(keep_events="4") as f:
+        start = await f.store.last_offset()
+        await some_life(f, 3)
+        everything = await f.events(after=start)
+        expect_equal((await f.store.prune(100)).events, 11, "events trimmed")
+        edge = everything[10].offset
+        await expect_trimmed(f, everything[0].offset, edge)
+        await expect_trimmed(f, everything[9].offset, edge)
+        expect_equal(told(await f.events(after=edge)), told(everything[11:]), "events that are kept")
+        oldest = await f.store.events(f.tenant, None, 100)
+        expect_equal(told(oldest.events), told(everything[11:]), "events from the oldest kept")
+        expect_equal((await f.store.prune(100)).events, 0, "events trimmed the second time")
+        await f.queued("new")
+        expect_equal(told(await f.events(after=everything[-1].offset)), [("enqueued", "new", 0)], "what came then")
+
+
+@rule("EVENT-2")
+async def trimming_waits_for_the_slowest_reader(h: Harness) -> None:
+    """Of any tenant and of the operator's, until it has moved on or is dropped."""
+    async with h.frozen(keep_events="0") as f:
+        start = await f.store.last_offset()
+        await some_life(f, 3)
+        everything = await f.events(after=start)
+        await f.store.set_reader(Reader(f.tenant, "slow", everything[3].offset))
+        await f.store.set_reader(Reader(None, "fast", everything[8].offset))
+        expect_equal((await f.store.prune(100)).events, 4, "events trimmed up to the slowest reader")
+        expect_equal(told(await f.events(after=everything[3].offset)), told(everything[4:]), "what the slow one reads")
+        await f.store.set_reader(Reader(f.tenant, "slow", everything[5].offset))
+        expect_equal((await f.store.prune(100)).events, 2, "events trimmed once it moved on")
+        expect_equal(await f.store.drop_reader(f.tenant, "slow"), True, "dropping a reader")
+        expect_equal((await f.store.prune(100)).events, 3, "events trimmed once it was dropped")
+        await f.store.drop_reader(None, "fast")
+        expect_equal((await f.store.prune(100)).events, 6, "events trimmed with no reader left")
+        end = await f.store.last_offset()
+        await expect_trimmed(f, everything[8].offset, end)
+        expect_equal((await f.store.events(f.tenant, end, 10)).events, [], "events at the end of an empty log")
+
+
+@rule("EVENT-2")
+async def trimming_goes_on_past_a_reader_that_fell_too_far_behind(h: Harness) -> None:
+    """It waits for seven days, and then the reader is told what it missed."""
+    async with h.frozen(keep_events="0") as f:
+        await f.queued("job")
+        start = await f.store.last_offset()
+        await f.store.set_reader(Reader(f.tenant, "lost", start))
+        await some_life(f, 1)
+        await f.advance(7 * DAY - 10 * SECOND)
+        await f.queued("late", delay_ms=DAY)
+        everything = await f.events(after=start)
+        await f.store.prune(100)
+        expect_equal(told(await f.events(after=start)), told(everything), "events kept for the reader within seven days")
+        await f.advance(10 * SECOND)
+        expect_equal((await f.store.prune(100)).events, len(everything) - 1, "events trimmed after seven days")
+        await expect_trimmed(f, start, everything[-2].offset)
+        rest = await f.events(after=everything[-2].offset)
+        expect_equal(told(rest), [("enqueued", "late", 0)], "what is left to the reader")
+
+
+# EVENT-3 ------------------------------------------------------------------------------------------------------
+
+
+@rule("EVENT-3")
+async def a_tenants_stream_shows_that_tenant_alone(h: Harness) -> None:
+    """Whatever others do in between, from any offset, in pages of any size; the operator sees all in order."""
+    start = await h.store.last_offset()
+    for number in range(6):
+        for tenant in (h.tenant, h.other, h.other):
+            await h.queued(h.name("job"), tenant=tenant)
+        if number % 2:
+            await h.complete(await h.claim_one(tenant=h.other))
+    both = await h.events(None, after=start)
+    both = [event for event in both if event.tenant in (h.tenant, h.other)]
+    expect_equal(len(both), 24, "events of both tenants in the operator's stream")
+    for tenant in (h.tenant, h.other):
+        mine = [event for event in both if event.tenant == tenant]
+        for size in (1, 2, 5, 100):
+            got = await h.events(tenant, after=start, page=size)
+            expect_equal({event.tenant for event in got}, {tenant}, "tenants in one tenant's stream")
+            expect_equal(told(got), told(mine), f"events of one tenant in pages of {size}")
+        for event in both:
+            got = await h.events(tenant, after=event.offset)
+            rest = [later for later in both[both.index(event) + 1 :] if later.tenant == tenant]
+            expect_equal(told(got), told(rest), "events of one tenant after any offset of the log")
+    expect_equal(await h.events(h.name("v")), [], "events of a tenant that never was")
+
+
+@rule("EVENT-3")
+async def a_quiet_tenant_pages_past_the_events_of_others(h: Harness) -> None:
+    """Pages may be empty, but they move on, and find the one event behind hundreds of a stranger's."""
+    start = await h.store.last_offset()
+    await h.queued(*(f"job-{number}" for number in range(600)), tenant=h.other)
+    await h.queued("mine")
+    got = await h.events(after=start, page=10)
+    expect_equal(told(got), [("enqueued", "mine", 0)], "events of a quiet tenant")
+    at, steps = start, 0
+    while (page := await h.store.events(h.tenant, at, 10)).more:
+        at, steps = page.next, steps + 1
+        expect_between(steps, 1, 700, "pages read")
+    expect_equal(told(await h.events(after=page.next)), [], "events after the last page")

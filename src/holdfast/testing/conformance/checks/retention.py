@@ -1,0 +1,167 @@
+"""KEEP-1: only what has ended is ever forgotten."""
+
+from __future__ import annotations
+
+from holdfast.core.job import DAY, HOUR, SECOND, AlreadyCompleted, IdempotencyKey, JobState, Queued, Replayed
+from holdfast.testing.conformance.expect import expect, expect_a, expect_between, expect_equal
+from holdfast.testing.conformance.harness import LEASE, Harness
+from holdfast.testing.conformance.rules import rule
+
+
+async def prune_all(h: Harness) -> int:
+    """Prune until nothing is left to forget; how many jobs went."""
+    jobs = 0
+    while True:
+        pruned = await h.store.prune(1000)
+        jobs += pruned.jobs
+        if not pruned.more:
+            return jobs
+
+
+@rule("KEEP-1")
+async def a_job_that_has_not_ended_is_never_forgotten(h: Harness) -> None:
+    """Waiting, running or between attempts, for months: each is there and can still complete."""
+    await h.store.pause(h.tenant, h.queue, paused=True)
+    await h.queued("paused")
+    await h.queued("scheduled", delay_ms=90 * DAY)
+    running = await h.job_in(JobState.LEASED)
+    retrying = await h.leased()
+    h.accepted(await h.retry(retrying, delay_ms=80 * DAY), JobState.RETRYING)
+    replayed = await h.job_in(JobState.FAILED)
+    expect_a(await h.replay(replayed.key), Replayed, "replay")
+    keys = [h.key("paused"), h.key("scheduled"), running.key, retrying.key, replayed.key]
+    for _ in range(4):
+        await h.advance(10 * DAY)
+        await prune_all(h)
+        for key, job in zip(keys, await h.store.get(keys), strict=True):
+            expect(job is not None, f"{key} was forgotten before it ended")
+    await h.store.reap(1000, 0.0)
+    await h.advance(50 * DAY)
+    await prune_all(h)
+    await h.store.pause(h.tenant, h.queue, paused=False)
+    for queue in (h.queue, running.queue, retrying.queue, replayed.queue):
+        for job in await h.claim(5, queue=queue):
+            h.accepted(await h.complete(job), JobState.COMPLETED)
+            keys.remove(job.key)
+    expect_equal(keys, [], "jobs that could not be completed in the end")
+
+
+@rule("KEEP-1")
+async def ended_jobs_are_forgotten_after_their_retention_and_not_before(h: Harness) -> None:
+    """Completed with their result, failed after 7 days, canceled after 1, to the millisecond, pruned or not."""
+    kept = {JobState.COMPLETED: HOUR, JobState.CANCELED: DAY, JobState.FAILED: 7 * DAY}
+    for pruning in (False, True):
+        async with h.frozen(keep_events="1000") as f:
+            for state, keep_ms in kept.items():
+                job = await f.job_in(state)
+                expect_equal(job.expires_at, await f.now() + keep_ms, f"end of the retention of a {state} job")
+                await f.advance(keep_ms - 1)
+                if pruning:
+                    expect_equal(await prune_all(f), 0, f"jobs forgotten before the retention of a {state} one is over")
+                expect_equal(await f.find(job.key), job, f"record of a {state} job before its retention is over")
+                await f.advance(1)
+                if pruning:
+                    expect_equal(await prune_all(f), 1, f"jobs forgotten after the retention of a {state} one")
+                expect_equal(await f.find(job.key), None, f"record of a {state} job after its retention")
+                expect_equal(await f.list_ids(queue=job.queue), [], f"list after the retention of a {state} job")
+
+
+@rule("KEEP-1")
+async def the_retention_of_failed_and_canceled_jobs_is_a_setting(h: Harness) -> None:
+    """`keep_failed_s` and `keep_canceled_s` of the store's URL."""
+    async with h.frozen(keep_failed_s="100", keep_canceled_s="50") as f:
+        failed, canceled = await f.job_in(JobState.FAILED), await f.job_in(JobState.CANCELED)
+        lapsed = await f.leased(max_attempts=1)
+        await f.advance(50 * SECOND - 1)
+        expect(await f.find(canceled.key), "a canceled job was forgotten too early")
+        await f.advance(1)
+        expect_equal(await f.find(canceled.key), None, "canceled job after 50 s")
+        await f.store.reap(1000, 0.0)
+        await f.advance(50 * SECOND)
+        expect_equal(await f.find(failed.key), None, "failed job after 100 s")
+        expect(await f.find(lapsed.key), "a job that failed by its lease was forgotten before its time")
+        await f.advance(50 * SECOND)
+        expect_equal(await f.find(lapsed.key), None, "job that failed by its lease, 100 s after")
+
+
+@rule("KEEP-1")
+async def forgetting_makes_no_event_and_a_purge_does(h: Harness) -> None:
+    """Time passing changes nothing in the log."""
+    job, purged = await h.job_in(JobState.COMPLETED), await h.job_in(JobState.COMPLETED)
+    expect_equal(await h.purge(purged.key), "purged", "purge")
+    expect_equal((await h.kinds(purged.key))[-1], "purged", "last event of a purged job")
+    async with h.no_event("by forgetting"):
+        await h.advance(HOUR)
+        expect_equal(await h.find(job.key), None, "record after its retention")
+        await prune_all(h)
+
+
+@rule("KEEP-1")
+async def pruning_is_bounded_and_says_when_more_is_left(h: Harness) -> None:
+    """Up to its limit at a time, and nothing the second time."""
+    async with h.frozen(keep_events="1000") as f:
+        await f.queued(*(f"job-{number}" for number in range(25)), result_ttl_ms=10 * SECOND)
+        for job in await f.claim(25):
+            await f.complete(job)
+        await f.advance(10 * SECOND)
+        for jobs, more in ((10, True), (10, True), (5, False), (0, False)):
+            pruned = await f.store.prune(10)
+            expect_equal((pruned.jobs, pruned.more), (jobs, more), "jobs forgotten, and whether more are left")
+
+
+@rule("KEEP-1")
+async def a_forgotten_id_starts_a_new_life(h: Harness) -> None:
+    """Nothing of the old one is seen again, and its end takes nothing from the new one."""
+    for how in ("expire", "prune", "purge"):
+        old = await h.job_in(JobState.COMPLETED, result_ttl_ms=60 * SECOND, request_id="request-1")
+        if how == "purge":
+            await h.purge(old.key)
+        else:
+            await h.advance(60 * SECOND)
+        if how == "prune":
+            await prune_all(h)
+        answer = await h.enqueue("job", queue=old.queue, request_id="request-2", result_ttl_ms=HOUR)
+        expect_equal(answer, Queued("job", JobState.READY), f"enqueue of an id forgotten by {how}")
+        new = await h.get(old.key)
+        fresh = (JobState.READY, 0, [], None, None, 0)
+        seen = (new.state, new.attempts, new.errors, new.result, new.finished_at, new.replays)
+        expect_equal(seen, fresh, f"new life after {how}")
+        await h.advance(60 * SECOND)
+        await prune_all(h)
+        job = await h.claim_one(queue=old.queue)
+        expect(job.token > old.token, "the new life got a token that is not above the old one's")
+        h.accepted(await h.complete(job, b"2"), JobState.COMPLETED)
+        await h.advance(LEASE)
+        await prune_all(h)
+        answer = await h.enqueue("job", queue=old.queue)
+        expect_equal(getattr(expect_a(answer, AlreadyCompleted, "enqueue of the completed id"), "id", ""), "job", "id")
+
+
+@rule("KEEP-1")
+async def a_jobs_keys_go_with_it_unless_they_were_asked_to_live_longer(h: Harness) -> None:
+    """`until_terminal` and `until_started` never outlive the job; a TTL and for ever do."""
+    for policy, outlives in (("until_terminal", False), ("until_started", False), ("ttl", True), ("forever", True)):
+        key = IdempotencyKey("once", policy, 2 * HOUR)  # pyright: ignore[reportArgumentType]
+        job = await h.job_in(JobState.COMPLETED, idempotency=key)
+        await h.advance(HOUR)
+        await prune_all(h)
+        answer = await h.enqueue("second", queue=job.queue, idempotency=key)
+        expect_equal(isinstance(answer, Queued), not outlives, f"whether a {policy} key is free after the job: {answer}")
+
+
+@rule("KEEP-1")
+async def a_replayed_job_is_kept_as_if_it_had_not_failed(h: Harness) -> None:
+    """The retention of its failure ended with the replay."""
+    failed = await h.job_in(JobState.FAILED)
+    await h.advance(6 * DAY)
+    expect_a(await h.replay(failed.key), Replayed, "replay")
+    await h.advance(2 * DAY)
+    await prune_all(h)
+    job = await h.claim_one(queue=failed.queue)
+    before = await h.now()
+    h.accepted(await h.fail(job), JobState.FAILED)
+    expires_at = (await h.get(job.key)).expires_at or 0
+    expect_between(expires_at, before + 7 * DAY, await h.now() + 7 * DAY, "end of the second retention")
+    await h.advance(6 * DAY)
+    await prune_all(h)
+    await h.expect_state(job.key, JobState.FAILED, "within its second retention")
