@@ -202,6 +202,11 @@ def current_job() -> JobContext:
     return running if running is not None else _StandIn(_NO_JOB)
 
 
+def activate(context: JobContext) -> None:
+    """Make `context` the current job of this task or thread, which ends with the job."""
+    _current.set(context)
+
+
 @contextmanager
 def active(context: JobContext) -> Generator[None]:
     """Make `context` the current job of the code inside."""

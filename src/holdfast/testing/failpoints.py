@@ -3,10 +3,10 @@
     failpoints.arm("worker.before_ack", "kill", nth=3)     # dies by SIGKILL as it passes there the third time
     failpoints.arm_spec("file.before_commit:raise")        # the same from a command line
 
-The steps of a worker, in order: worker.after_claim, worker.before_run, worker.mid_run (an async handler has been
-called), worker.after_effect (the handler has returned), worker.mid_batch (an acknowledgement joins others that wait to
-be sent), worker.before_ack, worker.after_ack; beside them worker.mid_renewal, passed before and after each renewal.
-The file store has file.before_commit and file.after_commit.
+The steps of a worker, in order: worker.after_claim, worker.before_run, worker.after_effect (the handler has returned),
+worker.mid_batch (an acknowledgement joins others that wait to be sent), worker.before_ack, worker.after_ack; beside
+them worker.mid_renewal, passed before and after each renewal. The file store has file.before_commit and
+file.after_commit.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from holdfast.core.errors import LeaseExpired, StoreError
@@ -65,12 +65,15 @@ class Heartbeat:
         self._verify: list[Signal] = []
         self._verify_at = 0.0
         self._started = threading.Event()
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._main, name="holdfast heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread. Raises what keeps it from running."""
         self._thread.start()
         self._started.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def kick(self) -> None:
         """Jobs were added. Cheap: nothing happens unless the thread had nothing to wait for."""
@@ -90,7 +93,11 @@ class Heartbeat:
     # Everything below runs in the thread. ----------------------------------------------------------------------
 
     def _main(self) -> None:
-        asyncio.run(self._run())
+        try:
+            asyncio.run(self._run())
+        except BaseException as error:  # noqa: BLE001 - `start` waits for an answer
+            self._failure = error
+        self._started.set()
         self._hand_over(self._ended.set)
 
     async def _run(self) -> None:
@@ -98,11 +105,20 @@ class Heartbeat:
         self._stop = asyncio.Event()
         self._bells = {"renew": asyncio.Event(), "expire": asyncio.Event()}
         self._started.set()
-        tasks = [asyncio.create_task(self._expire_forever()), asyncio.create_task(self._serve())]
+        tasks = [asyncio.create_task(self._repeat(duty)) for duty in (self._expire_forever, self._serve)]
         await self._stop.wait()
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+    async def _repeat(self, duty: Callable[[], Awaitable[None]]) -> None:
+        pause = Pause()
+        while True:
+            try:
+                await duty()
+            except Exception as error:  # noqa: BLE001 - the heart beats on
+                self._report(error)
+                await asyncio.sleep(pause.next_s())
 
     async def _serve(self) -> None:
         store = await self._connect()

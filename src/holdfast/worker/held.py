@@ -35,6 +35,7 @@ class Held(Struct, eq=False):
     verdict: Verdict = ""
     finish: Finish | None = None
     started_at: float = 0.0
+    run_s: float = 0.0
     context: JobContext | None = None
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None

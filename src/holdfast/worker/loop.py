@@ -234,9 +234,9 @@ class Loop:
             self._all_free.set()
 
     def _ring_room(self) -> None:
-        if self._room_bell is not None:
-            self._room_bell.set_result(None)
-            self._room_bell = None
+        bell, self._room_bell = self._room_bell, None
+        if bell is not None and not bell.done():
+            bell.set_result(None)
 
     # What became of it -----------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class Loop:
         if metrics.current is not None:
             metrics.current.held(-1)
             if finish is not None and held.started_at:
-                metrics.current.finished(held.key.queue, finish.outcome, time.monotonic() - held.started_at)
+                metrics.current.finished(held.key.queue, finish.outcome, held.run_s)
 
     def _refused(self, held: Held, refusal: Refusal | None) -> None:
         """An outcome that came too late; None: so late that it was not sent. [LEASE-4]"""

@@ -84,7 +84,12 @@ class _Child:
             except BaseException:
                 ours.close()
                 raise
-        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            process.kill()
+            raise
         return cls(process, reader, writer)
 
     def send(self, message: object) -> None:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import codec as codecs
 from holdfast.blobs import Blobs, result_name
-from holdfast.context import JobContext, active
+from holdfast.context import JobContext, activate
 from holdfast.core.errors import ResultTooLarge, UnknownJobType
 from holdfast.core.failpoint import hit
 from holdfast.core.job import RESULT_LIMIT, Finish, Progress, Result
 from holdfast.maintenance.backoff import AWAY, Pause
+from holdfast.telemetry import metrics
 from holdfast.telemetry.tracing import job_span
 from holdfast.worker import outcome
 from holdfast.worker.processes import Processes
@@ -120,19 +121,24 @@ class Runner:
         held.started_at = time.monotonic()
         if held.verdict:
             return self._end(held, None)
-        hit("worker.before_run")
+        # The task has a context of its own: nothing is to be put back afterwards.
+        activate(context)
         try:
+            hit("worker.before_run")
             args, kwargs = handler.load(held.job.envelope)
         except Exception as error:  # noqa: BLE001 - whatever it is, the payload cannot be read here
             return self._end(held, outcome.unreadable(error))
         try:
-            with active(context), _span(held):
+            if _TRACING in sys.modules:
+                with job_span(held.job):
+                    value = await handler.function(*args, **kwargs)
+            else:
                 value = await handler.function(*args, **kwargs)
+            hit("worker.after_effect")
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit of a handler must not end the worker
             return self._end(held, outcome.raised(error))
-        hit("worker.after_effect")
         return self._end(held, self._encode(value))
 
     def _run_in_thread(self, held: Held, context: JobContext, handler: Handler) -> None:
@@ -143,33 +149,34 @@ class Runner:
             self._loop.call_soon_threadsafe(self._end, held, ending)
 
     def _call(self, held: Held, context: JobContext, handler: Handler) -> bytes | Raised:
-        hit("worker.before_run")
+        activate(context)
         try:
+            hit("worker.before_run")
             args, kwargs = handler.load(held.job.envelope)
         except Exception as error:  # noqa: BLE001 - whatever it is, the payload cannot be read here
             return outcome.unreadable(error)
         try:
-            with active(context), _span(held):
+            with job_span(held.job):
                 value = handler.function(*args, **kwargs)
+            hit("worker.after_effect")
         except BaseException as error:  # noqa: BLE001 - SystemExit is just a failed attempt
             return outcome.raised(error)
-        hit("worker.after_effect")
         return self._encode(value)
 
     async def _run_in_process(self, held: Held, handler: Handler) -> None:
         held.started_at = time.monotonic()
         if held.verdict:
             return self._end(held, None)
-        hit("worker.before_run")
         try:
-            with _span(held):
+            hit("worker.before_run")
+            with job_span(held.job):
                 on_progress = partial(self._on_progress, held)
                 ending = await self._processes.run(held.job, handler.reference, self._codec, on_progress)
+            hit("worker.after_effect")
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001 - no child could be started, or it was ended
             ending = outcome.raised(error)
-        hit("worker.after_effect")
         return self._end(held, ending)
 
     def _encode(self, value: Any) -> bytes | Raised:
@@ -186,6 +193,8 @@ class Runner:
         if held.timer is not None:
             held.timer.cancel()
             held.give_up_at = math.inf
+        if metrics.current is not None:
+            held.run_s = time.monotonic() - held.started_at
         if held.verdict or ending is None:
             self._acknowledge_verdict(held)
         elif isinstance(ending, Raised):
@@ -249,10 +258,3 @@ class Runner:
                     raise
                 await asyncio.sleep(pause.next_s())
         return Finish(held.key, held.token, "complete", Result(b"", self._codec, name))
-
-
-_NO_SPAN = contextlib.nullcontext()
-
-
-def _span(held: Held) -> contextlib.AbstractContextManager[None]:
-    return job_span(held.job) if _TRACING in sys.modules else _NO_SPAN

@@ -315,8 +315,9 @@ async def fork_while_opening(directory):
 
 
 async def leave_a_fork_behind(directory):
-    """Be killed in the middle of a commit while a process that was forked earlier lives on."""
+    """Be killed in the middle of a commit, and listening, while a process that was forked earlier lives on."""
     store = await open_at(directory)
+    store.listen(lambda _: None, [Hint.READY])
     pid = os.fork()
     if pid == 0:
         sys.stdout.close()

@@ -10,7 +10,7 @@ from collections import defaultdict
 import pytest
 
 from holdfast.core.job import JobState
-from tests.stores.file.support import Child, all_events, complete, key, look, new, opened, quick_check, wish
+from tests.stores.file.support import Child, all_events, complete, key, look, names_in, new, opened, quick_check, wish
 
 # Side by side --------------------------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ def test_who_waits_for_a_writer_goes_on_when_it_does(directory):
     assert look(directory, "SELECT id FROM jobs ORDER BY seq") == [("stopped",), ("waited",)]
 
 
-def test_a_fork_of_a_killed_process_does_not_keep_its_lock(directory):
+def test_a_fork_of_a_killed_process_keeps_neither_its_lock_nor_its_fifo(directory):
     with Child("leave_a_fork_behind", directory=directory) as child:
         fork = child.says()
         child.dies()
@@ -210,3 +210,4 @@ def test_a_fork_of_a_killed_process_does_not_keep_its_lock(directory):
         finally:
             os.kill(fork, signal.SIGKILL)
     assert look(directory, "SELECT id FROM jobs") == [("next",)]
+    assert names_in(directory / "wake") == []

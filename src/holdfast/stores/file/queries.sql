@@ -159,8 +159,6 @@ SELECT {job} FROM jobs WHERE state > 4 AND expires_at <= ? ORDER BY expires_at, 
 SELECT min(n) FROM readers;
 -- name: chunk_of
 SELECT last, at FROM events WHERE last >= ? ORDER BY last LIMIT 1;
--- name: chunk_before
-SELECT ifnull(max(last), 0) FROM events WHERE last <= ?;
 -- name: drop_blob
 INSERT OR IGNORE INTO dropped_blobs VALUES (?);
 -- name: dropped_blobs

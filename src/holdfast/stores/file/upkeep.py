@@ -93,8 +93,8 @@ def _trim(t: Transaction) -> int:
     if slowest is not None:
         cut = min(cut, slowest)
     cut = max(cut, t.event - EVENTS_BOUND, _last_before(t, t.now - EVENTS_BOUND_MS))
-    # Whole chunks only: an offset inside one that stays is still good.
-    cut = t.one("chunk_before", min(cut, t.trimmed + TRIM))
+    # Exact for readers; on the disk whole chunks go, so the one that is cut in two stays for now.
+    cut = min(cut, t.trimmed + TRIM)
     if cut <= t.trimmed:
         return 0
     gone = cut - t.trimmed

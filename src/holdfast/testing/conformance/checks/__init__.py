@@ -18,6 +18,7 @@ from holdfast.testing.conformance.checks import (
     states,
     tenants,
     turns,
+    waiting,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "states",
     "tenants",
     "turns",
+    "waiting",
 ]

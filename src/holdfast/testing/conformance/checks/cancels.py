@@ -40,8 +40,9 @@ async def a_job_canceled_while_due_is_not_handed_out(h: Harness) -> None:
     due = await h.job_in(JobState.SCHEDULED, delay_ms=DELAY)
     lapsed = await h.job_in(JobState.LEASED)
     await h.advance(LEASE)
+    answers = await h.store.cancel([Cancel(due.key), Cancel(lapsed.key)])
+    expect_equal(answers, ["canceled", "canceled"], "cancel of a job that is due, and of one past its deadline")
     for job in (due, lapsed):
-        expect_equal(await h.cancel(job.key), "canceled", f"cancel of a job that was {job.state}")
         await h.claim_none(queue=job.queue)
         await h.advance(DELAY)
         await h.claim_none(queue=job.queue)
@@ -81,7 +82,9 @@ async def of_a_cancel_and_a_completion_at_once_one_wins(h: Harness) -> None:
         flat = [call for pair in calls for call in (pair if start else reversed(pair))]
         answers = await asyncio.gather(*flat)
         for index, number in enumerate(range(start, start + 6)):
-            canceled, finished = answers[2 * index : 2 * index + 2] if start else answers[2 * index : 2 * index + 2][::-1]
+            canceled, finished = (
+                answers[2 * index : 2 * index + 2] if start else answers[2 * index : 2 * index + 2][::-1]
+            )
             state = (await h.get(jobs[number].key)).state
             if state is JobState.CANCELED:
                 expect_equal(canceled, "canceled", "answer to the cancel that won")
@@ -89,6 +92,25 @@ async def of_a_cancel_and_a_completion_at_once_one_wins(h: Harness) -> None:
             else:
                 expect_equal((state, canceled), (JobState.COMPLETED, "completed"), "state and answer to the cancel")
             expect_equal((await h.kinds(jobs[number].key))[2:], [state.value], "events of the end")
+
+
+@rule("CANCEL-1")
+async def of_a_cancel_and_a_claim_at_once_cancel_wins(h: Harness) -> None:
+    """A job that was canceled first is not handed out; one that was leased first is canceled under its holder."""
+    stores = await h.handles(2)
+    for number in range(30):
+        queue = h.name("q")
+        await h.queued("job", queue=queue)
+        key = h.key(queue=queue)
+        claim, cancel = h.claim(1, queue=queue, store=stores[0]), stores[1].cancel([Cancel(key)])
+        if number % 2:
+            jobs, statuses = await asyncio.gather(claim, cancel)
+        else:
+            statuses, jobs = await asyncio.gather(cancel, claim)
+        expect_equal(statuses, ["canceled"], "cancel of a job that is being claimed")
+        await h.expect_state(key, JobState.CANCELED, "after the race")
+        for job in jobs:
+            expect_a(await h.complete(job), JobCanceled, "completion of a job that was canceled")
 
 
 @rule("CANCEL-2")

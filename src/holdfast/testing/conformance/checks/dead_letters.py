@@ -96,12 +96,13 @@ async def dead_letters_are_filtered_by_queue_type_and_error(h: Harness) -> None:
 @rule("DEAD-1")
 async def a_replayed_job_starts_again_under_its_id(h: Harness) -> None:
     """Attempts from the start, visible at once, its history kept; it can fail and be replayed again."""
-    await h.queued("job", max_attempts=2)
+    await h.queued("job", max_attempts=2, payload=b'{"n":1}')
     key = h.key("job")
     for round_ in (1, 2):
         for attempt in (1, 2):
             job = await h.claim_one("job")
-            expect_equal(job.attempts, attempt, f"attempt number in round {round_}")
+            seen = (job.attempts, job.envelope.payload)
+            expect_equal(seen, (attempt, b'{"n":1}'), f"attempt number and payload in round {round_}")
             await h.retry(job, delay_ms=0)
         await h.expect_state(key, JobState.FAILED, f"after round {round_}")
         expect_a(await h.replay(key), Replayed, "replay")
@@ -173,9 +174,7 @@ async def a_purge_forgets_what_has_ended_with_an_event(h: Harness) -> None:
 async def a_purge_by_age_spares_what_has_started_again(h: Harness) -> None:
     """With the time of the ending that was seen, a job that was replayed since and failed anew is left alone."""
     await bury(h, "old", "new")
-    seen: list[Purge] = []
-    for job in await pages(h, 100):
-        seen.append(Purge(job.key, job.finished_at))
+    seen = [Purge(job.key, job.finished_at) for job in await pages(h, 100)]
     key = h.key("new")
     expect_a(await h.replay(key), Replayed, "replay")
     expect_equal((await h.store.purge(seen))[1], "not_terminal", "purge of a job that waits again")

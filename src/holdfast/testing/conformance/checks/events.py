@@ -187,15 +187,17 @@ async def a_reader_that_resumes_misses_nothing_and_sees_nothing_twice(h: Harness
     for size in (1, 2, 3, 7, 24, 25, 26):
         expect_equal(told(await h.events(after=start, page=size)), told(everything), f"events in pages of {size}")
     for number, event in enumerate(everything):
-        expect(isinstance(event.offset, str) and event.offset, f"offset {event.offset!r} of an event")
+        expect(type(event.offset) is str and event.offset, f"offset {event.offset!r} of an event")
         rest = await h.events(after=event.offset)
         expect_equal(told(rest), told(everything[number + 1 :]), f"events after the offset of event {number}")
     expect_equal(len({event.offset for event in everything}), 25, "different offsets")
     end = await h.store.last_offset()
     page = await h.store.events(h.tenant, end, 10)
-    expect_equal((page.events, page.more), ([], False), "events after the end of the log")
+    expect_equal((len(page.events), page.more), (0, False), "events after the end of the log")
     await h.queued("new")
-    expect_equal(told((await h.store.events(h.tenant, page.next, 10)).events), [("enqueued", "new", 0)], "what came then")
+    expect_equal(
+        told((await h.store.events(h.tenant, page.next, 10)).events), [("enqueued", "new", 0)], "what came then"
+    )
 
 
 @rule("EVENT-2")
@@ -213,7 +215,7 @@ async def events_of_one_job_are_in_order(h: Harness) -> None:
         await store.enqueue(new)
         for outcome in ("retry", "release", "complete"):
             for job in await h.claim(10, queue=queue, store=store):
-                item = Finish(job.key, job.token, outcome, delay_ms=0, error=BOOM)  # pyright: ignore[reportArgumentType]
+                item = Finish(job.key, job.token, outcome, delay_ms=0, error=BOOM)
                 h.accepted((await store.finish([item]))[0])
 
     async def read() -> None:
@@ -308,18 +310,19 @@ async def expect_trimmed(h: Harness, after: str, to: str) -> None:
 
 @rule("EVENT-2")
 async def trimming_leaves_a_gap_that_is_told(h: Harness) -> None:
-    """Only as many events are kept as was asked for; who comes from before them gets EventsTrimmed."""
+    """No fewer events are kept than was asked for; who comes from before them gets EventsTrimmed."""
     async with h.frozen(keep_events="4") as f:
         start = await f.store.last_offset()
         await some_life(f, 3)
         everything = await f.events(after=start)
-        expect_equal((await f.store.prune(100)).events, 11, "events trimmed")
-        edge = everything[10].offset
-        await expect_trimmed(f, everything[0].offset, edge)
-        await expect_trimmed(f, everything[9].offset, edge)
-        expect_equal(told(await f.events(after=edge)), told(everything[11:]), "events that are kept")
+        gone = (await f.store.prune(100)).events
+        expect_between(gone, 2, 11, "events trimmed of 15, when 4 are to be kept")
+        edge = everything[gone - 1].offset
+        await expect_trimmed(f, start, edge)
+        await expect_trimmed(f, everything[gone - 2].offset, edge)
+        expect_equal(told(await f.events(after=edge)), told(everything[gone:]), "events that are kept")
         oldest = await f.store.events(f.tenant, None, 100)
-        expect_equal(told(oldest.events), told(everything[11:]), "events from the oldest kept")
+        expect_equal(told(oldest.events), told(everything[gone:]), "events from the oldest kept")
         expect_equal((await f.store.prune(100)).events, 0, "events trimmed the second time")
         await f.queued("new")
         expect_equal(told(await f.events(after=everything[-1].offset)), [("enqueued", "new", 0)], "what came then")
@@ -334,14 +337,20 @@ async def trimming_waits_for_the_slowest_reader(h: Harness) -> None:
         everything = await f.events(after=start)
         await f.store.set_reader(Reader(f.tenant, "slow", everything[3].offset))
         await f.store.set_reader(Reader(None, "fast", everything[8].offset))
-        expect_equal((await f.store.prune(100)).events, 4, "events trimmed up to the slowest reader")
+        gone = (await f.store.prune(100)).events
+        expect_between(gone, 1, 4, "events trimmed up to the slowest reader")
         expect_equal(told(await f.events(after=everything[3].offset)), told(everything[4:]), "what the slow one reads")
         await f.store.set_reader(Reader(f.tenant, "slow", everything[5].offset))
-        expect_equal((await f.store.prune(100)).events, 2, "events trimmed once it moved on")
+        gone += (await f.store.prune(100)).events
+        expect_between(gone, 1, 6, "events trimmed once it moved on")
+        expect_equal(told(await f.events(after=everything[5].offset)), told(everything[6:]), "what the slow one reads")
         expect_equal(await f.store.drop_reader(f.tenant, "slow"), True, "dropping a reader")
-        expect_equal((await f.store.prune(100)).events, 3, "events trimmed once it was dropped")
+        gone += (await f.store.prune(100)).events
+        expect_between(gone, 5, 9, "events trimmed once it was dropped")
+        expect_equal(told(await f.events(after=everything[8].offset)), told(everything[9:]), "what the fast one reads")
         await f.store.drop_reader(None, "fast")
-        expect_equal((await f.store.prune(100)).events, 6, "events trimmed with no reader left")
+        gone += (await f.store.prune(100)).events
+        expect_equal(gone, 15, "events trimmed with no reader left")
         end = await f.store.last_offset()
         await expect_trimmed(f, everything[8].offset, end)
         expect_equal((await f.store.events(f.tenant, end, 10)).events, [], "events at the end of an empty log")
@@ -359,7 +368,9 @@ async def trimming_goes_on_past_a_reader_that_fell_too_far_behind(h: Harness) ->
         await f.queued("late", delay_ms=DAY)
         everything = await f.events(after=start)
         await f.store.prune(100)
-        expect_equal(told(await f.events(after=start)), told(everything), "events kept for the reader within seven days")
+        expect_equal(
+            told(await f.events(after=start)), told(everything), "events kept for the reader within seven days"
+        )
         await f.advance(10 * SECOND)
         expect_equal((await f.store.prune(100)).events, len(everything) - 1, "events trimmed after seven days")
         await expect_trimmed(f, start, everything[-2].offset)

@@ -28,6 +28,16 @@ async def a_result_is_kept_for_its_ttl_and_then_gone(h: Harness) -> None:
 
 
 @rule("RESULT-1")
+async def a_result_comes_back_as_it_was_given(h: Harness) -> None:
+    """Bytes, codec and reference, also empty and large ones."""
+    large, binary = Result(b"x" * 250_000), Result(bytes(range(256)), "raw")
+    for result in (Result(b""), Result(b"null"), binary, large, Result(b"", "json", "b/1")):
+        job = await h.leased()
+        h.accepted(await h.finish(job, "complete", result=result), JobState.COMPLETED)
+        expect_equal((await h.get(job.key)).result, result, "result")
+
+
+@rule("RESULT-1")
 async def a_result_is_kept_for_an_hour_unless_said_otherwise(h: Harness) -> None:
     """The default; each job has its own; a completion without a result is kept all the same."""
     by_default, long = await h.leased(), await h.leased(result_ttl_ms=DAY)
@@ -70,7 +80,7 @@ async def the_ttl_of_a_result_can_be_changed_afterwards(h: Harness) -> None:
 
 @rule("RESULT-1")
 async def a_change_of_the_ttl_says_what_it_met(h: Harness) -> None:
-    """updated for what has ended, not_terminal for what has not, not_found for what is not there."""
+    """It is updated for what has ended, not_terminal for what has not, not_found for what is not there."""
     for state in JobState:
         if state is JobState.BLOCKED:
             continue
@@ -137,5 +147,7 @@ async def a_job_that_goes_on_is_not_done(h: Harness) -> None:
         job = await h.leased()
         h.accepted(await h.finish(job, outcome, result=Result(b"1")))
         record = await h.get(job.key)
-        expect_equal((record.result, record.finished_at, record.expires_at), (None, None, None), f"record after {outcome}")
+        expect_equal(
+            (record.result, record.finished_at, record.expires_at), (None, None, None), f"record after {outcome}"
+        )
         expect_between(record.visible_at, job.visible_at, record.visible_at, "visible from")
