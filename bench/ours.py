@@ -25,10 +25,10 @@ class Sizes(NamedTuple):
     """How many jobs each measure takes."""
 
     bulk: int = 20_000
-    memory: int = 50_000
+    memory: int = 40_000
     singles: int = 300
     concurrent: int = 5_000
-    waits: int = 100
+    waits: int = 80
 
 
 SIZES = Sizes()

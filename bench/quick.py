@@ -31,9 +31,9 @@ from bench.ours import CONCURRENCY, PREFETCH, SIZES
 HERE = Path(__file__).parent
 RESULTS = HERE / "results-quick.json"
 COMMITS = 100
-HUEY_JOBS = {"default": 2_000, "on": 1_000, "off": 2_000}
+HUEY_JOBS = {"default": 1_500, "on": 500, "off": 1_500}
 HUEY_WAITS = 6
-HUEY_TUNED_WAITS = 60
+HUEY_TUNED_WAITS = 40
 
 FILE, MEMORY, HUEY = "file", "memory", "huey"
 SUBJECTS = (FILE, MEMORY, HUEY, "huey fsync=True", "huey fsync=False", "huey, polling 10 ms")
@@ -116,7 +116,8 @@ def _show(console: Console, figures: Figures, rounds: int) -> None:
 One row, one commit on this disk (SQLite, WAL, synchronous=FULL): {commit:.2f} ms, {1000 / commit:,.0f} a second.
 Holdfast: no-op async job, results and events on. Drained by one worker process with concurrency {CONCURRENCY} and
 prefetch {PREFETCH} (memory: in the same process), from the first handler to the last acknowledgement on the disk.
-Jobs: {SIZES.bulk:,} in bulk and drained (memory {SIZES.memory:,}), {SIZES.singles:,} awaited, {SIZES.concurrent:,} at once.
+Jobs: {SIZES.bulk:,} in bulk and drained (memory {SIZES.memory:,}), {SIZES.singles:,} awaited one by one and
+{SIZES.concurrent:,} concurrently.
 huey {_huey_version()}: SqliteHuey, no-op task that stores no result, consumer with -w 1 -k thread. Its default,
 fsync=None, is SQLite's own setting, {_sqlite_default()} here; with fsync=False a power cut loses jobs.
 It has no bulk enqueue (one by one is taken instead), no leases, no acknowledgements and no events.""",

@@ -51,7 +51,7 @@ def url(tmp_path):
 
 async def test_two_memory_stores_never_differ_and_traces_reach_every_kind_of_answer():
     seen = Counter()
-    for seed in range(60):
+    for seed in range(40):
         seen += await check_trace("memory:", seed, STEPS)
     assert REACHED - set(seen) == set()
     assert {kind.partition(":")[0] for kind in seen} == set(MAKERS)
@@ -89,7 +89,7 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(
-    max_examples=20,
+    max_examples=15,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

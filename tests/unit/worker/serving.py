@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from holdfast.core.job import JobKey, JobState
@@ -47,8 +47,12 @@ def threads():
 
 def children():
     """The processes that this one has started and that still are there."""
-    lists = Path("/proc/self/task").glob("*/children")
-    return {pid for one in lists for pid in one.read_text().split()}
+    found = set()
+    for one in Path("/proc/self/task").glob("*/children"):
+        # The thread may have ended since.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found |= set(one.read_text().split())
+    return found
 
 
 async def until(queue, ticket, wanted=TERMINAL, *, patience=10.0):
