@@ -54,7 +54,18 @@ def test_the_readmes_test_passes(tmp_path):
     write_files(ROOT / "README.md", tmp_path)
     (test,) = (block for block in BLOCK.findall((ROOT / "README.md").read_text()) if "async def test_" in block)
     (tmp_path / "test_signup.py").write_text(test)
-    output = run(tmp_path, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "test_signup.py")
+    output = run(
+        tmp_path,
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "asyncio_mode=auto",
+        "test_signup.py",
+    )
     assert "1 passed" in output
 
 

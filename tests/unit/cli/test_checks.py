@@ -23,7 +23,7 @@ def suite(monkeypatch):
 
     def use(*checks):
         monkeypatch.setattr(certificate, "registered", lambda: list(checks))
-        monkeypatch.setattr(conformance, "checks", lambda: list(checks))
+        monkeypatch.setattr(conformance, "all_checks", lambda: list(checks))
 
     return use
 

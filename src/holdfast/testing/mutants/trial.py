@@ -12,7 +12,7 @@ from unittest import mock
 
 from msgspec import Struct
 
-from holdfast.testing.conformance import Certificate, Check, Row, certify, all_checks, harness
+from holdfast.testing.conformance import Certificate, Check, Row, all_checks, certify, harness
 from holdfast.testing.mutants.planting import Mutant
 
 _PATIENCE_S = 1.0
