@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.core.job import Claimed, ClaimRequest
 
 POLL_S = 30.0
-_LEAST_WAIT_S = 0.002
+_LEAST_WAIT_S = 0.005
 _READY = frozenset({Hint.READY})
 
 

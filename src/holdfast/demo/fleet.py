@@ -46,12 +46,12 @@ class Fleet:
         for _, process in self._processes.values():
             if process.stdin is not None:
                 process.stdin.close()  # Asks it to end; see worker.py.
-        _, late = await asyncio.wait(self._keepers, timeout=STOP_S)
+        await asyncio.wait(self._keepers, timeout=STOP_S)
         for _, process in self._processes.values():
             if process.returncode is None:
                 process.kill()
-        if late:
-            await asyncio.wait(late)
+        # What one of them had to say was said by `check`.
+        await asyncio.gather(*self._keepers, return_exceptions=True)
 
     def id_of(self, number: int) -> str:
         """The worker that has this number now; each life has an id of its own."""

@@ -80,7 +80,7 @@ class Loop:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._all_free = asyncio.Event()
-        self._fatal: Exception | None = None
+        self._fatal: BaseException | None = None
         self._claimer = Claimer(store)
         self._bell = self._claimer.bell(settings.tenant, settings.queues)
         self._acks = Acknowledger(store, self._settled, self._on_error("finish"))
@@ -98,18 +98,20 @@ class Loop:
         """Work until `stop`, then finish or release what is held. Raises what makes work impossible."""
         maintenance = Maintenance(self._store, blobs=self._settings.blobs, on_error=self._on_error("maintain"))
         self._heartbeat.start()
-        self._claimer.start()
-        upkeep = asyncio.create_task(maintenance.run())
-        acking = asyncio.create_task(self._acks.run())
-        claiming = asyncio.create_task(self._claim())
+        _, acking, claiming = tasks = [
+            asyncio.create_task(duty) for duty in (maintenance.run(), self._acks.run(), self._claim())
+        ]
+        for task in tasks:
+            task.add_done_callback(self._on_end_of_duty)
         try:
+            self._claimer.start()
             await self._stop.wait()
             await self._end_running()
             await self._end_calls(claiming, acking)
         finally:
-            for task in (upkeep, claiming, acking):
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait([upkeep, claiming, acking, *self._deletions])
+            await asyncio.wait([*tasks, *self._deletions])
             self._claimer.leave(self._bell, pass_on=False)
             self._claimer.close()
             await self._reporter.close()
@@ -118,6 +120,12 @@ class Loop:
             await self._callbacks.finish(END_S)
         if self._fatal is not None:
             raise self._fatal
+
+    def _on_end_of_duty(self, task: asyncio.Task[None]) -> None:
+        """A mistake of ours must not leave a worker standing that only looks as if it worked."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fatal = error
+            self.stop()
 
     def stop(self) -> None:
         """Stop claiming; finish what runs, or release it after the grace. Twice is harmless."""

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 from holdfast import codec as codecs
 from holdfast.blobs import Blobs
@@ -28,6 +28,18 @@ from holdfast.worker.shutdown import on_signal
 CONCURRENCY = range(1, 10_001)
 LEASE = timedelta(seconds=30)
 GRACE = timedelta(seconds=20)
+
+
+class WorkerOptions(TypedDict, total=False):
+    """The options that every worker has; see `Worker`."""
+
+    handler: Callable[[Any], Any] | None
+    queues: Iterable[str] | None
+    concurrency: int
+    worker_id: str | None
+    prefetch: int | None
+    lease: Seconds
+    shutdown_grace: Seconds
 
 
 class AllTenants:
@@ -111,7 +123,7 @@ class Worker:
         name: str = "default",
         codec: str = "json",
         blobs: str | Blobs | None = None,
-        **options: Any,
+        **options: Unpack[WorkerOptions],
     ) -> Self:
         """A worker that serves every tenant in fair turns. For operators: it sees all payloads. [TENANT-4]
 

@@ -23,6 +23,9 @@ def test_two_processes_finish_jobs_and_all_exit_with_0_on_sigterm(cli, processes
     monkeypatch.setenv("HOLDFAST_STORE", f"{url}?keep_events=4321")
     supervisor = processes.start("worker", "shop", "--processes", "2", "-c", "1", "--prefetch", "0")
     supervisor.wait_for("worker started", 2)
+    for _ in range(100):  # They say so before they have signed on; each look takes a while.
+        if len(pids(cli)) == 2:
+            break
     assert len(pids(cli)) == 2
     assert supervisor.pid not in pids(cli)
     for pid in pids(cli):

@@ -307,6 +307,28 @@ async def test_callbacks_that_raise_harm_nothing(queue):
     assert sorted(called) == ["async", "async", "sync", "sync"]
 
 
+async def test_a_store_given_by_its_url_is_opened_by_run_and_closed_after_it(tmp_path):
+    ran = []
+
+    @job
+    async def note() -> None:
+        ran.append(current_job().tenant)
+        await worker.stop()
+
+    url = f"file:{tmp_path}/store"
+    worker = Worker.for_all_tenants(url, jobs=[note], concurrency=3, queues=["default"])
+    for tenant in ("a", "b"):
+        async with Queue(url, tenant=tenant) as queue:
+            await queue.enqueue(note.message())
+        await asyncio.wait_for(worker.run(handle_signals=False), 20)
+    assert ran == ["a", "b"]
+    assert fifos(tmp_path / "store") == []
+
+
+def fifos(store):
+    return [path.name for path in (store / "wake").iterdir()]
+
+
 async def test_a_worker_for_all_tenants_serves_them_in_turns(store):
     order = []
 
