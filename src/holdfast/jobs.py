@@ -301,6 +301,9 @@ def find(name: str) -> JobDefinition[..., Any, Any] | None:
 
 def untyped(payload: Any) -> Message[Any]:
     """A payload without a job type: it goes to the catch-all handler."""
+    if inspect.iscoroutine(payload):
+        payload.close()
+        raise InvalidPayload(f"the job was called, not enqueued: write {payload.__name__}.message(...)")
     return Message(_UNTYPED, payload)
 
 

@@ -12,7 +12,11 @@ DONE, FAILED, WRONG_USAGE = 0, 1, 2
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run one command (by default the one this process was started with) and exit: 0 done, 1 failed, 2 wrong usage."""
     # Typer is loaded by whoever runs a command, not by whoever imports a part of this package.
-    from holdfast.cli.app import command
+    try:
+        from holdfast.cli.app import command
+    except ModuleNotFoundError as error:
+        print(f"Error: the command needs {error.name}; install it with: pip install typer rich", file=sys.stderr)
+        sys.exit(FAILED)
 
     sys.exit(told(lambda: command(args, prog_name="holdfast")))
 

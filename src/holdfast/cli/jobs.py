@@ -124,7 +124,7 @@ def enqueue(
         answer["state"] = "completed"
         emit(answer if json else answer["result"])
 
-    with_queue(store, tenant, act, blobs)
+    with_queue(store, tenant, act, blobs, create=True)
 
 
 def status(

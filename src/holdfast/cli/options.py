@@ -13,7 +13,7 @@ from holdfast.core.errors import InvalidOption
 
 STORE_VARIABLE, TENANT_VARIABLE, BLOBS_VARIABLE = "HOLDFAST_STORE", "HOLDFAST_TENANT", "HOLDFAST_BLOBS"
 
-_STORE_HELP = f"The store, such as file:./data or redis://localhost. [env: {STORE_VARIABLE}]"
+_STORE_HELP = f"The store, such as file:./data. [env: {STORE_VARIABLE}]"
 
 Store = Annotated[str | None, typer.Option("--store", metavar="URL", help=_STORE_HELP)]
 Tenant = Annotated[str | None, typer.Option("--tenant", help=f"Whose jobs. [env: {TENANT_VARIABLE}]")]

@@ -81,13 +81,13 @@ def list_queues(*, store: Store = None, tenant: Tenant = None, json: Json = Fals
 
 def pause(queue: QueueArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
     """Hand out no more of a queue's jobs; it still takes new ones."""
-    with_queue(store, tenant, lambda bound: bound.pause(queue))
+    with_queue(store, tenant, lambda bound: bound.pause(queue), create=True)
     _tell(queue, json, paused=True)
 
 
 def resume(queue: QueueArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
     """Go on handing out a paused queue's jobs."""
-    with_queue(store, tenant, lambda bound: bound.resume(queue))
+    with_queue(store, tenant, lambda bound: bound.resume(queue), create=True)
     _tell(queue, json, paused=False)
 
 

@@ -18,15 +18,21 @@ _PASSWORD = re.compile(r"(?<=://)([^:/?#@]*):[^/?#]*@")
 
 
 def with_queue(
-    store: str | None, tenant: str | None, act: Callable[[Queue], Awaitable[T]], blobs: str | None = None
+    store: str | None,
+    tenant: str | None,
+    act: Callable[[Queue], Awaitable[T]],
+    blobs: str | None = None,
+    *,
+    create: bool = False,
 ) -> T:
-    """What `act` makes of one tenant's Queue."""
+    """What `act` makes of one tenant's Queue. A directory without a store is an error unless `create`."""
     import asyncio
 
     from holdfast.queue import Queue
 
     async def ask() -> T:
-        async with Queue(store_url(store), tenant=tenant_name(tenant), blobs=blobs_url(blobs)) as queue:
+        url = store_url(store) if create else existing(store_url(store))
+        async with Queue(url, tenant=tenant_name(tenant), blobs=blobs_url(blobs)) as queue:
             return await act(queue)
 
     return asyncio.run(ask())
@@ -39,13 +45,20 @@ def with_store(store: str | None, act: Callable[[Store], Awaitable[T]]) -> T:
     from holdfast.store import open_store
 
     async def ask() -> T:
-        opened = await open_store(store_url(store))
+        opened = await open_store(existing(store_url(store)))
         try:
             return await act(opened)
         finally:
             await opened.close()
 
     return asyncio.run(ask())
+
+
+def existing(url: str) -> str:
+    """The same store, but not made where it is missing: a mistyped directory is no empty queue."""
+    if not url.startswith("file:") or "create=" in url.partition("?")[2]:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}create=0"
 
 
 def shown_url(url: str) -> str:

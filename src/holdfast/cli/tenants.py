@@ -45,7 +45,7 @@ def set_tenant(
         await bound.set_tenant(weight=weight, max_waiting=max_waiting, queue=queue)
         return await bound.tenant_settings()
 
-    _print(tenant, with_queue(store, tenant, act), json)
+    _print(tenant, with_queue(store, tenant, act, create=True), json)
 
 
 def show_tenant(tenant: TenantArgument, *, store: Store = None, json: Json = False) -> None:

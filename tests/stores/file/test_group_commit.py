@@ -6,6 +6,7 @@ import asyncio
 import math
 import sqlite3
 import threading
+import time
 
 import pytest
 
@@ -316,6 +317,27 @@ async def test_opening_beside_a_process_that_holds_the_lock_for_long_is_busy(dir
         await store.enqueue([new("1")])
     await _ended("holdfast-file-lock")
     assert open_files(directory) == []
+
+
+async def test_an_opening_that_is_canceled_while_it_waits_leaves_nothing_behind(directory):
+    async with opened(directory):
+        pass
+    with Child("hold_the_lock", directory=directory) as child:
+        assert await child.heard() == "held"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await open_at(directory)
+        child.go_on()
+        child.ends()
+    async with opened(directory) as store:  # Behind the one that nobody wants any more.
+        await store.enqueue([new("1")])
+    await asyncio.to_thread(_until, lambda: not threads() and not open_files(directory))
+
+
+def _until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
 
 
 async def test_closing_beside_a_process_that_holds_the_lock_for_long_is_busy(directory, monkeypatch):

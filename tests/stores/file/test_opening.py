@@ -389,6 +389,13 @@ def _mount(monkeypatch, text):
     monkeypatch.setattr(Path, "read_text", read)
 
 
+async def test_an_old_sqlite_is_named_and_nothing_is_made(directory, monkeypatch):
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 37, 2))
+    with pytest.raises(StoreUnavailable, match=r"needs SQLite 3\.38"):
+        await open_at(directory)
+    assert not directory.exists()
+
+
 async def test_an_unknown_option_is_refused_and_nothing_is_made(directory):
     with pytest.raises(InvalidOption, match=r"colour.*no such option.*keep_events"):
         await open_at(directory, "?colour=blue")

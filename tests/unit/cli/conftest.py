@@ -1,11 +1,13 @@
 """The command on a file store of its own: in this process where that tells as much, else as a process."""
 
+import asyncio
 import io
 import sys
 
 import pytest
 
 from holdfast.cli import main
+from holdfast.store import open_store
 from tests.unit.cli.support import Answer, Processes
 
 
@@ -16,7 +18,12 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_STORE", f"file:{tmp_path}/data")
     monkeypatch.setenv("HOLDFAST_TENANT", "acme")
     monkeypatch.delenv("HOLDFAST_BLOBS", raising=False)
+    asyncio.run(_make(f"file:{tmp_path}/data"))
     return tmp_path
+
+
+async def _make(url: str) -> None:
+    await (await open_store(url)).close()
 
 
 @pytest.fixture

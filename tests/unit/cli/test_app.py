@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 LATER = ("dev", "serve", "token", "schedule", "flow", "migrate", "pipeline")
@@ -101,6 +103,7 @@ def test_a_flag_wins_over_the_environment(cli):
 
 
 def test_a_store_that_cannot_be_opened_fails_without_a_traceback(cli, place):
+    shutil.rmtree(place / "data")
     (place / "data").write_text("this is a file")
     answer = cli("stats")
     assert answer.code == 1

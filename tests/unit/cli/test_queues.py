@@ -1,5 +1,7 @@
 import signal
 
+import pytest
+
 from tests.unit.cli.support import claim, fail
 
 
@@ -51,3 +53,17 @@ def test_watching_prints_the_counts_again_when_they_change(cli, processes):
     cli("enqueue", "x")
     assert '"ready":2' in process.stdout.readline()
     assert process.end(signal.SIGINT).code == 0
+
+
+@pytest.mark.parametrize("command", [["stats"], ["status", "a"], ["dlq", "list"], ["events"], ["tenants"], ["workers"]])
+def test_a_mistyped_directory_is_an_error_and_makes_nothing(cli, place, command):
+    answer = cli(*command, "--store", f"file:{place}/dta")
+    assert answer.code == 1
+    assert "there is no store in" in answer.err
+    assert not (place / "dta").exists()
+
+
+def test_doctor_does_not_call_a_missing_store_healthy(cli, place):
+    answer = cli("doctor", f"file:{place}/dta")
+    assert answer.code == 1
+    assert not (place / "dta").exists()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 
@@ -97,6 +98,7 @@ def test_if_the_first_process_cannot_start_its_reason_and_exit_code_are_given_on
     assert answer.code == 2
     assert answer.err.count("No module named 'nothing_like_it'") == 1
     assert "Traceback" not in answer.err
+    shutil.rmtree(place / "data")
     (place / "data").write_text("this is a file")
     answer = processes.run("worker", "shop", "--processes", "3")
     assert answer.code == 1

@@ -13,17 +13,21 @@ The parts:
 
 from __future__ import annotations
 
+from holdfast.core.errors import InvalidOption
 from holdfast.store import Options, StoreUrl
 from holdfast.stores.file.store import FileStore
 
 
 def open_file(url: StoreUrl) -> FileStore:
-    """`file:DIR`, also `file:///absolute/dir`; the directory is made if it is missing."""
+    """`file:DIR`, also `file:///absolute/dir`; the directory is made if it is missing, unless `create=0`."""
     options = Options(url)
     common = options.common()
+    create = options.text("create", "1", ("0", "1")) == "1"
     options.finish()
     rest = url.rest.removeprefix("//") if url.rest.startswith("///") else url.rest
-    return FileStore(rest, common)
+    if not rest:
+        raise InvalidOption("store", "file: names no directory; write for example 'file:./data'")
+    return FileStore(rest, common, create=create)
 
 
 __all__ = ["FileStore", "open_file"]

@@ -20,6 +20,7 @@ from holdfast.stores.file.sql import SCHEMA
 NAME = "holdfast.db"
 APPLICATION_ID = 0x486F6C64  # "Hold"
 SCHEMA_VERSION = 1
+SQLITE_NEEDED = (3, 38)  # The arrow operators of JSON.
 
 BUSY_S = 30.0
 """How long to wait for other processes before answering StoreBusy."""
@@ -70,6 +71,9 @@ def start_anew() -> None:
 
 def prepare(directory: Path, *, frozen_at: int | None) -> None:
     """Make the directory and the database where they are missing; refuse what is not ours. Idempotent."""
+    if sqlite3.sqlite_version_info < SQLITE_NEEDED:
+        needed = ".".join(map(str, SQLITE_NEEDED))
+        raise StoreUnavailable(f"the file store needs SQLite {needed}, this Python has {sqlite3.sqlite_version}")
     try:
         _make(directory)
     except OSError as error:
@@ -91,8 +95,9 @@ def check(path: Path) -> None:
     """Raise StoreMismatch unless `path` is a whole database of ours. Reads its header and nothing else."""
     # With a log beside it the file may be between two sizes: a process is just moving the log into it, or died doing
     # so, and SQLite sees to that. Without one it does not change while we have the lock.
-    log = Path(f"{path}-wal")
-    settled = not log.exists() or log.stat().st_size == 0
+    settled = True
+    with contextlib.suppress(FileNotFoundError):
+        settled = Path(f"{path}-wal").stat().st_size == 0
     with _open.lock:
         if _inode(path) in _open.here:
             return

@@ -72,8 +72,11 @@ CAPABILITIES = Capabilities(
 class FileStore:
     """Jobs in a directory of this machine."""
 
-    def __init__(self, directory: str, options: CommonOptions, engine: Engine | None = None) -> None:
+    def __init__(
+        self, directory: str, options: CommonOptions, engine: Engine | None = None, *, create: bool = True
+    ) -> None:
         self._directory = Path(directory).expanduser().absolute()
+        self._create = create
         self.options = options
         self._engine = engine
         self._opening = asyncio.Lock()
@@ -86,9 +89,16 @@ class FileStore:
         async with self._opening:
             if self._engine is None:
                 frozen_at = time.time_ns() // 1_000_000 if self.options.test_clock == "frozen" else None
-                self._engine = await asyncio.to_thread(self._start, frozen_at)
+                starting = asyncio.ensure_future(asyncio.to_thread(self._start, frozen_at))
+                try:
+                    self._engine = await asyncio.shield(starting)
+                except asyncio.CancelledError:
+                    starting.add_done_callback(_close_unwanted)
+                    raise
 
     def _start(self, frozen_at: int | None) -> Engine:
+        if not self._create and not (self._directory / database.NAME).exists():
+            raise StoreUnavailable(f"there is no store in {self._directory}; it is made by the first enqueue or worker")
         database.prepare(self._directory, frozen_at=frozen_at)
         settings = Settings(self.options.retention, self.options.all_events, self.options.keep_events)
         return Engine(self._directory, settings)
@@ -219,3 +229,9 @@ class FileStore:
 
     async def _change(self, change: Callable[[Transaction, Any], Any], argument: Any) -> Any:
         return await self._opened.change(lambda t: change(t, argument))
+
+
+def _close_unwanted(starting: asyncio.Future[Engine]) -> None:
+    """Whoever asked for this engine has left before it was there."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().close()

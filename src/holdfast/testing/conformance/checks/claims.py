@@ -7,9 +7,9 @@ import threading
 from collections import Counter
 
 from holdfast.core.job import HOUR, SECOND, Cancel, ClaimRequest, Job, JobState
-from holdfast.store import Hint, Store
+from holdfast.store import Hint
 from holdfast.testing.conformance.expect import expect, expect_between, expect_equal, expect_some
-from holdfast.testing.conformance.harness import DELAY, LEASE, Harness
+from holdfast.testing.conformance.harness import DELAY, LEASE, PATIENCE_S, Harness
 from holdfast.testing.conformance.rules import rule
 
 MINUTE_MS = 60 * SECOND
@@ -58,35 +58,31 @@ async def concurrent_claims_never_give_one_job_twice(h: Harness) -> None:
 
 @rule("CLAIM-1")
 async def claims_from_several_event_loops_never_give_one_job_twice(h: Harness) -> None:
-    """A sibling serves another thread's event loop, beside this one."""
-    jobs = 60
-    await h.queued(*(f"job-{number}" for number in range(jobs)))
-    siblings = [await h.store.sibling() for _ in range(2)]
-    taken: list[list[Job]] = [[], []]
+    """Siblings serve the event loops of other threads: all claim at the same moment, round by round."""
+    rounds, loops = 10, 3
+    ids = [f"job-{number:02}" for number in range(2 * rounds * loops)]
+    await h.queued(*ids)
+    siblings = [await h.store.sibling() for _ in range(loops)]
+    start = threading.Barrier(loops)
 
-    def work(number: int) -> None:
-        taken[number] = asyncio.run(_take_all(h, siblings[number], f"thread-{number}"))
+    async def claim_in_rounds(number: int) -> list[Job]:
+        got: list[Job] = []
+        try:
+            for _ in range(rounds):
+                start.wait(PATIENCE_S)
+                got += await h.claim(2, store=siblings[number], worker=f"loop-{number}")
+        finally:
+            await siblings[number].close()
+        return got
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    mine = await _take_all(h, h.store, "main")
-    for thread in threads:
-        await asyncio.to_thread(thread.join)
-    everything = mine + taken[0] + taken[1]
-    expect_equal(sorted(job.id for job in everything), sorted(f"job-{n}" for n in range(jobs)), "jobs given out")
-    expect_equal(len({job.token for job in everything}), jobs, "different tokens")
+    def work(number: int) -> list[Job]:
+        return asyncio.run(claim_in_rounds(number))
 
-
-async def _take_all(h: Harness, store: Store, worker: str) -> list[Job]:
-    got: list[Job] = []
-    try:
-        while batch := await h.claim(3, store=store, worker=worker):
-            got += batch
-    finally:
-        if store is not h.store:
-            await store.close()
-    return got
+    taken = await asyncio.gather(*(asyncio.to_thread(work, number) for number in range(loops)))
+    expect_equal([len(jobs) for jobs in taken], [2 * rounds] * loops, "jobs that each event loop got")
+    everything = [job for jobs in taken for job in jobs]
+    expect_equal(sorted(job.id for job in everything), ids, "jobs given out")
+    expect_equal(len({job.token for job in everything}), len(ids), "different tokens")
 
 
 @rule("CLAIM-1")
@@ -265,21 +261,25 @@ async def a_listener_that_stopped_hears_nothing(h: Harness) -> None:
 async def claims_at_the_same_time_all_get_an_answer(h: Harness) -> None:
     """A hundred claims over several handles, for one tenant and for all, among enqueues and acknowledgements."""
     tenants = [h.name("t") for _ in range(4)]
+    for tenant in tenants:
+        await h.queued(*(f"before-{number}" for number in range(80)), tenant=tenant)
     stores = await h.handles(4)
 
     async def work(number: int) -> int:
         store, tenant = stores[number % 4], tenants[number % 4]
-        await store.enqueue([h.new(f"job-{number}", tenant=tenant)])
         whose = None if number % 3 == 0 else tenant
-        got = (await store.claim(ClaimRequest(whose, (h.queue,), 1 + number % 3, LEASE, f"w{number}"))).jobs
+        wished = 1 + number % 3
+        got = (await store.claim(ClaimRequest(whose, (h.queue,), wished, LEASE, f"w{number}"))).jobs
+        expect_between(len(got), 1, wished, f"jobs of a claim of {wished} while there are more")
         for job in got:
             h.accepted(await h.complete(job), JobState.COMPLETED)
+        await store.enqueue([h.new(f"new-{number}", tenant=tenant)])
         return len(got)
 
     given = sum(await asyncio.gather(*(work(number) for number in range(100))))
     while batch := await h.claim(50, tenant=None):
         given += len(batch)
-    expect_equal(given, 100, "jobs given out to a hundred claims at once, and then to the rest")
+    expect_equal(given, 4 * 80 + 100, "jobs given out to a hundred claims at once, and then to the rest")
 
 
 @rule("CLAIM-4")

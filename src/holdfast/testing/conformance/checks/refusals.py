@@ -1,0 +1,69 @@
+"""TENANT-3, ENQ-2, ENQ-6: what a Queue refuses before any store is asked, alike for all, and the ids it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from holdfast.core.errors import HoldfastError, InvalidName, PayloadTooLarge
+from holdfast.core.job import PAYLOAD_LIMIT, JobState
+from holdfast.queue import Queue
+from holdfast.testing.conformance.expect import Broken, expect, expect_equal
+from holdfast.testing.conformance.harness import Harness
+from holdfast.testing.conformance.rules import rule
+
+
+async def refused(call: Awaitable[Any], why: type[HoldfastError], what: str) -> HoldfastError:
+    """The call must raise exactly this error; returns it."""
+    try:
+        answer = await call
+    except HoldfastError as error:
+        expect_equal(type(error), why, what)
+        return error
+    raise Broken(f"{what}: got {answer!r}, want {why.__name__}")
+
+
+@rule("TENANT-3")
+async def bad_names_are_refused_with_the_reason_and_nothing_is_enqueued(h: Harness) -> None:
+    """Tenants, queues, ids and idempotency keys; what is allowed at the edge goes in."""
+    for tenant in ("", "a b", "a:b", "-a", "x" * 64, "é", "a\n"):
+        try:
+            Queue(store=h.store, tenant=tenant)
+        except InvalidName as error:
+            expect(error.reason, f"the refusal of tenant {tenant!r} gives no reason")
+        else:
+            raise Broken(f"{tenant!r} was taken for a tenant")
+    async with Queue(store=h.store, tenant=h.tenant, name=h.queue) as queue, h.no_event("by refused names"):
+        for name in ("", " a", "a b", ":a", "x" * 129, "é"):
+            await refused(queue.enqueue({}, queue=name), InvalidName, f"enqueue into queue {name!r}")
+        for name in ("", "x" * 201, "é" * 101, "a\n", "\x00", "\ud800"):
+            await refused(queue.enqueue({}, id=name), InvalidName, f"enqueue of id {name!r}")
+            await refused(queue.enqueue({}, idempotency_key=name), InvalidName, f"enqueue with key {name!r}")
+    async with Queue(store=h.store, tenant=h.tenant, name=h.queue) as queue:
+        for id in ("x" * 200, "é" * 100, " ", "a/b:c"):
+            expect_equal((await queue.enqueue({}, id=id)).status, "queued", f"enqueue of id {id!r}")
+
+
+@rule("ENQ-6")
+async def a_payload_over_the_limit_is_refused_with_its_size(h: Harness) -> None:
+    """`PayloadTooLarge(size, limit)`, and nothing is enqueued; exactly the limit goes in."""
+    async with Queue(store=h.store, tenant=h.tenant, name=h.queue) as queue:
+        full = "x" * (PAYLOAD_LIMIT - 2)  # As JSON it has two quotes more.
+        async with h.no_event("by a refused payload"):
+            error = await refused(queue.enqueue(full + "x", id="large"), PayloadTooLarge, "a byte over the limit")
+            expect_equal(error.args, (PAYLOAD_LIMIT + 1, PAYLOAD_LIMIT), "size and limit in the refusal")
+            expect_equal(await h.find(h.key("large")), None, "record of a refused job")
+        expect_equal((await queue.enqueue(full, id="full")).status, "queued", "enqueue of a payload of the full size")
+        expect_equal(len((await h.get(h.key("full"))).envelope.payload), PAYLOAD_LIMIT, "bytes of that payload")
+
+
+@rule("ENQ-2")
+async def generated_ids_are_unique_and_in_the_order_of_time(h: Harness) -> None:
+    """Whoever names no id gets one; sorted they stand in the order in which they were made."""
+    async with Queue(store=h.store, tenant=h.tenant, name=h.queue) as queue:
+        tickets = [await queue.enqueue({}) for _ in range(20)]
+        tickets += await queue.enqueue_many([{} for _ in range(200)])
+    ids = [ticket.id for ticket in tickets]
+    expect_equal(len(set(ids)), 220, "different ids")
+    expect_equal(ids, sorted(ids), "generated ids in the order of time")
+    expect_equal((await h.stats()).counts[JobState.READY], 220, "jobs that are there")
