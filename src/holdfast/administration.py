@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,6 +26,7 @@ from holdfast.records import (
 )
 from holdfast.store import Hint, ListQuery, Reader, ReplayAnswer, TenantSettings
 from holdfast.ticket import Ticket
+from holdfast.waiting import FALLBACK_S
 
 PAGE_LIMIT = 1000
 _EVENTS = frozenset({Hint.EVENTS})
@@ -152,6 +154,7 @@ class Administration(Binding):
         With `follow` it goes on with what comes, woken by the store and not by polling. Raises EventsTrimmed
         where events in between are gone, InvalidOption where `after` is no offset of this store.
         """
+        _text("after", after)
         grown = asyncio.Event()
         stop: Callable[[], None] | None = None
         try:
@@ -167,7 +170,9 @@ class Administration(Binding):
                     continue
                 if not follow:
                     return
-                await grown.wait()
+                # A hint can be lost with the process that should have sent it.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(grown.wait(), FALLBACK_S)
         finally:
             if stop is not None:
                 stop()
@@ -184,7 +189,7 @@ class Administration(Binding):
 
     async def advance(self, name: str, offset: str) -> None:
         """The reader has dealt with everything up to `offset`; it never goes back. [EVENT-2]"""
-        reader = Reader(self.tenant, check_id(name, "reader"), offset)
+        reader = Reader(self.tenant, check_id(name, "reader"), _text("offset", offset) or "")
         await self._counted("set_reader", self._live.set_reader(reader))
 
     async def drop_reader(self, name: str) -> bool:
@@ -214,8 +219,8 @@ class Administration(Binding):
         """
         if weight is not None:
             check_weight(weight)
-        if max_waiting is not None and (not isinstance(max_waiting, int) or max_waiting < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidOption("max_waiting", f"{max_waiting!r} is not a whole number from 0")
+        if max_waiting is not None and (not isinstance(max_waiting, int) or not 0 <= max_waiting <= 2**53):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption("max_waiting", f"{max_waiting!r} is not a whole number from 0 to 2^53")
         settings = TenantSettings(None if queue is None else check_queue(queue), weight, max_waiting)
         await self._counted("set_tenant", self._live.set_tenant(self.tenant, settings))
 
@@ -232,6 +237,7 @@ class Administration(Binding):
     async def _page(self, query: ListQuery) -> JobPage:
         if not isinstance(query.limit, int) or not 1 <= query.limit <= PAGE_LIMIT:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOption("limit", f"{query.limit!r} is not a whole number from 1 to {PAGE_LIMIT}")
+        _text("cursor", query.cursor)
         page = await self._counted("list", self._live.list(query))
         return JobPage(map(JobRecord, page.jobs), page.cursor)
 
@@ -270,6 +276,12 @@ class Administration(Binding):
         if blobs and self.blobs is not None:
             await self.blobs.delete(blobs)
         return answers
+
+
+def _text(option: str, value: str | None) -> str | None:
+    if value is not None and not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidOption(option, f"{value!r} is not a string that came from this queue")
+    return value
 
 
 def _states(state: JobState | str | Iterable[JobState | str] | None) -> frozenset[JobState]:

@@ -21,8 +21,13 @@ _ONE_MS = timedelta(milliseconds=1)
 # Far beyond any use, and small enough that an instant stays below 2^53 on every store.
 _LONGEST_MS = 1_000 * 365 * DAY
 
-check_queue = lru_cache(maxsize=4096)(names.check_queue)
+_known_queue = lru_cache(maxsize=4096)(names.check_queue)
 check_type = lru_cache(maxsize=4096)(names.check_type)
+
+
+def check_queue(name: str) -> str:
+    """As `names.check_queue`, and remembered: queue names are few, and checked with every job."""
+    return _known_queue(name) if isinstance(name, str) else names.check_queue(name)  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 class EnqueueOptions(TypedDict, total=False):

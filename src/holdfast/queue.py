@@ -135,12 +135,11 @@ class Queue(Administration):
         end = None if limit is None else clock() + limit
         item = _message(message)
         new = self._new_job(item, _options(item, options))
-        with self._waits.watch(new.key) as watch:
+        with self._waits.watch(new.key, new.envelope.request_id) as watch:
             ticket = self._ticket(new.key, item, await self._send(new, connection))
-            left = None if end is None else max(0.0, end - clock())
-            # Only of a new job is it certain that its end is still to come, and will be heard.
-            if ticket.status == "queued" and await watch.wait(left) is not None:
-                return await self._outcome(watch, None, ticket.result_type)
+            if ticket.status == "queued":
+                watch.enqueued()
+                return await self._outcome(watch, None if end is None else max(0.0, end - clock()), ticket.result_type)
         return await ticket.wait(None if end is None else max(0.0, end - clock()))
 
     # The small steps --------------------------------------------------------------------------------------

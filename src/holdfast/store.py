@@ -379,8 +379,11 @@ class Store(Protocol):
         """End up to `limit` expired leases, oldest deadline first. [LEASE-3, RETRY-2]"""
         ...
 
-    async def prune(self, limit: int) -> Pruned:
-        """Forget up to `limit` terminal jobs past their retention, and trim the log. [KEEP-1, EVENT-2]"""
+    async def prune(self, limit: int, *, blobs: bool = True) -> Pruned:
+        """Forget up to `limit` terminal jobs past their retention, and trim the log. [KEEP-1, EVENT-2]
+
+        Names of blobs are handed out once; `blobs=False` leaves them to a caller who can delete them.
+        """
         ...
 
     async def doctor(self) -> Sequence[Finding]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import random
+from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
@@ -13,16 +16,21 @@ from holdfast.store import Hint, Listener, Signal
 Subscribe = Callable[[Listener, frozenset[Hint]], Callable[[], None]]
 Get = Callable[[JobKey], Awaitable[Job | None]]
 
+FALLBACK_S = 30.0
+LAST_LOOK_S = 1.0
 _DONE = frozenset({Hint.DONE})
 
 
 class Watch:
     """One job being waited for, by one waiter or many. [RESULT-3]"""
 
-    def __init__(self, key: JobKey, get: Get) -> None:
+    def __init__(self, key: JobKey, get: Get, request_id: str = "") -> None:
         self.key = key
+        self.request_id = request_id
+        """The life of the id that is waited for; "": the first that a look finds. [ENQ-2]"""
+        self._seq: int | None = None
         self.seen = False
-        """Whether a look has found the job: if it is gone afterwards, it was forgotten."""
+        """Whether the job is known to have been there: if it is gone afterwards, it was forgotten."""
         self.holders = 0
         self.ended: asyncio.Future[Job | None] = asyncio.get_running_loop().create_future()
         self._get = get
@@ -35,9 +43,28 @@ class Watch:
         if self._looking is None and not self.ended.done():
             self._looking = asyncio.create_task(self._look())
 
+    def enqueued(self) -> None:
+        """The request that is waited for was answered: from now on a job that is not there has been forgotten."""
+        self.seen = True
+        self.look()
+
     async def wait(self, timeout_s: float | None) -> Job | None:
-        """The job as it ended, or None if there is none. Raises WaitTimeout, and the job goes on."""
-        await asyncio.wait([self.ended], timeout=timeout_s)
+        """The job as it ended, or None if there is none. Raises WaitTimeout, and the job goes on.
+
+        Hints can be lost with the process that should have sent them: so there is a look now and then, and a last
+        one before the time is up.
+        """
+        clock = asyncio.get_running_loop().time
+        end = math.inf if timeout_s is None else clock() + timeout_s
+        while not self.ended.done() and (left := end - clock()) > 0:
+            # Spread, so that a fleet does not look in step.
+            pause_s = FALLBACK_S * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+            await asyncio.wait([self.ended], timeout=min(left, pause_s))
+            self.look()
+        if not self.ended.done():
+            self.look()
+            looking = [self._looking] if self._looking is not None else []
+            await asyncio.wait([self.ended, *looking], timeout=LAST_LOOK_S, return_when=FIRST_COMPLETED)
         if not self.ended.done():
             raise WaitTimeout(self.key.queue, self.key.id, timeout_s or 0.0)
         return self.ended.result()
@@ -58,18 +85,32 @@ class Watch:
         try:
             while self._again and not self.ended.done():
                 self._again = False
+                certain = self.seen  # A look that left before the enqueue was answered may have seen the time before.
                 job = await self._get(self.key)
                 if job is None and self._again:
                     # Somebody asked after this look had left, and may have enqueued the job in between.
                     continue
-                if job is None or job.state in TERMINAL:
-                    self.ended.set_result(job)
-                else:
-                    self.seen = True
+                self._saw(job, certain=certain)
         except Exception as error:  # noqa: BLE001 - it belongs to those who wait
             self.fail(error)
         finally:
             self._looking = None
+
+    def _saw(self, job: Job | None, *, certain: bool) -> None:
+        if job is not None and self._is_ours(job):
+            self.seen = True
+            if job.state in TERMINAL:
+                self.ended.set_result(job)
+        elif certain or not self.request_id:
+            # It is gone, or its id has a new life: what is waited for has ended, and nobody knows how any more.
+            self.ended.set_result(None)
+
+    def _is_ours(self, job: Job) -> bool:
+        if self.request_id:
+            return job.envelope.request_id == self.request_id
+        if self._seq is None:
+            self._seq = job.seq
+        return job.seq == self._seq
 
 
 class Waits:
@@ -79,17 +120,21 @@ class Waits:
         self._tenant = tenant
         self._subscribe = subscribe
         self._get = get
-        self._watches: dict[JobKey, Watch] = {}
+        self._watches: dict[JobKey, dict[str, Watch]] = {}
         self._unsubscribe: Callable[[], None] | None = None
 
     @contextmanager
-    def watch(self, key: JobKey) -> Generator[Watch]:
-        """Listen for the end of a job from here on. Leaving frees everything, for the last waiter. [RESULT-3]"""
+    def watch(self, key: JobKey, request_id: str = "") -> Generator[Watch]:
+        """Listen for the end of a job from here on. Leaving frees everything, for the last waiter. [RESULT-3]
+
+        With a request id it is the job of that request, and no earlier or later one of the same id.
+        """
         if self._unsubscribe is None:
             self._unsubscribe = self._subscribe(self._hear, _DONE)
-        watch = self._watches.get(key)
+        lives = self._watches.setdefault(key, {})
+        watch = lives.get(request_id)
         if watch is None or watch.ended.done():
-            watch = self._watches[key] = Watch(key, self._get)
+            watch = lives[request_id] = Watch(key, self._get, request_id)
         watch.holders += 1
         try:
             yield watch
@@ -100,13 +145,16 @@ class Waits:
 
     def close(self) -> None:
         """End every wait with an error."""
-        for watch in list(self._watches.values()):
+        for watch in [watch for lives in self._watches.values() for watch in lives.values()]:
             watch.fail(StoreUnavailable("the queue was closed while a job was waited for"))
 
     def _drop(self, watch: Watch) -> None:
         watch.drop()
-        if self._watches.get(watch.key) is watch:
-            del self._watches[watch.key]
+        lives = self._watches.get(watch.key, {})
+        if lives.get(watch.request_id) is watch:
+            del lives[watch.request_id]
+        if not lives:
+            self._watches.pop(watch.key, None)
         if not self._watches and self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
@@ -115,10 +163,10 @@ class Waits:
         if signal.tenant not in ("", self._tenant):
             return
         if signal.queue and signal.id:
-            watch = self._watches.get(JobKey(self._tenant, signal.queue, signal.id))
-            if watch is not None:
+            for watch in self._watches.get(JobKey(self._tenant, signal.queue, signal.id), {}).values():
                 watch.look()
             return
-        for key, watch in self._watches.items():
+        for key, lives in self._watches.items():
             if signal.queue in ("", key.queue) and signal.id in ("", key.id):
-                watch.look()
+                for watch in lives.values():
+                    watch.look()

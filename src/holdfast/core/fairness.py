@@ -48,6 +48,6 @@ def turns(lanes: list[Lane], limit: int, take: Callable[[str], bool], cost_of: C
 
 def check_weight(weight: float) -> float:
     """Return `weight` if it is in range. Raises InvalidOption."""
-    if not WEIGHT_MIN <= weight <= WEIGHT_MAX:
+    if not isinstance(weight, (int, float)) or not WEIGHT_MIN <= weight <= WEIGHT_MAX:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidOption("weight", f"{weight!r} is not from {WEIGHT_MIN} to {WEIGHT_MAX:g}")
     return float(weight)

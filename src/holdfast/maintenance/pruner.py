@@ -18,7 +18,8 @@ _log = get_logger(__name__)
 async def prune(store: Store, blobs: Blobs | None = None) -> float:
     """Forget what may be forgotten, in batches. Returns in how many seconds to do it again."""
     while True:
-        pruned = await store.prune(BATCH)
+        # Who has no blob store leaves the names to one that has.
+        pruned = await store.prune(BATCH, blobs=blobs is not None)
         for name in pruned.blobs:
             await _delete(name, blobs)
         if not pruned.more:

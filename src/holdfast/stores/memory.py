@@ -153,6 +153,7 @@ class MemoryStore:
         self._lines: dict[str, Line] = {}
         self._leases: list[tuple[int, int, Job]] = []
         self._leased = 0
+        self._waiting: dict[str, int] = {}
         self._ended: list[tuple[int, int, Job]] = []
         self._ended_count = 0
         self._bindings: dict[tuple[str, str, str, str], dedup.Binding] = {}
@@ -606,7 +607,7 @@ class MemoryStore:
             keys.append(job.key)
         return keys
 
-    async def prune(self, limit: int) -> Pruned:
+    async def prune(self, limit: int, *, blobs: bool = True) -> Pruned:
         with self._lock:
             now = self._now()
             jobs = 0
@@ -619,8 +620,10 @@ class MemoryStore:
                 scope: b for scope, b in self._bindings.items() if b.expires_at is None or b.expires_at > now
             }
             more = bool(self._ended) and self._ended[0][0] <= now
-            blobs, self._dropped_blobs = self._dropped_blobs, []
-            return Pruned(jobs, self._trim(now), blobs, more)
+            names: list[str] = []
+            if blobs:
+                names, self._dropped_blobs = self._dropped_blobs, []
+            return Pruned(jobs, self._trim(now), names, more)
 
     def _trim(self, now: int) -> int:
         end = self._trimmed + len(self._log)
@@ -685,6 +688,7 @@ class MemoryStore:
         if job.state in WAITING:
             line = self._lines[job.queue]
             line.waiting += by
+            self._waiting[job.tenant] = self._waiting.get(job.tenant, 0) + by
             line.lanes[job.tenant].waiting += by
         elif job.state is JobState.LEASED:
             self._leased += by
@@ -727,8 +731,7 @@ class MemoryStore:
                 continue
             waiting = lane.waiting
             if queue is None:
-                lanes = (line.lanes.get(lane.tenant) for line in self._lines.values())
-                waiting = sum(other.waiting for other in lanes if other)
+                waiting = self._waiting.get(lane.tenant, 0)
             if waiting >= settings.max_waiting:
                 return QuotaExceeded(queue, waiting, settings.max_waiting)
         return None
@@ -827,6 +830,6 @@ def _parse_cursor(cursor: str | None) -> tuple[int, ...] | None:
 
 
 def _parse_offset(offset: str) -> int:
-    if not offset.isascii() or not offset.isdigit():
+    if not offset.isascii() or not offset.isdigit() or len(offset) > 18:  # noqa: PLR2004 - fits 64 bits
         raise InvalidOption("after", f"{offset!r} is not an offset of this store")
     return int(offset)

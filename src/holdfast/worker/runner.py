@@ -195,7 +195,7 @@ class Runner:
             held.give_up_at = math.inf
         if metrics.current is not None:
             held.run_s = time.monotonic() - held.started_at
-        if held.verdict or ending is None:
+        if ending is None or (held.verdict and not _came_to_its_end(held, ending)):
             self._acknowledge_verdict(held)
         elif isinstance(ending, Raised):
             self._on_ack(held, outcome.finish(held, ending))
@@ -237,9 +237,9 @@ class Runner:
             raise
         except BaseException as error:  # noqa: BLE001 - the blob store is away, or the worker ends
             finish = outcome.finish(held, outcome.raised(error))
-        if held.verdict:
+        if held.verdict and held.verdict != "released":
             self._acknowledge_verdict(held)
-        else:
+        elif held.finish is None:
             self._on_ack(held, finish)
         self._free(held)
 
@@ -258,3 +258,13 @@ class Runner:
                     raise
                 await asyncio.sleep(pause.next_s())
         return Finish(held.key, held.token, "complete", Result(b"", self._codec, name))
+
+
+def _came_to_its_end(held: Held, ending: bytes | Raised) -> bool:
+    """Whether a handler that was told to give its job back has finished it instead: its lease is still good.
+
+    One that was interrupted, or that failed over it, is given back; one that is done is not run again.
+    """
+    if held.verdict != "released" or held.finish is not None:
+        return False
+    return isinstance(ending, bytes) or ending.outcome == "fail"

@@ -15,6 +15,7 @@ from holdfast import codec as codecs
 from holdfast.blobs import Blobs
 from holdfast.core.errors import InvalidOption
 from holdfast.core.lease import check_lease_ms
+from holdfast.core.names import check_id
 from holdfast.jobs import JobDefinition
 from holdfast.options import Seconds, check_queue, duration_ms
 from holdfast.queue import Queue
@@ -91,6 +92,10 @@ class Worker:
         lease: Seconds = LEASE,
         shutdown_grace: Seconds = GRACE,
     ) -> None:
+        if not isinstance(queue, (Queue, AllTenants)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption(
+                "queue", f"{queue!r} is not a holdfast.Queue; for all tenants use Worker.for_all_tenants"
+            )
         jobs = list(jobs)
         self._source = queue
         self._handlers: dict[str, Handler] = table(jobs, handler)
@@ -102,7 +107,9 @@ class Worker:
         self.settings = Settings(
             tenant=queue.tenant,
             queues=_queues(queue, jobs, handler, queues),
-            worker_id=worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+            worker_id=check_id(worker_id, "worker id")
+            if worker_id
+            else f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
             concurrency=concurrency,
             prefetch=prefetch,
             lease_ms=check_lease_ms(duration_ms("lease", lease)),

@@ -220,12 +220,29 @@ async def test_a_file_that_the_log_has_yet_to_complete_is_not_taken_for_damaged(
     assert quick_check(directory) == "ok"
 
 
-async def test_garbage_behind_the_header_answers_mismatch_and_acknowledges_nothing(directory):
-    path = await _filled(directory)
+def _garble(directory, which):
+    """Fill the root pages of the tables and indexes for which this holds with noise; the file as it is then."""
+    path = directory / "holdfast.db"
     damaged = bytearray(path.read_bytes())
-    for (page,) in look(directory, "SELECT rootpage FROM sqlite_master WHERE rootpage > 1"):
+    for (page,) in look(directory, f"SELECT rootpage FROM sqlite_master WHERE rootpage > 1 AND {which}"):
         damaged[(page - 1) * 4096 : page * 4096] = random.Random(page).randbytes(4096)
     path.write_bytes(damaged)
+    return damaged
+
+
+async def test_garbage_that_opening_meets_is_refused(directory):
+    path = await _filled(directory)
+    damaged = _garble(directory, "name = 'counters'")
+    with pytest.raises(StoreMismatch, match="damaged"):
+        await open_at(directory)
+    assert path.read_bytes() == damaged
+    assert threads() == []
+    assert open_files(directory) == []
+
+
+async def test_garbage_in_the_middle_answers_mismatch_and_acknowledges_nothing(directory):
+    path = await _filled(directory)
+    damaged = _garble(directory, "name != 'counters'")
     async with opened(directory) as store:
         for call in (
             store.enqueue([new("a")]), store.enqueue([new("b")]), store.get([key("1")]), store.claim(wish()),

@@ -137,6 +137,14 @@ def let_go(inode: tuple[int, int]) -> None:
             del _open.here[inode]
 
 
+def is_there(path: Path, inode: tuple[int, int]) -> bool:
+    """Whether the file of that name is still the one that was opened."""
+    try:
+        return _inode(path) == inode
+    except FileNotFoundError:
+        return False
+
+
 def _inode(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_dev, status.st_ino

@@ -26,6 +26,7 @@ from holdfast.core import failpoint
 from holdfast.core.errors import StoreUnavailable
 from holdfast.store import Hint, Listener, Signal
 from holdfast.stores.file import database, wakeup
+from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Memory, Settings, Transaction
 
 T = TypeVar("T")
@@ -168,6 +169,11 @@ class Engine:
         os.close(self._lock_file)
         _forks.engines.discard(self)
 
+    def is_frozen(self) -> bool:
+        """Whether the clock stands still, for tests; that is settled when the store is made."""
+        with database.translated(self.path), self._connections[0].guard:
+            return self._db.execute(SQL["counters"]).fetchone()[5] is not None
+
     def _check_open(self) -> None:
         if self._pid != os.getpid():
             raise StoreUnavailable("the store was opened before this process was forked; open it anew in the child")
@@ -232,6 +238,9 @@ class Engine:
             self._tell(signals)
 
     def _run(self, group: list[_Call[Any]]) -> set[Signal]:
+        if not database.is_there(self.path, self._inode):
+            # What would be written now would go with the file that nobody can find any more.
+            raise StoreUnavailable(f"{self.path} was removed or replaced while it was open; open the store anew")
         self._db.execute("BEGIN IMMEDIATE")
         try:
             signals: set[Signal] = set()

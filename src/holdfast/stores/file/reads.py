@@ -200,4 +200,6 @@ def _parse_cursor(cursor: str | None) -> tuple[int, tuple[int, ...]]:
         segment, *place = (int(part) for part in cursor.split("."))
     except ValueError:
         raise InvalidOption("cursor", f"{cursor!r} did not come from a list") from None
+    if segment not in range(3) or any(not -1 <= part < 2**62 for part in place) or not place:
+        raise InvalidOption("cursor", f"{cursor!r} did not come from a list")
     return segment, tuple(place)

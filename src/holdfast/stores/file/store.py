@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import StoreUnavailable, Unsupported
+from holdfast.core.errors import StoreMismatch, StoreUnavailable, Unsupported
 from holdfast.core.job import (
     Cancel,
     CancelStatus,
@@ -101,7 +101,15 @@ class FileStore:
             raise StoreUnavailable(f"there is no store in {self._directory}; it is made by the first enqueue or worker")
         database.prepare(self._directory, frozen_at=frozen_at)
         settings = Settings(self.options.retention, self.options.all_events, self.options.keep_events)
-        return Engine(self._directory, settings)
+        engine = Engine(self._directory, settings)
+        try:
+            if engine.is_frozen() != (self.options.test_clock == "frozen"):
+                made = "without" if frozen_at else "with"
+                raise StoreMismatch(f"{self._directory} was made {made} test_clock=frozen")
+        except BaseException:
+            engine.close()
+            raise
+        return engine
 
     async def close(self) -> None:
         engine, self._engine = self._engine, None
@@ -214,8 +222,8 @@ class FileStore:
 
         return await self._opened.change(change)
 
-    async def prune(self, limit: int) -> Pruned:
-        return await self._change(upkeep.prune, limit)
+    async def prune(self, limit: int, *, blobs: bool = True) -> Pruned:
+        return await self._opened.change(lambda t: upkeep.prune(t, limit, blobs=blobs))
 
     async def doctor(self) -> Sequence[Finding]:
         path = self._opened.path

@@ -158,6 +158,9 @@ class Transaction:
                 lane = self._lanes[tenant, queue] = row[0]
         return lane
 
+    def _owner(self, lane: int) -> str:
+        return self.db.execute(SQL["lane_names"], (lane,)).fetchone()[0]
+
     def over_quota(self, tenant: str, queue: str, lane: int) -> QuotaExceeded | None:
         """The refusal, if the lane or the tenant has all the waiting jobs that it may. [TENANT-5]"""
         limits = self.db.execute(SQL["lane_settings"], (tenant, queue)).fetchall()
@@ -185,8 +188,7 @@ class Transaction:
         """Waiting jobs that this call added and has not written yet."""
         if scope:
             return self._moved[lane].counts[0] if lane in self._moved else 0
-        mine = {number for (name, _), number in self._lanes.items() if name == tenant}
-        return sum(moved.counts[0] for number, moved in self._moved.items() if number in mine)
+        return sum(moved.counts[0] for number, moved in self._moved.items() if self._owner(number) == tenant)
 
     # Jobs ------------------------------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ def beat(t: Transaction, worker: WorkerInfo, ttl_ms: int) -> None:
         t.db.execute(SQL["sign_off"], (worker.worker_id,))
 
 
-def prune(t: Transaction, limit: int) -> Pruned:
+def prune(t: Transaction, limit: int, *, blobs: bool) -> Pruned:
     """Forget what is past its retention. Waiting and leased jobs never are. [KEEP-1]"""
     gone = t.db.execute(SQL["forgotten_jobs"], (t.now, limit)).fetchall()
     names: dict[int, tuple[str, str]] = {}
@@ -80,10 +80,11 @@ def prune(t: Transaction, limit: int) -> Pruned:
         t.forget_job(rows.to_job(row, *names[lane]), lane)
     t.db.execute(SQL["drop_expired_keys"], (t.now, limit))
     t.db.execute(SQL["forget_workers"], (t.now,))
-    blobs = [row[0] for row in t.db.execute(SQL["dropped_blobs"], (limit,)).fetchall()]
-    t.db.executemany(SQL["forget_blob"], [(blob,) for blob in blobs])
+    names_out = [row[0] for row in t.db.execute(SQL["dropped_blobs"], (limit,)).fetchall()] if blobs else []
+    t.db.executemany(SQL["forget_blob"], [(blob,) for blob in names_out])
     trimmed = _trim(t)
-    return Pruned(len(gone), trimmed, blobs, more=len(gone) == limit or trimmed == TRIM or len(blobs) == limit)
+    more = len(gone) == limit or trimmed == TRIM or len(names_out) == limit
+    return Pruned(len(gone), trimmed, names_out, more)
 
 
 def _trim(t: Transaction) -> int:

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 from holdfast.core.errors import LeaseExpired, Unsupported
 from holdfast.core.job import HOUR, SECOND, Extended, JobState
+from holdfast.ids import Ids
 from holdfast.queue import Queue
 from holdfast.store import make_store
 from holdfast.testing.conformance.expect import Broken, expect, expect_a, expect_between, expect_equal
@@ -53,6 +54,8 @@ def _wrong_clock(off_s: int) -> Generator[None]:
     with (
         patch("time.time", lambda: seconds() + off_s),
         patch("time.time_ns", lambda: nanoseconds() + off_s * 1_000_000_000),
+        # Generated ids never go back: the process's own must not see an hour that is still to come.
+        patch("holdfast.queue.new_id", Ids().next),
     ):
         yield
 
