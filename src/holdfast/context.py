@@ -32,14 +32,17 @@ class CancelFlag:
     `is_set()` asks, `await flag` waits on the event loop, `flag.wait(timeout)` blocks a thread.
     """
 
-    __slots__ = ("_event", "_set", "_waiters")
+    __slots__ = ("_event", "_set", "_waiters", "noticed")
 
     def __init__(self) -> None:
         self._set = False
+        self.noticed = False
+        """Whether the handler has seen it set: what it returns then may be half done."""
         self._event: threading.Event | None = None
         self._waiters: set[asyncio.Future[None]] = set()
 
     def is_set(self) -> bool:
+        self.noticed = self.noticed or self._set
         return self._set
 
     def set(self) -> None:
@@ -57,13 +60,12 @@ class CancelFlag:
     def wait(self, timeout: float | None = None) -> bool:
         """Block this thread until the job is canceled or the time is over; whether it was."""
         with _flags:
-            if self._set:
-                return True
             event = self._event = self._event or threading.Event()
-        return event.wait(timeout)
+        return self.is_set() or (event.wait(timeout) and self.is_set())
 
     def __await__(self) -> Generator[Any, None, None]:
-        return self._wait().__await__()
+        yield from self._wait().__await__()
+        self.noticed = True
 
     async def _wait(self) -> None:
         from asyncio import get_running_loop

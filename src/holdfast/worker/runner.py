@@ -263,8 +263,11 @@ class Runner:
 def _came_to_its_end(held: Held, ending: bytes | Raised) -> bool:
     """Whether a handler that was told to give its job back has finished it instead: its lease is still good.
 
-    One that was interrupted, or that failed over it, is given back; one that is done is not run again.
+    One that was interrupted, or that saw that it should stop and returned, is given back: its work may be half done.
+    One that never looked is done, and is not run again.
     """
     if held.verdict != "released" or held.finish is not None:
         return False
-    return isinstance(ending, bytes) or ending.outcome == "fail"
+    if isinstance(ending, bytes):
+        return held.context is not None and not held.context.cancelled.noticed
+    return ending.outcome == "fail"

@@ -351,7 +351,9 @@ async def test_closing_beside_a_process_that_holds_the_lock_for_long_is_busy(dir
             await store.close()
         child.go_on()
         child.ends()
-    await _ended("holdfast-file-writer")
+    await _ended("holdfast-file-writer")  # It has let go of everything by itself.
+    assert open_files(directory) == []
+    assert threads() == []
     assert look(directory, "SELECT count(*) FROM jobs") == [(0,)]
 
 

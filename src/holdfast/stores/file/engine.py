@@ -80,6 +80,7 @@ class Engine:
         self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
         self._pid = os.getpid()
         self._closed = False
+        self._ending = threading.Lock()
         self._users = 1
         self._users_lock = threading.Lock()
         self._readers = ThreadPoolExecutor(2, "holdfast-file-reader")
@@ -148,7 +149,10 @@ class Engine:
             self.close()
 
     def close(self) -> None:
-        """Finish what was asked for, then let go of everything."""
+        """Finish what was asked for, then let go of everything.
+
+        Raises StoreBusy if another process holds the lock for too long; then the writer lets go when it can.
+        """
         if self._closed:
             return
         self._closed = True
@@ -160,8 +164,11 @@ class Engine:
             self._ears.clear()
         self._calls.put(None)
         self._thread.join(database.BUSY_S)
-        if self._thread.is_alive():
+        if self._thread.is_alive() and self._ending.acquire(blocking=False):
             raise database.busy()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._readers.shutdown(wait=True)
         for connection in reversed(self._connections):
             connection.close()
@@ -207,6 +214,11 @@ class Engine:
     # Writing ----------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
+        self._commit_groups()
+        if not self._ending.acquire(blocking=False):
+            self._let_go()
+
+    def _commit_groups(self) -> None:
         while (first := self._calls.get()) is not None:
             group = [first]
             last = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -102,13 +103,12 @@ class FileStore:
         database.prepare(self._directory, frozen_at=frozen_at)
         settings = Settings(self.options.retention, self.options.all_events, self.options.keep_events)
         engine = Engine(self._directory, settings)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(engine.close)
             if engine.is_frozen() != (self.options.test_clock == "frozen"):
                 made = "without" if frozen_at else "with"
                 raise StoreMismatch(f"{self._directory} was made {made} test_clock=frozen")
-        except BaseException:
-            engine.close()
-            raise
+            undo.pop_all()
         return engine
 
     async def close(self) -> None:
