@@ -85,7 +85,7 @@ class PayloadTooLarge(InvalidPayload):
     def __str__(self) -> str:
         return (
             f"payload is {self.size / 1024:.1f} KiB, the limit is {self.limit / 1024:.0f} KiB. "
-            "Store it in a blob and pass a reference (docs: large payloads)."
+            "Store it in a blob and pass a reference (docs/howto/large-payloads.md)."
         )
 
 
