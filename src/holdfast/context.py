@@ -39,7 +39,7 @@ class CancelFlag:
         self.noticed = False
         """Whether the handler has seen it set: what it returns then may be half done."""
         self._event: threading.Event | None = None
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: set[asyncio.Future[None]] | None = None  # Made when needed: every job has a flag.
 
     def is_set(self) -> bool:
         self.noticed = self.noticed or self._set
@@ -49,7 +49,7 @@ class CancelFlag:
         """Tell the handler. From any thread; twice is harmless."""
         with _flags:
             self._set = True
-            event, waiters = self._event, list(self._waiters)
+            event, waiters = self._event, list(self._waiters or ())
         if event is not None:
             event.set()
         for waiter in waiters:
@@ -74,12 +74,13 @@ class CancelFlag:
         with _flags:
             if self._set:
                 return
-            self._waiters.add(waiter)
+            waiters = self._waiters = self._waiters or set()
+            waiters.add(waiter)
         try:
             await waiter
         finally:
             with _flags:
-                self._waiters.discard(waiter)
+                waiters.discard(waiter)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

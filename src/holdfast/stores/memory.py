@@ -166,6 +166,7 @@ class MemoryStore:
         self._settings: dict[tuple[str, str | None], TenantSettings] = {}
         self._workers: dict[str, tuple[int, WorkerInfo]] = {}
         self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Listener, frozenset[Hint]]] = {}
+        self._wanted: frozenset[Hint] = frozenset()
         self._signals: set[tuple[Hint, str, str, str]] = set()
 
     @property
@@ -195,11 +196,17 @@ class MemoryStore:
     def listen(self, listener: Listener, hints: Collection[Hint] = ALL_HINTS) -> Callable[[], None]:
         token = object()
         self._listeners[token] = (asyncio.get_running_loop(), listener, frozenset(hints))
+        self._tune()
 
         def stop() -> None:
-            self._listeners.pop(token, None)
+            if self._listeners.pop(token, None) is not None:
+                self._tune()
 
         return stop
+
+    def _tune(self) -> None:
+        """Note which hints anybody wants; DONE comes with every job, and is told only where somebody listens."""
+        self._wanted = frozenset(hint for _, _, hints in list(self._listeners.values()) for hint in hints)
 
     # Jobs -----------------------------------------------------------------------------------------------------
 
@@ -313,11 +320,12 @@ class MemoryStore:
 
     def _lease(self, job: Job, request: ClaimRequest, now: int) -> Job:
         self._token += 1
-        event = self._change(
-            job, lambda: lifecycle.claim(job, self._token, now + request.lease_ms, request.worker_id, now)
-        )
+        self._count(job, -1)
+        event = lifecycle.claim(job, self._token, now + request.lease_ms, request.worker_id, now)
+        self._count(job, +1)
         heappush(self._leases, (job.deadline, job.token, job))
-        self._drop_binding(job, "until_started")
+        if job.envelope.idempotency is not None:
+            self._drop_binding(job, "until_started")
         self._append(event)
         return job.snapshot()
 
@@ -337,7 +345,10 @@ class MemoryStore:
         answer = lease.check(job, item.key, item.token, item.outcome, now)
         if job is None or answer is not None:
             return answer or JobNotFound(item.key.queue, item.key.id)
-        event = self._change(job, lambda: lifecycle.finish(job, item, now, self.options.retention))
+        self._count(job, -1)
+        event = lifecycle.finish(job, item, now, self.options.retention)
+        if job.state not in TERMINAL:
+            self._count(job, +1)
         self._after_lease(job, now)
         self._append(event)
         return Finished(job.state)
@@ -692,15 +703,18 @@ class MemoryStore:
             line.lanes[job.tenant].waiting += by
         elif job.state is JobState.LEASED:
             self._leased += by
-            self._tidy_leases()
+            if len(self._leases) > 2 * self._leased + 64:
+                self._tidy_leases()
 
     def _end(self, job: Job) -> None:
         """What follows a job's end: its key is free, and one day it is forgotten. [ENQ-3, KEEP-1]"""
         self._ended_count += 1
-        self._drop_binding(job, "until_terminal")
-        self._drop_binding(job, "until_started")
+        if job.envelope.idempotency is not None:
+            self._drop_binding(job, "until_terminal")
+            self._drop_binding(job, "until_started")
         self._schedule_forgetting(job)
-        self._signals.add((Hint.DONE, job.tenant, job.queue, job.id))
+        if Hint.DONE in self._wanted:
+            self._signals.add((Hint.DONE, job.tenant, job.queue, job.id))
 
     def _schedule_forgetting(self, job: Job) -> None:
         heappush(self._ended, (job.expires_at or 0, job.seq, job))
