@@ -1,0 +1,54 @@
+"""What people do to a directory that is in use, or open in another way than it was made."""
+
+import shutil
+
+import pytest
+
+from holdfast.core.errors import InvalidOption, StoreMismatch, StoreUnavailable
+from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob, Result
+from holdfast.maintenance.pruner import prune
+from holdfast.store import make_store, open_store
+
+
+def new(id: str) -> NewJob:
+    return NewJob(JobKey("acme", "q", id), Envelope("t", b"{}", result_ttl_ms=0))
+
+
+async def test_nothing_is_acknowledged_into_a_directory_that_was_removed(tmp_path):
+    store = await open_store(f"file:{tmp_path}/data")
+    await store.enqueue([new("a")])
+    shutil.rmtree(tmp_path / "data")
+    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+        await store.enqueue([new("b")])
+    await store.close()
+
+
+@pytest.mark.parametrize("made, opened", [("frozen", "1"), ("0", "frozen")])
+async def test_a_frozen_clock_is_a_matter_of_how_the_store_was_made(tmp_path, made, opened):
+    await (await open_store(f"file:{tmp_path}/data?test_clock={made}")).close()
+    with pytest.raises(StoreMismatch, match="test_clock=frozen"):
+        await open_store(f"file:{tmp_path}/data?test_clock={opened}")
+
+
+async def test_a_store_that_must_be_there_is_not_made(tmp_path):
+    with pytest.raises(StoreUnavailable, match="there is no store"):
+        await open_store(f"file:{tmp_path}/data?create=0")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_url_without_a_directory_is_refused():
+    with pytest.raises(InvalidOption, match="names no directory"):
+        make_store("file:")
+
+
+@pytest.mark.parametrize("url", ["memory:blobs-{}", "file:{}/data"])
+async def test_a_pruner_without_a_blob_store_leaves_the_names_to_one_that_has_one(url, tmp_path):
+    store = await open_store(url.format(tmp_path))
+    await store.enqueue([new("a")])
+    (job,) = (await store.claim(ClaimRequest("acme", ("q",), 1, 30_000, "w"))).jobs
+    await store.finish([Finish(job.key, job.token, "complete", Result(b"", "json", "a-blob"))])
+    await prune(store, None)
+    assert (await store.get([job.key])) == [None]
+    assert (await store.prune(10)).blobs == ["a-blob"]
+    assert (await store.prune(10)).blobs == []
+    await store.close()
