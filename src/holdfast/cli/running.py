@@ -51,6 +51,8 @@ async def work(plan: Plan) -> None:
         _serve_metrics(plan.metrics_port)
     try:
         await store.open()
+        running = asyncio.ensure_future(worker.run())
+        await asyncio.sleep(0)  # It watches for signals before anybody hears that it has started.
         log.info(
             "worker started",
             worker=worker.id,
@@ -58,7 +60,7 @@ async def work(plan: Plan) -> None:
             tenant=plan.tenant or "(all)",
             queues=",".join(worker.settings.queues),
         )
-        await worker.run()
+        await running
         ignore_signals()
         log.info("worker stopped", worker=worker.id)
     finally:

@@ -163,8 +163,9 @@ class Worker:
         self._done = asyncio.Event()
         self._stop_asked = False
         try:
-            await self._source.open()
+            # From the first moment: a signal that comes while the store is being opened ends it gently, too.
             with on_signal(self._on_signal) if handle_signals else nullcontext():
+                await self._source.open()
                 await self._work()
         finally:
             done, self._done, self._loop = self._done, None, None
