@@ -321,7 +321,7 @@ class Store(Protocol):
         ...
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
-        """Counts of the named queues, or of all that the tenant has, by name."""
+        """Counts of the named queues, or of those where the tenant has jobs or that are paused, by name."""
         ...
 
     async def tenants(self) -> list[str]:

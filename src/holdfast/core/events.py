@@ -16,6 +16,8 @@ EventKind = Literal[
 ]  # fmt: skip
 
 ERROR_TEXT_LIMIT = 1024
+LEASE_EXPIRED = "LeaseExpired"
+"""The type of the error that stands for an attempt whose lease ran out."""
 
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")
 
@@ -53,6 +55,6 @@ def error_data(error: AttemptError) -> dict[str, str]:
 
 
 def fingerprint(error: AttemptError) -> str:
-    """The same for errors that differ only in numbers, addresses and quoted values."""
-    shape = _VARYING.sub("#", error.message)
+    """The same for errors that differ only in numbers, addresses and quoted values; one for all expired leases."""
+    shape = "" if error.type == LEASE_EXPIRED else _VARYING.sub("#", error.message)
     return hashlib.sha1(f"{error.type}\n{shape}".encode(errors="replace"), usedforsecurity=False).hexdigest()[:16]

@@ -34,7 +34,7 @@ from holdfast.core.job import (
     Progress,
     Report,
 )
-from holdfast.core.retry import delay_ms, spread
+from holdfast.core.retry import delay_ms
 
 BLOCKED, SCHEDULED, READY, LEASED = JobState.BLOCKED, JobState.SCHEDULED, JobState.READY, JobState.LEASED
 RETRYING, COMPLETED, FAILED, CANCELED = JobState.RETRYING, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED
@@ -122,11 +122,11 @@ def finish(job: Job, item: Finish, now: int, keep: Retention = DEFAULT_RETENTION
 
 def expire(job: Job, random: float, now: int, keep: Retention = DEFAULT_RETENTION) -> Event:
     """End a lease whose deadline has passed. It counts as an attempt. [RETRY-2, LEASE-3]"""
-    error = AttemptError("LeaseExpired", f"the lease of worker {job.worker_id!r} ran out", "", job.attempts, now)
+    error = AttemptError(events.LEASE_EXPIRED, f"the lease of worker {job.worker_id} ran out", "", job.attempts, now)
     _remember(job, error)
     if job.attempts >= job.envelope.max_attempts:
         return _end_dead(job, "expire", "lease_expired", error, now, keep)
-    delay = delay_ms(job.envelope.backoff, job.attempts, spread(random, job.token))
+    delay = delay_ms(job.envelope.backoff, job.attempts, random)
     return _wait_again(job, "expire", RETRYING, "expired", now, delay, error)
 
 

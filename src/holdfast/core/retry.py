@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import DAY, Backoff
 
-# Spreads one random number over a batch: a multiple of this, modulo 1, is well spread for every token.
+# Spreads one random number over a batch: the multiples of this, modulo 1, lie far from each other.
 _GOLDEN = 0.6180339887498949
 _MOST_FACTOR = 100
 
@@ -23,9 +23,9 @@ def delay_ms(backoff: Backoff, attempt: int, random: float) -> int:
     return int(full * random)
 
 
-def spread(random: float, token: int) -> float:
-    """The random number of one job in a batch that came with a single one."""
-    return (random + (token % 1000) * _GOLDEN) % 1.0
+def spread(random: float, place: int) -> float:
+    """The random number of the job at this place (from 0) of a batch that came with a single one."""
+    return (random + place * _GOLDEN) % 1.0
 
 
 def check_backoff(backoff: Backoff) -> Backoff:

@@ -11,6 +11,7 @@ import copy
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush, nsmallest
 from typing import Any, TypeVar
 
@@ -53,6 +54,7 @@ from holdfast.core.job import (
     SetResultTtl,
     TtlStatus,
 )
+from holdfast.core.retry import spread
 from holdfast.store import (
     ALL_HINTS,
     EVENTS_BOUND,
@@ -486,7 +488,8 @@ class MemoryStore:
         with self._lock:
             now = self._now()
             if queues is None:
-                queues = sorted(name for name, line in self._lines.items() if tenant in line.lanes)
+                lanes = ((name, line.lanes.get(tenant)) for name, line in self._lines.items())
+                queues = sorted(name for name, lane in lanes if lane and (lane.jobs or lane.paused))
             return [self._stats(tenant, queue, now) for queue in queues]
 
     def _stats(self, tenant: str, queue: str, now: int) -> QueueStats:
@@ -612,7 +615,8 @@ class MemoryStore:
             if deadline > now:
                 break
             heappop(self._leases)
-            event = self._change(job, lambda job=job: lifecycle.expire(job, random, now, self.options.retention))
+            expire = partial(lifecycle.expire, job, spread(random, len(keys)), now, self.options.retention)
+            event = self._change(job, expire)
             self._after_lease(job, now)
             self._append(event)
             keys.append(job.key)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from heapq import heappop, heappush
 
 from msgspec import Struct
 
 from holdfast.core import fairness, lifecycle
 from holdfast.core.job import Claimed, ClaimRequest, Job, JobKey
+from holdfast.core.retry import spread
 from holdfast.store import REPAIR_LIMIT
 from holdfast.stores.file import rows
 from holdfast.stores.file.sql import ANY_VISIBLE, SOONEST, SQL, VISIBLE
@@ -50,7 +52,9 @@ def reap(t: Transaction, limit: int, random: float) -> list[JobKey]:
         lane: int = row[1]
         tenant, queue = t.db.execute(SQL["lane_names"], (lane,)).fetchone()
         job = rows.to_job(row, tenant, queue)
-        t.append(t.change(job, lane, lambda job=job: lifecycle.expire(job, random, t.now, t.settings.retention)), lane)
+        chance = spread(random, len(keys))
+        expire = partial(lifecycle.expire, job, chance, t.now, t.settings.retention)
+        t.append(t.change(job, lane, expire), lane)
         keys.append(job.key)
     return keys
 

@@ -110,7 +110,8 @@ WHERE lane = ? AND state > 4 AND (finished_at, seq) > (?, ?) ORDER BY finished_a
 SELECT {job} FROM jobs
 WHERE lane = ? AND state = 6 AND (finished_at, seq) > (?, ?) ORDER BY finished_at, seq LIMIT ?;
 -- name: queues_of
-SELECT queue FROM lanes WHERE tenant = ? ORDER BY queue;
+SELECT queue FROM lanes
+WHERE tenant = ? AND (paused OR waiting + leased + completed + failed + canceled > 0) ORDER BY queue;
 -- name: lane_counts
 SELECT lane, paused, waiting, leased, completed, failed, canceled FROM lanes WHERE tenant = ? AND queue = ?;
 -- name: future_arm

@@ -167,7 +167,7 @@ async def the_reaper_and_a_claim_use_the_stored_policy(h: Harness) -> None:
                         await f.claim_none(queue=f.name("q"), random=0.7)
                     else:
                         await f.store.reap(1000, 0.7)
-                    delay = delay_ms(backoff, attempt, spread(0.7, job.token))
+                    delay = delay_ms(backoff, attempt, spread(0.7, 0))
                     waits = await f.get(job.key)
                     shown = JobState.RETRYING if delay else JobState.READY
                     expect_equal(waits.state, shown, "state after an expired lease")
@@ -175,6 +175,21 @@ async def the_reaper_and_a_claim_use_the_stored_policy(h: Harness) -> None:
                     expect_equal(waits.visible_at - now, delay, what)
                     await f.advance(delay)
                     job = await f.claim_one(queue=job.queue, lease_ms=LEASE)
+                f.accepted(await f.complete(job))
+
+
+@rule("RETRY-3")
+async def one_random_number_is_spread_over_a_batch(h: Harness) -> None:
+    """Leases that are ended together do not come back together: each waits by its place among them."""
+    backoff = Backoff(100_000, 1.0, 100_000, "full")
+    async with h.frozen() as f:
+        await f.queued("a", "b", "c", backoff=backoff)
+        await f.claim(3, lease_ms=LEASE)
+        await f.advance(LEASE)
+        now = await f.now()
+        await f.store.reap(1000, 0.7)
+        waits = [(await f.get(f.key(id))).visible_at - now for id in ("a", "b", "c")]
+        expect_equal(waits, [delay_ms(backoff, 1, spread(0.7, place)) for place in range(3)], "delays of a batch")
 
 
 @rule("RETRY-4")
