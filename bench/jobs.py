@@ -22,4 +22,9 @@ async def stamp() -> float:
     return time.monotonic()
 
 
-JOBS = [noop, stamp]
+@job(queue="bench")
+async def letter(text: str) -> None:
+    """A job with a payload of some size."""
+
+
+JOBS = [noop, stamp, letter]

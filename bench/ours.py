@@ -9,16 +9,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from bench.jobs import JOBS, noop, stamp
 from bench.measure import Figures, percentile
+from bench.valkey import Server
 from bench.worker import drain
 from holdfast import Queue, Worker
 
-CONCURRENCY = 100
-PREFETCH = 500
+
+class Settings(NamedTuple):
+    """How our worker is set."""
+
+    concurrency: int = 100
+    prefetch: int = 500
+
 
 
 class Sizes(NamedTuple):
@@ -26,50 +31,62 @@ class Sizes(NamedTuple):
 
     bulk: int = 20_000
     memory: int = 40_000
+    valkey: int = 40_000
     singles: int = 300
     concurrent: int = 5_000
-    waits: int = 80
+    waits: int = 100
 
 
 SIZES = Sizes()
 
 
-async def file_rates(figures: Figures, directory: Path) -> None:
-    """Bulk enqueue and drain of the same jobs, then single enqueues, one after another and together."""
-    url = f"file:{directory}"
+async def rates(figures: Figures, subject: str, url: str, jobs: int, settings: Settings) -> None:
+    """Bulk enqueue and drain of the same jobs."""
     async with Queue(url, tenant="bench") as queue:
-        seconds = await bulk(queue, SIZES.bulk)
-        figures.add("bulk enqueue", "file", SIZES.bulk / seconds)
-    drained = await asyncio.to_thread(drain_in_a_process, url, SIZES.bulk)
-    figures.add("drain", "file", SIZES.bulk / drained["seconds"])
-    figures.add("drain, processor time", "file", drained["cpu_seconds"] / SIZES.bulk * 1e6)
+        seconds = await bulk(queue, jobs)
+        figures.add("bulk enqueue", subject, jobs / seconds)
+    drained = await asyncio.to_thread(drain_in_a_process, url, jobs, settings)
+    figures.add("drain", subject, jobs / drained["seconds"])
+    figures.add("drain, processor time", subject, drained["cpu_seconds"] / jobs * 1e6)
 
 
-async def file_singles(figures: Figures, directory: Path) -> None:
-    async with Queue(f"file:{directory}", tenant="bench") as queue:
-        await singles(figures, "file", queue)
+async def enqueues(figures: Figures, subject: str, url: str) -> None:
+    """Single enqueues, one after another and together."""
+    async with Queue(url, tenant="bench") as queue:
+        await singles(figures, subject, queue)
 
 
-async def file_waits(figures: Figures, directory: Path) -> None:
+async def idle(figures: Figures, subject: str, url: str, settings: Settings) -> None:
     """Latency on an idle queue; the worker is another process."""
-    url = f"file:{directory}"
-    with idle_worker(url):
+    with idle_worker(url, settings):
         async with Queue(url, tenant="bench") as queue:
-            await waits(figures, "file", queue, SIZES.waits)
+            await waits(figures, subject, queue, SIZES.waits)
 
 
-async def memory(figures: Figures, number: int) -> None:
-    """The same, all in this process."""
+async def valkey(figures: Figures, server: Server, settings: Settings) -> None:
+    """All of these on Valkey, and what the server itself used."""
+    server.empty()
+    before = server.cpu()
+    await rates(figures, "valkey", server.url, SIZES.valkey, settings)
+    figures.add("enqueue and drain, server time", "valkey", (server.cpu() - before) / SIZES.valkey * 1e6)
+    server.empty()
+    await enqueues(figures, "valkey", server.url)
+    server.empty()
+    await idle(figures, "valkey", server.url, settings)
+
+
+async def memory(figures: Figures, number: int, settings: Settings) -> None:
+    """All of these in this process."""
     async with Queue(f"memory:bench-{number}", tenant="bench") as queue:
         seconds = await bulk(queue, SIZES.memory)
         figures.add("bulk enqueue", "memory", SIZES.memory / seconds)
-        drained = await drain(queue, _worker(queue), SIZES.memory)
+        drained = await drain(queue, _worker(queue, settings), SIZES.memory)
         figures.add("drain", "memory", SIZES.memory / drained["seconds"])
         figures.add("drain, processor time", "memory", drained["cpu_seconds"] / SIZES.memory * 1e6)
     async with Queue(f"memory:bench-single-{number}", tenant="bench") as queue:
         await singles(figures, "memory", queue)
     async with Queue(f"memory:bench-idle-{number}", tenant="bench") as queue:
-        worker = _worker(queue)
+        worker = _worker(queue, settings)
         running = asyncio.create_task(worker.run())
         await waits(figures, "memory", queue, SIZES.waits)
         await worker.stop()
@@ -108,26 +125,26 @@ async def waits(figures: Figures, subject: str, queue: Queue, times: int) -> Non
         figures.add(f"request/response p{percent}", subject, percentile(to_answer, percent))
 
 
-def drain_in_a_process(url: str, jobs: int) -> dict[str, float]:
+def drain_in_a_process(url: str, jobs: int, settings: Settings) -> dict[str, float]:
     """A worker process that starts, drains what is there, and says how long it took."""
-    command = [*_command(url), "--until", str(jobs)]
+    command = [*_command(url, settings), "--until", str(jobs)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, timeout=300)
     return json.loads(done.stdout)
 
 
 @contextlib.contextmanager
-def idle_worker(url: str) -> Iterator[None]:
-    process = subprocess.Popen(_command(url), stdin=subprocess.PIPE)
+def idle_worker(url: str, settings: Settings) -> Iterator[None]:
+    process = subprocess.Popen(_command(url, settings), stdin=subprocess.PIPE)
     try:
         yield
     finally:
         process.communicate(timeout=30)
 
 
-def _command(url: str) -> list[str]:
-    settings = ["--concurrency", str(CONCURRENCY), "--prefetch", str(PREFETCH)]
-    return [sys.executable, "-m", "bench.worker", url, *settings]
+def _command(url: str, settings: Settings) -> list[str]:
+    flags = ["--concurrency", str(settings.concurrency), "--prefetch", str(settings.prefetch)]
+    return [sys.executable, "-m", "bench.worker", url, *flags]
 
 
-def _worker(queue: Queue) -> Worker:
-    return Worker(queue, JOBS, concurrency=CONCURRENCY, prefetch=PREFETCH)
+def _worker(queue: Queue, settings: Settings) -> Worker:
+    return Worker(queue, JOBS, concurrency=settings.concurrency, prefetch=settings.prefetch)

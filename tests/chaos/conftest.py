@@ -1,6 +1,9 @@
+import uuid
+
 import pytest
 
 from holdfast import Queue
+from holdfast.testing.servers import ValkeyServer
 from tests.chaos.workers import TENANT
 from tests.chaos.zygote import Zygote
 
@@ -11,9 +14,23 @@ async def zygote():
         yield zygote
 
 
+@pytest.fixture(scope="session")
+def valkey():
+    with ValkeyServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["file", "valkey"])
+def kind(request):
+    """The kinds of stores that several processes can share."""
+    return request.param
+
+
 @pytest.fixture
-def url(tmp_path):
-    return f"file:{tmp_path}/store?test_clock=1"
+def url(kind, request, tmp_path):
+    if kind == "file":
+        return f"file:{tmp_path}/store?test_clock=1"
+    return request.getfixturevalue("valkey").url(prefix=f"t{uuid.uuid4().hex[:12]}", test_clock=1)
 
 
 @pytest.fixture

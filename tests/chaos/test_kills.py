@@ -32,18 +32,22 @@ STEPS = {
     "worker.before_ack": 2,
     "worker.after_ack": 2,
     "worker.mid_renewal": 2,
-    "file.before_commit": 6,
-    "file.after_commit": 6,
+}
+# Those of one kind of store alone.
+STORE_STEPS = {
+    "file": {"file.before_commit": 6, "file.after_commit": 6},
+    "valkey": {},
 }
 
 
-@pytest.mark.parametrize("step", STEPS)
-async def test_nothing_is_lost_and_nothing_happens_twice(zygote, queue, url, log, step):
+@pytest.mark.parametrize("kind, step", [(kind, step) for kind, own in STORE_STEPS.items() for step in [*STEPS, *own]])
+async def test_nothing_is_lost_and_nothing_happens_twice(zygote, queue, url, log, kind, step):
     seed = int(os.environ.get("HOLDFAST_SEED", random.randrange(2**32)))
     print(f"HOLDFAST_SEED={seed}")  # noqa: T201 - shown with a failure, to replay it
     chance = random.Random(seed)
     # A renewal comes a third of a lease after the claim: the jobs must still run then. Five die at a time.
     seconds, lease_s, crew = (0.6, 1, 5) if step == "worker.mid_renewal" else (0, 30, 1)
+    most = (STEPS | STORE_STEPS[kind])[step]
     ids = []
 
     async def enqueue(count):
@@ -55,7 +59,7 @@ async def test_nothing_is_lost_and_nothing_happens_twice(zygote, queue, url, log
         await enqueue(6 * crew)
         pids = []
         for _ in range(crew):
-            failpoint, concurrency = f"{step}:kill:{chance.randint(1, STEPS[step])}", chance.randint(3, 6)
+            failpoint, concurrency = f"{step}:kill:{chance.randint(1, most)}", chance.randint(3, 6)
             pids.append(await zygote.start(url, log=log, failpoint=failpoint, concurrency=concurrency, lease_s=lease_s))
         while not all(map(zygote.has_ended, pids)):
             await asyncio.sleep(0.05)

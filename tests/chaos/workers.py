@@ -1,6 +1,7 @@
-"""What the worker processes of the chaos tests run."""
+"""What the processes of the chaos tests run: workers, and producers beside them."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from holdfast import Queue, current_job, job
 from holdfast.core import failpoint
+from holdfast.core.errors import StoreError
 from holdfast.jobs import RetryPolicy
 from holdfast.testing import failpoints
 from holdfast.worker import Worker
@@ -21,8 +23,7 @@ TENANT = "acme"
 def note(log, word):
     """Append a line for the running job; one write, so that lines of several processes never mix."""
     me = current_job()
-    with Path(log).open("ab", buffering=0) as file:
-        file.write(f"{word} {me.id} {me.attempt} {me.fence} {os.getpid()}\n".encode())
+    _write(log, (word, me.id, me.attempt, me.fence, os.getpid()))
 
 
 def notes(log, word):
@@ -76,6 +77,11 @@ JOBS = [work, poison, wait_for_file, wait_politely]
 
 
 async def serve(order):
+    """What a process of the zygote does: `role` is work, unless it says produce or race."""
+    await ROLES[order.get("role", "work")](order)
+
+
+async def run_worker(order):
     """Run a worker: url, and optionally failpoint, freeze, lease_s, concurrency, prefetch, grace_s, log."""
     if order.get("failpoint"):
         failpoints.arm_spec(order["failpoint"])
@@ -97,6 +103,42 @@ async def serve(order):
         await worker.run()
 
 
+async def produce(order):
+    """Enqueue one job after the other until SIGTERM, noting each that was acknowledged: url, log, name.
+
+    One that was not is enqueued again, as a caller does who must know: under the same id.
+    """
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    number = 0
+    async with Queue(order["url"], tenant=TENANT) as queue:
+        while not stop.is_set():
+            id_ = f"{order['name']}-{number}"
+            try:
+                await queue.enqueue(work.message(order["log"]), id=id_)
+            except StoreError:
+                await asyncio.sleep(0.02)
+                continue
+            _write(order["log"], ("queued", id_, 0, 0, os.getpid()))
+            number += 1
+
+
+async def race(order):
+    """Enqueue under each of the `keys`, `times` over and all at once, when the file `go` is there: url, log."""
+    async with contextlib.AsyncExitStack() as stack:
+        queues = [await stack.enter_async_context(Queue(order["url"], tenant=TENANT)) for _ in range(order["times"])]
+        _write(order["log"], ("ready", "-", 0, 0, os.getpid()))
+        await eventually(lambda: os.access(order["go"], os.F_OK), every_s=0.001)
+        for key in order["keys"]:
+            for ticket in await asyncio.gather(
+                *(queue.enqueue(work.message(order["log"]), **{order["what"]: key}) for queue in queues)
+            ):
+                _write(order["log"], (f"{ticket.status}:{key}", ticket.id, 0, 0, os.getpid()))
+
+
+ROLES = {"work": run_worker, "produce": produce, "race": race}
+
+
 def _freeze():
     # Not in the middle of a commit: whoever is frozen there holds the lock of the file store, and all wait for him.
     time.sleep(0.3)
@@ -104,6 +146,9 @@ def _freeze():
 
 
 def _told(log, event):
+    _write(log, (event.name, event.job.id, event.job.attempts, event.job.token, os.getpid()))
+
+
+def _write(log, fields):
     with Path(log).open("ab", buffering=0) as file:
-        fields = (event.name, event.job.id, event.job.attempts, event.job.token, os.getpid())
         file.write((" ".join(map(str, fields)) + "\n").encode())

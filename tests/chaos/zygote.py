@@ -1,4 +1,4 @@
-"""Worker processes that start in milliseconds: a warmed process that forks one for each order.
+"""Worker and other processes that start in milliseconds: a warmed process that forks one for each order.
 
 Run as a program it is the zygote: it reads orders (JSON lines) from its standard input, forks a worker for each, and
 says on its standard output who was born and who ended, and how. `Zygote` is the other side, for tests.
@@ -74,6 +74,7 @@ class Zygote:
 
 def main():
     # What is imported here is imported once; nothing here may start a thread or open a store.
+    import holdfast.stores.redis  # noqa: F401 - found by entry point otherwise, and then in every fork
     from tests.chaos import workers
 
     reader, writer = os.pipe()

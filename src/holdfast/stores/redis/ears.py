@@ -1,0 +1,283 @@
+"""Hints by PUBLISH and SUBSCRIBE, on a connection of their own.
+
+A subscription travels to the server while its listener already looks at the store, and a change may fall in between.
+So when the server has confirmed a subscription, everybody who waited for it is told to look again: once at the start,
+and once after each lost connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, cast
+
+from redis.exceptions import ResponseError
+
+from holdfast.core.errors import StoreError, StoreUnavailable
+from holdfast.store import Hint, Listener, Signal
+from holdfast.stores.redis.link import Link
+from holdfast.stores.redis.trouble import TROUBLES
+from holdfast.stores.redis.wire import Wire, hang_up, pack
+
+Decode = Callable[[Hint, bytes], Iterable[Signal]]
+"""What a published message says."""
+
+FIRST_PAUSE_S = 0.05
+LAST_PAUSE_S = 1.0
+"""How long to wait before connecting again: at first, and at most."""
+
+LINGER_S = 1.0
+"""How long the connection is kept after the last listener left, since the next one often comes soon."""
+
+_log = logging.getLogger("holdfast")
+
+
+class Ears:
+    """The listeners of one store handle, in one event loop, and the connection that serves them."""
+
+    def __init__(self, link: Link, prefix: str, decode: Decode, *, linger_s: float = LINGER_S) -> None:
+        self._link = link
+        self._decode = decode
+        self._linger_s = linger_s
+        self._channels = {hint: f"{prefix}:{hint.value}".encode() for hint in Hint}
+        self._hints = {channel: hint for hint, channel in self._channels.items()}
+        self._listeners: dict[Hint, dict[object, Listener]] = {hint: {} for hint in Hint}
+        self._line: _Line | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Also those that are about to end."""
+        self._down = False
+        self._warned = False
+        self._closed = False
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def listen(self, listener: Listener, hints: Collection[Hint]) -> Callable[[], None]:
+        """Call `listener` in this event loop when one of `hints` was published; the answer ends it.
+
+        Nothing is missed: a `Signal` without address comes when a subscription has begun, at first or again.
+        """
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+        loop = asyncio.get_running_loop()
+        key = object()
+        for hint in hints:
+            self._listeners[hint][key] = listener
+        self._tune()
+        if self._task is None and self._wanted():
+            self._down = False
+            self._task = loop.create_task(self._run(), name="holdfast hints")
+            self._tasks.add(self._task)
+            self._task.add_done_callback(self._tasks.discard)
+
+        def stop() -> None:
+            for table in self._listeners.values():
+                table.pop(key, None)
+            self._release()
+            if self._wanted():
+                self._tune()
+            elif self._task is not None and not loop.is_closed():
+                loop.call_later(self._linger_s, self._rest)
+
+        return stop
+
+    async def ready(self) -> None:
+        """Return when the server has confirmed all that is wanted now, or when it cannot be reached."""
+        if not self._settled():
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.add(future)
+            try:
+                await future
+            finally:
+                self._waiting.discard(future)
+
+    async def close(self) -> None:
+        """End it all; listeners hear nothing more. Twice is harmless."""
+        self._closed = True
+        for table in self._listeners.values():
+            table.clear()
+        self._rest()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # The connection -------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Stay connected, whatever happens, until canceled."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                wire = await self._link.dial()
+                line = _Line(wire, self._link.timeout_s)
+                try:
+                    await self._serve(line)
+                finally:
+                    heard = line.heard_anything
+                    await line.close()
+                if heard:
+                    pause_s = FIRST_PAUSE_S
+                reason = "the connection was lost"
+            except StoreError as error:
+                reason = str(error)
+            except Exception as error:  # noqa: BLE001  # Whatever it is: without hints everything takes longer.
+                _log.exception("hints failed in a way that nobody expected")
+                reason = repr(error)
+            self._lost(reason)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+    async def _serve(self, line: _Line) -> None:
+        """Subscribe, and pass on what comes, until the connection ends."""
+        self._line = line
+        self._down = False
+        self._tune()
+        while (message := await line.next()) is not None:
+            if message[0] == b"message":
+                self._heard(self._hints[message[1]], message[2])
+            elif message[0] == b"subscribe" and line.confirm(message[1]):
+                hint = self._hints[message[1]]
+                self._warned = False
+                self._tell(hint, (Signal(hint),))
+                self._release()
+
+    def _lost(self, reason: str) -> None:
+        # One line for each outage, however often we try.
+        _log.log(logging.DEBUG if self._warned else logging.WARNING, "hints may be late: %s", reason)
+        self._warned = True
+        self._line = None
+        self._down = True
+        self._release()
+
+    def _rest(self) -> None:
+        """End the connection if nobody has come back."""
+        if not self._wanted() and self._task is not None:
+            self._task.cancel()
+            self._task = None
+            self._line = None
+            self._release()
+
+    def _tune(self) -> None:
+        """Have the server send just what is wanted."""
+        if self._line is not None:
+            self._line.want({self._channels[hint] for hint in self._wanted()})
+
+    def _wanted(self) -> set[Hint]:
+        return {hint for hint, table in self._listeners.items() if table}
+
+    def _settled(self) -> bool:
+        if self._down or self._task is None:
+            return True
+        return self._line is not None and all(self._line.confirmed(self._channels[hint]) for hint in self._wanted())
+
+    def _release(self) -> None:
+        """Let those go on who wait for `ready`."""
+        if self._waiting and self._settled():
+            for future in self._waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    # The listeners --------------------------------------------------------------------------------------------
+
+    def _heard(self, hint: Hint, data: bytes) -> None:
+        if not self._listeners[hint]:
+            return  # It was on its way when the last one left.
+        try:
+            signals = tuple(self._decode(hint, data))
+        except Exception:  # noqa: BLE001  # Whoever published it may be newer than we are.
+            _log.exception("a hint %r that cannot be read: everybody looks", hint.value)
+            signals = (Signal(hint),)
+        self._tell(hint, signals)
+
+    def _tell(self, hint: Hint, signals: tuple[Signal, ...]) -> None:
+        table = self._listeners[hint]
+        for key, listener in list(table.items()):
+            for signal in signals:
+                if key not in table:
+                    break  # It was ended by another listener, or by itself.
+                try:
+                    listener(signal)
+                except Exception:  # noqa: BLE001  # One that fails takes nothing from the others.
+                    _log.exception("a listener failed at %r", hint.value)
+
+
+class _Line:
+    """One connection with its subscriptions."""
+
+    def __init__(self, wire: Wire, timeout_s: float) -> None:
+        self._wire = wire
+        self._timeout_s = timeout_s
+        self._asked: set[bytes] = set()
+        self._due: dict[bytes, int] = {}
+        """How many confirmations are still to come."""
+        self._sending: set[asyncio.Task[None]] = set()
+        self.heard_anything = False
+
+    def want(self, channels: set[bytes]) -> None:
+        """Subscribe to just these. The words leave in the order of the calls."""
+        more, less = channels - self._asked, self._asked - channels
+        self._asked = channels
+        for channel in more:
+            self._due[channel] = self._due.get(channel, 0) + 1
+        words = b"".join(_words(more, less))
+        if words:
+            task = asyncio.get_running_loop().create_task(self._send(words), name="holdfast subscriptions")
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    def confirm(self, channel: bytes) -> bool:
+        """Note a confirmation; whether it was the last one due and its channel is still wanted.
+
+        An earlier one says nothing: the server may have ended that subscription since.
+        """
+        self._due[channel] -= 1
+        return self.confirmed(channel)
+
+    def confirmed(self, channel: bytes) -> bool:
+        return channel in self._asked and not self._due[channel]
+
+    async def next(self) -> list[Any] | None:
+        """The next message; None when the connection has ended, or is silent although asked for a sign of life."""
+        silent = False
+        while True:
+            try:
+                message = await self._wire.read_response(disable_decoding=True, timeout=self._timeout_s / 2)
+            except ResponseError as error:
+                # Most likely NOPERM: a new user may use no channel at all.
+                raise StoreUnavailable(f"the server refuses to send hints: {error}") from error
+            except TROUBLES:
+                return None
+            if message is not None:
+                self.heard_anything = True
+                silent = False
+                if isinstance(message, list):
+                    return cast("list[Any]", message)
+            elif silent:
+                return None
+            else:
+                silent = True
+                await self._send(_PING)
+
+    async def close(self) -> None:
+        """Let go of the connection. Does not suspend."""
+        for task in self._sending:
+            task.cancel()
+        await hang_up(self._wire)
+
+    async def _send(self, words: bytes) -> None:
+        # A connection that has ended would connect again by itself, without its subscriptions.
+        if self._wire.is_connected:
+            with contextlib.suppress(*TROUBLES):  # Whoever reads will notice.
+                await self._wire.send_packed_command(words, check_health=False)
+
+
+_PING = pack("PING")
+
+
+def _words(more: Iterable[bytes], less: Iterable[bytes]) -> Iterator[bytes]:
+    # In this order: at no time is there no subscription at all, as RESP2 would then leave the mode for them.
+    if more:
+        yield pack("SUBSCRIBE", *more)
+    if less:
+        yield pack("UNSUBSCRIBE", *less)

@@ -1,0 +1,56 @@
+"""Names: which shard a tenant lives in, what its keys are called, what a hint says. [TENANT-3]
+
+A lane, one tenant's jobs in one queue name, is called `4:acme6:emails` on the server: each name after its own length,
+so that no two lanes share a text. `lua/prelude.lua` makes the keys from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from zlib import crc32
+
+from msgspec import msgpack
+
+from holdfast.core.names import join_key
+from holdfast.store import Hint, Signal
+
+_decode_texts = msgpack.Decoder(list[str]).decode
+
+
+@lru_cache(maxsize=65_536)
+def lane_of(tenant: str, queue: str) -> str:
+    """The name of a lane."""
+    return join_key(tenant, queue)
+
+
+@lru_cache(maxsize=65_536)
+def names_of(lane: str) -> tuple[str, str]:
+    """The tenant and the queue of a lane."""
+    length, _, rest = lane.partition(":")
+    # Tenants and queues are ASCII: their length in bytes is that in characters.
+    tenant, rest = rest[: int(length)], rest[int(length) :]
+    return tenant, rest.partition(":")[2]
+
+
+def shard_of(tenant: str, shards: int) -> int:
+    """Where a tenant lives."""
+    return crc32(tenant.encode()) % shards
+
+
+def shard_key(prefix: str, shard: int) -> str:
+    """The key of a shard's counters, under its hash tag: it goes with every script."""
+    return f"{prefix}:{{{shard}}}:c"
+
+
+def signals(hint: Hint, data: bytes) -> Iterator[Signal]:
+    """What a hint of the server says: lanes, or lanes and ids; nothing at all means anything."""
+    if not data:
+        yield Signal(hint)
+    elif hint is Hint.READY:
+        for lane in _decode_texts(data):
+            yield Signal(hint, *names_of(lane))
+    else:
+        texts = iter(_decode_texts(data))
+        for lane, id_ in zip(texts, texts, strict=True):
+            yield Signal(hint, *names_of(lane), id_)

@@ -1,0 +1,347 @@
+-- Jobs: their records, the indexes they stand in, and the moves of `core/lifecycle.py`, restated.
+--
+-- A record is a head of fixed size, then what never changes (type, settings, request id, idempotency key, payload),
+-- then what does (worker, extra, result). `records.py` reads and writes the same.
+
+local HEAD = '<BBBBBBBBBBI4HHI4I4I8I8I8I8I8I8I8I8I8'
+local HEAD_SIZE = 98
+local BLOCKED, SCHEDULED, READY, RETRYING, LEASED, COMPLETED, FAILED, CANCELED = 0, 1, 2, 3, 4, 5, 6, 7
+local PERMANENT, MAX_ATTEMPTS, LEASE_EXPIRED, TIMEOUT = 1, 2, 3, 4
+local PAYLOAD_ELSEWHERE, RESULT_IN_BLOB, REQUEST_IS_ID = 1, 2, 4 -- Bits of `flags`.
+local BAND = 2 ^ 49 -- Waiting jobs stand in ten bands, one for each priority, and within it by visible time.
+local ERRORS_KEPT = 10
+
+local function parse(lane, id, raw)
+  local state, priority, attempts, max_attempts, spent, spent_state, reason, flags, type_size, worker_size,
+    static_size, request_size, key_size, payload_size, extra_size,
+    seq, visible_at, enqueued_at, token, deadline, claimed_at, finished_at, expires_at, ttl = struct.unpack(HEAD, raw)
+  local stop = HEAD_SIZE + type_size + static_size + request_size + key_size + payload_size
+  return {
+    lane = lane, id = id, state = state, priority = priority, attempts = attempts, max_attempts = max_attempts,
+    spent = spent, spent_state = spent_state, reason = reason, flags = flags, type_size = type_size,
+    static_size = static_size, request_size = request_size, key_size = key_size, payload_size = payload_size,
+    seq = seq, visible_at = visible_at, enqueued_at = enqueued_at, token = token, deadline = deadline,
+    claimed_at = claimed_at, finished_at = finished_at, expires_at = expires_at, ttl = ttl,
+    raw = raw, stop = stop, type = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size),
+    worker = sub(raw, stop + 1, stop + worker_size),
+    extra = sub(raw, stop + worker_size + 1, stop + worker_size + extra_size),
+    result = sub(raw, stop + worker_size + extra_size + 1),
+    member = struct.pack('>I7', seq) .. id, saved = true, body = false,
+  }
+end
+
+local function packed(job)
+  return struct.pack(
+    HEAD, job.state, job.priority, job.attempts, job.max_attempts, job.spent, job.spent_state, job.reason, job.flags,
+    job.type_size, #job.worker, job.static_size, job.request_size, job.key_size, job.payload_size, #job.extra,
+    job.seq, job.visible_at, job.enqueued_at, job.token, job.deadline, job.claimed_at, job.finished_at,
+    job.expires_at, job.ttl
+  ) .. (job.body or sub(job.raw, HEAD_SIZE + 1, job.stop)) .. job.worker .. job.extra .. job.result
+end
+
+local function has(job, flag)
+  return bit.band(job.flags, flag) ~= 0
+end
+
+-- Some bytes of what never changes.
+local function part(job, first, size)
+  if job.body then
+    return sub(job.body, first + 1, first + size)
+  end
+  return sub(job.raw, HEAD_SIZE + first + 1, HEAD_SIZE + first + size)
+end
+
+-- Fetch the records of a lane that will be needed, in one command.
+local function load(lane, ids)
+  for first = 1, #ids, ARGUMENTS do
+    local stop = min(first + ARGUMENTS - 1, #ids)
+    local raws = call('HMGET', lane.j, unpack(ids, first, stop))
+    for n = first, stop do
+      local raw = raws[n - first + 1]
+      lane.jobs[ids[n]] = raw and parse(lane, ids[n], raw) or false
+    end
+  end
+end
+
+-- The records that the items of a batch name by their first two parts, fetched lane by lane.
+local function load_all(items)
+  local wanted, order = {}, {}
+  for _, item in ipairs(items) do
+    local ids = wanted[item[1]]
+    if not ids then
+      ids = {}
+      wanted[item[1]] = ids
+      order[#order + 1] = item[1]
+    end
+    ids[#ids + 1] = item[2]
+  end
+  for _, name in ipairs(order) do
+    load(lane_of(name), wanted[name])
+  end
+end
+
+-- The job that has this id, also one that only waits to be pruned.
+local function find_any(lane, id)
+  if lane.jobs[id] == nil then
+    load(lane, { id })
+  end
+  return lane.jobs[id]
+end
+
+local function forgotten(job)
+  return job.expires_at > 0 and job.expires_at <= now
+end
+
+-- The job, or nil for one that is not there or past its retention. [TENANT-2, KEEP-1]
+local function find(lane, id)
+  local job = find_any(lane, id)
+  return job and not forgotten(job) and job or nil
+end
+
+-- The state that a reader sees: a waiting job whose time has come is ready.
+local function shown(job)
+  if (job.state == SCHEDULED or job.state == RETRYING) and job.visible_at <= now then
+    return READY
+  end
+  return job.state
+end
+
+-- Where a job stands. -------------------------------------------------------------------------------------------
+
+local function stand(job, state, present)
+  local lane, member = job.lane, job.member
+  if state < LEASED then
+    rank(lane.w, member, present and (9 - job.priority) * BAND + job.visible_at)
+    if state == RETRYING then
+      rank(lane.r, member, present and job.visible_at)
+    end
+  elseif state == LEASED then
+    rank(shard .. 'l', struct.pack('>I7', job.token) .. lane.name .. job.id, present and job.deadline)
+    rank(lane.l, member, present and job.deadline)
+  else
+    rank(lane[state], member, present and job.finished_at)
+    rank(shard .. 'x', struct.pack('>I7B', job.seq, state) .. lane.name .. job.id, present and job.expires_at)
+  end
+end
+
+local function save(job)
+  set(job.lane.j, job.id, job)
+end
+
+-- Records are packed as late as possible: a job may be changed more than once in a call.
+local function pack_records()
+  for _, hash in pairs(hashes) do
+    for field, value in pairs(hash) do
+      if type(value) == 'table' then
+        value.raw = packed(value)
+        value.body, value.stop = false, #value.raw - #value.worker - #value.extra - #value.result
+        hash[field] = value.raw
+      end
+    end
+  end
+end
+
+local function finish_call()
+  pack_records()
+  commit_arrivals()
+end
+
+-- Take a job from the state it is in to another; `change` sets what goes with it.
+local function move(job, state, change)
+  stand(job, job.state, false)
+  job.state = state
+  change(job)
+  stand(job, state, true)
+  save(job)
+  if state < LEASED then
+    arrive(job.lane, job.visible_at)
+  elseif state > LEASED then
+    hints.done[#hints.done + 1] = job.lane.name
+    hints.done[#hints.done + 1] = job.id
+  end
+end
+
+-- The order is part of the log. New kinds go to the end.
+local KINDS = {
+  enqueued = 0, claimed = 1, extended = 2, progressed = 3, retried = 4, released = 5, expired = 6, completed = 7,
+  failed = 8, canceled = 9, replayed = 10, purged = 11,
+}
+
+local function note(kind, job, a, b, c, d)
+  log[#log + 1] = { KINDS[kind], job.lane.name, job.id, job.type, job.attempts, job.token, job.worker, a, b, c, d }
+end
+
+-- Remove an ended job for good. [KEEP-1]
+local function forget(job)
+  stand(job, job.state, false)
+  set(job.lane.j, job.id, false)
+  if has(job, PAYLOAD_ELSEWHERE) then
+    set(job.lane.p, job.id, false)
+  end
+  if has(job, RESULT_IN_BLOB) then
+    blobs[#blobs + 1] = job.result
+  end
+  job.lane.jobs[job.id] = false
+end
+
+-- What most jobs do not have: replays, progress (fraction and message), errors. ----------------------------------
+
+local function extra_of(job)
+  if job.extra == '' then
+    return { 0, false, '', {} }
+  end
+  return cmsgpack.unpack(job.extra)
+end
+
+local function drop_progress(job)
+  if job.extra ~= '' then
+    local extra = extra_of(job)
+    if extra[2] then
+      extra[2], extra[3] = false, ''
+      job.extra = cmsgpack.pack(extra)
+    end
+  end
+end
+
+local function remember(job, error)
+  local extra = extra_of(job)
+  local errors = extra[4]
+  errors[#errors + 1] = { error[1], error[2], error[3], job.attempts, now }
+  while #errors > ERRORS_KEPT do
+    table.remove(errors, 1)
+  end
+  job.extra = cmsgpack.pack(extra)
+end
+
+-- Idempotency keys. [ENQ-3] -------------------------------------------------------------------------------------
+
+-- A binding is a policy (1 until terminal, 2 until started, 3 ttl, 4 forever), when it ends, and the job's id.
+local function binding_of(lane, field)
+  local found = lane.keys[field]
+  if found == nil then
+    local raw = call('HGET', lane.k, field)
+    found = false
+    if raw then
+      local policy, ends_at = struct.unpack('<BI8', raw)
+      found = { policy = policy, ends_at = ends_at, id = sub(raw, 10) }
+    end
+    lane.keys[field] = found
+  end
+  return found
+end
+
+local function bind(lane, field, policy, ends_at, id)
+  lane.keys[field] = { policy = policy, ends_at = ends_at, id = id }
+  set(lane.k, field, struct.pack('<BI8', policy, ends_at) .. id)
+  rank(shard .. 'y', lane.name .. field, policy == 3 and ends_at)
+end
+
+local function unbind(lane, field)
+  lane.keys[field] = false
+  set(lane.k, field, false)
+  rank(shard .. 'y', lane.name .. field, false)
+end
+
+-- The policy of a job's key and the field it is bound under, if it has one.
+local function key_of(job)
+  if job.key_size == 0 then
+    return nil
+  end
+  local key = part(job, job.type_size + job.static_size + job.request_size, job.key_size)
+  return string.byte(key), job.type_size .. ':' .. job.type .. sub(key, 10)
+end
+
+local function drop_key(job, ended)
+  local policy, field = key_of(job)
+  if policy == 2 or (policy == 1 and ended) then
+    local binding = binding_of(job.lane, field)
+    if binding and binding.id == job.id then
+      unbind(job.lane, field)
+    end
+  end
+end
+
+-- The moves. ----------------------------------------------------------------------------------------------------
+
+local function end_at(job, keep_ms)
+  job.finished_at, job.expires_at, job.deadline = now, now + keep_ms, 0
+  drop_key(job, true)
+end
+
+local function end_dead(job, reason, error)
+  move(job, FAILED, function()
+    job.reason = reason
+    end_at(job, keep_failed)
+  end)
+  note('failed', job, reason, error[1], error[4], error[5])
+end
+
+local function wait_again(job, state, delay)
+  move(job, state, function()
+    job.visible_at, job.deadline = now + delay, 0
+    drop_progress(job)
+  end)
+end
+
+-- The wait after a failed attempt, by the policy that travels with the job. [RETRY-3]
+local function backoff(job, random)
+  local policy = cmsgpack.unpack(part(job, job.type_size, job.static_size))[3]
+  local full = min(policy[3], policy[1] * policy[2] ^ (job.attempts - 1))
+  if policy[4] == 'none' then
+    return floor(full)
+  elseif policy[4] == 'equal' then
+    return floor(full / 2 + full / 2 * random)
+  end
+  return floor(full * random)
+end
+
+-- End a lease whose deadline has passed. It counts as an attempt. [RETRY-2, LEASE-3]
+local function expire(job, random)
+  local message = 'the lease of worker ' .. job.worker .. ' ran out'
+  local error = { 'LeaseExpired', message, '', message, expired_print }
+  remember(job, error)
+  if job.attempts >= job.max_attempts then
+    end_dead(job, LEASE_EXPIRED, error)
+  else
+    wait_again(job, RETRYING, backoff(job, random))
+    note('expired', job, job.visible_at, error[1], error[4], error[5])
+  end
+end
+
+-- End up to `limit` expired leases, oldest deadline first, from the index of deadlines. [LEASE-3]
+local function reap(limit, random)
+  local members = call('ZRANGEBYSCORE', shard .. 'l', '-inf', now, 'LIMIT', 0, limit)
+  local ended = {}
+  for n, member in ipairs(members) do
+    local lane, id = split_lane(sub(member, 8))
+    local job = find_any(lane, id)
+    if job and job.state == LEASED and job.token == struct.unpack('>I7', member) then
+      expire(job, (random + (n - 1) * 0.6180339887498949) % 1)
+      ended[#ended + 1] = lane.name
+      ended[#ended + 1] = id
+    else
+      rank(shard .. 'l', member, false)
+    end
+  end
+  return ended
+end
+
+-- Judge an acknowledgement by the first line of the rule that fits; nil means: go ahead. [LEASE-1]
+local NOT_FOUND, LOST, IS_CANCELED, EXPIRED = -1, -2, -3, -4
+
+local function judge(job, token, outcome)
+  if not job then
+    return NOT_FOUND
+  elseif token == job.token and job.spent ~= 0 and job.spent == outcome then
+    return job.spent_state
+  elseif token ~= job.token or token <= 0 then
+    return LOST
+  elseif job.state == CANCELED then
+    return IS_CANCELED
+  elseif job.spent ~= 0 then
+    return LOST
+  elseif job.state ~= LEASED or now >= job.deadline then
+    return EXPIRED
+  end
+  return nil
+end

@@ -1,0 +1,91 @@
+-- What is known of tenants and their queues: which there are, who is paused, weights and quotas.
+
+-- The settings of a lane and of its tenant, each { cost of a turn, weight, max_waiting } with false for what is not set.
+local any_settings = nil
+
+local function settings_of(lane)
+  if any_settings == nil then
+    any_settings = call('EXISTS', shard .. 'S') == 1
+  end
+  if not any_settings then
+    return nil
+  end
+  if lane.settings == nil then
+    local tenant, queue = names_of(lane)
+    lane.settings = {}
+    for n, raw in ipairs(call('HMGET', shard .. 's:' .. tenant, 'q' .. queue, 't')) do
+      lane.settings[n] = raw and cmsgpack.unpack(raw) or {}
+    end
+  end
+  return lane.settings
+end
+
+-- What a turn costs this lane: its own weight, else its tenant's, else 1. [TENANT-4]
+local function cost_of(lane)
+  local settings = settings_of(lane)
+  return settings and (settings[1][1] or settings[2][1]) or 10000
+end
+
+-- How many jobs of a lane wait, what this call adds included.
+local function waiting_in(lane)
+  if not lane.waiting then
+    lane.waiting = call('ZCARD', lane.w)
+  end
+  return lane.waiting
+end
+
+-- The refusal, if the lane or the tenant has all the waiting jobs that it may. [TENANT-5]
+local function over_quota(lane)
+  local settings = settings_of(lane)
+  if not settings then
+    return nil
+  end
+  local most = settings[1][3]
+  if most and waiting_in(lane) >= most then
+    return { 'q', 1, waiting_in(lane), most }
+  end
+  most = settings[2][3]
+  waiting_in(lane)
+  if most then
+    local tenant = names_of(lane)
+    local waiting = 0
+    local seen = {}
+    for _, queue in ipairs(call('SMEMBERS', shard .. 'Q:' .. tenant)) do
+      local other = lane_named(tenant, queue)
+      seen[other.name] = true
+      waiting = waiting + waiting_in(other)
+    end
+    for name, other in pairs(lanes) do
+      if not seen[name] and other.waiting and names_of(other) == tenant then
+        waiting = waiting + other.waiting
+      end
+    end
+    if waiting >= most then
+      return { 'q', 0, waiting, most }
+    end
+  end
+  return nil
+end
+
+local any_paused = nil
+
+local function is_paused(lane)
+  if any_paused == nil then
+    any_paused = call('EXISTS', shard .. 'P') == 1
+  end
+  return any_paused and call('SISMEMBER', shard .. 'P', lane.name) == 1
+end
+
+local function register(lane)
+  local tenant, queue = names_of(lane)
+  if call('SADD', shard .. 'Q:' .. tenant, queue) == 1 then
+    call('SADD', shard .. 'T', tenant)
+  end
+end
+
+-- Note the lanes that got jobs in this call.
+local function register_lanes()
+  for _, lane in ipairs(arrivals) do
+    register(lane)
+  end
+end

@@ -1,0 +1,190 @@
+-- What every script begins with: the shard's keys, the store's clock, and the writes of a call.
+--
+-- KEYS[1] is the shard's counters, "PREFIX:{SHARD}:c". Every other key is made here, under the same hash tag, from
+-- names that came length-prefixed through ARGV: a lane is "4:acme6:emails", and what follows it is an id. [TENANT-3]
+-- ARGV[1] has the settings of the client, ARGV[2] the call itself, both as msgpack.
+-- Writes are gathered and made by `commit`, each kind in one command: a script that fails before has changed nothing.
+
+local call, sub, floor = redis.call, string.sub, math.floor
+local min, max = math.min, math.max
+local shard = sub(KEYS[1], 1, -2)
+local keep_failed, keep_canceled, all_events, expired_print = unpack(cmsgpack.unpack(ARGV[1]))
+local request = ARGV[2] and cmsgpack.unpack(ARGV[2])
+
+local counters = call('HMGET', KEYS[1], 'last', 'shift', 'frozen', 'log', 'logged')
+local last = tonumber(counters[1]) or 0
+local shift = tonumber(counters[2]) or 0
+local micros
+if counters[3] then
+  micros = (tonumber(counters[3]) + shift) * 1000
+else
+  local time = call('TIME')
+  micros = time[1] * 1000000 + time[2] + shift * 1000
+end
+local now = floor(micros / 1000)
+
+-- Fresh numbers for tokens, jobs and events. They follow the clock, so that a failover which loses writes, and with
+-- them the counter, cannot hand one out twice. [LEASE-5]
+local function tick(count)
+  local first = max(last + 1, micros)
+  last = first + count - 1
+  return first
+end
+
+-- A number as the server is to read it: whole, and without an exponent.
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+-- Lanes: one tenant's jobs in one queue name, with the keys they are kept under. ---------------------------------
+
+local lanes = {}
+
+local function lane_of(name)
+  local lane = lanes[name]
+  if not lane then
+    lane = {
+      name = name, jobs = {}, keys = {}, arrived = false,
+      j = shard .. 'j:' .. name, -- hash: id -> record
+      p = shard .. 'p:' .. name, -- hash: id -> a payload too large to stand in the record
+      k = shard .. 'k:' .. name, -- hash: type and idempotency key -> binding
+      w = shard .. 'w:' .. name, -- waiting jobs in claim order
+      r = shard .. 'r:' .. name, -- of these, the retrying ones by visible time
+      l = shard .. 'l:' .. name, -- leased jobs by deadline
+      [5] = shard .. 'C:' .. name, [6] = shard .. 'F:' .. name, [7] = shard .. 'X:' .. name, -- ended ones by time
+    }
+    lanes[name] = lane
+  end
+  return lane
+end
+
+-- One name off the front of a text, and the rest.
+local function split(text)
+  local colon = string.find(text, ':', 1, true)
+  local stop = colon + tonumber(sub(text, 1, colon - 1))
+  return sub(text, colon + 1, stop), sub(text, stop + 1)
+end
+
+local function names_of(lane)
+  if not lane.tenant then
+    local rest
+    lane.tenant, rest = split(lane.name)
+    lane.queue = split(rest)
+  end
+  return lane.tenant, lane.queue
+end
+
+local function lane_named(tenant, queue)
+  return lane_of(#tenant .. ':' .. tenant .. #queue .. ':' .. queue)
+end
+
+-- Text that begins with a lane: the lane, and the rest.
+local function split_lane(text)
+  local _, rest = split(text)
+  local _, id = split(rest)
+  return lane_of(sub(text, 1, #text - #id)), id
+end
+
+-- Writes. -------------------------------------------------------------------------------------------------------
+
+local zsets, hashes, blobs, log, hints
+
+local function clear()
+  zsets, hashes, blobs, log, hints = {}, {}, {}, {}, { ready = {}, done = {}, canceled = {} }
+end
+
+clear()
+
+-- Put a member into a sorted set, or take it out with `false`. The last word on a member counts.
+local function rank(key, member, score)
+  local set = zsets[key]
+  if not set then
+    set = {}
+    zsets[key] = set
+  end
+  set[member] = score
+end
+
+-- The same for a field of a hash.
+local function set(key, field, value)
+  local hash = hashes[key]
+  if not hash then
+    hash = {}
+    hashes[key] = hash
+  end
+  hash[field] = value
+end
+
+local ARGUMENTS = 2000
+
+local function send(command, key, arguments)
+  for first = 1, #arguments, ARGUMENTS do
+    call(command, key, unpack(arguments, first, min(first + ARGUMENTS - 1, #arguments)))
+  end
+end
+
+local function write(changes, put, drop, score_first)
+  for key, members in pairs(changes) do
+    local puts, drops = {}, {}
+    for member, value in pairs(members) do
+      if value == false then
+        drops[#drops + 1] = member
+      else
+        puts[#puts + 1] = score_first and value or member
+        puts[#puts + 1] = score_first and member or value
+      end
+    end
+    send(put, key, puts)
+    send(drop, key, drops)
+  end
+end
+
+local function publish(hint, data)
+  call('PUBLISH', string.match(shard, '^(.-):{') .. ':' .. hint, data)
+end
+
+-- Make all the writes gathered so far. One event for each transition, in the same step as its change. [EVENT-1]
+local function commit()
+  write(zsets, 'ZADD', 'ZREM', true)
+  write(hashes, 'HSET', 'HDEL', false)
+  send('RPUSH', shard .. 'b', blobs)
+  if #log > 0 then
+    tick(#log)
+    local logged = (tonumber(counters[5]) or 0) + #log
+    counters[5] = logged
+    local entry = { 'k', #log, 'n', logged, 'a', now, 'e', cmsgpack.pack(log) }
+    call('XADD', shard .. 'e', whole(last) .. '-0', unpack(entry))
+    call('HSET', KEYS[1], 'last', whole(last), 'log', whole(last), 'logged', logged)
+    publish('events', '')
+  end
+  for hint, texts in pairs(hints) do
+    if #texts > 0 then
+      publish(hint, cmsgpack.pack(texts))
+    end
+  end
+  clear()
+end
+
+-- Let claims know that a lane has got a waiting job, due or not. `commit_arrivals` tells them once per lane.
+local arrivals = {}
+
+local function arrive(lane, visible_at)
+  if not lane.arrived then
+    arrivals[#arrivals + 1] = lane
+    lane.arrived = visible_at
+  elseif visible_at < lane.arrived then
+    lane.arrived = visible_at
+  end
+end
+
+local function commit_arrivals()
+  for _, lane in ipairs(arrivals) do
+    local tenant, queue = names_of(lane)
+    -- Lanes that may have something to claim, by the earliest moment; a claim lets them into the turns. [TENANT-4]
+    call('ZADD', shard .. 'N:' .. queue, 'LT', lane.arrived, tenant)
+    lane.arrived = false
+    hints.ready[#hints.ready + 1] = lane.name
+  end
+  arrivals = {}
+  commit()
+end

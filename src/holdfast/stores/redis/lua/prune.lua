@@ -1,0 +1,102 @@
+-- Forgets ended jobs past their retention, trims the log, and lets go of lanes that are empty. [KEEP-1, EVENT-2]
+--   uses: jobs
+--
+-- request: { limit, keep_events, bound of the log in events, in milliseconds, 1 to hand out blobs }
+-- Answers { jobs forgotten, events trimmed, 1 if jobs are left over, result that names a blob, ... }. Safe to repeat,
+--   but for the names of blobs, which are handed out once.
+
+local limit, keep_events, most_events, most_ms, with_blobs = unpack(request)
+local LANES, CHUNKS, MONTH = 50, 200, 30 * 86400000
+
+local ended = call('ZRANGEBYSCORE', shard .. 'x', '-inf', now, 'LIMIT', 0, limit + 1)
+local jobs = min(#ended, limit)
+for n = 1, jobs do
+  local lane, id = split_lane(sub(ended[n], 9))
+  local job = find_any(lane, id)
+  if job and job.state > LEASED and forgotten(job) then
+    forget(job)
+  else
+    rank(shard .. 'x', ended[n], false)
+  end
+end
+for _, member in ipairs(call('ZRANGEBYSCORE', shard .. 'y', '-inf', now, 'LIMIT', 0, limit)) do
+  local lane, field = split_lane(member)
+  unbind(lane, field)
+end
+finish_call()
+
+-- The log: down to what is kept anyway or, if more, to the slowest reader, within the bounds. Chunks go whole; the
+-- number up to which it is gone for readers is exact.
+local function trim()
+  local logged = tonumber(counters[5]) or 0
+  local trimmed, cut = unpack(call('HMGET', KEYS[1], 'trimmed', 'cut'))
+  trimmed, cut = tonumber(trimmed) or 0, tonumber(cut) or 0
+  local reader = math.huge
+  for _, position in ipairs(call('HVALS', shard .. 'd')) do
+    reader = min(reader, tonumber(position))
+  end
+  local soft, hard, before = logged - keep_events, logged - most_events, cut
+  for _ = 1, CHUNKS do
+    local entry = call('XRANGE', shard .. 'e', '-', '+', 'COUNT', 1)[1]
+    if not entry then
+      break
+    end
+    local number = tonumber(string.match(entry[1], '^%d+'))
+    local size, count = tonumber(entry[2][2]), tonumber(entry[2][4])
+    local old = tonumber(entry[2][6]) <= now - most_ms
+    local first, gone = number - size, count - size
+    -- How many of this chunk's events may go: those beyond the soft bound that every reader has seen, or any beyond
+    -- the hard ones.
+    local seen = max(0, min(size, reader - first))
+    local go = max(min(soft - gone, seen), hard - gone, old and size or 0)
+    if go <= 0 then
+      break
+    end
+    go = min(size, go)
+    cut, trimmed = max(cut, gone + go), max(trimmed, first + go)
+    if go < size then
+      break
+    end
+    call('XDEL', shard .. 'e', entry[1])
+  end
+  if cut > before then
+    call('HSET', KEYS[1], 'trimmed', whole(trimmed), 'cut', cut)
+  end
+  return cut - before
+end
+
+-- Lanes without jobs are forgotten, a few at a time, once that takes no turn from anybody. [TENANT-4]
+local function sweep()
+  local cursor, tenants = unpack(call('SSCAN', shard .. 'T', call('HGET', KEYS[1], 'sweep') or '0', 'COUNT', LANES))
+  call('HSET', KEYS[1], 'sweep', cursor)
+  for _, tenant in ipairs(tenants) do
+    for _, queue in ipairs(call('SMEMBERS', shard .. 'Q:' .. tenant)) do
+      local lane = lane_named(tenant, queue)
+      local turns, times = shard .. 'T:' .. queue, shard .. 'V:' .. queue
+      if call('EXISTS', lane.j) == 0 and call('SISMEMBER', shard .. 'P', lane.name) == 0
+        and not call('ZSCORE', turns, tenant) then
+        local kept = call('HGET', times, tenant)
+        local time, left_at = string.match(kept or '0:0', '^(%d+):(%d+)$')
+        if tonumber(time) <= (tonumber(call('HGET', shard .. 'f', queue)) or 0) or left_at + MONTH < now then
+          call('HDEL', times, tenant)
+          call('ZREM', shard .. 'N:' .. queue, tenant)
+          call('SREM', shard .. 'Q:' .. tenant, queue)
+        end
+      end
+    end
+    if call('EXISTS', shard .. 'Q:' .. tenant) == 0 then
+      call('SREM', shard .. 'T', tenant)
+    end
+  end
+end
+
+local events = trim()
+sweep()
+local answer = { jobs, events, #ended > limit and 1 or 0 }
+if with_blobs == 1 then
+  for _, result in ipairs(call('LRANGE', shard .. 'b', 0, limit - 1)) do
+    answer[#answer + 1] = result
+  end
+  call('LTRIM', shard .. 'b', limit, -1)
+end
+return answer

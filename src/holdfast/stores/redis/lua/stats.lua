@@ -1,0 +1,45 @@
+-- Counts the jobs of a tenant's queues by state.   uses: jobs lanes
+--
+-- request: { tenant, queues or false for those that have jobs or are paused }
+-- Answers { now, queue, { paused, oldest visible or -1, scheduled, ready, retrying, leased, completed, failed,
+--   canceled }, ... }. Ended jobs past their retention are taken off, as far as FORGOTTEN of them wait for the pruner.
+
+local FORGOTTEN = 1000
+local tenant, queues = unpack(request)
+
+local gone = {}
+for _, member in ipairs(call('ZRANGEBYSCORE', shard .. 'x', '-inf', now, 'LIMIT', 0, FORGOTTEN)) do
+  local lane = split_lane(sub(member, 9))
+  local state = string.byte(member, 8)
+  gone[lane.name] = gone[lane.name] or {}
+  gone[lane.name][state] = (gone[lane.name][state] or 0) + 1
+end
+
+local function counts(lane)
+  local ready, oldest = 0, nil
+  for band = 0, 9 do
+    local low = band * BAND
+    local visible = call('ZCOUNT', lane.w, low, low + now)
+    if visible > 0 then
+      local first = tonumber(call('ZRANGEBYSCORE', lane.w, low, low + now, 'WITHSCORES', 'LIMIT', 0, 1)[2]) - low
+      ready, oldest = ready + visible, min(oldest or first, first)
+    end
+  end
+  local retrying = call('ZCOUNT', lane.r, '(' .. whole(now), '+inf')
+  local scheduled = call('ZCARD', lane.w) - ready - retrying
+  local answer = { is_paused(lane) and 1 or 0, oldest or -1, scheduled, ready, retrying, call('ZCARD', lane.l) }
+  for state = COMPLETED, CANCELED do
+    answer[#answer + 1] = call('ZCARD', lane[state]) - (gone[lane.name] and gone[lane.name][state] or 0)
+  end
+  return answer
+end
+
+local answer = { now }
+for _, queue in ipairs(queues or call('SMEMBERS', shard .. 'Q:' .. tenant)) do
+  local lane = lane_named(tenant, queue)
+  if queues or call('EXISTS', lane.j) == 1 or is_paused(lane) then
+    answer[#answer + 1] = queue
+    answer[#answer + 1] = counts(lane)
+  end
+end
+return answer

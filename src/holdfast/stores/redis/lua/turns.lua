@@ -1,0 +1,140 @@
+-- Which waiting jobs are next: visible ones of a lane in order, and turns between lanes. [CLAIM-2, TENANT-4]
+--
+-- Per queue name of the shard: T:QUEUE has the tenants in the turns by virtual time, N:QUEUE those that may have got
+-- visible work by the moment they do, V:QUEUE the times of those that left the turns, and `f` the floors.
+
+-- Walks over the visible jobs of a lane in claim order. What is not due yet hides nothing behind it.
+local function walk(lane, chunk)
+  return { lane = lane, chunk = chunk, low = 0, skip = 0, found = {}, at = 1, dry = false }
+end
+
+-- The next visible member and its visible time, or nil.
+local function peek(way)
+  while true do
+    local member = way.found[way.at]
+    if member then
+      local score = tonumber(way.found[way.at + 1])
+      local band = floor(score / BAND)
+      local visible_at = score - band * BAND
+      if visible_at <= now then
+        return member, visible_at
+      end
+      -- The rest of this priority is not due yet.
+      way.low, way.skip, way.found, way.at, way.dry = (band + 1) * BAND, 0, {}, 1, false
+    elseif way.dry then
+      return nil
+    else
+      way.found = call('ZRANGEBYSCORE', way.lane.w, way.low, '+inf', 'WITHSCORES', 'LIMIT', way.skip, way.chunk)
+      way.at, way.skip = 1, way.skip + #way.found / 2
+      way.dry = #way.found < 2 * way.chunk
+    end
+  end
+end
+
+-- The earliest moment at which a job of this lane is visible, or nil if none waits.
+local function soonest(lane)
+  local low, best = 0, nil
+  while true do
+    local found = call('ZRANGEBYSCORE', lane.w, low, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    if not found[1] then
+      return best
+    end
+    local score = tonumber(found[2])
+    local band = floor(score / BAND)
+    best = min(best or score, score - band * BAND)
+    low = (band + 1) * BAND
+  end
+end
+
+local function leave_turns(queue, lane, time)
+  local tenant = names_of(lane)
+  call('ZREM', shard .. 'T:' .. queue, tenant)
+  call('HSET', shard .. 'V:' .. queue, tenant, whole(time) .. ':' .. whole(now))
+  local at = soonest(lane)
+  if at then
+    call('ZADD', shard .. 'N:' .. queue, at, tenant)
+  end
+end
+
+local function own_time(queue, tenant)
+  local kept = call('HGET', shard .. 'V:' .. queue, tenant)
+  return kept and tonumber(string.match(kept, '^%d+')) or 0
+end
+
+local ENTER_LIMIT = 1000
+
+-- Let the lanes that got visible work into the turns, at the current minimum.
+local function enter_turns(queue)
+  local turns, next_up = shard .. 'T:' .. queue, shard .. 'N:' .. queue
+  local least = tonumber(call('HGET', shard .. 'f', queue)) or 0
+  local head = call('ZRANGE', turns, 0, 0, 'WITHSCORES')
+  while head[1] do
+    local lane = lane_named(head[1], queue)
+    if not is_paused(lane) and peek(walk(lane, 1)) then
+      least = tonumber(head[2])
+      break
+    end
+    leave_turns(queue, lane, tonumber(head[2]))
+    head = call('ZRANGE', turns, 0, 0, 'WITHSCORES')
+  end
+  for _, tenant in ipairs(call('ZRANGEBYSCORE', next_up, '-inf', now, 'LIMIT', 0, ENTER_LIMIT)) do
+    local lane = lane_named(tenant, queue)
+    call('ZREM', next_up, tenant)
+    if not is_paused(lane) and not call('ZSCORE', turns, tenant) then
+      if peek(walk(lane, 1)) then
+        call('ZADD', turns, max(own_time(queue, tenant), least), tenant)
+        call('HDEL', shard .. 'V:' .. queue, tenant)
+      else
+        local at = soonest(lane)
+        if at then
+          call('ZADD', next_up, at, tenant)
+        end
+      end
+    end
+  end
+end
+
+-- A heap of lanes by (virtual time, tenant).
+local function before(a, b)
+  return a.time < b.time or (a.time == b.time and a.tenant < b.tenant)
+end
+
+local function sift_up(heap, n)
+  while n > 1 do
+    local parent = floor(n / 2)
+    if not before(heap[n], heap[parent]) then
+      return
+    end
+    heap[n], heap[parent] = heap[parent], heap[n]
+    n = parent
+  end
+end
+
+local function sift_down(heap, n)
+  while true do
+    local least = n
+    for child = 2 * n, 2 * n + 1 do
+      if heap[child] and before(heap[child], heap[least]) then
+        least = child
+      end
+    end
+    if least == n then
+      return
+    end
+    heap[n], heap[least] = heap[least], heap[n]
+    n = least
+  end
+end
+
+local function push(heap, turn)
+  heap[#heap + 1] = turn
+  sift_up(heap, #heap)
+end
+
+local function pop(heap)
+  local top = heap[1]
+  heap[1] = heap[#heap]
+  heap[#heap] = nil
+  sift_down(heap, 1)
+  return top
+end

@@ -1,0 +1,245 @@
+"""Records of jobs and chunks of the log as the server keeps them, and the structs that they stand for.
+
+`lua/jobs.lua` reads and writes the same bytes: a head of fixed size, then type, settings, request id, idempotency key
+and payload, which never change, then worker, extra and result.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, cast
+
+from msgspec import Struct, msgpack
+from msgspec.structs import replace
+
+from holdfast.core.events import ERROR_TEXT_LIMIT, Event, EventKind, fingerprint
+from holdfast.core.job import (
+    AttemptError,
+    Backoff,
+    Envelope,
+    Finish,
+    IdempotencyKey,
+    Job,
+    JobState,
+    KeyPolicy,
+    NewJob,
+    Progress,
+    Result,
+)
+from holdfast.stores.redis.keys import lane_of, names_of
+
+HEAD = struct.Struct("<10BIHHII9Q")
+KEY = struct.Struct("<BQ")
+
+STATES = (
+    JobState.BLOCKED, JobState.SCHEDULED, JobState.READY, JobState.RETRYING,
+    JobState.LEASED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED,
+)  # fmt: skip
+OUTCOMES = {"complete": 1, "fail": 2, "retry": 3, "release": 4}
+_SPENT = ("", *OUTCOMES)
+_REASONS = ("", "permanent", "max_attempts", "lease_expired", "timeout")
+_POLICIES: tuple[KeyPolicy, ...] = ("until_terminal", "until_started", "ttl", "forever")
+_KINDS: tuple[EventKind, ...] = (
+    "enqueued", "claimed", "extended", "progressed", "retried", "released", "expired",
+    "completed", "failed", "canceled", "replayed", "purged",
+)  # fmt: skip
+_PAYLOAD_ELSEWHERE = 1
+_REQUEST_IS_ID = 4
+
+SMALL = 2048
+"""Payloads up to this size stand in the record, which is written anew at every move."""
+ELSEWHERE = bytes(bytearray(b"(elsewhere)"))
+"""Stands for a payload that did not come with its record; compared by identity."""
+
+encode = msgpack.Encoder().encode
+_decode_result = msgpack.Decoder(Result).decode
+_decode_chunk = msgpack.Decoder(list[list[Any]]).decode
+_NO_ERROR = AttemptError("Error", "")
+
+
+class _Static(Struct, array_like=True, frozen=True):
+    """What many jobs have in common. Lua reads the backoff, in the third place."""
+
+    codec: str
+    version: int
+    backoff: Backoff
+    timeout_ms: int | None
+    result_ttl_ms: int
+    headers: dict[str, str] | None
+
+
+class _Extra(Struct, array_like=True):
+    """What most jobs do not have. Lua writes it too, and writes 1.0 as 1."""
+
+    replays: int
+    fraction: float | bool
+    message: str
+    errors: list[AttemptError]
+
+
+_decode_extra = msgpack.Decoder(_Extra).decode
+
+
+def enqueue_request(items: Iterable[NewJob]) -> tuple[bytes, bytes, bytes]:
+    """The arguments of `enqueue.lua`: the items, what never changes of them, and their large payloads."""
+    metas: list[Any] = []
+    bodies: list[bytes] = []
+    large: list[bytes] = []
+    for new in items:
+        e = new.envelope
+        tenant, queue, id_ = new.key
+        type_ = e.type.encode()
+        if e.headers is None:
+            static = _static(e.codec, e.version, e.backoff, e.timeout_ms, e.result_ttl_ms)
+        else:
+            static = encode(_Static(e.codec, e.version, e.backoff, e.timeout_ms, e.result_ttl_ms, e.headers))
+        same = e.request_id == id_
+        request = b"" if same else e.request_id.encode()
+        key = b"" if e.idempotency is None else _pack_key(e.idempotency)
+        payload, elsewhere = e.payload, 0
+        if len(payload) > SMALL:
+            large.append(payload)
+            payload, elsewhere = b"", len(payload)
+        metas.append((
+            lane_of(tenant, queue), id_, len(type_), len(static), len(request), len(key), len(payload), elsewhere,
+            e.priority, e.max_attempts, new.delay_ms, -1 if new.run_at is None else new.run_at, e.result_ttl_ms,
+            new.replace_failed, same,
+        ))  # fmt: skip
+        bodies += (type_, static, request, key, payload)
+    return encode(metas), b"".join(bodies), b"".join(large)
+
+
+def finish_request(items: Iterable[Finish]) -> tuple[bytes, bytes]:
+    """The arguments of `finish.lua`: the items, and their results."""
+    metas: list[Any] = []
+    results: list[bytes] = []
+    for item in items:
+        tenant, queue, id_ = item.key
+        lane = lane_of(tenant, queue)
+        if item.outcome == "complete":
+            result = b"" if item.result is None else encode(item.result)
+            in_blob = 1 if item.result is not None and item.result.blob else 0
+            metas.append((lane, id_, item.token, 1, len(result), in_blob))
+            results.append(result)
+        else:
+            error = None if item.outcome == "release" else _pack_error(item.error or _NO_ERROR)
+            delay = -1 if item.delay_ms is None else item.delay_ms
+            outcome = OUTCOMES[item.outcome]
+            metas.append((lane, id_, item.token, outcome, 0, 0, error or False, item.timed_out, delay, item.random))
+    return encode(metas), b"".join(results)
+
+
+def to_job(tenant: str, queue: str, id_: str, raw: bytes) -> Job:
+    """A record as a job; a payload that stands elsewhere is left there (see `ELSEWHERE`)."""
+    (
+        state, priority, attempts, max_attempts, spent, spent_state, reason, flags, type_size, worker_size,
+        static_size, request_size, key_size, payload_size, extra_size,
+        seq, visible_at, enqueued_at, token, deadline, claimed_at, finished_at, expires_at, ttl,
+    ) = HEAD.unpack_from(raw)  # fmt: skip
+    at = HEAD.size + type_size
+    static = _read_static(raw[at : at + static_size])
+    at += static_size
+    request_id = id_ if flags & _REQUEST_IS_ID else raw[at : at + request_size].decode()
+    at += request_size
+    key = _unpack_key(raw[at : at + key_size]) if key_size else None
+    at += key_size
+    payload = ELSEWHERE if flags & _PAYLOAD_ELSEWHERE else raw[at : at + payload_size]
+    at += payload_size
+    envelope = Envelope(
+        raw[HEAD.size : HEAD.size + type_size].decode(), payload, static.codec, static.version, priority, max_attempts,
+        static.backoff, static.timeout_ms, static.result_ttl_ms, request_id, key, static.headers,
+    )  # fmt: skip
+    job = Job(tenant, queue, id_, seq, envelope, STATES[state], visible_at, enqueued_at, attempts, token, deadline)
+    job.result_ttl_ms = ttl
+    if token:
+        job.worker_id = raw[at : at + worker_size].decode()
+        job.claimed_at = claimed_at
+        job.spent = _SPENT[spent]
+        job.spent_state = STATES[spent_state] if spent else ""
+        if extra_size:
+            _add_extra(job, raw[at + worker_size : at + worker_size + extra_size])
+        at += worker_size + extra_size
+        if len(raw) > at:
+            job.result = _decode_result(raw[at:])
+    if finished_at:
+        job.finished_at, job.expires_at, job.reason = finished_at, expires_at, _REASONS[reason]
+    return job
+
+
+def with_payload(job: Job, payload: bytes) -> Job:
+    """The job with the payload that did not come with its record."""
+    job.envelope = replace(job.envelope, payload=payload)
+    return job
+
+
+def to_result(raw: bytes) -> Result:
+    """A result as it stands in a record; a completed job without one has null."""
+    return _decode_result(raw) if raw else Result(b"null")
+
+
+def to_events(number: int, count: int, at: int, raw: bytes) -> Iterator[tuple[int, Event]]:
+    """The events of a chunk whose last has this number, each with its own."""
+    for n, (kind, lane, id_, type_, attempt, token, worker, *data) in enumerate(
+        _decode_chunk(raw), number - count + 1
+    ):
+        tenant, queue = names_of(lane)
+        name = _KINDS[kind]
+        yield n, Event(name, tenant, queue, id_, type_, at, attempt, token, worker, _event_data(name, data))
+
+
+def _event_data(kind: EventKind, data: list[Any]) -> dict[str, Any]:
+    match kind:
+        case "enqueued":
+            return {"priority": data[0], "max_attempts": data[1], "visible_at": data[2]}
+        case "claimed":
+            return {"visible_at": data[0], "deadline": data[1]}
+        case "extended":
+            return {"deadline": data[0]}
+        case "progressed":
+            return {"fraction": float(data[0]), "message": data[1]}
+        case "retried" | "expired":
+            return {"visible_at": data[0], "error": _error_data(data)}
+        case "released":
+            return {"visible_at": data[0]}
+        case "failed":
+            return {"reason": _REASONS[data[0]], "error": _error_data(data)}
+        case "replayed":
+            return {"visible_at": data[0], "replays": data[1]}
+        case _:
+            return {}
+
+
+def _error_data(data: list[Any]) -> dict[str, str]:
+    return {"type": data[1], "message": data[2], "fingerprint": data[3]}
+
+
+def _pack_error(error: AttemptError) -> tuple[str, str, str, str, str]:
+    return (error.type, error.message, error.traceback, error.message[:ERROR_TEXT_LIMIT], fingerprint(error))
+
+
+def _pack_key(key: IdempotencyKey) -> bytes:
+    return KEY.pack(_POLICIES.index(key.policy) + 1, key.ttl_ms) + key.key.encode()
+
+
+def _unpack_key(raw: bytes) -> IdempotencyKey:
+    policy, ttl_ms = KEY.unpack_from(raw)
+    return IdempotencyKey(raw[KEY.size :].decode(), _POLICIES[policy - 1], ttl_ms)
+
+
+def _add_extra(job: Job, raw: bytes) -> None:
+    extra = _decode_extra(raw)
+    job.replays, job.errors = extra.replays, extra.errors
+    if extra.fraction is not False:
+        job.progress = Progress(cast("float", extra.fraction), extra.message)
+
+
+@lru_cache(maxsize=4096)
+def _static(codec: str, version: int, backoff: Backoff, timeout_ms: int | None, result_ttl_ms: int) -> bytes:
+    return encode(_Static(codec, version, backoff, timeout_ms, result_ttl_ms, None))
+
+
+@lru_cache(maxsize=4096)
+def _read_static(raw: bytes) -> _Static:
+    return msgpack.decode(raw, type=_Static)

@@ -1,0 +1,53 @@
+"""The Lua scripts: one file for each operation, put together with the parts it says it uses.
+
+A script begins with the prelude, which knows the clock, the keys and how to write; then come the parts named after
+`uses:` in its header, then the operation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib.resources import files
+
+from msgspec import Struct
+
+PARTS = ("prelude", "jobs", "lanes", "turns")
+_USES = re.compile(r"uses: ([a-z ]+)$", re.MULTILINE)
+_FULL_IS_FULL = frozenset({"enqueue", "replay", "layout", "settings"})
+"""What takes memory is refused by a server that has none left; all else goes on, so that work can be finished."""
+
+
+class Script(Struct, frozen=True):
+    """A script as the server gets it, and the hash it is known by."""
+
+    name: str
+    text: str
+    sha: str
+
+
+def assemble(name: str, parts: dict[str, str]) -> Script:
+    """Put a script together."""
+    body = parts[name]
+    uses = _USES.search(body)
+    if uses is None:
+        msg = f"{name}.lua does not say in its header what it uses"
+        raise ValueError(msg)
+    wanted = ["prelude", *(part for part in PARTS if part in uses[1].split()), name]
+    flags = "" if name in _FULL_IS_FULL else " flags=allow-oom"
+    text = "\n".join([f"#!lua{flags}", *(parts[part] for part in wanted)])
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def read_parts() -> dict[str, str]:
+    """The Lua files by name."""
+    folder = files(__package__) / "lua"
+    return {file.name.removesuffix(".lua"): file.read_text("utf-8") for file in folder.iterdir()}
+
+
+def _all() -> dict[str, Script]:
+    parts = read_parts()
+    return {name: assemble(name, parts) for name in parts if name not in PARTS}
+
+
+SCRIPTS = _all()

@@ -1,0 +1,145 @@
+"""Scripts on shards: which shard a call goes to, and how a batch is split so that no script runs long.
+
+A tenant lives in one shard. A batch that names several goes to each with its own part, side by side; within a shard
+it is cut into pieces, one after another, so that order holds and the server is free for others in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from holdfast.core import failpoint
+from holdfast.core.errors import StoreMismatch
+from holdfast.stores.redis.keys import shard_key, shard_of
+from holdfast.stores.redis.link import Link
+from holdfast.stores.redis.records import encode
+from holdfast.stores.redis.scripts import SCRIPTS
+
+I = TypeVar("I")  # noqa: E741 - an item
+
+FORMAT = 1
+BATCH = 500
+"""How many items one script takes ..."""
+BATCH_BYTES = 1024 * 1024
+"""... and about how many bytes."""
+CLUSTER_SHARDS = 16
+
+
+class Shards:
+    """The shards of one store, over one link."""
+
+    def __init__(self, link: Link, prefix: str, settings: bytes) -> None:
+        self.link = link
+        self.prefix = prefix
+        self.count = 0
+        self._settings = settings
+        self._keys: list[str] = []
+
+    async def lay_out(self, wanted: int | None, *, frozen: bool) -> None:
+        """Find how the store is laid out, or lay it out. Raises StoreMismatch if it is so otherwise."""
+        first = shard_key(self.prefix, 0)
+        stands = 0 if frozen else -1
+        default = wanted or (CLUSTER_SHARDS if self.link.is_cluster else 1)
+        format_, count, frozen_at = await self._lay_out(first, default, stands)
+        if format_ != FORMAT:
+            raise StoreMismatch(f"{self.link.shown} has jobs of format {format_}, this version reads {FORMAT}")
+        if wanted is not None and count != wanted:
+            raise StoreMismatch(f"{self.prefix!r} at {self.link.shown} is laid out in {count} shards, not {wanted}")
+        if (frozen_at >= 0) != frozen:
+            made = "with" if frozen_at >= 0 else "without"
+            raise StoreMismatch(f"{self.prefix!r} at {self.link.shown} was made {made} test_clock=frozen")
+        self._keys = [shard_key(self.prefix, number) for number in range(count)]
+        await asyncio.gather(*(self._lay_out(key, count, frozen_at) for key in self._keys[1:]))
+        self.count = count
+
+    async def _lay_out(self, key: str, count: int, frozen_at: int) -> list[int]:
+        request = encode((FORMAT, count, frozen_at))
+        return await self.link.run(SCRIPTS["layout"], key, (self._settings, request), repeat=True)
+
+    def of(self, tenant: str) -> int:
+        """Where a tenant lives."""
+        return shard_of(tenant, self.count) if self.count > 1 else 0
+
+    def key(self, shard: int) -> str:
+        """The key that stands for a shard."""
+        return self._keys[shard]
+
+    async def run(self, name: str, shard: int, request: bytes, *more: bytes, repeat: bool = True) -> Any:
+        """Run a script on one shard."""
+        answer = await self.link.run(SCRIPTS[name], self._keys[shard], (self._settings, request, *more), repeat=repeat)
+        failpoint.hit("redis.after_script")
+        return answer
+
+    async def run_everywhere(self, name: str, request: bytes, *, repeat: bool = True) -> list[Any]:
+        """Run a script on each shard, side by side."""
+        if self.count == 1:
+            return [await self.run(name, 0, request, repeat=repeat)]
+        return await _all([self.run(name, shard, request, repeat=repeat) for shard in range(self.count)])
+
+    async def run_batch(
+        self,
+        name: str,
+        items: Sequence[I],
+        tenant_of: Callable[[I], str],
+        pack: Callable[[Sequence[I]], tuple[bytes, ...]],
+        size_of: Callable[[I], int] | None = None,
+        *,
+        repeat: bool,
+    ) -> list[Any]:
+        """Run a script over a batch; the answers in the order of the items."""
+        if self.count == 1 or len(items) == 1:
+            shard = self.of(tenant_of(items[0])) if items else 0
+            return await self._in_pieces(name, shard, items, pack, size_of, repeat=repeat)
+        parts: dict[int, list[int]] = {}
+        for position, item in enumerate(items):
+            parts.setdefault(self.of(tenant_of(item)), []).append(position)
+        work = [
+            self._in_pieces(name, shard, [items[n] for n in positions], pack, size_of, repeat=repeat)
+            for shard, positions in parts.items()
+        ]
+        answers: list[Any] = [None] * len(items)
+        for positions, part in zip(parts.values(), await _all(work), strict=True):
+            for position, answer in zip(positions, part, strict=True):
+                answers[position] = answer
+        return answers
+
+    async def _in_pieces(
+        self,
+        name: str,
+        shard: int,
+        items: Sequence[I],
+        pack: Callable[[Sequence[I]], tuple[bytes, ...]],
+        size_of: Callable[[I], int] | None,
+        *,
+        repeat: bool,
+    ) -> list[Any]:
+        answers: list[Any] = []
+        for piece in _pieces(items, size_of):
+            answers += await self.run(name, shard, *pack(piece), repeat=repeat)
+        return answers
+
+
+def _pieces(items: Sequence[I], size_of: Callable[[I], int] | None) -> Iterator[Sequence[I]]:
+    if size_of is None:
+        for first in range(0, len(items), BATCH):
+            yield items[first : first + BATCH]
+        return
+    first = size = 0
+    for n, item in enumerate(items):
+        size += size_of(item)
+        if n > first and (n - first >= BATCH or size > BATCH_BYTES):
+            yield items[first:n]
+            first, size = n, size_of(item)
+    if first < len(items):
+        yield items[first:]
+
+
+async def _all(work: Sequence[Any]) -> list[Any]:
+    """The answers of all. One failure is everyone's, once all have ended: none goes on unseen."""
+    answers = await asyncio.gather(*work, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers

@@ -1,0 +1,549 @@
+"""The `Store` face of the Redis store: each method is one script, on the shard of its tenant or on all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core import fairness, lifecycle
+from holdfast.core.errors import (
+    InvalidOption,
+    JobCanceled,
+    JobNotFound,
+    LeaseExpired,
+    LeaseLost,
+    NotReplayable,
+    QuotaExceeded,
+    StoreUnavailable,
+    Unsupported,
+)
+from holdfast.core.events import LEASE_EXPIRED, fingerprint
+from holdfast.core.job import (
+    AlreadyCompleted,
+    AttemptError,
+    Cancel,
+    CancelStatus,
+    Claimed,
+    ClaimRequest,
+    Duplicate,
+    Extend,
+    Extended,
+    Finish,
+    Finished,
+    Job,
+    JobKey,
+    JobState,
+    NewJob,
+    Purge,
+    PurgeStatus,
+    Queued,
+    Replayed,
+    Report,
+    Reported,
+    SetResultTtl,
+    TtlStatus,
+)
+from holdfast.core.lease import Refusal
+from holdfast.core.names import join_key
+from holdfast.store import (
+    ALL_HINTS,
+    EVENTS_BOUND,
+    EVENTS_BOUND_MS,
+    REPAIR_LIMIT,
+    Capabilities,
+    CommonOptions,
+    EnqueueAnswer,
+    EventPage,
+    ExtendAnswer,
+    Finding,
+    FinishAnswer,
+    Hint,
+    Listener,
+    ListQuery,
+    Page,
+    Pruned,
+    QueueStats,
+    Reader,
+    Reaped,
+    ReplayAnswer,
+    ReportAnswer,
+    TenantSettings,
+    WorkerInfo,
+)
+from holdfast.stores.redis import doctor, reads, records
+from holdfast.stores.redis.ears import Ears
+from holdfast.stores.redis.keys import lane_of, names_of, signals
+from holdfast.stores.redis.link import Link
+from holdfast.stores.redis.records import ELSEWHERE, STATES, encode
+from holdfast.stores.redis.scripts import SCRIPTS
+from holdfast.stores.redis.shards import BATCH, Shards
+
+_REFUSALS: dict[int, Callable[[str, str], Refusal]] = {
+    -1: JobNotFound, -2: LeaseLost, -3: JobCanceled, -4: LeaseExpired,
+}  # fmt: skip
+_FINISHED = tuple(Finished(state) for state in STATES)
+_CANCELED: dict[int, CancelStatus] = {
+    -1: "not_found", 4: "processing", 5: "completed", 6: "failed", 7: "canceled",
+}  # fmt: skip
+_PURGED: dict[int, PurgeStatus] = {-1: "not_found", 0: "not_terminal", 1: "purged"}
+_UPDATED: dict[int, TtlStatus] = {-1: "not_found", 0: "not_terminal", 1: "updated"}
+_COUNTED = (
+    JobState.SCHEDULED, JobState.READY, JobState.RETRYING, JobState.LEASED,
+    JobState.COMPLETED, JobState.FAILED, JobState.CANCELED,
+)  # fmt: skip
+_EXPIRED_PRINT = fingerprint(AttemptError(LEASE_EXPIRED, ""))
+_TENANTS_AT_ONCE = 200
+_OVERHEAD = 200
+
+_decode_worker = msgspec.json.Decoder(WorkerInfo).decode
+
+
+class RedisStore:
+    """Jobs on a Redis or Valkey server, or on a cluster of them. Belongs to one event loop."""
+
+    def __init__(self, link: Link, options: CommonOptions, *, prefix: str = "hf", shards: int | None = None) -> None:
+        self.options = options
+        self._link = link
+        self._wanted = shards
+        keep = options.retention
+        settings = encode((keep.failed_ms, keep.canceled_ms, options.all_events, _EXPIRED_PRINT))
+        self._shards = Shards(link, prefix, settings)
+        self._ears: Ears | None = None
+        self._capabilities = _capabilities(1, doctor.Durability(durable=False, survives_power_loss=False, note="Not open yet."))
+        self._turn = random.randrange(1_000_000)  # noqa: S311 - no secret
+        self._opening = asyncio.Lock()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def open(self) -> None:
+        async with self._opening:
+            if self._ears is not None:
+                return
+            await self._link.open()
+            await doctor.refuse_eviction(self._link)
+            await self._shards.lay_out(self._wanted, frozen=self.options.test_clock == "frozen")
+            self._capabilities = _capabilities(self._shards.count, await doctor.durability(self._link))
+            self._ears = Ears(self._link, self._shards.prefix, signals)
+
+    async def close(self) -> None:
+        ears, self._ears = self._ears, None
+        if ears is not None:
+            await ears.close()
+        await self._link.close()
+
+    async def sibling(self) -> RedisStore:
+        other = RedisStore(
+            self._link.sibling(), self.options, prefix=self._shards.prefix, shards=self._opened.count
+        )
+        await other.open()
+        return other
+
+    async def now(self) -> int:
+        return (await self._opened.run("clock", 0, _NOW))[0]
+
+    async def shift_clock(self, ms: int) -> None:
+        if self.options.test_clock == "0":
+            raise Unsupported("shifting the clock (open it with test_clock=1)", "redis")
+        await self._opened.run_everywhere("clock", encode(("shift", ms)), repeat=False)
+
+    def listen(self, listener: Listener, hints: Collection[Hint] = ALL_HINTS) -> Callable[[], None]:
+        _ = self._opened
+        if self._ears is None:
+            raise StoreUnavailable(_CLOSED)
+        return self._ears.listen(listener, hints)
+
+    # Jobs -------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
+        if connection is not None:
+            raise Unsupported("joining a transaction", "redis")
+        # Without a request id a repetition would be answered as a duplicate of itself. [ENQ-8]
+        repeat = all(item.envelope.request_id for item in items)
+        answers = await self._opened.run_batch(
+            "enqueue", items, _tenant_of, records.enqueue_request, _size_of_new, repeat=repeat
+        )
+        return [_enqueued(item.key, answer) for item, answer in zip(items, answers, strict=True)]
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        if request.tenant is not None:
+            return await self._claim(self._opened.of(request.tenant), request)
+        count = self._opened.count
+        if count == 1:
+            return await self._claim(0, request)
+        return await self._claim_everywhere(request, count)
+
+    async def _claim_everywhere(self, request: ClaimRequest, count: int) -> Claimed:
+        """Ask every shard for its share at once, then those that had it all for what is left, in turns. [TENANT-4]"""
+        self._turn += 1
+        order = [(self._turn + n) % count for n in range(count)]
+        share, rest = divmod(request.limit, count)
+        shares = {shard: share + (n < rest) for n, shard in enumerate(order)}
+        asked = [shard for shard in order if shares[shard]]
+        claimed = await asyncio.gather(
+            *(self._claim(shard, replace(request, limit=shares[shard])) for shard in asked), return_exceptions=True
+        )
+        jobs: list[Job] = []
+        times: list[int] = []
+        now = 0
+        again = [shard for shard in order if not shares[shard]]
+        for shard, answer in zip(asked, claimed, strict=True):
+            if isinstance(answer, BaseException):
+                if not jobs and shard == asked[-1]:
+                    raise answer
+                continue
+            jobs += answer.jobs
+            now = max(now, answer.now)
+            if len(answer.jobs) == shares[shard]:
+                again.append(shard)
+            elif answer.next_at is not None:
+                times.append(answer.next_at)
+        for shard in again:
+            if len(jobs) == request.limit:
+                break
+            answer = await self._claim(shard, replace(request, limit=request.limit - len(jobs)))
+            jobs += answer.jobs
+            now = max(now, answer.now)
+            if answer.next_at is not None:
+                times.append(answer.next_at)
+        return Claimed(jobs, now, None if len(jobs) == request.limit else min(times, default=None))
+
+    async def _claim(self, shard: int, request: ClaimRequest) -> Claimed:
+        jobs: list[Job] = []
+        while True:
+            limit = min(request.limit - len(jobs), BATCH)
+            packed = encode((
+                request.tenant or False, request.queues, limit, request.lease_ms, request.worker_id, request.random,
+                REPAIR_LIMIT,
+            ))  # fmt: skip
+            now, next_at, *found = await self._opened.run("claim", shard, packed, repeat=False)
+            for at in range(0, len(found), 3):
+                tenant, queue = names_of(found[at].decode())
+                jobs.append(records.to_job(tenant, queue, found[at + 1].decode(), found[at + 2]))
+            if len(found) < 3 * limit or len(jobs) == request.limit:
+                break
+        jobs = [job for job in await self._with_payloads(jobs) if job is not None]
+        return Claimed(jobs, now, None if next_at < 0 else next_at)
+
+    async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
+        if connection is not None:
+            raise Unsupported("joining a transaction", "redis")
+        answers = await self._opened.run_batch(
+            "finish", items, _tenant_of, records.finish_request, _size_of_finish, repeat=True
+        )
+        return [
+            _FINISHED[answer] if answer >= 0 else _REFUSALS[answer](item.key.queue, item.key.id)
+            for item, answer in zip(items, answers, strict=True)
+        ]
+
+    async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
+        def pack(piece: Sequence[Extend]) -> tuple[bytes]:
+            return (encode([(*_address(item.key), item.token, item.lease_ms) for item in piece]),)
+
+        answers = await self._opened.run_batch("extend", items, _tenant_of, pack, repeat=True)
+        return [
+            Extended(*answer) if isinstance(answer, list) else _REFUSALS[answer](item.key.queue, item.key.id)
+            for item, answer in zip(items, answers, strict=True)
+        ]
+
+    async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
+        def pack(piece: Sequence[Report]) -> tuple[bytes]:
+            parts = [
+                (*_address(item.key), item.token, item.progress.fraction, item.progress.message) for item in piece
+            ]
+            return (encode(parts),)
+
+        answers = await self._opened.run_batch("report", items, _tenant_of, pack, repeat=True)
+        return [
+            Reported() if answer == 0 else _REFUSALS[answer](item.key.queue, item.key.id)
+            for item, answer in zip(items, answers, strict=True)
+        ]
+
+    async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
+        def pack(piece: Sequence[Cancel]) -> tuple[bytes]:
+            return (encode([(*_address(item.key), item.only_waiting) for item in piece]),)
+
+        return [_CANCELED[a] for a in await self._opened.run_batch("cancel", items, _tenant_of, pack, repeat=True)]
+
+    async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
+        def pack(piece: Sequence[JobKey]) -> tuple[bytes]:
+            return (encode([_address(key) for key in piece]),)
+
+        answers = await self._opened.run_batch("replay", keys, lambda key: key.tenant, pack, repeat=False)
+        return [_replayed(key, answer) for key, answer in zip(keys, answers, strict=True)]
+
+    async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
+        def pack(piece: Sequence[Purge]) -> tuple[bytes]:
+            ends = [(*_address(item.key), -1 if item.finished_at is None else item.finished_at) for item in piece]
+            return (encode(ends),)
+
+        return [_PURGED[a] for a in await self._opened.run_batch("purge", items, _tenant_of, pack, repeat=False)]
+
+    async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
+        def pack(piece: Sequence[SetResultTtl]) -> tuple[bytes]:
+            return (encode([(*_address(item.key), item.ttl_ms) for item in piece]),)
+
+        answers = await self._opened.run_batch("set_result_ttl", items, _tenant_of, pack, repeat=True)
+        return [_UPDATED[answer] for answer in answers]
+
+    # Reading ----------------------------------------------------------------------------------------------
+
+    async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
+        def pack(piece: Sequence[JobKey]) -> tuple[bytes]:
+            return (encode([_address(key) for key in piece]),)
+
+        answers = await self._opened.run_batch("get", keys, lambda key: key.tenant, pack, repeat=True)
+        jobs: list[Job | None] = []
+        for key, (now, raw) in zip(keys, answers, strict=True):
+            job = None if raw is None else records.to_job(*key, raw)
+            jobs.append(None if job is None or lifecycle.forgotten(job, now) else _shown(job, now))
+        return await self._with_payloads(jobs)
+
+    async def list(self, query: ListQuery) -> Page:
+        page = await reads.list_jobs(self._opened, query)
+        jobs = [job for job in await self._with_payloads(page.jobs) if job is not None]
+        return Page(jobs, page.cursor, page.now or await self.now())
+
+    async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
+        request = encode((tenant, False if queues is None else queues))
+        now, *found = await self._opened.run("stats", self._opened.of(tenant), request)
+        by_name: dict[str, QueueStats] = {}
+        for at in range(0, len(found), 2):
+            name = found[at].decode()
+            paused, oldest, *counts = found[at + 1]
+            numbers = dict.fromkeys(JobState, 0) | dict(zip(_COUNTED, counts, strict=True))
+            by_name[name] = QueueStats(name, numbers, None if oldest < 0 else oldest, paused=bool(paused), now=now)
+        return [by_name[name] for name in (sorted(by_name) if queues is None else queues)]
+
+    async def tenants(self) -> list[str]:
+        names: set[str] = set()
+        for shard in range(self._opened.count):
+            cursor = "0"
+            while True:
+                request = encode((cursor, _TENANTS_AT_ONCE))
+                following, *found = await self._opened.run("tenants", shard, request)
+                names.update(name.decode() for name in found)
+                cursor = following.decode()
+                if cursor == "0":
+                    break
+        return sorted(names)
+
+    # Events -----------------------------------------------------------------------------------------------
+
+    async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
+        return await reads.events(self._opened, tenant, after, limit)
+
+    async def last_offset(self) -> str:
+        return reads.join_offset([last for _, last in await self._opened.run_everywhere("clock", _NOW)])
+
+    async def set_reader(self, reader: Reader) -> None:
+        shards = self._opened
+        name = _reader_name(reader.tenant, reader.name)
+        for shard, place in enumerate(reads.parse_offset(shards, reader.offset)):
+            if not await shards.run("readers", shard, encode(("set", name, place))):
+                raise InvalidOption("offset", f"{reader.offset!r} is not an offset of this store")
+
+    async def drop_reader(self, tenant: str | None, name: str) -> bool:
+        request = encode(("drop", _reader_name(tenant, name)))
+        return any(await self._opened.run_everywhere("readers", request))
+
+    async def readers(self, tenant: str | None) -> list[Reader]:
+        places: dict[str, dict[int, int]] = {}
+        for shard, found in enumerate(await self._opened.run_everywhere("readers", encode(("list",)))):
+            for at in range(0, len(found), 2):
+                places.setdefault(found[at].decode(), {})[shard] = int(found[at + 1])
+        mine = _reader_name(tenant, "")
+        shards = range(self._opened.count)
+        return [
+            Reader(tenant, name.removeprefix(mine), reads.join_offset([at.get(shard, 0) for shard in shards]))
+            for name, at in sorted(places.items())
+            if name.startswith(mine)
+        ]
+
+    # Settings, workers, upkeep ------------------------------------------------------------------------------
+
+    async def pause(self, tenant: str, queue: str, *, paused: bool) -> None:
+        request = encode((lane_of(tenant, queue), paused))
+        await self._opened.run("pause", self._opened.of(tenant), request)
+
+    async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
+        field = "t" if settings.queue is None else f"q{settings.queue}"
+        weight = False if settings.weight is None else settings.weight
+        cost = False if settings.weight is None else fairness.cost(settings.weight)
+        most = False if settings.max_waiting is None else settings.max_waiting
+        request = encode(("set", tenant, field, cost, weight, most))
+        await self._opened.run("settings", self._opened.of(tenant), request)
+
+    async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
+        found = await self._opened.run("settings", self._opened.of(tenant), encode(("get", tenant)))
+        settings: list[TenantSettings] = []
+        for at in range(0, len(found), 2):
+            _, weight, most = msgspec.msgpack.decode(found[at + 1])
+            queue = None if found[at] == b"t" else found[at][1:].decode()
+            settings.append(
+                TenantSettings(queue, None if weight is False else float(weight), None if most is False else most)
+            )
+        return sorted(settings, key=lambda setting: setting.queue or "")
+
+    async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
+        described = msgspec.json.encode(worker).decode()
+        await self._opened.run("workers", 0, encode(("beat", worker.worker_id, described, ttl_ms)))
+
+    async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
+        _, *found = await self._opened.run("workers", 0, encode(("list",)))
+        living: list[WorkerInfo] = []
+        for at in range(0, len(found), 3):
+            started_at, seen_at, described = found[at : at + 3]
+            living.append(replace(_decode_worker(described), started_at=started_at, seen_at=seen_at))
+        mine = [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+        return sorted(mine, key=lambda worker: worker.worker_id)
+
+    async def reap(self, limit: int, random: float) -> Reaped:
+        keys: list[JobKey] = []
+        times: list[int] = []
+        now = 0
+        for shard in range(self._opened.count):
+            while True:
+                most = min(limit - len(keys), BATCH)
+                now, next_at, *found = await self._opened.run("reap", shard, encode((most, random)), repeat=False)
+                for at in range(0, len(found), 2):
+                    keys.append(JobKey(*names_of(found[at].decode()), found[at + 1].decode()))
+                if len(found) < 2 * most or most == 0:
+                    break
+            if next_at >= 0:
+                times.append(next_at)
+        return Reaped(keys, now, min(times, default=None))
+
+    async def prune(self, limit: int, *, blobs: bool = True) -> Pruned:
+        jobs = events = 0
+        names: list[str] = []
+        more = False
+        for shard in range(self._opened.count):
+            most = min(limit - jobs, BATCH)
+            request = encode((most, self.options.keep_events, EVENTS_BOUND, EVENTS_BOUND_MS, int(blobs)))
+            forgotten, trimmed, left, *results = await self._opened.run("prune", shard, request, repeat=False)
+            jobs, events, more = jobs + forgotten, events + trimmed, more or bool(left)
+            names += [records.to_result(result).blob for result in results]
+        return Pruned(jobs, events, names, more)
+
+    async def doctor(self) -> Sequence[Finding]:
+        shards = self._opened
+        keys = [shards.key(n) for n in range(shards.count)]
+        layout = f"{shards.count} shard{'s' * (shards.count > 1)} under {shards.prefix!r}"
+        return await doctor.findings(self._link, prefix=shards.prefix, shards=keys, scripts=SCRIPTS, layout=layout)
+
+    async def erase(self) -> None:
+        """Remove everything under this prefix. Only for places of tests: raises Unsupported without `test_clock`."""
+        if self.options.test_clock == "0":
+            raise Unsupported("erasing everything (open it with test_clock=1)", "redis")
+        for shard in range(self._opened.count):
+            cursor = "0"
+            while True:
+                cursor = (await self._opened.run("erase", shard, encode((cursor,)))).decode()
+                if cursor == "0":
+                    break
+
+    # The small steps ----------------------------------------------------------------------------------------
+
+    @property
+    def _opened(self) -> Shards:
+        if self._ears is None:
+            raise StoreUnavailable(_CLOSED)
+        return self._shards
+
+    async def _with_payloads(self, jobs: Sequence[Job | None]) -> Sequence[Job | None]:
+        """Fetch the payloads that stand apart from their records. A job that was forgotten meanwhile is None."""
+        apart = [n for n, job in enumerate(jobs) if job is not None and job.envelope.payload is ELSEWHERE]
+        if not apart:
+            return jobs
+        full = list(jobs)
+        for n in apart:
+            job = jobs[n]
+            if job is not None:
+                shard = self._shards.of(job.tenant)
+                key = f"{self._shards.key(shard)[:-1]}p:{lane_of(job.tenant, job.queue)}"
+                payload = await self._link.command(key, "HGET", key, job.id.encode(), repeat=True)
+                full[n] = None if payload is None else records.with_payload(job, payload)
+        return full
+
+
+_CLOSED = "the store is not open; use `async with Queue(...)` or await store.open()"
+_NOW = encode(("now",))
+
+
+def _capabilities(shards: int, found: doctor.Durability) -> Capabilities:
+    return Capabilities(
+        name="redis",
+        durable=found.durable,
+        survives_power_loss=found.survives_power_loss,
+        many_processes=True,
+        many_hosts=True,
+        transactional_enqueue=False,
+        exact_turns=shards == 1,
+        exact_quota=True,
+        notes={
+            "durable": found.note,
+            "failover": "Replication is asynchronous: a failover can lose acknowledged changes. WAIT makes that rarer, "
+            "not impossible.",
+            "exact_turns": "Turns are exact within a shard; between shards each gets its share.",
+            "clock": "The server's: if it is set back, leases and delays last longer by that much.",
+        },
+    )
+
+
+def _tenant_of(item: Any) -> str:
+    return item.key.tenant
+
+
+def _address(key: JobKey) -> tuple[str, str]:
+    return lane_of(key.tenant, key.queue), key.id
+
+
+def _size_of_new(item: NewJob) -> int:
+    return _OVERHEAD + len(item.envelope.payload)
+
+
+def _size_of_finish(item: Finish) -> int:
+    return _OVERHEAD + (len(item.result.data) if item.result is not None else 0)
+
+
+def _enqueued(key: JobKey, answer: Any) -> EnqueueAnswer:
+    if isinstance(answer, int):
+        return Queued(key.id, STATES[answer])
+    kind, *rest = answer
+    if kind == b"q":
+        own, waiting, limit = rest
+        return QuotaExceeded(key.queue if own else None, waiting, limit)
+    id_, found = rest
+    if kind == b"c":
+        return AlreadyCompleted(id_.decode(), records.to_result(found))
+    return Duplicate(id_.decode(), None if found < 0 else STATES[found])
+
+
+def _replayed(key: JobKey, answer: Any) -> ReplayAnswer:
+    if isinstance(answer, int):
+        return Replayed() if answer > 0 else JobNotFound(key.queue, key.id)
+    kind, *rest = answer
+    if kind == b"q":
+        own, waiting, limit = rest
+        return QuotaExceeded(key.queue if own else None, waiting, limit)
+    if kind == b"k":
+        reason = f"job {rest[0].decode()!r} holds its idempotency key by now"
+    else:
+        reason = f"it is {STATES[rest[0]]}, not failed"
+    return NotReplayable(key.queue, key.id, reason)
+
+
+def _reader_name(tenant: str | None, name: str) -> str:
+    return f"-{name}" if tenant is None else f"+{join_key(tenant)}{name}"
+
+
+def _shown(job: Job, now: int) -> Job:
+    job.state = lifecycle.shown(job, now)
+    return job

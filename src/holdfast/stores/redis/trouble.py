@@ -1,0 +1,70 @@
+"""What went wrong, in our own terms: redis-py's errors to Holdfast's, each with what to do about it."""
+
+from __future__ import annotations
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    ConnectionError,  # noqa: A004  # It is named like the built-in one.
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+
+from holdfast.core.errors import StoreBusy, StoreError, StoreUnavailable
+
+TROUBLES = (RedisError, OSError)
+"""What redis-py raises, and what asyncio does: its TimeoutError is an OSError."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection broke, so that nobody knows if the command ran. Not so for an answer, or a timeout."""
+    return isinstance(error, ConnectionError) and not isinstance(error, AuthenticationError)
+
+
+def translate(error: BaseException, shown: str, timeout_s: float) -> StoreError:
+    """The error to raise in its place. `shown` names the server."""
+    text = str(error).strip()
+    if isinstance(error, StoreError):
+        return error
+    if isinstance(error, AuthenticationError):
+        return _unauthenticated(text, shown)
+    if isinstance(error, TimeoutError) or (isinstance(error, RedisError) and type(error).__name__ == "TimeoutError"):
+        return StoreUnavailable(f"{shown} gave no answer within {timeout_s:g} s; what was asked for may yet be done")
+    if isinstance(error, BusyLoadingError):
+        return StoreUnavailable(f"{shown} is still loading its data")
+    if isinstance(error, ResponseError):
+        return _answered(error, text, shown)
+    hint = "; name the authority's certificate with tls_ca=PATH" if "CERTIFICATE_VERIFY_FAILED" in text else ""
+    return StoreUnavailable(f"{shown} cannot be reached: {text.rstrip('.')}{hint}")
+
+
+def _unauthenticated(text: str, shown: str) -> StoreError:
+    if "without any password" in text or "no password is set" in text:
+        return StoreUnavailable(f"{shown} has no password set; leave user and password out of the URL")
+    if "Authentication required" in text:
+        return StoreUnavailable(f"{shown} wants a password; write USER:PASSWORD@ or :PASSWORD@ before its host")
+    return StoreUnavailable(f"{shown} refuses the user name or password: {text}")
+
+
+def _answered(error: ResponseError, text: str, shown: str) -> StoreError:
+    if isinstance(error, OutOfMemoryError):
+        cure = "raise its maxmemory, or let jobs finish and be pruned"
+        return StoreUnavailable(f"{shown}: the server is out of memory; {cure}")
+    if isinstance(error, NoPermissionError) or text.startswith("ACL failure"):
+        return StoreUnavailable(f"{shown} forbids it: {text}; allow it with ACL SETUSER")
+    if isinstance(error, ReadOnlyError):
+        return StoreUnavailable(f"{shown} is a replica and takes no writes; connect to its primary")
+    if isinstance(error, ClusterDownError):
+        return StoreUnavailable(f"{shown}: the cluster is down or has lost some of its slots: {text}")
+    if isinstance(error, AskError):
+        return StoreUnavailable(f"{shown} belongs to a cluster; write redis+cluster: in its URL")
+    if text.startswith("BUSY "):
+        return StoreBusy(f"{shown} is busy with a script: {text}")
+    if "cluster support disabled" in text:
+        return StoreUnavailable(f"{shown} is not a cluster; write redis: in its URL")
+    return StoreUnavailable(f"{shown} answered: {text}")

@@ -1,0 +1,291 @@
+"""A TCP proxy that breaks the line on purpose. It knows nothing of protocols: a request is what a client sent at once.
+
+    async with Proxy("127.0.0.1", server.port) as proxy:
+        proxy.cut_replies(when=b"EVALSHA", after=3)      # the third such request is carried out, its reply is lost
+        ...
+        assert proxy.counts.replies_cut == 1             # the fault did happen
+
+    cut_replies     the request reaches the server, the reply does not reach the client: his connection is reset
+    cut_requests    the request does not even reach the server
+    freeze, thaw    a half-open line: everybody stays connected and nothing comes through
+    delay           everything takes longer
+    drop_all        reset all connections
+    refuse, accept  nobody listens
+
+Faults hold from the call on, for old and new connections alike; `heal` ends them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Callable
+from typing import Self
+
+from msgspec import Struct
+
+from holdfast.testing.servers import HOST, free_port
+
+When = bytes | Callable[[bytes], bool] | None
+"""Which requests: those with these bytes in them, those that a function picks, or all."""
+
+_CHUNK = 1 << 16
+_TAIL = 256
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: what is closed is reset
+
+
+class Counts(Struct):
+    """What happened so far."""
+
+    connections: int = 0
+    requests: int = 0
+    """Forwarded to the server; also those whose replies were cut."""
+    replies: int = 0
+    requests_cut: int = 0
+    replies_cut: int = 0
+    dropped: int = 0
+    """Connections reset by `drop_all`."""
+
+
+class Proxy:
+    """The proxy in front of `host:port`, on `port` of 127.0.0.1. Belongs to one event loop; clients may be anywhere."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self.port = 0
+        self.counts = Counts()
+        self._listener: asyncio.Server | None = None
+        self._lines: set[_Line] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._requests = _Fault()
+        self._replies = _Fault()
+        self._delay_s = 0.0
+        self._frozen_new = False
+
+    async def __aenter__(self) -> Self:
+        for _ in range(20):
+            self.port = free_port()
+            with contextlib.suppress(OSError):
+                await self.accept()
+                return self
+        raise OSError("no free port for the proxy")
+
+    async def __aexit__(self, *_: object) -> None:
+        self.refuse()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def open_connections(self) -> int:
+        """How many clients are connected now."""
+        return len(self._lines)
+
+    # Faults ---------------------------------------------------------------------------------------------------
+
+    def cut_replies(self, when: When = None, *, after: int = 1, times: int | None = 1) -> None:
+        """Let every `after`-th such request through and cut its connection when the reply comes; `times` in all.
+
+        `times=None` cuts for ever, 0 ends it.
+        """
+        self._replies = _Fault(when, after, times)
+
+    def cut_requests(self, when: When = None, *, after: int = 1, times: int | None = 1) -> None:
+        """Cut the connection at every `after`-th such request, before the server sees it; `times` in all."""
+        self._requests = _Fault(when, after, times)
+
+    def freeze(self, *, new: bool = True) -> None:
+        """Forward nothing in either direction; `new=False` spares connections that are made from now on."""
+        self._frozen_new = new
+        for line in self._lines:
+            line.gate.clear()
+
+    def thaw(self) -> None:
+        """Forward again, also what was sent in the meantime."""
+        self._frozen_new = False
+        for line in self._lines:
+            line.gate.set()
+
+    def delay(self, seconds: float) -> None:
+        """Hold back everything for so long, in each direction."""
+        self._delay_s = seconds
+
+    def drop_all(self) -> int:
+        """Reset all connections; how many there were."""
+        dropped = len(self._lines)
+        self.counts.dropped += dropped
+        for line in list(self._lines):
+            line.reset()
+        return dropped
+
+    def refuse(self) -> None:
+        """Listen no more: who connects is refused. Connections that are there stay."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    async def accept(self) -> None:
+        """Listen again."""
+        if self._listener is None:
+            self._listener = await asyncio.start_server(self._connected, HOST, self.port, limit=_CHUNK)
+
+    async def heal(self) -> None:
+        """End all faults."""
+        self.cut_replies(times=0)
+        self.cut_requests(times=0)
+        self.delay(0)
+        self.thaw()
+        await self.accept()
+
+    # The small steps ------------------------------------------------------------------------------------------
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            there = await asyncio.open_connection(*self._target, limit=_CHUNK)
+        except BaseException as error:
+            _reset(writer)
+            if isinstance(error, OSError):
+                return
+            raise
+        self.counts.connections += 1
+        line = _Line(reader, writer, *there)
+        if self._frozen_new:
+            line.gate.clear()
+        self._lines.add(line)
+        try:
+            await asyncio.gather(self._carry_requests(line), self._carry_replies(line))
+        except BaseException:
+            line.reset()
+            raise
+        finally:
+            self._lines.discard(line)
+            # What was written before still gets there.
+            line.to_client.close()
+            line.to_server.close()
+
+    async def _carry_requests(self, line: _Line) -> None:
+        while chunk := await self._next(line, line.from_client):
+            if line.over or line.cut:
+                return
+            if self._requests.strikes(line.tail, chunk):
+                self.counts.requests_cut += 1
+                line.reset()
+                return
+            # Decided before it leaves: the reply may come while it is still being written.
+            line.doomed = line.doomed or self._replies.strikes(line.tail, chunk)
+            line.tail = (line.tail + chunk)[-_TAIL:]
+            self.counts.requests += 1
+            await _send(line.to_server, chunk)
+        _finish(line.to_server)
+
+    async def _carry_replies(self, line: _Line) -> None:
+        while chunk := await self._next(line, line.from_server):
+            if line.over:
+                return
+            if line.cut:
+                continue  # Read to the end, so that the server finds somebody there and does all it was told to.
+            if line.doomed:
+                self.counts.replies_cut += 1
+                line.cut = True
+                _reset(line.to_client)
+                _finish(line.to_server)
+                continue
+            self.counts.replies += 1
+            await _send(line.to_client, chunk)
+        line.to_client.close()
+
+    async def _next(self, line: _Line, reader: asyncio.StreamReader) -> bytes:
+        """What comes next; nothing at the end or after a reset. It is held back at the gate."""
+        chunk = b""
+        with contextlib.suppress(ConnectionError):
+            chunk = await reader.read(_CHUNK)
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
+        await line.gate.wait()
+        return chunk
+
+
+class _Line:
+    """A client and the server, connected."""
+
+    def __init__(
+        self,
+        from_client: asyncio.StreamReader,
+        to_client: asyncio.StreamWriter,
+        from_server: asyncio.StreamReader,
+        to_server: asyncio.StreamWriter,
+    ) -> None:
+        self.from_client, self.to_client = from_client, to_client
+        self.from_server, self.to_server = from_server, to_server
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.tail = b""
+        """The end of what was requested: what is looked for may be torn."""
+        self.doomed = False
+        """The next reply is to be cut."""
+        self.cut = False
+        """The client is gone, and the server finishes what it was told."""
+        self.over = False
+
+    def reset(self) -> None:
+        """Reset both sides, also of a line that is frozen."""
+        self.over = True
+        _reset(self.to_client)
+        _reset(self.to_server)
+        self.gate.set()
+
+
+class _Fault:
+    """A fault that waits for its request."""
+
+    def __init__(self, when: When = None, after: int = 1, times: int | None = 0) -> None:
+        self._when = when
+        self._after = after
+        self._left = times
+        self._seen = 0
+
+    def strikes(self, tail: bytes, chunk: bytes) -> bool:
+        """Whether this is the request; `tail` came before it."""
+        if self._left == 0 or not self._meant(tail, chunk):
+            return False
+        self._seen += 1
+        if self._seen < self._after:
+            return False
+        self._seen = 0
+        if self._left is not None:
+            self._left -= 1
+        return True
+
+    def _meant(self, tail: bytes, chunk: bytes) -> bool:
+        if isinstance(self._when, bytes):
+            # Of the tail so much that what is looked for is not found in it a second time.
+            torn = len(self._when) - 1
+            return self._when in (tail[-torn:] if torn else b"") + chunk
+        return self._when is None or self._when(chunk)
+
+
+async def _send(writer: asyncio.StreamWriter, chunk: bytes) -> None:
+    """Send on; who is gone gets nothing."""
+    with contextlib.suppress(ConnectionError):
+        writer.write(chunk)
+        await writer.drain()
+
+
+def _finish(writer: asyncio.StreamWriter) -> None:
+    """Say that nothing more will come."""
+    with contextlib.suppress(OSError):
+        if not writer.is_closing():
+            writer.write_eof()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close at once, with a reset: who is there hears an error, not an end."""
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()

