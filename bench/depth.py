@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -17,12 +18,21 @@ from holdfast.store import Store, open_store
 
 DEPTHS = (1_000, 100_000, 1_000_000)
 LIMITS = (1, 100)
+TENANTS = (1, 10_000)
+SHARED = 20_000
+"""Jobs that the tenants have between them."""
+CHUNK = 1_000
+CHUNKS_AT_ONCE = 4
 TIMES = 40
 LEASE_MS = 60_000
 
 
 def measure(limit: int, waiting: int) -> str:
     return f"claim of {limit}, {waiting:,} waiting"
+
+
+def measure_tenants(tenants: int) -> str:
+    return f"claim of {LIMITS[-1]}, {tenants:,} tenants"
 
 
 async def file(figures: Figures, directory: Path) -> None:
@@ -42,38 +52,64 @@ async def memory(figures: Figures) -> None:
     gc.disable()
     for depth in DEPTHS:
         store = await open_store(f"memory:depth-{depth}")
-        async with Queue(store=store, tenant="bench") as queue:
-            first = queue._new_job(noop.message(0), noop.message(0).resolved)  # noqa: SLF001 - one envelope for all
-        for start in range(0, depth, 1000):
-            await store.enqueue(
-                [
-                    NewJob(JobKey("bench", "bench", f"{n:07}"), first.envelope)
-                    for n in range(start, min(depth, start + 1000))
-                ]
-            )
+        await _fill(store, [JobKey("bench", "bench", f"{n:07}") for n in range(depth)])
         stores.append(store)
     gc.freeze()
     gc.enable()
     await _claims(figures, "memory", stores)
 
 
-async def _claims(figures: Figures, subject: str, stores: list[Store]) -> None:
-    """In turns between the depths, so that a noisy moment hits them alike. What was claimed is given back."""
-    taken: dict[tuple[int, int], list[float]] = {}
+async def valkey(figures: Figures, url: str) -> None:
+    """All on one server: a tenant for each depth, and a queue for each number of tenants."""
+    store = await open_store(url)
+    for depth in DEPTHS:
+        await _fill(store, [JobKey(f"depth-{depth}", "bench", f"{n:07}") for n in range(depth)])
+    for tenants in TENANTS:
+        keys = [JobKey(f"tenant-{n % tenants}", f"shared-{tenants}", f"{n:07}") for n in range(SHARED)]
+        await _fill(store, keys)
+    await _claims(figures, "valkey", [store] * len(DEPTHS), [f"depth-{depth}" for depth in DEPTHS])
+    await _claims_of_all(figures, "valkey", store)
+    await store.close()
+
+
+async def _fill(store: Store, keys: list[JobKey]) -> None:
+    async with Queue(store=store, tenant="bench") as queue:
+        envelope = queue._new_job(noop.message(0), noop.message(0).resolved).envelope  # noqa: SLF001 - one for all
+    for start in range(0, len(keys), CHUNK * CHUNKS_AT_ONCE):
+        now = keys[start : start + CHUNK * CHUNKS_AT_ONCE]
+        chunks = [now[n : n + CHUNK] for n in range(0, len(now), CHUNK)]
+        await asyncio.gather(*(store.enqueue([NewJob(key, envelope) for key in chunk]) for chunk in chunks))
+
+
+async def _claims(figures: Figures, subject: str, stores: list[Store], tenants: Sequence[str] = ()) -> None:
+    """In turns between the depths, so that a noisy moment hits them alike."""
     for n in range(TIMES):
-        for depth, store in zip(DEPTHS, stores, strict=True):
+        for number, (depth, store) in enumerate(zip(DEPTHS, stores, strict=True)):
             for limit in LIMITS:
-                request = ClaimRequest("bench", ("bench",), limit, LEASE_MS, "bench")
-                began = time.perf_counter()
-                claimed = await store.claim(request)
-                seconds = time.perf_counter() - began
+                tenant = tenants[number] if tenants else "bench"
+                took = await _claim(store, ClaimRequest(tenant, ("bench",), limit, LEASE_MS, "bench"))
                 if n >= TIMES // 8:  # The first ones find cold pages.
-                    taken.setdefault((limit, depth), []).append(seconds * 1000)
-                if len(claimed.jobs) != limit:
-                    raise RuntimeError(f"{subject}: claimed {len(claimed.jobs)} of {limit} at {depth}")
-                await store.finish([Finish(job.key, job.token, "release") for job in claimed.jobs])
-    for (limit, depth), values in taken.items():
-        figures.add(measure(limit, depth), subject, *values)
+                    figures.add(measure(limit, depth), subject, took)
+
+
+async def _claims_of_all(figures: Figures, subject: str, store: Store) -> None:
+    """For all tenants in fair turns; in turns between few and many of them."""
+    for n in range(TIMES):
+        for tenants in TENANTS:
+            took = await _claim(store, ClaimRequest(None, (f"shared-{tenants}",), LIMITS[-1], LEASE_MS, "bench"))
+            if n >= TIMES // 8:
+                figures.add(measure_tenants(tenants), subject, took)
+
+
+async def _claim(store: Store, request: ClaimRequest) -> float:
+    """Milliseconds. What was claimed is given back."""
+    began = time.perf_counter()
+    claimed = await store.claim(request)
+    seconds = time.perf_counter() - began
+    if len(claimed.jobs) != request.limit:
+        raise RuntimeError(f"claimed {len(claimed.jobs)} of {request.limit} from {request.queues}")
+    await store.finish([Finish(job.key, job.token, "release") for job in claimed.jobs])
+    return seconds * 1000
 
 
 async def _enqueue_one(url: str) -> None:

@@ -17,18 +17,22 @@ PINNED = {
 }
 NODE = frozenset({"bullmq"})
 TIMEOUT = 300
+STAMP = "installed"
 
 
 class NotInstalled(Exception):
     """This peer cannot be measured here; says why."""
 
 
+def ready(name: str) -> bool:
+    """Whether the environment is there, as pinned."""
+    stamp = WHERE / name / STAMP
+    return stamp.exists() and stamp.read_text() == _wanted(name)
+
+
 def prepare(name: str) -> None:
-    """Make the environment, unless it is there as pinned."""
-    here, wanted = WHERE / name, "\n".join(PINNED[name])
-    stamp = here / "installed"
-    if stamp.exists() and stamp.read_text() == wanted:
-        return
+    """Make the environment."""
+    here = WHERE / name
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir(parents=True)
     try:
@@ -40,7 +44,7 @@ def prepare(name: str) -> None:
         raise NotInstalled(lines[-1] if lines else str(error)) from error
     except subprocess.TimeoutExpired as error:
         raise NotInstalled(f"installing took more than {TIMEOUT} s") from error
-    stamp.write_text(wanted)
+    (here / STAMP).write_text(_wanted(name))
 
 
 def program(name: str, command: str) -> str:
@@ -52,6 +56,10 @@ def variables(name: str) -> dict[str, str]:
     """What a process in the peer's environment needs to find the peer's code."""
     inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return {**inherited, "NODE_PATH": str(WHERE / name / "node_modules"), "NODE_ENV": "production"}
+
+
+def _wanted(name: str) -> str:
+    return "\n".join(PINNED[name])
 
 
 def _pip(here: Path, packages: tuple[str, ...]) -> None:

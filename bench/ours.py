@@ -25,7 +25,6 @@ class Settings(NamedTuple):
     prefetch: int = 500
 
 
-
 class Sizes(NamedTuple):
     """How many jobs each measure takes."""
 
@@ -34,17 +33,22 @@ class Sizes(NamedTuple):
     valkey: int = 40_000
     singles: int = 300
     concurrent: int = 5_000
+    warm_up: int = 30
     waits: int = 100
 
 
 SIZES = Sizes()
 
 
-async def rates(figures: Figures, subject: str, url: str, jobs: int, settings: Settings) -> None:
-    """Bulk enqueue and drain of the same jobs."""
+async def fill(figures: Figures, subject: str, url: str, jobs: int) -> None:
+    """Bulk enqueue."""
     async with Queue(url, tenant="bench") as queue:
         seconds = await bulk(queue, jobs)
         figures.add("bulk enqueue", subject, jobs / seconds)
+
+
+async def empty(figures: Figures, subject: str, url: str, jobs: int, settings: Settings) -> None:
+    """Drain, by a worker process."""
     drained = await asyncio.to_thread(drain_in_a_process, url, jobs, settings)
     figures.add("drain", subject, jobs / drained["seconds"])
     figures.add("drain, processor time", subject, drained["cpu_seconds"] / jobs * 1e6)
@@ -66,9 +70,13 @@ async def idle(figures: Figures, subject: str, url: str, settings: Settings) -> 
 async def valkey(figures: Figures, server: Server, settings: Settings) -> None:
     """All of these on Valkey, and what the server itself used."""
     server.empty()
-    before = server.cpu()
-    await rates(figures, "valkey", server.url, SIZES.valkey, settings)
-    figures.add("enqueue and drain, server time", "valkey", (server.cpu() - before) / SIZES.valkey * 1e6)
+    used = [server.cpu()]
+    await fill(figures, "valkey", server.url, SIZES.valkey)
+    used.append(server.cpu())
+    await empty(figures, "valkey", server.url, SIZES.valkey, settings)
+    used.append(server.cpu())
+    figures.add("enqueue, server time", "valkey", (used[1] - used[0]) / SIZES.valkey * 1e6)
+    figures.add("drain, server time", "valkey", (used[2] - used[1]) / SIZES.valkey * 1e6)
     server.empty()
     await enqueues(figures, "valkey", server.url)
     server.empty()
@@ -113,7 +121,8 @@ async def singles(figures: Figures, subject: str, queue: Queue) -> None:
 async def waits(figures: Figures, subject: str, queue: Queue, times: int) -> None:
     to_start: list[float] = []
     to_answer: list[float] = []
-    await queue.enqueue_and_wait(stamp.message(), timeout=30)
+    for _ in range(SIZES.warm_up):
+        await queue.enqueue_and_wait(stamp.message(), timeout=30)
     for _ in range(times):
         await asyncio.sleep(0.005)
         asked = time.monotonic()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -40,6 +42,11 @@ class Peer:
     waits: int = 100
     variables: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def version(self) -> str:
+        """The peer and its driver, as pinned."""
+        return ", ".join(environments.PINNED[self.environment])
+
     def rates(self, figures: Figures, server: Server) -> None:
         """Enqueue, then drain what was enqueued."""
         server.empty()
@@ -49,7 +56,7 @@ class Peer:
         jobs = self.left(server.client)
         figures.add("enqueue, server time", self.name, (server.cpu() - before) / jobs * 1e6)
         with tempfile.TemporaryDirectory() as marks, self._working(server, BENCH_MARKS=marks):
-            _until(lambda: any(file.suffix == "" for file in Path(marks).iterdir()))
+            _until(lambda: bool(_marks(marks)))
             before = server.cpu()
             _until(lambda: not self.left(server.client))
             ended, after = time.monotonic(), server.cpu()
@@ -104,7 +111,7 @@ class Peer:
                 _stop(process)
 
     def _variables(self, server: Server, more: Mapping[str, str]) -> dict[str, str]:
-        mine = {"BENCH_URL": server.url, "PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": ""}
+        mine = {"BENCH_URL": server.url, "PYTHONPATH": str(HERE)}
         return {**environments.variables(self.environment), **mine, **self.variables, **more}
 
 
@@ -126,5 +133,5 @@ def _stop(process: subprocess.Popen) -> None:
     try:
         process.wait(timeout=10)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -1,7 +1,7 @@
-"""`python -m bench.quick`: Holdfast's memory and file stores, and huey on SQLite, in one run on one machine.
+"""`python -m bench.quick`: Holdfast's stores beside other queues, in one run on one machine.
 
 Figures of different machines and moments do not compare; those of one run do. Each measure is taken in several rounds,
-ours and huey's in turns, and shown as the median with its spread.
+ours and theirs in turns, and shown as the median with its spread.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import shutil
@@ -22,73 +21,93 @@ from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from bench import depth, ours, peer_huey
+from bench import depth, ours, peer_huey, quick_valkey, tables
 from bench.measure import Figures
-from bench.ours import CONCURRENCY, PREFETCH, SIZES
+from bench.ours import SIZES, Settings
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results-quick.json"
+STORES = ("file", "memory", "valkey")
 COMMITS = 100
 HUEY_JOBS = {"default": 1_500, "on": 500, "off": 1_500}
 HUEY_WAITS = 6
 HUEY_TUNED_WAITS = 40
-
-FILE, MEMORY, HUEY = "file", "memory", "huey"
-SUBJECTS = (FILE, MEMORY, HUEY, "huey fsync=True", "huey fsync=False", "huey, polling 10 ms")
-RATES = ("bulk enqueue", "awaited enqueue", "concurrent enqueue", "drain")
-WAITS = tuple(f"{name} p{p}" for name in ("idle enqueue to start", "request/response") for p in (50, 99))
-CPU = "drain, processor time"
 COMMIT = "one SQLite commit"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.quick", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--without", action="append", default=[], choices=["huey", "depth", "memory"])
-    arguments = parser.parse_args()
+    arguments = _arguments()
+    settings = Settings(arguments.concurrency, arguments.prefetch)
     console = Console(width=max(120, Console().width))
     figures = Figures()
     began = time.monotonic()
     # Beside the code and not in /tmp, which is memory on many machines: fsync must mean something.
     (HERE / "out").mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="quick-", dir=HERE / "out") as directory:
-        asyncio.run(_measure(figures, Path(directory), arguments, console))
-    seconds = time.monotonic() - began
-    result = {"settings": _settings(arguments, seconds), "figures": figures.as_dict()}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    _show(console, figures, arguments.rounds)
-    console.print(f"\n{seconds:.0f} s in all. Every value is in bench/{RESULTS.name}", highlight=False)
+    about = _about(arguments, settings)
+    if {"file", "memory"} & set(arguments.only):
+        with tempfile.TemporaryDirectory(prefix="quick-", dir=HERE / "out") as directory:
+            asyncio.run(_measure(figures, Path(directory), arguments, console, settings))
+    if "valkey" in arguments.only:
+        about["valkey"] = asyncio.run(quick_valkey.measure(figures, arguments, console, settings))
+    about["seconds"] = round(time.monotonic() - began, 1)
+    arguments.output.write_text(json.dumps({"settings": about, "figures": figures.as_dict()}, indent=1) + "\n")
+    _show(console, figures, arguments, settings)
+    if "valkey" in arguments.only:
+        quick_valkey.show(console, figures, arguments.rounds, about["valkey"])
+    console.print(f"\n{about['seconds']:.0f} s in all. Every value is in {arguments.output}", highlight=False)
     return 0
 
 
-async def _measure(figures: Figures, directory: Path, arguments: argparse.Namespace, console: Console) -> None:
-    with_huey, with_memory = "huey" not in arguments.without, "memory" not in arguments.without
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.quick", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", action="append", choices=STORES, help="measure these stores alone")
+    parser.add_argument("--without", action="append", default=[], choices=["huey", "depth", "memory", "peers", "ours"])
+    parser.add_argument("--concurrency", type=int, default=Settings().concurrency)
+    parser.add_argument("--prefetch", type=int, default=Settings().prefetch)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    arguments.only = [store for store in arguments.only or STORES if store not in arguments.without]
+    return arguments
+
+
+async def _measure(
+    figures: Figures, directory: Path, arguments: argparse.Namespace, console: Console, settings: Settings
+) -> None:
+    """On this machine's disk, and in memory."""
     for number in range(arguments.rounds):
         console.print(f"round {number + 1} of {arguments.rounds}", style="dim", highlight=False)
         here = directory / str(number)
         here.mkdir()
-        commits(figures, here / "raw.db")
-        await ours.file_rates(figures, here / "rates")
-        if with_huey:
-            peer_huey.rates(figures, here / "huey.db", "default", HUEY_JOBS["default"])
-        await ours.file_singles(figures, here / "singles")
-        if with_huey:
-            peer_huey.rates(figures, here / "huey-on.db", "on", HUEY_JOBS["on"])
-        await ours.file_waits(figures, here / "waits")
-        if with_huey:
-            peer_huey.waits(figures, here / "huey-idle.db", HUEY_WAITS)
-            peer_huey.waits(figures, here / "huey-tuned.db", HUEY_TUNED_WAITS, *peer_huey.POLL)
-            peer_huey.rates(figures, here / "huey-off.db", "off", HUEY_JOBS["off"])
-        if with_memory:
-            await ours.memory(figures, number)
+        if "file" in arguments.only:
+            await _file(figures, here, settings, with_huey="huey" not in arguments.without)
+        if "memory" in arguments.only:
+            await ours.memory(figures, number, settings)
         shutil.rmtree(here)
     if "depth" not in arguments.without:
         console.print("claims, with up to a million jobs waiting", style="dim", highlight=False)
-        await depth.file(figures, directory / "depth")
-        if with_memory:
+        if "file" in arguments.only:
+            await depth.file(figures, directory / "depth")
+        if "memory" in arguments.only:
             await depth.memory(figures)
+
+
+async def _file(figures: Figures, here: Path, settings: Settings, *, with_huey: bool) -> None:
+    commits(figures, here / "raw.db")
+    url = f"file:{here / 'rates'}"
+    await ours.fill(figures, "file", url, SIZES.bulk)
+    await ours.empty(figures, "file", url, SIZES.bulk, settings)
+    if with_huey:
+        peer_huey.rates(figures, here / "huey.db", "default", HUEY_JOBS["default"])
+    await ours.enqueues(figures, "file", f"file:{here / 'singles'}")
+    if with_huey:
+        peer_huey.rates(figures, here / "huey-on.db", "on", HUEY_JOBS["on"])
+    await ours.idle(figures, "file", f"file:{here / 'waits'}", settings)
+    if with_huey:
+        peer_huey.waits(figures, here / "huey-idle.db", HUEY_WAITS)
+        peer_huey.waits(figures, here / "huey-tuned.db", HUEY_TUNED_WAITS, *peer_huey.POLL)
+        peer_huey.rates(figures, here / "huey-off.db", "off", HUEY_JOBS["off"])
 
 
 def commits(figures: Figures, path: Path) -> None:
@@ -103,22 +122,30 @@ def commits(figures: Figures, path: Path) -> None:
             figures.add(COMMIT, "SQLite", (time.perf_counter() - began) * 1000)
 
 
-# The table ---------------------------------------------------------------------------------------------------------
-
-
-def _show(console: Console, figures: Figures, rounds: int) -> None:
-    for table in (_rates_table(figures, rounds), _waits_table(figures, rounds), _depth_table(figures)):
+def _show(console: Console, figures: Figures, arguments: argparse.Namespace, settings: Settings) -> None:
+    shown = []
+    if {"file", "memory"} & set(arguments.only):
+        shown += [tables.rates(figures, arguments.rounds), tables.waits(figures, arguments.rounds)]
+    if "depth" not in arguments.without:
+        shown.append(tables.claims(figures, arguments.only))
+    for table in shown:
         console.print()
         console.print(table)
-    commit = figures.median(COMMIT, "SQLite")
+    if "file" in arguments.only:
+        commit = figures.median(COMMIT, "SQLite")
+        console.print(
+            f"\nOne row, one commit on this disk (SQLite, WAL, synchronous=FULL): {commit:.2f} ms, "
+            f"{1000 / commit:,.0f} a second.",
+            style="dim",
+            highlight=False,
+        )
     console.print(
         f"""
-One row, one commit on this disk (SQLite, WAL, synchronous=FULL): {commit:.2f} ms, {1000 / commit:,.0f} a second.
-Holdfast: no-op async job, results and events on. Drained by one worker process with concurrency {CONCURRENCY} and
-prefetch {PREFETCH} (memory: in the same process), from the first handler to the last acknowledgement on the disk.
-Jobs: {SIZES.bulk:,} in bulk and drained (memory {SIZES.memory:,}), {SIZES.singles:,} awaited one by one and
-{SIZES.concurrent:,} concurrently.
-huey {_huey_version()}: SqliteHuey, no-op task that stores no result, consumer with -w 1 -k thread. Its default,
+Holdfast: no-op async job, results and events on. Drained by one worker process with concurrency {settings.concurrency}
+and prefetch {settings.prefetch} (memory: in the same process), from the first handler to the last acknowledgement.
+Jobs: {SIZES.bulk:,} in bulk and drained (memory {SIZES.memory:,}, Valkey {SIZES.valkey:,}), {SIZES.singles:,} awaited
+one by one and {SIZES.concurrent:,} concurrently.
+huey {_huey_version()} on SQLite: no-op task that stores no result, consumer with -w 1 -k thread. Its default,
 fsync=None, is SQLite's own setting, {_sqlite_default()} here; with fsync=False a power cut loses jobs.
 It has no bulk enqueue (one by one is taken instead), no leases, no acknowledgements and no events.""",
         style="dim",
@@ -126,86 +153,21 @@ It has no bulk enqueue (one by one is taken instead), no leases, no acknowledgem
     )
 
 
-def _rates_table(figures: Figures, rounds: int) -> Table:
-    table = Table(title=f"Jobs per second, median of {rounds} rounds", title_justify="left")
-    table.add_column("")
-    for subject in SUBJECTS[:5]:
-        table.add_column(subject.replace(" fsync", "\nfsync"), justify="right")
-    table.add_column("file / huey", justify="right", style="bold")
-    for measure in RATES:
-        # Without a bulk enqueue, one by one is what huey has.
-        base = "drain" if measure == "drain" else "awaited enqueue"
-        ratio = figures.median(measure, FILE) / figures.median(base, HUEY)
-        cells = [_cell(figures, measure, subject, "{:,.0f}") for subject in SUBJECTS[:5]]
-        table.add_row(measure, *cells, _times(ratio))
-    ratio = figures.median(CPU, HUEY) / figures.median(CPU, FILE)
-    cells = [_cell(figures, CPU, subject, "{:,.0f}") for subject in SUBJECTS[:5]]
-    table.add_row("µs of processor a job, draining", *cells, _times(ratio))
-    return table
-
-
-def _waits_table(figures: Figures, rounds: int) -> Table:
-    table = Table(title=f"Milliseconds on an idle queue, median of {rounds} rounds", title_justify="left")
-    table.add_column("")
-    subjects = (FILE, MEMORY, HUEY, "huey, polling 10 ms")
-    for subject in subjects:
-        table.add_column(subject, justify="right")
-    for measure in WAITS:
-        table.add_row(measure, *(_cell(figures, measure, subject, "{:,.2f}") for subject in subjects))
-    return table
-
-
-def _depth_table(figures: Figures) -> Table:
-    table = Table(title="Milliseconds for one claim, by how many jobs are waiting", title_justify="left")
-    table.add_column("")
-    for waiting in depth.DEPTHS:
-        table.add_column(f"{waiting:,}", justify="right")
-    table.add_column("1,000,000 / 1,000", justify="right", style="bold")
-    for subject in (FILE, MEMORY):
-        for limit in depth.LIMITS:
-            values = [figures.median(depth.measure(limit, waiting), subject) for waiting in depth.DEPTHS]
-            cells = [_text(value, "{:.3f}") for value in values]
-            table.add_row(f"{subject}, claim of {limit}", *cells, _times(values[-1] / values[0]))
-    return table
-
-
-def _cell(figures: Figures, measure: str, subject: str, form: str) -> str:
-    values = figures.values(measure, subject)
-    if not values:
-        return "-"
-    return f"{_text(figures.median(measure, subject), form)}\n[dim]{_short(min(values))} - {_short(max(values))}[/]"
-
-
-def _short(value: float) -> str:
-    if value >= 10_000:
-        return f"{value / 1000:.1f}k"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
-
-
-def _text(value: float, form: str) -> str:
-    return "-" if math.isnan(value) else form.format(value)
-
-
-def _times(ratio: float) -> str:
-    return _text(ratio, "{:.1f} x")
-
-
 # What it was measured on -------------------------------------------------------------------------------------------
 
 
-def _settings(arguments: argparse.Namespace, seconds: float) -> dict[str, object]:
+def _about(arguments: argparse.Namespace, settings: Settings) -> dict:
     return {
         "rounds": arguments.rounds,
-        "seconds": round(seconds, 1),
+        "stores": arguments.only,
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "system": f"{platform.system()} {platform.machine()}",
         "processors": os.cpu_count(),
         "huey": _huey_version(),
         "sqlite default synchronous": _sqlite_default(),
-        "concurrency": CONCURRENCY,
-        "prefetch": PREFETCH,
-        "sizes": {"bulk": SIZES.bulk, "memory": SIZES.memory, "singles": SIZES.singles, "concurrent": SIZES.concurrent},
+        **settings._asdict(),
+        "sizes": SIZES._asdict(),
     }
 
 

@@ -13,6 +13,8 @@ import json
 import sys
 import time
 
+WARM_UP = 30
+
 
 async def enqueue(app, bulk: int, singles: int, together: int) -> dict[str, float]:
     rates: dict[str, float] = {}
@@ -37,7 +39,7 @@ async def enqueue(app, bulk: int, singles: int, together: int) -> dict[str, floa
 async def waits(app, times: int) -> dict[str, list[float]]:
     to_start: list[float] = []
     to_answer: list[float] = []
-    for _ in range(5):
+    for _ in range(WARM_UP):
         await app.ask()
     for _ in range(times):
         await asyncio.sleep(0.005)

@@ -36,7 +36,7 @@ STEPS = {
 # Those of one kind of store alone.
 STORE_STEPS = {
     "file": {"file.before_commit": 6, "file.after_commit": 6},
-    "valkey": {},
+    "valkey": {"redis.after_script": 12},
 }
 
 

@@ -148,11 +148,9 @@ class Proxy:
         task.add_done_callback(self._tasks.discard)
         try:
             there = await asyncio.open_connection(*self._target, limit=_CHUNK)
-        except BaseException as error:
+        except (OSError, asyncio.CancelledError):
             _reset(writer)
-            if isinstance(error, OSError):
-                return
-            raise
+            return
         self.counts.connections += 1
         line = _Line(reader, writer, *there)
         if self._frozen_new:
@@ -160,9 +158,8 @@ class Proxy:
         self._lines.add(line)
         try:
             await asyncio.gather(self._carry_requests(line), self._carry_replies(line))
-        except BaseException:
-            line.reset()
-            raise
+        except asyncio.CancelledError:
+            line.reset()  # And no more: asyncio would report a handler that ends as canceled.
         finally:
             self._lines.discard(line)
             # What was written before still gets there.

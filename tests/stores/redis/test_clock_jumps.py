@@ -14,6 +14,7 @@ import pytest
 from holdfast import Queue
 from holdfast.core.errors import LeaseExpired, LeaseLost
 from holdfast.core.job import HOUR, Extend, Extended, Finish, Finished, JobState
+from holdfast.store import open_store
 from tests.chaos import ledger
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
@@ -116,7 +117,7 @@ async def test_tokens_and_events_grow_on_whichever_way_the_clock_goes(store):
     assert tokens == sorted(set(tokens))
     assert max(tokens) < 2**53
     events = await ledger.all_events(store, None)
-    assert len(events) == 5 * 8 + 8
+    assert len(events) == 5 * 8
     assert len({event.offset for event in events}) == len(events)
 
 
@@ -167,8 +168,6 @@ async def test_nothing_is_lost_while_the_clock_jumps_under_load(zygote, queue, u
 
 
 async def test_two_handles_agree_on_the_clock_after_a_jump(store, url):
-    from holdfast.store import open_store
-
     other = await open_store(url)
     try:
         for hours in (1, -2, 1):

@@ -53,10 +53,7 @@ async def test_producers_workers_and_cancels_notice_nothing(valkey, prefix, shar
         return n
 
     async def produce(queue, start):
-        tickets = []
-        for n in range(start, start + 100):
-            tickets.append(await queue.enqueue(work.message(n), id=f"{n}"))
-        return tickets
+        return [await queue.enqueue(work.message(n), id=f"{n}") for n in range(start, start + 100)]
 
     async def cancel(queue, start):
         return [str(await queue.cancel(f"{n}")) for n in range(start, start + 100, 10)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
+
+from msgspec import Struct
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
@@ -21,14 +24,16 @@ STRETCH = 500
 """How many jobs one script reads."""
 BYTES = 2 * 1024 * 1024
 """How many bytes one script reads, or a little more."""
+LOOK_AHEAD = 1000
+"""How many events a tenant's page looks through at least."""
 
 _ORDERS: tuple[tuple[frozenset[JobState], str], ...] = (
     (WAITING, "w"),
     (frozenset({JobState.LEASED}), "l"),
     (TERMINAL, ""),
 )
-_CURSOR = re.compile(r"([0-2])\.(\d{1,16})\.((?:[0-9a-f]{2})+)")
-_OFFSET = re.compile(r"\d{1,16}(\.\d{1,16})*")
+_CURSOR = re.compile(r"([0-2])\.([0-9]{1,16})\.((?:[0-9a-f]{2})+)")
+_OFFSET = re.compile(r"[0-9]{1,16}(\.[0-9]{1,16})*")
 
 
 async def list_jobs(shards: Shards, query: ListQuery) -> Page:
@@ -99,54 +104,58 @@ def join_offset(places: list[int]) -> str:
     return ".".join(map(str, places))
 
 
+class _Stretch(Struct):
+    """What was read of one shard's log."""
+
+    start: int
+    """The place that was gone on from; where that is gone already, the first there is."""
+    trimmed: bool
+    end: int
+    more: bool
+    events: list[tuple[int, Event]]
+
+
 async def events(shards: Shards, tenant: str | None, after: str | None, limit: int) -> EventPage:
     """Events after an offset, of one tenant or of all: then those of the shards are put together by time."""
-    places = None if after is None else parse_offset(shards, after)
-    reading = range(shards.count) if tenant is None else [shards.of(tenant)]
-    # Of a tenant many others' events may have to be passed; a page may be empty and say that there is more.
-    wanted = max(limit // len(reading), 1) if tenant is None else max(limit, 1000)
-    found: list[tuple[int, int, int, Event]] = []
-    starts = [-1] * shards.count if places is None else list(places)
-    ends: dict[int, tuple[int, bool]] = {}
-    trimmed = False
-    for shard in range(shards.count) if places is None else reading:
-        request = encode((starts[shard], wanted if shard in reading else 0, BYTES))
-        gone, last, most, *chunks = await shards.run("events", shard, request)
-        if starts[shard] > max(last, most):
-            raise InvalidOption("after", f"{after!r} is not an offset of this store")
-        if starts[shard] < 0:
-            starts[shard] = gone
-        elif starts[shard] < gone:
-            starts[shard], trimmed = gone, True
-        end = starts[shard]
-        for at in range(0, len(chunks), 4):
-            for number, event in records.to_events(*chunks[at : at + 4]):
-                if number > starts[shard]:
-                    found.append((event.at, shard, number, event))
-                    end = number
-        ends[shard] = (end, end < last)
-    if trimmed:
-        raise EventsTrimmed(after or "", join_offset(starts))
-    if len(reading) > 1:
-        found.sort(key=lambda entry: entry[:3])
-    return _page(found, starts, ends, tenant, limit)
+    places = [-1] * shards.count if after is None else parse_offset(shards, after)
+    # Of one tenant many others' events may have to be passed: a page may be empty and say that there is more.
+    wanted = dict.fromkeys(range(shards.count), limit // shards.count + 1)
+    if tenant is not None:
+        wanted = dict.fromkeys(wanted, 0) if after is None else {}
+        wanted[shards.of(tenant)] = max(limit, LOOK_AHEAD)
+    found = await asyncio.gather(*(_read_log(shards, n, places[n], count) for n, count in wanted.items()))
+    stretches = dict(zip(wanted, found, strict=True))
+    for shard, stretch in stretches.items():
+        places[shard] = stretch.start
+    if any(stretch.trimmed for stretch in found):
+        raise EventsTrimmed(after or "", join_offset(places))
+    return _page(stretches, places, tenant, limit)
 
 
-def _page(
-    found: list[tuple[int, int, int, Event]],
-    places: list[int],
-    ends: dict[int, tuple[int, bool]],
-    tenant: str | None,
-    limit: int,
-) -> EventPage:
+async def _read_log(shards: Shards, shard: int, start: int, wanted: int) -> _Stretch:
+    gone, last, most, *chunks = await shards.run("events", shard, encode((start, wanted, BYTES)))
+    if start > max(last, most):
+        raise InvalidOption("after", f"{start} is not an offset of this store")
+    begin = max(start, gone)
+    read: list[tuple[int, Event]] = []
+    for at in range(0, len(chunks), 4):
+        read += [(number, event) for number, event in records.to_events(*chunks[at : at + 4]) if number > begin]
+    end = read[-1][0] if read else begin
+    return _Stretch(begin, 0 <= start < gone, end, end < last, read)
+
+
+def _page(stretches: dict[int, _Stretch], places: list[int], tenant: str | None, limit: int) -> EventPage:
+    merged = [
+        (event.at, shard, number, event) for shard, stretch in stretches.items() for number, event in stretch.events
+    ]
+    # What comes after the end of a stretch that goes on waits until that is read.
+    known = min((s.events[-1][1].at for s in stretches.values() if s.more and s.events), default=None)
     page: list[Event] = []
-    for n, (_, shard, number, event) in enumerate(found):
-        if len(page) == limit:
-            return EventPage(page, join_offset(places), more=n < len(found))
+    for at, shard, number, event in sorted(merged, key=lambda entry: entry[:3]):
+        if len(page) == limit or (known is not None and at > known):
+            return EventPage(page, join_offset(places), more=True)
         places[shard] = number
         if tenant is None or event.tenant == tenant:
             event.offset = join_offset(places)
             page.append(event)
-    for shard, (end, _) in ends.items():
-        places[shard] = end
-    return EventPage(page, join_offset(places), more=any(more for _, more in ends.values()))
+    return EventPage(page, join_offset(places), more=any(stretch.more for stretch in stretches.values()))

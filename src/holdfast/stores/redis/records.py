@@ -133,11 +133,12 @@ def finish_request(items: Iterable[Finish]) -> tuple[bytes, bytes]:
 
 def to_job(tenant: str, queue: str, id_: str, raw: bytes) -> Job:
     """A record as a job; a payload that stands elsewhere is left there (see `ELSEWHERE`)."""
+    head: tuple[int, ...] = HEAD.unpack_from(raw)
     (
         state, priority, attempts, max_attempts, spent, spent_state, reason, flags, type_size, worker_size,
         static_size, request_size, key_size, payload_size, extra_size,
         seq, visible_at, enqueued_at, token, deadline, claimed_at, finished_at, expires_at, ttl,
-    ) = HEAD.unpack_from(raw)  # fmt: skip
+    ) = head  # fmt: skip
     at = HEAD.size + type_size
     static = _read_static(raw[at : at + static_size])
     at += static_size
@@ -181,9 +182,7 @@ def to_result(raw: bytes) -> Result:
 
 def to_events(number: int, count: int, at: int, raw: bytes) -> Iterator[tuple[int, Event]]:
     """The events of a chunk whose last has this number, each with its own."""
-    for n, (kind, lane, id_, type_, attempt, token, worker, *data) in enumerate(
-        _decode_chunk(raw), number - count + 1
-    ):
+    for n, (kind, lane, id_, type_, attempt, token, worker, *data) in enumerate(_decode_chunk(raw), number - count + 1):
         tenant, queue = names_of(lane)
         name = _KINDS[kind]
         yield n, Event(name, tenant, queue, id_, type_, at, attempt, token, worker, _event_data(name, data))
@@ -224,7 +223,8 @@ def _pack_key(key: IdempotencyKey) -> bytes:
 
 
 def _unpack_key(raw: bytes) -> IdempotencyKey:
-    policy, ttl_ms = KEY.unpack_from(raw)
+    numbers: tuple[int, int] = KEY.unpack_from(raw)
+    policy, ttl_ms = numbers
     return IdempotencyKey(raw[KEY.size :].decode(), _POLICIES[policy - 1], ttl_ms)
 
 

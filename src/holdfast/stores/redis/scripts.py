@@ -41,7 +41,7 @@ def assemble(name: str, parts: dict[str, str]) -> Script:
 
 def read_parts() -> dict[str, str]:
     """The Lua files by name."""
-    folder = files(__package__) / "lua"
+    folder = files("holdfast.stores.redis") / "lua"
     return {file.name.removesuffix(".lua"): file.read_text("utf-8") for file in folder.iterdir()}
 
 

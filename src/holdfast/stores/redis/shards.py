@@ -50,8 +50,12 @@ class Shards:
         if (frozen_at >= 0) != frozen:
             made = "with" if frozen_at >= 0 else "without"
             raise StoreMismatch(f"{self.prefix!r} at {self.link.shown} was made {made} test_clock=frozen")
-        self._keys = [shard_key(self.prefix, number) for number in range(count)]
+        self.settle(count)
         await asyncio.gather(*(self._lay_out(key, count, frozen_at) for key in self._keys[1:]))
+
+    def settle(self, count: int) -> None:
+        """Take it as known how many shards there are."""
+        self._keys = [shard_key(self.prefix, number) for number in range(count)]
         self.count = count
 
     async def _lay_out(self, key: str, count: int, frozen_at: int) -> list[int]:

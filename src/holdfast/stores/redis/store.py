@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -54,7 +53,6 @@ from holdfast.store import (
     ALL_HINTS,
     EVENTS_BOUND,
     EVENTS_BOUND_MS,
-    REPAIR_LIMIT,
     Capabilities,
     CommonOptions,
     EnqueueAnswer,
@@ -75,7 +73,7 @@ from holdfast.store import (
     TenantSettings,
     WorkerInfo,
 )
-from holdfast.stores.redis import doctor, reads, records
+from holdfast.stores.redis import claims, doctor, reads, records
 from holdfast.stores.redis.ears import Ears
 from holdfast.stores.redis.keys import lane_of, names_of, signals
 from holdfast.stores.redis.link import Link
@@ -114,8 +112,9 @@ class RedisStore:
         settings = encode((keep.failed_ms, keep.canceled_ms, options.all_events, _EXPIRED_PRINT))
         self._shards = Shards(link, prefix, settings)
         self._ears: Ears | None = None
-        self._capabilities = _capabilities(1, doctor.Durability(durable=False, survives_power_loss=False, note="Not open yet."))
-        self._turn = random.randrange(1_000_000)  # noqa: S311 - no secret
+        self._capabilities = _capabilities(
+            1, doctor.Durability(durable=False, survives_power_loss=False, note="Not open yet.")
+        )
         self._opening = asyncio.Lock()
 
     @property
@@ -139,10 +138,12 @@ class RedisStore:
         await self._link.close()
 
     async def sibling(self) -> RedisStore:
-        other = RedisStore(
-            self._link.sibling(), self.options, prefix=self._shards.prefix, shards=self._opened.count
-        )
-        await other.open()
+        # It is open without having been connected: its connections belong to the event loop that will use it.
+        link = self._link.sibling()
+        other = RedisStore(link, self.options, prefix=self._shards.prefix, shards=self._opened.count)
+        other._shards.settle(self._opened.count)
+        other._capabilities = self._capabilities
+        other._ears = Ears(link, self._shards.prefix, signals)
         return other
 
     async def now(self) -> int:
@@ -172,64 +173,9 @@ class RedisStore:
         return [_enqueued(item.key, answer) for item, answer in zip(items, answers, strict=True)]
 
     async def claim(self, request: ClaimRequest) -> Claimed:
-        if request.tenant is not None:
-            return await self._claim(self._opened.of(request.tenant), request)
-        count = self._opened.count
-        if count == 1:
-            return await self._claim(0, request)
-        return await self._claim_everywhere(request, count)
-
-    async def _claim_everywhere(self, request: ClaimRequest, count: int) -> Claimed:
-        """Ask every shard for its share at once, then those that had it all for what is left, in turns. [TENANT-4]"""
-        self._turn += 1
-        order = [(self._turn + n) % count for n in range(count)]
-        share, rest = divmod(request.limit, count)
-        shares = {shard: share + (n < rest) for n, shard in enumerate(order)}
-        asked = [shard for shard in order if shares[shard]]
-        claimed = await asyncio.gather(
-            *(self._claim(shard, replace(request, limit=shares[shard])) for shard in asked), return_exceptions=True
-        )
-        jobs: list[Job] = []
-        times: list[int] = []
-        now = 0
-        again = [shard for shard in order if not shares[shard]]
-        for shard, answer in zip(asked, claimed, strict=True):
-            if isinstance(answer, BaseException):
-                if not jobs and shard == asked[-1]:
-                    raise answer
-                continue
-            jobs += answer.jobs
-            now = max(now, answer.now)
-            if len(answer.jobs) == shares[shard]:
-                again.append(shard)
-            elif answer.next_at is not None:
-                times.append(answer.next_at)
-        for shard in again:
-            if len(jobs) == request.limit:
-                break
-            answer = await self._claim(shard, replace(request, limit=request.limit - len(jobs)))
-            jobs += answer.jobs
-            now = max(now, answer.now)
-            if answer.next_at is not None:
-                times.append(answer.next_at)
-        return Claimed(jobs, now, None if len(jobs) == request.limit else min(times, default=None))
-
-    async def _claim(self, shard: int, request: ClaimRequest) -> Claimed:
-        jobs: list[Job] = []
-        while True:
-            limit = min(request.limit - len(jobs), BATCH)
-            packed = encode((
-                request.tenant or False, request.queues, limit, request.lease_ms, request.worker_id, request.random,
-                REPAIR_LIMIT,
-            ))  # fmt: skip
-            now, next_at, *found = await self._opened.run("claim", shard, packed, repeat=False)
-            for at in range(0, len(found), 3):
-                tenant, queue = names_of(found[at].decode())
-                jobs.append(records.to_job(tenant, queue, found[at + 1].decode(), found[at + 2]))
-            if len(found) < 3 * limit or len(jobs) == request.limit:
-                break
-        jobs = [job for job in await self._with_payloads(jobs) if job is not None]
-        return Claimed(jobs, now, None if next_at < 0 else next_at)
+        claimed = await claims.claim(self._opened, request)
+        jobs = [job for job in await self._with_payloads(claimed.jobs) if job is not None]
+        return Claimed(jobs, claimed.now, claimed.next_at)
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         if connection is not None:
@@ -248,15 +194,15 @@ class RedisStore:
 
         answers = await self._opened.run_batch("extend", items, _tenant_of, pack, repeat=True)
         return [
-            Extended(*answer) if isinstance(answer, list) else _REFUSALS[answer](item.key.queue, item.key.id)
+            _REFUSALS[answer](item.key.queue, item.key.id)
+            if isinstance(answer, int)
+            else Extended(answer[0], answer[1])
             for item, answer in zip(items, answers, strict=True)
         ]
 
     async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
         def pack(piece: Sequence[Report]) -> tuple[bytes]:
-            parts = [
-                (*_address(item.key), item.token, item.progress.fraction, item.progress.message) for item in piece
-            ]
+            parts = [(*_address(item.key), item.token, item.progress.fraction, item.progress.message) for item in piece]
             return (encode(parts),)
 
         answers = await self._opened.run_batch("report", items, _tenant_of, pack, repeat=True)
@@ -303,7 +249,7 @@ class RedisStore:
         for key, (now, raw) in zip(keys, answers, strict=True):
             job = None if raw is None else records.to_job(*key, raw)
             jobs.append(None if job is None or lifecycle.forgotten(job, now) else _shown(job, now))
-        return await self._with_payloads(jobs)
+        return list(await self._with_payloads(jobs))
 
     async def list(self, query: ListQuery) -> Page:
         page = await reads.list_jobs(self._opened, query)
@@ -412,8 +358,8 @@ class RedisStore:
             while True:
                 most = min(limit - len(keys), BATCH)
                 now, next_at, *found = await self._opened.run("reap", shard, encode((most, random)), repeat=False)
-                for at in range(0, len(found), 2):
-                    keys.append(JobKey(*names_of(found[at].decode()), found[at + 1].decode()))
+                pairs = zip(found[::2], found[1::2], strict=True)
+                keys += [JobKey(*names_of(lane.decode()), id_.decode()) for lane, id_ in pairs]
                 if len(found) < 2 * most or most == 0:
                     break
             if next_at >= 0:
@@ -513,7 +459,7 @@ def _size_of_finish(item: Finish) -> int:
     return _OVERHEAD + (len(item.result.data) if item.result is not None else 0)
 
 
-def _enqueued(key: JobKey, answer: Any) -> EnqueueAnswer:
+def _enqueued(key: JobKey, answer: int | list[Any]) -> EnqueueAnswer:
     if isinstance(answer, int):
         return Queued(key.id, STATES[answer])
     kind, *rest = answer
@@ -523,10 +469,10 @@ def _enqueued(key: JobKey, answer: Any) -> EnqueueAnswer:
     id_, found = rest
     if kind == b"c":
         return AlreadyCompleted(id_.decode(), records.to_result(found))
-    return Duplicate(id_.decode(), None if found < 0 else STATES[found])
+    return Duplicate(id_.decode(), None if found < 0 else STATES[cast("int", found)])
 
 
-def _replayed(key: JobKey, answer: Any) -> ReplayAnswer:
+def _replayed(key: JobKey, answer: int | list[Any]) -> ReplayAnswer:
     if isinstance(answer, int):
         return Replayed() if answer > 0 else JobNotFound(key.queue, key.id)
     kind, *rest = answer

@@ -14,9 +14,10 @@ from msgspec import Struct
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError as Lost
+from redis.exceptions import RedisError, ResponseError
 
 from holdfast.stores.redis.address import Address, Host, Kind, Tls
 
@@ -142,18 +143,21 @@ class Dialer:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._sentinel: Sentinel | None = None
+        self._sentinels: list[Redis] = []
         self._tls: Any = None
 
     async def dial(self, host: Host | None = None) -> Wire:
         """A connection that is ready for use. Raises redis-py's errors, and TimeoutError."""
-        async with asyncio.timeout(self._setup.connect_timeout_s):
+        setup = self._setup
+        async with asyncio.timeout(setup.connect_timeout_s):
             wire = self._make(host or await self._locate())
             try:
                 await wire.connect()
-                if self._setup.name:
-                    await wire.send_packed_command(pack("CLIENT", "SETNAME", self._setup.name), check_health=False)
+                if setup.name:
+                    await wire.send_packed_command(pack("CLIENT", "SETNAME", setup.name), check_health=False)
                     await read(wire)  # A user who may not set a name does without.
+                if setup.kind is Kind.SENTINEL:
+                    await _check_primary(wire)
             except BaseException:
                 await hang_up(wire)
                 raise
@@ -161,8 +165,8 @@ class Dialer:
 
     async def close(self) -> None:
         """Let go of the connections to sentinels."""
-        sentinel, self._sentinel = self._sentinel, None
-        if sentinel is not None:
+        sentinels, self._sentinels = self._sentinels, []
+        for sentinel in sentinels:
             await sentinel.aclose()
 
     def _make(self, host: Host | None) -> Wire:
@@ -177,12 +181,30 @@ class Dialer:
         setup = self._setup
         if setup.kind is not Kind.SENTINEL:
             return setup.hosts[0] if setup.hosts else None
-        if self._sentinel is None:
-            hosts = [(host.name, host.port) for host in setup.hosts]
-            self._sentinel = Sentinel(hosts, sentinel_kwargs=setup.sentinel)
-        found: Any = await self._sentinel.discover_master(setup.service)  # pyright: ignore[reportUnknownVariableType]
-        name, port = found
-        return Host(str(name), int(port))
+        if not self._sentinels:
+            self._sentinels = [Redis(host=host.name, port=host.port, **setup.sentinel) for host in setup.hosts]
+        trouble = "it is not known there"
+        for sentinel in list(self._sentinels):
+            # Not by redis-py's `discover_master`: it takes no primary that its sentinel believes to be down, and right
+            # after a failover it believes that of the new one.
+            try:
+                found: Any = await sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", setup.service)
+            except RedisError as error:
+                trouble = str(error)
+                continue
+            if found:
+                # Whoever knows is asked first the next time.
+                self._sentinels.sort(key=lambda one: one is not sentinel)
+                return Host(_text(found[0]), int(found[1]))
+        raise Lost(f"no sentinel names a primary for {setup.service!r}: {trouble}")
+
+
+async def _check_primary(wire: Wire) -> None:
+    """Raise if a sentinel sent us to a server that is no primary: what it says may be older than what it did."""
+    await wire.send_packed_command(pack("ROLE"), check_health=False)
+    role = await read(wire)
+    if isinstance(role, list) and role[0] != b"master":
+        raise Lost("Sentinel names a server that is not a primary, or not yet")
 
 
 def _no_retry() -> Retry:
@@ -223,6 +245,10 @@ def _tls(tls: Tls | None) -> dict[str, Any]:
         "ssl_cert_reqs": "required" if tls.verify else "none",
         "ssl_check_hostname": tls.verify,
     }
+
+
+def _text(word: str | bytes) -> str:
+    return word if isinstance(word, str) else word.decode()
 
 
 def _host_of(sentinel: Any) -> Host:

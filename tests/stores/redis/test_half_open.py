@@ -1,0 +1,192 @@
+"""A line that is dead although both ends have it open: a router that forgot it, a machine that is gone.
+
+Invariants verified:
+- whoever waits on such a line notices within its timeout, and goes on: on a new line, or on this one when it thaws
+- nothing goes deaf: a job or a result that came meanwhile is found soon, not by the fallback poll of 30 s
+- a call that cannot be answered fails in time, and acknowledges nothing
+"""
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from holdfast import Queue, job
+from holdfast.claims import POLL_S, Claimer
+from holdfast.core.errors import StoreError, StoreUnavailable
+from holdfast.core.job import JobState
+from holdfast.store import open_store
+from holdfast.testing.servers import ValkeyServer
+from holdfast.waiting import FALLBACK_S
+from holdfast.worker import Worker
+from tests.eventually import eventually
+from tests.stores.redis.load import claim_one, complete, judge, key, kinds, new, wish
+
+SOON_S = 10.0
+"""Generous, and far below the fallback polls."""
+
+assert min(POLL_S, FALLBACK_S) / 2 > SOON_S
+
+
+@job(max_attempts=100)
+async def work(n: int) -> int:
+    return n
+
+
+@contextlib.asynccontextmanager
+async def working(url, *, lease_s=30):
+    """A worker at the other end of the line, idle and listening; it tells of its troubles."""
+    troubles = []
+    async with Queue(url, tenant="acme") as queue:
+        worker = Worker(queue, jobs=[work], concurrency=4, lease=lease_s)
+        worker.on("error", troubles.append)
+        running = asyncio.create_task(worker.run(handle_signals=False))
+        try:
+            yield troubles
+        finally:
+            await worker.stop()
+            await running
+
+
+async def run_one(queue, n):
+    """Have a job run, and so know that the worker is there and idle again."""
+    assert await queue.enqueue_and_wait(work.message(n), timeout=SOON_S) == n
+
+
+@pytest.fixture
+async def queue(url):
+    async with Queue(url, tenant="acme") as queue:
+        yield queue
+
+
+async def test_an_idle_worker_finds_another_line(proxy, far_url, queue):
+    """Its old connections are dead, new ones would work: it must notice by itself."""
+    async with working(far_url):
+        await run_one(queue, 1)
+        proxy.freeze(new=False)
+        await run_one(queue, 2)
+        assert proxy.open_connections > 1
+
+
+async def test_an_idle_worker_goes_on_when_the_line_thaws(proxy, far_url, queue):
+    async with working(far_url):
+        await run_one(queue, 1)
+        proxy.freeze()
+        made = proxy.counts.connections
+        ticket = await queue.enqueue(work.message(2))
+        # It has noticed: it tries to connect anew, in vain.
+        await eventually(lambda: proxy.counts.connections > made)
+        assert (await ticket.refresh()).state is JobState.READY
+        proxy.thaw()
+        assert await ticket.wait(timeout=SOON_S) == 2
+
+
+async def test_a_busy_worker_goes_on_after_a_freeze(proxy, far_url, queue, store):
+    async with working(far_url, lease_s=2) as troubles:
+        tickets = await queue.enqueue_many([work.message(n) for n in range(500)])
+        await eventually(lambda: proxy.counts.requests > 5)
+        proxy.freeze()
+        await eventually(lambda: troubles)
+        assert all(isinstance(trouble.error, StoreError) for trouble in troubles)
+        proxy.thaw()
+        results = await asyncio.gather(*(ticket.wait(timeout=30) for ticket in tickets))
+        assert results == list(range(500))
+    await judge(store)
+
+
+async def test_a_waiter_hears_of_a_result_on_another_line(proxy, far_url, store):
+    """`queue.result` waits at a dead line; the job ends by other hands."""
+    await store.enqueue([new("x", queue="default")])
+    async with Queue(far_url, tenant="acme") as far_queue:
+        waiting = asyncio.create_task(far_queue.result("x", timeout=20))
+        await eventually(lambda: proxy.open_connections >= 2)
+        assert await far_queue.get("x") is not None
+        proxy.freeze(new=False)
+        await store.finish([complete(await claim_one(store, queues=("default",)), b"7")])
+        assert await asyncio.wait_for(waiting, SOON_S) == 7
+
+
+async def test_a_waiter_hears_of_a_result_when_the_line_thaws(proxy, far_url, store):
+    await store.enqueue([new("x", queue="default")])
+    async with Queue(far_url, tenant="acme") as far_queue:
+        waiting = asyncio.create_task(far_queue.result("x", timeout=20))
+        await eventually(lambda: proxy.open_connections >= 2)
+        assert await far_queue.get("x") is not None
+        proxy.freeze()
+        made = proxy.counts.connections
+        await store.finish([complete(await claim_one(store, queues=("default",)), b"7")])
+        await eventually(lambda: proxy.counts.connections > made)
+        assert not waiting.done()
+        proxy.thaw()
+        assert await asyncio.wait_for(waiting, SOON_S) == 7
+
+
+async def test_a_claim_that_waits_gets_the_job_on_another_line(proxy, far, store):
+    claimer = Claimer(far)
+    claimer.start()
+    try:
+        waiting = asyncio.create_task(claimer.claim(wish(1), wait_s=20))
+        await eventually(lambda: proxy.open_connections >= 2)
+        assert (await far.claim(wish(1))).jobs == []
+        proxy.freeze(new=False)
+        await store.enqueue([new("x")])
+        claimed = await asyncio.wait_for(waiting, SOON_S)
+        assert [job.id for job in claimed.jobs] == ["x"]
+    finally:
+        claimer.close()
+
+
+async def test_a_call_on_a_dead_line_fails_in_time_and_the_next_goes_through(proxy, far, store):
+    await far.enqueue([new("before")])
+    proxy.freeze(new=False)
+    began = time.monotonic()
+    try:
+        await far.enqueue([new("x")])
+    except StoreUnavailable:
+        assert time.monotonic() - began < SOON_S
+        assert await kinds(store, key("x")) == []
+    # The dead lines are not tried one after the other: one trouble is enough.
+    began = time.monotonic()
+    await far.enqueue([new("y")])
+    assert time.monotonic() - began < SOON_S
+    assert await kinds(store, key("y")) == ["enqueued"]
+
+
+async def test_what_comes_late_after_a_thaw_is_no_second_job(proxy, far, store):
+    """The request was on its way when the line froze, the caller gave up and came again; now both arrive."""
+    await far.enqueue([new("before")])
+    proxy.freeze()
+    item = new("x")
+    with pytest.raises(StoreUnavailable):
+        await far.enqueue([item])
+    proxy.thaw()
+    assert (await far.enqueue([item]))[0].id == "x"
+    await eventually(lambda: kinds(store, key("x")), bool)
+    assert await kinds(store, key("x")) == ["enqueued"]
+
+
+async def test_a_server_that_stands_still_is_survived():
+    """SIGSTOP: it takes connections and answers nobody."""
+    with ValkeyServer() as server:
+        url = server.url(timeout_s=1)
+        async with Queue(server.url(timeout_s=20), tenant="acme") as queue, working(url) as troubles:
+            await run_one(queue, 1)
+            server.pause()
+            enqueued = asyncio.create_task(queue.enqueue(work.message(2)))
+            await eventually(lambda: troubles, patience_s=30)
+            server.resume()
+            assert await (await enqueued).wait(timeout=SOON_S) == 2
+        store = await open_store(url)
+        try:
+            await judge(store)
+        finally:
+            await store.close()
+
+
+async def test_opening_on_a_dead_line_fails_in_time(proxy, far_url):
+    proxy.freeze()
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        await open_store(far_url)
+    assert time.monotonic() - began < SOON_S
