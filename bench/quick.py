@@ -126,7 +126,7 @@ def _show(console: Console, figures: Figures, arguments: argparse.Namespace, set
     shown = []
     if {"file", "memory"} & set(arguments.only):
         shown += [tables.rates(figures, arguments.rounds), tables.waits(figures, arguments.rounds)]
-    if "depth" not in arguments.without:
+    if any(figures.values(depth.measure(1, depth.DEPTHS[0]), store) for store in arguments.only):
         shown.append(tables.claims(figures, arguments.only))
     for table in shown:
         console.print()

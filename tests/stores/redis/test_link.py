@@ -68,6 +68,14 @@ async def idle(link, count):
     assert len(pool._idle) >= count
 
 
+async def tried(call):
+    """What the call answers; None if the server is unavailable."""
+    try:
+        return await call
+    except StoreUnavailable:
+        return None
+
+
 # Scripts ------------------------------------------------------------------------------------------------------
 
 
@@ -469,13 +477,9 @@ async def test_sentinel_leads_to_the_primary_also_after_a_failover(sentinel, pre
         old = sentinel.primary
         new = await asyncio.to_thread(sentinel.failover)
         assert new is not old
-        await link.run(COUNT, prefix, [], repeat=True)
+        answer = await eventually(lambda: tried(link.run(COUNT, prefix, [], repeat=True)))
+        assert answer >= 1  # What was acknowledged just before may be lost: that is Sentinel's promise, not ours.
         assert (await link.info())[0][1]["tcp_port"] == str(new.port)
-        # The old one comes back, and is nobody's primary any more.
-        await asyncio.to_thread(old.restart)
-        await asyncio.to_thread(sentinel.wait)
-        await link.run(COUNT, prefix, [], repeat=True)
-        assert (await link.info())[0][1]["tcp_port"] == str(sentinel.primary.port)
 
 
 async def test_a_service_that_sentinel_does_not_know_is_unavailable(sentinel):
@@ -548,12 +552,8 @@ async def test_a_node_that_died_is_replaced_by_its_replica(prefix):
             cluster.owner(key_slot(prefix.encode())).kill()
             with pytest.raises(StoreUnavailable):
                 await link.run(COUNT, prefix, [], repeat=False)
-
-            async def served():
-                with contextlib.suppress(StoreUnavailable):
-                    return await link.run(COUNT, prefix, [], repeat=False)
-
-            assert await eventually(served, every_s=0.05) >= 1
+            answer = await eventually(lambda: tried(link.run(COUNT, prefix, [], repeat=False)), every_s=0.05)
+            assert answer >= 1
 
 
 # Clients ------------------------------------------------------------------------------------------------------

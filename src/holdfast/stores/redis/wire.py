@@ -188,7 +188,7 @@ class Dialer:
             # Not by redis-py's `discover_master`: it takes no primary that its sentinel believes to be down, and right
             # after a failover it believes that of the new one.
             try:
-                found: Any = await sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", setup.service)
+                found = await cast("Any", sentinel).execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", setup.service)
             except RedisError as error:
                 trouble = str(error)
                 continue

@@ -35,35 +35,40 @@ end
 local settling = {}
 
 local function take_turns(queue)
-  enter_turns(queue)
-  local heap, all, least = {}, {}, nil
-  local page, at, rank_at = {}, 1, 0
-  local lanes_ahead = min(limit, call('ZCARD', shard .. 'T:' .. queue))
-  local chunk = max(1, math.ceil(limit / max(1, lanes_ahead)))
+  local turns = shard .. 'T:' .. queue
+  local heap, all, least, chunk = {}, {}, nil, nil
+  local page, at, following, next_lane = {}, 1, 0, nil
 
   -- The next lane of the index, which joins the heap when its turn may be before all there.
   local function ahead()
-    if not page[at] and page ~= false then
-      page = call('ZRANGE', shard .. 'T:' .. queue, rank_at, rank_at + limit - 1, 'WITHSCORES')
-      at, rank_at = 1, rank_at + limit
+    if not page[at] then
+      page = call('ZRANGE', turns, following, following + limit - 1, 'WITHSCORES')
+      at, following = 1, following + limit
     end
     return page[at] and { tenant = page[at], time = tonumber(page[at + 1]) }
   end
 
-  local next_lane = ahead()
-  settling[#settling + 1] = function()
+  local function settle()
     for _, turn in ipairs(all) do
       if turn.dry then
         leave_turns(queue, turn.way.lane, turn.time)
       elseif turn.moved then
-        call('ZADD', shard .. 'T:' .. queue, turn.time, turn.tenant)
+        call('ZADD', turns, turn.time, turn.tenant)
       end
     end
     if least then
       call('HSET', shard .. 'f', queue, whole(max(least, tonumber(call('HGET', shard .. 'f', queue)) or 0)))
     end
   end
+
   return function()
+    if not chunk then
+      -- Only when this queue's turn comes: a claim that is full before leaves its tenants where they are.
+      enter_turns(queue)
+      chunk = math.ceil(limit / max(1, min(limit, call('ZCARD', turns))))
+      settling[#settling + 1] = settle
+      next_lane = ahead()
+    end
     while true do
       while next_lane and (not heap[1] or before(next_lane, heap[1])) do
         next_lane.way = walk(lane_named(next_lane.tenant, queue), chunk)

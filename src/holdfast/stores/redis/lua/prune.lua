@@ -77,7 +77,9 @@ local function sweep()
         and not call('ZSCORE', turns, tenant) then
         local kept = call('HGET', times, tenant)
         local time, left_at = string.match(kept or '0:0', '^(%d+):(%d+)$')
-        if tonumber(time) <= (tonumber(call('HGET', shard .. 'f', queue)) or 0) or left_at + MONTH < now then
+        local least = tonumber(call('HGET', shard .. 'f', queue)) or 0
+        least = min(least, tonumber(call('ZRANGE', turns, 0, 0, 'WITHSCORES')[2]) or least)
+        if tonumber(time) <= least or left_at + MONTH < now then
           call('HDEL', times, tenant)
           call('ZREM', shard .. 'N:' .. queue, tenant)
           call('SREM', shard .. 'Q:' .. tenant, queue)
