@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 from typing import Any
 
 from rich.console import Console
@@ -28,9 +29,8 @@ async def measure(figures: Figures, arguments: argparse.Namespace, console: Cons
             for peer in subjects[turn:] + subjects[:turn]:
                 if peer is None:
                     await ours.valkey(figures, server, settings)
-                else:
-                    peer.rates(figures, server)
-                    peer.idle(figures, server)
+                elif peer.name not in missing:
+                    missing |= _measure_peer(figures, peer, server, console)
         if "ours" not in arguments.without:
             console.print("Valkey, memory and claims", style="dim", highlight=False)
             await limits.memory(figures, server, settings)
@@ -49,10 +49,21 @@ def show(console: Console, figures: Figures, rounds: int, about: Any) -> None:
     console.print(
         f"\nValkey {about['version']} without persistence, one server for all, emptied in between. Every queue runs a\n"
         "no-op job. Drained from the first handler until nothing was left to acknowledge.\n"
-        + tables_valkey.notes(about["missing"]),
+        + tables_valkey.notes(figures, about["missing"]),
         style="dim",
         highlight=False,
     )
+
+
+def _measure_peer(figures: Figures, peer: Peer, server: Server, console: Console) -> dict[str, str]:
+    """If it fails, it is named with its error and left out from then on."""
+    try:
+        peer.rates(figures, server)
+        peer.idle(figures, server)
+    except (subprocess.SubprocessError, TimeoutError) as error:
+        console.print(f"{peer.name} failed: {error}", *getattr(error, "__notes__", []), style="yellow", highlight=False)
+        return {peer.name: f"failed, {error}"}
+    return {}
 
 
 def _prepare(console: Console) -> dict[str, str]:
@@ -64,6 +75,6 @@ def _prepare(console: Console) -> dict[str, str]:
                 console.print(f"installing {peer.name} (once)", style="dim", highlight=False)
                 environments.prepare(peer.environment)
         except environments.NotInstalled as error:
-            missing[peer.name] = str(error)
+            missing[peer.name] = f"not installed, {error}"
             console.print(f"{peer.name} is not installed: {error}", style="yellow", highlight=False)
     return missing

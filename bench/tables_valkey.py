@@ -24,7 +24,7 @@ LESS_IS_BETTER = {
 
 def beside_peers(figures: Figures, rounds: int, missing: Mapping[str, str]) -> Table:
     """The ratios are ours to theirs: of the medians, and in the second line the least and the most of one round."""
-    table = Table(title=f"On Valkey: jobs per second, median of {rounds} rounds", title_justify="left")
+    table = Table(title=f"On Valkey: jobs per second, then times, median of {rounds} rounds", title_justify="left")
     for header in ("", "Holdfast", *(peer.name for peer in PEERS)):
         table.add_column(header, justify="right" if header else "left")
     table.add_column("ours / best\nin Python", justify="right", style="bold")
@@ -33,7 +33,7 @@ def beside_peers(figures: Figures, rounds: int, missing: Mapping[str, str]) -> T
     for measure in (*RATES, *LESS_IS_BETTER):
         form = "{:,.2f}" if measure in WAITS else "{:,.0f}"
         cells = [
-            "not installed" if subject in missing else cell(figures, measure, subject, form)
+            missing[subject].partition(",")[0] if subject in missing else cell(figures, measure, subject, form)
             for subject in (OURS, *(peer.name for peer in PEERS))
         ]
         ratios = (_ratio(figures, measure, peers) for peers in (python, [BULLMQ.name]))
@@ -84,12 +84,14 @@ def drain_to_raw(figures: Figures) -> float:
     return figures.median("drain", OURS) / figures.median(limits.SETTLED, "Valkey")
 
 
-def notes(missing: Mapping[str, str]) -> str:
-    return "\n".join(_note(peer, missing) for peer in PEERS)
+def notes(figures: Figures, missing: Mapping[str, str]) -> str:
+    """How each peer was set; those that were not asked for are left out."""
+    told = [peer for peer in PEERS if peer.name in missing or figures.values("drain", peer.name)]
+    return "\n".join(_note(peer, missing) for peer in told)
 
 
 def _note(peer: Peer, missing: Mapping[str, str]) -> str:
     if peer.name in missing:
-        return f"{peer.name}: not installed, {missing[peer.name]}"
+        return f"{peer.name} ({peer.version}): {missing[peer.name]}"
     lacks = f" It has no {peer.lacks}." if peer.lacks else ""
     return f"{peer.name} ({peer.version}): {peer.settings}.{lacks}"

@@ -59,7 +59,7 @@ async def proxy(valkey):
 @pytest.fixture
 def far_url(proxy, prefix):
     """The same place as `url`, at the other end of that line; whoever waits there loses patience after a second."""
-    return f"redis://{HOST}:{proxy.port}/0?prefix={prefix}&test_clock=1&timeout_s=1"
+    return f"redis://{HOST}:{proxy.port}/0?prefix={prefix}&test_clock=1&timeout_s=1&connect_timeout_s=1"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import Queue
 from holdfast.core.errors import LeaseExpired, LeaseLost
-from holdfast.core.job import HOUR, Extend, Extended, Finish, Finished, JobState
+from holdfast.core.job import HOUR, Cancel, Extend, Extended, Finish, Finished, JobState
 from holdfast.store import open_store
 from tests.chaos import ledger
 from tests.chaos.workers import notes, work
@@ -119,6 +119,42 @@ async def test_tokens_and_events_grow_on_whichever_way_the_clock_goes(store):
     events = await ledger.all_events(store, None)
     assert len(events) == 5 * 8
     assert len({event.offset for event in events}) == len(events)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("page", [1, 3, 100])
+async def test_a_reader_of_the_log_misses_nothing_and_sees_nothing_twice(valkey, prefix, shards, page):
+    """The log is in the order of what happened, not of the clock; a reader that resumes goes on. [EVENT-2]"""
+    tenants = [f"t{n}" for n in range(6)]
+    store = await open_store(valkey.url(prefix=prefix, shards=shards, test_clock=1))
+    try:
+        for number, hours in enumerate([0, -1, 2, -1, -1]):
+            await store.shift_clock(hours * HOUR)
+            for tenant in tenants:
+                await store.enqueue([new(f"{number}", tenant=tenant, priority=9 - number)])
+                await store.shift_clock(-HOUR if number % 2 else HOUR)
+                await store.cancel([Cancel(key(f"{number}", tenant=tenant))])
+                await store.shift_clock(HOUR if number % 2 else -HOUR)
+        expected = [(f"{number}", kind) for number in range(5) for kind in ("enqueued", "canceled")]
+        for whose in (None, *tenants[:2]):
+            found = await read(store, whose, page)
+            for tenant in tenants if whose is None else [whose]:
+                assert [(e.job_id, e.kind) for e in found if e.tenant == tenant] == expected
+            assert len({event.offset for event in found}) == len(found)
+    finally:
+        await store.close()
+
+
+async def read(store, tenant, page):
+    """The whole log, a page after the other; it must come to an end."""
+    found, after = [], None
+    for _ in range(500):
+        answer = await store.events(tenant, after, page)
+        found += answer.events
+        if not answer.more:
+            return found
+        after = answer.next
+    raise AssertionError(f"the log of {tenant} does not end: {len(found)} events so far")
 
 
 async def test_results_and_dead_letters_are_kept_for_their_time_or_longer(store):

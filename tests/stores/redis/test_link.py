@@ -216,11 +216,14 @@ async def test_a_server_that_is_away_is_unavailable_and_then_back(prefix):
 
 async def test_a_server_that_accepts_and_is_silent_is_unavailable():
     heard = []
+    over = asyncio.Event()
 
     async def listen(reader, writer):
         while chunk := await reader.read(1000):
             heard.append(chunk)
         writer.close()
+        await writer.wait_closed()
+        over.set()
 
     async with await asyncio.start_server(listen, HOST, 0) as server:
         port = server.sockets[0].getsockname()[1]
@@ -229,6 +232,7 @@ async def test_a_server_that_accepts_and_is_silent_is_unavailable():
             with pytest.raises(StoreUnavailable) as caught:
                 await link.run(COUNT, "k", [], repeat=False)
         assert time.monotonic() - began < 5
+        await over.wait()
     assert "secret" not in str(caught.value)
     assert b"".join(heard).count(b"AUTH") == 1
 

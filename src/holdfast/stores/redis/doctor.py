@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from msgspec import Struct
@@ -77,11 +77,17 @@ async def durability(link: Link) -> Durability:
 
 
 async def findings(
-    link: Link, *, prefix: str, shards: Sequence[str], scripts: Mapping[str, Script], layout: str
+    link: Link,
+    *,
+    prefix: str,
+    shards: Sequence[str],
+    scripts: Mapping[str, Script],
+    layout: str,
+    clock: Callable[[], float] = time.time,
 ) -> list[Finding]:
     """Look the deployment over. `shards` has one key of each shard, `layout` says in words how data is laid out.
 
-    Raises StoreUnavailable if the server cannot be reached.
+    `clock` is this machine's, in seconds. Raises StoreUnavailable if the server cannot be reached.
     """
     nodes = await _nodes(link)
     found: list[Finding] = []
@@ -89,7 +95,7 @@ async def findings(
         for finding in _of_node(node):
             text = f"{node.name}: {finding.text}" if len(nodes) > 1 else finding.text
             found.append(Finding(finding.level, finding.subject, text, finding.cure))
-    found += await _clock(link)
+    found += await _clock(link, clock)
     found += await _scripts(link, scripts)
     found += await _slow(link, scripts)
     found += await _hints(link, prefix)
@@ -245,12 +251,12 @@ def _size(bytes_: float) -> str:
 # All of them --------------------------------------------------------------------------------------------------
 
 
-async def _clock(link: Link) -> list[Finding]:
+async def _clock(link: Link, clock: Callable[[], float]) -> list[Finding]:
     """The servers' clocks beside ours. Ours decides nothing, but people read both."""
     found: list[Finding] = []
-    began = time.time()
+    began = clock()
     answers = await link.each("TIME")
-    ours = (began + time.time()) / 2
+    ours = (began + clock()) / 2
     off = {name: int(answer[0]) + int(answer[1]) / 1e6 - ours for name, answer in answers if answer}
     for name, seconds in off.items():
         if abs(seconds) > CLOCK_S:

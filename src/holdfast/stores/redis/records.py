@@ -30,7 +30,7 @@ from holdfast.core.job import (
 )
 from holdfast.stores.redis.keys import lane_of, names_of
 
-HEAD = struct.Struct("<10BIHHII9Q")
+HEAD = struct.Struct("<8BI7QBBHIHI2Q")
 KEY = struct.Struct("<BQ")
 
 STATES = (
@@ -45,6 +45,8 @@ _KINDS: tuple[EventKind, ...] = (
     "enqueued", "claimed", "extended", "progressed", "retried", "released", "expired",
     "completed", "failed", "canceled", "replayed", "purged",
 )  # fmt: skip
+_SIZES = (3, 2, 1, 2, 4, 1, 4, 0, 4, 0, 2, 0)
+"""How many values belong to an event of each kind alone."""
 _PAYLOAD_ELSEWHERE = 1
 _REQUEST_IS_ID = 4
 
@@ -55,7 +57,7 @@ ELSEWHERE = bytes(bytearray(b"(elsewhere)"))
 
 encode = msgpack.Encoder().encode
 _decode_result = msgpack.Decoder(Result).decode
-_decode_chunk = msgpack.Decoder(list[list[Any]]).decode
+_decode_chunk = msgpack.Decoder(tuple[list[str], list[Any]]).decode
 _NO_ERROR = AttemptError("Error", "")
 
 
@@ -84,7 +86,9 @@ _decode_extra = msgpack.Decoder(_Extra).decode
 
 def enqueue_request(items: Iterable[NewJob]) -> tuple[bytes, bytes, bytes]:
     """The arguments of `enqueue.lua`: the items, what never changes of them, and their large payloads."""
-    metas: list[Any] = []
+    lanes: list[str] = []
+    metas: list[tuple[Any, ...]] = []
+    keyed = False
     bodies: list[bytes] = []
     large: list[bytes] = []
     for new in items:
@@ -103,41 +107,59 @@ def enqueue_request(items: Iterable[NewJob]) -> tuple[bytes, bytes, bytes]:
             large.append(payload)
             payload, elsewhere = b"", len(payload)
         metas.append((
-            lane_of(tenant, queue), id_, len(type_), len(static), len(request), len(key), len(payload), elsewhere,
+            id_, len(type_), len(static), len(request), len(key), len(payload), elsewhere,
             e.priority, e.max_attempts, new.delay_ms, -1 if new.run_at is None else new.run_at, e.result_ttl_ms,
             new.replace_failed, same,
         ))  # fmt: skip
+        lanes.append(lane_of(tenant, queue))
+        keyed = keyed or bool(key)
         bodies += (type_, static, request, key, payload)
-    return encode(metas), b"".join(bodies), b"".join(large)
+    plain = not keyed and _all_different(lanes, metas)
+    return encode((_column(lanes), *zip(*metas, strict=True), plain)), b"".join(bodies), b"".join(large)
 
 
 def finish_request(items: Iterable[Finish]) -> tuple[bytes, bytes]:
     """The arguments of `finish.lua`: the items, and their results."""
-    metas: list[Any] = []
+    lanes: list[str] = []
+    metas: list[tuple[Any, ...]] = []
     results: list[bytes] = []
-    for item in items:
+    in_blob: dict[int, int] = {}
+    details: dict[int, Any] = {}
+    for n, item in enumerate(items, 1):
         tenant, queue, id_ = item.key
-        lane = lane_of(tenant, queue)
+        lanes.append(lane_of(tenant, queue))
         if item.outcome == "complete":
-            result = b"" if item.result is None else encode(item.result)
-            in_blob = 1 if item.result is not None and item.result.blob else 0
-            metas.append((lane, id_, item.token, 1, len(result), in_blob))
+            result = b""
+            if item.result is not None:
+                result = encode(item.result)
+                if item.result.blob:
+                    in_blob[n] = 1
+            metas.append((id_, item.token, 1, len(result)))
             results.append(result)
         else:
-            error = None if item.outcome == "release" else _pack_error(item.error or _NO_ERROR)
-            delay = -1 if item.delay_ms is None else item.delay_ms
-            outcome = OUTCOMES[item.outcome]
-            metas.append((lane, id_, item.token, outcome, 0, 0, error or False, item.timed_out, delay, item.random))
-    return encode(metas), b"".join(results)
+            error = False if item.outcome == "release" else _pack_error(item.error or _NO_ERROR)
+            details[n] = (error, item.timed_out, -1 if item.delay_ms is None else item.delay_ms, item.random)
+            metas.append((id_, item.token, OUTCOMES[item.outcome], 0))
+    plain = _all_different(lanes, metas)
+    return encode((_column(lanes), *zip(*metas, strict=True), in_blob, details, plain)), b"".join(results)
+
+
+def _column(lanes: list[str]) -> list[str]:
+    """The lanes of a batch: one stands for all if there is but one."""
+    return lanes[:1] if lanes.count(lanes[0]) == len(lanes) else lanes
+
+
+def _all_different(lanes: list[str], metas: list[tuple[Any, ...]]) -> bool:
+    return len({(lane, meta[0]) for lane, meta in zip(lanes, metas, strict=True)}) == len(metas)
 
 
 def to_job(tenant: str, queue: str, id_: str, raw: bytes) -> Job:
     """A record as a job; a payload that stands elsewhere is left there (see `ELSEWHERE`)."""
     head: tuple[int, ...] = HEAD.unpack_from(raw)
     (
-        state, priority, attempts, max_attempts, spent, spent_state, reason, flags, type_size, worker_size,
-        static_size, request_size, key_size, payload_size, extra_size,
-        seq, visible_at, enqueued_at, token, deadline, claimed_at, finished_at, expires_at, ttl,
+        state, attempts, spent, spent_state, reason, flags, worker_size, priority, extra_size,
+        visible_at, token, deadline, claimed_at, finished_at, expires_at, ttl,
+        max_attempts, type_size, key_size, static_size, request_size, payload_size, seq, enqueued_at,
     ) = head  # fmt: skip
     at = HEAD.size + type_size
     static = _read_static(raw[at : at + static_size])
@@ -182,10 +204,17 @@ def to_result(raw: bytes) -> Result:
 
 def to_events(number: int, count: int, at: int, raw: bytes) -> Iterator[tuple[int, Event]]:
     """The events of a chunk whose last has this number, each with its own."""
-    for n, (kind, lane, id_, type_, attempt, token, worker, *data) in enumerate(_decode_chunk(raw), number - count + 1):
-        tenant, queue = names_of(lane)
-        name = _KINDS[kind]
-        yield n, Event(name, tenant, queue, id_, type_, at, attempt, token, worker, _event_data(name, data))
+    words, flat = _decode_chunk(raw)
+    place = 0
+    for n in range(number - count + 1, number + 1):
+        kind, lane, id_, type_, attempt, token, worker = flat[place : place + 7]
+        size = _SIZES[kind]
+        data = flat[place + 7 : place + 7 + size]
+        place += 7 + size
+        tenant, queue = names_of(words[lane - 1])
+        name: EventKind = _KINDS[kind]
+        event_data = _event_data(name, data)
+        yield n, Event(name, tenant, queue, id_, words[type_ - 1], at, attempt, token, words[worker - 1], event_data)
 
 
 def _event_data(kind: EventKind, data: list[Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ for n, item in ipairs(request) do
     move(job, CANCELED, function()
       end_at(job, keep_canceled)
     end)
-    note('canceled', job)
+    note_of(job, 'canceled')
     answers[n] = CANCELED
   end
 end

@@ -17,7 +17,7 @@ local function pick(way)
     return false
   end
   way.at = way.at + 2
-  picks[#picks + 1] = { lane = way.lane, id = sub(member, 8) }
+  picks[#picks + 1] = { lane = way.lane, member = member, id = sub(member, 8) }
   return true
 end
 
@@ -110,21 +110,67 @@ while #going > 0 and #picks < limit do
   going = still
 end
 
-local wanted = {}
-for _, picked in ipairs(picks) do
-  wanted[#wanted + 1] = { picked.lane.name, picked.id }
-end
-load_all(wanted)
-local token = tick(#picks)
-for n, picked in ipairs(picks) do
-  local job = picked.lane.jobs[picked.id]
+-- Lease a job: a fresh token, a deadline, one more attempt. [CLAIM-1, RETRY-1]
+local deadline = now + lease_ms
+local CLAIMED = KINDS.claimed
+
+local function lease_slowly(job, token)
   move(job, LEASED, function()
-    job.attempts, job.token, job.deadline = job.attempts + 1, token + n - 1, now + lease_ms
+    job.attempts, job.token, job.deadline = job.attempts + 1, token, deadline
     job.worker, job.claimed_at, job.spent, job.spent_state = worker, now, 0, 0
     drop_progress(job)
     drop_key(job, false)
   end)
-  note('claimed', job, job.visible_at, job.deadline)
+  note_of(job, 'claimed', job.visible_at, deadline)
+end
+
+-- The same for most jobs, which have no key, no errors and no replays, by changing the record where it differs.
+local function lease(picked, raw, token)
+  local lane, id, member = picked.lane, picked.id, picked.member
+  if not raw then -- Somebody took the record and left the index: mend it, and let the others have their turn.
+    picked.gone = true
+    return rank(lane.w, member, false)
+  end
+  local state, attempts, _, _, reason, flags, _, priority, extra_size, visible_at, _, _, _, _, _, ttl,
+    _, type_size, key_size, static_size, request_size, payload_size = struct.unpack(HEAD, raw)
+  if key_size > 0 or extra_size > 0 or state == RETRYING then
+    local job = parse(lane, id, raw)
+    lane.jobs[id] = job
+    return lease_slowly(job, token)
+  end
+  picked.raw = struct.pack(
+    MOVING, LEASED, attempts + 1, 0, 0, reason, flags, #worker, priority, 0, visible_at, token, deadline, now, 0, 0, ttl
+  ) .. sub(raw, MOVING_SIZE + 1, HEAD_SIZE + type_size + static_size + request_size + payload_size) .. worker
+  set(lane.j, id, picked.raw)
+  rank(lane.w, member, false)
+  rank(shard .. 'l', struct.pack('>I7', token) .. lane.name .. id, deadline)
+  rank(lane.l, member, deadline)
+  local type = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size)
+  note(CLAIMED, lane.name, id, type, attempts + 1, token, worker, visible_at, deadline)
+end
+
+-- Records come lane by lane, leases are given in the order of the turns.
+local wanted = {}
+for _, picked in ipairs(picks) do
+  local group = wanted[picked.lane]
+  if not group then
+    group = {}
+    wanted[picked.lane] = group
+  end
+  group[#group + 1] = picked
+end
+for lane, group in pairs(wanted) do
+  local ids = {}
+  for n, picked in ipairs(group) do
+    ids[n] = picked.id
+  end
+  for n, raw in ipairs(call('HMGET', lane.j, unpack(ids))) do
+    group[n].found = raw
+  end
+end
+local token = tick(#picks)
+for n, picked in ipairs(picks) do
+  lease(picked, picked.found, token + n - 1)
 end
 finish_call()
 for _, settle in ipairs(settling) do
@@ -153,8 +199,10 @@ end
 
 local answer = { now, next_at or -1 }
 for _, picked in ipairs(picks) do
-  answer[#answer + 1] = picked.lane.name
-  answer[#answer + 1] = picked.id
-  answer[#answer + 1] = picked.lane.jobs[picked.id].raw
+  if not picked.gone then
+    answer[#answer + 1] = picked.lane.name
+    answer[#answer + 1] = picked.id
+    answer[#answer + 1] = picked.raw or picked.lane.jobs[picked.id].raw
+  end
 end
 return answer

@@ -1,13 +1,78 @@
 -- Takes in new jobs. [ENQ-1 to ENQ-8, TENANT-5]   uses: jobs lanes
 --
--- request: the items, each { lane, id, sizes of type, settings, request id, key and payload, size of a payload that
---   stands elsewhere, priority, max_attempts, delay_ms, run_at or -1, result_ttl_ms, replace_failed, request id is the id }
+-- request: columns, one value for each item: lanes (or one for all), ids, sizes of type, settings, request id, key and
+--   payload, size of a payload that stands elsewhere, priority, max_attempts, delay_ms, run_at or -1, result_ttl_ms,
+--   replace_failed, request id is the id; then, once: no id stands twice, and none has a key
 -- ARGV[3]: what never changes of each, one after another; ARGV[4]: the large payloads likewise.
 -- Answers each with its state if it is queued, else { 'd', id, state or -1 } for a duplicate, { 'c', id, result } for
 --   one that ran already, { 'q', 1 for the queue's quota or 0 for the tenant's, waiting, limit }.
 -- Safe to repeat where each item has a request id. [ENQ-8]
 
+local names, ids, types, statics, requests, keys, payloads, larges, priorities, attempts, delays, run_ats, ttls,
+  replaces, sames, plain = unpack(request)
 local bodies, large = ARGV[3], ARGV[4]
+local answers, at, large_at = {}, 1, 1
+
+-- Put a new job in its place: the record, the order it is claimed in, the event.
+local function put(lane, n, body, seq)
+  local id, priority = ids[n], priorities[n]
+  local visible_at = max(now, run_ats[n] < 0 and now + delays[n] or run_ats[n])
+  local state = visible_at > now and SCHEDULED or READY
+  local flags = (larges[n] > 0 and PAYLOAD_ELSEWHERE or 0) + (sames[n] and REQUEST_IS_ID or 0)
+  local raw = struct.pack(
+    HEAD, state, 0, 0, 0, 0, flags, 0, priority, 0, visible_at, 0, 0, 0, 0, 0, ttls[n],
+    attempts[n], types[n], keys[n], statics[n], requests[n], payloads[n], seq, now
+  ) .. body
+  set(lane.j, id, raw)
+  rank(lane.w, struct.pack('>I7', seq) .. id, (9 - priority) * BAND + visible_at)
+  arrive(lane, visible_at)
+  note(KINDS.enqueued, lane.name, id, sub(body, 1, types[n]), 0, 0, '', priority, attempts[n], visible_at)
+  if larges[n] > 0 then
+    set(lane.p, id, sub(large, large_at, large_at + larges[n] - 1))
+  end
+  return state, raw
+end
+
+local function body_of(n)
+  local size = types[n] + statics[n] + requests[n] + keys[n] + payloads[n]
+  at = at + size
+  return sub(bodies, at - size, at - 1)
+end
+
+-- The common case: ids that are all new and different, no keys, no quotas. Else nothing is done.
+local function put_all()
+  if not plain then
+    return false
+  end
+  local wanted = {}
+  for n, id in ipairs(ids) do
+    local lane = lane_of(names[n] or names[1])
+    local group = wanted[lane]
+    if not group then
+      if has_quota(lane) then
+        return false
+      end
+      group = {}
+      wanted[lane] = group
+    end
+    group[#group + 1] = id
+  end
+  for lane, group in pairs(wanted) do
+    for first = 1, #group, ARGUMENTS do
+      for _, raw in ipairs(call('HMGET', lane.j, unpack(group, first, min(first + ARGUMENTS - 1, #group)))) do
+        if raw then
+          return false
+        end
+      end
+    end
+  end
+  local seq = tick(#ids)
+  for n = 1, #ids do
+    answers[n] = put(lane_of(names[n] or names[1]), n, body_of(n), seq + n - 1)
+    large_at = large_at + larges[n]
+  end
+  return true
+end
 
 -- What the job that is already there answers.
 local function answer_of(job)
@@ -47,47 +112,18 @@ local function by_key(lane, binding)
   return holder and answer_of(holder) or { 'd', binding.id, -1 }
 end
 
-local function fresh(lane, item, id, body, key_field)
-  local visible_at = max(now, item[12] < 0 and now + item[11] or item[12])
-  local job = {
-    lane = lane, id = id, state = visible_at > now and SCHEDULED or READY, priority = item[9], attempts = 0,
-    max_attempts = item[10], spent = 0, spent_state = 0, reason = 0, 
-    flags = (item[8] > 0 and PAYLOAD_ELSEWHERE or 0) + (item[15] and REQUEST_IS_ID or 0),
-    type_size = item[3], static_size = item[4], request_size = item[5], key_size = item[6], payload_size = item[7],
-    seq = tick(1), visible_at = visible_at, enqueued_at = now, token = 0, deadline = 0, claimed_at = 0,
-    finished_at = 0, expires_at = 0, ttl = item[13], type = sub(body, 1, item[3]), worker = '', extra = '',
-    result = '', body = body,
-  }
-  job.member = struct.pack('>I7', job.seq) .. id
-  lane.jobs[id] = job
-  stand(job, job.state, true)
-  save(job)
-  arrive(lane, visible_at)
-  if key_field then
-    local policy, ttl = struct.unpack('<BI8', body, item[3] + item[4] + item[5] + 1)
-    bind(lane, key_field, policy, policy == 3 and now + ttl or 0, id)
-  end
-  note('enqueued', job, job.priority, job.max_attempts, visible_at)
-  lane.waiting = lane.waiting and lane.waiting + 1
-  return job.state
-end
-
-load_all(request)
-local answers, at, large_at = {}, 1, 1
-for n, item in ipairs(request) do
-  local lane, id = lane_of(item[1]), item[2]
-  local stop = at + item[3] + item[4] + item[5] + item[6] + item[7]
-  local body = sub(bodies, at, stop - 1)
-  local request_id = item[15] and id or sub(body, item[3] + item[4] + 1, item[3] + item[4] + item[5])
-  local key_field = nil
-  if item[6] > 0 then
-    local first = item[3] + item[4] + item[5]
-    key_field = item[3] .. ':' .. sub(body, 1, item[3]) .. sub(body, first + 10, first + item[6])
-  end
+local function put_one(n)
+  local lane, id, body = lane_of(names[n] or names[1]), ids[n], body_of(n)
+  local key_at = types[n] + statics[n] + requests[n]
+  local request_id = sames[n] and id or sub(body, types[n] + statics[n] + 1, key_at)
   local existing = find_any(lane, id)
-  local answer = by_id(existing, request_id, item[14])
-  if answer == nil and key_field then
-    local binding = binding_of(lane, key_field)
+  local answer = by_id(existing, request_id, replaces[n])
+  local field
+  if keys[n] > 0 then
+    field = types[n] .. ':' .. sub(body, 1, types[n]) .. sub(body, key_at + 10, key_at + keys[n])
+  end
+  if answer == nil and field then
+    local binding = binding_of(lane, field)
     -- A key that is held by the very job which this one takes the place of is free.
     if not (existing and binding and binding.id == id and not forgotten(existing)) then
       answer = by_key(lane, binding)
@@ -96,17 +132,27 @@ for n, item in ipairs(request) do
   if answer == nil then
     answer = over_quota(lane)
   end
-  if answer == nil then
-    if existing then
-      forget(existing)
-    end
-    answer = fresh(lane, item, id, body, key_field)
-    if item[8] > 0 then
-      set(lane.p, id, sub(large, large_at, large_at + item[8] - 1))
-    end
+  if answer ~= nil then
+    return answer
   end
-  answers[n] = answer
-  at, large_at = stop, large_at + item[8]
+  if existing then
+    forget(existing)
+  end
+  local state, raw = put(lane, n, body, tick(1))
+  lane.jobs[id] = parse(lane, id, raw)
+  lane.waiting = lane.waiting and lane.waiting + 1
+  if field then
+    local policy, ttl = struct.unpack('<BI8', body, key_at + 1)
+    bind(lane, field, policy, policy == 3 and now + ttl or 0, id)
+  end
+  return state
+end
+
+if not put_all() then
+  for n = 1, #ids do
+    answers[n] = put_one(n)
+    large_at = large_at + larges[n]
+  end
 end
 register_lanes()
 finish_call()

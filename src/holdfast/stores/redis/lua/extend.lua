@@ -13,7 +13,7 @@ for n, item in ipairs(request) do
     stand(job, LEASED, true)
     save(job)
     if all_events then
-      note('extended', job, job.deadline)
+      note_of(job, 'extended', job.deadline)
     end
     answer = { job.deadline, now }
   end

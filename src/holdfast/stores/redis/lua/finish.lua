@@ -1,64 +1,127 @@
 -- Completes, fails, retries or releases leased jobs. [LEASE-1, RETRY-1 to RETRY-5, RESULT-1]   uses: jobs
 --
--- request: the items, each { lane, id, token, outcome (1 complete, 2 fail, 3 retry, 4 release), size of the result,
---   1 if that is a blob's name, { error's type, message, traceback, message for the log, fingerprint } or false,
---   timed out, delay_ms or -1, random }; the last four only where the outcome is not 1
+-- request: columns, one value for each item: lanes (or one for all), ids, tokens, outcomes (1 complete, 2 fail, 3 retry,
+--   4 release), sizes of the results; then, by place: 1 where the result is a blob's name; { { error's type, message,
+--   traceback, message for the log, fingerprint } or false, timed out, delay_ms or -1, random } where the outcome is not
+--   1; then, once: no job stands twice
 -- ARGV[3]: the results, one after another.
 -- Answers each with the state it led to, or with the refusal of `judge`. Safe to repeat.
 
 local COMPLETE, FAIL, RETRY = 1, 2, 3
+local names, ids, tokens, outcomes, sizes, in_blob, details, plain = unpack(request)
 local results, at = ARGV[3], 1
+local COMPLETED_BYTE = string.char(COMPLETED)
 
-local function complete(job, result, in_blob)
+local function complete_slowly(job, result, blob)
   move(job, COMPLETED, function()
     job.result = result
-    job.flags = in_blob == 1 and bit.bor(job.flags, RESULT_IN_BLOB) or job.flags
+    job.flags = blob and bit.bor(job.flags, RESULT_IN_BLOB) or job.flags
     end_at(job, job.ttl)
   end)
-  note('completed', job)
+  note_of(job, 'completed')
 end
 
-local function fail(job, reason, item)
-  remember(job, item[7])
-  end_dead(job, reason, item[7])
+local function fail(job, reason, error)
+  remember(job, error)
+  end_dead(job, reason, error)
 end
 
-local function retry(job, item)
+local function retry(job, error, timed_out, delay, random)
   if job.attempts >= job.max_attempts then
-    return fail(job, item[8] and TIMEOUT or MAX_ATTEMPTS, item)
+    return fail(job, timed_out and TIMEOUT or MAX_ATTEMPTS, error)
   end
-  remember(job, item[7])
-  wait_again(job, RETRYING, item[9] >= 0 and item[9] or backoff(job, item[10]))
-  note('retried', job, job.visible_at, item[7][1], item[7][4], item[7][5])
+  remember(job, error)
+  wait_again(job, RETRYING, delay >= 0 and delay or backoff(job, random))
+  note_of(job, 'retried', job.visible_at, error[1], error[4], error[5])
 end
 
 -- The attempt is given back. The token stays spent: only a new claim makes a new one. [RETRY-5]
 local function release(job, delay)
   wait_again(job, delay > 0 and SCHEDULED or READY, delay)
-  note('released', job, job.visible_at)
+  note_of(job, 'released', job.visible_at)
   job.attempts = job.attempts - 1
 end
 
-load_all(request)
-local answers = {}
-for n, item in ipairs(request) do
-  local job = find(lane_of(item[1]), item[2])
-  local answer = judge(job, item[3], item[4])
-  if answer == nil then
-    if item[4] == COMPLETE then
-      complete(job, sub(results, at, at + item[5] - 1), item[6])
-    elseif item[4] == FAIL then
-      fail(job, item[8] and TIMEOUT or PERMANENT, item)
-    elseif item[4] == RETRY then
-      retry(job, item)
+local function finish_slowly(n, job, result)
+  local outcome = outcomes[n]
+  local answer = judge(job, tokens[n], outcome)
+  if answer ~= nil then
+    return answer
+  elseif outcome == COMPLETE then
+    complete_slowly(job, result, in_blob[n])
+  else
+    local error, timed_out, delay, random = unpack(details[n])
+    if outcome == FAIL then
+      fail(job, timed_out and TIMEOUT or PERMANENT, error)
+    elseif outcome == RETRY then
+      retry(job, error, timed_out, delay, random)
     else
-      release(job, max(0, item[9]))
+      release(job, max(0, delay))
     end
-    job.spent, job.spent_state = item[4], job.state
-    answer = job.state
+  end
+  job.spent, job.spent_state = outcome, job.state
+  return job.state
+end
+
+-- Complete a job that holds its lease and has no key, by changing the record where it differs; else nothing is done.
+local function complete(lane, n, raw, result)
+  local state, attempts, spent, _, reason, flags, worker_size, priority, extra_size, visible_at, token, deadline,
+    claimed_at, _, _, ttl, _, type_size, key_size, static_size, request_size, payload_size, seq =
+    struct.unpack(HEAD, raw)
+  if state ~= LEASED or token ~= tokens[n] or spent ~= 0 or now >= deadline or key_size > 0 or in_blob[n] then
+    return nil
+  end
+  local id = ids[n]
+  local stop = HEAD_SIZE + type_size + static_size + request_size + payload_size
+  set(lane.j, id, struct.pack(
+    MOVING, COMPLETED, attempts, COMPLETE, COMPLETED, reason, flags, worker_size, priority, extra_size, visible_at,
+    token, 0, claimed_at, now, now + ttl, ttl
+  ) .. sub(raw, MOVING_SIZE + 1, stop + worker_size + extra_size) .. result)
+  local member = struct.pack('>I7', seq)
+  rank(shard .. 'l', struct.pack('>I7', token) .. lane.name .. id, false)
+  rank(shard .. 'x', member .. COMPLETED_BYTE .. lane.name .. id, now + ttl)
+  member = member .. id
+  rank(lane.l, member, false)
+  rank(lane[COMPLETED], member, now)
+  local type, worker = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size), sub(raw, stop + 1, stop + worker_size)
+  note(KINDS.completed, lane.name, id, type, attempts, token, worker)
+  local done = hints.done
+  done[#done + 1] = lane.name
+  done[#done + 1] = id
+  return COMPLETED
+end
+
+local wanted = {}
+for n, id in ipairs(ids) do
+  local lane = lane_of(names[n] or names[1])
+  local group = wanted[lane]
+  if not group then
+    group = { ids = {}, places = {} }
+    wanted[lane] = group
+  end
+  group.ids[#group.ids + 1] = id
+  group.places[#group.places + 1] = n
+end
+local raws = {}
+for lane, group in pairs(wanted) do
+  for n, raw in ipairs(call('HMGET', lane.j, unpack(group.ids))) do
+    raws[group.places[n]] = raw
+  end
+end
+
+local answers = {}
+for n, id in ipairs(ids) do
+  local lane, raw = lane_of(names[n] or names[1]), raws[n]
+  local result = sub(results, at, at + sizes[n] - 1)
+  local answer = plain and raw and outcomes[n] == COMPLETE and complete(lane, n, raw, result) or nil
+  if answer == nil then
+    if lane.jobs[id] == nil then
+      lane.jobs[id] = raw and parse(lane, id, raw) or false
+    end
+    answer = finish_slowly(n, find(lane, id), result)
   end
   answers[n] = answer
-  at = at + item[5]
+  at = at + sizes[n]
 end
 finish_call()
 return answers

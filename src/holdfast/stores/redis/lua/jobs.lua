@@ -3,8 +3,9 @@
 -- A record is a head of fixed size, then what never changes (type, settings, request id, idempotency key, payload),
 -- then what does (worker, extra, result). `records.py` reads and writes the same.
 
-local HEAD = '<BBBBBBBBBBI4HHI4I4I8I8I8I8I8I8I8I8I8'
-local HEAD_SIZE = 98
+local MOVING = '<BBBBBBBBI4I8I8I8I8I8I8I8' -- The part of the head that changes, in front ...
+local HEAD = MOVING .. 'BBHI4HI4I8I8' -- ... and all of it.
+local MOVING_SIZE, HEAD_SIZE = 68, 98
 local BLOCKED, SCHEDULED, READY, RETRYING, LEASED, COMPLETED, FAILED, CANCELED = 0, 1, 2, 3, 4, 5, 6, 7
 local PERMANENT, MAX_ATTEMPTS, LEASE_EXPIRED, TIMEOUT = 1, 2, 3, 4
 local PAYLOAD_ELSEWHERE, RESULT_IN_BLOB, REQUEST_IS_ID = 1, 2, 4 -- Bits of `flags`.
@@ -12,9 +13,10 @@ local BAND = 2 ^ 49 -- Waiting jobs stand in ten bands, one for each priority, a
 local ERRORS_KEPT = 10
 
 local function parse(lane, id, raw)
-  local state, priority, attempts, max_attempts, spent, spent_state, reason, flags, type_size, worker_size,
-    static_size, request_size, key_size, payload_size, extra_size,
-    seq, visible_at, enqueued_at, token, deadline, claimed_at, finished_at, expires_at, ttl = struct.unpack(HEAD, raw)
+  local state, attempts, spent, spent_state, reason, flags, worker_size, priority, extra_size,
+    visible_at, token, deadline, claimed_at, finished_at, expires_at, ttl,
+    max_attempts, type_size, key_size, static_size, request_size, payload_size, seq, enqueued_at =
+    struct.unpack(HEAD, raw)
   local stop = HEAD_SIZE + type_size + static_size + request_size + key_size + payload_size
   return {
     lane = lane, id = id, state = state, priority = priority, attempts = attempts, max_attempts = max_attempts,
@@ -26,16 +28,16 @@ local function parse(lane, id, raw)
     worker = sub(raw, stop + 1, stop + worker_size),
     extra = sub(raw, stop + worker_size + 1, stop + worker_size + extra_size),
     result = sub(raw, stop + worker_size + extra_size + 1),
-    member = struct.pack('>I7', seq) .. id, saved = true, body = false,
+    member = struct.pack('>I7', seq) .. id, body = false,
   }
 end
 
 local function packed(job)
   return struct.pack(
-    HEAD, job.state, job.priority, job.attempts, job.max_attempts, job.spent, job.spent_state, job.reason, job.flags,
-    job.type_size, #job.worker, job.static_size, job.request_size, job.key_size, job.payload_size, #job.extra,
-    job.seq, job.visible_at, job.enqueued_at, job.token, job.deadline, job.claimed_at, job.finished_at,
-    job.expires_at, job.ttl
+    HEAD, job.state, job.attempts, job.spent, job.spent_state, job.reason, job.flags, #job.worker, job.priority,
+    #job.extra, job.visible_at, job.token, job.deadline, job.claimed_at, job.finished_at, job.expires_at, job.ttl,
+    job.max_attempts, job.type_size, job.key_size, job.static_size, job.request_size, job.payload_size, job.seq,
+    job.enqueued_at
   ) .. (job.body or sub(job.raw, HEAD_SIZE + 1, job.stop)) .. job.worker .. job.extra .. job.result
 end
 
@@ -124,25 +126,20 @@ local function stand(job, state, present)
   end
 end
 
-local function save(job)
-  set(job.lane.j, job.id, job)
-end
-
 -- Records are packed as late as possible: a job may be changed more than once in a call.
-local function pack_records()
-  for _, hash in pairs(hashes) do
-    for field, value in pairs(hash) do
-      if type(value) == 'table' then
-        value.raw = packed(value)
-        value.body, value.stop = false, #value.raw - #value.worker - #value.extra - #value.result
-        hash[field] = value.raw
-      end
-    end
-  end
+local unsaved = {}
+
+local function save(job)
+  unsaved[job] = true
 end
 
 local function finish_call()
-  pack_records()
+  for job in pairs(unsaved) do
+    job.raw = packed(job)
+    job.body, job.stop = false, #job.raw - #job.worker - #job.extra - #job.result
+    set(job.lane.j, job.id, job.raw)
+  end
+  unsaved = {}
   commit_arrivals()
 end
 
@@ -167,13 +164,14 @@ local KINDS = {
   failed = 8, canceled = 9, replayed = 10, purged = 11,
 }
 
-local function note(kind, job, a, b, c, d)
-  log[#log + 1] = { KINDS[kind], job.lane.name, job.id, job.type, job.attempts, job.token, job.worker, a, b, c, d }
+local function note_of(job, kind, a, b, c, d)
+  note(KINDS[kind], job.lane.name, job.id, job.type, job.attempts, job.token, job.worker, a, b, c, d)
 end
 
 -- Remove an ended job for good. [KEEP-1]
 local function forget(job)
   stand(job, job.state, false)
+  unsaved[job] = nil
   set(job.lane.j, job.id, false)
   if has(job, PAYLOAD_ELSEWHERE) then
     set(job.lane.p, job.id, false)
@@ -273,7 +271,7 @@ local function end_dead(job, reason, error)
     job.reason = reason
     end_at(job, keep_failed)
   end)
-  note('failed', job, reason, error[1], error[4], error[5])
+  note_of(job, 'failed', reason, error[1], error[4], error[5])
 end
 
 local function wait_again(job, state, delay)
@@ -304,7 +302,7 @@ local function expire(job, random)
     end_dead(job, LEASE_EXPIRED, error)
   else
     wait_again(job, RETRYING, backoff(job, random))
-    note('expired', job, job.visible_at, error[1], error[4], error[5])
+    note_of(job, 'expired', job.visible_at, error[1], error[4], error[5])
   end
 end
 

@@ -26,6 +26,11 @@ local function cost_of(lane)
   return settings and (settings[1][1] or settings[2][1]) or 10000
 end
 
+local function has_quota(lane)
+  local settings = settings_of(lane)
+  return settings and (settings[1][3] or settings[2][3])
+end
+
 -- How many jobs of a lane wait, what this call adds included.
 local function waiting_in(lane)
   if not lane.waiting then

@@ -86,33 +86,53 @@ local function split_lane(text)
 end
 
 -- Writes. -------------------------------------------------------------------------------------------------------
+--
+-- Gathered for each key in runs of one command, so that order holds; few tables and short ones, as they are what costs.
 
-local zsets, hashes, blobs, log, hints
+local zsets, hashes, blobs, hints
+local log, log_size, logged, words, dictionary
 
 local function clear()
-  zsets, hashes, blobs, log, hints = {}, {}, {}, {}, { ready = {}, done = {}, canceled = {} }
+  zsets, hashes, blobs, hints = {}, {}, {}, { ready = {}, done = {}, canceled = {} }
+  log, log_size, logged, words, dictionary = {}, 0, 0, {}, {}
 end
 
 clear()
 
--- Put a member into a sorted set, or take it out with `false`. The last word on a member counts.
-local function rank(key, member, score)
-  local set = zsets[key]
-  if not set then
-    set = {}
-    zsets[key] = set
+-- The arguments of the run of `command` that is under way for a key; whoever holds them adds nothing else there.
+local function run_of(changes, key, command)
+  local runs = changes[key]
+  if not runs then
+    runs = {}
+    changes[key] = runs
   end
-  set[member] = score
+  local run = runs[#runs]
+  if not run or run.command ~= command then
+    run = { command = command }
+    runs[#runs + 1] = run
+  end
+  return run
+end
+
+-- Put a member into a sorted set, or take it out with `false`.
+local function rank(key, member, score)
+  if score then
+    local run = run_of(zsets, key, 'ZADD')
+    run[#run + 1] = score
+    run[#run + 1] = member
+  else
+    local run = run_of(zsets, key, 'ZREM')
+    run[#run + 1] = member
+  end
 end
 
 -- The same for a field of a hash.
 local function set(key, field, value)
-  local hash = hashes[key]
-  if not hash then
-    hash = {}
-    hashes[key] = hash
+  local run = run_of(hashes, key, value and 'HSET' or 'HDEL')
+  run[#run + 1] = field
+  if value then
+    run[#run + 1] = value
   end
-  hash[field] = value
 end
 
 local ARGUMENTS = 2000
@@ -123,20 +143,35 @@ local function send(command, key, arguments)
   end
 end
 
-local function write(changes, put, drop, score_first)
-  for key, members in pairs(changes) do
-    local puts, drops = {}, {}
-    for member, value in pairs(members) do
-      if value == false then
-        drops[#drops + 1] = member
-      else
-        puts[#puts + 1] = score_first and value or member
-        puts[#puts + 1] = score_first and member or value
-      end
+local function write(changes)
+  for key, runs in pairs(changes) do
+    for _, run in ipairs(runs) do
+      send(run.command, key, run)
     end
-    send(put, key, puts)
-    send(drop, key, drops)
   end
+end
+
+-- A text that many events share, by its number in the chunk.
+local function word(text)
+  local number = words[text]
+  if not number then
+    number = #dictionary + 1
+    dictionary[number], words[text] = text, number
+  end
+  return number
+end
+
+-- Log an event. What belongs to its kind alone comes in `a` to `d`.
+local function note(kind, lane, id, type, attempts, token, worker, a, b, c, d)
+  local n = log_size
+  log[n + 1], log[n + 2], log[n + 3], log[n + 4] = kind, word(lane), id, word(type)
+  log[n + 5], log[n + 6], log[n + 7] = attempts, token, word(worker)
+  n = n + 7
+  if a then
+    log[n + 1], log[n + 2], log[n + 3], log[n + 4] = a, b, c, d
+    n = n + (d and 4 or c and 3 or b and 2 or 1)
+  end
+  log_size, logged = n, logged + 1
 end
 
 local function publish(hint, data)
@@ -145,16 +180,15 @@ end
 
 -- Make all the writes gathered so far. One event for each transition, in the same step as its change. [EVENT-1]
 local function commit()
-  write(zsets, 'ZADD', 'ZREM', true)
-  write(hashes, 'HSET', 'HDEL', false)
+  write(zsets)
+  write(hashes)
   send('RPUSH', shard .. 'b', blobs)
-  if #log > 0 then
-    tick(#log)
-    local logged = (tonumber(counters[5]) or 0) + #log
-    counters[5] = logged
-    local entry = { 'k', #log, 'n', logged, 'a', now, 'e', cmsgpack.pack(log) }
-    call('XADD', shard .. 'e', whole(last) .. '-0', unpack(entry))
-    call('HSET', KEYS[1], 'last', whole(last), 'log', whole(last), 'logged', logged)
+  if logged > 0 then
+    tick(logged)
+    counters[5] = (tonumber(counters[5]) or 0) + logged
+    local chunk = cmsgpack.pack({ dictionary, log })
+    call('XADD', shard .. 'e', whole(last) .. '-0', 'k', logged, 'n', counters[5], 'a', now, 'e', chunk)
+    call('HSET', KEYS[1], 'last', whole(last), 'log', whole(last), 'logged', counters[5])
     publish('events', '')
   end
   for hint, texts in pairs(hints) do

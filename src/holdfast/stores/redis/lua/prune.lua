@@ -2,7 +2,7 @@
 --   uses: jobs
 --
 -- request: { limit, keep_events, bound of the log in events, in milliseconds, 1 to hand out blobs }
--- Answers { jobs forgotten, events trimmed, 1 if jobs are left over, result that names a blob, ... }. Safe to repeat,
+-- Answers { jobs forgotten, events trimmed, 1 if something is left over, result that names a blob, ... }. Safe to repeat,
 --   but for the names of blobs, which are handed out once.
 
 local limit, keep_events, most_events, most_ms, with_blobs = unpack(request)
@@ -100,5 +100,6 @@ if with_blobs == 1 then
     answer[#answer + 1] = result
   end
   call('LTRIM', shard .. 'b', limit, -1)
+  answer[3] = max(answer[3], call('EXISTS', shard .. 'b'))
 end
 return answer

@@ -12,7 +12,7 @@ for n, item in ipairs(request) do
   elseif job.state <= LEASED or (item[3] >= 0 and item[3] ~= job.finished_at) then
     answers[n] = 0
   else
-    note('purged', job)
+    note_of(job, 'purged')
     forget(job)
     answers[n] = 1
   end

@@ -42,7 +42,7 @@ for n, item in ipairs(request) do
         job.attempts, job.visible_at, job.finished_at, job.expires_at, job.reason = 0, now, 0, 0, 0
       end)
       lane.waiting = lane.waiting and lane.waiting + 1
-      note('replayed', job, now, extra_of(job)[1])
+      note_of(job, 'replayed', now, extra_of(job)[1])
       answers[n] = 1
     end
   end

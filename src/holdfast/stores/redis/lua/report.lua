@@ -14,7 +14,7 @@ for n, item in ipairs(request) do
     job.extra = cmsgpack.pack(extra)
     save(job)
     if all_events then
-      note('progressed', job, item[4], item[5])
+      note_of(job, 'progressed', item[4], item[5])
     end
     answer = 0
   end

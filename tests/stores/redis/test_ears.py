@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.errors import StoreUnavailable
+from holdfast.store import ALL_HINTS, Hint, Signal, parse_url
+from holdfast.stores.redis.address import read
+from holdfast.stores.redis.ears import Ears
+from holdfast.stores.redis.link import Link
+from holdfast.testing.servers import HOST, ValkeyCluster, ValkeySentinel, ValkeyServer
+from tests.eventually import eventually
+
+
+def decode(hint, data):
+    """The messages of these tests: queues, one after another."""
+    if data == b"broken":
+        raise ValueError(data)
+    for queue in data.decode().split():
+        yield Signal(hint, queue=queue)
+
+
+class Listening:
+    """A listener that keeps what it heard."""
+
+    def __init__(self):
+        self.heard = []
+        self.came = asyncio.Event()
+
+    def __call__(self, signal):
+        self.heard.append(signal)
+        self.came.set()
+
+    async def until(self, *signals):
+        """Wait until exactly these have come since the last time."""
+        async with asyncio.timeout(20):
+            while len(self.heard) < len(signals):
+                self.came.clear()
+                await self.came.wait()
+        heard, self.heard = self.heard, []
+        assert sorted(heard, key=str) == sorted(signals, key=str)
+
+
+class Place:
+    """Ears on a link, and a way to publish beside them."""
+
+    def __init__(self, url, prefix, **changes):
+        linger_s = changes.pop("linger_s", 1.0)
+        self.link = Link(replace(read(parse_url(url)), **changes))
+        self.prefix = prefix
+        self.ears = Ears(self.link, prefix, decode, linger_s=linger_s)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await self.ears.close()
+        await self.link.close()
+
+
+@pytest.fixture
+async def place(url, prefix):
+    async with Place(url, prefix) as place:
+        yield place
+
+
+@pytest.fixture
+def publish(valkey, prefix):
+    """Publish as somebody else; how many heard it."""
+
+    def publish(hint, text):
+        return valkey.command("PUBLISH", f"{prefix}:{hint.value}", text)
+
+    return publish
+
+
+def channels(server, prefix):
+    return set(server.command("PUBSUB", "CHANNELS", f"{prefix}:*"))
+
+
+READY, DONE = Hint.READY, Hint.DONE
+
+
+async def test_what_is_published_is_heard(place, publish):
+    listening = Listening()
+    place.ears.listen(listening, {READY, DONE})
+    await place.ears.ready()
+    await listening.until(Signal(READY), Signal(DONE))
+    assert publish(READY, "a b") == 1
+    assert publish(DONE, "c") == 1
+    await listening.until(Signal(READY, queue="a"), Signal(READY, queue="b"), Signal(DONE, queue="c"))
+
+
+async def test_a_subscription_that_begins_says_look_again(place, publish):
+    """A change may fall between the look at the store and the moment from which hints come."""
+    listening = Listening()
+    place.ears.listen(listening, {READY})
+    assert publish(READY, "missed") == 0
+    await listening.until(Signal(READY))
+    later = Listening()
+    place.ears.listen(later, {READY, DONE})
+    await later.until(Signal(DONE))  # READY was there all the time: nothing can have been missed.
+    publish(READY, "a")
+    await later.until(Signal(READY, queue="a"))
+    await listening.until(Signal(READY, queue="a"))
+
+
+async def test_the_server_sends_only_what_somebody_wants(place, publish, valkey, prefix):
+    everything, done = Listening(), Listening()
+    stop = place.ears.listen(everything, ALL_HINTS)
+    place.ears.listen(done, {DONE})
+    await place.ears.ready()
+    assert channels(valkey, prefix) == {f"{prefix}:{hint.value}" for hint in Hint}
+    stop()
+    stop()
+    await eventually(lambda: channels(valkey, prefix), lambda found: found == {f"{prefix}:done"})
+    await done.until(Signal(DONE))
+    publish(DONE, "a")
+    await done.until(Signal(DONE, queue="a"))
+    assert Signal(DONE, queue="a") not in everything.heard
+
+
+async def test_a_hint_left_and_wanted_again_at_once_is_confirmed_anew(place, publish):
+    stays, listening = Listening(), Listening()
+    place.ears.listen(stays, {DONE})
+    await place.ears.ready()
+    for _ in range(50):
+        stop = place.ears.listen(listening, {READY})
+        stop()
+        stop = place.ears.listen(listening, {READY})
+        await place.ears.ready()
+        assert listening.heard == [Signal(READY)]
+        assert publish(READY, "a") == 1
+        listening.heard.pop()
+        await listening.until(Signal(READY, queue="a"))
+        stop()
+
+
+async def test_the_connection_ends_with_the_last_listener(url, prefix, valkey):
+    async with Place(url, prefix, linger_s=0) as place:
+        for _ in range(3):
+            stop = place.ears.listen(Listening(), {READY})
+            await place.ears.ready()
+            assert channels(valkey, prefix) == {f"{prefix}:ready"}
+            stop()
+            await eventually(lambda: channels(valkey, prefix), lambda found: not found)
+            assert await eventually(lambda: not place.ears._tasks)
+
+
+async def test_a_listener_that_comes_soon_finds_the_connection_open(place, valkey):
+    before = int(valkey.info("stats")["total_connections_received"])
+    for _ in range(5):
+        stop = place.ears.listen(Listening(), {READY})
+        await place.ears.ready()
+        stop()
+    made = int(valkey.info("stats")["total_connections_received"]) - before
+    assert made == 2  # Ours, and the one that asked just now.
+
+
+async def test_a_listener_that_fails_takes_nothing_from_the_others(place, publish, caplog):
+    def fails(signal):
+        raise ValueError(signal)
+
+    listening = Listening()
+    place.ears.listen(fails, {READY})
+    place.ears.listen(listening, {READY})
+    await listening.until(Signal(READY))
+    publish(READY, "a")
+    publish(READY, "b")
+    await listening.until(Signal(READY, queue="a"), Signal(READY, queue="b"))
+    assert [record.name for record in caplog.records] == ["holdfast"] * 3
+
+
+async def test_a_listener_may_end_itself_and_others(place, publish):
+    heard = []
+
+    def once(signal):
+        heard.append(signal)
+        for stop in stops:
+            stop()
+
+    last = Listening()
+    stops = [place.ears.listen(once, {READY}) for _ in range(3)]
+    place.ears.listen(last, {READY})
+    await last.until(Signal(READY))
+    assert heard == [Signal(READY)]
+
+
+async def test_a_message_that_cannot_be_read_means_look(place, publish, caplog):
+    listening = Listening()
+    place.ears.listen(listening, {READY})
+    await listening.until(Signal(READY))
+    publish(READY, "broken")
+    await listening.until(Signal(READY))
+    assert "cannot be read" in caplog.text
+
+
+async def test_after_a_lost_connection_everybody_looks_again(far_url, prefix, proxy, publish, caplog):
+    async with Place(far_url, prefix) as place:
+        listening, done = Listening(), Listening()
+        place.ears.listen(listening, {READY, DONE})
+        place.ears.listen(done, {DONE})
+        await place.ears.ready()
+        await listening.until(Signal(READY), Signal(DONE))
+        await done.until(Signal(DONE))
+        for _ in range(3):
+            proxy.drop_all()
+            publish(READY, "missed")
+            await listening.until(Signal(READY), Signal(DONE))
+            await done.until(Signal(DONE))
+        publish(DONE, "a")
+        await done.until(Signal(DONE, queue="a"))
+        assert caplog.text.count("hints may be late") == 3
+
+
+async def test_a_server_killed_and_restarted_is_heard_again(prefix):
+    with ValkeyServer() as server:
+        async with Place(server.url(), prefix) as place:
+            listening = Listening()
+            place.ears.listen(listening, {READY})
+            await listening.until(Signal(READY))
+            server.kill()
+            server.restart()
+            await listening.until(Signal(READY))
+            server.command("PUBLISH", f"{prefix}:ready", "a")
+            await listening.until(Signal(READY, queue="a"))
+
+
+async def test_a_connection_that_is_half_open_is_left(far_url, prefix, proxy, publish):
+    async with Place(far_url, prefix, timeout_s=0.2) as place:
+        listening = Listening()
+        place.ears.listen(listening, {READY})
+        await listening.until(Signal(READY))
+        proxy.freeze(new=False)
+        publish(READY, "missed")
+        await listening.until(Signal(READY))
+        publish(READY, "a")
+        await listening.until(Signal(READY, queue="a"))
+        assert proxy.counts.connections == 2
+
+
+async def test_silence_alone_ends_no_connection(far_url, prefix, proxy, publish):
+    async with Place(far_url, prefix, timeout_s=0.1) as place:
+        listening = Listening()
+        place.ears.listen(listening, {READY})
+        await listening.until(Signal(READY))
+        asked = proxy.counts.requests
+        await eventually(lambda: proxy.counts.requests, lambda requests: requests >= asked + 4)
+        publish(READY, "a")
+        await listening.until(Signal(READY, queue="a"))
+        assert proxy.counts.connections == 1
+
+
+async def test_ready_does_not_wait_for_a_server_that_is_away(far_url, prefix, proxy):
+    async with Place(far_url, prefix) as place:
+        proxy.refuse()
+        listening = Listening()
+        place.ears.listen(listening, {READY})
+        await place.ears.ready()
+        assert listening.heard == []
+        await proxy.accept()
+        await listening.until(Signal(READY))
+
+
+async def test_a_user_who_may_not_listen_is_told_so_once(prefix, caplog):
+    caplog.set_level(logging.DEBUG, "holdfast")
+    with ValkeyServer() as server:
+        server.command("ACL", "SETUSER", "ann", "on", ">secret", "~*", "+@all", "resetchannels")
+        async with Place(f"redis://ann:secret@{HOST}:{server.port}", prefix) as place:
+            listening = Listening()
+            place.ears.listen(listening, {READY})
+            await place.ears.ready()
+            await eventually(lambda: caplog.text.count("refuses to send hints"), lambda times: times >= 3)
+            assert [record.levelname for record in caplog.records][:3] == ["WARNING", "DEBUG", "DEBUG"]
+            server.command("ACL", "SETUSER", "ann", f"&{prefix}:*")
+            await listening.until(Signal(READY))
+
+
+async def test_a_cluster_carries_hints_from_any_node_to_any(cluster, prefix):
+    async with Place(cluster.url(), prefix) as place:
+        listening = Listening()
+        place.ears.listen(listening, {READY})
+        await listening.until(Signal(READY))
+        for number, node in enumerate(cluster.nodes):
+            node.command("PUBLISH", f"{prefix}:ready", f"q{number}")
+            await listening.until(Signal(READY, queue=f"q{number}"))
+
+
+async def test_a_node_that_died_is_left_for_another(prefix):
+    with ValkeyCluster(3, cluster_require_full_coverage=False) as cluster:
+        async with Place(cluster.url(), prefix) as place:
+            listening = Listening()
+            place.ears.listen(listening, {READY})
+            await listening.until(Signal(READY))
+            heard_by = [node for node in cluster.nodes if channels(node, prefix)]
+            assert len(heard_by) == 1
+            heard_by[0].kill()
+            await listening.until(Signal(READY))
+            other = next(node for node in cluster.nodes if node.alive)
+            other.command("PUBLISH", f"{prefix}:ready", "a")
+            await listening.until(Signal(READY, queue="a"))
+
+
+async def test_a_failover_of_sentinel_is_followed(prefix):
+    with ValkeySentinel() as sentinel:
+        async with Place(sentinel.url(), prefix, connect_timeout_s=1) as place:
+            listening = Listening()
+            place.ears.listen(listening, {READY})
+            await listening.until(Signal(READY))
+            new = await asyncio.to_thread(sentinel.failover)
+            await listening.until(Signal(READY))
+            new.command("PUBLISH", f"{prefix}:ready", "a")
+            await listening.until(Signal(READY, queue="a"))
+
+
+async def test_closed_ears_are_deaf(place, publish):
+    listening = Listening()
+    stop = place.ears.listen(listening, {READY})
+    await listening.until(Signal(READY))
+    await place.ears.close()
+    await place.ears.close()
+    assert publish(READY, "a") == 0
+    assert listening.heard == []
+    stop()
+    await place.ears.ready()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        place.ears.listen(listening, {READY})
+
+
+async def test_closing_ends_an_attempt_to_connect(far_url, prefix, proxy):
+    async with Place(far_url, prefix) as place:
+        proxy.freeze()
+        place.ears.listen(Listening(), {READY})
+        waiting = asyncio.create_task(place.ears.ready())
+        await eventually(lambda: proxy.open_connections)
+        await place.ears.close()
+        await waiting
+        assert not place.ears._tasks
