@@ -137,7 +137,7 @@ async def waits(figures: Figures, subject: str, queue: Queue, times: int) -> Non
 def drain_in_a_process(url: str, jobs: int, settings: Settings) -> dict[str, float]:
     """A worker process that starts, drains what is there, and says how long it took."""
     command = [*_command(url, settings), "--until", str(jobs)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, timeout=300)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, timeout=120)
     return json.loads(done.stdout)
 
 

@@ -153,7 +153,7 @@ class MemoryStore:
         self._frozen_at = self._epoch + time.monotonic_ns() // 1_000_000
         self._shift = 0
         self._lines: dict[str, Line] = {}
-        self._leases: list[tuple[int, int, Job]] = []
+        self._leases: list[tuple[int, int, int, Job]] = []
         self._leased = 0
         self._waiting: dict[str, int] = {}
         self._ended: list[tuple[int, int, Job]] = []
@@ -325,7 +325,7 @@ class MemoryStore:
         self._count(job, -1)
         event = lifecycle.claim(job, self._token, now + request.lease_ms, request.worker_id, now)
         self._count(job, +1)
-        heappush(self._leases, (job.deadline, job.token, job))
+        heappush(self._leases, (job.deadline, job.seq, job.token, job))
         if job.envelope.idempotency is not None:
             self._drop_binding(job, "until_started")
         self._append(event)
@@ -370,7 +370,7 @@ class MemoryStore:
         if job is None or refusal is not None:
             return refusal or JobNotFound(item.key.queue, item.key.id)
         event = lifecycle.extend(job, item.lease_ms, now)
-        heappush(self._leases, (job.deadline, job.token, job))
+        heappush(self._leases, (job.deadline, job.seq, job.token, job))
         self._tidy_leases()
         if self.options.all_events:
             self._append(event)
@@ -608,7 +608,7 @@ class MemoryStore:
     def _reap(self, limit: int, random: float, now: int) -> list[JobKey]:
         keys: list[JobKey] = []
         while self._leases and len(keys) < limit:
-            deadline, token, job = self._leases[0]
+            deadline, _, token, job = self._leases[0]
             if not _holds(deadline, token, job):
                 heappop(self._leases)
                 continue
@@ -763,7 +763,7 @@ class MemoryStore:
 
     def _tidy_leases(self) -> None:
         if len(self._leases) > 2 * self._leased + 64:
-            self._leases = [entry for entry in self._leases if _holds(*entry)]
+            self._leases = [entry for entry in self._leases if _holds(entry[0], entry[2], entry[3])]
             heapify(self._leases)
 
     def _tidy_line(self, line: Line, lane: Lane) -> None:

@@ -83,6 +83,7 @@ async def test_an_idle_worker_finds_another_line(proxy, far_url, queue, valkey, 
         proxy.freeze(new=False)
         await run_one(queue, 2)
         assert proxy.open_connections > 1
+        proxy.thaw()
 
 
 async def test_an_idle_worker_goes_on_when_the_line_thaws(proxy, far_url, queue, valkey, prefix):
@@ -97,6 +98,15 @@ async def test_an_idle_worker_goes_on_when_the_line_thaws(proxy, far_url, queue,
         assert (await ticket.refresh()).state is JobState.READY
         proxy.thaw()
         assert await ticket.wait(timeout=SOON_S) == 2
+
+
+async def test_a_worker_that_ends_on_a_dead_line_leaves_nothing_open(proxy, far_url, queue, valkey, prefix):
+    async with working(far_url):
+        await run_one(queue, 1)
+        await at_rest(proxy, valkey, f"{prefix}:ready")
+        proxy.freeze()
+    proxy.thaw()
+    await eventually(lambda: proxy.open_connections == 0)
 
 
 async def test_a_busy_worker_goes_on_after_a_freeze(proxy, far_url, queue, store):

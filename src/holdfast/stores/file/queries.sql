@@ -75,7 +75,7 @@ SELECT min(visible_at) AS at FROM jobs WHERE lane = ?1 AND state < 4 AND rank = 
 -- name: lane_paused
 SELECT paused FROM lanes WHERE lane = ?;
 -- name: expired_leases
-SELECT {job} FROM jobs WHERE state = 4 AND deadline <= ? ORDER BY deadline, token LIMIT ?;
+SELECT {job} FROM jobs WHERE state = 4 AND deadline <= ? ORDER BY deadline, seq LIMIT ?;
 -- name: next_deadline
 SELECT min(deadline) FROM jobs WHERE state = 4;
 -- name: lanes_in_turns

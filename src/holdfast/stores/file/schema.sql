@@ -59,7 +59,7 @@ CREATE TABLE jobs (
 );
 CREATE UNIQUE INDEX jobs_id ON jobs (lane, id);
 CREATE INDEX jobs_waiting ON jobs (lane, rank, visible_at) WHERE state < 4;
-CREATE INDEX jobs_leased ON jobs (deadline, token) WHERE state = 4;
+CREATE INDEX jobs_leased ON jobs (deadline, seq) WHERE state = 4;
 CREATE INDEX jobs_ended ON jobs (lane, finished_at) WHERE state > 4;
 CREATE INDEX jobs_dead ON jobs (lane, finished_at) WHERE state = 6;
 CREATE INDEX jobs_forgotten ON jobs (expires_at) WHERE state > 4;

@@ -5,11 +5,10 @@
 
 local tenant, queues, limit, lease_ms, worker, random, repairs = unpack(request)
 
-if #reap(repairs, random) > 0 then
-  finish_call()
-end
+reap(repairs, random)
 
-local picks = {}
+-- What was picked, in order: lanes, members, and further down ids and records.
+local picks, lanes_of, members = 0, {}, {}
 
 local function pick(way)
   local member = peek(way)
@@ -17,7 +16,8 @@ local function pick(way)
     return false
   end
   way.at = way.at + 2
-  picks[#picks + 1] = { lane = way.lane, member = member, id = sub(member, 8) }
+  picks = picks + 1
+  lanes_of[picks], members[picks] = way.lane, member
   return true
 end
 
@@ -100,10 +100,10 @@ for _, queue in ipairs(queues) do
     going[#going + 1] = tenant and take_own(queue) or take_turns(queue)
   end
 end
-while #going > 0 and #picks < limit do
+while #going > 0 and picks < limit do
   local still = {}
   for _, take in ipairs(going) do
-    if #picks < limit and take() then
+    if picks < limit and take() then
       still[#still + 1] = take
     end
   end
@@ -113,6 +113,8 @@ end
 -- Lease a job: a fresh token, a deadline, one more attempt. [CLAIM-1, RETRY-1]
 local deadline = now + lease_ms
 local CLAIMED = KINDS.claimed
+
+local raws = {}
 
 local function lease_slowly(job, token)
   move(job, LEASED, function()
@@ -125,10 +127,9 @@ local function lease_slowly(job, token)
 end
 
 -- The same for most jobs, which have no key, no errors and no replays, by changing the record where it differs.
-local function lease(picked, raw, token)
-  local lane, id, member = picked.lane, picked.id, picked.member
+local function lease(n, id, raw, token)
+  local lane, member = lanes_of[n], members[n]
   if not raw then -- Somebody took the record and left the index: mend it, and let the others have their turn.
-    picked.gone = true
     return rank(lane.w, member, false)
   end
   local state, attempts, _, _, reason, flags, _, priority, extra_size, visible_at, _, _, _, _, _, ttl,
@@ -138,39 +139,26 @@ local function lease(picked, raw, token)
     lane.jobs[id] = job
     return lease_slowly(job, token)
   end
-  picked.raw = struct.pack(
+  raws[n] = struct.pack(
     MOVING, LEASED, attempts + 1, 0, 0, reason, flags, #worker, priority, 0, visible_at, token, deadline, now, 0, 0, ttl
   ) .. sub(raw, MOVING_SIZE + 1, HEAD_SIZE + type_size + static_size + request_size + payload_size) .. worker
-  set(lane.j, id, picked.raw)
+  set(lane.j, id, raws[n])
   rank(lane.w, member, false)
-  rank(shard .. 'l', struct.pack('>I7', token) .. lane.name .. id, deadline)
   rank(lane.l, member, deadline)
+  bound('L', lane, deadline)
   local type = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size)
   note(CLAIMED, lane.name, id, type, attempts + 1, token, worker, visible_at, deadline)
 end
 
 -- Records come lane by lane, leases are given in the order of the turns.
-local wanted = {}
-for _, picked in ipairs(picks) do
-  local group = wanted[picked.lane]
-  if not group then
-    group = {}
-    wanted[picked.lane] = group
-  end
-  group[#group + 1] = picked
+local ids, found = {}, {}
+for n = 1, picks do
+  ids[n] = sub(members[n], 8)
 end
-for lane, group in pairs(wanted) do
-  local ids = {}
-  for n, picked in ipairs(group) do
-    ids[n] = picked.id
-  end
-  for n, raw in ipairs(call('HMGET', lane.j, unpack(ids))) do
-    group[n].found = raw
-  end
-end
-local token = tick(#picks)
-for n, picked in ipairs(picks) do
-  lease(picked, picked.found, token + n - 1)
+fetch(lanes_of, ids, found)
+local token = tick(picks)
+for n = 1, picks do
+  lease(n, ids[n], found[n], token + n - 1)
 end
 finish_call()
 for _, settle in ipairs(settling) do
@@ -186,8 +174,8 @@ local function look_at(moment)
 end
 
 -- When a claim that came back short should look again. [CLAIM-3]
-if #picks < limit then
-  look_at(tonumber(call('ZRANGE', shard .. 'l', 0, 0, 'WITHSCORES')[2]))
+if picks < limit then
+  look_at(next_deadline())
   for _, queue in ipairs(queues) do
     if not tenant then
       look_at(tonumber(call('ZRANGE', shard .. 'N:' .. queue, 0, 0, 'WITHSCORES')[2]))
@@ -198,11 +186,11 @@ if #picks < limit then
 end
 
 local answer = { now, next_at or -1 }
-for _, picked in ipairs(picks) do
-  if not picked.gone then
-    answer[#answer + 1] = picked.lane.name
-    answer[#answer + 1] = picked.id
-    answer[#answer + 1] = picked.raw or picked.lane.jobs[picked.id].raw
+for n = 1, picks do
+  if found[n] then
+    local size = #answer
+    answer[size + 1], answer[size + 2] = lanes_of[n].name, ids[n]
+    answer[size + 3] = raws[n] or lanes_of[n].jobs[ids[n]].raw
   end
 end
 return answer

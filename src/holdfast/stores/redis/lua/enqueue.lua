@@ -44,31 +44,22 @@ local function put_all()
   if not plain then
     return false
   end
-  local wanted = {}
-  for n, id in ipairs(ids) do
-    local lane = lane_of(names[n] or names[1])
-    local group = wanted[lane]
-    if not group then
-      if has_quota(lane) then
-        return false
-      end
-      group = {}
-      wanted[lane] = group
+  local lanes_of, found = {}, {}
+  for n = 1, #ids do
+    lanes_of[n] = lane_of(names[n] or names[1])
+    if lanes_of[n] ~= lanes_of[n - 1] and has_quota(lanes_of[n]) then
+      return false
     end
-    group[#group + 1] = id
   end
-  for lane, group in pairs(wanted) do
-    for first = 1, #group, ARGUMENTS do
-      for _, raw in ipairs(call('HMGET', lane.j, unpack(group, first, min(first + ARGUMENTS - 1, #group)))) do
-        if raw then
-          return false
-        end
-      end
+  fetch(lanes_of, ids, found)
+  for n = 1, #ids do
+    if found[n] then
+      return false
     end
   end
   local seq = tick(#ids)
   for n = 1, #ids do
-    answers[n] = put(lane_of(names[n] or names[1]), n, body_of(n), seq + n - 1)
+    answers[n] = put(lanes_of[n], n, body_of(n), seq + n - 1)
     large_at = large_at + larges[n]
   end
   return true

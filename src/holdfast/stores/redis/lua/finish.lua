@@ -10,7 +10,6 @@
 local COMPLETE, FAIL, RETRY = 1, 2, 3
 local names, ids, tokens, outcomes, sizes, in_blob, details, plain = unpack(request)
 local results, at = ARGV[3], 1
-local COMPLETED_BYTE = string.char(COMPLETED)
 
 local function complete_slowly(job, result, blob)
   move(job, COMPLETED, function()
@@ -77,12 +76,11 @@ local function complete(lane, n, raw, result)
     MOVING, COMPLETED, attempts, COMPLETE, COMPLETED, reason, flags, worker_size, priority, extra_size, visible_at,
     token, 0, claimed_at, now, now + ttl, ttl
   ) .. sub(raw, MOVING_SIZE + 1, stop + worker_size + extra_size) .. result)
-  local member = struct.pack('>I7', seq)
-  rank(shard .. 'l', struct.pack('>I7', token) .. lane.name .. id, false)
-  rank(shard .. 'x', member .. COMPLETED_BYTE .. lane.name .. id, now + ttl)
-  member = member .. id
+  local member = struct.pack('>I7', seq) .. id
   rank(lane.l, member, false)
   rank(lane[COMPLETED], member, now)
+  rank(lane.e, member, now + ttl)
+  bound('E', lane, now + ttl)
   local type, worker = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size), sub(raw, stop + 1, stop + worker_size)
   note(KINDS.completed, lane.name, id, type, attempts, token, worker)
   local done = hints.done
@@ -91,27 +89,15 @@ local function complete(lane, n, raw, result)
   return COMPLETED
 end
 
-local wanted = {}
-for n, id in ipairs(ids) do
-  local lane = lane_of(names[n] or names[1])
-  local group = wanted[lane]
-  if not group then
-    group = { ids = {}, places = {} }
-    wanted[lane] = group
-  end
-  group.ids[#group.ids + 1] = id
-  group.places[#group.places + 1] = n
+local lanes_of, raws = {}, {}
+for n = 1, #ids do
+  lanes_of[n] = lane_of(names[n] or names[1])
 end
-local raws = {}
-for lane, group in pairs(wanted) do
-  for n, raw in ipairs(call('HMGET', lane.j, unpack(group.ids))) do
-    raws[group.places[n]] = raw
-  end
-end
+fetch(lanes_of, ids, raws)
 
 local answers = {}
 for n, id in ipairs(ids) do
-  local lane, raw = lane_of(names[n] or names[1]), raws[n]
+  local lane, raw = lanes_of[n], raws[n]
   local result = sub(results, at, at + sizes[n] - 1)
   local answer = plain and raw and outcomes[n] == COMPLETE and complete(lane, n, raw, result) or nil
   if answer == nil then

@@ -53,6 +53,39 @@ local function part(job, first, size)
   return sub(job.raw, HEAD_SIZE + first + 1, HEAD_SIZE + first + size)
 end
 
+-- The records of many jobs, each named by its lane and id, into `raws`: one command for each lane.
+local function fetch(lanes_of, ids, raws)
+  local one = true
+  for n = 2, #ids do
+    one = one and lanes_of[n] == lanes_of[1]
+  end
+  if one then
+    for first = 1, #ids, ARGUMENTS do
+      local stop = min(first + ARGUMENTS - 1, #ids)
+      local some = call('HMGET', lanes_of[1].j, unpack(ids, first, stop))
+      for n = first, stop do
+        raws[n] = some[n - first + 1]
+      end
+    end
+    return
+  end
+  local groups = {}
+  for n, id in ipairs(ids) do
+    local group = groups[lanes_of[n]]
+    if not group then
+      group = { places = {} }
+      groups[lanes_of[n]] = group
+    end
+    group[#group + 1] = id
+    group.places[#group] = n
+  end
+  for lane, group in pairs(groups) do
+    for n, raw in ipairs(call('HMGET', lane.j, unpack(group))) do
+      raws[group.places[n]] = raw
+    end
+  end
+end
+
 -- Fetch the records of a lane that will be needed, in one command.
 local function load(lane, ids)
   for first = 1, #ids, ARGUMENTS do
@@ -118,11 +151,16 @@ local function stand(job, state, present)
       rank(lane.r, member, present and job.visible_at)
     end
   elseif state == LEASED then
-    rank(shard .. 'l', struct.pack('>I7', job.token) .. lane.name .. job.id, present and job.deadline)
     rank(lane.l, member, present and job.deadline)
+    if present then
+      bound('L', lane, job.deadline)
+    end
   else
     rank(lane[state], member, present and job.finished_at)
-    rank(shard .. 'x', struct.pack('>I7B', job.seq, state) .. lane.name .. job.id, present and job.expires_at)
+    rank(lane.e, member, present and job.expires_at)
+    if present then
+      bound('E', lane, job.expires_at)
+    end
   end
 end
 
@@ -306,22 +344,73 @@ local function expire(job, random)
   end
 end
 
+local LANES_AT_ONCE, LANES_IN_FULL = 100, 10
+
+-- Set the bound of a lane to what it should be, and say what that is.
+local function set_right(index, set_name, name)
+  local earliest = call('ZRANGE', lane_of(name)[set_name], 0, 0, 'WITHSCORES')[2]
+  if earliest then
+    call('ZADD', shard .. index, earliest, name)
+  else
+    call('ZREM', shard .. index, name)
+  end
+  return tonumber(earliest)
+end
+
+-- What is over by now, of all lanes: up to `limit` { moment, member, lane }, oldest first; and what to call once that
+-- has been dealt with, to set the bounds of these lanes right.
+local function overdue(index, set_name, limit)
+  local names = call('ZRANGEBYSCORE', shard .. index, '-inf', now, 'LIMIT', 0, LANES_AT_ONCE)
+  local found = {}
+  local share = #names <= LANES_IN_FULL and limit or math.ceil(limit * LANES_IN_FULL / #names)
+  for _, name in ipairs(names) do
+    local lane = lane_of(name)
+    local members = call('ZRANGEBYSCORE', lane[set_name], '-inf', now, 'WITHSCORES', 'LIMIT', 0, share)
+    for n = 1, #members, 2 do
+      found[#found + 1] = { tonumber(members[n + 1]), members[n], lane }
+    end
+  end
+  if #names > 1 then
+    table.sort(found, function(a, b)
+      return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2])
+    end)
+  end
+  return found, function()
+    for _, name in ipairs(names) do
+      set_right(index, set_name, name)
+    end
+  end
+end
+
 -- End up to `limit` expired leases, oldest deadline first, from the index of deadlines. [LEASE-3]
 local function reap(limit, random)
-  local members = call('ZRANGEBYSCORE', shard .. 'l', '-inf', now, 'LIMIT', 0, limit)
+  local found, settle = overdue('L', 'l', limit)
   local ended = {}
-  for n, member in ipairs(members) do
-    local lane, id = split_lane(sub(member, 8))
+  for n = 1, min(limit, #found) do
+    local lane, id = found[n][3], sub(found[n][2], 8)
     local job = find_any(lane, id)
-    if job and job.state == LEASED and job.token == struct.unpack('>I7', member) then
+    if job and job.state == LEASED then
       expire(job, (random + (n - 1) * 0.6180339887498949) % 1)
       ended[#ended + 1] = lane.name
       ended[#ended + 1] = id
     else
-      rank(shard .. 'l', member, false)
+      rank(lane.l, found[n][2], false)
     end
   end
+  finish_call()
+  settle()
   return ended
+end
+
+-- When the next lease runs out, or nil. Each bound that has to be set right on the way was left by an earlier call.
+local function next_deadline()
+  for _ = 1, LANES_AT_ONCE do
+    local head = call('ZRANGE', shard .. 'L', 0, 0, 'WITHSCORES')
+    if not head[1] or set_right('L', 'l', head[1]) == tonumber(head[2]) then
+      return tonumber(head[2])
+    end
+  end
+  return now + 1
 end
 
 -- Judge an acknowledgement by the first line of the rule that fits; nil means: go ahead. [LEASE-1]

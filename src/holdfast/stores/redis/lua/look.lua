@@ -13,7 +13,7 @@ local function look_at(moment)
   end
 end
 
-look_at(tonumber(call('ZRANGE', shard .. 'l', 0, 0, 'WITHSCORES')[2]))
+look_at(tonumber(call('ZRANGE', shard .. 'L', 0, 0, 'WITHSCORES')[2]))
 for _, queue in ipairs(request[1]) do
   look_at(tonumber(call('ZRANGE', shard .. 'N:' .. queue, 0, 0, 'WITHSCORES')[2]))
   if call('EXISTS', shard .. 'T:' .. queue) == 1 then

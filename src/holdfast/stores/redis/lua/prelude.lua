@@ -51,6 +51,7 @@ local function lane_of(name)
       w = shard .. 'w:' .. name, -- waiting jobs in claim order
       r = shard .. 'r:' .. name, -- of these, the retrying ones by visible time
       l = shard .. 'l:' .. name, -- leased jobs by deadline
+      e = shard .. 'e:' .. name, -- ended jobs by the end of their retention
       [5] = shard .. 'C:' .. name, [6] = shard .. 'F:' .. name, [7] = shard .. 'X:' .. name, -- ended ones by time
     }
     lanes[name] = lane
@@ -89,11 +90,11 @@ end
 --
 -- Gathered for each key in runs of one command, so that order holds; few tables and short ones, as they are what costs.
 
-local zsets, hashes, blobs, hints
+local zsets, hashes, bounds, blobs, hints
 local log, log_size, logged, words, dictionary
 
 local function clear()
-  zsets, hashes, blobs, hints = {}, {}, {}, { ready = {}, done = {}, canceled = {} }
+  zsets, hashes, bounds, blobs, hints = {}, {}, {}, {}, { ready = {}, done = {}, canceled = {} }
   log, log_size, logged, words, dictionary = {}, 0, 0, {}, {}
 end
 
@@ -108,7 +109,7 @@ local function run_of(changes, key, command)
   end
   local run = runs[#runs]
   if not run or run.command ~= command then
-    run = { command = command }
+    run = { command = command, n = 0 }
     runs[#runs + 1] = run
   end
   return run
@@ -118,20 +119,38 @@ end
 local function rank(key, member, score)
   if score then
     local run = run_of(zsets, key, 'ZADD')
-    run[#run + 1] = score
-    run[#run + 1] = member
+    local n = run.n
+    run[n + 1], run[n + 2], run.n = score, member, n + 2
   else
     local run = run_of(zsets, key, 'ZREM')
-    run[#run + 1] = member
+    local n = run.n + 1
+    run[n], run.n = member, n
   end
 end
 
 -- The same for a field of a hash.
 local function set(key, field, value)
   local run = run_of(hashes, key, value and 'HSET' or 'HDEL')
-  run[#run + 1] = field
+  local n = run.n + 1
+  run[n] = field
   if value then
-    run[#run + 1] = value
+    n = n + 1
+    run[n] = value
+  end
+  run.n = n
+end
+
+-- Lanes by the earliest moment at which something of theirs may be over, `L` a lease and `E` a retention. A bound may be
+-- too early, never too late: who finds it so sets it right.
+local function bound(index, lane, at)
+  local set_bounds = bounds[index]
+  if not set_bounds then
+    set_bounds = {}
+    bounds[index] = set_bounds
+  end
+  local known = set_bounds[lane.name]
+  if not known or at < known then
+    set_bounds[lane.name] = at
   end
 end
 
@@ -182,6 +201,11 @@ end
 local function commit()
   write(zsets)
   write(hashes)
+  for index, set_bounds in pairs(bounds) do
+    for name, at in pairs(set_bounds) do
+      call('ZADD', shard .. index, 'LT', at, name)
+    end
+  end
   send('RPUSH', shard .. 'b', blobs)
   if logged > 0 then
     tick(logged)

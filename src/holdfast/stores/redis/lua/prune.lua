@@ -8,15 +8,15 @@
 local limit, keep_events, most_events, most_ms, with_blobs = unpack(request)
 local LANES, CHUNKS, MONTH = 50, 200, 30 * 86400000
 
-local ended = call('ZRANGEBYSCORE', shard .. 'x', '-inf', now, 'LIMIT', 0, limit + 1)
+local ended, settle = overdue('E', 'e', limit + 1)
 local jobs = min(#ended, limit)
 for n = 1, jobs do
-  local lane, id = split_lane(sub(ended[n], 9))
-  local job = find_any(lane, id)
+  local lane = ended[n][3]
+  local job = find_any(lane, sub(ended[n][2], 8))
   if job and job.state > LEASED and forgotten(job) then
     forget(job)
   else
-    rank(shard .. 'x', ended[n], false)
+    rank(lane.e, ended[n][2], false)
   end
 end
 for _, member in ipairs(call('ZRANGEBYSCORE', shard .. 'y', '-inf', now, 'LIMIT', 0, limit)) do
@@ -24,6 +24,7 @@ for _, member in ipairs(call('ZRANGEBYSCORE', shard .. 'y', '-inf', now, 'LIMIT'
   unbind(lane, field)
 end
 finish_call()
+settle()
 
 -- The log: down to what is kept anyway or, if more, to the slowest reader, within the bounds. Chunks go whole; the
 -- number up to which it is gone for readers is exact.

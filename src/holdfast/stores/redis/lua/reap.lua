@@ -4,6 +4,4 @@
 -- Answers { now, the next deadline or -1, lane, id, lane, id, ... }. Sent once.
 
 local ended = reap(request[1], request[2])
-finish_call()
-local soonest = call('ZRANGE', shard .. 'l', 0, 0, 'WITHSCORES')[2]
-return { now, tonumber(soonest or -1), unpack(ended) }
+return { now, next_deadline() or -1, unpack(ended) }

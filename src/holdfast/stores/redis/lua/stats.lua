@@ -7,12 +7,17 @@
 local FORGOTTEN = 1000
 local tenant, queues = unpack(request)
 
-local gone = {}
-for _, member in ipairs(call('ZRANGEBYSCORE', shard .. 'x', '-inf', now, 'LIMIT', 0, FORGOTTEN)) do
-  local lane = split_lane(sub(member, 9))
-  local state = string.byte(member, 8)
-  gone[lane.name] = gone[lane.name] or {}
-  gone[lane.name][state] = (gone[lane.name][state] or 0) + 1
+-- How many ended jobs of a lane wait for the pruner, by state.
+local function gone_of(lane)
+  local gone = { [COMPLETED] = 0, [FAILED] = 0, [CANCELED] = 0 }
+  for _, member in ipairs(call('ZRANGEBYSCORE', lane.e, '-inf', now, 'LIMIT', 0, FORGOTTEN)) do
+    for state = COMPLETED, CANCELED do
+      if call('ZSCORE', lane[state], member) then
+        gone[state] = gone[state] + 1
+      end
+    end
+  end
+  return gone
 end
 
 local function counts(lane)
@@ -28,8 +33,9 @@ local function counts(lane)
   local retrying = call('ZCOUNT', lane.r, '(' .. whole(now), '+inf')
   local scheduled = call('ZCARD', lane.w) - ready - retrying
   local answer = { is_paused(lane) and 1 or 0, oldest or -1, scheduled, ready, retrying, call('ZCARD', lane.l) }
+  local gone = gone_of(lane)
   for state = COMPLETED, CANCELED do
-    answer[#answer + 1] = call('ZCARD', lane[state]) - (gone[lane.name] and gone[lane.name][state] or 0)
+    answer[#answer + 1] = call('ZCARD', lane[state]) - gone[state]
   end
   return answer
 end
