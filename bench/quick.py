@@ -39,7 +39,7 @@ COMMIT = "one SQLite commit"
 def main() -> int:
     arguments = _arguments()
     settings = Settings(arguments.concurrency, arguments.prefetch)
-    console = Console(width=max(120, Console().width))
+    console = Console(width=max(140, Console().width))
     figures = Figures()
     began = time.monotonic()
     # Beside the code and not in /tmp, which is memory on many machines: fsync must mean something.

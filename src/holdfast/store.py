@@ -408,11 +408,12 @@ def parse_url(url: str) -> StoreUrl:
     head, _, query = url.partition("?")
     scheme, colon, rest = head.partition(":")
     if not colon or not scheme:
-        raise InvalidOption("store", f"{url!r} is not a store URL; write for example 'file:./data' or 'memory:'")
+        # Not the URL itself: it may have a password in it.
+        raise InvalidOption("store", "that is not a store URL; write for example 'file:./data' or 'redis://localhost'")
     pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     options = dict(pairs)
     if len(options) != len(pairs):
-        raise InvalidOption("store", f"an option stands twice in {url!r}")
+        raise InvalidOption("store", f"an option stands twice in the URL of {scheme}:")
     return StoreUrl(url, scheme, unquote(rest), options)
 
 
@@ -490,7 +491,8 @@ def _opener(scheme: str) -> Opener:
             try:
                 return cast("Opener", point.load())
             except ModuleNotFoundError as error:
-                extra = {"postgresql": "postgres", "valkey": "redis", "rediss": "redis"}.get(scheme, scheme)
+                family = scheme.partition("+")[0].removesuffix("s")
+                extra = {"postgresql": "postgres", "valkey": "redis"}.get(family, family)
                 reason = f"{scheme}: needs {error.name}; install it with: pip install 'holdfast[{extra}]'"
                 raise InvalidOption("store", reason) from error
     known = ", ".join(sorted(f"{point.name}:" for point in entry_points(group="holdfast.stores")))

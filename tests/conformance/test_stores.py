@@ -5,14 +5,23 @@ import asyncio
 import pytest
 
 from holdfast.testing.conformance import RULES, Check, Spaces, all_checks, certify, perform
+from holdfast.testing.servers import ValkeyCluster, ValkeyServer
 
-STORES = ["memory", "file"]
+STORES = ["memory", "file", "valkey", "cluster"]
 
 
 @pytest.fixture(scope="module", params=STORES)
 def spaces(request, tmp_path_factory):
-    urls = {"memory": "memory:conformance", "file": f"file:{tmp_path_factory.mktemp('conformance')}"}
-    return Spaces(urls[request.param])
+    if request.param == "memory":
+        yield Spaces("memory:conformance")
+    elif request.param == "file":
+        yield Spaces(f"file:{tmp_path_factory.mktemp('conformance')}")
+    elif request.param == "valkey":
+        with ValkeyServer(appendonly=True, appendfsync="always") as server:
+            yield Spaces(server.url())
+    else:
+        with ValkeyCluster(3) as cluster:
+            yield Spaces(cluster.url())
 
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: f"{check.rule}-{check.name}")
@@ -22,6 +31,16 @@ def test_the_store_keeps_the_rule(check: Check, spaces: Spaces) -> None:
 
 def test_every_rule_of_the_contract_has_a_check() -> None:
     assert {check.rule for check in all_checks()} == set(RULES)
+
+
+def test_a_run_on_a_server_leaves_nothing_behind() -> None:
+    """Also what checks made with clocks that stand still."""
+    checks = [check for check in all_checks() if check.rule in ("RETRY-3", "ENQ-6")]
+    with ValkeyServer() as server:
+        server.command("SET", "somebody", "else's")
+        certificate = asyncio.run(certify(server.url(), checks))
+        assert certificate.held
+        assert server.command("KEYS", "*") == ["somebody"]
 
 
 def test_a_broken_rule_is_named_in_the_certificate() -> None:

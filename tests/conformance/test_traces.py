@@ -1,4 +1,4 @@
-"""Random traces: the file store and the memory store take the same steps and never differ.
+"""Random traces: a store and the memory store take the same steps and never differ.
 
 A failure prints the seed, the step, both answers, and the command that runs the trace again.
 """
@@ -18,6 +18,7 @@ from holdfast.stores.file import changes, claims, transaction
 from holdfast.stores.file.sql import SQL
 from holdfast.testing.conformance.expect import Broken
 from holdfast.testing.conformance.spaces import Spaces
+from holdfast.testing.servers import ValkeyCluster, ValkeyServer
 from holdfast.testing.traces import MAKERS, VARIANTS, Difference, History, check_trace, draw, open_pair
 from holdfast.testing.traces.steps import WEIGHTS
 
@@ -44,6 +45,12 @@ REACHED = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def valkey():
+    with ValkeyServer() as server:
+        yield server
+
+
 @pytest.fixture
 def url(tmp_path):
     return f"file:{tmp_path}"
@@ -61,6 +68,19 @@ async def test_two_memory_stores_never_differ_and_traces_reach_every_kind_of_ans
 async def test_the_file_store_never_differs_from_the_memory_store(url, first):
     for seed in range(first, first + BLOCK):
         await check_trace(url, seed, STEPS)
+
+
+@pytest.mark.parametrize("first", range(0, 60, BLOCK))
+async def test_the_redis_store_never_differs_from_the_memory_store(valkey, first):
+    for seed in range(first, first + BLOCK):
+        await check_trace(valkey.url(), seed, STEPS)
+
+
+async def test_nor_does_it_on_a_cluster():
+    """In one shard: between shards neither turns nor the order of the log are decided."""
+    with ValkeyCluster(3) as cluster:
+        for seed in range(BLOCK):
+            await check_trace(cluster.url(shards=1), seed, STEPS)
 
 
 class Machine(RuleBasedStateMachine):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -49,11 +48,14 @@ async def _claim_everywhere(shards: Shards, request: ClaimRequest) -> Claimed:
     looks = await shards.run_everywhere("look", encode((request.queues,)))
     now = max(look[0] for look in looks)
     times = [next_at for _, _, next_at in looks if next_at >= 0]
-    busy = [shard for shard, (_, may, _) in enumerate(looks) if may]
-    random.shuffle(busy)
+    # Who was asked longest ago comes first, and gets what cannot be shared.
+    busy = sorted((shard for shard, (_, may, _) in enumerate(looks) if may), key=shards.turns.__getitem__)
     jobs: list[Job] = []
     while busy and len(jobs) < request.limit:
         asked = _shares(request, busy, len(jobs))
+        for shard, _ in asked:
+            shards.turn += 1
+            shards.turns[shard] = shards.turn
         answers = await asyncio.gather(
             *(_claim_at(shards, shard, part) for shard, part in asked), return_exceptions=True
         )

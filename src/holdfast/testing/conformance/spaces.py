@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
-from holdfast.store import parse_url
+from holdfast.store import open_store, parse_url
 
 Locate = Callable[[str, str], str]
 """(the URL given, the name of a place) -> the URL of that place, without the options of the suite."""
@@ -27,22 +27,38 @@ class Spaces:
         self.run = f"conf{uuid.uuid4().hex[:8]}"
         self._locate = locate or _locate
         self._owned = locate is None
+        self._made: set[str] = set()
 
     def url(self, place: str, **options: str) -> str:
         """The URL of a place, with these options on top of those given."""
         head, _, query = self._locate(self.given, f"{self.run}-{place}").partition("?")
         merged = dict(parse_qsl(query, keep_blank_values=True)) | options
-        return f"{head}?{urlencode(merged)}" if merged else head
+        url = f"{head}?{urlencode(merged)}" if merged else head
+        self._made.add(url)
+        return url
 
     async def remove(self) -> None:
-        """Take away what the run left behind, where that is a matter of files."""
+        """Take away what the run left behind: files, or what a store that can `erase` has under its prefix."""
         if self._owned and self.given.startswith("file:"):
             await asyncio.to_thread(self._remove_files)
+        elif self._owned and not self.given.startswith("memory:"):
+            for url in self._made:
+                await _erase(url)
 
     def _remove_files(self) -> None:
         root = Path(parse_url(self.given).rest)
         for place in root.glob(f"{self.run}-*"):
             shutil.rmtree(place, ignore_errors=True)
+
+
+async def _erase(url: str) -> None:
+    store = await open_store(url)
+    try:
+        erase = getattr(store, "erase", None)
+        if erase is not None:
+            await erase()
+    finally:
+        await store.close()
 
 
 def _locate(url: str, place: str) -> str:
