@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import random
+from heapq import heapify, heapreplace
 
 from msgspec.structs import replace
 
@@ -15,73 +16,99 @@ from holdfast.stores.redis.records import encode
 from holdfast.stores.redis.shards import BATCH, Shards
 
 
-async def claim(shards: Shards, request: ClaimRequest) -> Claimed:
-    """Lease jobs; large payloads are left out. Never repeated: a lost reply costs the leases it would have told of."""
-    if request.tenant is not None:
-        return await _claim_at(shards, shards.of(request.tenant), request)
-    if shards.count == 1:
-        return await _claim_at(shards, 0, request)
-    return await _claim_everywhere(shards, request)
+class Claims:
+    """The claims of one handle."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+        self._turns = Turns()
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """Lease jobs; large payloads are left out. Never sent again: a lost reply costs a lease. [ENQ-8]"""
+        if request.tenant is not None:
+            return await self._claim_at(self._shards.of(request.tenant), request)
+        if self._shards.count == 1:
+            return await self._claim_at(0, request)
+        return await self._claim_everywhere(request)
+
+    async def _claim_at(self, shard: int, request: ClaimRequest) -> Claimed:
+        jobs: list[Job] = []
+        while True:
+            limit = min(request.limit - len(jobs), BATCH)
+            packed = encode((
+                request.tenant or False, request.queues, limit, request.lease_ms, request.worker_id, request.random,
+                REPAIR_LIMIT,
+            ))  # fmt: skip
+            now, next_at, *found = await self._shards.run("claim", shard, packed, repeat=False)
+            for at in range(0, len(found), 3):
+                tenant, queue = names_of(found[at].decode())
+                jobs.append(records.to_job(tenant, queue, found[at + 1].decode(), found[at + 2]))
+            if len(found) < 3 * limit or len(jobs) == request.limit:
+                return Claimed(jobs, now, None if next_at < 0 else next_at)
+
+    async def _claim_everywhere(self, request: ClaimRequest) -> Claimed:
+        """See which shards may have work, then take from each its share; who has less leaves its share to the others.
+
+        Turns are exact within a shard, and in proportion to the weight of their tenants between them.
+        """
+        looks = await self._shards.run_everywhere("look", encode((request.queues,)))
+        now = max(look[0] for look in looks)
+        times = [next_at for _, _, next_at, _ in looks if next_at >= 0]
+        weights = {shard: max(1, weight) for shard, (_, may, _, weight) in enumerate(looks) if may}
+        self._turns.enter(weights)
+        jobs: list[Job] = []
+        while weights and len(jobs) < request.limit:
+            asked = _parts(request, self._turns.deal(weights, request.limit - len(jobs)), len(jobs))
+            answers = await asyncio.gather(
+                *(self._claim_at(shard, part) for shard, part in asked), return_exceptions=True
+            )
+            for (shard, part), answer in zip(asked, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    if not isinstance(answer, Exception) or not jobs:
+                        raise answer
+                    del weights[shard]  # What other shards leased must not be lost with the one that failed.
+                    continue
+                jobs += answer.jobs
+                if len(answer.jobs) < part.limit:
+                    self._turns.give_back(shard, part.limit - len(answer.jobs), weights.pop(shard))
+                    if answer.next_at is not None:
+                        times.append(answer.next_at)
+        return Claimed(jobs, now, None if len(jobs) == request.limit else min(times, default=None))
 
 
-async def _claim_at(shards: Shards, shard: int, request: ClaimRequest) -> Claimed:
-    jobs: list[Job] = []
-    while True:
-        limit = min(request.limit - len(jobs), BATCH)
-        packed = encode((
-            request.tenant or False, request.queues, limit, request.lease_ms, request.worker_id, request.random,
-            REPAIR_LIMIT,
-        ))  # fmt: skip
-        now, next_at, *found = await shards.run("claim", shard, packed, repeat=False)
-        for at in range(0, len(found), 3):
-            tenant, queue = names_of(found[at].decode())
-            jobs.append(records.to_job(tenant, queue, found[at + 1].decode(), found[at + 2]))
-        if len(found) < 3 * limit or len(jobs) == request.limit:
-            return Claimed(jobs, now, None if next_at < 0 else next_at)
+def _parts(request: ClaimRequest, shares: dict[int, int], got: int) -> list[tuple[int, ClaimRequest]]:
+    """What to ask of which shard; each goes on in the rotation of queues where the last one ends."""
+    parts: list[tuple[int, ClaimRequest]] = []
+    for shard, share in shares.items():
+        turn = got % len(request.queues)
+        parts.append((shard, replace(request, queues=request.queues[turn:] + request.queues[:turn], limit=share)))
+        got += share
+    return parts
 
 
-async def _claim_everywhere(shards: Shards, request: ClaimRequest) -> Claimed:
-    """See which shards may have work, then take equal shares from them; who has less leaves its share to the others.
+class Turns:
+    """Turns between shards, as this handle deals them out: virtual times, as between the tenants of a shard."""
 
-    Turns are exact within a shard, and in proportion between them.
-    """
-    looks = await shards.run_everywhere("look", encode((request.queues,)))
-    now = max(look[0] for look in looks)
-    times = [next_at for _, _, next_at in looks if next_at >= 0]
-    # Who was asked longest ago comes first, and gets what cannot be shared.
-    busy = sorted((shard for shard, (_, may, _) in enumerate(looks) if may), key=shards.turns.__getitem__)
-    jobs: list[Job] = []
-    while busy and len(jobs) < request.limit:
-        asked = _shares(request, busy, len(jobs))
-        for shard, _ in asked:
-            shards.turn += 1
-            shards.turns[shard] = shards.turn
-        answers = await asyncio.gather(
-            *(_claim_at(shards, shard, part) for shard, part in asked), return_exceptions=True
-        )
-        busy = busy[len(asked) :]
-        for (shard, part), answer in zip(asked, answers, strict=True):
-            if isinstance(answer, BaseException):
-                if not isinstance(answer, Exception) or not jobs:
-                    raise answer
-                continue  # What other shards leased must not be lost with the one that failed.
-            jobs += answer.jobs
-            if len(answer.jobs) == part.limit:
-                busy.append(shard)
-            elif answer.next_at is not None:
-                times.append(answer.next_at)
-    return Claimed(jobs, now, None if len(jobs) == request.limit else min(times, default=None))
+    def __init__(self) -> None:
+        self._times: dict[int, float] = {}
 
+    def enter(self, weights: dict[int, int]) -> None:
+        """Shards that have work again enter at the current minimum."""
+        least = min((time for shard, time in self._times.items() if shard in weights), default=0.0)
+        self._times = {shard: max(self._times.get(shard, least), least) for shard in weights}
 
-def _shares(request: ClaimRequest, busy: Sequence[int], got: int) -> list[tuple[int, ClaimRequest]]:
-    """What to ask of which shard: as much of each, and each goes on in the rotation of queues where the last ends."""
-    share, rest = divmod(request.limit - got, len(busy))
-    asked: list[tuple[int, ClaimRequest]] = []
-    for n, shard in enumerate(busy):
-        size = share + (n < rest)
-        if size:
-            turn = got % len(request.queues)
-            queues = request.queues[turn:] + request.queues[:turn]
-            asked.append((shard, replace(request, queues=queues, limit=size)))
-            got += size
-    return asked
+    def deal(self, weights: dict[int, int], turns: int) -> dict[int, int]:
+        """So many turns to each."""
+        heap = [(self._times[shard], random.random(), shard) for shard in weights]  # noqa: S311 - no secret
+        heapify(heap)
+        shares = dict.fromkeys(weights, 0)
+        for _ in range(turns):
+            time, tie, shard = heap[0]
+            shares[shard] += 1
+            heapreplace(heap, (time + 1 / weights[shard], tie, shard))
+        self._times |= {shard: time for time, _, shard in heap}
+        return {shard: share for shard, share in shares.items() if share}
+
+    def give_back(self, shard: int, turns: int, weight: int) -> None:
+        """Turns that a shard had no use for."""
+        self._times[shard] -= turns / weight

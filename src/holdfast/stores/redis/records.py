@@ -204,11 +204,13 @@ def to_result(raw: bytes) -> Result:
 
 def to_events(number: int, count: int, at: int, raw: bytes) -> Iterator[tuple[int, Event]]:
     """The events of a chunk whose last has this number, each with its own."""
-    words, flat = _decode_chunk(raw)
+    chunk: tuple[list[str], list[Any]] = _decode_chunk(raw)
+    words, flat = chunk
     place = 0
     for n in range(number - count + 1, number + 1):
-        kind, lane, id_, type_, attempt, token, worker = flat[place : place + 7]
-        size = _SIZES[kind]
+        row: list[Any] = flat[place : place + 7]
+        kind, lane, id_, type_, attempt, token, worker = row
+        size: int = _SIZES[kind]
         data = flat[place + 7 : place + 7 + size]
         place += 7 + size
         tenant, queue = names_of(words[lane - 1])

@@ -7,7 +7,6 @@ it is cut into pieces, one after another, so that order holds and the server is 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -37,9 +36,6 @@ class Shards:
         self.count = 0
         self._settings = settings
         self._keys: list[str] = []
-        self.turns: list[int] = []
-        """When a claim over all tenants last asked each shard: by `turn`, which counts them."""
-        self.turn = 0
 
     async def lay_out(self, wanted: int | None, *, frozen: bool) -> None:
         """Find how the store is laid out, or lay it out. Raises StoreMismatch if it is so otherwise."""
@@ -61,7 +57,6 @@ class Shards:
         """Take it as known how many shards there are."""
         self._keys = [shard_key(self.prefix, number) for number in range(count)]
         self.count = count
-        self.turns = random.sample(range(-count, 0), count)
 
     async def _lay_out(self, key: str, count: int, frozen_at: int) -> list[int]:
         request = encode((FORMAT, count, frozen_at))

@@ -73,7 +73,8 @@ from holdfast.store import (
     TenantSettings,
     WorkerInfo,
 )
-from holdfast.stores.redis import claims, doctor, reads, records
+from holdfast.stores.redis import doctor, reads, records
+from holdfast.stores.redis.claims import Claims
 from holdfast.stores.redis.ears import Ears
 from holdfast.stores.redis.keys import lane_of, names_of, signals
 from holdfast.stores.redis.link import Link
@@ -111,6 +112,7 @@ class RedisStore:
         keep = options.retention
         settings = encode((keep.failed_ms, keep.canceled_ms, options.all_events, _EXPIRED_PRINT))
         self._shards = Shards(link, prefix, settings)
+        self._claims = Claims(self._shards)
         self._ears: Ears | None = None
         self._capabilities = _capabilities(
             1, doctor.Durability(durable=False, survives_power_loss=False, note="Not open yet.")
@@ -173,7 +175,8 @@ class RedisStore:
         return [_enqueued(item.key, answer) for item, answer in zip(items, answers, strict=True)]
 
     async def claim(self, request: ClaimRequest) -> Claimed:
-        claimed = await claims.claim(self._opened, request)
+        _ = self._opened
+        claimed = await self._claims.claim(request)
         jobs = [job for job in await self._with_payloads(claimed.jobs) if job is not None]
         return Claimed(jobs, claimed.now, claimed.next_at)
 
