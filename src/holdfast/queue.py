@@ -55,7 +55,7 @@ class Queue(Administration):
         or QuotaExceeded, and then nothing was enqueued.
         """
         item = _message(message)
-        new = self._new_job(item, _options(item, options))
+        new = self._new_job(item, _options(item, options), tracing.inject())
         ticket = self._ticket(new.key, item, await self._send(new, connection))
         if ticket.error is not None:
             raise ticket.error
@@ -134,7 +134,7 @@ class Queue(Administration):
         clock = asyncio.get_running_loop().time
         end = None if limit is None else clock() + limit
         item = _message(message)
-        new = self._new_job(item, _options(item, options))
+        new = self._new_job(item, _options(item, options), tracing.inject())
         with self._waits.watch(new.key, new.envelope.request_id) as watch:
             ticket = self._ticket(new.key, item, await self._send(new, connection))
             if ticket.status == "queued":
@@ -144,7 +144,7 @@ class Queue(Administration):
 
     # The small steps --------------------------------------------------------------------------------------
 
-    def _new_job(self, message: Message[Any], options: Resolved) -> NewJob:
+    def _new_job(self, message: Message[Any], options: Resolved, headers: dict[str, str] | None) -> NewJob:
         spec = message.spec
         data, codec = message.encode(self.codec)
         request_id = new_id()
@@ -161,7 +161,7 @@ class Queue(Administration):
             ttl_ms,
             request_id,
             options.idempotency,
-            tracing.inject(),
+            headers,
         )
         key = JobKey(self.tenant, options.queue or spec.queue or self.name, options.id or request_id)
         return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
@@ -176,7 +176,8 @@ class Queue(Administration):
         self, chunk: list[Any], options: EnqueueOptions, common: Resolved, connection: Any
     ) -> list[Ticket[Any]]:
         messages = [_message(item) for item in chunk]
-        jobs = [self._job_or_refusal(message, options, common) for message in messages]
+        headers = tracing.inject()
+        jobs = [self._job_or_refusal(message, options, common, headers) for message in messages]
         good = [job for job in jobs if isinstance(job, NewJob)]
         answers = iter(await self._enqueue_batch(good, connection) if good else ())
         tickets: list[Ticket[Any]] = []
@@ -193,10 +194,10 @@ class Queue(Administration):
         return tickets
 
     def _job_or_refusal(
-        self, message: Message[Any], options: EnqueueOptions, common: Resolved
+        self, message: Message[Any], options: EnqueueOptions, common: Resolved, headers: dict[str, str] | None
     ) -> NewJob | HoldfastError:
         try:
-            return self._new_job(message, _options(message, options) if message.said else common)
+            return self._new_job(message, _options(message, options) if message.said else common, headers)
         except HoldfastError as refusal:
             return refusal
 

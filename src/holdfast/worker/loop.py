@@ -23,7 +23,7 @@ from holdfast.core.job import ClaimRequest, Finished, JobKey, JobState
 from holdfast.maintenance import Maintenance
 from holdfast.maintenance.backoff import AWAY, Pause
 from holdfast.store import WorkerInfo
-from holdfast.telemetry import metrics
+from holdfast.telemetry import metrics, tracing
 from holdfast.telemetry.logging import get_logger
 from holdfast.worker import outcome
 from holdfast.worker.acks import Acknowledger
@@ -193,6 +193,7 @@ class Loop:
             for job in claimed.jobs:
                 metrics.current.claimed(job.queue, (claimed.now - job.visible_at) / 1000)
         self._heartbeat.kick()
+        self._runner.tracing = tracing.active()
         if self._stop.is_set():
             self._release_ahead()
         else:

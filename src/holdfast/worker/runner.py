@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import math
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,7 @@ from holdfast.core.failpoint import hit
 from holdfast.core.job import RESULT_LIMIT, Finish, Progress, Result
 from holdfast.maintenance.backoff import AWAY, Pause
 from holdfast.telemetry import metrics
-from holdfast.telemetry.tracing import job_span
+from holdfast.telemetry.tracing import active, job_span
 from holdfast.worker import outcome
 from holdfast.worker.processes import Processes
 from holdfast.worker.threads import Threads
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 TIMEOUT_GRACE_S = 5.0
 BLOB_TRIES = 5
 
-_TRACING = "opentelemetry.trace"
 
 
 class Runner:
@@ -66,6 +64,8 @@ class Runner:
         self._processes = Processes()
         self._nothing = codecs.encode(None, codec)
         self.running: set[Held] = set()
+        self.tracing = active()
+        """Whether jobs that start from now on get a span."""
 
     def start(self, held: Held) -> None:
         """Start the handler. Its slot is taken until `on_free`."""
@@ -129,7 +129,7 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - whatever it is, the payload cannot be read here
             return self._end(held, outcome.unreadable(error))
         try:
-            if _TRACING in sys.modules:
+            if self.tracing:
                 with job_span(held.job):
                     value = await handler.function(*args, **kwargs)
             else:

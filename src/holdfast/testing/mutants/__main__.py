@@ -23,20 +23,24 @@ def main() -> int:
     unknown = set(arguments.names) - {mutant.name for mutant in chosen}
     if unknown:
         parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
+    stores = arguments.store or STORES
     started = time.perf_counter()
     with scratch() as url_of:
-        good = [_try_store(store, url_of(store), chosen) for store in arguments.store or STORES]
+        good = [_try_store(store, url_of(store), fitting) for store in stores if (fitting := _fitting(store, chosen))]
     print(f"\n{time.perf_counter() - started:.1f} s")
     return 0 if all(good) else 1
 
 
-def _try_store(store: str, url: str, chosen: list[Mutant]) -> bool:
+def _fitting(store: str, chosen: list[Mutant]) -> list[Mutant]:
+    return [mutant for mutant in chosen if store in mutant.stores]
+
+
+def _try_store(store: str, url: str, fitting: list[Mutant]) -> bool:
     certificate = baseline(url)
     for row in certificate.broken:
         print(f"{store}: does not pass the suite as it is: {row.rule} {row.check}: {row.error}")
     # The checks that fail anyway prove nothing about a mutant.
     failing = {row.check for row in certificate.broken}
-    fitting = [mutant for mutant in chosen if store in mutant.stores]
     width = max((len(mutant.name) for mutant in fitting), default=0)
     caught = 0
     for mutant in fitting:

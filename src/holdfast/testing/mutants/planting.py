@@ -17,7 +17,13 @@ from holdfast.core.events import Event
 Planted = Callable[..., Any]
 """Stands in for a function: gets the original first, then the arguments."""
 
-STORES = ("memory", "file")
+STORES = ("memory", "file", "redis", "shards")
+"""Where bugs can be planted; "shards" is the Redis store laid out in several."""
+
+IN_PYTHON = ("memory", "file")
+"""The stores that use the rules as they stand in `core`. The Redis store restates them in Lua."""
+REDIS = ("redis",)
+SHARDS = ("shards",)
 
 _MOST_RUNS = 200_000
 """No check needs as many calls: a planted bug that keeps one going for ever is stopped here."""
@@ -29,8 +35,11 @@ class Bug:
     def __init__(self, store: str, stack: ExitStack) -> None:
         self.store = store
         self.runs = 0
+        self.script_errors: list[str] = []
+        """What a server said of scripts that failed. A planted bug does the wrong thing; it does not break down."""
         self._stack = stack
         self._statements: _Statements | None = None
+        self._scripts: _Scripts | None = None
 
     def ran(self) -> None:
         """Note that the planted code ran."""
@@ -71,10 +80,16 @@ class Bug:
         """A module of the file store."""
         return import_module(f"holdfast.stores.file.{part}")
 
+    def redis(self, part: str) -> ModuleType:
+        """A module of the Redis store."""
+        return import_module(f"holdfast.stores.redis.{part}")
+
     @property
     def face(self) -> Any:
         """The class of the store under test, where what it answers can be bent."""
-        return self.memory.MemoryStore if self.store == "memory" else self.file("store").FileStore
+        if self.store == "memory":
+            return self.memory.MemoryStore
+        return self.file("store").FileStore if self.store == "file" else self.redis("store").RedisStore
 
     def answer(self, method: str, planted: Callable[..., Awaitable[Any]]) -> None:
         """Replace a method of the `Store` protocol."""
@@ -107,6 +122,52 @@ class Bug:
         sql = self.file("sql")
         self.constant(sql, name, _edited(getattr(sql, name), old, new), used_by)
 
+    # Lua --------------------------------------------------------------------------------------------------------
+
+    def lua(self, part: str, old: str, new: str) -> None:
+        """Have a Lua file of the Redis store say `new` where it says `old`, in every script that it is a part of."""
+        if self._scripts is None:
+            module = self.redis("scripts")
+            self._scripts = _Scripts(module, self.ran)
+            self._put(module, "SCRIPTS", module.SCRIPTS, self._scripts)
+            self._note_script_errors()
+        self._scripts.edit(part, old, new)
+
+    def _note_script_errors(self) -> None:
+        trouble = self.redis("trouble")
+        original = trouble.translate
+
+        def translate(error: BaseException, *args: Any) -> Any:
+            if "script" in str(error):
+                self.script_errors.append(str(error))
+            return original(error, *args)
+
+        self._put(trouble, "translate", original, translate)
+
+
+class _Scripts(dict[str, Any]):
+    """The scripts by name, with some put together from changed parts; uses of those are counted."""
+
+    def __init__(self, module: ModuleType, ran: Callable[[], None]) -> None:
+        super().__init__(module.SCRIPTS)
+        self._module = module
+        self._parts: dict[str, str] = module.read_parts()
+        self._edited: set[str] = set()
+        self._ran = ran
+
+    def edit(self, part: str, old: str, new: str) -> None:
+        self._parts[part] = _edited(self._parts[part], old, new)
+        for name, script in self.items():
+            changed = self._module.assemble(name, self._parts)
+            if changed.text != script.text:
+                self._edited.add(name)
+                self[name] = changed
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._edited:
+            self._ran()
+        return super().__getitem__(name)
+
 
 class _Statements(dict[str, str]):
     """The statements by name, with some changed; uses of those are counted."""
@@ -128,7 +189,7 @@ class _Statements(dict[str, str]):
 
 def _edited(text: str, old: str, new: str) -> str:
     if old not in text:
-        msg = f"a statement has changed, the planted bug must follow: there is no {old!r} in {text!r}"
+        msg = f"the code has changed, the planted bug must follow: there is no {old!r} in {text!r}"
         raise LookupError(msg)
     return text.replace(old, new)
 
@@ -165,7 +226,7 @@ class Mutant(Struct, frozen=True):
 _mutants: dict[str, Mutant] = {}
 
 
-def mutant(*breaks: str, stores: tuple[str, ...] = STORES) -> Callable[[Callable[[Bug], None]], Callable[[Bug], None]]:
+def mutant(*breaks: str, stores: tuple[str, ...] = IN_PYTHON) -> Callable[[Callable[[Bug], None]], Callable[[Bug], None]]:
     """Register a function that plants a bug; its docstring says what is wrong then."""
 
     def register(plant: Callable[[Bug], None]) -> Callable[[Bug], None]:

@@ -6,16 +6,19 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Collection, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.testing.conformance import Certificate, Check, Row, all_checks, certify, harness
 from holdfast.testing.mutants.planting import Mutant
+from holdfast.testing.servers import ValkeyServer
 
 _PATIENCE_S = 1.0
+_SHARDS = 4
 _FAST = Path("/dev/shm")  # noqa: S108 - in memory where there is such a thing: nothing here has to last
 
 
@@ -26,16 +29,20 @@ class Trial(Struct, frozen=True):
     store: str
     caught: Row | None
     runs: int
-    seconds: float
+    seconds: float = 0.0
+    broken: str = ""
+    """What the server said if a script with the bug in it failed: then the bug is no bug but a breakdown."""
 
     @property
     def held(self) -> bool:
-        """Whether the suite did its work: the planted code ran, and a check failed."""
-        return self.caught is not None and self.runs > 0
+        """Whether the suite did its work: the planted code ran and did not break down, and a check failed."""
+        return self.caught is not None and self.runs > 0 and not self.broken
 
     @property
     def verdict(self) -> str:
         """The check that noticed, or what is wrong."""
+        if self.broken:
+            return f"BADLY PLANTED: the script fails: {self.broken}"
         if self.runs == 0:
             return "NEVER RAN: the bug is planted where nothing comes by"
         if self.caught is None:
@@ -46,14 +53,27 @@ class Trial(Struct, frozen=True):
 
 @contextmanager
 def scratch() -> Generator[Callable[[str], str]]:
-    """Gives the URL of a store by its scheme, at a place that is taken away afterwards."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-mutants-", dir=_FAST if _FAST.is_dir() else None) as place:
-        yield lambda store: f"file:{place}" if store == "file" else f"{store}:mutants-"
+    """Gives the URL of a store by its name, at a place that is taken away afterwards; one server serves all calls."""
+    with ExitStack() as stack:
+        place = tempfile.TemporaryDirectory(prefix="holdfast-mutants-", dir=_FAST if _FAST.is_dir() else None)
+        root = stack.enter_context(place)
+        servers: list[ValkeyServer] = []
+
+        def url_of(store: str) -> str:
+            if store == "memory":
+                return "memory:mutants-"
+            if store == "file":
+                return f"file:{root}"
+            if not servers:
+                servers.append(stack.enter_context(ValkeyServer()))
+            return servers[0].url(shards=_SHARDS if store == "shards" else 1, prefix=store)
+
+        yield url_of
 
 
 def baseline(url: str) -> Certificate:
     """What the suite says of the store as it is."""
-    return asyncio.run(certify(url))
+    return asyncio.run(_certify(url))
 
 
 def trial(mutant: Mutant, store: str, url: str, leave_out: Collection[str] = ()) -> Trial:
@@ -62,21 +82,32 @@ def trial(mutant: Mutant, store: str, url: str, leave_out: Collection[str] = ())
     chosen.sort(key=lambda check: _order(mutant, check))
     started = time.perf_counter()
     with mock.patch.object(harness, "PATIENCE_S", _PATIENCE_S):
-        caught, runs = asyncio.run(_first_to_notice(mutant, store, url, chosen))
-    return Trial(mutant, store, caught, runs, time.perf_counter() - started)
+        result = asyncio.run(_until_one_notices(mutant, store, url, chosen))
+    return replace(result, seconds=time.perf_counter() - started)
 
 
-async def _first_to_notice(mutant: Mutant, store: str, url: str, chosen: list[Check]) -> tuple[Row | None, int]:
+async def _until_one_notices(mutant: Mutant, store: str, url: str, chosen: list[Check]) -> Trial:
     runs = 0
     for check in chosen:
         # Each in places of its own: what other checks left behind must not be taken for the bug.
         with mutant.planted(store) as bug:
-            row = (await certify(url, [check])).rows[0]
+            row = (await _certify(url, [check])).rows[0]
         runs += bug.runs
+        if bug.script_errors:
+            return Trial(mutant, store, None, runs, broken=bug.script_errors[0])
         # The control: without the bug it holds.
-        if not row.held and (await certify(url, [check])).held:
-            return row, runs
-    return None, runs
+        if not row.held and (await _certify(url, [check])).held:
+            return Trial(mutant, store, row, runs)
+    return Trial(mutant, store, None, runs)
+
+
+async def _certify(url: str, checks: list[Check] | None = None) -> Certificate:
+    return await certify(url, checks, locate=_beside if url.startswith("redis:") else None)
+
+
+def _beside(url: str, place: str) -> str:
+    """A place on the server of `scratch`, which goes as a whole: nobody has to take away what is left there."""
+    return f"{url}-{place}"
 
 
 def _order(mutant: Mutant, check: Check) -> int:
