@@ -33,7 +33,9 @@ STEPS = {
     "worker.after_ack": 2,
     "worker.mid_renewal": 2,
 }
-# Those of one kind of store alone.
+# How many die side by side.
+CREWS = {"file": 1, "valkey": 3}
+# Steps of one kind of store alone.
 STORE_STEPS = {
     "file": {"file.before_commit": 6, "file.after_commit": 6},
     "valkey": {"redis.after_script": 12},
@@ -46,7 +48,7 @@ async def test_nothing_is_lost_and_nothing_happens_twice(zygote, queue, url, log
     print(f"HOLDFAST_SEED={seed}")  # noqa: T201 - shown with a failure, to replay it
     chance = random.Random(seed)
     # A renewal comes a third of a lease after the claim: the jobs must still run then. Five die at a time.
-    seconds, lease_s, crew = (0.6, 1, 5) if step == "worker.mid_renewal" else (0, 30, 1)
+    seconds, lease_s, crew = (0.6, 1, 5) if step == "worker.mid_renewal" else (0, 30, CREWS[kind])
     most = (STEPS | STORE_STEPS[kind])[step]
     ids = []
 

@@ -5,7 +5,6 @@ All of it comes from INFO, and from CONFIG where the server lets us; what it doe
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from holdfast.core.errors import StoreError, StoreMismatch
 from holdfast.store import Finding, Hint
 from holdfast.stores.redis.link import Link, Script
 from holdfast.stores.redis.trouble import TROUBLES
-from holdfast.stores.redis.wire import hang_up, pack, read
+from holdfast.stores.redis.wire import pack
 
 OLDEST = {"Valkey": 8, "Redis": 7}
 """The first version of each that we are tested with, or that has all we need."""
@@ -303,13 +302,11 @@ async def _hints(link: Link, prefix: str) -> list[Finding]:
     wire = await link.dial()
     answer: Any
     try:
-        async with asyncio.timeout(link.timeout_s):
-            await wire.send_packed_command(pack("SUBSCRIBE", f"{prefix}:{Hint.READY.value}"), check_health=False)
-            answer = await read(wire)
+        answer = (await wire.exchange(pack("SUBSCRIBE", f"{prefix}:{Hint.READY.value}"), 1, link.timeout_s))[0]
     except TROUBLES as error:
         answer = error
     finally:
-        await hang_up(wire)
+        await wire.hang_up()
     if not isinstance(answer, Exception):
         return [Finding("ok", "hints", "they come by PUBLISH")]
     text = f"the server does not let us listen, so workers find jobs by looking now and then: {answer}"

@@ -20,7 +20,7 @@ from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.store import Hint, Listener, Signal
 from holdfast.stores.redis.link import Link
 from holdfast.stores.redis.trouble import TROUBLES
-from holdfast.stores.redis.wire import Wire, hang_up, pack
+from holdfast.stores.redis.wire import Wire, pack
 
 Decode = Callable[[Hint, bytes], Iterable[Signal]]
 """What a published message says."""
@@ -211,7 +211,6 @@ class _Line:
         self._asked: set[bytes] = set()
         self._due: dict[bytes, int] = {}
         """How many confirmations are still to come."""
-        self._sending: set[asyncio.Task[None]] = set()
         self.heard_anything = False
 
     def want(self, channels: set[bytes]) -> None:
@@ -222,9 +221,7 @@ class _Line:
             self._due[channel] = self._due.get(channel, 0) + 1
         words = b"".join(_words(more, less))
         if words:
-            task = asyncio.get_running_loop().create_task(self._send(words), name="holdfast subscriptions")
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            self._send(words)
 
     def confirm(self, channel: bytes) -> bool:
         """Note a confirmation; whether it was the last one due and its channel is still wanted.
@@ -242,34 +239,30 @@ class _Line:
         silent = False
         while True:
             try:
-                message = await self._wire.read_response(disable_decoding=True, timeout=self._timeout_s / 2)
-            except ResponseError as error:
-                # Most likely NOPERM: a new user may use no channel at all.
-                raise StoreUnavailable(f"the server refuses to send hints: {error}") from error
+                message = await self._wire.read(self._timeout_s / 2)
+            except TimeoutError:
+                if silent:
+                    return None
+                silent = True
+                self._send(_PING)
+                continue
             except TROUBLES:
                 return None
-            if message is not None:
-                self.heard_anything = True
-                silent = False
-                if isinstance(message, list):
-                    return cast("list[Any]", message)
-            elif silent:
-                return None
-            else:
-                silent = True
-                await self._send(_PING)
+            if isinstance(message, ResponseError):
+                # Most likely NOPERM: a new user may use no channel at all.
+                raise StoreUnavailable(f"the server refuses to send hints: {message}") from message
+            self.heard_anything = True
+            silent = False
+            if isinstance(message, list):
+                return cast("list[Any]", message)
 
     async def close(self) -> None:
         """Let go of the connection. Does not suspend."""
-        for task in self._sending:
-            task.cancel()
-        await hang_up(self._wire)
+        await self._wire.hang_up()
 
-    async def _send(self, words: bytes) -> None:
-        # A connection that has ended would connect again by itself, without its subscriptions.
-        if self._wire.is_connected:
-            with contextlib.suppress(*TROUBLES):  # Whoever reads will notice.
-                await self._wire.send_packed_command(words, check_health=False)
+    def _send(self, words: bytes) -> None:
+        with contextlib.suppress(*TROUBLES):  # Whoever reads will notice.
+            self._wire.send(words)
 
 
 _PING = pack("PING")

@@ -20,7 +20,7 @@ from holdfast.stores.redis.address import Address, Kind
 from holdfast.stores.redis.pool import Pool
 from holdfast.stores.redis.routes import Route, route_for
 from holdfast.stores.redis.trouble import TROUBLES, is_lost, translate
-from holdfast.stores.redis.wire import Argument, Setup, Wire, pack, read, setup_for, setup_of
+from holdfast.stores.redis.wire import Argument, Setup, Wire, pack, setup_for, setup_of
 
 PAUSE_S = 0.05
 """How long to wait before something is sent again."""
@@ -241,9 +241,7 @@ class Link:
         try:
             wire = await pool.take()
             try:
-                async with asyncio.timeout(self._setup.timeout_s):
-                    await wire.send_packed_command(packed, check_health=False)
-                    answers = [await read(wire) for _ in range(count)]
+                answers = await wire.exchange(packed, count, self._setup.timeout_s)
             except BaseException:
                 # Also when canceled: an answer may be half read, or still come.
                 await pool.discard(wire)

@@ -8,12 +8,11 @@ has closed before it is used, and lets go of all that are older than a trouble; 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 
 from holdfast.core.errors import StoreBusy, StoreUnavailable
-from holdfast.stores.redis.wire import Wire, hang_up
+from holdfast.stores.redis.wire import Wire
 
 
 class Pool:
@@ -40,11 +39,11 @@ class Pool:
             raise _closed()
         while self._idle:
             wire = self._idle.pop()
-            if await _is_quiet(wire):
+            if wire.is_quiet:
                 self._used[wire] = self._age
                 return wire
             self._count -= 1
-            await hang_up(wire)
+            await wire.hang_up()
         if self._count >= self._limit:
             wire = await self._wait()
             if wire is not None:
@@ -74,7 +73,7 @@ class Pool:
     async def discard(self, wire: Wire) -> None:
         """Close a connection that may have something under way. Does not suspend."""
         del self._used[wire]
-        await hang_up(wire)
+        await wire.hang_up()
         self._free_place()
 
     async def drop(self) -> None:
@@ -83,7 +82,7 @@ class Pool:
         idle, self._idle = self._idle, []
         self._count -= len(idle)
         for wire in idle:
-            await hang_up(wire)
+            await wire.hang_up()
 
     async def close(self) -> None:
         """Close everything, also what is in use."""
@@ -95,8 +94,8 @@ class Pool:
             if not future.done():
                 future.set_exception(_closed())
         for wire in wires:
-            with contextlib.suppress(Exception):
-                await wire.disconnect()
+            await wire.hang_up()
+            await wire.gone()
 
     async def _wait(self) -> Wire | None:
         """A connection that somebody else gave back, or None: the place of one that is gone."""
@@ -134,11 +133,3 @@ class Pool:
 
 def _closed() -> StoreUnavailable:
     return StoreUnavailable("the store is closed")
-
-
-async def _is_quiet(wire: Wire) -> bool:
-    """Whether nothing has come in on an idle connection: neither an end nor an answer that nobody waits for."""
-    try:
-        return wire.is_connected and not await wire.can_read()
-    except Exception:  # noqa: BLE001  # Whatever is wrong with it, another connection is better.
-        return False

@@ -61,6 +61,10 @@ _decode_chunk = msgpack.Decoder(tuple[list[str], list[Any]]).decode
 _NO_ERROR = AttemptError("Error", "")
 
 
+_Row = tuple[int, int, str, int, int, int, int]
+"""Kind, lane, id, type, attempt, token and worker of an event; lane, type and worker as numbers of words."""
+
+
 class _Static(Struct, array_like=True, frozen=True):
     """What many jobs have in common. Lua reads the backoff, in the third place."""
 
@@ -204,17 +208,15 @@ def to_result(raw: bytes) -> Result:
 
 def to_events(number: int, count: int, at: int, raw: bytes) -> Iterator[tuple[int, Event]]:
     """The events of a chunk whose last has this number, each with its own."""
-    chunk: tuple[list[str], list[Any]] = _decode_chunk(raw)
-    words, flat = chunk
+    words, flat = _decode_chunk(raw)
     place = 0
     for n in range(number - count + 1, number + 1):
-        row: list[Any] = flat[place : place + 7]
-        kind, lane, id_, type_, attempt, token, worker = row
-        size: int = _SIZES[kind]
+        kind, lane, id_, type_, attempt, token, worker = cast("_Row", tuple(flat[place : place + 7]))
+        size = _SIZES[kind]
         data = flat[place + 7 : place + 7 + size]
         place += 7 + size
         tenant, queue = names_of(words[lane - 1])
-        name: EventKind = _KINDS[kind]
+        name = _KINDS[kind]
         event_data = _event_data(name, data)
         yield n, Event(name, tenant, queue, id_, words[type_ - 1], at, attempt, token, words[worker - 1], event_data)
 

@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError as Lost
 from holdfast.stores.redis.address import Host, Kind
 from holdfast.stores.redis.pool import Pool
 from holdfast.stores.redis.trouble import TROUBLES
-from holdfast.stores.redis.wire import Dialer, Setup, Wire, hang_up, pack, read
+from holdfast.stores.redis.wire import Dialer, Setup, Wire, pack
 
 REFRESH_S = 0.1
 """The map of slots is asked for at most this often."""
@@ -159,11 +159,9 @@ class Slots:
                 return
             wire, asked = await self._dial_any()
             try:
-                async with asyncio.timeout(self._setup.timeout_s):
-                    await wire.send_packed_command(pack("CLUSTER", "SLOTS"), check_health=False)
-                    answer = await read(wire)
+                answer = (await wire.exchange(pack("CLUSTER", "SLOTS"), 1, self._setup.timeout_s))[0]
             finally:
-                await hang_up(wire)
+                await wire.hang_up()
             if isinstance(answer, Exception):
                 raise answer
             self._hosts = _map(answer, asked)

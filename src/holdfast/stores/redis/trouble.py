@@ -8,17 +8,39 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     ConnectionError,  # noqa: A004  # It is named like the built-in one.
+    MasterDownError,
+    MovedError,
     NoPermissionError,
+    NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 
 from holdfast.core.errors import StoreBusy, StoreError, StoreUnavailable
 
 TROUBLES = (RedisError, OSError)
 """What redis-py raises, and what asyncio does: its TimeoutError is an OSError."""
+
+
+_CLASSES: dict[str, type[RedisError]] = {
+    "ASK": AskError, "CLUSTERDOWN": ClusterDownError, "LOADING": BusyLoadingError, "MASTERDOWN": MasterDownError,
+    "MOVED": MovedError, "NOAUTH": AuthenticationError, "NOPERM": NoPermissionError, "NOSCRIPT": NoScriptError,
+    "OOM": OutOfMemoryError, "READONLY": ReadOnlyError, "TRYAGAIN": TryAgainError, "WRONGPASS": AuthenticationError,
+}  # fmt: skip
+
+
+def answered(text: str) -> RedisError:
+    """An error that the server answered with, in redis-py's terms."""
+    code, _, rest = text.partition(" ")
+    found = _CLASSES.get(code)
+    if found is not None:
+        return found(rest)
+    if rest.startswith("max number of clients"):
+        return ConnectionError(rest)
+    return ResponseError(rest if code == "ERR" else text)
 
 
 def is_lost(error: BaseException) -> bool:

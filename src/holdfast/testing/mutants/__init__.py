@@ -5,10 +5,20 @@ suite runs and undone afterwards; `python -m holdfast.testing.mutants` plants th
 caught which. One that survives is a check that is missing.
 """
 
-from holdfast.testing.mutants import enqueue, lasting, rules, sqlite, turns
+from holdfast.testing.mutants import (
+    enqueue,
+    lasting,
+    lua_claims,
+    lua_endings,
+    lua_enqueue,
+    lua_lasting,
+    rules,
+    sqlite,
+    turns,
+)
 from holdfast.testing.mutants.planting import Bug, Mutant, mutants
 from holdfast.testing.mutants.trial import Trial, baseline, scratch, trial
 
 __all__ = ["Bug", "Mutant", "Trial", "baseline", "mutants", "scratch", "trial"]
 
-del enqueue, lasting, rules, sqlite, turns
+del enqueue, lasting, lua_claims, lua_endings, lua_enqueue, lua_lasting, rules, sqlite, turns

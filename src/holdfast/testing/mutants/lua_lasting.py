@@ -1,0 +1,285 @@
+"""Bugs in Lua: what is kept and what is shown of it: retention, the log, counts, lists, workers."""
+
+from __future__ import annotations
+
+from holdfast.testing.mutants.planting import REDIS, Bug, mutant
+
+# Retention ----------------------------------------------------------------------------------------------------
+
+
+@mutant("KEEP-1", "ENQ-5", stores=REDIS)
+def retention_counts_from_the_enqueue(bug: Bug) -> None:
+    """A job is forgotten when its result would be, whether it has run or not."""
+    late = "rank(lane.e, struct.pack('>I7', seq) .. id, now + ttls[n])\n  bound('E', lane, now + ttls[n])"
+    bug.lua("enqueue", "arrive(lane, visible_at)", f"arrive(lane, visible_at)\n  {late}")
+    bug.lua("prune", "if job and job.state > LEASED and forgotten(job) then", "if job then")
+
+
+@mutant("RESULT-1", "KEEP-1", stores=REDIS)
+def result_is_kept_from_the_claim_on(bug: Bug) -> None:
+    """The time that a job ran is taken off the time that its result is kept."""
+    bug.lua("finish", "claimed_at, now, now + ttl, ttl", "claimed_at, now, claimed_at + ttl, ttl")
+
+
+@mutant("KEEP-1", stores=REDIS)
+def failed_jobs_are_kept_like_canceled_ones(bug: Bug) -> None:
+    """Dead letters are gone after a day."""
+    bug.lua("jobs", "end_at(job, keep_failed)", "end_at(job, keep_canceled)")
+
+
+@mutant("KEEP-1", "RESULT-1", stores=REDIS)
+def completed_jobs_are_never_pruned(bug: Bug) -> None:
+    """The short way of a completion does not note when the job is to be forgotten."""
+    bug.lua("finish", "bound('E', lane, now + ttl)", "")
+
+
+@mutant("KEEP-1", stores=REDIS)
+def other_ends_are_never_pruned(bug: Bug) -> None:
+    """For jobs that failed or were canceled it is not noted when they are to be forgotten."""
+    bug.lua("jobs", "bound('E', lane, job.expires_at)", "")
+
+
+@mutant("KEEP-1", stores=REDIS)
+def prune_takes_one_too_many(bug: Bug) -> None:
+    """The limit of a prune is off by one."""
+    bug.lua("prune", "min(#ended, limit)", "#ended")
+
+
+@mutant("KEEP-1", stores=REDIS)
+def prune_says_that_nothing_is_left(bug: Bug) -> None:
+    """A pruner that came to its limit stops."""
+    bug.lua("prune", "#ended > limit and 1 or 0", "0")
+
+
+@mutant("DEAD-1", "KEEP-1", stores=REDIS)
+def forgotten_record_stays(bug: Bug) -> None:
+    """A purged job is taken out of the indexes, and its record is left."""
+    bug.lua("jobs", "set(job.lane.j, job.id, false)", "")
+
+
+@mutant("KEEP-1", "STATE-1", stores=REDIS)
+def forgotten_job_stays_in_the_indexes(bug: Bug) -> None:
+    """A purged job is still counted."""
+    bug.lua("jobs", "stand(job, job.state, false)\n  unsaved[job]", "unsaved[job]")
+
+
+@mutant("DEAD-1", "KEEP-1", stores=REDIS)
+def purge_takes_waiting_jobs(bug: Bug) -> None:
+    """A purge does not look whether the job has ended."""
+    bug.lua("purge", "job.state <= LEASED or", "")
+
+
+@mutant("DEAD-1", stores=REDIS)
+def purge_by_age_takes_younger_ends(bug: Bug) -> None:
+    """A job that was replayed since and failed anew is purged for its first end."""
+    bug.lua("purge", "item[3] >= 0 and item[3] ~= job.finished_at", "false")
+
+
+@mutant("DEAD-1", "KEEP-1", stores=REDIS)
+def purge_leaves_no_event(bug: Bug) -> None:
+    """A purged job vanishes without a trace."""
+    bug.lua("purge", "note_of(job, 'purged')", "")
+
+
+@mutant("RESULT-1", stores=REDIS)
+def new_ttl_counts_from_the_end(bug: Bug) -> None:
+    """A changed TTL is counted from when the job ended, not from now."""
+    bug.lua("set_result_ttl", "now + item[3]", "job.finished_at + item[3]")
+
+
+@mutant("RESULT-1", "KEEP-1", stores=REDIS)
+def new_ttl_does_not_move_the_job(bug: Bug) -> None:
+    """A changed TTL is in the record, and the pruner does not hear of it."""
+    bug.lua("set_result_ttl", "stand(job, job.state, true)", "")
+
+
+@mutant("RESULT-1", stores=REDIS)
+def new_ttl_for_jobs_that_run(bug: Bug) -> None:
+    """A TTL can be set for a job that has not ended, which is forgotten then."""
+    bug.lua("set_result_ttl", "elseif job.state <= LEASED then", "elseif false then")
+
+
+@mutant("RESULT-1", stores=REDIS)
+def blobs_are_left_behind(bug: Bug) -> None:
+    """The pruner is not told which blobs held the results that it forgot."""
+    bug.lua("finish", "blob and bit.bor(job.flags, RESULT_IN_BLOB) or job.flags", "job.flags")
+
+
+@mutant("RESULT-1", stores=REDIS)
+def blobs_are_named_again_and_again(bug: Bug) -> None:
+    """Each prune names the blobs of all prunes before."""
+    bug.lua("prune", "call('LTRIM', shard .. 'b', limit, -1)", "")
+
+
+# The log ------------------------------------------------------------------------------------------------------
+
+
+@mutant("EVENT-2", stores=REDIS)
+def trimming_keeps_nothing(bug: Bug) -> None:
+    """What should be kept although nobody waits for it is cut off."""
+    bug.lua("prune", "logged - keep_events, logged", "logged, logged")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def trimming_does_not_wait_for_readers(bug: Bug) -> None:
+    """What a registered reader has not read yet is cut off."""
+    bug.lua("prune", "min(soft - gone, seen)", "soft - gone")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def trimming_waits_for_the_fastest_reader(bug: Bug) -> None:
+    """Of several readers the one that is ahead decides."""
+    bug.lua("prune", "local reader = math.huge", "local reader = -math.huge")
+    bug.lua("prune", "reader = min(reader, tonumber(position))", "reader = max(reader, tonumber(position))")
+    bug.lua("prune", "local soft,", "reader = reader < 0 and math.huge or reader\n  local soft,")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def trimming_waits_for_ever(bug: Bug) -> None:
+    """A reader that never comes back keeps the whole log."""
+    bug.lua("prune", "old and size or 0", "0")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def trimming_takes_whole_batches(bug: Bug) -> None:
+    """Where only some events of a batch may go, all of them do, and nobody is told."""
+    bug.lua("prune", "if go < size then\n      break\n    end", "")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def trimmed_log_has_a_silent_gap(bug: Bug) -> None:
+    """A reader that fell behind goes on with the oldest event there is."""
+    bug.lua("prune", "'trimmed', whole(trimmed), 'cut', cut", "'cut', cut")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def trimmed_number_is_that_of_the_batch_before(bug: Bug) -> None:
+    """A reader at the very edge of the log is not told that the next events are gone."""
+    bug.lua("prune", "max(trimmed, first + go)", "max(trimmed, first)")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def events_are_counted_by_the_batch(bug: Bug) -> None:
+    """The log takes itself for shorter than it is, and keeps more than it should."""
+    bug.lua("prelude", "(tonumber(counters[5]) or 0) + logged", "(tonumber(counters[5]) or 0) + 1")
+
+
+@mutant("EVENT-2", "EVENT-1", stores=REDIS)
+def end_of_the_log_stays_behind(bug: Bug) -> None:
+    """Who wants to read what comes from now on gets what has been."""
+    bug.lua("prelude", "'log', whole(last), 'logged'", "'logged'")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def reader_can_go_back(bug: Bug) -> None:
+    """A reader that is set to an earlier offset holds up trimming again."""
+    bug.lua("readers", "max(number, tonumber(call('HGET', key, name)) or 0)", "number")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def log_grows_in_silence(bug: Bug) -> None:
+    """Who follows the log is not told that it grew."""
+    bug.lua("prelude", "publish('events', '')", "")
+
+
+@mutant("EVENT-3", "EVENT-1", stores=REDIS)
+def batch_is_logged_under_its_first_tenant(bug: Bug) -> None:
+    """All events of a call are filed under the lane of the first."""
+    bug.lua("prelude", "= kind, word(lane), id,", "= kind, min(1, word(lane)), id,")
+
+
+@mutant("EVENT-1", stores=REDIS)
+def batch_is_logged_with_its_first_type(bug: Bug) -> None:
+    """All events of a call have the type of the first."""
+    bug.lua("prelude", "id, word(type)", "id, min(2, word(type))")
+
+
+# Counts and lists ---------------------------------------------------------------------------------------------
+
+
+@mutant("KEEP-1", stores=REDIS)
+def forgotten_jobs_are_counted_until_pruned(bug: Bug) -> None:
+    """Counts of ended jobs include those past their retention."""
+    bug.lua("stats", "- gone[state]", "")
+
+
+@mutant("STATE-1", stores=REDIS)
+def due_retries_are_counted_twice(bug: Bug) -> None:
+    """A retrying job whose time has come counts as ready and as retrying."""
+    bug.lua("stats", "lane.r, '(' .. whole(now), '+inf'", "lane.r, '-inf', '+inf'")
+
+
+@mutant("STATE-1", stores=REDIS)
+def retrying_jobs_are_counted_as_scheduled(bug: Bug) -> None:
+    """A job between two attempts counts in two states."""
+    bug.lua("stats", "- ready - retrying", "- ready")
+
+
+@mutant("STATE-1", stores=REDIS)
+def oldest_ready_job_is_that_of_the_lowest_priority(bug: Bug) -> None:
+    """How long the queue has been waiting is told by the priority looked at last."""
+    bug.lua("stats", "min(oldest or first, first)", "first")
+
+
+@mutant("STATE-1", "DEAD-1", stores=REDIS)
+def page_of_a_list_skips_jobs_of_one_moment(bug: Bug) -> None:
+    """Of jobs that stand at the same moment only those of the first page are listed."""
+    bug.lua("list", "while low < high do", "low = high\n  while low < high do")
+
+
+@mutant("STATE-1", stores=REDIS)
+def page_of_a_list_repeats_its_first_job(bug: Bug) -> None:
+    """A page begins with the last job of the page before."""
+    bug.lua("list", "<= after_member then", "< after_member then")
+
+
+@mutant("STATE-1", "DEAD-1", stores=REDIS)
+def ended_jobs_are_listed_by_state(bug: Bug) -> None:
+    """A list of ended jobs is not in the order of their ends."""
+    bug.lua("list", "if #sets > 1 then", "if false then")
+
+
+@mutant("DEAD-1", stores=REDIS)
+def list_ends_where_nothing_matched(bug: Bug) -> None:
+    """A filtered list stops at the first stretch in which nothing matches."""
+    bug.lua("list", "#found >= count and 1 or 0", "0")
+
+
+@mutant("TENANT-1", stores=REDIS)
+def tenants_with_settings_alone_are_not_listed(bug: Bug) -> None:
+    """A tenant that has a quota and no job yet is unknown."""
+    bug.lua("tenants", "if request[1] == '0' then", "if false then")
+
+
+@mutant("TENANT-1", stores=REDIS)
+def tenants_without_jobs_are_listed(bug: Bug) -> None:
+    """A tenant whose last job was purged is listed until somebody sweeps."""
+    bug.lua("tenants", "if call('EXISTS', lane_named(tenant, queue).j) == 1 then", "if true then")
+
+
+# Clock and workers --------------------------------------------------------------------------------------------
+
+
+@mutant("TIME-1", stores=REDIS)
+def second_shift_replaces_the_first(bug: Bug) -> None:
+    """A clock that is moved twice goes back in between."""
+    bug.lua("clock", "whole(shift + request[2])", "whole(request[2])")
+
+
+@mutant("TIME-1", stores=REDIS)
+def dead_workers_are_listed(bug: Bug) -> None:
+    """A worker that stopped beating is among the living."""
+    bug.lua("workers", "by_end, '-inf', now, 'LIMIT'", "by_end, '-inf', 0, 'LIMIT'")
+    bug.lua("workers", "by_end, '(' .. whole(now), '+inf'", "by_end, '-inf', '+inf'")
+
+
+@mutant("TIME-1", stores=REDIS)
+def worker_that_signed_off_is_listed(bug: Bug) -> None:
+    """A worker that said goodbye lives on for as long as its last beat said."""
+    bug.lua("workers", "if ttl <= 0 then", "if ttl < 0 then")
+
+
+@mutant("TIME-1", stores=REDIS)
+def every_beat_is_a_birth(bug: Bug) -> None:
+    """A worker has been started when it was last seen."""
+    bug.lua("workers", "known and cmsgpack.unpack(known)[1] or now", "now")
