@@ -85,17 +85,11 @@ def delayed_jobs_hide_ready_ones(bug: Bug) -> None:
     bug.lua("turns", "way.low, way.skip, way.found, way.at, way.dry = (band + 1) * BAND, 0, {}, 1, false", "return nil")
 
 
-@mutant("CLAIM-2", "ENQ-4", stores=REDIS)
+@mutant("TENANT-4", stores=REDIS)
 def walk_reads_its_first_stretch_again(bug: Bug) -> None:
     """A walk over a lane does not move on, and hands out jobs that it has handed out before."""
     bug.lua("turns", "way.skip + #way.found / 2", "way.skip")
     bug.lua("turns", "way.dry = #way.found < 2 * way.chunk", "way.dry = true")
-
-
-@mutant("TENANT-4", "CLAIM-1", stores=REDIS)
-def rotation_ends_after_the_limit(bug: Bug) -> None:
-    """A claim over several queues hands out more than was asked for."""
-    bug.lua("claim", "if picks < limit and take() then", "if take() then")
 
 
 @mutant("TENANT-4", stores=REDIS)
@@ -187,13 +181,6 @@ def turns_end_with_the_claim(bug: Bug) -> None:
 
 
 @mutant("TENANT-4", stores=REDIS)
-def turns_are_counted_over_all_queues(bug: Bug) -> None:
-    """Having been served in one queue costs turns in another: floors are kept under one name."""
-    for part in ("turns", "claim"):
-        bug.lua(part, "shard .. 'f', queue", "shard .. 'f', 'all'")
-
-
-@mutant("TENANT-4", stores=REDIS)
 def second_page_of_tenants_is_left_out(bug: Bug) -> None:
     """A claim looks at as many tenants as it wants jobs, whether or not they have any."""
     bug.lua("claim", "at, following = 1, following + limit", "at, following = 1, 1000000")
@@ -223,7 +210,7 @@ def first_job_of_a_batch_speaks_for_all(bug: Bug) -> None:
     bug.lua("prelude", "elseif visible_at < lane.arrived then", "elseif false then")
 
 
-@mutant("TENANT-4", "CLAIM-3", stores=REDIS)
+@mutant("CLAIM-3", stores=REDIS)
 def soonest_job_is_that_of_the_highest_priority(bug: Bug) -> None:
     """An urgent job that is due late hides when the others are due."""
     bug.lua("turns", "best = min(best or score, score - band * BAND)", "if true then return score - band * BAND end")
@@ -268,7 +255,7 @@ def next_look_is_the_last_one(bug: Bug) -> None:
 @mutant("TENANT-4", "CLAIM-4", stores=SHARDS)
 def shard_in_mid_turn_is_passed_over(bug: Bug) -> None:
     """A shard whose tenants are all in the turns already is taken for one without work."""
-    bug.lua("look", "call('EXISTS', shard .. 'T:' .. queue) == 1", "false")
+    bug.lua("look", "if present > 0 then", "if false then")
 
 
 @mutant("TENANT-4", "CLAIM-5", stores=SHARDS)

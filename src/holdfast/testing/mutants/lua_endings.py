@@ -219,7 +219,7 @@ def delayed_release_shows_at_once(bug: Bug) -> None:
     bug.lua("finish", "release(job, max(0, delay))", "release(job, 0)")
 
 
-@mutant("ENQ-4", "RESULT-1", stores=REDIS)
+@mutant("ENQ-4", stores=REDIS)
 def refused_completion_leaves_its_result_to_the_next(bug: Bug) -> None:
     """After a refused item in a batch, the next job gets the result that the refused one brought."""
     bug.lua("finish", "at = at + sizes[n]", "at = at + (answer >= 0 and sizes[n] or 0)")
@@ -372,7 +372,7 @@ def fast_lease_is_not_watched(bug: Bug) -> None:
     bug.lua("claim", "bound('L', lane, deadline)", "")
 
 
-@mutant("LEASE-3", "RETRY-2", stores=REDIS)
+@mutant("ENQ-3", "LEASE-3", stores=REDIS)
 def slow_lease_is_not_watched(bug: Bug) -> None:
     """The lease of a job that failed before is never found expired."""
     bug.lua("jobs", "bound('L', lane, job.deadline)", "")
@@ -384,7 +384,7 @@ def long_lease_hides_a_short_one(bug: Bug) -> None:
     bug.lua("prelude", "call('ZADD', shard .. index, 'LT', at, name)", "call('ZADD', shard .. index, at, name)")
 
 
-@mutant("KEEP-1", "LEASE-3", stores=REDIS)
+@mutant("KEEP-1", stores=REDIS)
 def first_end_of_a_batch_speaks_for_all(bug: Bug) -> None:
     """A queue is looked at when the first job of a batch is over, though others are over before."""
     bug.lua("prelude", "if not known or at < known then", "if not known then")

@@ -49,7 +49,7 @@ def repeated_request_is_a_duplicate(bug: Bug) -> None:
     bug.lua("enqueue", "request_id ~= '' and request_id == its_request", "false")
 
 
-@mutant("KEEP-1", "STATE-1", "ENQ-2", stores=REDIS)
+@mutant("KEEP-1", stores=REDIS)
 def replaced_job_stays_in_the_indexes(bug: Bug) -> None:
     """A job that made way for a new one of its id is still counted."""
     bug.lua("enqueue", "forget(existing)", "local _ = existing")

@@ -39,23 +39,32 @@ local function take_turns(queue)
   local heap, all, least, chunk = {}, {}, nil, nil
   local page, at, following, next_lane = {}, 1, 0, nil
 
-  -- The next lane of the index, which joins the heap when its turn may be before all there.
+  -- The next lane of the index, which joins the heap when it has had a turn.
   local function ahead()
     if not page[at] then
       page = call('ZRANGE', turns, following, following + limit - 1, 'WITHSCORES')
       at, following = 1, following + limit
     end
-    return page[at] and { tenant = page[at], time = tonumber(page[at + 1]) }
+    if not page[at] then
+      return nil
+    end
+    local turn = walk(lane_named(page[at], queue), chunk)
+    turn.tenant, turn.time = page[at], tonumber(page[at + 1])
+    at = at + 2
+    return turn
   end
 
   local function settle()
+    local moved = {}
     for _, turn in ipairs(all) do
-      if turn.dry then
-        leave_turns(queue, turn.way.lane, turn.time)
+      if turn.out then
+        leave_turns(queue, turn.lane, turn.time)
       elseif turn.moved then
-        call('ZADD', turns, turn.time, turn.tenant)
+        local n = #moved
+        moved[n + 1], moved[n + 2] = turn.time, turn.tenant
       end
     end
+    send('ZADD', turns, moved)
     if least then
       call('HSET', shard .. 'f', queue, whole(max(least, tonumber(call('HGET', shard .. 'f', queue)) or 0)))
     end
@@ -64,30 +73,35 @@ local function take_turns(queue)
   return function()
     if not chunk then
       -- Only when this queue's turn comes: a claim that is full before leaves its tenants where they are.
-      enter_turns(queue)
+      enter_turns(queue, max(limit, 100))
       chunk = math.ceil(limit / max(1, min(limit, call('ZCARD', turns))))
       settling[#settling + 1] = settle
       next_lane = ahead()
     end
     while true do
-      while next_lane and (not heap[1] or before(next_lane, heap[1])) do
-        next_lane.way = walk(lane_named(next_lane.tenant, queue), chunk)
-        all[#all + 1] = next_lane
-        push(heap, next_lane)
-        at = at + 2
-        next_lane = ahead()
-      end
+      -- Who is next stands at the head of the heap, or of what the index has not given us yet.
       local turn = heap[1]
-      if not turn then
+      local fresh = next_lane and (not turn or before(next_lane, turn))
+      if fresh then
+        turn, next_lane = next_lane, ahead()
+        all[#all + 1] = turn
+      elseif not turn then
         return false
-      elseif pick(turn.way) then
+      end
+      if pick(turn) then
         least = max(least or 0, turn.time)
-        turn.time, turn.moved = turn.time + cost_of(turn.way.lane), true
-        sift_down(heap, 1)
+        turn.time, turn.moved = turn.time + cost_of(turn.lane), true
+        if fresh then
+          push(heap, turn)
+        else
+          sift_down(heap, 1)
+        end
         return true
       end
-      turn.dry = true
-      pop(heap)
+      turn.out = true
+      if not fresh then
+        pop(heap)
+      end
     end
   end
 end
@@ -114,7 +128,7 @@ end
 local deadline = now + lease_ms
 local CLAIMED = KINDS.claimed
 
-local raws = {}
+local raws, alone = {}, {}
 
 local function lease_slowly(job, token)
   move(job, LEASED, function()
@@ -142,9 +156,16 @@ local function lease(n, id, raw, token)
   raws[n] = struct.pack(
     MOVING, LEASED, attempts + 1, 0, 0, reason, flags, #worker, priority, 0, visible_at, token, deadline, now, 0, 0, ttl
   ) .. sub(raw, MOVING_SIZE + 1, HEAD_SIZE + type_size + static_size + request_size + payload_size) .. worker
-  set(lane.j, id, raws[n])
-  rank(lane.w, member, false)
-  rank(lane.l, member, deadline)
+  if alone[lane] then
+    -- Its only job here: gathering would cost more than it saves.
+    call('HSET', lane.j, id, raws[n])
+    call('ZREM', lane.w, member)
+    call('ZADD', lane.l, deadline, member)
+  else
+    set(lane.j, id, raws[n])
+    rank(lane.w, member, false)
+    rank(lane.l, member, deadline)
+  end
   bound('L', lane, deadline)
   local type = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size)
   note(CLAIMED, lane.name, id, type, attempts + 1, token, worker, visible_at, deadline)
@@ -155,7 +176,7 @@ local ids, found = {}, {}
 for n = 1, picks do
   ids[n] = sub(members[n], 8)
 end
-fetch(lanes_of, ids, found)
+fetch(lanes_of, ids, found, alone)
 local token = tick(picks)
 for n = 1, picks do
   lease(n, ids[n], found[n], token + n - 1)

@@ -53,8 +53,9 @@ local function part(job, first, size)
   return sub(job.raw, HEAD_SIZE + first + 1, HEAD_SIZE + first + size)
 end
 
--- The records of many jobs, each named by its lane and id, into `raws`: one command for each lane.
-local function fetch(lanes_of, ids, raws)
+-- The records of many jobs, each named by its lane and id, into `raws`: one command for each lane. Lanes that are named
+-- once go into `alone`.
+local function fetch(lanes_of, ids, raws, alone)
   local one = true
   for n = 2, #ids do
     one = one and lanes_of[n] == lanes_of[1]
@@ -69,19 +70,32 @@ local function fetch(lanes_of, ids, raws)
     end
     return
   end
-  local groups = {}
-  for n, id in ipairs(ids) do
-    local group = groups[lanes_of[n]]
-    if not group then
-      group = { places = {} }
-      groups[lanes_of[n]] = group
+  local places = {}
+  for n = 1, #ids do
+    local lane = lanes_of[n]
+    local known = places[lane]
+    if not known then
+      places[lane] = n
+    elseif type(known) == 'number' then
+      places[lane] = { known, n }
+    else
+      known[#known + 1] = n
     end
-    group[#group + 1] = id
-    group.places[#group] = n
   end
-  for lane, group in pairs(groups) do
-    for n, raw in ipairs(call('HMGET', lane.j, unpack(group))) do
-      raws[group.places[n]] = raw
+  for lane, known in pairs(places) do
+    if type(known) == 'number' then
+      raws[known] = call('HGET', lane.j, ids[known])
+      if alone then
+        alone[lane] = true
+      end
+    else
+      local some = {}
+      for n, place in ipairs(known) do
+        some[n] = ids[place]
+      end
+      for n, raw in ipairs(call('HMGET', lane.j, unpack(some))) do
+        raws[known[n]] = raw
+      end
     end
   end
 end

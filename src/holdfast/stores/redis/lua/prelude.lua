@@ -38,22 +38,34 @@ end
 
 -- Lanes: one tenant's jobs in one queue name, with the keys they are kept under. ---------------------------------
 
+local LANE_KEYS = {
+  j = 'j:', -- hash: id -> record
+  p = 'p:', -- hash: id -> a payload too large to stand in the record
+  k = 'k:', -- hash: type and idempotency key -> binding
+  w = 'w:', -- waiting jobs in claim order
+  r = 'r:', -- of these, the retrying ones by visible time
+  l = 'l:', -- leased jobs by deadline
+  e = 'e:', -- ended jobs by the end of their retention
+  [5] = 'C:', [6] = 'F:', [7] = 'X:', -- completed, failed and canceled ones by time
+}
 local lanes = {}
+local of_lane = {
+  __index = function(lane, name)
+    local value = LANE_KEYS[name]
+    if value then
+      value = shard .. value .. lane.name
+    elseif name == 'jobs' or name == 'keys' then
+      value = {} -- What is known of its jobs and idempotency keys.
+    end
+    lane[name] = value
+    return value
+  end,
+}
 
 local function lane_of(name)
   local lane = lanes[name]
   if not lane then
-    lane = {
-      name = name, jobs = {}, keys = {}, arrived = false,
-      j = shard .. 'j:' .. name, -- hash: id -> record
-      p = shard .. 'p:' .. name, -- hash: id -> a payload too large to stand in the record
-      k = shard .. 'k:' .. name, -- hash: type and idempotency key -> binding
-      w = shard .. 'w:' .. name, -- waiting jobs in claim order
-      r = shard .. 'r:' .. name, -- of these, the retrying ones by visible time
-      l = shard .. 'l:' .. name, -- leased jobs by deadline
-      e = shard .. 'e:' .. name, -- ended jobs by the end of their retention
-      [5] = shard .. 'C:' .. name, [6] = shard .. 'F:' .. name, [7] = shard .. 'X:' .. name, -- ended ones by time
-    }
+    lane = setmetatable({ name = name, arrived = false, tenant = false, queue = false }, of_lane)
     lanes[name] = lane
   end
   return lane
@@ -76,7 +88,9 @@ local function names_of(lane)
 end
 
 local function lane_named(tenant, queue)
-  return lane_of(#tenant .. ':' .. tenant .. #queue .. ':' .. queue)
+  local lane = lane_of(#tenant .. ':' .. tenant .. #queue .. ':' .. queue)
+  lane.tenant, lane.queue = tenant, queue
+  return lane
 end
 
 -- Text that begins with a lane: the lane, and the rest.
@@ -202,8 +216,13 @@ local function commit()
   write(zsets)
   write(hashes)
   for index, set_bounds in pairs(bounds) do
+    local arguments = {}
     for name, at in pairs(set_bounds) do
-      call('ZADD', shard .. index, 'LT', at, name)
+      local n = #arguments
+      arguments[n + 1], arguments[n + 2] = at, name
+    end
+    for first = 1, #arguments, ARGUMENTS do
+      call('ZADD', shard .. index, 'LT', unpack(arguments, first, min(first + ARGUMENTS - 1, #arguments)))
     end
   end
   send('RPUSH', shard .. 'b', blobs)

@@ -56,15 +56,8 @@ local function leave_turns(queue, lane, time)
   end
 end
 
-local function own_time(queue, tenant)
-  local kept = call('HGET', shard .. 'V:' .. queue, tenant)
-  return kept and tonumber(string.match(kept, '^%d+')) or 0
-end
-
-local ENTER_LIMIT = 1000
-
--- Let the lanes that got visible work into the turns, at the current minimum.
-local function enter_turns(queue)
+-- Let up to `limit` lanes that got visible work into the turns, at the current minimum.
+local function enter_turns(queue, limit)
   local turns, next_up = shard .. 'T:' .. queue, shard .. 'N:' .. queue
   local least = tonumber(call('HGET', shard .. 'f', queue)) or 0
   local head = call('ZRANGE', turns, 0, 0, 'WITHSCORES')
@@ -77,13 +70,22 @@ local function enter_turns(queue)
     leave_turns(queue, lane, tonumber(head[2]))
     head = call('ZRANGE', turns, 0, 0, 'WITHSCORES')
   end
-  for _, tenant in ipairs(call('ZRANGEBYSCORE', next_up, '-inf', now, 'LIMIT', 0, ENTER_LIMIT)) do
+  local due = call('ZRANGEBYSCORE', next_up, '-inf', now, 'LIMIT', 0, limit)
+  if not due[1] then
+    return
+  end
+  call('ZREM', next_up, unpack(due))
+  local present = call('ZMSCORE', turns, unpack(due))
+  local times = call('HMGET', shard .. 'V:' .. queue, unpack(due))
+  local entering, gone = {}, {}
+  for n, tenant in ipairs(due) do
     local lane = lane_named(tenant, queue)
-    call('ZREM', next_up, tenant)
-    if not is_paused(lane) and not call('ZSCORE', turns, tenant) then
+    if not present[n] and not is_paused(lane) then
       if peek(walk(lane, 1)) then
-        call('ZADD', turns, max(own_time(queue, tenant), least), tenant)
-        call('HDEL', shard .. 'V:' .. queue, tenant)
+        local own = times[n] and tonumber(string.match(times[n], '^%d+')) or 0
+        entering[#entering + 1] = max(own, least)
+        entering[#entering + 1] = tenant
+        gone[#gone + 1] = times[n] and tenant or nil
       else
         local at = soonest(lane)
         if at then
@@ -92,6 +94,8 @@ local function enter_turns(queue)
       end
     end
   end
+  send('ZADD', turns, entering)
+  send('HDEL', shard .. 'V:' .. queue, gone)
 end
 
 -- A heap of lanes by (virtual time, tenant).

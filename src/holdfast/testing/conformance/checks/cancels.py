@@ -7,6 +7,7 @@ import asyncio
 from holdfast.core.errors import JobCanceled
 from holdfast.core.job import DAY, Cancel, Finish, JobState, Outcome, Result
 from holdfast.store import Hint
+from holdfast.testing.conformance.checks.events import quiet
 from holdfast.testing.conformance.expect import expect, expect_a, expect_between, expect_equal
 from holdfast.testing.conformance.harness import DELAY, LEASE, Harness
 from holdfast.testing.conformance.rules import rule
@@ -132,8 +133,9 @@ async def only_waiting_leaves_a_running_job_alone(h: Harness) -> None:
 async def a_hint_comes_when_a_running_job_is_canceled(h: Harness) -> None:
     """Whoever runs it can be told at once, also through another handle."""
     other = (await h.handles(2))[1]
-    job = await h.leased()
     with h.listening() as ear, h.listening(other) as far:
+        job = await h.leased()
+        await quiet(job.key, ear, far)
         expect_equal(await h.cancel(job.key), "canceled", "cancel of a running job")
         await ear.expect(Hint.CANCELED, job.key, "after a running job was canceled")
         await far.expect(Hint.CANCELED, job.key, "after a running job was canceled through another handle")

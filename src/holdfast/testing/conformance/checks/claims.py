@@ -117,10 +117,12 @@ async def jobs_come_by_priority_then_by_time_then_by_sequence(h: Harness) -> Non
         await f.queued("sooner", delay_ms=1)
         await f.queued("at-once-z")
         await f.queued("at-once-a")
+        await f.queued("batch-z", "batch-a")
         await f.advance(2)
         await f.queued("last")
         got = [job.id for job in await f.claim(20)]
-        expect_equal(got, ["at-once-z", "at-once-a", "sooner", "later", "last"], "order by time and sequence")
+        wanted = ["at-once-z", "at-once-a", "batch-z", "batch-a", "sooner", "later", "last"]
+        expect_equal(got, wanted, "order by time and sequence")
 
 
 @rule("CLAIM-2")
@@ -208,6 +210,24 @@ async def an_empty_claim_learns_when_to_look_again(h: Harness) -> None:
         await f.advance(10)
         await f.claim_one("job", lease_ms=LEASE)
         expect_equal((await f.claim_page()).next_at, now + 10 + LEASE, "when to look again: the new deadline")
+
+
+@rule("CLAIM-3")
+async def an_urgent_job_that_is_due_late_does_not_hide_when_to_look(h: Harness) -> None:
+    """The first due time counts, of whatever priority, and at that time the job is there."""
+    async with h.frozen(keep_events="1000") as f:
+        await f.queued("urgent", priority=9, delay_ms=HOUR)
+        await f.queued("soon", priority=1, delay_ms=MINUTE_MS)
+        now = await f.now()
+        for tenant in (f.tenant, None):
+            page = await f.claim_page(tenant=tenant)
+            expect_equal((page.jobs, page.next_at), ([], now + MINUTE_MS), f"when {tenant} should look again")
+        await f.advance(MINUTE_MS)
+        await f.claim_one("soon", tenant=None, lease_ms=2 * HOUR)
+        page = await f.claim_page(tenant=None)
+        expect_equal((page.jobs, page.next_at), ([], now + HOUR), "when to look again for the urgent one")
+        await f.advance(HOUR - MINUTE_MS)
+        await f.claim_one("urgent", tenant=None)
 
 
 @rule("CLAIM-3")
@@ -317,6 +337,20 @@ async def a_paused_queue_accepts_jobs_and_hands_out_none(h: Harness) -> None:
     await h.store.pause(h.tenant, h.queue, paused=False)
     expect(not (await h.stats()).paused, "stats say that the queue is still paused")
     expect_equal([job.id for job in await h.claim(5)], ["before", "ready", "later"], "jobs once the queue goes on")
+
+
+@rule("CLAIM-5")
+async def a_pause_stops_a_tenant_that_takes_turns(h: Harness) -> None:
+    """Whoever is in the turns when its queue is paused leaves them at once, and takes part again afterwards."""
+    for tenant in (h.tenant, h.other):
+        await h.queued(*(f"job-{number}" for number in range(20)), tenant=tenant)
+    expect_equal(len(await h.claim(4, tenant=None)), 4, "turns before the pause")
+    await h.store.pause(h.other, h.queue, paused=True)
+    got = [job.tenant for _ in range(3) for job in await h.claim(2, tenant=None)]
+    expect_equal(got, [h.tenant] * 6, "tenants served during the pause")
+    await h.store.pause(h.other, h.queue, paused=False)
+    got = [job.tenant for _ in range(4) for job in await h.claim(2, tenant=None)]
+    expect_between(got.count(h.other), 2, 6, "turns of eight that the tenant has after the pause")
 
 
 @rule("CLAIM-5")

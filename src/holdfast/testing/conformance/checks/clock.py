@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from unittest.mock import patch
 
+from msgspec.structs import replace
+
 from holdfast.core.errors import LeaseExpired, Unsupported
 from holdfast.core.job import HOUR, SECOND, Extended, JobState
 from holdfast.ids import Ids
 from holdfast.queue import Queue
-from holdfast.store import make_store
+from holdfast.store import WorkerInfo, make_store
 from holdfast.testing.conformance.expect import Broken, expect, expect_a, expect_between, expect_equal
 from holdfast.testing.conformance.harness import DELAY, LEASE, Harness
 from holdfast.testing.conformance.rules import rule
@@ -156,3 +158,30 @@ async def the_clock_can_be_shifted_only_where_that_was_asked_for(h: Harness) -> 
     finally:
         await store.close()
     raise Broken("the clock of a store was shifted that was not opened with test_clock")
+
+
+@rule("TIME-1")
+async def a_worker_lives_until_its_last_beat_is_over(h: Harness) -> None:
+    """By the store's clock, to the millisecond; it can sign off before, and is seen by those it serves."""
+    async with h.frozen() as f:
+        mine = WorkerInfo("w1", f.tenant, "host", 1, (f.queue,), 4, 0)
+        all_, other = WorkerInfo("w2", None, "host", 2, (), 1, 0), WorkerInfo("w3", f.other, "host", 3, (), 1, 0)
+        start = await f.now()
+        for worker in (mine, all_, other):
+            await f.store.beat(worker, 10 * SECOND)
+
+        async def living(tenant: str | None) -> list[tuple[str, int, int]]:
+            return [(w.worker_id, w.started_at - start, w.seen_at - start) for w in await f.store.workers(tenant)]
+
+        expect_equal(await living(f.tenant), [("w1", 0, 0), ("w2", 0, 0)], "workers that serve the tenant")
+        await f.advance(6 * SECOND)
+        await f.store.beat(replace(mine, held=3), 10 * SECOND)
+        expect_equal([w.held for w in await f.store.workers(f.tenant)], [3, 0], "what the workers said last")
+        await f.advance(4 * SECOND - 1)
+        expect_equal([w for w, _, _ in await living(None)], ["w1", "w2", "w3"], "workers before a beat is over")
+        await f.advance(1)
+        expect_equal(await living(None), [("w1", 0, 6 * SECOND)], "workers once some beats are over")
+        await f.store.beat(mine, 0)
+        expect_equal(await living(None), [], "workers once the last signed off")
+        await f.store.beat(mine, SECOND)
+        expect_equal(await living(None), [("w1", 10 * SECOND, 10 * SECOND)], "a worker that was started again")

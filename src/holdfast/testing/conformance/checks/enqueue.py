@@ -271,6 +271,25 @@ async def batches_of_acknowledgements_answer_item_by_item_too(h: Harness) -> Non
 
 
 @rule("ENQ-4")
+async def each_result_of_a_batch_goes_to_its_own_job(h: Harness) -> None:
+    """Also when some of the batch are refused, at the start, in between or at the end."""
+    ids = [f"job-{number}" for number in range(6)]
+    await h.queued(*ids)
+    jobs = await h.claim(6)
+    stale = (0, 3, 5)
+    items = [
+        Finish(job.key, job.token - (number in stale), "complete", Result(b"x" * number + job.id.encode()))
+        for number, job in enumerate(jobs)
+    ]
+    names = [type(answer).__name__ for answer in await h.store.finish(items)]
+    wanted = ["LeaseLost" if number in stale else "Finished" for number in range(6)]
+    expect_equal(names, wanted, "answers to a batch of completions")
+    for number, job in enumerate(await h.store.get([job.key for job in jobs])):
+        want = None if number in stale else items[number].result
+        expect_equal(expect_some(job, "record").result, want, f"result of job {number} of the batch")
+
+
+@rule("ENQ-4")
 async def a_large_batch_is_taken_in_order(h: Harness) -> None:
     """A thousand items come out in the order in which they went in."""
     ids = [f"job-{number:04}" for number in range(1000)]
@@ -363,6 +382,20 @@ async def a_payload_of_the_full_size_is_kept(h: Harness) -> None:
         h.accepted(await h.complete(job, payload), JobState.COMPLETED)
     result = (await h.get(h.key("large-3"))).result
     expect(result is not None and result.data == payload, "a result of 256 KiB came back changed")
+
+
+@rule("ENQ-6")
+async def each_payload_of_a_batch_goes_to_its_own_job(h: Harness) -> None:
+    """Large and small ones, also when some of the batch are duplicates."""
+    sizes = (PAYLOAD_LIMIT // 2, 10, PAYLOAD_LIMIT // 3, 0, PAYLOAD_LIMIT // 2, 20)
+    payloads = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
+    await h.queued("job-0", "job-3", payload=b"first")
+    answers = await h.store.enqueue([h.new(f"job-{n}", payload=payload) for n, payload in enumerate(payloads)])
+    kinds = [type(answer) for answer in answers]
+    expect_equal(kinds, [Duplicate, Queued, Queued, Duplicate, Queued, Queued], "answers to the batch")
+    for number, job in enumerate(await h.store.get([h.key(f"job-{number}") for number in range(6)])):
+        want = b"first" if number in (0, 3) else payloads[number]
+        expect(expect_some(job, "record").envelope.payload == want, f"job {number} of the batch has another's payload")
 
 
 # ENQ-7 --------------------------------------------------------------------------------------------------------

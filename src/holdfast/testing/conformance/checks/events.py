@@ -7,11 +7,13 @@ from collections import Counter
 
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import ERROR_TEXT_LIMIT, Event, fingerprint
-from holdfast.core.job import DAY, SECOND, AttemptError, Cancel, Finish, JobState, Purge, Replayed
+from holdfast.core.job import DAY, SECOND, AttemptError, Cancel, Finish, JobKey, JobState, Purge, Replayed
 from holdfast.store import Hint, Reader
 from holdfast.testing.conformance.expect import Broken, expect, expect_a, expect_between, expect_equal
-from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Harness
+from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Ear, Harness
 from holdfast.testing.conformance.rules import rule
+
+QUIET_S = 0.03
 
 # EVENT-1 ------------------------------------------------------------------------------------------------------
 
@@ -116,7 +118,7 @@ async def nothing_that_changed_nothing_makes_an_event(h: Harness) -> None:
 
 @rule("EVENT-1")
 async def a_batch_makes_one_event_for_each_item(h: Harness) -> None:
-    """In the order of the batch, for enqueues, claims, acknowledgements and cancels."""
+    """In the order of the batch, for enqueues, claims, acknowledgements and cancels, each with its own address."""
     ids = [f"job-{number}" for number in range(20)]
     await h.queued(*ids)
     jobs = await h.claim(20)
@@ -125,6 +127,11 @@ async def a_batch_makes_one_event_for_each_item(h: Harness) -> None:
     wanted = [("enqueued", id) for id in ids] + [("claimed", id) for id in ids]
     wanted += [("completed", id) for id in ids[:10]] + [("canceled", id) for id in ids[10:]]
     expect_equal([(e.kind, e.job_id) for e in await h.events()], wanted, "events of batches")
+    elsewhere = h.name("q")
+    await h.store.enqueue([h.new("a", type="mail"), h.new("b", type="report"), h.new("c", queue=elsewhere)])
+    seen = [(e.queue, e.job_id, e.type) for e in (await h.events())[-3:]]
+    same = [(h.queue, "a", "mail"), (h.queue, "b", "report"), (elsewhere, "c", "conformance")]
+    expect_equal(seen, same, "addresses and types in the events of a batch")
 
 
 @rule("EVENT-1")
@@ -160,6 +167,21 @@ async def an_error_in_an_event_is_short(h: Harness) -> None:
 
 
 # EVENT-2 ------------------------------------------------------------------------------------------------------
+
+
+async def quiet(enqueued: JobKey, *ears: Ear) -> None:
+    """Once all hear of new jobs, wait until nothing more is heard, and forget it.
+
+    Whoever begins to listen may be hinted at everything, and that must not be taken for the hint that is due.
+    """
+    for ear in ears:
+        await ear.expect(Hint.READY, enqueued, "after an enqueue")
+    while True:
+        for ear in ears:
+            ear.signals.clear()
+        await asyncio.sleep(QUIET_S)
+        if not any(ear.signals for ear in ears):
+            return
 
 
 def told(events: list[Event]) -> list[tuple[str, str, int]]:
@@ -248,6 +270,8 @@ async def a_hint_comes_when_the_log_grew(h: Harness) -> None:
     """A reader that follows needs no polling, also through another handle."""
     other = (await h.handles(2))[1]
     with h.listening() as ear, h.listening(other) as far:
+        await h.queued("first")
+        await quiet(h.key("first"), ear, far)
         await h.queued("job")
         await ear.expect(Hint.EVENTS, h.key("job"), "after an enqueue")
         await far.expect(Hint.EVENTS, h.key("job"), "after an enqueue through another handle")
@@ -404,6 +428,22 @@ async def a_tenants_stream_shows_that_tenant_alone(h: Harness) -> None:
             rest = [later for later in both[both.index(event) + 1 :] if later.tenant == tenant]
             expect_equal(told(got), told(rest), "events of one tenant after any offset of the log")
     expect_equal(await h.events(h.name("v")), [], "events of a tenant that never was")
+
+
+@rule("EVENT-3")
+async def a_batch_over_several_tenants_tells_each_its_own(h: Harness) -> None:
+    """What was changed in one call stands in the streams of those whose jobs it changed."""
+    owners = (h.tenant, h.other, h.tenant, h.other, h.other)
+    await h.store.enqueue([h.new(f"job-{number}", tenant=tenant) for number, tenant in enumerate(owners)])
+    await h.claim(5, tenant=None)
+    await h.store.cancel([Cancel(h.key(f"job-{number}", tenant=tenant)) for number, tenant in enumerate(owners)])
+    for tenant in (h.tenant, h.other):
+        ids = [f"job-{number}" for number, owner in enumerate(owners) if owner == tenant]
+        seen = [(e.tenant, e.kind, e.job_id) for e in await h.events(tenant)]
+        for kind in ("enqueued", "claimed", "canceled"):
+            mine = [(whose, id) for whose, what, id in seen if what == kind]
+            expect_equal(mine, [(tenant, id) for id in ids], f"{kind} events of one tenant of a batch")
+        expect_equal(len(seen), 3 * len(ids), "events of one tenant of a batch")
 
 
 @rule("EVENT-3")

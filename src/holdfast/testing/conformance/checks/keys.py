@@ -268,3 +268,19 @@ async def of_concurrent_enqueues_with_one_key_exactly_one_is_queued(h: Harness) 
     rest = {repr(answer) for answer in answers if not isinstance(answer, Queued)}
     expect_equal(rest, {repr(Duplicate(winners[0], JobState.READY))}, "answers to the others")
     expect_equal([job.id for job in await h.claim(20)], winners, "jobs that are there")
+
+
+@rule("ENQ-3")
+async def a_new_life_of_an_id_does_not_hold_the_keys_of_the_old_one(h: Harness) -> None:
+    """A key that ended with its job stays free when the id is used again without it."""
+    for key in (ONCE, STARTED):
+        for end in ("complete", "fail", "cancel"):
+            queue = h.name("q")
+            first = await h.leased("first", queue=queue, idempotency=key, result_ttl_ms=MINUTE)
+            if end == "cancel":
+                await h.cancel(first.key)
+            else:
+                h.accepted(await h.finish(first, end))
+            expect_equal(await h.purge(first.key), "purged", "purge")
+            await h.queued("first", queue=queue)
+            await expect_free(h, key, f"with a {key.policy} key of an earlier life that ended by {end}", queue=queue)

@@ -144,3 +144,29 @@ async def concurrent_enqueues_do_not_get_around_a_quota(h: Harness) -> None:
     expect_equal((await h.stats()).counts[JobState.READY], queued, "jobs counted")
     expect_a(await h.enqueue("late"), QuotaExceeded, "an enqueue after all that")
     expect(await h.find(h.key("late")) is None, "a refused job has a record")
+
+
+@rule("TENANT-5")
+async def a_batch_over_several_queues_heeds_the_quota_of_each(h: Harness) -> None:
+    """Wherever in the batch a queue with a quota comes, and whether or not the queue is there yet."""
+    free, full = h.name("q"), h.name("q")
+    await limit(h, 1, queue=full)
+    answers = await h.store.enqueue([h.new("a", queue=free), h.new("a", queue=full), h.new("b", queue=full)])
+    expect_equal([type(answer) for answer in answers], [Queued, Queued, QuotaExceeded], "answers with a queue's quota")
+    queues = [h.name("q") for _ in range(4)]
+    items = [h.new("a", queue=queue, tenant=h.other) for queue in queues]
+    await h.store.set_tenant(h.other, TenantSettings(max_waiting=2))
+    kinds = [type(answer) for answer in await h.store.enqueue(items)]
+    expect_equal(kinds, [Queued, Queued, QuotaExceeded, QuotaExceeded], "answers with a quota over new queues")
+
+
+@rule("TENANT-5")
+async def a_set_of_replays_is_taken_as_far_as_the_quota_goes(h: Harness) -> None:
+    """One by one: what fits is replayed, the rest stays failed."""
+    await h.queued("a", "b", "c")
+    for job in await h.claim(3):
+        h.accepted(await h.fail(job), JobState.FAILED)
+    await limit(h, 2, queue=h.queue)
+    kinds = [type(answer) for answer in await h.store.replay([h.key(id) for id in ("a", "b", "c")])]
+    expect_equal(kinds, [Replayed, Replayed, QuotaExceeded], "answers to a set of replays")
+    await h.expect_state(h.key("c"), JobState.FAILED, "whose replay was refused")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.core.job import DAY, HOUR, SECOND, Finish, JobState, Queued, Result
 from holdfast.store import Hint
+from holdfast.testing.conformance.checks.events import quiet
 from holdfast.testing.conformance.expect import expect_a, expect_between, expect_equal
 from holdfast.testing.conformance.harness import LEASE, Harness
 from holdfast.testing.conformance.rules import rule
@@ -14,6 +15,7 @@ async def a_result_is_kept_for_its_ttl_and_then_gone(h: Harness) -> None:
     """To the millisecond, with the record: get, list and the id itself forget it."""
     async with h.frozen() as f:
         job = await f.leased("job", queue=f.queue, result_ttl_ms=90 * SECOND)
+        await f.advance(10 * SECOND)  # It is counted from the end, not from the start.
         now = await f.now()
         h.accepted(await f.finish(job, "complete", result=Result(b"\x00\xff", "msgpack")), JobState.COMPLETED)
         done = await f.get(job.key)
@@ -70,11 +72,13 @@ async def the_ttl_of_a_result_can_be_changed_afterwards(h: Harness) -> None:
         await f.expect_state(shorter.key, JobState.COMPLETED, "a millisecond before its new end")
         await f.advance(1)
         expect_equal(await f.find(shorter.key), None, "record whose TTL was shortened")
+        expect_equal((await f.store.prune(1000)).jobs, 1, "jobs to prune at the end of a shorter TTL")
         await f.advance(HOUR - 20 * SECOND - 1)
-        await f.store.prune(1000)
+        expect_equal((await f.store.prune(1000)).jobs, 0, "jobs to prune before the end of a longer TTL")
         await f.expect_state(longer.key, JobState.COMPLETED, "a millisecond before its new end")
         await f.advance(1)
         expect_equal(await f.find(longer.key), None, "record whose TTL was lengthened, after that")
+        expect_equal((await f.store.prune(1000)).jobs, 1, "jobs to prune at the end of a longer TTL")
         expect_equal(await f.set_result_ttl(longer.key, HOUR), "not_found", "change for a forgotten job")
 
 
@@ -127,12 +131,12 @@ async def a_hint_comes_when_a_job_has_ended(h: Harness) -> None:
     with h.listening() as ear, h.listening(other) as far:
         for end in ("complete", "fail", "cancel", "expire"):
             job = await h.leased(max_attempts=1)
+            await quiet(job.key, ear, far)
             if end == "cancel":
                 await h.cancel(job.key)
             elif end == "expire":
                 await h.advance(LEASE)
-                await ear.settle()  # A shift of the clock hints at everything.
-                await far.settle()
+                await quiet(job.key, ear, far)  # A shift of the clock hints at everything.
                 await h.store.reap(1000, 0.0)
             else:
                 h.accepted(await h.finish(job, end))

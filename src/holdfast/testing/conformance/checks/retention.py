@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from holdfast.core.job import DAY, HOUR, SECOND, AlreadyCompleted, IdempotencyKey, JobState, Queued, Replayed
+from holdfast.core.job import (
+    DAY,
+    HOUR,
+    SECOND,
+    AlreadyCompleted,
+    Finish,
+    IdempotencyKey,
+    JobState,
+    Queued,
+    Replayed,
+)
 from holdfast.testing.conformance.expect import expect, expect_a, expect_between, expect_equal
 from holdfast.testing.conformance.harness import LEASE, Harness
 from holdfast.testing.conformance.rules import rule
@@ -176,3 +186,44 @@ async def a_forgotten_job_is_no_longer_counted(h: Harness) -> None:
         job = await h.job_in(state)
         await h.advance(keep + 10 * SECOND)
         expect_equal((await h.stats(job.queue)).counts[state], 0, f"{state} jobs counted after their retention")
+
+
+@rule("KEEP-1")
+async def each_job_of_a_queue_is_forgotten_at_its_own_time(h: Harness) -> None:
+    """Whatever order they ended in, one by one or in a batch: a long retention does not hold up a short one."""
+    for in_one_batch in (False, True):
+        async with h.frozen(keep_events="1000") as f:
+            for seconds in (30, 10, 20):
+                await f.queued(f"job-{seconds}", result_ttl_ms=seconds * SECOND)
+            done = [Finish(job.key, job.token, "complete") for job in await f.claim(3)]
+            for items in [done] if in_one_batch else [[item] for item in done]:
+                await f.store.finish(items)
+            for seconds in (10, 20, 30):
+                await f.advance(10 * SECOND - 1)
+                expect_equal((await f.store.prune(100)).jobs, 0, f"jobs to forget before {seconds} s")
+                await f.advance(1)
+                expect_equal((await f.store.prune(100)).jobs, 1, f"jobs to forget after {seconds} s")
+
+
+@rule("KEEP-1")
+async def what_is_gone_leaves_no_trace_in_counts_and_lists(h: Harness) -> None:
+    """Purged, pruned, or replaced by a fresh job of its id."""
+    for state in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED):
+        for how in ("purge", "prune", "replace"):
+            old = await h.job_in(state, result_ttl_ms=60 * SECOND)
+            if how == "purge":
+                expect_equal(await h.purge(old.key), "purged", "purge")
+            elif how == "prune" or state is JobState.COMPLETED:
+                await h.advance(8 * DAY)
+            if how == "prune":
+                await prune_all(h)
+            left: dict[JobState, int] = {}
+            if how == "replace":
+                answer = await h.enqueue("job", queue=old.queue, replace_failed=True)
+                expect_a(answer, Queued, f"enqueue of a {state} id")
+                left = {JobState.READY: 1}
+            await h.advance(10 * SECOND)  # So old may counts of finished jobs be.
+            counts = {s: n for s, n in (await h.stats(old.queue)).counts.items() if n}
+            expect_equal(counts, left, f"counts after the {how} of a {state} job")
+            listed = await h.list_ids(queue=old.queue)
+            expect_equal(len(listed), len(left), f"jobs listed after the {how} of a {state} job")

@@ -200,6 +200,7 @@ async def a_permanent_error_fails_at_once(h: Harness) -> None:
     h.accepted(await h.fail(job, AttemptError("ValueError", "bad input", "Traceback ...")), JobState.FAILED)
     ended = await h.get(job.key)
     expect_equal((ended.state, ended.reason, ended.attempts), (JobState.FAILED, "permanent", 1), "end")
+    expect_equal([(e.type, e.message) for e in ended.errors], [("ValueError", "bad input")], "errors in the record")
     expect_between(ended.finished_at or 0, before, await h.now(), "time of the end")
     event = (await h.history(job.key))[-1]
     expect_equal((event.kind, event.data["reason"]), ("failed", "permanent"), "event")

@@ -68,6 +68,61 @@ async def a_lease_past_its_deadline_shows_as_leased_until_it_is_reaped(h: Harnes
     await h.expect_state(job.key, JobState.RETRYING, "once reaped")
 
 
+@rule("STATE-1")
+async def the_oldest_ready_job_is_the_oldest_of_all_priorities(h: Harness) -> None:
+    """Since when a queue has been waiting is a matter of time alone."""
+    async with h.frozen() as f:
+        start = await f.now()
+        expect_equal((await f.stats()).oldest_ready_at, None, "since when an empty queue waits")
+        for wait, priority in ((0, 5), (10, 9), (10, 0)):
+            await f.advance(wait)
+            await f.queued(f.name("job"), priority=priority)
+            expect_equal((await f.stats()).oldest_ready_at, start, "since when the oldest ready job has been waiting")
+        await f.queued("later", priority=9, delay_ms=HOUR)
+        await f.claim(2)
+        expect_equal((await f.stats()).oldest_ready_at, start + 20, "since when the last ready job has been waiting")
+
+
+async def expect_pages(h: Harness, wanted: list[str], states: frozenset[JobState], what: str) -> None:
+    """The list must show these jobs in this order, in pages of any size."""
+    for size in (1, 2, 3, 100):
+        found: list[str] = []
+        cursor: str | None = None
+        for _ in range(len(wanted) + 1):
+            page = await h.store.list(ListQuery(h.tenant, h.queue, states, cursor=cursor, limit=size))
+            expect(len(page.jobs) <= size, f"a page of {size} has {len(page.jobs)} jobs")
+            found += [job.id for job in page.jobs]
+            cursor = page.cursor
+            if cursor is None:
+                break
+        expect_equal((found, cursor), (wanted, None), f"{what}, listed in pages of {size}")
+
+
+@rule("STATE-1")
+async def a_list_comes_in_pages_that_miss_and_repeat_nothing(h: Harness) -> None:
+    """Waiting in claim order, leased by deadline, ended by time; many of them at the same moment."""
+    async with h.frozen() as f:
+        ids = [f"job-{number}" for number in range(9)]
+        await f.queued(*ids)
+        leased = await f.claim(6, lease_ms=LEASE)
+        outcomes: list[Outcome] = ["fail", "complete", "fail", "complete"]
+        for job, outcome in zip(leased, outcomes, strict=False):
+            f.accepted(await f.finish(job, outcome, error=BOOM))
+        await f.advance(1)
+        await f.cancel(f.key("job-6"))
+        await f.advance(1)
+        f.accepted(await f.finish(leased[4], "complete"))
+        await f.queued("late", "urgent-b", "urgent-a", priority=9)
+        one, two = await f.claim(2, lease_ms=2 * LEASE)
+        expect_equal([one.id, two.id], ["late", "urgent-b"], "jobs claimed")
+        waiting, running = ["urgent-a", "job-7", "job-8"], ["job-5", "late", "urgent-b"]
+        ended = ["job-0", "job-1", "job-2", "job-3", "job-6", "job-4"]
+        await expect_pages(f, ended, TERMINAL, "ended jobs")
+        await expect_pages(f, ["job-0", "job-2"], frozenset({JobState.FAILED}), "failed jobs")
+        await expect_pages(f, waiting, frozenset({JobState.READY}), "ready jobs")
+        await expect_pages(f, [*waiting, *running, *ended], frozenset(JobState), "all jobs")
+
+
 @rule("STATE-2")
 async def an_ended_job_never_changes(h: Harness) -> None:
     """No acknowledgement, cancel, claim, reaping or time moves a job out of a terminal state."""

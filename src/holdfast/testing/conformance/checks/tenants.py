@@ -84,6 +84,21 @@ async def counts_and_lists_are_the_tenants_own(h: Harness) -> None:
     expect_equal(tenants, sorted(tenants), "order of the tenants")
 
 
+@rule("TENANT-1")
+async def a_tenant_is_listed_while_it_has_jobs_or_settings(h: Harness) -> None:
+    """Once both are gone nothing is said of it any more."""
+    for tenant in (h.tenant, h.other):
+        await h.queued("job", tenant=tenant)
+        await h.cancel(h.key(tenant=tenant))
+    await h.store.set_tenant(h.other, TenantSettings(weight=2.0))
+    for tenant in (h.tenant, h.other):
+        expect(tenant in await h.store.tenants(), "a tenant with a canceled job is missing among the tenants")
+        expect_equal(await h.purge(h.key(tenant=tenant)), "purged", "purge")
+    tenants = await h.store.tenants()
+    expect(h.tenant not in tenants, "a tenant without jobs and settings is among the tenants")
+    expect(h.other in tenants, "a tenant that has settings is missing among the tenants")
+
+
 async def answers_of(h: Harness, key: JobKey, token: int) -> list[object]:
     """Everything that a caller can learn about a job by its key, as comparable values."""
     outcomes: tuple[Outcome, ...] = ("complete", "fail", "retry", "release")

@@ -192,3 +192,51 @@ async def every_tenant_of_many_is_served_once_a_round(h: Harness) -> None:
         expect_equal(Counter(got), Counter(tenants), "turns of 40 tenants in one round")
     expect_between(len(set(got)), 20, 40, "tenants served in one round")
     expect_equal((await h.stats(tenant=tenants[0])).counts[JobState.BLOCKED], 0, "blocked jobs")
+
+
+@rule("TENANT-4")
+async def a_newcomer_to_an_idle_queue_does_not_catch_up(h: Harness) -> None:
+    """Who comes when nobody has work begins where the others stopped: they find it level with them."""
+    await backlog(h, h.tenant, 20)
+    await served(h, 20)
+    await h.claim_none(tenant=None)
+    await backlog(h, h.other, 20)
+    await served(h, 2)
+    await backlog(h, h.tenant, 20)
+    expect_share(h, await served(h, 10), {h.tenant: 1, h.other: 1}, "turns after both came back")
+
+
+@rule("TENANT-4")
+async def a_tenant_whose_own_workers_took_its_jobs_takes_no_turn(h: Harness) -> None:
+    """A claim for all passes those that have nothing left, and still gets as much as there is."""
+    tenants = sorted(h.name("m") for _ in range(5))
+    for tenant in tenants:
+        await backlog(h, tenant, 2)
+    await h.claim(5, tenant=None)
+    for tenant in tenants[1:4]:
+        await h.claim(5, tenant=tenant)
+    left = [tenant for tenant in tenants if (await h.stats(tenant=tenant)).counts[JobState.READY]]
+    got = await h.claim(len(left), tenant=None)
+    expect_equal(sorted(job.tenant for job in got), left, "tenants served beside some that have nothing left")
+
+
+@rule("TENANT-4")
+async def a_tenant_takes_turns_as_soon_as_its_first_job_is_due(h: Harness) -> None:
+    """Whatever came after it, with it in one batch, or was taken before: a worker for all finds what is visible."""
+    async with h.frozen(keep_events="1000") as f:
+        for order in (("ready", "later"), ("later", "ready")):
+            for in_one_batch in (False, True):
+                queue = f.name("q")
+                new = [f.new(id, queue=queue, delay_ms=HOUR if id == "later" else 0) for id in order]
+                for items in [new] if in_one_batch else [[item] for item in new]:
+                    await f.store.enqueue(items)
+                await f.claim_one("ready", tenant=None, queue=queue)
+        own, all_ = f.name("q"), f.name("q")
+        for queue, whose in ((own, f.tenant), (all_, None)):
+            await f.queued("now", queue=queue)
+            await f.queued("later", queue=queue, delay_ms=HOUR)
+            await f.claim_one("now", queue=queue, tenant=whose, lease_ms=2 * HOUR)
+            await f.claim_none(queue=queue, tenant=None)
+        await f.advance(HOUR)
+        for queue in (own, all_):
+            await f.claim_one("later", queue=queue, tenant=None)
