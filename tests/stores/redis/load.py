@@ -8,6 +8,7 @@ from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob, Re
 from holdfast.ids import new_id
 from holdfast.testing.traces import History
 from tests.chaos.ledger import all_events
+from tests.chaos.workers import notes
 from tests.eventually import eventually
 
 TENANT = "acme"
@@ -68,6 +69,12 @@ async def judge(store, *, whole=True):
             history.check(key_, job)
         found.update(zip(keys, jobs, strict=True))
     return found
+
+
+async def under_way(log, producers, workers):
+    """Wait until each of these processes has got something done."""
+    await eventually(lambda: {pid for *_, pid in notes(log, "queued")} >= set(producers))
+    await eventually(lambda: {pid for *_, pid in notes(log, "completed")} >= set(workers))
 
 
 async def end_gently(zygote, *pids):

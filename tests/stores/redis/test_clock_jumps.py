@@ -27,6 +27,7 @@ from tests.stores.redis.load import (
     key,
     new,
     seeded,
+    under_way,
     wish,
 )
 
@@ -188,6 +189,7 @@ async def test_nothing_is_lost_while_the_clock_jumps_under_load(zygote, queue, u
     chance = seeded()
     pids = [await zygote.start(url, log=log, lease_s=10, concurrency=5) for _ in range(2)]
     producer = await zygote.start(url, role="produce", log=log, name="p")
+    await under_way(log, [producer], pids)
     for _ in range(20):
         before = len(notes(log, "queued"))
         await queue.store.shift_clock(chance.choice([-HOUR, HOUR]))

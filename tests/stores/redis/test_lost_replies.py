@@ -50,6 +50,7 @@ from tests.stores.redis.load import (
     kinds,
     new,
     seeded,
+    under_way,
     wish,
 )
 
@@ -261,7 +262,7 @@ async def test_under_load_with_cuts_at_random_nothing_is_lost_and_nothing_double
         far_url = url.replace(f":{valkey.port}/", f":{proxy.port}/") + "&timeout_s=1"
         producers = [await zygote.start(far_url, role="produce", log=log, name=f"p{n}") for n in range(2)]
         workers = [await zygote.start(far_url, log=log, lease_s=1, concurrency=4) for _ in range(2)]
-        await eventually(lambda: len(notes(log, "completed")) > 10)
+        await under_way(log, producers, workers)
         proxy.cut_replies(when=lambda chunk: SCRIPT in chunk and chance.random() < 1 / 15, times=None)
         await eventually(lambda: proxy.counts.replies_cut > 60)
         await proxy.heal()

@@ -20,7 +20,7 @@ from holdfast.store import open_store
 from tests.chaos import ledger
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
-from tests.stores.redis.load import claim_one, complete, drained, end_gently, judge, new, seeded, wish
+from tests.stores.redis.load import claim_one, complete, drained, end_gently, judge, new, seeded, under_way, wish
 
 KILLS = 6
 
@@ -34,6 +34,7 @@ async def test_nothing_acknowledged_is_lost_or_undone(durable, zygote, url, log)
     chance = seeded()
     producers = [await zygote.start(url, role="produce", log=log, name=f"p{n}") for n in range(2)]
     workers = [await zygote.start(url, log=log, lease_s=1, concurrency=5) for _ in range(2)]
+    await under_way(log, producers, workers)
     for _ in range(KILLS):
         # Under way again: everybody has found the server by himself.
         before = len(notes(log, "queued")), len(notes(log, "completed"))

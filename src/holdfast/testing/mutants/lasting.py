@@ -13,7 +13,7 @@ from holdfast.core.errors import EventsTrimmed, NotReplayable
 from holdfast.core.events import Event
 from holdfast.core.job import DAY, Job, JobKey, JobState, Replayed
 from holdfast.store import EventPage, ListQuery, Page
-from holdfast.testing.mutants.planting import Bug, Planted, mutant
+from holdfast.testing.mutants.planting import FACES, Bug, Planted, mutant
 
 _FOR_EVER = 100 * 365 * DAY
 
@@ -50,7 +50,7 @@ def event_with_the_wrong_attempt(bug: Bug) -> None:
     bug.log(lambda event: [replace(event, attempt=event.attempt + 1)])
 
 
-@mutant("EVENT-2")
+@mutant("EVENT-2", stores=FACES)
 def resuming_reader_sees_one_twice(bug: Bug) -> None:
     """A page begins with the last event of the page before."""
 
@@ -79,7 +79,7 @@ def trimming_ignores_readers(bug: Bug) -> None:
         bug.sql("oldest_reader", "min(n)", "NULL")
 
 
-@mutant("EVENT-2")
+@mutant("EVENT-2", stores=FACES)
 def silent_gap(bug: Bug) -> None:
     """A reader that fell behind goes on with the oldest event there is, and does not learn what it missed."""
 
@@ -168,7 +168,7 @@ def forgotten_jobs_show_until_they_are_pruned(bug: Bug) -> None:
 # Dead letters -------------------------------------------------------------------------------------------------
 
 
-@mutant("DEAD-1")
+@mutant("DEAD-1", stores=FACES)
 def dead_letters_newest_first(bug: Bug) -> None:
     """The list of failed jobs is upside down."""
 
@@ -180,7 +180,7 @@ def dead_letters_newest_first(bug: Bug) -> None:
     bug.answer("list", list_jobs)
 
 
-@mutant("DEAD-1")
+@mutant("DEAD-1", stores=FACES)
 def replayed_twice(bug: Bug) -> None:
     """Of two replays of one job both say that it was they."""
 

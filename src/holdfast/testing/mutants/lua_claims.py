@@ -42,7 +42,9 @@ def fast_claim_keeps_the_token_spent(bug: Bug) -> None:
 @mutant("RETRY-1", "RETRY-4", stores=REDIS)
 def slow_claim_keeps_the_token_spent(bug: Bug) -> None:
     """A job that was retried and claimed again cannot be completed."""
-    bug.lua("claim", "job.worker, job.claimed_at, job.spent, job.spent_state = worker, now, 0, 0", "job.worker = worker")
+    bug.lua(
+        "claim", "job.worker, job.claimed_at, job.spent, job.spent_state = worker, now, 0, 0", "job.worker = worker"
+    )
 
 
 @mutant("DEAD-1", "RETRY-4", stores=REDIS)
@@ -67,7 +69,27 @@ def claims_are_logged_backwards(bug: Bug) -> None:
 @mutant("EVENT-1", stores=REDIS)
 def claimed_event_tells_the_attempt_before(bug: Bug) -> None:
     """The event of a lease has the number of attempts as it was."""
-    bug.lua("claim", "id, type, attempts + 1, token, worker, visible_at", "id, type, attempts, token, worker, visible_at")
+    bug.lua(
+        "claim", "id, type, attempts + 1, token, worker, visible_at", "id, type, attempts, token, worker, visible_at"
+    )
+
+
+@mutant("CLAIM-1", "TENANT-4", stores=REDIS)
+def lone_job_stays_in_line(bug: Bug) -> None:
+    """A job that is the only one of its tenant in a claim is leased and not taken out of the line."""
+    bug.lua("claim", "call('ZREM', lane.w, member)", "")
+
+
+@mutant("LEASE-3", stores=REDIS)
+def lone_lease_has_no_deadline(bug: Bug) -> None:
+    """A lease that is the only one of its tenant in a claim is not in the index of deadlines."""
+    bug.lua("claim", "call('ZADD', lane.l, deadline, member)", "")
+
+
+@mutant("TENANT-1", "CLAIM-1", stores=REDIS)
+def records_of_a_lane_come_in_the_wrong_order(bug: Bug) -> None:
+    """In a call over several tenants a job gets the record of another one of its own."""
+    bug.lua("jobs", "raws[known[n]] = raw", "raws[known[#known - n + 1]] = raw")
 
 
 # Which jobs ---------------------------------------------------------------------------------------------------
@@ -107,7 +129,7 @@ def paused_queue_serves_its_tenant(bug: Bug) -> None:
 @mutant("CLAIM-5", stores=REDIS)
 def paused_queue_enters_the_turns(bug: Bug) -> None:
     """A pause stops the tenant's own workers, and not those for all."""
-    bug.lua("turns", "if not is_paused(lane) and not call('ZSCORE'", "if not call('ZSCORE'")
+    bug.lua("turns", "not present[n] and not is_paused(lane)", "not present[n]")
 
 
 @mutant("CLAIM-5", "TENANT-4", stores=REDIS)
@@ -141,7 +163,7 @@ def stats_do_not_tell_of_a_pause(bug: Bug) -> None:
 @mutant("TENANT-4", stores=REDIS)
 def turns_cost_nothing(bug: Bug) -> None:
     """The first tenant is served until it has no more."""
-    bug.lua("claim", "turn.time + cost_of(turn.way.lane), true", "turn.time, true")
+    bug.lua("claim", "turn.time + cost_of(", "turn.time + 0 * cost_of(")
 
 
 @mutant("TENANT-4", stores=REDIS)
@@ -159,13 +181,13 @@ def weight_of_a_queue_is_ignored(bug: Bug) -> None:
 @mutant("TENANT-4", stores=REDIS)
 def newcomer_makes_up_for_lost_time(bug: Bug) -> None:
     """A tenant that comes late enters at 0, and gets all the turns that it was not there for."""
-    bug.lua("turns", "max(own_time(queue, tenant), least)", "own_time(queue, tenant)")
+    bug.lua("turns", "max(own, least)", "own")
 
 
 @mutant("TENANT-4", stores=REDIS)
 def leaving_clears_the_debt(bug: Bug) -> None:
     """A tenant that leaves and comes back enters at the minimum, although it was further."""
-    bug.lua("turns", "max(own_time(queue, tenant), least)", "least")
+    bug.lua("turns", "max(own, least)", "least")
 
 
 @mutant("TENANT-4", stores=REDIS)
@@ -177,7 +199,7 @@ def idle_queue_forgets_how_far_it_was(bug: Bug) -> None:
 @mutant("TENANT-4", stores=REDIS)
 def turns_end_with_the_claim(bug: Bug) -> None:
     """What a claim cost a tenant is not written down."""
-    bug.lua("claim", "call('ZADD', turns, turn.time, turn.tenant)", "local _ = turn")
+    bug.lua("claim", "elseif turn.moved then", "elseif false then")
 
 
 @mutant("TENANT-4", stores=REDIS)

@@ -124,7 +124,9 @@ def large_payload_from_one_byte_on(bug: Bug) -> None:
 @mutant("ENQ-3", stores=REDIS)
 def keys_of_all_types_are_one(bug: Bug) -> None:
     """Jobs of two types that use the same key are taken for one."""
-    bug.lua("enqueue", "field = types[n] .. ':' .. sub(body, 1, types[n]) .. sub(body, key_at", "field = sub(body, key_at")
+    bug.lua(
+        "enqueue", "field = types[n] .. ':' .. sub(body, 1, types[n]) .. sub(body, key_at", "field = sub(body, key_at"
+    )
     bug.lua("jobs", "job.type_size .. ':' .. job.type .. sub(key, 10)", "sub(key, 10)")
 
 
@@ -158,7 +160,9 @@ def fast_claim_leaves_the_key(bug: Bug) -> None:
 def fast_completion_leaves_the_key(bug: Bug) -> None:
     """The short way of a completion is taken for jobs with a key, which the next life of that id holds again."""
     bug.lua("finish", "or key_size > 0", "")
-    bug.lua("finish", "static_size + request_size + payload_size", "static_size + request_size + key_size + payload_size")
+    bug.lua(
+        "finish", "static_size + request_size + payload_size", "static_size + request_size + key_size + payload_size"
+    )
 
 
 @mutant("ENQ-3", stores=REDIS)
@@ -258,7 +262,9 @@ def tenant_holds_one_too_many(bug: Bug) -> None:
 @mutant("TENANT-5", stores=REDIS)
 def quota_counts_running_jobs(bug: Bug) -> None:
     """Jobs that run take up room among those that wait."""
-    bug.lua("lanes", "lane.waiting = call('ZCARD', lane.w)", "lane.waiting = call('ZCARD', lane.w) + call('ZCARD', lane.l)")
+    bug.lua(
+        "lanes", "lane.waiting = call('ZCARD', lane.w)", "lane.waiting = call('ZCARD', lane.w) + call('ZCARD', lane.l)"
+    )
 
 
 @mutant("TENANT-5", stores=REDIS)

@@ -276,7 +276,7 @@ def dead_workers_are_listed(bug: Bug) -> None:
 @mutant("TIME-1", stores=REDIS)
 def worker_that_signed_off_is_listed(bug: Bug) -> None:
     """A worker that said goodbye lives on for as long as its last beat said."""
-    bug.lua("workers", "if ttl <= 0 then", "if ttl < 0 then")
+    bug.lua("workers", "if ttl <= 0 then", "if ttl <= 0 then\n    return 0\n  elseif false then")
 
 
 @mutant("TIME-1", stores=REDIS)

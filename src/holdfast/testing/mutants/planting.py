@@ -23,6 +23,8 @@ STORES = ("memory", "file", "redis", "shards")
 IN_PYTHON = ("memory", "file")
 """The stores that use the rules as they stand in `core`. The Redis store restates them in Lua."""
 REDIS = ("redis",)
+FACES = IN_PYTHON + REDIS
+"""Where what a store answers can be bent, whatever stands behind it."""
 SHARDS = ("shards",)
 
 _MOST_RUNS = 200_000
@@ -226,7 +228,9 @@ class Mutant(Struct, frozen=True):
 _mutants: dict[str, Mutant] = {}
 
 
-def mutant(*breaks: str, stores: tuple[str, ...] = IN_PYTHON) -> Callable[[Callable[[Bug], None]], Callable[[Bug], None]]:
+def mutant(
+    *breaks: str, stores: tuple[str, ...] = IN_PYTHON
+) -> Callable[[Callable[[Bug], None]], Callable[[Bug], None]]:
     """Register a function that plants a bug; its docstring says what is wrong then."""
 
     def register(plant: Callable[[Bug], None]) -> Callable[[Bug], None]:

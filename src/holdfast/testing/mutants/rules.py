@@ -10,7 +10,7 @@ from holdfast.core import lease, lifecycle, retry
 from holdfast.core.errors import LeaseExpired
 from holdfast.core.events import Event
 from holdfast.core.job import Backoff, Finished, Job, JobKey, JobState
-from holdfast.testing.mutants.planting import Bug, Planted, mutant
+from holdfast.testing.mutants.planting import FACES, Bug, Planted, mutant
 
 # Leases -------------------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ def cancel_loses_to_ack(bug: Bug) -> None:
     bug.around(lease, "check", check)
 
 
-@mutant("CANCEL-2")
+@mutant("CANCEL-2", stores=FACES)
 def only_waiting_is_ignored(bug: Bug) -> None:
     """A cancel that asked to leave running jobs alone ends them."""
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from holdfast.core import fairness
 from holdfast.core.job import Claimed, ClaimRequest, Job, JobKey
 from holdfast.store import Hint, Listener, QueueStats, Signal
-from holdfast.testing.mutants.planting import Bug, Planted, mutant
+from holdfast.testing.mutants.planting import FACES, Bug, Planted, mutant
 
 # Order --------------------------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ def paused_queue_hands_out(bug: Bug) -> None:
         bug.sql("lanes_entering", "AND paused = 0", "")
 
 
-@mutant("CLAIM-3")
+@mutant("CLAIM-3", stores=FACES)
 def next_look_is_never_told(bug: Bug) -> None:
     """An empty claim does not say when the next job is due."""
 
@@ -94,7 +94,7 @@ def next_look_is_never_told(bug: Bug) -> None:
     bug.answer("claim", claim)
 
 
-@mutant("CLAIM-3")
+@mutant("CLAIM-3", stores=FACES)
 def wake_up_is_lost(bug: Bug) -> None:
     """Nobody is told that a job became visible."""
 
@@ -108,7 +108,7 @@ def wake_up_is_lost(bug: Bug) -> None:
     bug.around(bug.face, "listen", listen)
 
 
-@mutant("CANCEL-2")
+@mutant("CANCEL-2", stores=FACES)
 def running_handler_is_not_told_of_its_cancel(bug: Bug) -> None:
     """The hint that a running job was canceled does not come."""
 
@@ -122,7 +122,7 @@ def running_handler_is_not_told_of_its_cancel(bug: Bug) -> None:
     bug.around(bug.face, "listen", listen)
 
 
-@mutant("CLAIM-1")
+@mutant("CLAIM-1", stores=FACES)
 def claim_gives_more_than_was_asked_for(bug: Bug) -> None:
     """A claim of N hands out N + 1."""
 
@@ -182,7 +182,7 @@ def coming_back_gains_a_turn(bug: Bug) -> None:
     bug.around(fairness, "entry", entry)
 
 
-@mutant("TENANT-4")
+@mutant("TENANT-4", stores=FACES)
 def queues_without_rotation(bug: Bug) -> None:
     """A claim over several queues empties the first before it looks at the next."""
 
@@ -200,7 +200,7 @@ def queues_without_rotation(bug: Bug) -> None:
 # Tenants ------------------------------------------------------------------------------------------------------
 
 
-@mutant("TENANT-2", "TENANT-1")
+@mutant("TENANT-2", "TENANT-1", stores=FACES)
 def tenant_filter_dropped_in_get(bug: Bug) -> None:
     """Who asks for an id gets the job of any tenant that has it."""
 
@@ -214,7 +214,7 @@ def tenant_filter_dropped_in_get(bug: Bug) -> None:
     bug.answer("get", get)
 
 
-@mutant("TENANT-1", "TENANT-2")
+@mutant("TENANT-1", "TENANT-2", stores=FACES)
 def tenant_filter_dropped_in_stats(bug: Bug) -> None:
     """The counts of a queue are those of all tenants together."""
 
@@ -230,7 +230,7 @@ def tenant_filter_dropped_in_stats(bug: Bug) -> None:
     bug.answer("stats", stats)
 
 
-@mutant("EVENT-3")
+@mutant("EVENT-3", stores=FACES)
 def tenant_filter_dropped_in_events(bug: Bug) -> None:
     """A tenant's stream shows everybody's events."""
 

@@ -22,6 +22,9 @@ end
 
 -- What a turn costs this lane: its own weight, else its tenant's, else 1. [TENANT-4]
 local function cost_of(lane)
+  if any_settings == false then
+    return 10000
+  end
   local settings = settings_of(lane)
   return settings and (settings[1][1] or settings[2][1]) or 10000
 end

@@ -24,8 +24,13 @@ local function peek(way)
     elseif way.dry then
       return nil
     else
-      way.found = call('ZRANGEBYSCORE', way.lane.w, way.low, '+inf', 'WITHSCORES', 'LIMIT', way.skip, way.chunk)
-      way.at, way.skip = 1, way.skip + #way.found / 2
+      local skip, chunk = way.skip, way.chunk
+      if way.low == 0 then
+        way.found = call('ZRANGE', way.lane.w, skip, skip + chunk - 1, 'WITHSCORES')
+      else
+        way.found = call('ZRANGEBYSCORE', way.lane.w, way.low, '+inf', 'WITHSCORES', 'LIMIT', skip, chunk)
+      end
+      way.at, way.skip = 1, skip + #way.found / 2
       way.dry = #way.found < 2 * way.chunk
     end
   end

@@ -21,6 +21,7 @@ from holdfast.core.job import (
     Purge,
     Queued,
     Report,
+    Result,
     SetResultTtl,
 )
 from holdfast.store import ListQuery, TenantSettings
@@ -82,6 +83,26 @@ async def counts_and_lists_are_the_tenants_own(h: Harness) -> None:
     tenants = await h.store.tenants()
     expect(h.tenant in tenants and h.other in tenants, "tenants with jobs are missing among the tenants")
     expect_equal(tenants, sorted(tenants), "order of the tenants")
+
+
+@rule("TENANT-1")
+async def a_call_over_several_tenants_gives_each_job_its_own(h: Harness) -> None:
+    """Claims, acknowledgements and lookups of many tenants at once never mix up whose is whose."""
+    tenants = [h.tenant, h.other, h.name("v")]
+    keys = [h.key(f"job-{number}", tenant=tenants[number * number % 3]) for number in range(10)]
+    await h.store.enqueue([h.new(key.id, tenant=key.tenant, payload="|".join(key).encode()) for key in keys])
+    jobs = await h.claim(10, tenant=None)
+    expect_equal(sorted(job.key for job in jobs), sorted(keys), "jobs of a claim over all tenants")
+    for job in jobs:
+        expect_equal(job.envelope.payload, "|".join(job.key).encode(), f"payload of {job.key} in the claim")
+    done = [Finish(job.key, job.token, "complete", Result("/".join(job.key).encode())) for job in jobs]
+    for answer in await h.store.finish(done):
+        h.accepted(answer, JobState.COMPLETED)
+    for key, job in zip(keys, await h.store.get(keys), strict=True):
+        expect(job is not None, f"{key} is not there")
+        if job is not None:
+            seen = (job.key, job.envelope.payload, job.result)
+            expect_equal(seen, (key, "|".join(key).encode(), Result("/".join(key).encode())), "record")
 
 
 @rule("TENANT-1")
