@@ -91,7 +91,7 @@ class Capabilities(Struct, frozen=True):
 
 
 class Hint(StrEnum):
-    """What may have changed. A hint carries no data: whoever gets one looks for himself."""
+    """What may have changed. Whoever gets one looks for himself."""
 
     READY = "ready"
     """A job may have become claimable."""
@@ -112,6 +112,8 @@ class Signal(Struct, frozen=True):
     tenant: str = ""
     queue: str = ""
     id: str = ""
+    job: Job | None = None
+    """With DONE, from a store that has it at hand: the job as it ended, which saves whoever waits for it the look."""
 
 
 Listener = Callable[[Signal], None]

@@ -36,6 +36,7 @@ class Watch:
         self._get = get
         self._looking: asyncio.Task[None] | None = None
         self._again = False
+        self._unsure = False
 
     def look(self) -> None:
         """See whether the job has ended; a look under way is followed by another."""
@@ -43,10 +44,24 @@ class Watch:
         if self._looking is None and not self.ended.done():
             self._looking = asyncio.create_task(self._look())
 
+    def hear(self, job: Job | None) -> None:
+        """The job has ended, and this is how, if whoever tells it knows."""
+        if job is not None and self.request_id and self._is_ours(job):
+            self.seen = True
+            if not self.ended.done():
+                self.ended.set_result(job)
+        else:
+            self.look()
+
     def enqueued(self) -> None:
-        """The request that is waited for was answered: from now on a job that is not there has been forgotten."""
+        """The request that is waited for was answered: from now on a job that is not there has been forgotten.
+
+        Whoever watched before the job was there is told when it ends, so there is nothing to look at now, unless
+        somebody looked before it was certain that there is a job. [RESULT-2]
+        """
         self.seen = True
-        self.look()
+        if self._unsure or self._looking is not None:
+            self.look()
 
     async def wait(self, timeout_s: float | None) -> Job | None:
         """The job as it ended, or None if there is none. Raises WaitTimeout, and the job goes on.
@@ -104,6 +119,8 @@ class Watch:
         elif certain or not self.request_id:
             # It is gone, or its id has a new life: what is waited for has ended, and nobody knows how any more.
             self.ended.set_result(None)
+        else:
+            self._unsure = True
 
     def _is_ours(self, job: Job) -> bool:
         if self.request_id:
@@ -164,7 +181,7 @@ class Waits:
             return
         if signal.queue and signal.id:
             for watch in self._watches.get(JobKey(self._tenant, signal.queue, signal.id), {}).values():
-                watch.look()
+                watch.hear(signal.job)
             return
         for key, lives in self._watches.items():
             if signal.queue in ("", key.queue) and signal.id in ("", key.id):

@@ -30,7 +30,8 @@ def notes(log, word):
     """What was noted: (id, attempt, fence, pid)."""
     if not Path(log).exists():
         return []
-    lines = [line.split() for line in Path(log).read_text().splitlines()]
+    # Without the last line if it is just being written.
+    lines = [line.split() for line in Path(log).read_text().rpartition("\n")[0].splitlines()]
     return [(id_, int(attempt), int(fence), int(pid)) for w, id_, attempt, fence, pid in lines if w == word]
 
 

@@ -193,6 +193,41 @@ async def test_a_look_that_left_before_the_enqueue_does_not_end_the_wait_of_who_
 
 
 @asynchronous
+async def test_an_enqueue_that_was_watched_is_not_looked_at_until_a_hint_comes():
+    fake = Fake()
+    with fake.waits.watch(KEY, "r1") as watch:
+        fake.jobs[KEY] = a_job(KEY, JobState.READY)
+        watch.enqueued()
+        await turns()
+        assert fake.looks == []
+
+
+@asynchronous
+async def test_a_hint_that_brings_the_job_saves_the_look():
+    fake = Fake()
+    ended = Job(*KEY, 1, Envelope("t", b"{}", request_id="r1"), JobState.COMPLETED, 0, 0)
+    with fake.waits.watch(KEY, "r1") as watch, fake.waits.watch(KEY, "r2") as other:
+        fake.listeners[0](Signal(Hint.DONE, *KEY, ended))
+        assert await watch.wait(None) is ended
+        assert watch.seen
+        await turns()
+        assert fake.looks == [KEY]  # By the one who waits for another life of that id.
+        assert not other.ended.done()
+
+
+@asynchronous
+async def test_a_job_that_ended_and_was_forgotten_before_its_enqueue_was_answered_is_not_waited_for():
+    fake = Fake()
+    with fake.waits.watch(KEY, "r1") as watch:
+        watch.look()  # A hint of its end, which came before the answer: there is nothing left to see.
+        await turns()
+        assert not watch.ended.done()
+        watch.enqueued()
+        assert await watch.wait(None) is None
+        assert watch.seen
+
+
+@asynchronous
 async def test_a_new_waiter_does_not_get_an_old_answer():
     fake = Fake()
     fake.end(state=JobState.FAILED)

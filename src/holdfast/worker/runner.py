@@ -33,7 +33,6 @@ TIMEOUT_GRACE_S = 5.0
 BLOB_TRIES = 5
 
 
-
 class Runner:
     """Runs held jobs. Made inside the event loop it belongs to.
 

@@ -123,20 +123,31 @@ async def test_the_server_sends_only_what_somebody_wants(place, publish, valkey,
     assert Signal(DONE, queue="a") not in everything.heard
 
 
-async def test_a_hint_left_and_wanted_again_at_once_is_confirmed_anew(place, publish):
+async def test_a_hint_left_and_wanted_again_at_once_goes_on(place, publish, valkey, prefix):
+    """Its subscription lingers, so whoever comes back has nothing to wait for and nothing to look at again."""
     stays, listening = Listening(), Listening()
     place.ears.listen(stays, {DONE})
-    await place.ears.ready()
+    stop = place.ears.listen(listening, {READY})
+    await listening.until(Signal(READY))
     for _ in range(50):
-        stop = place.ears.listen(listening, {READY})
         stop()
         stop = place.ears.listen(listening, {READY})
         await place.ears.ready()
-        assert listening.heard == [Signal(READY)]
         assert publish(READY, "a") == 1
-        listening.heard.pop()
         await listening.until(Signal(READY, queue="a"))
-        stop()
+
+
+async def test_a_hint_left_and_wanted_again_after_it_was_given_up_is_confirmed_anew(url, prefix, publish, valkey):
+    async with Place(url, prefix, linger_s=0) as place:
+        place.ears.listen(Listening(), {DONE})
+        listening = Listening()
+        for _ in range(20):
+            stop = place.ears.listen(listening, {READY})
+            await listening.until(Signal(READY))
+            assert publish(READY, "a") == 1
+            await listening.until(Signal(READY, queue="a"))
+            stop()
+            await eventually(lambda: channels(valkey, prefix), lambda found: found == {f"{prefix}:done"})
 
 
 async def test_the_connection_ends_with_the_last_listener(url, prefix, valkey):

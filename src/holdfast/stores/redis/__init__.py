@@ -4,7 +4,7 @@ The parts:
 
     address     a store URL, taken apart
     wire, pool, routes, link, trouble     connections, who to talk to, how a script is run, what errors mean
-    ears        hints by pub/sub
+    ears, messages  hints by pub/sub
     scripts, lua/   one Lua script for each operation: the contract, restated next to the data
     keys, records   names and bytes, as Lua and Python share them
     shards      which shard a call goes to, and how batches are cut

@@ -30,7 +30,7 @@ LAST_PAUSE_S = 1.0
 """How long to wait before connecting again: at first, and at most."""
 
 LINGER_S = 1.0
-"""How long the connection is kept after the last listener left, since the next one often comes soon."""
+"""How long a subscription is kept after its last listener left, since the next one often comes soon."""
 
 _log = logging.getLogger("holdfast")
 
@@ -76,10 +76,8 @@ class Ears:
             for table in self._listeners.values():
                 table.pop(key, None)
             self._release()
-            if self._wanted():
-                self._tune()
-            elif self._task is not None and not loop.is_closed():
-                loop.call_later(self._linger_s, self._rest)
+            if self._task is not None and not loop.is_closed():
+                loop.call_later(self._linger_s, self._relax)
 
         return stop
 
@@ -149,6 +147,13 @@ class Ears:
         self._line = None
         self._down = True
         self._release()
+
+    def _relax(self) -> None:
+        """Let go of what nobody has come back for."""
+        if self._wanted():
+            self._tune()
+        else:
+            self._rest()
 
     def _rest(self) -> None:
         """End the connection if nobody has come back."""

@@ -1,4 +1,4 @@
-"""Names: which shard a tenant lives in, what its keys are called, what a hint says. [TENANT-3]
+"""Names: which shard a tenant lives in, and what its keys are called. [TENANT-3]
 
 A lane, one tenant's jobs in one queue name, is called `4:acme6:emails` on the server: each name after its own length,
 so that no two lanes share a text. `lua/prelude.lua` makes the keys from it.
@@ -6,16 +6,10 @@ so that no two lanes share a text. `lua/prelude.lua` makes the keys from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from zlib import crc32
 
-from msgspec import msgpack
-
 from holdfast.core.names import join_key
-from holdfast.store import Hint, Signal
-
-_decode_texts = msgpack.Decoder(list[str]).decode
 
 
 @lru_cache(maxsize=65_536)
@@ -41,16 +35,3 @@ def shard_of(tenant: str, shards: int) -> int:
 def shard_key(prefix: str, shard: int) -> str:
     """The key of a shard's counters, under its hash tag: it goes with every script."""
     return f"{prefix}:{{{shard}}}:c"
-
-
-def signals(hint: Hint, data: bytes) -> Iterator[Signal]:
-    """What a hint of the server says: lanes, or lanes and ids; nothing at all means anything."""
-    if not data:
-        yield Signal(hint)
-    elif hint is Hint.READY:
-        for lane in _decode_texts(data):
-            yield Signal(hint, *names_of(lane))
-    else:
-        texts = iter(_decode_texts(data))
-        for lane, id_ in zip(texts, texts, strict=True):
-            yield Signal(hint, *names_of(lane), id_)

@@ -76,8 +76,9 @@ from holdfast.store import (
 from holdfast.stores.redis import doctor, reads, records
 from holdfast.stores.redis.claims import Claims
 from holdfast.stores.redis.ears import Ears
-from holdfast.stores.redis.keys import lane_of, names_of, signals
+from holdfast.stores.redis.keys import lane_of, names_of
 from holdfast.stores.redis.link import Link
+from holdfast.stores.redis.messages import signals
 from holdfast.stores.redis.records import ELSEWHERE, STATES, encode
 from holdfast.stores.redis.scripts import SCRIPTS
 from holdfast.stores.redis.shards import BATCH, Shards

@@ -124,9 +124,9 @@ def sooner_job_hides_behind_a_later_one(bug: Bug) -> None:
 
 
 @mutant("LEASE-3", stores=FILE)
-def reaper_goes_by_token(bug: Bug) -> None:
-    """Leases are ended in the order in which they were granted, not in that of their deadlines."""
-    bug.sql("expired_leases", "ORDER BY deadline, token", "ORDER BY token")
+def reaper_goes_by_sequence(bug: Bug) -> None:
+    """Leases are ended in the order in which their jobs were enqueued, not in that of their deadlines."""
+    bug.sql("expired_leases", "ORDER BY deadline, seq", "ORDER BY seq")
 
 
 @mutant("ENQ-3", stores=FILE)

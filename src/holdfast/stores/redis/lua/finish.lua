@@ -72,10 +72,14 @@ local function complete(lane, n, raw, result)
   end
   local id = ids[n]
   local stop = HEAD_SIZE + type_size + static_size + request_size + payload_size
-  set(lane.j, id, struct.pack(
+  local record = struct.pack(
     MOVING, COMPLETED, attempts, COMPLETE, COMPLETED, reason, flags, worker_size, priority, extra_size, visible_at,
     token, 0, claimed_at, now, now + ttl, ttl
-  ) .. sub(raw, MOVING_SIZE + 1, stop + worker_size + extra_size) .. result)
+  ) .. sub(raw, MOVING_SIZE + 1, stop + worker_size + extra_size) .. result
+  set(lane.j, id, record)
+  if #ids <= IN_FULL and ttl > 0 then
+    completed[lane.name .. id] = record
+  end
   local member = struct.pack('>I7', seq) .. id
   rank(lane.l, member, false)
   rank(lane[COMPLETED], member, now)

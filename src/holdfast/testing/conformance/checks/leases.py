@@ -334,6 +334,24 @@ async def hundreds_of_expired_leases_are_all_found(h: Harness) -> None:
 
 
 @rule("LEASE-3")
+async def leases_of_many_tenants_are_all_found(h: Harness) -> None:
+    """Granted by one claim over all of them, in whatever numbers, with long ones among the short."""
+    tenants = [h.name("v") for _ in range(4)]
+    for number, tenant in enumerate(tenants):
+        await h.queued(*(f"job-{n}" for n in range(1 + number % 2)), tenant=tenant)
+        await h.queued("long", tenant=tenant, priority=0)
+    short = await h.claim(6, tenant=None)
+    long = [job for tenant in tenants for job in await h.claim(5, tenant=tenant, lease_ms=HOUR)]
+    expect_equal((len(short), len(long)), (6, 4), "jobs leased for short and for long")
+    await h.advance(LEASE)
+    reaped = [key for key in (await h.store.reap(1000, 0.0)).jobs if key.tenant in tenants]
+    expect_equal(sorted(reaped), sorted(job.key for job in short), "leases that have run out")
+    await h.advance(HOUR - LEASE)
+    reaped = [key for key in (await h.store.reap(1000, 0.0)).jobs if key.tenant in tenants]
+    expect_equal(sorted(reaped), sorted(job.key for job in long), "leases that have run out in the end")
+
+
+@rule("LEASE-3")
 async def claims_alone_find_hundreds_of_expired_leases(h: Harness) -> None:
     """Each claim ends a bounded number of them: enough claims end all, without any reaper."""
     await h.queued(*(f"job-{number}" for number in range(250)), max_attempts=1)
