@@ -9,16 +9,27 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.testing.servers import ValkeyServer
+
 ROOT = Path(__file__).parents[2]
 FILE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
+SERVER = "redis://localhost:6379/0"
+"""Where the pages say that a server is."""
 
 
-def write_files(page: Path, folder: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def server():
+    with ValkeyServer() as server:
+        yield server.url()
+
+
+def write_files(page: Path, folder: Path, said: str = "", place: str = "") -> list[str]:
+    """Write the files of a page, with `place` where it said something else."""
     names = []
     for name, text in FILE.findall(page.read_text(encoding="utf-8")):
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text.replace(said, place) if said else text, encoding="utf-8")
         names.append(name)
     return names
 
@@ -31,13 +42,16 @@ def run(folder: Path, *command: str, **settings: str) -> str:
     return done.stdout
 
 
-def test_the_quick_start_works_as_written(tmp_path):
+@pytest.mark.parametrize("store", ["file:./data", "redis"])
+def test_the_quick_start_works_as_written(tmp_path, store, request):
+    """And with the URL of a server instead, as it says."""
     readme = ROOT / "README.md"
-    assert write_files(readme, tmp_path) == ["shop.py", "signup.py"]
+    url = request.getfixturevalue("server") if store == "redis" else store
+    assert write_files(readme, tmp_path, "file:./data", url) == ["shop.py", "signup.py"]
     assert run(tmp_path, sys.executable, "signup.py") == "queued email-123\nduplicate ready\n"
-    command = [HOLDFAST, "worker", "shop", "--store", "file:./data", "--tenant", "acme"]
+    command = [HOLDFAST, "worker", "shop", "--store", url, "--tenant", "acme"]
     worker = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    settings = {"HOLDFAST_STORE": "file:./data", "HOLDFAST_TENANT": "acme"}
+    settings = {"HOLDFAST_STORE": url, "HOLDFAST_TENANT": "acme"}
     try:
         result = run(tmp_path, HOLDFAST, "result", "email-123", "--queue", "emails", "--wait", "30", **settings)
     finally:
@@ -70,14 +84,40 @@ def test_the_readmes_test_passes(tmp_path):
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "howto").glob("*.md")), ids=lambda page: page.stem)
-def test_the_files_of_a_how_to_page_run(page, tmp_path):
-    for name in write_files(page, tmp_path):
+def test_the_files_of_a_how_to_page_run(page, tmp_path, request):
+    needs_server = f'"{SERVER}"' in page.read_text(encoding="utf-8")
+    place = request.getfixturevalue("server") if needs_server else SERVER
+    for name in write_files(page, tmp_path, SERVER, place):
         run(tmp_path, sys.executable, name)
 
 
 def test_a_large_payload_arrives(tmp_path):
     write_files(ROOT / "docs/howto/large-payloads.md", tmp_path)
     assert run(tmp_path, sys.executable, "thumbnails.py") == "1000000\n"
+
+
+def test_the_redis_page_prints_what_it_shows(tmp_path, server):
+    page = ROOT / "docs/howto/redis.md"
+    assert write_files(page, tmp_path, SERVER, server) == ["on_redis.py", "own_client.py", "with_a_server.py"]
+    assert run(tmp_path, sys.executable, "on_redis.py").splitlines() == [
+        "sent to a@example.com",
+        "nothing is kept: a restart loses every job",
+    ]
+    assert run(tmp_path, sys.executable, "own_client.py") == "queued\n"
+    assert "email-1 ready" in run(tmp_path, sys.executable, "with_a_server.py")
+
+
+def test_the_user_of_the_redis_page_has_the_rights_it_needs(tmp_path):
+    page = ROOT / "docs/howto/redis.md"
+    (line,) = re.findall(r"^ACL SETUSER .*$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    with ValkeyServer() as server:
+        server.command(*line.split())
+        url = server.url().replace("//", "//jobs:PASSWORD@")
+        write_files(page, tmp_path, SERVER, url)
+        assert "sent to a@example.com" in run(tmp_path, sys.executable, "on_redis.py")
+        run(tmp_path, HOLDFAST, "doctor", url)
+        server.command("ACL", "SETUSER", "jobs", "+config|get")
+        assert "nothing is kept" in run(tmp_path, HOLDFAST, "doctor", url)
 
 
 def test_links_between_pages_lead_somewhere():

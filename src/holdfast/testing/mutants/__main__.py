@@ -1,6 +1,6 @@
 """Plant every bug in every store it applies to, and show which check caught it.
 
-Exits with 1 if one survives, if one never ran, or if a store does not pass the suite without any.
+Exits with 1 if one survives, never ran or makes a script break down, or if a store does not pass the suite without any.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from holdfast.core import dedup, lifecycle
 from holdfast.core.job import Duplicate, Job, JobState, NewJob
-from holdfast.testing.mutants.planting import Bug, Planted, mutant
+from holdfast.testing.mutants.planting import FACES, Bug, Planted, mutant
 
 # Enqueue ------------------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ def producers_clock_decides(bug: Bug) -> None:
     bug.around(lifecycle, "enqueue", enqueue)
 
 
-@mutant("STATE-1")
+@mutant("STATE-1", stores=FACES)
 def a_due_job_still_shows_as_scheduled(bug: Bug) -> None:
     """Readers see the state as it was written, although its time has come."""
 

@@ -155,7 +155,7 @@ def failed_jobs_go_with_the_canceled(bug: Bug) -> None:
     bug.around(lifecycle, "_end_dead", end_dead)
 
 
-@mutant("KEEP-1")
+@mutant("KEEP-1", stores=FACES)
 def forgotten_jobs_show_until_they_are_pruned(bug: Bug) -> None:
     """Retention counts only once the pruner has come by."""
 

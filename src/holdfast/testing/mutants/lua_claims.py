@@ -25,6 +25,12 @@ def claim_gives_one_token_to_all(bug: Bug) -> None:
     bug.lua("claim", "token + n - 1", "token")
 
 
+@mutant("CLAIM-1", "TIME-1", stores=REDIS)
+def tokens_follow_the_clock_alone(bug: Bug) -> None:
+    """Two claims at the same moment, or after the clock went back, grant the same tokens."""
+    bug.lua("claim", "local token = tick(picks)", "local token = micros")
+
+
 @mutant("LEASE-5", "CLAIM-1", stores=REDIS)
 def each_job_counts_its_own_tokens(bug: Bug) -> None:
     """The token is the number of the lease, and starts again when the id does."""

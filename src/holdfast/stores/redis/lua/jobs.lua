@@ -361,14 +361,14 @@ end
 local LANES_AT_ONCE, LANES_IN_FULL = 100, 10
 
 -- Set the bound of a lane to what it should be, and say what that is.
-local function set_right(index, set_name, name)
+local function set_right(index, set_name, name, known)
   local earliest = call('ZRANGE', lane_of(name)[set_name], 0, 0, 'WITHSCORES')[2]
-  if earliest then
-    call('ZADD', shard .. index, earliest, name)
-  else
+  if not earliest then
     call('ZREM', shard .. index, name)
+  elseif earliest ~= known then
+    call('ZADD', shard .. index, earliest, name)
   end
-  return tonumber(earliest)
+  return earliest
 end
 
 -- What is over by now, of all lanes: up to `limit` { moment, member, lane }, oldest first; and what to call once that
@@ -420,7 +420,7 @@ end
 local function next_deadline()
   for _ = 1, LANES_AT_ONCE do
     local head = call('ZRANGE', shard .. 'L', 0, 0, 'WITHSCORES')
-    if not head[1] or set_right('L', 'l', head[1]) == tonumber(head[2]) then
+    if not head[1] or set_right('L', 'l', head[1], head[2]) == head[2] then
       return tonumber(head[2])
     end
   end

@@ -1,12 +1,9 @@
 -- What is known of tenants and their queues: which there are, who is paused, weights and quotas.
 
 -- The settings of a lane and of its tenant, each { cost of a turn, weight, max_waiting } with false for what is not set.
-local any_settings = nil
+local any_settings, any_paused = counters[7], counters[6]
 
 local function settings_of(lane)
-  if any_settings == nil then
-    any_settings = call('EXISTS', shard .. 'S') == 1
-  end
   if not any_settings then
     return nil
   end
@@ -22,9 +19,6 @@ end
 
 -- What a turn costs this lane: its own weight, else its tenant's, else 1. [TENANT-4]
 local function cost_of(lane)
-  if any_settings == false then
-    return 10000
-  end
   local settings = settings_of(lane)
   return settings and (settings[1][1] or settings[2][1]) or 10000
 end
@@ -75,12 +69,7 @@ local function over_quota(lane)
   return nil
 end
 
-local any_paused = nil
-
 local function is_paused(lane)
-  if any_paused == nil then
-    any_paused = call('EXISTS', shard .. 'P') == 1
-  end
   return any_paused and call('SISMEMBER', shard .. 'P', lane.name) == 1
 end
 

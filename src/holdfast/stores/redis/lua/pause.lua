@@ -7,6 +7,7 @@ local tenant, queue = names_of(lane)
 register(lane)
 if request[2] then
   call('SADD', shard .. 'P', lane.name)
+  call('HSET', KEYS[1], 'paused', 1)
   -- It leaves the turns at once, and when it goes on it enters them like any other newcomer.
   local time = call('ZSCORE', shard .. 'T:' .. queue, tenant)
   if time then
@@ -14,6 +15,9 @@ if request[2] then
   end
 else
   call('SREM', shard .. 'P', lane.name)
+  if call('EXISTS', shard .. 'P') == 0 then
+    call('HDEL', KEYS[1], 'paused')
+  end
   call('ZADD', shard .. 'N:' .. queue, 'LT', now, tenant)
   hints.ready[1] = lane.name
   commit()

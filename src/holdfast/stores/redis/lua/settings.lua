@@ -15,4 +15,5 @@ for n = 1, 3 do
 end
 call('HSET', key, field, cmsgpack.pack(kept))
 call('SADD', shard .. 'S', tenant)
+call('HSET', KEYS[1], 'settings', 1)
 return 1
