@@ -96,8 +96,20 @@ class Queue(Administration):
             raise InvalidOption("enqueue_many", "an id or key is one item's: use message.options(id=...)")
         common = resolve(options)
         tickets: list[Ticket[Any]] = []
-        async for chunk in _chunks(messages):
-            tickets += await self._enqueue_chunk(chunk, options, common, connection)
+        sending: asyncio.Task[list[Ticket[Any]]] | None = None
+        try:
+            async for chunk in _chunks(messages):
+                # While one chunk is on its way the next is made; it leaves when that is answered, so order holds.
+                jobs = self._jobs_of(chunk, options, common)
+                if sending is not None:
+                    tickets += await sending
+                sending = asyncio.create_task(self._enqueue_chunk(jobs, common, connection))
+                await asyncio.sleep(0)
+            if sending is not None:
+                tickets += await sending
+        except BaseException as error:
+            await _end(sending, error)
+            raise
         return tickets
 
     @overload
@@ -172,16 +184,20 @@ class Queue(Administration):
             return (await self._enqueue_batch([new], connection))[0]
         return await self._enqueues(new)
 
-    async def _enqueue_chunk(
-        self, chunk: list[Any], options: EnqueueOptions, common: Resolved, connection: Any
-    ) -> list[Ticket[Any]]:
-        messages = [_message(item) for item in chunk]
+    def _jobs_of(
+        self, chunk: list[Any], options: EnqueueOptions, common: Resolved
+    ) -> list[tuple[Message[Any], NewJob | HoldfastError]]:
         headers = tracing.inject()
-        jobs = [self._job_or_refusal(message, options, common, headers) for message in messages]
-        good = [job for job in jobs if isinstance(job, NewJob)]
+        messages = [_message(item) for item in chunk]
+        return [(message, self._job_or_refusal(message, options, common, headers)) for message in messages]
+
+    async def _enqueue_chunk(
+        self, jobs: list[tuple[Message[Any], NewJob | HoldfastError]], common: Resolved, connection: Any
+    ) -> list[Ticket[Any]]:
+        good = [job for _, job in jobs if isinstance(job, NewJob)]
         answers = iter(await self._enqueue_batch(good, connection) if good else ())
         tickets: list[Ticket[Any]] = []
-        for message, job in zip(messages, jobs, strict=True):
+        for message, job in jobs:
             if isinstance(job, NewJob):
                 ticket = self._ticket(job.key, message, next(answers))
             else:
@@ -223,6 +239,14 @@ class Queue(Administration):
             ticket.blob = await self._fetch(ticket.kept, ticket.key)
 
 
+async def _end(sending: asyncio.Task[Any] | None, error: BaseException) -> None:
+    """Leave no chunk on its way: one whose caller was canceled is canceled too, else it is seen through."""
+    if sending is not None and not sending.done():
+        if isinstance(error, asyncio.CancelledError):
+            sending.cancel()
+        await asyncio.wait([sending])
+
+
 def _message(message: Any) -> Message[Any]:
     return cast("Message[Any]", message) if isinstance(message, Message) else untyped(message)
 
@@ -248,5 +272,3 @@ async def _chunks(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator
     source = iter(messages)
     while chunk := list(islice(source, BATCH_LIMIT)):
         yield chunk
-        # A store in this process answers without a pause: let the others have a turn.
-        await asyncio.sleep(0)

@@ -710,3 +710,16 @@ async def test_a_large_payload_goes_by_reference():
             await without.put_blob(b"")
         with pytest.raises(InvalidOption, match="blobs=URL"):
             await without.read_blob(ref)
+
+
+@asynchronous
+async def test_messages_that_end_in_an_error_leave_what_was_sent_before_and_nothing_on_its_way():
+    def messages():
+        for n in range(1500):
+            yield {"n": n}
+        raise RuntimeError("no more")
+
+    async with Queue("memory:half-sent", tenant="acme") as queue:
+        with pytest.raises(RuntimeError, match="no more"):
+            await queue.enqueue_many(messages())
+        assert (await queue.stats("default")).counts["ready"] == 1000

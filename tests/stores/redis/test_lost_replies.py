@@ -34,6 +34,8 @@ from holdfast.core.job import (
     SetResultTtl,
 )
 from holdfast.store import TenantSettings, open_store
+from holdfast.stores.redis.keys import shard_of
+from holdfast.stores.redis.scripts import SCRIPTS
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.servers import HOST
 from tests.chaos import ledger
@@ -338,3 +340,30 @@ async def test_a_cut_in_the_middle_of_many_at_once_fails_only_those(proxy, far_u
         assert stats.counts[JobState.READY] == 200
     finally:
         await other.close()
+
+
+@pytest.mark.parametrize("lost", range(4))
+async def test_a_claim_over_many_shards_loses_the_reply_of_one_and_no_more(valkey, proxy, prefix, lost):
+    """The shards are asked side by side: what the others leased is not lost with the one whose reply is."""
+    near = await open_store(valkey.url(prefix=prefix, shards=4, test_clock=1))
+    far = await open_store(f"redis://{HOST}:{proxy.port}/0?prefix={prefix}&shards=4&test_clock=1&timeout_s=1")
+    try:
+        tenants = [f"t{n}" for n in range(20)]
+        await near.enqueue([new("warm", tenant=tenant, queue="warm") for tenant in tenants])
+        await far.claim(wish(100, tenant=None, queues=("warm",)))
+        await near.enqueue([new("x", tenant=tenant) for tenant in tenants])
+        claim, shard = SCRIPTS["claim"].sha.encode(), f"{prefix}:{{{lost}}}:c".encode()
+        proxy.cut_replies(when=lambda chunk: claim in chunk and shard in chunk)
+        claimed = {job.tenant for job in (await far.claim(wish(40, tenant=None))).jobs}
+        assert proxy.counts.replies_cut == 1
+        mine = {tenant for tenant in tenants if shard_of(tenant, 4) != lost}
+        assert claimed == mine
+        # The others come back after their lease.
+        await near.shift_clock(LEASE_MS + 1)
+        await near.reap(100, 0.0)
+        await near.shift_clock(600_000)
+        again = (await far.claim(wish(40, tenant=None))).jobs
+        assert {(job.tenant, job.attempts) for job in again} == {(tenant, 2) for tenant in tenants}
+    finally:
+        await far.close()
+        await near.close()

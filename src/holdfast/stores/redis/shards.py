@@ -7,7 +7,7 @@ it is cut into pieces, one after another, so that order holds and the server is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from holdfast.core import failpoint
@@ -119,25 +119,39 @@ class Shards:
         *,
         repeat: bool,
     ) -> list[Any]:
+        pieces = _pieces(items, size_of)
+        if len(pieces) == 1:
+            return await self.run(name, shard, *pack(pieces[0]), repeat=repeat)
         answers: list[Any] = []
-        for piece in _pieces(items, size_of):
-            answers += await self.run(name, shard, *pack(piece), repeat=repeat)
+        running: asyncio.Task[Any] | None = None
+        try:
+            for piece in pieces:
+                # While one runs the next is packed; it leaves when that is answered, so order holds.
+                packed = pack(piece)
+                if running is not None:
+                    answers += await running
+                running = asyncio.create_task(self.run(name, shard, *packed, repeat=repeat))
+                await asyncio.sleep(0)
+            if running is not None:
+                answers += await running
+        finally:
+            if running is not None and not running.done():
+                running.cancel()
         return answers
 
 
-def _pieces(items: Sequence[I], size_of: Callable[[I], int] | None) -> Iterator[Sequence[I]]:
-    if size_of is None:
-        for first in range(0, len(items), BATCH):
-            yield items[first : first + BATCH]
-        return
+def _pieces(items: Sequence[I], size_of: Callable[[I], int] | None) -> list[Sequence[I]]:
+    if size_of is None or sum(map(size_of, items)) <= BATCH_BYTES:
+        return [items[first : first + BATCH] for first in range(0, len(items), BATCH)]
+    pieces: list[Sequence[I]] = []
     first = size = 0
     for n, item in enumerate(items):
         size += size_of(item)
         if n > first and (n - first >= BATCH or size > BATCH_BYTES):
-            yield items[first:n]
+            pieces.append(items[first:n])
             first, size = n, size_of(item)
-    if first < len(items):
-        yield items[first:]
+    pieces.append(items[first:])
+    return pieces
 
 
 async def _all(work: Sequence[Any]) -> list[Any]:

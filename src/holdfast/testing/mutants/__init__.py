@@ -1,8 +1,8 @@
 """Planted bugs: each breaks a rule of the contract, and the conformance suite must notice.
 
-A suite is worth what it catches. Every mutant below is a small change to the rules or to one store, be it Python, SQL
-or Lua, made while the suite runs and undone afterwards; `python -m holdfast.testing.mutants` plants them one by one and shows which check
-caught which. One that survives is a check that is missing.
+A suite is worth what it catches. Every mutant below is a small change to the rules or to one store, in Python, SQL or
+Lua, made while the suite runs and undone afterwards; `python -m holdfast.testing.mutants` plants them one by one and
+shows which check caught which. One that survives is a check that is missing.
 """
 
 from holdfast.testing.mutants import (
