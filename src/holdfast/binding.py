@@ -84,10 +84,9 @@ class Binding:
     async def open(self) -> Self:
         """Connect to the store. Twice is harmless; a closed Queue can be opened again."""
         if not self._is_open:
-            if self._url is not None:
-                if self._was_closed:
-                    self._store = make_store(self._url)
-                await self._store.open()
+            if self._url is not None and self._was_closed:
+                self._store = make_store(self._url)
+            await self._store.open()
             self._is_open, self._was_closed = True, False
         return self
 

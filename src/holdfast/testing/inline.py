@@ -78,10 +78,10 @@ class InlineQueue(Queue):
         while len((await self.store.reap(REAP_LIMIT, 0.5)).jobs) == REAP_LIMIT:
             pass
 
-    def _new_job(self, message: Message[Any], options: Resolved) -> NewJob:
+    def _new_job(self, message: Message[Any], options: Resolved, headers: dict[str, str] | None) -> NewJob:
         if message.definition is not None:
             self._handlers[message.spec.type] = _inline(message.definition)
-        return super()._new_job(message, options)
+        return super()._new_job(message, options, headers)
 
     async def _claim(self) -> Job | None:
         queues = tuple(stats.queue for stats in await self.queues())

@@ -178,17 +178,18 @@ def _appended(fsync: str, pauses: str) -> Durability:
         note = "appendfsync always: survives power loss as far as the disk keeps its word"
         return Durability(True, True, note)
     if fsync == "everysec":
+        # While a sync is under way the server keeps what it writes to itself, for up to two seconds.
         note = (
-            "appendfsync everysec: a power cut may lose the last 1-2 seconds; killing the server process loses nothing"
+            "appendfsync everysec: a power cut may lose the last 1-2 seconds, and so may a kill while the disk is slow"
         )
-        return Durability(True, False, note, cure)
+        return Durability(False, False, note, cure)
     if fsync == "no":
         note = (
             "appendfsync no: a power cut may lose the last 30 seconds or more; killing the server process loses nothing"
         )
         return Durability(True, False, note, cure)
     note = "an append-only file, but the server does not tell how often it is synced: a power cut may lose some seconds"
-    return Durability(True, False, note, "allow CONFIG GET, or ask whoever runs the server for appendfsync")
+    return Durability(False, False, note, "allow CONFIG GET, or ask whoever runs the server for appendfsync")
 
 
 def _persistence(node: Node) -> Iterator[Finding]:

@@ -16,8 +16,8 @@ PARTS = ("prelude", "jobs", "lanes", "turns")
 _USES = re.compile(r"uses: ([a-z ]+)$", re.MULTILINE)
 _FUNCTION = re.compile(r"^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
 _WORD = re.compile(r"\w+")
-_FULL_IS_FULL = frozenset({"enqueue", "replay", "layout", "settings"})
-"""What takes memory is refused by a server that has none left; all else goes on, so that work can be finished."""
+_FULL_IS_FULL = frozenset({"enqueue", "replay"})
+"""What brings work is refused by a server that has no memory left; all else goes on, so that work can be finished."""
 
 
 class Script(Struct, frozen=True):

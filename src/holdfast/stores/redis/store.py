@@ -99,6 +99,8 @@ _COUNTED = (
 _EXPIRED_PRINT = fingerprint(AttemptError(LEASE_EXPIRED, ""))
 _TENANTS_AT_ONCE = 200
 _OVERHEAD = 200
+PAYLOADS_AT_ONCE = 20
+"""How many large payloads, of up to 256 KiB each, are fetched in one command."""
 
 _decode_worker = msgspec.json.Decoder(WorkerInfo).decode
 
@@ -413,14 +415,22 @@ class RedisStore:
         if not apart:
             return jobs
         full = list(jobs)
+        lanes: dict[str, list[int]] = {}
         for n in apart:
             job = jobs[n]
             if job is not None:
-                shard = self._shards.of(job.tenant)
-                key = f"{self._shards.key(shard)[:-1]}p:{lane_of(job.tenant, job.queue)}"
-                payload = await self._link.command(key, "HGET", key, job.id.encode(), repeat=True)
-                full[n] = None if payload is None else records.with_payload(job, payload)
+                shard = self._shards.key(self._shards.of(job.tenant))[:-1]
+                lanes.setdefault(f"{shard}p:{lane_of(job.tenant, job.queue)}", []).append(n)
+        for key, places in lanes.items():
+            for first in range(0, len(places), PAYLOADS_AT_ONCE):
+                await self._add_payloads(key, places[first : first + PAYLOADS_AT_ONCE], full)
         return full
+
+    async def _add_payloads(self, key: str, places: Sequence[int], jobs: list[Job | None]) -> None:
+        wanted = [(n, job) for n in places if (job := jobs[n]) is not None]
+        payloads = await self._link.command(key, "HMGET", key, *(job.id.encode() for _, job in wanted), repeat=True)
+        for (n, job), payload in zip(wanted, payloads, strict=True):
+            jobs[n] = None if payload is None else records.with_payload(job, payload)
 
 
 _CLOSED = "the store is not open; use `async with Queue(...)` or await store.open()"

@@ -48,10 +48,8 @@ local function take_turns(queue)
     if not page[at] then
       return nil
     end
-    local turn = walk(lane_named(page[at], queue), chunk)
-    turn.tenant, turn.time = page[at], tonumber(page[at + 1])
     at = at + 2
-    return turn
+    return walk(lane_named(page[at - 2], queue), chunk, page[at - 2], tonumber(page[at - 1]))
   end
 
   local function settle()

@@ -3,7 +3,8 @@
 -- KEYS[1] is the shard's counters, "PREFIX:{SHARD}:c". Every other key is made here, under the same hash tag, from
 -- names that came length-prefixed through ARGV: a lane is "4:acme6:emails", and what follows it is an id. [TENANT-3]
 -- ARGV[1] has the settings of the client, ARGV[2] the call itself, both as msgpack.
--- Writes are gathered and made by `commit`, each kind in one command: a script that fails before has changed nothing.
+-- Writes are gathered and made by `commit`, each kind in one command: a script that is refused, for want of memory say,
+-- has changed nothing. What a claim does with the turns, and with lanes it takes one job of, it writes at once.
 
 local call, sub, floor = redis.call, string.sub, math.floor
 local min, max = math.min, math.max
@@ -87,8 +88,15 @@ local function names_of(lane)
   return lane.tenant, lane.queue
 end
 
+local ends_of_names = {}
+
 local function lane_named(tenant, queue)
-  local lane = lane_of(#tenant .. ':' .. tenant .. #queue .. ':' .. queue)
+  local ending = ends_of_names[queue]
+  if not ending then
+    ending = #queue .. ':' .. queue
+    ends_of_names[queue] = ending
+  end
+  local lane = lane_of(#tenant .. ':' .. tenant .. ending)
   lane.tenant, lane.queue = tenant, queue
   return lane
 end

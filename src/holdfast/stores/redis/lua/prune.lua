@@ -84,6 +84,9 @@ local function sweep()
           call('HDEL', times, tenant)
           call('ZREM', shard .. 'N:' .. queue, tenant)
           call('SREM', shard .. 'Q:' .. tenant, queue)
+          if call('EXISTS', times, turns, shard .. 'N:' .. queue) == 0 then
+            call('HDEL', shard .. 'f', queue) -- Nobody is left to be before or behind.
+          end
         end
       end
     end

@@ -3,9 +3,15 @@
 -- Per queue name of the shard: T:QUEUE has the tenants in the turns by virtual time, N:QUEUE those that may have got
 -- visible work by the moment they do, V:QUEUE the times of those that left the turns, and `f` the floors.
 
--- Walks over the visible jobs of a lane in claim order. What is not due yet hides nothing behind it.
-local function walk(lane, chunk)
-  return { lane = lane, chunk = chunk, low = 0, skip = 0, found = {}, at = 1, dry = false }
+-- Walks over the visible jobs of a lane in claim order. What is not due yet hides nothing behind it. Where lanes take
+-- turns, the tenant, its virtual time, whether it had a turn, and whether it is out of jobs.
+local NOTHING = {}
+
+local function walk(lane, chunk, tenant, time)
+  return {
+    lane = lane, chunk = chunk, low = 0, skip = 0, found = NOTHING, at = 1, dry = false,
+    tenant = tenant or false, time = time or 0, moved = false, out = false,
+  }
 end
 
 -- The next visible member and its visible time, or nil.
@@ -20,7 +26,7 @@ local function peek(way)
         return member, visible_at
       end
       -- The rest of this priority is not due yet.
-      way.low, way.skip, way.found, way.at, way.dry = (band + 1) * BAND, 0, {}, 1, false
+      way.low, way.skip, way.found, way.at, way.dry = (band + 1) * BAND, 0, NOTHING, 1, false
     elseif way.dry then
       return nil
     else
