@@ -62,7 +62,7 @@ class Binding:
         self.blobs = Blobs.open(blobs) if isinstance(blobs, str) else blobs
         self._url = url
         self._store = store if store is not None else make_store(url or "")
-        # A store that was passed in is open already, and stays its owner's to close.
+        # A store that was passed in is taken to be open (`open` makes sure), and stays its owner's to close.
         self._is_open = url is None
         self._was_closed = False
         self._enqueues = Coalescer(self._enqueue_batch)
@@ -83,10 +83,13 @@ class Binding:
 
     async def open(self) -> Self:
         """Connect to the store. Twice is harmless; a closed Queue can be opened again."""
-        if not self._is_open:
-            if self._url is not None and self._was_closed:
-                self._store = make_store(self._url)
+        if self._url is None:
             await self._store.open()
+        if not self._is_open:
+            if self._url is not None:
+                if self._was_closed:
+                    self._store = make_store(self._url)
+                await self._store.open()
             self._is_open, self._was_closed = True, False
         return self
 

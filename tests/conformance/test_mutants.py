@@ -72,7 +72,7 @@ def test_a_bug_in_lua_is_in_every_script_that_has_the_part() -> None:
 def test_a_bug_in_lua_follows_the_code() -> None:
     """Where the text that it changes is gone, that is an error and not a bug that nobody can notice."""
     with (
-        pytest.raises(LookupError, match="must follow"),
+        pytest.raises(LookupError, match="must follow the code"),
         planted(lambda bug: bug.lua("jobs", "no such line", "")).planted("redis"),
     ):
         pass

@@ -31,6 +31,10 @@ _MOST_RUNS = 200_000
 """No check needs as many calls: a planted bug that keeps one going for ever is stopped here."""
 
 
+class CodeMoved(LookupError):
+    """The text that a bug changes is not there any more: the bug must follow the code."""
+
+
 class Bug:
     """One planted bug, as long as it is in place."""
 
@@ -122,7 +126,7 @@ class Bug:
     def query(self, name: str, old: str, new: str, used_by: tuple[object, str]) -> None:
         """The same for a statement that is put together when the module is loaded."""
         sql = self.file("sql")
-        self.constant(sql, name, _edited(getattr(sql, name), old, new), used_by)
+        self.constant(sql, name, _edited(name, getattr(sql, name), old, new), used_by)
 
     # Lua --------------------------------------------------------------------------------------------------------
 
@@ -158,10 +162,10 @@ class _Scripts(dict[str, Any]):
         self._ran = ran
 
     def edit(self, part: str, old: str, new: str) -> None:
-        self._parts[part] = _edited(self._parts[part], old, new)
-        for name, script in self.items():
+        before, self._parts = self._parts, self._parts | {part: _edited(f"{part}.lua", self._parts[part], old, new)}
+        for name in list(self):
             changed = self._module.assemble(name, self._parts)
-            if changed.text != script.text:
+            if changed != self._module.assemble(name, before):
                 self._edited.add(name)
                 self[name] = changed
 
@@ -181,7 +185,7 @@ class _Statements(dict[str, str]):
 
     def edit(self, name: str, old: str, new: str) -> None:
         self._edited.add(name)
-        self[name] = _edited(super().__getitem__(name), old, new)
+        self[name] = _edited(name, super().__getitem__(name), old, new)
 
     def __getitem__(self, name: str) -> str:
         if name in self._edited:
@@ -189,10 +193,10 @@ class _Statements(dict[str, str]):
         return super().__getitem__(name)
 
 
-def _edited(text: str, old: str, new: str) -> str:
+def _edited(name: str, text: str, old: str, new: str) -> str:
     if old not in text:
-        msg = f"the code has changed, the planted bug must follow: there is no {old!r} in {text!r}"
-        raise LookupError(msg)
+        msg = f"there is no {old!r} in {name} any more: the planted bug must follow the code"
+        raise CodeMoved(msg)
     return text.replace(old, new)
 
 

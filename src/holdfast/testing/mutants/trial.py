@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.testing.conformance import Certificate, Check, Row, all_checks, certify, harness
-from holdfast.testing.mutants.planting import Mutant
+from holdfast.testing.mutants.planting import CodeMoved, Mutant
 from holdfast.testing.servers import ValkeyServer
 
 _PATIENCE_S = 1.0
@@ -31,7 +31,7 @@ class Trial(Struct, frozen=True):
     runs: int
     seconds: float = 0.0
     broken: str = ""
-    """What the server said if a script with the bug in it failed: then the bug is no bug but a breakdown."""
+    """Why this is no trial: the code that the bug changes is gone, or a script with the bug in it breaks down."""
 
     @property
     def held(self) -> bool:
@@ -42,7 +42,7 @@ class Trial(Struct, frozen=True):
     def verdict(self) -> str:
         """The check that noticed, or what is wrong."""
         if self.broken:
-            return f"BADLY PLANTED: the script fails: {self.broken}"
+            return f"BADLY PLANTED: {self.broken}"
         if self.runs == 0:
             return "NEVER RAN: the bug is planted where nothing comes by"
         if self.caught is None:
@@ -82,7 +82,10 @@ def trial(mutant: Mutant, store: str, url: str, leave_out: Collection[str] = ())
     chosen.sort(key=lambda check: _order(mutant, check))
     started = time.perf_counter()
     with mock.patch.object(harness, "PATIENCE_S", _PATIENCE_S):
-        result = asyncio.run(_until_one_notices(mutant, store, url, chosen))
+        try:
+            result = asyncio.run(_until_one_notices(mutant, store, url, chosen))
+        except CodeMoved as error:
+            result = Trial(mutant, store, None, 0, broken=str(error))
     return replace(result, seconds=time.perf_counter() - started)
 
 
@@ -94,7 +97,7 @@ async def _until_one_notices(mutant: Mutant, store: str, url: str, chosen: list[
             row = (await _certify(url, [check])).rows[0]
         runs += bug.runs
         if bug.script_errors:
-            return Trial(mutant, store, None, runs, broken=bug.script_errors[0])
+            return Trial(mutant, store, None, runs, broken=f"the script fails: {bug.script_errors[0]}")
         # The control: without the bug it holds.
         if not row.held and (await _certify(url, [check])).held:
             return Trial(mutant, store, row, runs)
