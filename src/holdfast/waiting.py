@@ -9,7 +9,7 @@ from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
-from holdfast.core.errors import StoreUnavailable, WaitTimeout
+from holdfast.core.errors import StoreBusy, StoreUnavailable, WaitTimeout
 from holdfast.core.job import TERMINAL, Job, JobKey
 from holdfast.store import Hint, Listener, Signal
 
@@ -18,6 +18,9 @@ Get = Callable[[JobKey], Awaitable[Job | None]]
 
 FALLBACK_S = 30.0
 LAST_LOOK_S = 1.0
+FIRST_PAUSE_S = 0.05
+LAST_PAUSE_S = 1.0
+"""How long to wait before looking again in a store that was away: at first, and at most."""
 _DONE = frozenset({Hint.DONE})
 
 
@@ -101,7 +104,7 @@ class Watch:
             while self._again and not self.ended.done():
                 self._again = False
                 certain = self.seen  # A look that left before the enqueue was answered may have seen the time before.
-                job = await self._get(self.key)
+                job = await self._get_in_time()
                 if job is None and self._again:
                     # Somebody asked after this look had left, and may have enqueued the job in between.
                     continue
@@ -110,6 +113,20 @@ class Watch:
             self.fail(error)
         finally:
             self._looking = None
+
+    async def _get_in_time(self) -> Job | None:
+        """The job. Once the store was there, its absence is waited out: the job goes on, and so does the wait."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                job = await self._get(self.key)
+            except (StoreUnavailable, StoreBusy):
+                if not self.seen:
+                    raise
+            else:
+                return job
+            await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
     def _saw(self, job: Job | None, *, certain: bool) -> None:
         if job is not None and self._is_ours(job):

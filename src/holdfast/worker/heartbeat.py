@@ -231,10 +231,13 @@ class Heartbeat:
         try:
             async with asyncio.timeout(SIGN_OFF_S):
                 await store.beat(self._describe(), 0)
-                if store is not self._origin:
-                    await store.close()
         except Exception:  # noqa: BLE001 - the registry forgets us by itself
             _log.debug("could not sign off")
+        finally:
+            if store is not self._origin:
+                with contextlib.suppress(Exception):
+                    async with asyncio.timeout(SIGN_OFF_S):
+                        await store.close()
 
     # Sleeping and waking
 

@@ -15,6 +15,9 @@ from holdfast.stores.redis.keys import names_of
 from holdfast.stores.redis.records import encode
 from holdfast.stores.redis.shards import BATCH, Shards
 
+LOOK_AGAIN_MS = 1000
+"""When to look again at shards that could not be reached."""
+
 
 class Claims:
     """The claims of one handle."""
@@ -43,7 +46,7 @@ class Claims:
             for at in range(0, len(found), 3):
                 tenant, queue = names_of(found[at].decode())
                 jobs.append(records.to_job(tenant, queue, found[at + 1].decode(), found[at + 2]))
-            if len(found) < 3 * limit or len(jobs) == request.limit:
+            if len(found) < 3 * limit or len(jobs) >= request.limit:
                 return Claimed(jobs, now, None if next_at < 0 else next_at)
 
     async def _claim_everywhere(self, request: ClaimRequest) -> Claimed:
@@ -51,10 +54,13 @@ class Claims:
 
         Turns are exact within a shard, and in proportion to the weight of their tenants between them.
         """
-        looks = await self._shards.run_everywhere("look", encode((request.queues,)))
-        now = max(look[0] for look in looks)
-        times = [next_at for _, _, next_at, _ in looks if next_at >= 0]
-        weights = {shard: max(1, weight) for shard, (_, may, _, weight) in enumerate(looks) if may}
+        # Shards that cannot be reached keep nobody from the others.
+        looks = await self._shards.run_where_possible("look", encode((request.queues,)))
+        now = max(look[0] for look in looks.values())
+        times = [next_at for _, _, next_at, _ in looks.values() if next_at >= 0]
+        if len(looks) < self._shards.count:
+            times.append(now + LOOK_AGAIN_MS)
+        weights = {shard: max(1, weight) for shard, (_, may, _, weight) in looks.items() if may}
         self._turns.enter(weights)
         jobs: list[Job] = []
         while weights and len(jobs) < request.limit:
@@ -62,17 +68,20 @@ class Claims:
             answers = await asyncio.gather(
                 *(self._claim_at(shard, part) for shard, part in asked), return_exceptions=True
             )
+            failure: BaseException | None = None
             for (shard, part), answer in zip(asked, answers, strict=True):
                 if isinstance(answer, BaseException):
-                    if not isinstance(answer, Exception) or not jobs:
-                        raise answer
-                    del weights[shard]  # What other shards leased must not be lost with the one that failed.
+                    failure = answer
+                    del weights[shard]
                     continue
                 jobs += answer.jobs
                 if len(answer.jobs) < part.limit:
                     self._turns.give_back(shard, part.limit - len(answer.jobs), weights.pop(shard))
                     if answer.next_at is not None:
                         times.append(answer.next_at)
+            # What other shards leased must not be lost with the one that failed.
+            if failure is not None and (not jobs or not isinstance(failure, Exception)):
+                raise failure
         return Claimed(jobs, now, None if len(jobs) == request.limit else min(times, default=None))
 
 

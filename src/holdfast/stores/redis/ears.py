@@ -114,6 +114,8 @@ class Ears:
                 finally:
                     heard = line.heard_anything
                     await line.close()
+                # Whoever is told to look when we are back must not do so on a line as dead as this one.
+                await self._link.distrust()
                 if heard:
                     pause_s = FIRST_PAUSE_S
                 reason = "the connection was lost"

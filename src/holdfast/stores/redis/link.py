@@ -166,6 +166,10 @@ class Link:
         except TROUBLES as error:
             raise self._trouble(error) from error
 
+    async def distrust(self) -> None:
+        """A line was found dead: the others of this handle may be, too, and are not used again. Does not suspend."""
+        await self._route.distrust()
+
     async def _run_group(self, script: Script, calls: Sequence[_Call], *, repeat: bool) -> list[Any]:
         """Run calls in order at one server.
 

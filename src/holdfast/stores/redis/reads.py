@@ -145,11 +145,17 @@ async def _read_log(shards: Shards, shard: int, start: int, wanted: int) -> _Str
 
 
 def _page(stretches: dict[int, _Stretch], places: list[int], tenant: str | None, limit: int) -> EventPage:
-    merged = [
-        (event.at, shard, number, event) for shard, stretch in stretches.items() for number, event in stretch.events
-    ]
-    # What comes after the end of a stretch that goes on waits until that is read.
-    known = min((s.events[-1][1].at for s in stretches.values() if s.more and s.events), default=None)
+    merged: list[tuple[int, int, int, Event]] = []
+    known: int | None = None
+    for shard, stretch in stretches.items():
+        # A clock that was set back must not turn a shard's own order around: it counts as standing still meanwhile.
+        at = 0
+        for number, event in stretch.events:
+            at = max(at, event.at)
+            merged.append((at, shard, number, event))
+        # What comes after the end of a stretch that goes on waits until that is read.
+        if stretch.more and stretch.events:
+            known = at if known is None else min(known, at)
     page: list[Event] = []
     for at, shard, number, event in sorted(merged, key=lambda entry: entry[:3]):
         if len(page) == limit or (known is not None and at > known):

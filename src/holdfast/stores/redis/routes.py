@@ -42,6 +42,10 @@ class Route(Protocol):
         """A connection of this pool broke: trust neither the others nor what is known of the servers."""
         ...
 
+    async def distrust(self) -> None:
+        """Trust no connection made so far, to any server. Does not suspend."""
+        ...
+
     async def primaries(self) -> Sequence[tuple[str, Pool]]:
         """Every server that takes writes, by name."""
         ...
@@ -77,6 +81,9 @@ class Single:
 
     async def lost(self, pool: Pool) -> None:
         await pool.drop()
+
+    async def distrust(self) -> None:
+        await self._pool.drop()
 
     async def primaries(self) -> Sequence[tuple[str, Pool]]:
         return [(self._name, self._pool)]
@@ -126,6 +133,11 @@ class Slots:
     async def lost(self, pool: Pool) -> None:
         self._stale = True
         await pool.drop()
+
+    async def distrust(self) -> None:
+        self._stale = True
+        for pool in self._pools.values():
+            await pool.drop()
 
     async def primaries(self) -> Sequence[tuple[str, Pool]]:
         if self._stale:

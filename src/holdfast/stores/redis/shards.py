@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from holdfast.core import failpoint
-from holdfast.core.errors import StoreMismatch
+from holdfast.core.errors import StoreError, StoreMismatch
 from holdfast.stores.redis.keys import shard_key, shard_of
 from holdfast.stores.redis.link import Link
 from holdfast.stores.redis.records import encode
@@ -81,6 +81,17 @@ class Shards:
         if self.count == 1:
             return [await self.run(name, 0, request, repeat=repeat)]
         return await _all([self.run(name, shard, request, repeat=repeat) for shard in range(self.count)])
+
+    async def run_where_possible(self, name: str, request: bytes, *, repeat: bool = True) -> dict[int, Any]:
+        """The same, with the answers of those that gave one. Raises what went wrong if none did."""
+        shards = range(self.count)
+        work = [self.run(name, shard, request, repeat=repeat) for shard in shards]
+        answers = dict(zip(shards, await asyncio.gather(*work, return_exceptions=True), strict=True))
+        good = {shard: answer for shard, answer in answers.items() if not isinstance(answer, BaseException)}
+        for answer in answers.values():
+            if isinstance(answer, BaseException) and not (good and isinstance(answer, StoreError)):
+                raise answer
+        return good
 
     async def run_batch(
         self,

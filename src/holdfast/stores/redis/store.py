@@ -18,6 +18,7 @@ from holdfast.core.errors import (
     LeaseLost,
     NotReplayable,
     QuotaExceeded,
+    StoreError,
     StoreUnavailable,
     Unsupported,
 )
@@ -360,28 +361,44 @@ class RedisStore:
         keys: list[JobKey] = []
         times: list[int] = []
         now = 0
+        failures: list[StoreError] = []
         for shard in range(self._opened.count):
-            while True:
-                most = min(limit - len(keys), BATCH)
-                now, next_at, *found = await self._opened.run("reap", shard, encode((most, random)), repeat=False)
-                pairs = zip(found[::2], found[1::2], strict=True)
-                keys += [JobKey(*names_of(lane.decode()), id_.decode()) for lane, id_ in pairs]
-                if len(found) < 2 * most or most == 0:
-                    break
-            if next_at >= 0:
-                times.append(next_at)
+            try:
+                now, next_at = await self._reap_at(shard, limit, random, keys)
+            except StoreError as error:
+                failures.append(error)  # It keeps nobody from the other shards.
+            else:
+                times += [next_at] if next_at >= 0 else []
+        if len(failures) == self._opened.count:
+            raise failures[0]
         return Reaped(keys, now, min(times, default=None))
+
+    async def _reap_at(self, shard: int, limit: int, random: float, keys: list[JobKey]) -> tuple[int, int]:
+        while True:
+            most = min(limit - len(keys), BATCH)
+            now, next_at, *found = await self._opened.run("reap", shard, encode((most, random)), repeat=False)
+            pairs = zip(found[::2], found[1::2], strict=True)
+            keys += [JobKey(*names_of(lane.decode()), id_.decode()) for lane, id_ in pairs]
+            if len(found) < 2 * most or most == 0:
+                return now, next_at
 
     async def prune(self, limit: int, *, blobs: bool = True) -> Pruned:
         jobs = events = 0
         names: list[str] = []
         more = False
+        failures: list[StoreError] = []
         for shard in range(self._opened.count):
             most = min(limit - jobs, BATCH)
             request = encode((most, self.options.keep_events, EVENTS_BOUND, EVENTS_BOUND_MS, int(blobs)))
-            forgotten, trimmed, left, *results = await self._opened.run("prune", shard, request, repeat=False)
+            try:
+                forgotten, trimmed, left, *results = await self._opened.run("prune", shard, request, repeat=False)
+            except StoreError as error:
+                failures.append(error)  # It keeps nobody from the other shards, nor loses the names of their blobs.
+                continue
             jobs, events, more = jobs + forgotten, events + trimmed, more or bool(left)
             names += [records.to_result(result).blob for result in results]
+        if len(failures) == self._opened.count:
+            raise failures[0]
         return Pruned(jobs, events, names, more)
 
     async def doctor(self) -> Sequence[Finding]:

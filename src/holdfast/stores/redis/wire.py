@@ -37,7 +37,6 @@ class Wire(asyncio.Protocol):
     """
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._reader: Any = hiredis.Reader(replyError=answered, notEnoughData=_NOT_YET)
         self._replies: deque[Any] = deque()
@@ -45,8 +44,10 @@ class Wire(asyncio.Protocol):
         self._waiting: asyncio.Future[None] | None = None
         self._trouble: Exception | None = None
         self._gone = self._loop.create_future()
-        writer: asyncio.StreamWriter = connection._writer  # noqa: SLF001 - redis-py hands it out in no other way
-        self._transport = writer.transport
+        # redis-py hands it out in no other way; from here on it knows of no connection, and has none to close.
+        self._writer: asyncio.StreamWriter = connection._writer  # noqa: SLF001
+        connection._reader = connection._writer = None  # noqa: SLF001
+        self._transport = self._writer.transport
         self._transport.set_protocol(self)
 
     @property
@@ -133,8 +134,6 @@ class Wire(asyncio.Protocol):
     async def hang_up(self) -> None:
         """Close without waiting. Does not suspend. Twice is harmless."""
         self._transport.abort()
-        with contextlib.suppress(Exception):
-            await self._connection.disconnect(nowait=True)
 
     async def gone(self) -> None:
         """Wait until it is closed."""
@@ -242,15 +241,19 @@ class Dialer:
             connection = self._make(host or await self._locate())
             try:
                 await connection.connect()
-                wire = Wire(connection)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    await connection.disconnect(nowait=True)
+                raise
+            wire = Wire(connection)
+            try:
                 if setup.name:
                     # A user who may not set a name does without.
                     await wire.exchange(pack("CLIENT", "SETNAME", setup.name), 1, setup.connect_timeout_s)
                 if setup.kind is Kind.SENTINEL:
                     await _check_primary(wire, setup.connect_timeout_s)
             except BaseException:
-                with contextlib.suppress(Exception):
-                    await connection.disconnect(nowait=True)
+                await wire.hang_up()
                 raise
         return wire
 

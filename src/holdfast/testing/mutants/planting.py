@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -152,27 +153,33 @@ class Bug:
 
 
 class _Scripts(dict[str, Any]):
-    """The scripts by name, with some put together from changed parts; uses of those are counted."""
+    """The scripts by name, put together from changed parts as they are used; uses of those that differ are counted."""
 
     def __init__(self, module: ModuleType, ran: Callable[[], None]) -> None:
         super().__init__(module.SCRIPTS)
-        self._module = module
-        self._parts: dict[str, str] = module.read_parts()
-        self._edited: set[str] = set()
+        self._assemble: Callable[[str, dict[str, str]], Any] = module.assemble
+        self._before: dict[str, str] = module.read_parts()
+        self._after = self._before
+        self._differs: dict[str, bool] = {}
         self._ran = ran
 
     def edit(self, part: str, old: str, new: str) -> None:
-        before, self._parts = self._parts, self._parts | {part: _edited(f"{part}.lua", self._parts[part], old, new)}
-        for name in list(self):
-            changed = self._module.assemble(name, self._parts)
-            if changed != self._module.assemble(name, before):
-                self._edited.add(name)
-                self[name] = changed
+        self._after = self._after | {part: _edited(f"{part}.lua", self._after[part], old, new)}
+        self._differs.clear()
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._edited:
+        if name not in self._differs:
+            before, after = (_assembled(self._assemble, name, tuple(p.items())) for p in (self._before, self._after))
+            self[name], self._differs[name] = after, after != before
+        if self._differs[name]:
             self._ran()
         return super().__getitem__(name)
+
+
+@lru_cache(256)
+def _assembled(assemble: Callable[[str, dict[str, str]], Any], name: str, parts: tuple[tuple[str, str], ...]) -> Any:
+    # It takes a while, and a bug is planted again for each check.
+    return assemble(name, dict(parts))
 
 
 class _Statements(dict[str, str]):

@@ -221,11 +221,11 @@ async def an_urgent_job_that_is_due_late_does_not_hide_when_to_look(h: Harness) 
         now = await f.now()
         for tenant in (f.tenant, None):
             page = await f.claim_page(tenant=tenant)
-            expect_equal((page.jobs, page.next_at), ([], now + MINUTE_MS), f"when {tenant} should look again")
+            expect_equal((len(page.jobs), page.next_at), (0, now + MINUTE_MS), f"when {tenant} should look again")
         await f.advance(MINUTE_MS)
         await f.claim_one("soon", tenant=None, lease_ms=2 * HOUR)
         page = await f.claim_page(tenant=None)
-        expect_equal((page.jobs, page.next_at), ([], now + HOUR), "when to look again for the urgent one")
+        expect_equal((len(page.jobs), page.next_at), (0, now + HOUR), "when to look again for the urgent one")
         await f.advance(HOUR - MINUTE_MS)
         await f.claim_one("urgent", tenant=None)
 
