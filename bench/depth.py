@@ -74,7 +74,7 @@ async def valkey(figures: Figures, url: str) -> None:
 
 async def _fill(store: Store, keys: list[JobKey]) -> None:
     async with Queue(store=store, tenant="bench") as queue:
-        envelope = queue._new_job(noop.message(0), noop.message(0).resolved).envelope  # noqa: SLF001 - one for all
+        envelope = queue._new_job(noop.message(0), noop.message(0).resolved, None).envelope  # noqa: SLF001 - one for all
     for start in range(0, len(keys), CHUNK * CHUNKS_AT_ONCE):
         now = keys[start : start + CHUNK * CHUNKS_AT_ONCE]
         chunks = [now[n : n + CHUNK] for n in range(0, len(now), CHUNK)]
