@@ -301,3 +301,16 @@ def shard_does_not_say_when_to_look(bug: Bug) -> None:
 def shard_with_an_expired_lease_is_passed_over(bug: Bug) -> None:
     """A claim over all tenants ends leases only where it finds work."""
     bug.lua("look", "look_at(tonumber(call('ZRANGE', shard .. 'L', 0, 0, 'WITHSCORES')[2]))", "look_at(nil)")
+
+
+@mutant("CLAIM-2", "ENQ-5", stores=REDIS)
+def all_that_was_read_counts_as_due(bug: Bug) -> None:
+    """A stretch of waiting jobs is taken to be due if its first one is."""
+    bug.lua("turns", "last_one - band * BAND <= now and size or 0", "first - band * BAND <= now and size or 0")
+
+
+@mutant("CLAIM-2", stores=REDIS)
+def priorities_are_not_told_apart_in_what_was_read(bug: Bug) -> None:
+    """A stretch that goes over two priorities is taken to be due if its last one looks so."""
+    bug.lua("turns", "return floor(last_one / BAND) == band and last_one - band * BAND <= now and size or 0",
+            "return last_one - floor(last_one / BAND) * BAND <= now and size or 0")  # fmt: skip

@@ -260,14 +260,20 @@ def end_without_a_result_wakes_nobody(bug: Bug) -> None:
 @mutant("LEASE-3", "STATE-1", stores=REDIS)
 def completed_job_still_counts_as_leased(bug: Bug) -> None:
     """The short way of a completion leaves the job among the leased ones."""
-    bug.lua("finish", "rank(lane.l, member, false)", "local _ = member")
+    bug.lua("finish", "gone[at], gone.n = member, at", "gone.n = 0")
 
 
 @mutant("STATE-2", "LEASE-3", stores=REDIS)
 def reaper_overwrites_a_completed_job(bug: Bug) -> None:
     """A completed job is retried when its lease would have run out."""
-    bug.lua("finish", "rank(lane.l, member, false)", "local _ = member")
+    bug.lua("finish", "gone[at], gone.n = member, at", "gone.n = 0")
     bug.lua("jobs", "if job and job.state == LEASED then", "if job then")
+
+
+@mutant("KEEP-1", "STATE-1", stores=REDIS)
+def retentions_of_a_mixed_batch_overwrite_each_other(bug: Bug) -> None:
+    """The short way of a completion notes its retention in the place of a failure's."""
+    bug.lua("finish", "  at = kept.n\n", "")
 
 
 @mutant("CANCEL-1", "STATE-1", stores=REDIS)

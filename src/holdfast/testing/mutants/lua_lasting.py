@@ -185,13 +185,13 @@ def log_grows_in_silence(bug: Bug) -> None:
 @mutant("EVENT-3", "EVENT-1", stores=REDIS)
 def batch_is_logged_under_its_first_tenant(bug: Bug) -> None:
     """All events of a call are filed under the lane of the first."""
-    bug.lua("prelude", "= kind, word(lane), id,", "= kind, min(1, word(lane)), id,")
+    bug.lua("prelude", "= kind, words[lane] or word(lane), id,", "= kind, min(1, word(lane)), id,")
 
 
 @mutant("EVENT-1", stores=REDIS)
 def batch_is_logged_with_its_first_type(bug: Bug) -> None:
     """All events of a call have the type of the first."""
-    bug.lua("prelude", "id, word(type)", "id, min(2, word(type))")
+    bug.lua("prelude", "id, words[type] or word(type)", "id, min(2, word(type))")
 
 
 # Counts and lists ---------------------------------------------------------------------------------------------

@@ -62,6 +62,8 @@ local function finish_slowly(n, job, result)
   return job.state
 end
 
+local runs_of = {}
+
 -- Complete a job that holds its lease and has no key, by changing the record where it differs; else nothing is done.
 local function complete(lane, n, raw, result)
   local state, attempts, spent, _, reason, flags, worker_size, priority, extra_size, visible_at, token, deadline,
@@ -76,14 +78,28 @@ local function complete(lane, n, raw, result)
     MOVING, COMPLETED, attempts, COMPLETE, COMPLETED, reason, flags, worker_size, priority, extra_size, visible_at,
     token, 0, claimed_at, now, now + ttl, ttl
   ) .. sub(raw, MOVING_SIZE + 1, stop + worker_size + extra_size) .. result
-  set(lane.j, id, record)
   if #ids <= IN_FULL and ttl > 0 then
     completed[lane.name .. id] = record
   end
+  -- What `set` and `rank` do, without asking each time where.
+  local runs = runs_of[lane]
+  if not runs then
+    runs = {
+      run_of(hashes, lane.j, 'HSET'), run_of(zsets, lane.l, 'ZREM'), run_of(zsets, lane[COMPLETED], 'ZADD'),
+      run_of(zsets, lane.e, 'ZADD'),
+    }
+    runs_of[lane] = runs
+  end
+  local records, gone, ended, kept = runs[1], runs[2], runs[3], runs[4]
   local member = struct.pack('>I7', seq) .. id
-  rank(lane.l, member, false)
-  rank(lane[COMPLETED], member, now)
-  rank(lane.e, member, now + ttl)
+  local at = records.n
+  records[at + 1], records[at + 2], records.n = id, record, at + 2
+  at = gone.n + 1
+  gone[at], gone.n = member, at
+  at = ended.n
+  ended[at + 1], ended[at + 2], ended.n = now, member, at + 2
+  at = kept.n
+  kept[at + 1], kept[at + 2], kept.n = now + ttl, member, at + 2
   bound('E', lane, now + ttl)
   local type, worker = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size), sub(raw, stop + 1, stop + worker_size)
   note(KINDS.completed, lane.name, id, type, attempts, token, worker)

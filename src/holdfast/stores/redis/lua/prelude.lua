@@ -123,7 +123,7 @@ end
 
 clear()
 
--- The arguments of the run of `command` that is under way for a key; whoever holds them adds nothing else there.
+-- The arguments of the run of `command` that is under way for a key, `n` of them.
 local function run_of(changes, key, command)
   local runs = changes[key]
   if not runs then
@@ -206,8 +206,8 @@ end
 -- Log an event. What belongs to its kind alone comes in `a` to `d`.
 local function note(kind, lane, id, type, attempts, token, worker, a, b, c, d)
   local n = log_size
-  log[n + 1], log[n + 2], log[n + 3], log[n + 4] = kind, word(lane), id, word(type)
-  log[n + 5], log[n + 6], log[n + 7] = attempts, token, word(worker)
+  log[n + 1], log[n + 2], log[n + 3], log[n + 4] = kind, words[lane] or word(lane), id, words[type] or word(type)
+  log[n + 5], log[n + 6], log[n + 7] = attempts, token, words[worker] or word(worker)
   n = n + 7
   if a then
     log[n + 1], log[n + 2], log[n + 3], log[n + 4] = a, b, c, d

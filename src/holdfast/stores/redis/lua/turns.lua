@@ -9,24 +9,38 @@ local NOTHING = {}
 
 local function walk(lane, chunk, tenant, time)
   return {
-    lane = lane, chunk = chunk, low = 0, skip = 0, found = NOTHING, at = 1, dry = false,
+    lane = lane, chunk = chunk, low = 0, skip = 0, found = NOTHING, at = 1, safe = 0, dry = false,
     tenant = tenant or false, time = time or 0, moved = false, out = false,
   }
 end
 
--- The next visible member and its visible time, or nil.
+-- Up to where members are surely due: to the end if the last one is, and has the priority of the first.
+local function all_due(found)
+  local size = #found
+  if size == 0 then
+    return 0
+  end
+  local first, last_one = tonumber(found[2]), tonumber(found[size])
+  local band = floor(first / BAND)
+  return floor(last_one / BAND) == band and last_one - band * BAND <= now and size or 0
+end
+
+-- The next visible member, or nil.
 local function peek(way)
   while true do
     local member = way.found[way.at]
-    if member then
+    if way.at < way.safe then
+      return member
+    elseif member then
       local score = tonumber(way.found[way.at + 1])
       local band = floor(score / BAND)
       local visible_at = score - band * BAND
       if visible_at <= now then
-        return member, visible_at
+        return member
       end
       -- The rest of this priority is not due yet.
       way.low, way.skip, way.found, way.at, way.dry = (band + 1) * BAND, 0, NOTHING, 1, false
+      way.safe = 0
     elseif way.dry then
       return nil
     else
@@ -37,6 +51,7 @@ local function peek(way)
         way.found = call('ZRANGEBYSCORE', way.lane.w, way.low, '+inf', 'WITHSCORES', 'LIMIT', skip, chunk)
       end
       way.at, way.skip = 1, skip + #way.found / 2
+      way.safe = all_due(way.found)
       way.dry = #way.found < 2 * way.chunk
     end
   end

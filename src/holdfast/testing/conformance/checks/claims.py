@@ -379,3 +379,18 @@ async def jobs_that_run_when_a_queue_is_paused_can_end(h: Harness) -> None:
     await h.store.pause(h.tenant, h.queue, paused=False)
     await h.claim_none()
     expect_some(await h.find(c.key), "a running job of a paused queue")
+
+
+@rule("CLAIM-2")
+async def a_job_that_is_due_later_is_passed_over_in_a_batch(h: Harness) -> None:
+    """Also where a batch goes on with jobs of lower priority behind it."""
+    await h.queued("first", priority=9)
+    await h.queued("later", priority=9, delay_ms=HOUR)
+    await h.queued("second", "third", priority=5)
+    await h.queued("much-later", priority=5, delay_ms=2 * HOUR)
+    await h.queued("last", priority=0)
+    for tenant in (h.tenant, None):
+        got = await h.claim(6, tenant=tenant)
+        expect_equal([job.id for job in got], ["first", "second", "third", "last"], f"jobs that {tenant} got")
+        for job in got:
+            h.accepted(await h.release(job))

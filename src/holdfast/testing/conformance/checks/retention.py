@@ -10,11 +10,12 @@ from holdfast.core.job import (
     Finish,
     IdempotencyKey,
     JobState,
+    Outcome,
     Queued,
     Replayed,
 )
 from holdfast.testing.conformance.expect import expect, expect_a, expect_between, expect_equal
-from holdfast.testing.conformance.harness import LEASE, Harness
+from holdfast.testing.conformance.harness import BOOM, LEASE, Harness
 from holdfast.testing.conformance.rules import rule
 
 
@@ -227,3 +228,24 @@ async def what_is_gone_leaves_no_trace_in_counts_and_lists(h: Harness) -> None:
             expect_equal(counts, left, f"counts after the {how} of a {state} job")
             listed = await h.list_ids(queue=old.queue)
             expect_equal(len(listed), len(left), f"jobs listed after the {how} of a {state} job")
+
+
+@rule("KEEP-1")
+async def jobs_that_end_together_in_different_ways_are_kept_each_for_its_own_time(h: Harness) -> None:
+    """A batch of failures and completions: first the results go, then the dead letters."""
+    ids = ["a", "b", "c", "d"]
+    await h.queued(*ids, result_ttl_ms=60 * SECOND)
+    leased = await h.claim(4)
+    outcomes: list[Outcome] = ["fail", "complete", "fail", "complete"]
+    items = [Finish(job.key, job.token, outcome, error=BOOM) for job, outcome in zip(leased, outcomes, strict=True)]
+    states = [JobState.FAILED, JobState.COMPLETED, JobState.FAILED, JobState.COMPLETED]
+    for answer, state in zip(await h.store.finish(items), states, strict=True):
+        h.accepted(answer, state)
+    await h.advance(60 * SECOND)
+    expect_equal(await prune_all(h), 2, "jobs pruned after a minute")
+    left = await h.store.get([h.key(id) for id in ids])
+    expect_equal([job.id for job in left if job is not None], ["a", "c"], "jobs that are left")
+    counts = (await h.stats()).counts
+    expect_equal((counts[JobState.COMPLETED], counts[JobState.FAILED]), (0, 2), "completed and failed jobs counted")
+    await h.advance(7 * DAY)
+    expect_equal(await prune_all(h), 2, "jobs pruned after a week")
