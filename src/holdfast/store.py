@@ -493,8 +493,9 @@ def _opener(scheme: str) -> Opener:
             try:
                 return cast("Opener", point.load())
             except ModuleNotFoundError as error:
-                family = scheme.partition("+")[0].removesuffix("s")
-                extra = {"postgresql": "postgres", "valkey": "redis"}.get(family, family)
+                family = scheme.partition("+")[0]
+                extra = {"postgresql": "postgres", "rediss": "redis", "valkey": "redis", "valkeys": "redis"}
+                extra = extra.get(family, family)
                 reason = f"{scheme}: needs {error.name}; install it with: pip install 'holdfast[{extra}]'"
                 raise InvalidOption("store", reason) from error
     known = ", ".join(sorted(f"{point.name}:" for point in entry_points(group="holdfast.stores")))

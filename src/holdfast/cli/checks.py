@@ -52,7 +52,7 @@ def doctor(url: StoreUrl, *, json: Json = False) -> None:
     try:
         findings = with_store(url, act)
     except StoreError as error:
-        findings = [Finding("bad", "open", str(error), "see that the store is there, is ours, and lets us in")]
+        findings = [Finding("bad", "open", str(error))]
     healthy = all(finding.level != "bad" for finding in findings)
     if json:
         emit({"url": shown_url(url), "healthy": healthy, "findings": findings})

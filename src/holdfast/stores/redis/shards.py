@@ -46,7 +46,9 @@ class Shards:
         if format_ != FORMAT:
             raise StoreMismatch(f"{self.link.shown} has jobs of format {format_}, this version reads {FORMAT}")
         if wanted is not None and count != wanted:
-            raise StoreMismatch(f"{self.prefix!r} at {self.link.shown} is laid out in {count} shards, not {wanted}")
+            have = f"{count} shard{'s' * (count > 1)}"
+            cure = "leave `shards` out of the URL, or use another `prefix`"
+            raise StoreMismatch(f"{self.prefix!r} at {self.link.shown} is laid out in {have}, not {wanted}; {cure}")
         if (frozen_at >= 0) != frozen:
             made = "with" if frozen_at >= 0 else "without"
             raise StoreMismatch(f"{self.prefix!r} at {self.link.shown} was made {made} test_clock=frozen")

@@ -237,6 +237,15 @@ class Dialer:
     async def dial(self, host: Host | None = None) -> Wire:
         """A connection that is ready for use. Raises redis-py's errors, and TimeoutError."""
         setup = self._setup
+        try:
+            return await self._dial(host)
+        except TimeoutError:
+            if not issubclass(setup.connection, SSLConnection):
+                raise
+            raise Lost("it did not answer in TLS; if it speaks none, write redis: in its URL") from None
+
+    async def _dial(self, host: Host | None) -> Wire:
+        setup = self._setup
         async with asyncio.timeout(setup.connect_timeout_s):
             connection = self._make(host or await self._locate())
             try:
