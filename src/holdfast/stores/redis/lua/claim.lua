@@ -32,7 +32,7 @@ local function take_own(queue)
 end
 
 -- Weighted turns between the tenants that have visible work here.
-local settling = {}
+local settling, dry, worn_out = {}, 0, false
 
 local function take_turns(queue)
   local turns = shard .. 'T:' .. queue
@@ -101,9 +101,13 @@ local function take_turns(queue)
         end
         return true
       end
-      turn.out = true
+      turn.out, dry = true, dry + 1
       if not fresh then
         pop(heap)
+      end
+      if tired(dry) then
+        worn_out = true
+        return false
       end
     end
   end
@@ -199,7 +203,7 @@ for _, settle in ipairs(settling) do
   settle()
 end
 
-local next_at = nil
+local next_at = worn_out and now or nil
 
 local function look_at(moment)
   if moment and (not next_at or moment < next_at) then

@@ -131,7 +131,7 @@ local function put_one(n)
   end
   local state, raw = put(lane, n, body, tick(1))
   lane.jobs[id] = parse(lane, id, raw)
-  lane.waiting = lane.waiting and lane.waiting + 1
+  count_one(lane)
   if field then
     local policy, ttl = struct.unpack('<BI8', body, key_at + 1)
     bind(lane, field, policy, policy == 3 and now + ttl or 0, id)

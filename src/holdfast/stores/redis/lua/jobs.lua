@@ -386,7 +386,7 @@ local function overdue(index, set_name, limit)
   end
   if #names > 1 then
     table.sort(found, function(a, b)
-      return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2])
+      return a[1] < b[1] or (a[1] == b[1] and bytes_before(a[2], b[2]))
     end)
   end
   return found, function()

@@ -36,6 +36,29 @@ local function waiting_in(lane)
   return lane.waiting
 end
 
+-- How many jobs of a tenant wait, in all its queues; added up once for a call.
+local tenants_waiting = {}
+
+local function waiting_of(tenant)
+  if not tenants_waiting[tenant] then
+    local sum = 0
+    for _, queue in ipairs(call('SMEMBERS', shard .. 'Q:' .. tenant)) do
+      sum = sum + call('ZCARD', lane_named(tenant, queue).w)
+    end
+    tenants_waiting[tenant] = sum
+  end
+  return tenants_waiting[tenant]
+end
+
+-- A job was added to a lane.
+local function count_one(lane)
+  if lane.waiting then
+    lane.waiting = lane.waiting + 1
+    local tenant = names_of(lane)
+    tenants_waiting[tenant] = tenants_waiting[tenant] and tenants_waiting[tenant] + 1
+  end
+end
+
 -- The refusal, if the lane or the tenant has all the waiting jobs that it may. [TENANT-5]
 local function over_quota(lane)
   local settings = settings_of(lane)
@@ -49,19 +72,7 @@ local function over_quota(lane)
   most = settings[2][3]
   waiting_in(lane)
   if most then
-    local tenant = names_of(lane)
-    local waiting = 0
-    local seen = {}
-    for _, queue in ipairs(call('SMEMBERS', shard .. 'Q:' .. tenant)) do
-      local other = lane_named(tenant, queue)
-      seen[other.name] = true
-      waiting = waiting + waiting_in(other)
-    end
-    for name, other in pairs(lanes) do
-      if not seen[name] and other.waiting and names_of(other) == tenant then
-        waiting = waiting + other.waiting
-      end
-    end
+    local waiting = waiting_of(names_of(lane))
     if waiting >= most then
       return { 'q', 0, waiting, most }
     end

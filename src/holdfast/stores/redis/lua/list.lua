@@ -18,7 +18,7 @@ local function passed(key)
   local high = call('ZCOUNT', key, '-inf', whole(after_score))
   while low < high do
     local middle = floor((low + high) / 2)
-    if call('ZRANGE', key, middle, middle)[1] <= after_member then
+    if not bytes_before(after_member, call('ZRANGE', key, middle, middle)[1]) then
       low = middle + 1
     else
       high = middle
@@ -38,7 +38,7 @@ for _, set_name in ipairs(sets) do
 end
 if #sets > 1 then
   table.sort(found, function(a, b)
-    return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2])
+    return a[1] < b[1] or (a[1] == b[1] and bytes_before(a[2], b[2]))
   end)
 end
 

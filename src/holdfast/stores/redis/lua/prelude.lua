@@ -37,6 +37,26 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
+-- Texts in the order of their bytes, as sorted sets have them. Lua goes by the locale that the server was started in.
+local function bytes_before(a, b)
+  for n = 1, min(#a, #b) do
+    local x, y = string.byte(a, n), string.byte(b, n)
+    if x ~= y then
+      return x < y
+    end
+  end
+  return #a < #b
+end
+
+local locale_is_plain = 'B' < 'a' and 'a' < 'b' and '-' < 'B'
+
+local function text_before(a, b)
+  if locale_is_plain then
+    return a < b
+  end
+  return bytes_before(a, b)
+end
+
 -- Lanes: one tenant's jobs in one queue name, with the keys they are kept under. ---------------------------------
 
 local LANE_KEYS = {
@@ -217,7 +237,7 @@ local function note(kind, lane, id, type, attempts, token, worker, a, b, c, d)
 end
 
 local function publish(hint, data)
-  call('PUBLISH', string.match(shard, '^(.-):{') .. ':' .. hint, data)
+  redis.pcall('PUBLISH', string.match(shard, '^(.-):{') .. ':' .. hint, data) -- What is written stays, heard or not.
 end
 
 -- A few completions are told with their records, which saves whoever waits for them the look. Many are told by name, as

@@ -6,7 +6,7 @@
 --   but for the names of blobs, which are handed out once.
 
 local limit, keep_events, most_events, most_ms, with_blobs = unpack(request)
-local LANES, CHUNKS, MONTH = 50, 200, 30 * 86400000
+local TENANTS, CHUNKS, MONTH = 300, 500, 30 * 86400000
 
 local ended, settle = overdue('E', 'e', limit + 1)
 local jobs = min(#ended, limit)
@@ -37,7 +37,9 @@ local function trim()
     reader = min(reader, tonumber(position))
   end
   local soft, hard, before = logged - keep_events, logged - most_events, cut
+  local left = true
   for _ = 1, CHUNKS do
+    left = false
     local entry = call('XRANGE', shard .. 'e', '-', '+', 'COUNT', 1)[1]
     if not entry then
       break
@@ -59,16 +61,17 @@ local function trim()
       break
     end
     call('XDEL', shard .. 'e', entry[1])
+    left = true
   end
   if cut > before then
     call('HSET', KEYS[1], 'trimmed', whole(trimmed), 'cut', cut)
   end
-  return cut - before
+  return cut - before, left
 end
 
 -- Lanes without jobs are forgotten, a few at a time, once that takes no turn from anybody. [TENANT-4]
 local function sweep()
-  local cursor, tenants = unpack(call('SSCAN', shard .. 'T', call('HGET', KEYS[1], 'sweep') or '0', 'COUNT', LANES))
+  local cursor, tenants = unpack(call('SSCAN', shard .. 'T', call('HGET', KEYS[1], 'sweep') or '0', 'COUNT', TENANTS))
   call('HSET', KEYS[1], 'sweep', cursor)
   for _, tenant in ipairs(tenants) do
     for _, queue in ipairs(call('SMEMBERS', shard .. 'Q:' .. tenant)) do
@@ -96,9 +99,14 @@ local function sweep()
   end
 end
 
-local events = trim()
+-- Whether anything of an index is over by now.
+local function any_over(index)
+  return call('ZCOUNT', shard .. index, '-inf', now) > 0
+end
+
+local events, left = trim()
 sweep()
-local answer = { jobs, events, #ended > limit and 1 or 0 }
+local answer = { jobs, events, (left or any_over('E') or any_over('y')) and 1 or 0 }
 if with_blobs == 1 then
   for _, result in ipairs(call('LRANGE', shard .. 'b', 0, limit - 1)) do
     answer[#answer + 1] = result

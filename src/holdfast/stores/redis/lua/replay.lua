@@ -41,7 +41,7 @@ for n, item in ipairs(request) do
         job.extra = cmsgpack.pack(extra)
         job.attempts, job.visible_at, job.finished_at, job.expires_at, job.reason = 0, now, 0, 0, 0
       end)
-      lane.waiting = lane.waiting and lane.waiting + 1
+      count_one(lane)
       note_of(job, 'replayed', now, extra_of(job)[1])
       answers[n] = 1
     end

@@ -72,8 +72,13 @@ local function soonest(lane)
   end
 end
 
+-- How many lanes without work one claim lets go; with more of them it says to look again at once.
+local LEAVE_LIMIT = 200
+local left_turns = 0
+
 local function leave_turns(queue, lane, time)
   local tenant = names_of(lane)
+  left_turns = left_turns + 1
   call('ZREM', shard .. 'T:' .. queue, tenant)
   call('HSET', shard .. 'V:' .. queue, tenant, whole(time) .. ':' .. whole(now))
   local at = soonest(lane)
@@ -82,12 +87,16 @@ local function leave_turns(queue, lane, time)
   end
 end
 
+local function tired(dry)
+  return left_turns + dry >= LEAVE_LIMIT
+end
+
 -- Let up to `limit` lanes that got visible work into the turns, at the current minimum.
 local function enter_turns(queue, limit)
   local turns, next_up = shard .. 'T:' .. queue, shard .. 'N:' .. queue
   local least = tonumber(call('HGET', shard .. 'f', queue)) or 0
   local head = call('ZRANGE', turns, 0, 0, 'WITHSCORES')
-  while head[1] do
+  while head[1] and left_turns < LEAVE_LIMIT do
     local lane = lane_named(head[1], queue)
     if not is_paused(lane) and peek(walk(lane, 1)) then
       least = tonumber(head[2])
@@ -126,7 +135,7 @@ end
 
 -- A heap of lanes by (virtual time, tenant).
 local function before(a, b)
-  return a.time < b.time or (a.time == b.time and a.tenant < b.tenant)
+  return a.time < b.time or (a.time == b.time and text_before(a.tenant, b.tenant))
 end
 
 local function sift_up(heap, n)
