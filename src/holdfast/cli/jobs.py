@@ -73,7 +73,9 @@ def enqueue(
         str | None, typer.Option(metavar="TIME", help="Run it at this moment (ISO 8601; local time if it has no zone).")
     ] = None,
     priority: Annotated[int | None, typer.Option(help="From 0 (last) to 9 (first).")] = None,
-    max_attempts: Annotated[int | None, typer.Option(help="How often it may run at most; 4 if not given, whatever its @job says.")] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(help="How often it may run at most; 4 if not given, whatever its @job says.")
+    ] = None,
     idempotency_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="A second enqueue with this key finds the first job.")
     ] = None,

@@ -35,11 +35,14 @@ def decide(new: NewJob, existing: Job | None, binding: Binding | None, holder: J
 
 def by_id(existing: Job | None, new: NewJob, now: int) -> Answer | None:
     """Answer from the job that has this id, or None: a fresh job may take its place."""
-    if existing is None or forgotten(existing, now):
+    if existing is None:
         return None
     request_id = new.envelope.request_id
     if request_id and existing.envelope.request_id == request_id:
+        # Also past its retention, while there is a trace of it: a repetition must not run the job again. [ENQ-8]
         return Queued(existing.id, shown(existing, now))
+    if forgotten(existing, now):
+        return None
     if existing.state is JobState.CANCELED:
         return None
     if existing.state is JobState.FAILED and new.replace_failed:

@@ -50,9 +50,14 @@ def test_the_same_request_again_is_queued_whatever_became_of_the_job(state):
     assert decide(new(request_id="r2"), job) == decide(new(), job) != Queued(KEY.id, state)
 
 
-def test_no_request_id_is_like_no_other_and_none_outlives_its_job():
+def test_no_request_id_is_like_no_other():
     assert decide(new(request_id=""), job_in(JobState.READY, request_id="")) == Duplicate(KEY.id, JobState.READY)
-    assert decide(new(request_id="r1"), job_in(JobState.COMPLETED, request_id="r1"), now=LATER) is None
+
+
+def test_a_request_is_known_as_long_as_there_is_a_trace_of_its_job():
+    job = job_in(JobState.COMPLETED, request_id="r1")
+    assert decide(new(request_id="r1"), job, now=LATER) == Queued(KEY.id, JobState.COMPLETED)
+    assert decide(new(request_id="r2"), job, now=LATER) is None
 
 
 @pytest.mark.parametrize("policy", ["until_terminal", "until_started"])

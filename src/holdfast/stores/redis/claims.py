@@ -8,6 +8,7 @@ from heapq import heapify, heapreplace
 
 from msgspec.structs import replace
 
+from holdfast.core.errors import StoreError
 from holdfast.core.job import Claimed, ClaimRequest, Job
 from holdfast.store import REPAIR_LIMIT
 from holdfast.stores.redis import records
@@ -15,6 +16,8 @@ from holdfast.stores.redis.keys import names_of
 from holdfast.stores.redis.records import encode
 from holdfast.stores.redis.shards import BATCH, Shards
 
+LOOK_S = 1.0
+"""How long a claim over all tenants waits for a shard that does not answer. It is not asked again for a while."""
 LOOK_AGAIN_MS = 1000
 """When to look again at shards that could not be reached."""
 
@@ -36,13 +39,19 @@ class Claims:
 
     async def _claim_at(self, shard: int, request: ClaimRequest) -> Claimed:
         jobs: list[Job] = []
+        now = 0
         while True:
             limit = min(request.limit - len(jobs), BATCH)
             packed = encode((
-                request.tenant or False, request.queues, limit, request.lease_ms, request.worker_id, request.random,
-                REPAIR_LIMIT,
+                request.tenant or False, _turned(request.queues, len(jobs)), limit, request.lease_ms,
+                request.worker_id, request.random, REPAIR_LIMIT,
             ))  # fmt: skip
-            now, next_at, *found = await self._shards.run("claim", shard, packed, repeat=False)
+            try:
+                now, next_at, *found = await self._shards.run("claim", shard, packed, repeat=False)
+            except StoreError:
+                if not jobs:
+                    raise
+                return Claimed(jobs, now, now)  # What was leased before must not be lost with the rest.
             for at in range(0, len(found), 3):
                 tenant, queue = names_of(found[at].decode())
                 jobs.append(records.to_job(tenant, queue, found[at + 1].decode(), found[at + 2]))
@@ -55,7 +64,7 @@ class Claims:
         Turns are exact within a shard, and in proportion to the weight of their tenants between them.
         """
         # Shards that cannot be reached keep nobody from the others.
-        looks = await self._shards.run_where_possible("look", encode((request.queues,)))
+        looks = await self._shards.run_where_possible("look", encode((request.queues,)), LOOK_S)
         now = max(look[0] for look in looks.values())
         times = [next_at for _, _, next_at, _ in looks.values() if next_at >= 0]
         if len(looks) < self._shards.count:
@@ -73,6 +82,7 @@ class Claims:
                 if isinstance(answer, BaseException):
                     failure = answer
                     del weights[shard]
+                    times.append(now + LOOK_AGAIN_MS)
                     continue
                 jobs += answer.jobs
                 if len(answer.jobs) < part.limit:
@@ -89,10 +99,15 @@ def _parts(request: ClaimRequest, shares: dict[int, int], got: int) -> list[tupl
     """What to ask of which shard; each goes on in the rotation of queues where the last one ends."""
     parts: list[tuple[int, ClaimRequest]] = []
     for shard, share in shares.items():
-        turn = got % len(request.queues)
-        parts.append((shard, replace(request, queues=request.queues[turn:] + request.queues[:turn], limit=share)))
+        parts.append((shard, replace(request, queues=_turned(request.queues, got), limit=share)))
         got += share
     return parts
+
+
+def _turned(queues: tuple[str, ...], turns: int) -> tuple[str, ...]:
+    """The queues as they stand in the rotation after so many turns."""
+    first = turns % len(queues) if queues else 0
+    return queues[first:] + queues[:first]
 
 
 class Turns:

@@ -94,10 +94,12 @@ class Link:
         """
         key = _bytes(key)
         try:
-            answer = await self._one(key, pack(b"EVALSHA", script.sha, b"1", key, *args), repeat=repeat)
+            packed = pack(b"EVALSHA", script.sha, b"1", key, *args)
+            answer = (await self._guarded(key, packed, 1, repeat=repeat, follow=False))[0]
             if isinstance(answer, NoScriptError):
                 # It did not run, so that sending it again is safe for any script.
-                answer = await self._one(key, pack(b"EVAL", script.text, b"1", key, *args), repeat=repeat)
+                packed = pack(b"EVAL", script.text, b"1", key, *args)
+                answer = (await self._guarded(key, packed, 1, repeat=repeat, follow=False))[0]
             return _checked(answer)
         except TROUBLES as error:
             raise self._trouble(error) from error
@@ -193,7 +195,7 @@ class Link:
             head = (b"EVALSHA", script.sha) if position else first
             parts.append(pack(*head, b"1", key, *args))
         parts.append(_EXEC)
-        answers = await self._guarded(calls[0][0], b"".join(parts), len(parts), repeat=repeat)
+        answers = await self._guarded(calls[0][0], b"".join(parts), len(parts), repeat=repeat, follow=False)
         for answer in answers:
             _checked(answer)  # One that could not be queued comes before the EXECABORT that it causes.
         return cast("list[Any]", answers[-1])
@@ -201,10 +203,10 @@ class Link:
     async def _one(self, key: bytes, packed: bytes, *, repeat: bool) -> Any:
         return (await self._guarded(key, packed, 1, repeat=repeat))[0]
 
-    async def _guarded(self, key: bytes, packed: bytes, count: int, *, repeat: bool) -> list[Any]:
+    async def _guarded(self, key: bytes, packed: bytes, count: int, *, repeat: bool, follow: bool = True) -> list[Any]:
         """Send it; once more if that is safe and the connection was lost or the server is no primary any more."""
         try:
-            answers = await self._send(key, packed, count)
+            answers = await self._send(key, packed, count, follow=follow)
         except TROUBLES as error:
             if not repeat or not is_lost(error):
                 raise
@@ -212,10 +214,14 @@ class Link:
             if not isinstance(_refusal(answers), ReadOnlyError):
                 return answers
         await asyncio.sleep(PAUSE_S)
-        return await self._send(key, packed, count)
+        return await self._send(key, packed, count, follow=follow)
 
-    async def _send(self, key: bytes, packed: bytes, count: int) -> list[Any]:
-        """Send one command, or one transaction, to where it belongs; go where a cluster sends us."""
+    async def _send(self, key: bytes, packed: bytes, count: int, *, follow: bool) -> list[Any]:
+        """Send one command, or one transaction, to where it belongs; go where a cluster sends us.
+
+        Unless `follow`, not to where one key is already while others are still on their way: a script that uses more
+        than the one key it names would take those for empty. It waits until the slot has moved as a whole.
+        """
         pool = await self._route.pool(key)
         answers = await self._exchange(pool, packed, count)
         for _ in range(REDIRECTS):
@@ -223,7 +229,10 @@ class Link:
             if refusal is None:
                 break
             # All of these say that nothing was done.
-            if isinstance(refusal, AskError):
+            if isinstance(refusal, AskError) and not isinstance(refusal, MovedError) and not follow:
+                await asyncio.sleep(PAUSE_S)
+                answers = await self._exchange(await self._route.pool(key), packed, count)
+            elif isinstance(refusal, AskError):
                 moved = isinstance(refusal, MovedError)
                 target = await self._route.redirect(refusal, moved=moved)
                 if target is None:

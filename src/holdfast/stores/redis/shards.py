@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from holdfast.core import failpoint
-from holdfast.core.errors import StoreError, StoreMismatch
+from holdfast.core.errors import StoreError, StoreMismatch, StoreUnavailable
 from holdfast.stores.redis.keys import shard_key, shard_of
 from holdfast.stores.redis.link import Link
 from holdfast.stores.redis.records import encode
@@ -25,6 +25,8 @@ BATCH = 500
 BATCH_BYTES = 1024 * 1024
 """... and about how many bytes."""
 CLUSTER_SHARDS = 16
+SICK_S = 5.0
+"""How long a shard that did not answer is left out where others will do."""
 
 
 class Shards:
@@ -36,6 +38,7 @@ class Shards:
         self.count = 0
         self._settings = settings
         self._keys: list[str] = []
+        self._sick: dict[int, float] = {}
 
     async def lay_out(self, wanted: int | None, *, frozen: bool) -> None:
         """Find how the store is laid out, or lay it out. Raises StoreMismatch if it is so otherwise."""
@@ -84,10 +87,25 @@ class Shards:
             return [await self.run(name, 0, request, repeat=repeat)]
         return await _all([self.run(name, shard, request, repeat=repeat) for shard in range(self.count)])
 
-    async def run_where_possible(self, name: str, request: bytes, *, repeat: bool = True) -> dict[int, Any]:
-        """The same, with the answers of those that gave one. Raises what went wrong if none did."""
-        shards = range(self.count)
-        work = [self.run(name, shard, request, repeat=repeat) for shard in shards]
+    async def run_where_possible(self, name: str, request: bytes, timeout_s: float) -> dict[int, Any]:
+        """The same, with the answers of those that gave one in time. Raises what went wrong if none did.
+
+        A shard that did not is left out for a while, so that one that hangs does not hold up every call.
+        """
+        clock = asyncio.get_running_loop().time
+        shards = [n for n in range(self.count) if self._sick.get(n, 0.0) <= clock()] or list(range(self.count))
+
+        async def ask(shard: int) -> Any:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self.run(name, shard, request)
+            except (StoreError, TimeoutError) as error:
+                self._sick[shard] = clock() + SICK_S
+                if isinstance(error, StoreError):
+                    raise
+                raise StoreUnavailable(f"{self.link.shown}: shard {shard} gave no answer in {timeout_s:g} s") from None
+
+        work = [ask(shard) for shard in shards]
         answers = dict(zip(shards, await asyncio.gather(*work, return_exceptions=True), strict=True))
         good = {shard: answer for shard, answer in answers.items() if not isinstance(answer, BaseException)}
         for answer in answers.values():

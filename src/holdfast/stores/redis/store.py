@@ -114,7 +114,7 @@ class RedisStore:
         self._link = link
         self._wanted = shards
         keep = options.retention
-        settings = encode((keep.failed_ms, keep.canceled_ms, options.all_events, _EXPIRED_PRINT))
+        settings = encode((keep.failed_ms, keep.canceled_ms, options.all_events, _EXPIRED_PRINT, link.is_cluster))
         self._shards = Shards(link, prefix, settings)
         self._claims = Claims(self._shards)
         self._ears: Ears | None = None
@@ -133,6 +133,8 @@ class RedisStore:
                 return
             await self._link.open()
             await doctor.refuse_eviction(self._link)
+            # A user who may not publish would leave everybody else deaf to what he does.
+            await self._link.command(b"", "PUBLISH", f"{self._shards.prefix}:hello", "")
             await self._shards.lay_out(self._wanted, frozen=self.options.test_clock == "frozen")
             self._capabilities = _capabilities(self._shards.count, await doctor.durability(self._link))
             self._ears = Ears(self._link, self._shards.prefix, signals)
@@ -181,7 +183,8 @@ class RedisStore:
     async def claim(self, request: ClaimRequest) -> Claimed:
         _ = self._opened
         claimed = await self._claims.claim(request)
-        jobs = [job for job in await self._with_payloads(claimed.jobs) if job is not None]
+        # Jobs whose payload cannot be had come back when their lease is over; the others must not be lost with them.
+        jobs = [job for job in await self._with_payloads(claimed.jobs, strict=False) if job is not None]
         return Claimed(jobs, claimed.now, claimed.next_at)
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
@@ -298,9 +301,15 @@ class RedisStore:
     async def set_reader(self, reader: Reader) -> None:
         shards = self._opened
         name = _reader_name(reader.tenant, reader.name)
-        for shard, place in enumerate(reads.parse_offset(shards, reader.offset)):
-            if not await shards.run("readers", shard, encode(("set", name, place))):
-                raise InvalidOption("offset", f"{reader.offset!r} is not an offset of this store")
+        places = dict(enumerate(reads.parse_offset(shards, reader.offset)))
+        if reader.tenant is not None:
+            # The logs of other shards have nothing of this tenant, and must not wait for it.
+            own = shards.of(reader.tenant)
+            places = {own: places[own]}
+        for verb in ("check", "set"):
+            for shard, place in places.items():
+                if not await shards.run("readers", shard, encode((verb, name, place))):
+                    raise InvalidOption("offset", f"{reader.offset!r} is not an offset of this store")
 
     async def drop_reader(self, tenant: str | None, name: str) -> bool:
         request = encode(("drop", _reader_name(tenant, name)))
@@ -426,8 +435,11 @@ class RedisStore:
             raise StoreUnavailable(_CLOSED)
         return self._shards
 
-    async def _with_payloads(self, jobs: Sequence[Job | None]) -> Sequence[Job | None]:
-        """Fetch the payloads that stand apart from their records. A job that was forgotten meanwhile is None."""
+    async def _with_payloads(self, jobs: Sequence[Job | None], *, strict: bool = True) -> Sequence[Job | None]:
+        """Fetch the payloads that stand apart from their records. A job that was forgotten meanwhile is None.
+
+        So is, unless `strict`, one whose payload cannot be fetched now.
+        """
         apart = [n for n, job in enumerate(jobs) if job is not None and job.envelope.payload is ELSEWHERE]
         if not apart:
             return jobs
@@ -440,7 +452,14 @@ class RedisStore:
                 lanes.setdefault(f"{shard}p:{lane_of(job.tenant, job.queue)}", []).append(n)
         for key, places in lanes.items():
             for first in range(0, len(places), PAYLOADS_AT_ONCE):
-                await self._add_payloads(key, places[first : first + PAYLOADS_AT_ONCE], full)
+                some = places[first : first + PAYLOADS_AT_ONCE]
+                try:
+                    await self._add_payloads(key, some, full)
+                except StoreError:
+                    if strict:
+                        raise
+                    for n in some:
+                        full[n] = None
         return full
 
     async def _add_payloads(self, key: str, places: Sequence[int], jobs: list[Job | None]) -> None:

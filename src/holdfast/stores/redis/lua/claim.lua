@@ -163,7 +163,7 @@ local function lease(n, id, raw, token)
   raws[n] = struct.pack(
     MOVING, LEASED, attempts + 1, 0, 0, reason, flags, #worker, priority, 0, visible_at, token, deadline, now, 0, 0, ttl
   ) .. sub(raw, MOVING_SIZE + 1, HEAD_SIZE + type_size + static_size + request_size + payload_size) .. worker
-  if alone[lane] then
+  if alone[lane] and not on_cluster then
     -- Its only job here: gathering would cost more than it saves.
     call('HSET', lane.j, id, raws[n])
     call('ZREM', lane.w, member)

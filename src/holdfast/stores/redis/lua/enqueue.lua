@@ -74,7 +74,7 @@ local function answer_of(job)
 end
 
 local function by_id(existing, request_id, replace_failed)
-  if not existing or forgotten(existing) then
+  if not existing then
     return nil
   end
   local its_request = existing.id
@@ -82,7 +82,10 @@ local function by_id(existing, request_id, replace_failed)
     its_request = part(existing, existing.type_size + existing.static_size, existing.request_size)
   end
   if request_id ~= '' and request_id == its_request then
+    -- Also past its retention, while there is a trace of it: a repetition must not run the job again. [ENQ-8]
     return shown(existing)
+  elseif forgotten(existing) then
+    return nil
   elseif existing.state == CANCELED or (existing.state == FAILED and replace_failed) then
     return nil
   end

@@ -79,9 +79,9 @@ local left_turns = 0
 local function leave_turns(queue, lane, time)
   local tenant = names_of(lane)
   left_turns = left_turns + 1
+  local at = soonest(lane)
   call('ZREM', shard .. 'T:' .. queue, tenant)
   call('HSET', shard .. 'V:' .. queue, tenant, whole(time) .. ':' .. whole(now))
-  local at = soonest(lane)
   if at then
     call('ZADD', shard .. 'N:' .. queue, at, tenant)
   end
@@ -94,6 +94,7 @@ end
 -- Let up to `limit` lanes that got visible work into the turns, at the current minimum.
 local function enter_turns(queue, limit)
   local turns, next_up = shard .. 'T:' .. queue, shard .. 'N:' .. queue
+  look_first({ turns, next_up, shard .. 'V:' .. queue, shard .. 'f' })
   local least = tonumber(call('HGET', shard .. 'f', queue)) or 0
   local head = call('ZRANGE', turns, 0, 0, 'WITHSCORES')
   while head[1] and left_turns < LEAVE_LIMIT do
@@ -109,6 +110,11 @@ local function enter_turns(queue, limit)
   if not due[1] then
     return
   end
+  local keys = {}
+  for n, tenant in ipairs(due) do
+    keys[n] = lane_named(tenant, queue).w
+  end
+  look_first(keys)
   call('ZREM', next_up, unpack(due))
   local present = call('ZMSCORE', turns, unpack(due))
   local times = call('HMGET', shard .. 'V:' .. queue, unpack(due))
