@@ -363,7 +363,8 @@ def reaper_comes_a_moment_late(bug: Bug) -> None:
 @mutant("LEASE-3", stores=REDIS)
 def reaper_takes_any_lease_first(bug: Bug) -> None:
     """Leases are ended in the order of their jobs, not of their deadlines."""
-    bug.lua("jobs", "return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2])", "return a[2] < b[2]")
+    old = "return a[1] < b[1] or (a[1] == b[1] and bytes_before(a[2], b[2]))"
+    bug.lua("jobs", old, "return bytes_before(a[2], b[2])")
 
 
 @mutant("LEASE-3", "LEASE-2", stores=REDIS)

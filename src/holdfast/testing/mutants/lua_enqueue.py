@@ -34,7 +34,7 @@ def canceled_id_blocks_a_new_job(bug: Bug) -> None:
 @mutant("ENQ-2", "RESULT-1", stores=REDIS)
 def forgotten_id_blocks_until_it_is_pruned(bug: Bug) -> None:
     """A job past its retention is still a duplicate."""
-    bug.lua("enqueue", "if not existing or forgotten(existing) then", "if not existing then")
+    bug.lua("enqueue", "elseif forgotten(existing) then", "elseif false then")
 
 
 @mutant("ENQ-8", stores=REDIS)
@@ -283,13 +283,13 @@ def quota_of_a_queue_counts_the_whole_tenant(bug: Bug) -> None:
 @mutant("TENANT-5", stores=REDIS)
 def batch_does_not_count_itself(bug: Bug) -> None:
     """All jobs of a batch fit if the first does."""
-    bug.lua("enqueue", "lane.waiting and lane.waiting + 1", "lane.waiting")
+    bug.lua("enqueue", "count_one(lane)", "")
 
 
 @mutant("TENANT-5", stores=REDIS)
 def batch_over_new_queues_gets_around_the_tenants_quota(bug: Bug) -> None:
-    """Queues that a batch is about to begin are not counted."""
-    bug.lua("lanes", "if not seen[name] and other.waiting and", "if false and")
+    """What a batch adds to a tenant's queues is not counted."""
+    bug.lua("lanes", "tenants_waiting[tenant] and tenants_waiting[tenant] + 1", "tenants_waiting[tenant]")
 
 
 @mutant("TENANT-5", stores=REDIS)
@@ -301,7 +301,7 @@ def replay_ignores_the_quota(bug: Bug) -> None:
 @mutant("TENANT-5", stores=REDIS)
 def set_of_replays_does_not_count_itself(bug: Bug) -> None:
     """All jobs of a set of replays fit if the first does."""
-    bug.lua("replay", "lane.waiting and lane.waiting + 1", "lane.waiting")
+    bug.lua("replay", "count_one(lane)", "")
 
 
 @mutant("TENANT-5", stores=REDIS)

@@ -48,7 +48,7 @@ def prune_takes_one_too_many(bug: Bug) -> None:
 @mutant("KEEP-1", stores=REDIS)
 def prune_says_that_nothing_is_left(bug: Bug) -> None:
     """A pruner that came to its limit stops."""
-    bug.lua("prune", "#ended > limit and 1 or 0", "0")
+    bug.lua("prune", "(left or any_over('E') or any_over('y')) and 1 or 0", "0")
 
 
 @mutant("DEAD-1", "KEEP-1", stores=REDIS)
@@ -230,7 +230,8 @@ def page_of_a_list_skips_jobs_of_one_moment(bug: Bug) -> None:
 @mutant("STATE-1", stores=REDIS)
 def page_of_a_list_repeats_its_first_job(bug: Bug) -> None:
     """A page begins with the last job of the page before."""
-    bug.lua("list", "<= after_member then", "< after_member then")
+    bug.lua("list", "if not bytes_before(after_member, call('ZRANGE', key, middle, middle)[1]) then",
+            "if bytes_before(call('ZRANGE', key, middle, middle)[1], after_member) then")  # fmt: skip
 
 
 @mutant("STATE-1", "DEAD-1", stores=REDIS)

@@ -170,3 +170,13 @@ async def a_set_of_replays_is_taken_as_far_as_the_quota_goes(h: Harness) -> None
     kinds = [type(answer) for answer in await h.store.replay([h.key(id) for id in ("a", "b", "c")])]
     expect_equal(kinds, [Replayed, Replayed, QuotaExceeded], "answers to a set of replays")
     await h.expect_state(h.key("c"), JobState.FAILED, "whose replay was refused")
+
+
+@rule("TENANT-5")
+async def jobs_of_other_queues_take_no_room_in_a_queues_own_quota(h: Harness) -> None:
+    """A quota on one queue counts what waits there, and nothing else."""
+    await h.queued("x", "y", "z", queue=h.name("q"))
+    await h.store.set_tenant(h.tenant, TenantSettings(h.queue, max_waiting=2))
+    await h.queued("a", "b")
+    refusal = expect_a(await h.enqueue("c"), QuotaExceeded, "enqueue over the quota")
+    expect_equal((refusal.queue, refusal.waiting, refusal.limit), (h.queue, 2, 2), "what the refusal says")
