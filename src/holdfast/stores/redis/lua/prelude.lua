@@ -258,11 +258,7 @@ end
 
 -- While a slot is on its way to another node, a key that is not here (any more, or at all) is refused. So on a cluster
 -- all that will be written is looked at first: a refusal comes before the first write.
-local function look_first(more)
-  if not on_cluster then
-    return
-  end
-  local keys = more or {}
+local function look_first(keys)
   for _, name in ipairs({ 'c', 'e', 'b', 'L', 'E' }) do
     keys[#keys + 1] = shard .. name
   end
@@ -321,12 +317,14 @@ local function arrive(lane, visible_at)
 end
 
 local function commit_arrivals()
-  local keys = {}
-  for n, lane in ipairs(arrivals) do
-    local _, queue = names_of(lane)
-    keys[n] = shard .. 'N:' .. queue
+  if on_cluster then
+    local keys = {}
+    for n, lane in ipairs(arrivals) do
+      local _, queue = names_of(lane)
+      keys[n] = shard .. 'N:' .. queue
+    end
+    look_first(keys)
   end
-  look_first(keys)
   for _, lane in ipairs(arrivals) do
     local tenant, queue = names_of(lane)
     -- Lanes that may have something to claim, by the earliest moment; a claim lets them into the turns. [TENANT-4]

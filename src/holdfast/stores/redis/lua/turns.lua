@@ -94,7 +94,9 @@ end
 -- Let up to `limit` lanes that got visible work into the turns, at the current minimum.
 local function enter_turns(queue, limit)
   local turns, next_up = shard .. 'T:' .. queue, shard .. 'N:' .. queue
-  look_first({ turns, next_up, shard .. 'V:' .. queue, shard .. 'f' })
+  if on_cluster then
+    look_first({ turns, next_up, shard .. 'V:' .. queue, shard .. 'f' })
+  end
   local least = tonumber(call('HGET', shard .. 'f', queue)) or 0
   local head = call('ZRANGE', turns, 0, 0, 'WITHSCORES')
   while head[1] and left_turns < LEAVE_LIMIT do
@@ -110,11 +112,13 @@ local function enter_turns(queue, limit)
   if not due[1] then
     return
   end
-  local keys = {}
-  for n, tenant in ipairs(due) do
-    keys[n] = lane_named(tenant, queue).w
+  if on_cluster then
+    local keys = {}
+    for n, tenant in ipairs(due) do
+      keys[n] = lane_named(tenant, queue).w
+    end
+    look_first(keys)
   end
-  look_first(keys)
   call('ZREM', next_up, unpack(due))
   local present = call('ZMSCORE', turns, unpack(due))
   local times = call('HMGET', shard .. 'V:' .. queue, unpack(due))
