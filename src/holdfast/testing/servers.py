@@ -225,8 +225,16 @@ class ValkeyCluster:
         source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", _id(target))
         while keys := _row(source.command("CLUSTER", "GETKEYSINSLOT", slot, 100)):
             source.command("MIGRATE", HOST, target.port, "", 0, 5000, "KEYS", *map(str, keys))
-        for node in (target, source, *(node for node in self.nodes if node not in (source, target))):
-            node.command("CLUSTER", "SETSLOT", slot, "NODE", _id(target))
+        order = (target, source, *(node for node in self.nodes if node not in (source, target)))
+
+        def told() -> bool:
+            """Tell all of the new owner. News of the time before can undo it: then they are told again."""
+            for node in order:
+                node.command("CLUSTER", "SETSLOT", slot, "NODE", _id(target))
+            target.command("CLUSTER", "BUMPEPOCH")
+            return self._agreed()
+
+        wait_until(told, "the slot's new owner")
 
     def wait(self) -> None:
         """Wait until every node that is alive finds the cluster whole, and all see the same owners of the slots."""
