@@ -10,7 +10,7 @@ import typer
 from holdfast.cli.options import Json, StoreUrl
 from holdfast.cli.output import emit, printable, progress, show, show_pairs
 from holdfast.cli.session import shown_url, with_store
-from holdfast.core.errors import StoreError
+from holdfast.core.errors import StoreError, StoreMismatch
 
 if TYPE_CHECKING:
     from holdfast.store import Capabilities, Finding
@@ -52,7 +52,10 @@ def doctor(url: StoreUrl, *, json: Json = False) -> None:
     try:
         findings = with_store(url, act)
     except StoreError as error:
-        findings = [Finding("bad", "open", str(error))]
+        cure = "see that it is there and lets us in"
+        if isinstance(error, StoreMismatch):
+            cure = "name another place, or open it with the options it was made with"
+        findings = [Finding("bad", "open", str(error), cure)]
     healthy = all(finding.level != "bad" for finding in findings)
     if json:
         emit({"url": shown_url(url), "healthy": healthy, "findings": findings})

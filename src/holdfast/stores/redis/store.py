@@ -131,13 +131,21 @@ class RedisStore:
         async with self._opening:
             if self._ears is not None:
                 return
-            await self._link.open()
-            await doctor.refuse_eviction(self._link)
-            # A user who may not publish would leave everybody else deaf to what he does.
-            await self._link.command(b"", "PUBLISH", f"{self._shards.prefix}:hello", "")
-            await self._shards.lay_out(self._wanted, frozen=self.options.test_clock == "frozen")
-            self._capabilities = _capabilities(self._shards.count, await doctor.durability(self._link))
+            try:
+                await self._find_ready()
+            except BaseException:
+                await self._link.distrust()  # Nobody would close what was never open.
+                raise
             self._ears = Ears(self._link, self._shards.prefix, signals)
+
+    async def _find_ready(self) -> None:
+        """Connect, and see that the server is fit for us and laid out as we think. Raises StoreError."""
+        await self._link.open()
+        await doctor.refuse_eviction(self._link)
+        # A user who may not publish would leave everybody else deaf to what he does.
+        await self._link.command(b"", "PUBLISH", f"{self._shards.prefix}:hello", "")
+        await self._shards.lay_out(self._wanted, frozen=self.options.test_clock == "frozen")
+        self._capabilities = _capabilities(self._shards.count, await doctor.durability(self._link))
 
     async def close(self) -> None:
         ears, self._ears = self._ears, None
