@@ -22,7 +22,7 @@ async def insist(call):
             await asyncio.sleep(0.005)
 
 
-async def test_nothing_is_lost_while_a_slot_moves_key_by_key():  # noqa: C901 - producers, workers and an operator
+async def test_nothing_is_lost_while_a_slot_moves_key_by_key():
     """As operators reshard a live cluster: calls may be refused meanwhile, and what was refused was not half done."""
     with ValkeyCluster(3) as cluster:
         store = await open_store(cluster.url(shards=1, test_clock=1))
