@@ -59,7 +59,7 @@ async def memory(figures: Figures) -> None:
     await _claims(figures, "memory", stores)
 
 
-async def valkey(figures: Figures, url: str) -> None:
+async def on_server(figures: Figures, subject: str, url: str) -> None:
     """All on one server: a tenant for each depth, and a queue for each number of tenants."""
     store = await open_store(url)
     for depth in DEPTHS:
@@ -67,8 +67,8 @@ async def valkey(figures: Figures, url: str) -> None:
     for tenants in TENANTS:
         keys = [JobKey(f"tenant-{n % tenants}", f"shared-{tenants}", f"{n:07}") for n in range(SHARED)]
         await _fill(store, keys)
-    await _claims(figures, "valkey", [store] * len(DEPTHS), [f"depth-{depth}" for depth in DEPTHS])
-    await _claims_of_all(figures, "valkey", store)
+    await _claims(figures, subject, [store] * len(DEPTHS), [f"depth-{depth}" for depth in DEPTHS])
+    await _claims_of_all(figures, subject, store)
     await store.close()
 
 

@@ -14,8 +14,11 @@ PINNED = {
     "taskiq": ("taskiq==0.13.0", "taskiq-redis==1.2.4", "redis==8.1.0", "hiredis==3.5.0", "uvloop==0.23.0"),
     "huey": ("huey==3.5.4", "redis==8.1.0", "hiredis==3.5.0"),
     "bullmq": ("bullmq@6.7.0", "ioredis@5.11.1"),
+    "pgqueuer": ("pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop==0.23.0"),
+    "procrastinate": ("procrastinate==3.10.0", "psycopg[binary]==3.3.8"),
+    "graphile": ("graphile-worker@0.18.0",),
 }
-NODE = frozenset({"bullmq"})
+NODE = frozenset({"bullmq", "graphile"})
 TIMEOUT = 300
 STAMP = "installed"
 

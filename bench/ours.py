@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bench.jobs import JOBS, noop, stamp
-from bench.measure import Figures, percentile
-from bench.valkey import Server
+from bench.measure import Figures, Server, percentile
 from bench.worker import drain
 from holdfast import Queue, Worker
 
@@ -30,7 +29,7 @@ class Sizes(NamedTuple):
 
     bulk: int = 20_000
     memory: int = 40_000
-    valkey: int = 40_000
+    server: int = 40_000
     singles: int = 300
     concurrent: int = 5_000
     warm_up: int = 30
@@ -67,20 +66,20 @@ async def idle(figures: Figures, subject: str, url: str, settings: Settings) -> 
             await waits(figures, subject, queue, SIZES.waits)
 
 
-async def valkey(figures: Figures, server: Server, settings: Settings) -> None:
-    """All of these on Valkey, and what the server itself used."""
+async def on_server(figures: Figures, subject: str, server: Server, settings: Settings) -> None:
+    """All of these on a server, and what the server itself used."""
     server.empty()
     used = [server.cpu()]
-    await fill(figures, "valkey", server.url, SIZES.valkey)
+    await fill(figures, subject, server.url, SIZES.server)
     used.append(server.cpu())
-    await empty(figures, "valkey", server.url, SIZES.valkey, settings)
+    await empty(figures, subject, server.url, SIZES.server, settings)
     used.append(server.cpu())
-    figures.add("enqueue, server time", "valkey", (used[1] - used[0]) / SIZES.valkey * 1e6)
-    figures.add("drain, server time", "valkey", (used[2] - used[1]) / SIZES.valkey * 1e6)
+    figures.add("enqueue, server time", subject, (used[1] - used[0]) / SIZES.server * 1e6)
+    figures.add("drain, server time", subject, (used[2] - used[1]) / SIZES.server * 1e6)
     server.empty()
-    await enqueues(figures, "valkey", server.url)
+    await enqueues(figures, subject, server.url)
     server.empty()
-    await idle(figures, "valkey", server.url, settings)
+    await idle(figures, subject, server.url, settings)
 
 
 async def memory(figures: Figures, number: int, settings: Settings) -> None:

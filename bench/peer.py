@@ -1,4 +1,4 @@
-"""How a peer on Valkey is measured: its own worker in processes of its own, and a driver beside it."""
+"""How a peer is measured: its own worker in processes of its own, and a driver beside it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import redis
+from typing import Any
 
 from bench import environments
-from bench.measure import Figures, percentile
-from bench.valkey import Server, cpu_of
+from bench.measure import Figures, Server, cpu_of, percentile
+from holdfast.testing.processes import free_port
 
 HERE = Path(__file__).parent / "peers"
 LOOK = 0.005
 PATIENCE = 120
+
+
+class Gone(Exception):
+    """A worker that ended by itself."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ class Peer:
     environment: str
     driver: tuple[str, ...]
     worker: tuple[str, ...]
-    left: Callable[[redis.Redis], int]
-    """How many jobs are not yet acknowledged (without acknowledgements: not yet taken)."""
+    left: Callable[[Any], int]
+    """How many jobs are not yet acknowledged (without acknowledgements: not yet taken), asked of a client."""
     settings: str
     lacks: str
     jobs: int
@@ -41,6 +44,12 @@ class Peer:
     together: int = 5_000
     waits: int = 100
     variables: Mapping[str, str] = field(default_factory=dict)
+    idle_worker: tuple[str, ...] = ()
+    """With other settings where it is latency that counts."""
+    is_empty: Callable[[Any], bool] | None = None
+    """The same as no jobs left, where that is cheaper to ask."""
+    has_tables: bool = False
+    """They are made before anything is measured."""
 
     @property
     def version(self) -> str:
@@ -49,16 +58,20 @@ class Peer:
 
     def rates(self, figures: Figures, server: Server) -> None:
         """Enqueue, then drain what was enqueued."""
-        server.empty()
+        self._begin(server)
         before = server.cpu()
         for measure, value in self._drive(server, "enqueue", self.jobs, self.singles, self.together).items():
             figures.add(measure, self.name, value)
         jobs = self.left(server.client)
         figures.add("enqueue, server time", self.name, (server.cpu() - before) / jobs * 1e6)
-        with tempfile.TemporaryDirectory() as marks, self._working(server, BENCH_MARKS=marks):
-            _until(lambda: bool(_marks(marks)))
+        is_empty = self.is_empty or (lambda client: not self.left(client))
+        with (
+            tempfile.TemporaryDirectory() as marks,
+            self._working(self.worker, server, BENCH_MARKS=marks) as worker,
+        ):
+            _until(lambda: bool(_marks(marks)), worker)
             before = server.cpu()
-            _until(lambda: not self.left(server.client))
+            _until(lambda: is_empty(server.client), worker)
             ended, after = time.monotonic(), server.cpu()
             begun = {int(file.name): [float(word) for word in file.read_text().split()] for file in _marks(marks)}
             used = sum(cpu_of(pid) - cpu for pid, (_, cpu) in begun.items())
@@ -69,11 +82,18 @@ class Peer:
 
     def idle(self, figures: Figures, server: Server) -> None:
         """Latency on an idle queue."""
-        server.empty()
-        with tempfile.TemporaryDirectory() as marks, self._working(server, BENCH_MARKS=marks, BENCH_RESULTS="1"):
-            for measure, values in self._drive(server, "waits", self.waits, BENCH_RESULTS="1").items():
+        self._begin(server)
+        worker = self.idle_worker or self.worker
+        stamped = {"BENCH_RESULTS": "1", "BENCH_STAMPS": str(free_port())}
+        with tempfile.TemporaryDirectory() as marks, self._working(worker, server, BENCH_MARKS=marks, **stamped):
+            for measure, values in self._drive(server, "waits", self.waits, **stamped).items():
                 for percent in (50, 99):
                     figures.add(f"{measure} p{percent}", self.name, percentile(values, percent))
+
+    def _begin(self, server: Server) -> None:
+        server.empty()
+        if self.has_tables:
+            self._drive(server, "install")
 
     def _drive(self, server: Server, *arguments: object, **variables: str) -> dict:
         command = [environments.program(self.environment, "python"), *self.driver, *map(str, arguments)]
@@ -89,8 +109,8 @@ class Peer:
         return json.loads(done.stdout)
 
     @contextlib.contextmanager
-    def _working(self, server: Server, **variables: str) -> Iterator[None]:
-        command = [environments.program(self.environment, self.worker[0]), *self.worker[1:]]
+    def _working(self, worker: tuple[str, ...], server: Server, **variables: str) -> Iterator[subprocess.Popen]:
+        command = [environments.program(self.environment, worker[0]), *worker[1:]]
         with tempfile.TemporaryFile() as said:
             process = subprocess.Popen(
                 command,
@@ -102,7 +122,7 @@ class Peer:
                 start_new_session=True,
             )
             try:
-                yield
+                yield process
             except BaseException as error:
                 said.seek(0)
                 error.add_note(said.read()[-2000:].decode(errors="replace"))
@@ -119,9 +139,11 @@ def _marks(directory: str) -> list[Path]:
     return [file for file in Path(directory).iterdir() if not file.suffix]
 
 
-def _until(true: Callable[[], bool]) -> None:
+def _until(true: Callable[[], bool], worker: subprocess.Popen) -> None:
     end = time.monotonic() + PATIENCE
     while not true():
+        if worker.poll() is not None:
+            raise Gone(f"its worker ended with {worker.returncode}")
         if time.monotonic() > end:
             raise TimeoutError(f"not within {PATIENCE} s")
         time.sleep(LOOK)

@@ -22,13 +22,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import depth, ours, peer_huey, quick_valkey, tables
+from bench import beside, depth, ours, peer_huey, tables
+from bench.grounds import GROUNDS
 from bench.measure import Figures
 from bench.ours import SIZES, Settings
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results-quick.json"
-STORES = ("file", "memory", "valkey")
+STORES = ("file", "memory", *GROUNDS)
 COMMITS = 100
 HUEY_JOBS = {"default": 1_500, "on": 500, "off": 1_500}
 HUEY_WAITS = 6
@@ -48,13 +49,14 @@ def main() -> int:
     if {"file", "memory"} & set(arguments.only):
         with tempfile.TemporaryDirectory(prefix="quick-", dir=HERE / "out") as directory:
             asyncio.run(_measure(figures, Path(directory), arguments, console, settings))
-    if "valkey" in arguments.only:
-        about["valkey"] = asyncio.run(quick_valkey.measure(figures, arguments, console, settings))
+    grounds = {name: ground for name, ground in GROUNDS.items() if name in arguments.only}
+    for name, ground in grounds.items():
+        about[name] = asyncio.run(beside.measure(ground, figures, arguments, console, settings))
     about["seconds"] = round(time.monotonic() - began, 1)
     arguments.output.write_text(json.dumps({"settings": about, "figures": figures.as_dict()}, indent=1) + "\n")
     _show(console, figures, arguments, settings)
-    if "valkey" in arguments.only:
-        quick_valkey.show(console, figures, arguments.rounds, about["valkey"])
+    for name, ground in grounds.items():
+        beside.show(ground, console, figures, arguments.rounds, about[name])
     console.print(f"\n{about['seconds']:.0f} s in all. Every value is in {arguments.output}", highlight=False)
     return 0
 
@@ -143,8 +145,8 @@ def _show(console: Console, figures: Figures, arguments: argparse.Namespace, set
         f"""
 Holdfast: no-op async job, results and events on. Drained by one worker process with concurrency {settings.concurrency}
 and prefetch {settings.prefetch} (memory: in the same process), from the first handler to the last acknowledgement.
-Jobs: {SIZES.bulk:,} in bulk and drained (memory {SIZES.memory:,}, Valkey {SIZES.valkey:,}), {SIZES.singles:,} awaited
-one by one and {SIZES.concurrent:,} concurrently.
+Jobs: {SIZES.bulk:,} in bulk and drained (memory {SIZES.memory:,}, on a server {SIZES.server:,}),
+{SIZES.singles:,} awaited one by one and {SIZES.concurrent:,} concurrently.
 huey {_huey_version()} on SQLite: no-op task that stores no result, consumer with -w 1 -k thread. Its default,
 fsync=None, is SQLite's own setting, {_sqlite_default()} here; with fsync=False a power cut loses jobs.
 It has no bulk enqueue (one by one is taken instead), no leases, no acknowledgements and no events.""",

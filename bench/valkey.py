@@ -1,9 +1,7 @@
-"""A Valkey server without persistence, for whoever is measured next; and what it and its clients used."""
+"""A Valkey server without persistence, for whoever is measured next; and what it used."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Self
 
 import redis
@@ -42,12 +40,3 @@ class Server:
         """As new: no keys and no scripts."""
         self.client.flushall()
         self.client.script_flush()
-
-
-def cpu_of(pid: int) -> float:
-    """Seconds of processor time of a process, all its threads; NaN where there is no /proc."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return float("nan")
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -2,6 +2,7 @@
 
 APP is one of the modules beside this one: `one(n)` enqueues a job, `ask()` enqueues one, waits for its result and gives
 back when its handler began; `bulk(jobs)` and `TOGETHER` are there if the peer has a bulk call, or an asyncio interface.
+`ANSWERS = False`: the peer tells nobody when a job has ended. `python driver.py APP install` makes a peer's tables.
 Prints one line of JSON.
 """
 
@@ -47,11 +48,16 @@ async def waits(app, times: int) -> dict[str, list[float]]:
         started = await app.ask()
         to_answer.append((time.monotonic() - asked) * 1000)
         to_start.append((started - asked) * 1000)
-    return {"idle enqueue to start": to_start, "request/response": to_answer}
+    answers = {"request/response": to_answer} if getattr(app, "ANSWERS", True) else {}
+    return {"idle enqueue to start": to_start, **answers}
 
 
 async def main(name: str, what: str, *sizes: int) -> None:
     app = importlib.import_module(name)
+    if what == "install":
+        await app.install()
+        print("{}")
+        return
     if hasattr(app, "begin"):
         await app.begin()
     print(json.dumps(await {"enqueue": enqueue, "waits": waits}[what](app, *sizes)), flush=True)

@@ -1,0 +1,45 @@
+"""The servers that Holdfast and its peers are measured on."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from bench import limits, limits_postgres, peer_list, peer_list_postgres, postgres, tables_peers, valkey
+from bench.beside import Ground
+from bench.measure import Figures
+
+
+def _alone_on_valkey(figures: Figures) -> Table:
+    more = (
+        ("bytes of a waiting job (text of 100)", figures.median(limits.WAITING, "valkey"), "{:,.0f}"),
+        ("bytes of a finished job, with its events", figures.median(limits.FINISHED, "valkey"), "{:,.0f}"),
+    )
+    return tables_peers.alone(figures, "Valkey", "valkey", more)
+
+
+VALKEY = Ground(
+    "Valkey",
+    "valkey",
+    valkey.Server,
+    "without persistence",
+    {
+        "best in Python": tuple(peer for peer in peer_list.PEERS if peer is not peer_list.BULLMQ),
+        "BullMQ": (peer_list.BULLMQ,),
+    },
+    limits.raw,
+    _alone_on_valkey,
+    limits.memory,
+)
+POSTGRES = Ground(
+    "PostgreSQL",
+    "postgres",
+    postgres.Server,
+    "with fsync and synchronous_commit on",
+    {
+        "best in Python": (peer_list_postgres.PGQUEUER, peer_list_postgres.PROCRASTINATE),
+        "graphile-worker": (peer_list_postgres.GRAPHILE,),
+    },
+    limits_postgres.raw,
+    lambda figures: tables_peers.alone(figures, "PostgreSQL", "postgres"),
+)
+GROUNDS = {"valkey": VALKEY, "postgres": POSTGRES}

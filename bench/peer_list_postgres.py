@@ -1,0 +1,68 @@
+"""The peers on PostgreSQL, each with the settings that showed it at its best here."""
+
+from __future__ import annotations
+
+import psycopg
+
+from bench.peer import Peer
+
+
+def _jobs_in(table: str):
+    """Finished jobs leave these tables. Whether any is left is asked often, and must cost little."""
+
+    def left(client: psycopg.Connection) -> int:
+        return client.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+
+    def is_empty(client: psycopg.Connection) -> bool:
+        return client.execute(f"SELECT NOT EXISTS (SELECT FROM {table})").fetchone()[0]
+
+    return {"left": left, "is_empty": is_empty, "has_tables": True}
+
+
+_PGQ = ("python", "pgqueuer_app.py")
+
+PGQUEUER = Peer(
+    "PgQueuer",
+    "pgqueuer",
+    ("driver.py", "pgqueuer_app"),
+    (*_PGQ, "100"),
+    settings="asyncpg pool of 10, uvloop, batches of 100; where it is waited for: of 1, and a watcher without debounce",
+    lacks="results (answered: the job has ended) and no tokens; a log of its jobs is kept",
+    jobs=20_000,
+    idle_worker=(*_PGQ, "1"),
+    **_jobs_in("pgqueuer"),
+)
+PROCRASTINATE = Peer(
+    "Procrastinate",
+    "procrastinate",
+    ("driver.py", "procrastinate_app"),
+    (
+        "procrastinate",
+        "--log-level",
+        "error",
+        "--app",
+        "procrastinate_app.app",
+        "worker",
+        "--concurrency",
+        "20",
+        "--delete-jobs",
+        "always",
+    ),
+    settings="psycopg with its C part, pool of 20, concurrency 20, finished jobs deleted at once",
+    lacks="results, nobody is told that a job has ended, and no events once it is deleted",
+    jobs=1_000,
+    singles=300,
+    together=500,
+    **_jobs_in("procrastinate_jobs"),
+)
+GRAPHILE = Peer(
+    "graphile-worker",
+    "graphile",
+    ("graphile_driver.cjs",),
+    ("node", "graphile_worker.cjs"),
+    settings="concurrentJobs 24, maxPoolSize 25, localQueue.size 500, completeJobBatchDelay 0, addJobs of 1,000",
+    lacks="results, nobody is told that a job has ended, no events and no tokens",
+    jobs=30_000,
+    **_jobs_in("graphile_worker._private_jobs"),
+)
+PEERS = (PGQUEUER, PROCRASTINATE, GRAPHILE)

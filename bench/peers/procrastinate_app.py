@@ -1,0 +1,55 @@
+"""Procrastinate on psycopg. It keeps no results and nobody is told when a job has ended."""
+
+from __future__ import annotations
+
+import os
+
+import stamps
+from first import first
+from procrastinate import App, PsycopgConnector
+
+CHUNK = int(os.environ.get("BENCH_CHUNK", "1000"))
+TOGETHER = True
+ANSWERS = False
+
+app = App(connector=PsycopgConnector(conninfo=os.environ["BENCH_URL"], min_size=4, max_size=20))
+_waiting: dict = {}
+
+
+@app.task(name="noop", queue="bench")
+async def noop(n):  # noqa: ARG001 - a payload, as every job has one
+    first()
+
+
+@app.task(name="stamp", queue="bench")
+async def stamp():
+    stamps.send()
+
+
+async def install():
+    async with app.open_async():
+        await app.schema_manager.apply_schema_async()
+
+
+async def begin():
+    await app.open_async()
+
+
+async def end():
+    await app.close_async()
+
+
+async def one(n):
+    await noop.defer_async(n=n)
+
+
+async def bulk(jobs):
+    for start in range(0, jobs, CHUNK):
+        await noop.batch_defer_async(*({"n": n} for n in range(start, min(jobs, start + CHUNK))))
+
+
+async def ask():
+    if "stamps" not in _waiting:
+        _waiting["stamps"] = await stamps.Stamps().__aenter__()
+    await stamp.defer_async()
+    return await _waiting["stamps"].next()

@@ -1,0 +1,71 @@
+"""A PostgreSQL server whose commits are on the disk, for whoever is measured next; and what it used."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+
+from bench.measure import cpu_of
+from holdfast.testing.postgres import PostgresServer
+
+HERE = Path(__file__).parent / "out"
+DATABASE = "bench"
+
+
+class Server:
+    """The running server: its URL, a client to look at it, and what it used."""
+
+    def __init__(self) -> None:
+        # Beside the code and not in /tmp, which is memory on many machines: fsync must mean something.
+        HERE.mkdir(exist_ok=True)
+        self._home = tempfile.TemporaryDirectory(prefix="postgres-", dir=HERE)
+        Path(self._home.name).chmod(0o755)  # As root, the server is another user.
+        self._server = PostgresServer(directory=Path(self._home.name) / "server")
+        self._client: psycopg.Connection | None = None
+        self.url = self._server.url(DATABASE)
+        self.empty()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hang_up()
+        self._server.close()
+        self._home.cleanup()
+
+    @property
+    def client(self) -> psycopg.Connection:
+        if self._client is None:
+            self._client = psycopg.connect(self.url, autocommit=True)
+        return self._client
+
+    @property
+    def version(self) -> str:
+        return self.ask("SHOW server_version")
+
+    def ask(self, text: str, *values: object) -> Any:
+        """The one value that this comes to."""
+        row = self.client.execute(text, values).fetchone()
+        return None if row is None else row[0]
+
+    def cpu(self) -> float:
+        """Seconds of processor time so far, of all its processes, those that have ended too."""
+        pid = self._server.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        living = children.read_text().split() if children.exists() else []
+        return cpu_of(pid, ended_children=True) + sum(cpu_of(int(child)) for child in living)
+
+    def empty(self) -> None:
+        """As new: another database, and nothing of the last one left to be written."""
+        self._hang_up()
+        self._server.sql(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)")
+        self._server.sql(f"CREATE DATABASE {DATABASE}")
+        self._server.sql("CHECKPOINT")
+
+    def _hang_up(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
