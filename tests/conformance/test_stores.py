@@ -1,13 +1,16 @@
 """The contract, on every store: one test for each check of the shipped suite."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
+import asyncpg
 import pytest
 
 from holdfast.testing.conformance import RULES, Check, Spaces, all_checks, certify, perform
+from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyCluster, ValkeyServer
 
-STORES = ["memory", "file", "valkey", "cluster"]
+STORES = ["memory", "file", "valkey", "cluster", "postgres"]
 
 
 @pytest.fixture(scope="module", params=STORES)
@@ -19,14 +22,32 @@ def spaces(request, tmp_path_factory):
     elif request.param == "valkey":
         with ValkeyServer(appendonly=True, appendfsync="always") as server:
             yield Spaces(server.url())
+    elif request.param == "postgres":
+        with PostgresServer(durable=False) as server:
+            yield Spaces(server.url())
     else:
         with ValkeyCluster(3) as cluster:
             yield Spaces(cluster.url())
 
 
+def transaction_on(url: str):
+    """A way to open a transaction of a caller's own, where the store can join one. [ENQ-7]"""
+
+    @asynccontextmanager
+    async def transaction():
+        connection = await asyncpg.connect(url)
+        try:
+            async with connection.transaction():
+                yield connection
+        finally:
+            await connection.close()
+
+    return transaction if url.startswith("postgresql:") else None
+
+
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: f"{check.rule}-{check.name}")
 def test_the_store_keeps_the_rule(check: Check, spaces: Spaces) -> None:
-    asyncio.run(perform(check, spaces))
+    asyncio.run(perform(check, spaces, transaction_on(spaces.given)))
 
 
 def test_every_rule_of_the_contract_has_a_check() -> None:

@@ -1,6 +1,6 @@
 """Where the suite works: places of its own beside the URL it was given, never the data that is there.
 
-A memory store gets another name, a file store a directory below, a server another `prefix`. A store of somebody
+A memory store gets another name, a file store a directory below, Redis another `prefix`, PostgreSQL another `schema`. A store of somebody
 else's that knows no such option brings its own function.
 """
 
@@ -70,5 +70,8 @@ def _locate(url: str, place: str) -> str:
     if scheme == "file":
         return f"{head.rstrip('/')}/{place}{mark}{query}"
     options = dict(parse_qsl(query, keep_blank_values=True))
+    if scheme in ("postgresql", "postgres"):
+        options["schema"] = f"{options.get('schema', 'hf')}-{place}"
+        return f"{head}?{urlencode(options)}"
     options["prefix"] = f"{options.get('prefix', 'hf')}-{place}"
     return f"{head}?{urlencode(options)}"

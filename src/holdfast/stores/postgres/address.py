@@ -1,0 +1,78 @@
+"""Where the server is: a store URL of PostgreSQL, taken apart.
+
+    postgresql://[USER[:PASSWORD]@]HOST[:5432][,HOST2...]/DATABASE[?OPTIONS]       also postgres://
+    postgresql:///DATABASE?host=/run/postgresql                                    by a socket in the file system
+
+Options of our own are taken out; `host`, `user`, `password`, `sslmode` and the other words of libpq that the driver
+knows go on to it as they are. This module reads text and opens nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlencode
+
+from msgspec import Struct
+
+from holdfast.core.errors import InvalidOption
+from holdfast.store import CommonOptions, Options, StoreUrl
+
+_SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
+_PASSWORD = re.compile(r"(?<=[^/]):[^/@]*@")
+DRIVER_OPTIONS = (
+    "host", "port", "dbname", "database", "user", "password", "passfile", "sslmode", "sslcert", "sslkey", "sslrootcert",
+    "sslcrl", "sslpassword", "ssl_min_protocol_version", "ssl_max_protocol_version", "target_session_attrs",
+)  # fmt: skip
+
+
+class Address(Struct, frozen=True):
+    """A store URL of PostgreSQL, read and checked."""
+
+    dsn: str
+    """What the driver gets."""
+    shown: str
+    """The URL for people: without password and without options."""
+    schema: str
+    migrate: bool
+    listen: bool
+    connections: int
+    timeout_s: int
+    connect_timeout_s: int
+    wait_s: int
+    common: CommonOptions
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What tells apart the data of two stores."""
+        return self.dsn, self.schema
+
+
+def read(url: StoreUrl) -> Address:
+    """Take the URL apart. Raises InvalidOption with what to write instead."""
+    head = url.url.partition("?")[0]
+    rest = head.partition(":")[2]
+    if not rest.startswith("//"):
+        raise InvalidOption("store", f"{url.scheme}: two slashes follow: {url.scheme}://USER@HOST:5432/DATABASE")
+    options = Options(url)
+    common = options.common()
+    driver = {name: value for name in DRIVER_OPTIONS if (value := options.text(name, ""))}
+    address = Address(
+        dsn=f"postgresql:{rest}?{urlencode(driver)}" if driver else f"postgresql:{rest}",
+        shown=f"{url.scheme}:{_PASSWORD.sub('@', rest)}",
+        schema=_schema(options.text("schema", "holdfast")),
+        migrate=options.text("migrate", "1", ("0", "1")) == "1",
+        listen=options.text("listen", "1", ("0", "1")) == "1",
+        connections=options.number("connections", 10, 2, 1000),
+        timeout_s=options.number("timeout_s", 10, 1, 300),
+        connect_timeout_s=options.number("connect_timeout_s", 5, 1, 300),
+        wait_s=options.number("wait_s", 5, 1, 300),
+        common=common,
+    )
+    options.finish()
+    return address
+
+
+def _schema(name: str) -> str:
+    if not _SCHEMA.fullmatch(name) or name.startswith("pg_"):
+        raise InvalidOption("schema", f"{name!r} is not 1 to 63 letters, digits, '_' or '-', or begins with 'pg_'")
+    return name

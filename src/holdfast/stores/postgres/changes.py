@@ -1,0 +1,171 @@
+"""Enqueue, finish, extend, report, cancel, replay, purge: the operations on named jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.core import lease, lifecycle
+from holdfast.core.dedup import by_key
+from holdfast.core.errors import JobNotFound, NotReplayable
+from holdfast.core.job import (
+    TERMINAL,
+    Cancel,
+    CancelStatus,
+    Extend,
+    Extended,
+    Finish,
+    Finished,
+    JobKey,
+    JobState,
+    Purge,
+    PurgeStatus,
+    Replayed,
+    Report,
+    Reported,
+    SetResultTtl,
+    TtlStatus,
+)
+from holdfast.core.dedup import Binding
+from holdfast.core.lifecycle import Retention
+from holdfast.store import ExtendAnswer, FinishAnswer, ReplayAnswer, ReportAnswer
+from holdfast.stores.postgres.quotas import Quotas
+from holdfast.stores.postgres.unit import Unit, scope_of
+
+
+def finish(u: Unit, items: Sequence[Finish], keep: Retention) -> list[FinishAnswer]:
+    """Complete, fail, retry or release. [LEASE-1, RETRY-1 to RETRY-5]"""
+    answers: list[FinishAnswer] = []
+    for item in items:
+        held = u.find(item.key)
+        answer = lease.check(held.job if held else None, item.key, item.token, item.outcome, u.now)
+        if held is None or answer is not None:
+            answers.append(answer or JobNotFound(item.key.queue, item.key.id))
+            continue
+        job = held.job
+        u.move(held, lambda job=job, item=item: lifecycle.finish(job, item, u.now, keep))
+        answers.append(Finished(job.state))
+    return answers
+
+
+def extend(u: Unit, items: Sequence[Extend], *, all_events: bool) -> list[ExtendAnswer]:
+    """Renew leases. [LEASE-2]"""
+    answers: list[ExtendAnswer] = []
+    for item in items:
+        held = u.find(item.key)
+        refusal = lease.check_live(held.job if held else None, item.key, item.token, u.now)
+        if held is None or refusal is not None:
+            answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
+            continue
+        event = lifecycle.extend(held.job, item.lease_ms, u.now)
+        held.changed = True
+        if all_events:
+            u.log(event, held.lane)
+        answers.append(Extended(held.job.deadline, u.now))
+    return answers
+
+
+def report(u: Unit, items: Sequence[Report], *, all_events: bool) -> list[ReportAnswer]:
+    """Record progress."""
+    answers: list[ReportAnswer] = []
+    for item in items:
+        held = u.find(item.key)
+        refusal = lease.check_live(held.job if held else None, item.key, item.token, u.now)
+        if held is None or refusal is not None:
+            answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
+            continue
+        event = lifecycle.report(held.job, item, u.now)
+        held.changed = True
+        if all_events:
+            u.log(event, held.lane)
+        answers.append(Reported())
+    return answers
+
+
+def cancel(u: Unit, items: Sequence[Cancel], keep: Retention) -> list[CancelStatus]:
+    """Cancel wins. [CANCEL-1 to CANCEL-3]"""
+    answers: list[CancelStatus] = []
+    for item in items:
+        held = u.find(item.key)
+        if held is None:
+            answers.append("not_found")
+            continue
+        job = held.job
+        if job.state is JobState.COMPLETED or job.state is JobState.FAILED or job.state is JobState.CANCELED:
+            answers.append(job.state.value)
+        elif job.state is JobState.LEASED and item.only_waiting:
+            answers.append("processing")
+        else:
+            if job.state is JobState.LEASED:
+                u.news.canceled.append(job.key)
+            u.move(held, lambda job=job: lifecycle.cancel(job, u.now, keep))
+            answers.append("canceled")
+    return answers
+
+
+def replay(u: Unit, keys: Sequence[JobKey], quotas: Quotas, bindings: dict[tuple[int, str, str], Binding]) -> list[ReplayAnswer]:
+    """Start dead letters again. [DEAD-1, STATE-3, ENQ-3]"""
+    return [_replay_one(u, key, quotas, bindings) for key in keys]
+
+
+def _replay_one(
+    u: Unit, key: JobKey, quotas: Quotas, bindings: dict[tuple[int, str, str], Binding]
+) -> ReplayAnswer:
+    held = u.find(key)
+    if held is None:
+        return JobNotFound(key.queue, key.id)
+    job = held.job
+    if job.state is not JobState.FAILED:
+        return NotReplayable(key.queue, key.id, f"it is {lifecycle.shown(job, u.now)}, not failed")
+    idempotency = job.envelope.idempotency
+    retakes = idempotency is not None and idempotency.policy == "until_terminal"
+    scope = scope_of(held.lane, job.envelope)
+    binding = bindings.get(scope) if retakes else None
+    if binding is not None:
+        holder = u.find_any(JobKey(key.tenant, key.queue, binding.job_id))
+        if by_key(binding, holder.job if holder else None, u.now) is not None:
+            return NotReplayable(key.queue, key.id, f"job {binding.job_id!r} holds its idempotency key by now")
+    refusal = quotas.over(key.tenant, key.queue)
+    if refusal is not None:
+        return refusal
+    if retakes:
+        u.bound[scope] = bindings[scope] = Binding(job.id, "until_terminal")
+    u.move(held, lambda: lifecycle.replay(job, u.now))
+    quotas.took(key.tenant, key.queue)
+    return Replayed()
+
+
+def purge(u: Unit, items: Sequence[Purge]) -> list[PurgeStatus]:
+    """Forget finished jobs, with an event. [KEEP-1]"""
+    answers: list[PurgeStatus] = []
+    for item in items:
+        held = u.find(item.key)
+        if held is None:
+            answers.append("not_found")
+        elif held.job.state not in TERMINAL or (
+            item.finished_at is not None and item.finished_at != held.job.finished_at
+        ):
+            answers.append("not_terminal")
+        else:
+            u.log(lifecycle.purge(held.job, u.now), held.lane)
+            u.forget(held)
+            answers.append("purged")
+    return answers
+
+
+def set_result_ttl(
+    u: Unit, items: Sequence[SetResultTtl]
+) -> tuple[list[TtlStatus], list[tuple[int, int, int]]]:
+    """Change how long finished jobs are kept; also, by seq, the TTL and the end of the retention. [RESULT-1]"""
+    answers: list[TtlStatus] = []
+    kept: dict[int, tuple[int, int, int]] = {}
+    for item in items:
+        held = u.find(item.key)
+        if held is None:
+            answers.append("not_found")
+        elif held.job.state not in TERMINAL:
+            answers.append("not_terminal")
+        else:
+            lifecycle.set_result_ttl(held.job, item.ttl_ms, u.now)
+            kept[held.job.seq] = (held.job.seq, item.ttl_ms, u.now + item.ttl_ms)
+            answers.append("updated")
+    return answers, list(kept.values())

@@ -1,0 +1,229 @@
+"""Hints by NOTIFY and LISTEN.
+
+NOTIFY takes a lock on the whole database at commit. So it is sent after the change, in a statement of its own, at most
+once in 5 ms for each handle, with all that has gathered meanwhile; the last is never dropped. A handle tells its own
+listeners itself and passes over what comes back to it.
+
+The listening connection comes and goes; when it has come, at first or again, everybody is told to look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import uuid
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import msgspec
+
+from holdfast.core.errors import StoreError, StoreUnavailable
+from holdfast.store import Hint, Listener, Signal
+from holdfast.stores.postgres.link import Link
+from holdfast.stores.postgres.trouble import TROUBLES
+
+Told = tuple[Hint, str, str, str]
+
+GATHER_S = 0.005
+FIRST_PAUSE_S = 0.05
+LAST_PAUSE_S = 1.0
+LINGER_S = 1.0
+"""How long the connection is kept after its last listener left, since the next one often comes soon."""
+POLL_S = 0.25
+"""Without LISTEN (`listen=0`) everybody looks that often."""
+PAYLOAD = 7500
+"""How many bytes a notification has at most; the server takes 8000."""
+MANY = 50
+"""More ends than this in one queue are told as one."""
+
+_log = logging.getLogger("holdfast")
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(tuple[str, list[tuple[Hint, str, str, str]]]).decode
+
+
+def channel_of(schema: str) -> str:
+    """The channel of a schema."""
+    return f"hf_{schema}"[:63]
+
+
+def payloads(origin: str, hints: Iterable[Told]) -> list[str]:
+    """What to send: as few notifications as they fit in."""
+    found: list[str] = []
+    gathered: list[Told] = []
+    size = 0
+    for hint in _fewer(hints):
+        length = len(_encode(hint)) + 1
+        if size + length > PAYLOAD and gathered:
+            found.append(_encode((origin, gathered)).decode())
+            gathered, size = [], 0
+        gathered.append(hint)
+        size += length
+    if gathered:
+        found.append(_encode((origin, gathered)).decode())
+    return found
+
+
+def _fewer(hints: Iterable[Told]) -> list[Told]:
+    """Where many jobs of a queue have ended, that is told of the queue and not of each."""
+    unique = list(dict.fromkeys(hints))
+    ended: dict[tuple[str, str], int] = {}
+    for hint, tenant, queue, _ in unique:
+        if hint is Hint.DONE:
+            ended[tenant, queue] = ended.get((tenant, queue), 0) + 1
+    many = {names for names, count in ended.items() if count > MANY}
+    if not many:
+        return unique
+    shorter = [(h, t, q, "" if h is Hint.DONE and (t, q) in many else i) for h, t, q, i in unique]
+    return list(dict.fromkeys(shorter))
+
+
+class Ears:
+    """The listeners of one handle, in one event loop, and what it tells others."""
+
+    def __init__(self, link: Link, note: Callable[[Told], None]) -> None:
+        self._link = link
+        self._note = note
+        self._origin = uuid.uuid4().hex[:12]
+        self._channel = channel_of(link.address.schema)
+        self._listeners: dict[object, tuple[Listener, frozenset[Hint]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._telling: asyncio.Task[None] | None = None
+        self._untold: dict[Told, None] = {}
+        self._warned = False
+        self._closed = False
+
+    # Telling --------------------------------------------------------------------------------------------------
+
+    def tell(self, hints: list[Told]) -> None:
+        """A change is committed: tell our own listeners now, and others soon."""
+        for hint in hints:
+            self._deliver(Signal(*hint))
+        self._untold |= dict.fromkeys(hints)
+        if self._untold and self._telling is None and not self._closed:
+            self._telling = asyncio.get_running_loop().create_task(self._tell(), name="holdfast notify")
+
+    async def _tell(self) -> None:
+        try:
+            while self._untold:
+                hints, self._untold = self._untold, {}
+                for payload in payloads(self._origin, hints):
+                    # A hint that cannot be sent costs those who wait for it a look of their own, later.
+                    with contextlib.suppress(StoreError):
+                        await self._link.rows("hint", self._channel, payload, repeat=True)
+                await asyncio.sleep(0 if self._closed else GATHER_S)
+        finally:
+            self._telling = None
+
+    # Listening ------------------------------------------------------------------------------------------------
+
+    def listen(self, listener: Listener, hints: Collection[Hint]) -> Callable[[], None]:
+        """Call `listener` in this event loop when one of `hints` was told; the answer ends it."""
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+        loop = asyncio.get_running_loop()
+        key = object()
+        self._listeners[key] = (listener, frozenset(hints))
+        if self._task is None:
+            work = self._run() if self._link.address.listen else self._poll()
+            self._task = loop.create_task(work, name="holdfast hints")
+            self._tasks.add(self._task)
+            self._task.add_done_callback(self._tasks.discard)
+
+        def stop() -> None:
+            self._listeners.pop(key, None)
+            if self._task is not None and not loop.is_closed():
+                loop.call_later(LINGER_S, self._rest)
+
+        return stop
+
+    async def close(self) -> None:
+        """Tell what is untold, and end it all. Twice is harmless."""
+        self._closed = True
+        self._listeners.clear()
+        if self._telling is not None:
+            await asyncio.wait([self._telling])
+        self._rest()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _rest(self) -> None:
+        if not self._listeners and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        """Stay connected, whatever happens, until canceled."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            connection: Any = None
+            try:
+                connection = await self._link.dial()
+                lost = asyncio.Event()
+                connection.add_termination_listener(lambda *_: lost.set())
+                await connection.add_listener(self._channel, self._heard)
+                pause_s = FIRST_PAUSE_S
+                self._warned = False
+                self.tell_all()
+                await self._watch(connection, lost)
+                reason = "the connection was lost"
+                # Whoever is told to look when we are back must not do so on a line as dead as this one.
+                self._link.distrust()
+            except StoreError as error:
+                reason = str(error)
+            except TROUBLES as error:
+                reason = str(error) or type(error).__name__
+            finally:
+                if connection is not None:
+                    connection.terminate()
+            _log.log(logging.DEBUG if self._warned else logging.WARNING, "hints may be late: %s", reason)
+            self._warned = True
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+    async def _watch(self, connection: Any, lost: asyncio.Event) -> None:
+        """Return when the connection has ended, or does not answer when asked for a sign of life."""
+        timeout_s = self._link.address.timeout_s
+        while not lost.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s / 2):
+                    await lost.wait()
+            if not lost.is_set():
+                await connection.execute("SELECT 1", timeout=timeout_s / 2)
+
+    async def _poll(self) -> None:
+        while True:
+            self.tell_all()
+            await asyncio.sleep(POLL_S * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+
+    def tell_all(self) -> None:
+        """Everybody looks."""
+        for hint in Hint:
+            self._note((hint, "", "", ""))
+            self._deliver(Signal(hint))
+
+    def _heard(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
+        try:
+            origin, hints = _decode(str(payload))
+        except msgspec.MsgspecError:
+            # Whoever sent it may be newer than we are.
+            self.tell_all()
+            return
+        if origin != self._origin:
+            for hint in hints:
+                self._note(hint)
+                self._deliver(Signal(*hint))
+
+    def _deliver(self, signal: Signal) -> None:
+        for key, (listener, hints) in list(self._listeners.items()):
+            if signal.hint in hints and key in self._listeners:
+                try:
+                    listener(signal)
+                except Exception:  # One that fails takes nothing from the others.
+                    _log.exception("a listener failed at %r", signal.hint.value)
+
+    def deliver(self, signal: Signal) -> None:
+        """Tell our own listeners alone."""
+        self._deliver(signal)

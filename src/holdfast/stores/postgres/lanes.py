@@ -1,0 +1,148 @@
+"""What a process knows of the lanes of a place: their numbers, whose turn it is, and where claims begin to look.
+
+A lane is one tenant's jobs in one queue name. Virtual times (see core.fairness) live here and not in the database, where
+each claim would have to update them: turns are exact within a process, and between processes in proportion, since each of
+them is fair to all tenants by itself. What is kept here is shared by all handles of the process, in all its threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from weakref import WeakValueDictionary
+
+from msgspec import Struct, field
+
+from holdfast.core.fairness import STRIDE
+
+RANKS = 10
+LOOK_S = 1.0
+"""How often a claim looks at everything: also at what was committed behind the marks, and at lanes nobody told us of."""
+
+
+class Lane(Struct):
+    """One lane, and its place in the turns."""
+
+    number: int
+    line: int
+    ranks: int
+    tenant: str
+    queue: str
+    time: int = 0
+    in_turns: bool = False
+    cost: int = STRIDE
+    next_at: int | None = None
+    """Not later than the moment at which a waiting job becomes visible; None: nothing waits, as far as is known."""
+    marks: list[int] = field(default_factory=lambda: [0] * RANKS)
+    """For each priority the moment before which nothing is left to take."""
+    looked: float = 0.0
+    """When it was last looked at without marks."""
+
+    def arrive(self, visible_at: int) -> None:
+        """A job waits here, visible from this moment on."""
+        if self.next_at is None or visible_at < self.next_at:
+            self.next_at = visible_at
+        # Clocks of transactions that overlap, or one that was set back: what is behind a mark moves it.
+        self.marks = [min(mark, visible_at) for mark in self.marks]
+
+
+class Line(Struct):
+    """All lanes of one queue name."""
+
+    queue: str
+    lanes: dict[str, Lane] = field(default_factory=dict[str, Lane])
+    number: int | None = None
+    floor: int = 0
+    looked: float = 0.0
+    """When it was last seen which of its lanes have work."""
+
+
+class Memory:
+    """What the handles of one process share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.lines: dict[str, Line] = {}
+        self.by_number: dict[int, Lane] = {}
+        self.reaped = 0
+        """No lease that was granted before has its deadline before this moment."""
+        self.reap_looked = 0.0
+        self.next_deadline: int | None = None
+        self.deadline_looked = 0.0
+
+    def find(self, tenant: str, queue: str) -> Lane | None:
+        """The lane of these names, if it is known."""
+        line = self.lines.get(queue)
+        return None if line is None else line.lanes.get(tenant)
+
+    def line(self, queue: str) -> Line:
+        """The line of this name, made if it is new here."""
+        line = self.lines.get(queue)
+        if line is None:
+            line = self.lines.setdefault(queue, Line(queue))
+        return line
+
+    def learn(self, number: int, line: int, ranks: int, tenant: str, queue: str) -> Lane:
+        """A lane as the database has it."""
+        with self.lock:
+            lane = self.by_number.get(number)
+            if lane is None:
+                lane = self.by_number[number] = Lane(number, line, ranks, tenant, queue)
+                whole = self.line(queue)
+                whole.number = line
+                whole.lanes[tenant] = lane
+            lane.ranks |= ranks
+            return lane
+
+    def granted(self, deadline: int) -> None:
+        """A lease was granted or moved: when to look at deadlines again."""
+        with self.lock:
+            self.reaped = min(self.reaped, deadline - 1)
+            if self.next_deadline is None or deadline < self.next_deadline:
+                self.next_deadline = deadline
+
+    def forget_marks(self) -> None:
+        """The clock was moved: nothing is known of moments any more."""
+        with self.lock:
+            self.reaped = 0
+            self.deadline_looked = self.reap_looked = 0.0
+            for lane in self.by_number.values():
+                lane.looked = 0.0
+
+
+_memories: WeakValueDictionary[tuple[str, str], Memory] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def memory_of(place: tuple[str, str]) -> Memory:
+    """What this process knows of a place; it goes with the last handle."""
+    with _lock:
+        memory = _memories.get(place)
+        if memory is None:
+            memory = _memories[place] = Memory()
+        return memory
+
+
+def forget(place: tuple[str, str]) -> None:
+    """The place was erased."""
+    with _lock:
+        _memories.pop(place, None)
+
+
+def is_due(looked: float) -> bool:
+    """Whether it is time for a look at everything."""
+    return time.monotonic() - looked >= LOOK_S
+
+
+def marks_of(lanes: Iterable[Lane]) -> list[int]:
+    """Where to begin in each priority of each lane; now and then at the very beginning."""
+    marks: list[int] = []
+    now = time.monotonic()
+    for lane in lanes:
+        if now - lane.looked >= LOOK_S:
+            lane.looked = now
+            marks += [0] * RANKS
+        else:
+            marks += lane.marks
+    return marks

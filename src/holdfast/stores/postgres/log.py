@@ -1,0 +1,103 @@
+"""The log: rows of `events` to events and back, and offsets.
+
+A row holds the events of one call. Its place is (epoch, xid, n): the transaction it is filed under and a number drawn
+when the jobs were locked. It is filed under its own transaction or, if later, under that of the last event of any of its
+jobs: a transaction that began early and came late to a job must not be read before what it followed. [EVENT-2]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast, get_args
+
+from msgspec import msgpack
+
+from holdfast.core.errors import InvalidOption
+from holdfast.core.events import Event, EventKind
+
+KINDS: tuple[EventKind, ...] = get_args(EventKind)
+CODES: dict[str, int] = {kind: code for code, kind in enumerate(KINDS)}
+_ENQUEUED, _CLAIMED = CODES["enqueued"], CODES["claimed"]
+_OFFSET = re.compile(r"([0-9]{1,9})\.([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,9})", re.ASCII)
+
+_encode = msgpack.Encoder().encode
+_decode = msgpack.Decoder(dict[str, Any]).decode
+
+Columns = tuple[
+    list[int], list[int], list[str], list[str], list[int], list[int], list[str], None, None, None, list[bytes]
+]
+"""kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more"""
+
+
+class Place(NamedTuple):
+    """A place in the log: behind the k-th event of a row."""
+
+    epoch: int
+    xid: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self))
+
+
+START = Place(0, 0, 0, 0)
+
+
+def parse_offset(offset: str, option: str = "after") -> Place:
+    """An offset as the place it stands for. Raises InvalidOption."""
+    match = _OFFSET.fullmatch(offset)
+    if match is None:
+        raise InvalidOption(option, f"{offset!r} is not an offset of this store")
+    return Place(*(int(part) for part in match.groups()))
+
+
+def pack(events: Sequence[tuple[Event, int]]) -> Columns:
+    """Events, each with the number of its lane, as the columns of one row."""
+    return (
+        [CODES[event.kind] for event, _ in events],
+        [lane for _, lane in events],
+        [event.job_id for event, _ in events],
+        [event.type for event, _ in events],
+        [event.attempt for event, _ in events],
+        [event.token for event, _ in events],
+        [event.worker_id for event, _ in events],
+        None,
+        None,
+        None,
+        [_encode(event.data) for event, _ in events],
+    )
+
+
+def unpack(row: Mapping[str, Any], after: int, names: Callable[[int], tuple[str, str]]) -> list[tuple[int, Event]]:
+    """The events of a row behind its `after`-th, each with its number there."""
+    kinds, lanes, ids, types = row["kinds"], row["lanes"], row["ids"], row["types"]
+    attempts, tokens, workers = row["attempts"], row["tokens"], row["workers"]
+    place = Place(row["epoch"], row["xid"], row["n"], 0)
+    events: list[tuple[int, Event]] = []
+    for i in range(after, row["count"]):
+        tenant, queue = names(_at(lanes, i))
+        kind: int = _at(kinds, i)
+        event = Event(
+            KINDS[kind], tenant, queue, ids[i], _at(types, i), row["at"], _at(attempts, i), _at(tokens, i),
+            _at(workers, i), _data(row, kind, i), str(place._replace(k=i + 1)),
+        )  # fmt: skip
+        events.append((i + 1, event))
+    return events
+
+
+def _data(row: Mapping[str, Any], kind: int, i: int) -> dict[str, Any]:
+    if row["more"] is not None:
+        return _decode(row["more"][i])
+    if kind == _ENQUEUED:
+        priority = 9 - cast("int", _at(row["xs"], i))
+        return {"priority": priority, "max_attempts": _at(row["ys"], i), "visible_at": _at(row["zs"], i)}
+    if kind == _CLAIMED:
+        return {"visible_at": _at(row["xs"], i), "deadline": _at(row["ys"], i)}
+    return {}
+
+
+def _at(column: list[Any], i: int) -> Any:
+    """An array of one stands for as many as there are."""
+    return column[i] if len(column) > 1 else column[0]

@@ -1,0 +1,181 @@
+-- The tables. {s} stands for the schema. States are numbers: < 4 waiting, = 4 leased, > 4 ended (see rows.py).
+
+CREATE TABLE {s}.meta (
+    one           int PRIMARY KEY DEFAULT 1 CHECK (one = 1),
+    shift         bigint NOT NULL DEFAULT 0,     -- milliseconds that tests added to the clock
+    frozen_at     bigint,                        -- the clock stands here (tests), or NULL: it runs
+    epoch         int NOT NULL DEFAULT 1,        -- grows when the data was restored into another cluster
+    trimmed_epoch int NOT NULL DEFAULT 0,        -- events up to this place are gone
+    trimmed_xid   bigint NOT NULL DEFAULT 0,
+    trimmed_n     bigint NOT NULL DEFAULT 0,
+    trimmed_k     int NOT NULL DEFAULT 0
+);
+INSERT INTO {s}.meta DEFAULT VALUES;
+
+CREATE SEQUENCE {s}.seqs;    -- jobs, in the order they came; CACHE 1 each, so that the order is that of the draws
+CREATE SEQUENCE {s}.tokens;  -- leases [LEASE-5]
+CREATE SEQUENCE {s}.events_n;
+
+-- A lane is one tenant's jobs in one queue name, a line all lanes of a queue name. Both are few and never go; a lane is
+-- committed before the first job that names it, so that an open transaction of a caller's holds up nobody. [ENQ-7]
+CREATE TABLE {s}.lines (
+    line  int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    queue text COLLATE "C" NOT NULL UNIQUE
+);
+CREATE TABLE {s}.lanes (
+    lane   int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    line   int NOT NULL,
+    ranks  int NOT NULL DEFAULT 0,               -- which priorities were ever used here: bit 9 - priority
+    paused boolean NOT NULL DEFAULT false,
+    tenant text COLLATE "C" NOT NULL,
+    queue  text COLLATE "C" NOT NULL,
+    UNIQUE (tenant, queue)
+);
+CREATE INDEX lanes_line ON {s}.lanes (line);
+
+-- Hot rows only: waiting and leased jobs. Finished ones move to `done` in the statement that finishes them.
+CREATE TABLE {s}.jobs (
+    seq         bigint NOT NULL,
+    visible_at  bigint NOT NULL,
+    enqueued_at bigint NOT NULL,
+    result_ttl  bigint NOT NULL,
+    logged      bigint NOT NULL,                 -- the transaction that this job's last event is filed under
+    token       bigint NOT NULL DEFAULT 0,
+    deadline    bigint NOT NULL DEFAULT 0,
+    claimed_at  bigint,
+    line        int NOT NULL,
+    lane        int NOT NULL,
+    attempts    int NOT NULL DEFAULT 0,
+    state       smallint NOT NULL,
+    rank        smallint NOT NULL,               -- 9 - priority
+    id          text COLLATE "C" NOT NULL,
+    type        text COLLATE "C" NOT NULL,
+    request_id  text COLLATE "C" NOT NULL,
+    worker      text COLLATE "C" NOT NULL DEFAULT '',
+    key         text COLLATE "C",                -- idempotency key
+    head        bytea NOT NULL,                  -- the envelope but for type, payload, request id and key
+    payload     bytea NOT NULL,
+    extra       bytea,                           -- what most jobs do not have: errors, progress, replays ...
+    PRIMARY KEY (seq)
+) WITH (
+    fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.1,
+    autovacuum_analyze_threshold = 5000, autovacuum_vacuum_cost_delay = 1
+);
+ALTER TABLE {s}.jobs ALTER head SET STORAGE MAIN;
+CREATE INDEX jobs_waiting ON {s}.jobs (line, lane, rank, visible_at, seq) WHERE state < 4;
+CREATE INDEX jobs_leased ON {s}.jobs (deadline, seq) WHERE state = 4;
+
+CREATE TABLE {s}.done (
+    seq         bigint NOT NULL,
+    visible_at  bigint NOT NULL,
+    enqueued_at bigint NOT NULL,
+    result_ttl  bigint NOT NULL,
+    logged      bigint NOT NULL,
+    token       bigint NOT NULL,
+    claimed_at  bigint,
+    finished_at bigint NOT NULL,
+    expires_at  bigint NOT NULL,
+    line        int NOT NULL,
+    lane        int NOT NULL,
+    attempts    int NOT NULL,
+    state       smallint NOT NULL,
+    rank        smallint NOT NULL,
+    id          text COLLATE "C" NOT NULL,
+    type        text COLLATE "C" NOT NULL,
+    request_id  text COLLATE "C" NOT NULL,
+    worker      text COLLATE "C" NOT NULL,
+    key         text COLLATE "C",
+    head        bytea NOT NULL,
+    payload     bytea NOT NULL,
+    extra       bytea,
+    result      bytea,
+    PRIMARY KEY (seq)
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 1
+);
+ALTER TABLE {s}.done ALTER head SET STORAGE MAIN;
+CREATE INDEX done_ended ON {s}.done (lane, finished_at, seq);
+CREATE INDEX done_dead ON {s}.done (lane, finished_at, seq) WHERE state = 6;
+CREATE INDEX done_expires ON {s}.done (expires_at, seq);
+
+-- Alone decides whether an id is taken: written at enqueue, removed when the job is forgotten. [ENQ-2]
+CREATE TABLE {s}.ids (
+    seq  bigint NOT NULL,
+    lane int NOT NULL,
+    id   text COLLATE "C" NOT NULL,
+    PRIMARY KEY (lane, id)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 1);
+
+CREATE TABLE {s}.keys (
+    expires_at bigint,
+    lane       int NOT NULL,
+    type       text COLLATE "C" NOT NULL,
+    key        text COLLATE "C" NOT NULL,
+    job_id     text COLLATE "C" NOT NULL,
+    policy     text COLLATE "C" NOT NULL,
+    PRIMARY KEY (lane, type, key)
+);
+CREATE INDEX keys_expired ON {s}.keys (expires_at) WHERE expires_at IS NOT NULL;
+
+-- The log: one row for each call, with all its events in columns. An array of one stands for as many as there are.
+-- Eight partitions in a ring, 2^18 events each; what is past is truncated, never deleted row by row.
+CREATE TABLE {s}.events (
+    xid      bigint NOT NULL,
+    n        bigint NOT NULL,
+    at       bigint NOT NULL,
+    epoch    int NOT NULL,
+    count    int NOT NULL,
+    slot     smallint NOT NULL,
+    kinds    smallint[] NOT NULL,
+    lanes    int[] NOT NULL,
+    attempts int[] NOT NULL,
+    tokens   bigint[] NOT NULL,
+    xs       bigint[],
+    ys       bigint[],
+    zs       bigint[],
+    ids      text[] NOT NULL,
+    types    text[] NOT NULL,
+    workers  text[] NOT NULL,
+    more     bytea[]
+) PARTITION BY LIST (slot);
+ALTER TABLE {s}.events ALTER ids SET STORAGE EXTERNAL, ALTER tokens SET STORAGE EXTERNAL,
+    ALTER xs SET STORAGE EXTERNAL, ALTER ys SET STORAGE EXTERNAL, ALTER zs SET STORAGE EXTERNAL;
+CREATE TABLE {s}.events_0 PARTITION OF {s}.events FOR VALUES IN (0);
+CREATE TABLE {s}.events_1 PARTITION OF {s}.events FOR VALUES IN (1);
+CREATE TABLE {s}.events_2 PARTITION OF {s}.events FOR VALUES IN (2);
+CREATE TABLE {s}.events_3 PARTITION OF {s}.events FOR VALUES IN (3);
+CREATE TABLE {s}.events_4 PARTITION OF {s}.events FOR VALUES IN (4);
+CREATE TABLE {s}.events_5 PARTITION OF {s}.events FOR VALUES IN (5);
+CREATE TABLE {s}.events_6 PARTITION OF {s}.events FOR VALUES IN (6);
+CREATE TABLE {s}.events_7 PARTITION OF {s}.events FOR VALUES IN (7);
+CREATE INDEX events_place ON {s}.events (epoch, xid, n);
+
+CREATE TABLE {s}.readers (
+    tenant text COLLATE "C" NOT NULL,            -- '' reads all tenants
+    name   text COLLATE "C" NOT NULL,
+    epoch  int NOT NULL,
+    xid    bigint NOT NULL,
+    n      bigint NOT NULL,
+    k      int NOT NULL,
+    PRIMARY KEY (tenant, name)
+);
+
+CREATE TABLE {s}.settings (
+    tenant      text COLLATE "C" NOT NULL,
+    queue       text COLLATE "C" NOT NULL,       -- '' is the tenant as a whole
+    weight      double precision,
+    max_waiting bigint,
+    PRIMARY KEY (tenant, queue)
+);
+
+CREATE TABLE {s}.workers (
+    worker_id  text COLLATE "C" PRIMARY KEY,
+    expires_at bigint NOT NULL,
+    started_at bigint NOT NULL,
+    seen_at    bigint NOT NULL,
+    info       bytea NOT NULL
+) WITH (fillfactor = 50);
+
+-- Large results of jobs that are gone: prune hands their names out to be deleted from the blob store.
+CREATE TABLE {s}.dropped_blobs (name text COLLATE "C" PRIMARY KEY);

@@ -1,0 +1,149 @@
+-- The hot paths, each one call and one round trip for a batch: enqueue, claim, complete, and the lock that the slower
+-- paths begin with. An array of one element stands for as many as are needed.
+--
+-- Each function says how it is to be planned: by index, in nested loops, the same whatever the statistics say. With stale
+-- ones the planner would finish jobs by the index of deadlines, and a claim could take more than its limit.
+
+CREATE FUNCTION {s}.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce(frozen_at, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint) + shift FROM {s}.meta
+$$;
+
+CREATE FUNCTION {s}.xid() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT pg_current_xact_id()::text::bigint
+$$;
+
+-- Append events under this position. Called when the rows are locked: so the sequence is in the order of the changes.
+CREATE FUNCTION {s}.log(
+    p_xid bigint, p_at bigint, p_count int, p_kinds smallint[], p_lanes int[], p_ids text[], p_types text[],
+    p_attempts int[], p_tokens bigint[], p_workers text[], p_xs bigint[], p_ys bigint[], p_zs bigint[], p_more bytea[]
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_n bigint;
+BEGIN
+    SELECT max(nextval('{s}.events_n')) INTO v_n FROM generate_series(1, p_count);
+    INSERT INTO {s}.events (slot, epoch, xid, n, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys,
+        zs, more)
+    SELECT (v_n >> 18) & 7, epoch, p_xid, v_n, p_at, p_count, p_kinds, p_lanes, p_ids, p_types, p_attempts, p_tokens,
+        p_workers, p_xs, p_ys, p_zs, p_more
+    FROM {s}.meta;
+END $$;
+
+-- Take in new jobs whose ids are all new and different, without keys and quotas. Answers the clock; or NULL, and
+-- nothing was done. [ENQ-1, ENQ-2]
+CREATE FUNCTION {s}.enqueue(
+    p_tenants text[], p_lines int[], p_lanes int[], p_ids text[], p_types text[], p_requests text[],
+    p_ranks smallint[], p_attempts int[], p_delays bigint[], p_run_ats bigint[], p_ttls bigint[],
+    p_heads bytea[], p_payloads bytea[]
+) RETURNS bigint LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    v_now bigint;
+    v_xid bigint;
+    v_count int := cardinality(p_ids);
+    v_put int;
+    v_seqs bigint[];
+    v_visible bigint[];
+BEGIN
+    IF EXISTS (SELECT FROM {s}.settings WHERE tenant = ANY (p_tenants) AND max_waiting IS NOT NULL) THEN
+        RETURN NULL;
+    END IF;
+    v_now := {s}.now_ms();
+    SELECT array_agg(nextval('{s}.seqs')) INTO v_seqs FROM generate_series(1, v_count);
+    -- In the order of the ids: two batches that meet wait for each other in one direction only.
+    INSERT INTO {s}.ids (seq, lane, id)
+    SELECT u.seq, coalesce(u.lane, p_lanes[1]) AS lane, u.id FROM unnest(v_seqs, p_lanes, p_ids) AS u (seq, lane, id)
+    ORDER BY 2, 3
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS v_put = ROW_COUNT;
+    IF v_put < v_count THEN
+        DELETE FROM {s}.ids USING unnest(v_seqs, p_lanes, p_ids) AS u (seq, lane, id)
+        WHERE ids.lane = coalesce(u.lane, p_lanes[1]) AND ids.id = u.id AND ids.seq = u.seq;
+        RETURN NULL;
+    END IF;
+    v_xid := {s}.xid();
+    SELECT array_agg(greatest(v_now, coalesce(u.run_at, v_now + coalesce(u.delay, p_delays[1])))) INTO v_visible
+    FROM unnest(v_seqs, p_run_ats, p_delays) AS u (seq, run_at, delay);
+    INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, line, lane, state, rank, id, type, request_id,
+        head, payload)
+    SELECT u.seq, u.visible_at, v_now, coalesce(u.ttl, p_ttls[1]), v_xid, coalesce(u.line, p_lines[1]),
+        coalesce(u.lane, p_lanes[1]), CASE WHEN u.visible_at > v_now THEN 1 ELSE 2 END, coalesce(u.rank, p_ranks[1]),
+        u.id, coalesce(u.type, p_types[1]), u.request, coalesce(u.head, p_heads[1]), u.payload
+    FROM unnest(v_seqs, v_visible, p_ttls, p_lines, p_lanes, p_ranks, p_ids, p_types, p_requests, p_heads, p_payloads)
+        AS u (seq, visible_at, ttl, line, lane, rank, id, type, request, head, payload);
+    PERFORM {s}.log(v_xid, v_now, v_count, '{0}', p_lanes, p_ids, p_types, '{0}', '{0}', '{""}',
+        p_ranks::bigint[], p_attempts::bigint[], v_visible, NULL);
+    RETURN v_now;
+END $$;
+
+-- Complete jobs whose leases are all live. Answers the clock and what became of the records; or a NULL for the clock,
+-- and nothing was done. [LEASE-1, RESULT-1]
+CREATE FUNCTION {s}.complete(p_lanes int[], p_ids text[], p_tokens bigint[], p_results bytea[])
+RETURNS bigint LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    v_now bigint := {s}.now_ms();
+    v_count int := cardinality(p_ids);
+    v_seqs bigint[];
+    v_lanes int[];
+    v_types text[];
+    v_attempts int[];
+    v_workers text[];
+    v_xid bigint;
+    v_live int;
+    v_keyed boolean;
+BEGIN
+    -- By the primary key, and locked in its order. What is not live any more is for the slower path to judge.
+    WITH held AS MATERIALIZED (
+        SELECT u.i, j.seq, j.lane, j.type, j.attempts, j.worker, j.logged, j.key
+        FROM unnest(p_lanes, p_ids, p_tokens) WITH ORDINALITY AS u (lane, id, token, i)
+        JOIN {s}.ids ON ids.lane = coalesce(u.lane, p_lanes[1]) AND ids.id = u.id
+        JOIN {s}.jobs j ON j.seq = ids.seq
+        WHERE j.state = 4 AND j.token = u.token AND j.deadline > v_now
+        ORDER BY j.seq
+        FOR UPDATE OF j
+    )
+    SELECT count(*), array_agg(seq ORDER BY i), array_agg(lane ORDER BY i), array_agg(type ORDER BY i),
+        array_agg(attempts ORDER BY i), array_agg(worker ORDER BY i), max(logged), bool_or(key IS NOT NULL)
+    INTO v_live, v_seqs, v_lanes, v_types, v_attempts, v_workers, v_xid, v_keyed
+    FROM held;
+    IF v_live < v_count OR (SELECT count(DISTINCT u) FROM unnest(v_seqs) u) < v_count THEN
+        RETURN NULL;
+    END IF;
+    v_xid := greatest(v_xid, {s}.xid());
+    WITH gone AS (
+        DELETE FROM {s}.jobs j USING unnest(v_seqs, p_results) AS u (seq, result) WHERE j.seq = u.seq
+        RETURNING j.*, u.result AS outcome
+    )
+    INSERT INTO {s}.done (seq, visible_at, enqueued_at, result_ttl, logged, token, claimed_at, finished_at, expires_at,
+        line, lane, attempts, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
+    SELECT seq, visible_at, enqueued_at, result_ttl, v_xid, token, claimed_at, v_now, v_now + result_ttl, line, lane,
+        attempts, 5, rank, id, type, request_id, worker, key, head, payload, extra, outcome
+    FROM gone;
+    IF v_keyed THEN
+        DELETE FROM {s}.keys k USING {s}.done d WHERE d.seq = ANY (v_seqs) AND d.key IS NOT NULL AND k.lane = d.lane
+            AND k.type = d.type AND k.key = d.key AND k.job_id = d.id AND k.policy IN ('until_terminal', 'until_started');
+    END IF;
+    PERFORM {s}.log(v_xid, v_now, v_count, '{7}', v_lanes, p_ids, v_types, v_attempts, p_tokens, v_workers,
+        NULL, NULL, NULL, NULL);
+    RETURN v_now;
+END $$;
+
+-- Lock named jobs for a change: first what decides of their ids, in one order for everybody, then the rows that claims and
+-- completions would touch. What is read afterwards stays as it is until the end of the transaction.
+CREATE FUNCTION {s}.hold(p_lanes int[], p_ids text[]) RETURNS bigint LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    v_seqs bigint[];
+BEGIN
+    WITH held AS MATERIALIZED (
+        SELECT ids.seq FROM unnest(p_lanes, p_ids) AS u (lane, id)
+        JOIN {s}.ids ON ids.lane = u.lane AND ids.id = u.id
+        ORDER BY ids.lane, ids.id FOR UPDATE OF ids
+    )
+    SELECT array_agg(seq) INTO v_seqs FROM held;
+    PERFORM FROM unnest(v_seqs) AS u (seq) JOIN {s}.jobs j ON j.seq = u.seq ORDER BY j.seq FOR UPDATE OF j;
+    RETURN {s}.xid();
+END $$;

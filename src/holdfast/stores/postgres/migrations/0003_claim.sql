@@ -1,0 +1,166 @@
+-- Lease visible jobs of the lanes that the claimer names. [CLAIM-1, CLAIM-2, CLAIM-5, TENANT-4]
+--
+-- The claimer keeps the turns (see turns.py) and says of each lane: its queue, counted from 0, and its place among the
+-- tenants (`tie`); its virtual time and whether it is in the turns already; how many jobs to look for (`k`); and in
+-- p_marks, for each of its ten priorities, from which moment on: what became visible before is known to be taken, and its
+-- dead entries are not walked over again.
+--
+-- The r-th job of a lane stands at time + r * cost. Those with the least (time, tie) are next: that is what dealing turns
+-- one by one comes to. Nothing is taken beyond the point up to which this is certain: where a lane found all k that it
+-- looked for (it may have more), or where the first lane begins that was not named (p_bounds).
+--
+-- Answers rows with `seq`, and before them one without: info = { clock, 1 if leases have run out, next deadline or NULL }
+-- and then for each lane how many it found, its cost, and when its next job is due, NULL if unknown or none.
+
+CREATE FUNCTION {s}.claim(
+    p_lanes int[], p_lines int[], p_qs int[], p_times bigint[], p_in boolean[], p_ties int[], p_ks int[],
+    p_marks bigint[], p_floors bigint[], p_shares int[], p_bounds bigint[],
+    p_limit int, p_lease bigint, p_worker text, p_reaped bigint, p_look boolean
+) RETURNS TABLE (
+    info bigint[], seq bigint, visible_at bigint, enqueued_at bigint, result_ttl bigint, token bigint, deadline bigint,
+    claimed_at bigint, lane int, attempts int, rank smallint, id text, type text, request_id text, key text, head bytea,
+    payload bytea, extra bytea
+) LANGUAGE plpgsql ROWS 100
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := {s}.now_ms();
+    v_lanes int := cardinality(p_lanes);
+    v_queues int := cardinality(p_shares);
+    v_count int;
+    v_seqs bigint[];
+    v_tokens bigint[];
+    v_in int[];
+    v_ids text[];
+    v_types text[];
+    v_attempts int[];
+    v_visible bigint[];
+    v_founds bigint[];
+    v_costs bigint[];
+    v_soon bigint[];
+    v_xid bigint;
+    v_keyed boolean;
+    v_next bigint;
+BEGIN
+    IF p_reaped IS NOT NULL AND EXISTS (
+        SELECT FROM {s}.jobs j WHERE j.state = 4 AND j.deadline <= v_now
+            AND j.deadline > CASE WHEN p_reaped > v_now THEN 0 ELSE p_reaped END
+        ORDER BY j.deadline LIMIT 1
+    ) THEN
+        RETURN QUERY SELECT ARRAY[v_now, 1, NULL], NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint,
+            NULL::bigint, NULL::bigint, NULL::int, NULL::int, NULL::smallint, NULL, NULL, NULL, NULL, NULL::bytea,
+            NULL::bytea, NULL::bytea;
+        RETURN;
+    END IF;
+    IF v_lanes = 1 AND p_bounds[1] IS NULL THEN
+        WITH found AS MATERIALIZED (
+            SELECT x.* FROM {s}.lanes l
+            CROSS JOIN generate_series(0, 9) AS p (rank)
+            CROSS JOIN LATERAL (
+                SELECT j.seq, j.rank, j.visible_at, j.lane, j.id, j.type, j.attempts, j.logged, j.key FROM {s}.jobs j
+                WHERE j.line = p_lines[1] AND j.lane = p_lanes[1] AND j.state < 4 AND j.rank = p.rank
+                    AND j.visible_at >= p_marks[p.rank + 1] AND j.visible_at <= v_now
+                ORDER BY j.visible_at, j.seq LIMIT p_limit FOR UPDATE SKIP LOCKED
+            ) x
+            WHERE l.lane = p_lanes[1] AND NOT l.paused AND l.ranks & (1 << p.rank) <> 0
+            LIMIT p_limit
+        )
+        SELECT count(*), array_agg(f.seq), array_agg(f.lane), array_agg(f.id), array_agg(f.type),
+            array_agg(f.attempts + 1), array_agg(f.visible_at), max(f.logged), bool_or(f.key IS NOT NULL)
+        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_visible, v_xid, v_keyed
+        FROM (SELECT * FROM found ORDER BY rank, visible_at, seq) f;
+        v_founds := ARRAY[v_count::bigint];
+        SELECT ARRAY[greatest(1, round(10000.0::float8 / coalesce(sq.weight, st.weight, 1))::bigint)] INTO v_costs
+        FROM {s}.lanes l
+        LEFT JOIN {s}.settings sq ON sq.tenant = l.tenant AND sq.queue = l.queue
+        LEFT JOIN {s}.settings st ON st.tenant = l.tenant AND st.queue = ''
+        WHERE l.lane = p_lanes[1];
+    ELSE
+        WITH cand AS MATERIALIZED (
+            SELECT u.*, l.ranks, greatest(1, round(10000.0::float8 / coalesce(sq.weight, st.weight, 1))::bigint) AS cost
+            FROM unnest(p_lanes, p_lines, p_qs, p_times, p_in, p_ties, p_ks)
+                WITH ORDINALITY AS u (lane, line, q, time, inn, tie, k, i)
+            JOIN {s}.lanes l ON l.lane = u.lane AND NOT l.paused
+            LEFT JOIN {s}.settings sq ON sq.tenant = l.tenant AND sq.queue = l.queue
+            LEFT JOIN {s}.settings st ON st.tenant = l.tenant AND st.queue = ''
+        ), found AS MATERIALIZED (
+            SELECT c.i, c.q, c.time, c.inn, c.tie, c.k, c.cost, x.*
+            FROM cand c CROSS JOIN LATERAL (
+                SELECT y.* FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
+                    SELECT j.seq, j.rank, j.visible_at, j.lane, j.id, j.type, j.attempts, j.logged, j.key
+                    FROM {s}.jobs j
+                    WHERE j.line = c.line AND j.lane = c.lane AND j.state < 4 AND j.rank = p.rank
+                        AND j.visible_at >= p_marks[10 * (c.i - 1) + p.rank + 1] AND j.visible_at <= v_now
+                    ORDER BY j.visible_at, j.seq LIMIT c.k FOR UPDATE SKIP LOCKED
+                ) y WHERE c.ranks & (1 << p.rank) <> 0 LIMIT c.k
+            ) x
+        ), placed AS (
+            SELECT f.*, row_number() OVER (PARTITION BY i ORDER BY rank, visible_at, seq) - 1 AS r,
+                count(*) OVER (PARTITION BY i) AS n,
+                CASE WHEN inn THEN time
+                    ELSE greatest(time, coalesce(min(time) FILTER (WHERE inn) OVER (PARTITION BY q), p_floors[q + 1]))
+                END AS begins
+            FROM found f
+        ), timed AS (
+            SELECT p.*, ARRAY[begins + r * cost, tie] AS turn,
+                least(min(CASE WHEN n = k THEN ARRAY[begins + k * cost, tie] END) OVER (PARTITION BY q),
+                    CASE WHEN p_bounds[2 * q + 1] IS NOT NULL THEN ARRAY[p_bounds[2 * q + 1], p_bounds[2 * q + 2]] END
+                ) AS cut
+            FROM placed p
+        ), certain AS (
+            SELECT t.*, row_number() OVER (PARTITION BY q ORDER BY turn) - 1 AS nth, count(*) OVER (PARTITION BY q) AS all_
+            FROM timed t WHERE cut IS NULL OR turn < cut
+        ), rotated AS (
+            SELECT c.*, nth * v_queues + q AS place,
+                min(CASE WHEN cut IS NOT NULL AND all_ < p_shares[q + 1] THEN all_ * v_queues + q END) OVER () AS stop
+            FROM certain c WHERE nth < p_shares[q + 1]
+        ), picked AS (
+            SELECT * FROM rotated WHERE stop IS NULL OR place < stop ORDER BY place LIMIT p_limit
+        )
+        SELECT count(*), array_agg(p.seq), array_agg(p.lane), array_agg(p.id), array_agg(p.type),
+            array_agg(p.attempts + 1), array_agg(p.visible_at), max(p.logged), bool_or(p.key IS NOT NULL),
+            (SELECT array_agg(coalesce(f.n, 0) ORDER BY u.i) FROM unnest(p_lanes) WITH ORDINALITY AS u (lane, i)
+                LEFT JOIN (SELECT i, count(*) AS n FROM found GROUP BY i) f USING (i)),
+            (SELECT array_agg(c.cost ORDER BY u.i) FROM unnest(p_lanes) WITH ORDINALITY AS u (lane, i)
+                LEFT JOIN cand c USING (i))
+        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_visible, v_xid, v_keyed, v_founds, v_costs
+        FROM (SELECT * FROM picked ORDER BY place) p;
+    END IF;
+    IF v_count < p_limit THEN
+        SELECT array_agg((
+            SELECT min(x.at) FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
+                SELECT j.visible_at AS at FROM {s}.jobs j
+                WHERE j.line = u.line AND j.lane = u.lane AND j.state < 4 AND j.rank = p.rank AND j.visible_at > v_now
+                ORDER BY j.visible_at LIMIT 1
+            ) x
+            WHERE l.ranks & (1 << p.rank) <> 0
+        ) ORDER BY u.i) INTO v_soon
+        FROM unnest(p_lanes, p_lines) WITH ORDINALITY AS u (lane, line, i) JOIN {s}.lanes l ON l.lane = u.lane;
+    ELSE
+        v_soon := array_fill(NULL::bigint, ARRAY[v_lanes]);
+    END IF;
+    IF p_look THEN
+        SELECT j.deadline INTO v_next FROM {s}.jobs j WHERE j.state = 4 ORDER BY j.deadline LIMIT 1;
+    END IF;
+    RETURN QUERY SELECT ARRAY[v_now, 0, v_next] || v_founds || v_costs || v_soon, NULL::bigint, NULL::bigint,
+        NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::int, NULL::int, NULL::smallint, NULL,
+        NULL, NULL, NULL, NULL::bytea, NULL::bytea, NULL::bytea;
+    IF v_count = 0 THEN
+        RETURN;
+    END IF;
+    SELECT array_agg(nextval('{s}.tokens')) INTO v_tokens FROM generate_series(1, v_count);
+    v_xid := greatest(v_xid, {s}.xid());
+    RETURN QUERY
+        UPDATE {s}.jobs j SET state = 4, attempts = j.attempts + 1, token = u.token, deadline = v_now + p_lease,
+            worker = p_worker, claimed_at = v_now, logged = v_xid
+        FROM unnest(v_seqs, v_tokens) AS u (seq, token) WHERE j.seq = u.seq
+        RETURNING NULL::bigint[], j.seq, j.visible_at, j.enqueued_at, j.result_ttl, j.token, j.deadline, j.claimed_at,
+            j.lane, j.attempts, j.rank, j.id, j.type, j.request_id, j.key, j.head, j.payload, j.extra;
+    IF v_keyed THEN
+        DELETE FROM {s}.keys k USING {s}.jobs j WHERE j.seq = ANY (v_seqs) AND j.key IS NOT NULL AND k.lane = j.lane
+            AND k.type = j.type AND k.key = j.key AND k.job_id = j.id AND k.policy = 'until_started';
+    END IF;
+    PERFORM {s}.log(v_xid, v_now, v_count, '{1}', v_in, v_ids, v_types, v_attempts, v_tokens, ARRAY[p_worker], v_visible,
+        ARRAY[v_now + p_lease], NULL, NULL);
+END $$;

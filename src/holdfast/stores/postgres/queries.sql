@@ -1,0 +1,285 @@
+-- Every statement of the PostgreSQL store, by name. {s} is the schema, {hot} and {cold} the columns of rows.COLUMNS in
+-- `jobs` and in `done`.
+
+-- name: now
+SELECT {s}.now_ms();
+-- name: shift_clock
+UPDATE {s}.meta SET shift = shift + $1;
+-- name: meta
+SELECT frozen_at IS NOT NULL AS frozen, epoch FROM {s}.meta;
+-- name: freeze
+UPDATE {s}.meta SET frozen_at = $1;
+-- Restored into another cluster, transactions count from another number: a new epoch begins. [EVENT-2]
+-- name: new_epoch
+UPDATE {s}.meta SET epoch = epoch + 1 WHERE EXISTS (
+    SELECT FROM {s}.events e WHERE e.epoch = meta.epoch
+        AND e.xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
+
+-- Lanes.
+-- name: find_lanes
+SELECT l.lane, l.line, l.ranks, l.tenant, l.queue FROM unnest($1::text[], $2::text[]) AS u (tenant, queue)
+JOIN {s}.lanes l ON l.tenant = u.tenant AND l.queue = u.queue;
+-- name: lanes_by_number
+SELECT lane, line, ranks, tenant, queue FROM {s}.lanes WHERE lane = ANY ($1::int[]);
+-- name: add_line
+INSERT INTO {s}.lines (queue) VALUES ($1) ON CONFLICT DO NOTHING;
+-- name: add_lane
+INSERT INTO {s}.lanes (line, tenant, queue, ranks)
+SELECT line, $1, $2, $3 FROM {s}.lines WHERE queue = $2
+ON CONFLICT (tenant, queue) DO UPDATE SET ranks = lanes.ranks | excluded.ranks
+RETURNING lane, line, ranks, tenant, queue;
+-- name: pause
+UPDATE {s}.lanes SET paused = $2 WHERE lane = $1;
+
+-- The hot paths.
+-- name: enqueue
+SELECT {s}.enqueue($1::text[], $2::int[], $3::int[], $4::text[], $5::text[], $6::text[], $7::smallint[], $8::int[],
+    $9::bigint[], $10::bigint[], $11::bigint[], $12::bytea[], $13::bytea[]);
+-- name: complete
+SELECT {s}.complete($1::int[], $2::text[], $3::bigint[], $4::bytea[]);
+-- name: claim
+SELECT * FROM {s}.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
+-- Which lanes of a queue name have anything that waits, by skips along the index.
+-- name: lanes_with_work
+WITH RECURSIVE walk AS (
+    (SELECT j.lane FROM {s}.jobs j WHERE j.line = $1 AND j.state < 4 ORDER BY j.line, j.lane LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.lane FROM {s}.jobs j WHERE j.line = $1 AND j.lane > walk.lane AND j.state < 4
+            ORDER BY j.line, j.lane LIMIT 1)
+    FROM walk WHERE walk.lane IS NOT NULL
+)
+SELECT l.lane, l.line, l.ranks, l.tenant, l.queue FROM walk JOIN {s}.lanes l ON l.lane = walk.lane WHERE NOT l.paused;
+-- name: find_line
+SELECT line FROM {s}.lines WHERE queue = $1;
+
+-- Changes, inside a transaction that begins with `hold`.
+-- name: hold
+SELECT {s}.hold($1::int[], $2::text[]);
+-- name: hold_expired
+SELECT {hot} FROM {s}.jobs WHERE state = 4 AND deadline <= $1 ORDER BY deadline, seq LIMIT $2 FOR UPDATE SKIP LOCKED;
+-- name: next_deadline
+SELECT min(deadline) FROM {s}.jobs WHERE state = 4;
+-- name: hold_tenant
+SELECT pg_advisory_xact_lock(hashtextextended($1::text, 7));
+-- name: xid
+SELECT {s}.xid();
+-- name: find
+SELECT u.i, x.* FROM unnest($1::int[], $2::text[]) WITH ORDINALITY AS u (lane, id, i)
+JOIN {s}.ids ON ids.lane = u.lane AND ids.id = u.id
+CROSS JOIN LATERAL (
+    SELECT {hot} FROM {s}.jobs WHERE seq = ids.seq
+    UNION ALL
+    SELECT {cold} FROM {s}.done WHERE seq = ids.seq
+) x;
+-- Makes sure that each id is there and ours to decide on; the new ones are answered. [ENQ-2]
+-- name: take_ids
+INSERT INTO {s}.ids (seq, lane, id)
+SELECT nextval('{s}.seqs'), u.lane, u.id FROM (
+    SELECT DISTINCT lane, id FROM unnest($1::int[], $2::text[]) AS v (lane, id) ORDER BY lane, id) u
+ON CONFLICT DO NOTHING RETURNING lane, id;
+-- name: drop_ids
+DELETE FROM {s}.ids USING unnest($1::int[], $2::text[]) AS u (lane, id) WHERE ids.lane = u.lane AND ids.id = u.id;
+-- name: move_ids
+UPDATE {s}.ids SET seq = u.seq FROM unnest($1::int[], $2::text[], $3::bigint[]) AS u (lane, id, seq)
+WHERE ids.lane = u.lane AND ids.id = u.id;
+-- name: next_seqs
+SELECT nextval('{s}.seqs') FROM generate_series(1, $1::int);
+-- name: put_jobs
+INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, line, lane, state, rank, id, type, request_id, key,
+    head, payload, extra)
+SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int[], $7::int[],
+    $8::smallint[], $9::smallint[], $10::text[], $11::text[], $12::text[], $13::text[], $14::bytea[], $15::bytea[],
+    $16::bytea[]);
+-- name: save_jobs
+UPDATE {s}.jobs j SET state = u.state, visible_at = u.visible_at, attempts = u.attempts, deadline = u.deadline,
+    extra = u.extra, logged = u.logged
+FROM unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::int[], $5::bigint[], $6::bytea[], $7::bigint[])
+    AS u (seq, state, visible_at, attempts, deadline, extra, logged)
+WHERE j.seq = u.seq;
+-- name: end_jobs
+WITH gone AS (
+    DELETE FROM {s}.jobs j USING unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::int[], $5::bytea[], $6::bigint[],
+        $7::bigint[], $8::bigint[], $9::bytea[], $10::bigint[])
+        AS u (seq, state, visible_at, attempts, extra, logged, finished_at, expires_at, result, ttl)
+    WHERE j.seq = u.seq
+    RETURNING j.seq, u.visible_at, j.enqueued_at, u.ttl, u.logged, j.token, j.claimed_at, u.finished_at, u.expires_at,
+        j.line, j.lane, u.attempts, u.state, j.rank, j.id, j.type, j.request_id, j.worker, j.key, j.head, j.payload,
+        u.extra, u.result
+)
+INSERT INTO {s}.done (seq, visible_at, enqueued_at, result_ttl, logged, token, claimed_at, finished_at, expires_at, line,
+    lane, attempts, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
+SELECT * FROM gone;
+-- name: revive_jobs
+WITH gone AS (
+    DELETE FROM {s}.done d USING unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::int[], $5::bytea[], $6::bigint[])
+        AS u (seq, state, visible_at, attempts, extra, logged)
+    WHERE d.seq = u.seq
+    RETURNING d.seq, u.visible_at, d.enqueued_at, d.result_ttl, u.logged, d.token, 0::bigint, d.claimed_at, d.line,
+        d.lane, u.attempts, u.state, d.rank, d.id, d.type, d.request_id, d.worker, d.key, d.head, d.payload, u.extra
+)
+INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, token, deadline, claimed_at, line, lane,
+    attempts, state, rank, id, type, request_id, worker, key, head, payload, extra)
+SELECT * FROM gone;
+-- name: save_expiry
+UPDATE {s}.done d SET result_ttl = u.ttl, expires_at = u.expires_at
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u (seq, ttl, expires_at) WHERE d.seq = u.seq;
+-- name: forget_jobs
+DELETE FROM {s}.done WHERE seq = ANY ($1::bigint[]);
+-- name: save_deadlines
+UPDATE {s}.jobs j SET deadline = u.deadline, logged = u.logged
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u (seq, deadline, logged) WHERE j.seq = u.seq;
+-- name: log
+SELECT {s}.log($1::bigint, $2::bigint, $3::int, $4::smallint[], $5::int[], $6::text[], $7::text[], $8::int[],
+    $9::bigint[], $10::text[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[]);
+
+-- Keys. [ENQ-3]
+-- name: hold_keys
+SELECT pg_advisory_xact_lock(hashtextextended(k, 3)) FROM (SELECT k FROM unnest($1::text[]) AS u (k) ORDER BY k) u;
+-- name: find_keys
+SELECT k.lane, k.type, k.key, k.job_id, k.policy, k.expires_at
+FROM unnest($1::int[], $2::text[], $3::text[]) AS u (lane, type, key)
+JOIN {s}.keys k ON k.lane = u.lane AND k.type = u.type AND k.key = u.key;
+-- name: bind_keys
+INSERT INTO {s}.keys (lane, type, key, job_id, policy, expires_at)
+SELECT * FROM unnest($1::int[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[])
+ON CONFLICT (lane, type, key) DO UPDATE
+SET job_id = excluded.job_id, policy = excluded.policy, expires_at = excluded.expires_at;
+-- name: drop_keys
+DELETE FROM {s}.keys k USING unnest($1::int[], $2::text[], $3::text[], $4::text[], $5::text[])
+    AS u (lane, type, key, job_id, policy)
+WHERE k.lane = u.lane AND k.type = u.type AND k.key = u.key AND k.job_id = u.job_id AND k.policy = u.policy;
+
+-- Quotas. Counted no further than the quota goes. [TENANT-5]
+-- name: quotas
+SELECT tenant, queue, max_waiting FROM {s}.settings WHERE tenant = ANY ($1::text[]) AND max_waiting IS NOT NULL;
+-- name: lane_waiting
+SELECT count(*) FROM (
+    SELECT FROM {s}.lanes l JOIN {s}.jobs j ON j.line = l.line AND j.lane = l.lane AND j.state < 4
+    WHERE l.tenant = $1::text AND l.queue = $2::text LIMIT $3::bigint) x;
+-- name: tenant_waiting
+SELECT count(*) FROM (
+    SELECT FROM {s}.lanes l JOIN {s}.jobs j ON j.line = l.line AND j.lane = l.lane AND j.state < 4
+    WHERE l.tenant = $1::text LIMIT $2::bigint) x;
+
+-- Reading.
+-- name: list_waiting
+SELECT {hot} FROM {s}.jobs WHERE line = $1 AND lane = $2 AND state < 4 AND (rank, visible_at, seq) > ($3, $4, $5)
+ORDER BY rank, visible_at, seq LIMIT $6;
+-- name: list_leased
+SELECT {hot} FROM {s}.jobs WHERE lane = $2 AND state = 4 AND (deadline, seq) > ($3, $4)
+    AND line = $1 ORDER BY deadline, seq LIMIT $5;
+-- name: list_ended
+SELECT {cold} FROM {s}.done WHERE lane = $2 AND (finished_at, seq) > ($3, $4) AND line = $1
+ORDER BY finished_at, seq LIMIT $5;
+-- name: list_dead
+SELECT {cold} FROM {s}.done WHERE lane = $2 AND state = 6 AND (finished_at, seq) > ($3, $4) AND line = $1
+ORDER BY finished_at, seq LIMIT $5;
+-- name: queues_of
+SELECT l.queue FROM {s}.lanes l WHERE l.tenant = $1 AND (l.paused
+    OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < 4)
+    OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.state = 4)
+    OR EXISTS (SELECT FROM {s}.done d WHERE d.lane = l.lane))
+ORDER BY l.queue;
+-- name: counts
+SELECT l.queue, l.paused, x.state, x.count, x.oldest FROM {s}.lanes l LEFT JOIN LATERAL (
+    SELECT CASE WHEN state IN (1, 3) AND visible_at <= $3 THEN 2 ELSE state END AS state, count(*) AS count,
+        min(visible_at) AS oldest
+    FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < 4 GROUP BY 1
+    UNION ALL
+    SELECT 4, count(*), NULL FROM {s}.jobs j WHERE j.lane = l.lane AND j.state = 4
+    UNION ALL
+    SELECT state, count(*), NULL FROM {s}.done d WHERE d.lane = l.lane AND d.expires_at > $3 GROUP BY 1
+) x ON true
+WHERE l.tenant = $1 AND l.queue = ANY ($2::text[]);
+-- name: tenants
+SELECT DISTINCT tenant FROM {s}.lanes l WHERE
+    EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < 4)
+    OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.state = 4)
+    OR EXISTS (SELECT FROM {s}.done d WHERE d.lane = l.lane)
+UNION SELECT tenant FROM {s}.settings ORDER BY 1;
+-- name: settings
+SELECT queue, weight, max_waiting FROM {s}.settings WHERE tenant = $1 ORDER BY queue;
+-- name: workers
+SELECT info, started_at, seen_at FROM {s}.workers WHERE expires_at > {s}.now_ms() ORDER BY worker_id;
+
+-- The log. Readers stay below every transaction that is still open. [EVENT-2]
+-- name: log_ends
+SELECT m.trimmed_epoch, m.trimmed_xid, m.trimmed_n, m.trimmed_k, e.epoch, e.xid, e.n, e.count,
+    EXISTS (SELECT FROM {s}.events f WHERE f.epoch = m.epoch
+        AND f.xid >= pg_snapshot_xmin(pg_current_snapshot())::text::bigint) AS held
+FROM {s}.meta m LEFT JOIN LATERAL (
+    SELECT * FROM {s}.events e WHERE (e.epoch, e.xid) < (m.epoch, pg_snapshot_xmin(pg_current_snapshot())::text::bigint)
+    ORDER BY e.epoch DESC, e.xid DESC, e.n DESC LIMIT 1
+) e ON true;
+-- name: events
+SELECT epoch, xid, n, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more FROM {s}.events
+WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6) ORDER BY epoch, xid, n LIMIT $7;
+-- name: set_reader
+INSERT INTO {s}.readers VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (tenant, name) DO UPDATE
+SET epoch = excluded.epoch, xid = excluded.xid, n = excluded.n, k = excluded.k
+WHERE (readers.epoch, readers.xid, readers.n, readers.k) < (excluded.epoch, excluded.xid, excluded.n, excluded.k);
+-- name: drop_reader
+DELETE FROM {s}.readers WHERE tenant = $1 AND name = $2 RETURNING 1;
+-- name: readers
+SELECT name, epoch, xid, n, k FROM {s}.readers WHERE tenant = $1 ORDER BY name;
+-- name: slowest_reader
+SELECT epoch, xid, n, k FROM {s}.readers ORDER BY epoch, xid, n, k LIMIT 1;
+-- Chunks from the newest back, with how many events are newer.
+-- name: log_sizes
+SELECT epoch, xid, n, at, count, sum(count) OVER (ORDER BY epoch DESC, xid DESC, n DESC) - count AS newer
+FROM {s}.events WHERE (epoch, xid, n) > ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6)
+ORDER BY epoch, xid, n;
+-- name: set_trimmed
+UPDATE {s}.meta SET trimmed_epoch = $1, trimmed_xid = $2, trimmed_n = $3, trimmed_k = $4;
+-- name: slots
+SELECT slot, max(n) AS last, bool_and((epoch, xid, n) <= ($1, $2, $3)) AS past FROM {s}.events GROUP BY slot;
+-- name: lock_slot_{slot}
+LOCK TABLE {s}.events_{slot} IN ACCESS EXCLUSIVE MODE;
+-- name: slot_is_past_{slot}
+SELECT NOT EXISTS (SELECT FROM {s}.events_{slot} WHERE (epoch, xid, n) > ($1, $2, $3));
+-- name: truncate_slot_{slot}
+TRUNCATE {s}.events_{slot};
+-- name: hint
+SELECT set_config('synchronous_commit', 'off', true), pg_notify($1::text, $2::text);
+
+-- Settings, workers, upkeep.
+-- name: set_settings
+INSERT INTO {s}.settings VALUES ($1, $2, $3, $4) ON CONFLICT (tenant, queue) DO UPDATE
+SET weight = coalesce(excluded.weight, settings.weight), max_waiting = coalesce(excluded.max_waiting, settings.max_waiting);
+-- name: beat
+INSERT INTO {s}.workers SELECT $1, n + $2, n, n, $3 FROM {s}.now_ms() n ON CONFLICT (worker_id) DO UPDATE
+SET expires_at = excluded.expires_at, seen_at = excluded.seen_at, info = excluded.info,
+    started_at = CASE WHEN workers.expires_at <= excluded.seen_at THEN excluded.seen_at ELSE workers.started_at END;
+-- name: sign_off
+DELETE FROM {s}.workers WHERE worker_id = $1;
+-- name: forget_workers
+DELETE FROM {s}.workers WHERE expires_at <= $1;
+-- name: forgotten_jobs
+SELECT lane, id, seq, result FROM {s}.done WHERE expires_at <= $1 ORDER BY expires_at, seq LIMIT $2 FOR UPDATE SKIP LOCKED;
+-- name: any_forgotten
+SELECT EXISTS (SELECT FROM {s}.done WHERE expires_at <= $1 ORDER BY expires_at LIMIT 1);
+-- name: drop_expired_keys
+DELETE FROM {s}.keys WHERE (lane, type, key) IN (
+    SELECT lane, type, key FROM {s}.keys WHERE expires_at IS NOT NULL AND expires_at <= $1 LIMIT $2);
+-- name: drop_blobs
+INSERT INTO {s}.dropped_blobs SELECT unnest($1::text[]) ON CONFLICT DO NOTHING;
+-- name: take_blobs
+DELETE FROM {s}.dropped_blobs WHERE name IN (SELECT name FROM {s}.dropped_blobs LIMIT $1 FOR UPDATE SKIP LOCKED)
+RETURNING name;
+
+-- The doctor.
+-- name: durability
+SELECT current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS synchronous_commit;
+-- name: health
+SELECT current_setting('server_version') AS version, current_setting('fsync') AS fsync,
+    current_setting('synchronous_commit') AS synchronous_commit, pg_is_in_recovery() AS replica,
+    (SELECT max(number) FROM {s}.migrations) AS migration,
+    (SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8 FROM pg_stat_activity
+        WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid() AND backend_type = 'client backend') AS oldest_s,
+    (SELECT n_live_tup FROM pg_stat_user_tables WHERE schemaname = $1 AND relname = 'jobs') AS live,
+    (SELECT n_dead_tup FROM pg_stat_user_tables WHERE schemaname = $1 AND relname = 'jobs') AS dead,
+    pg_total_relation_size('{s}.jobs') AS jobs_bytes, pg_total_relation_size('{s}.done') AS done_bytes,
+    (SELECT sum(pg_total_relation_size(inhrelid))::bigint FROM pg_inherits WHERE inhparent = '{s}.events'::regclass)
+        AS events_bytes;
+-- name: slot_use
+SELECT DISTINCT slot FROM {s}.events;

@@ -1,0 +1,214 @@
+"""Reading: get, list, stats, the log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from holdfast.core import lifecycle
+from holdfast.core.errors import EventsTrimmed, InvalidOption
+from holdfast.core.events import Event
+from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
+from holdfast.store import EventPage, ListQuery, Page, QueueStats
+from holdfast.stores.postgres import log, rows
+from holdfast.stores.postgres.lanes import Lane, Memory
+from holdfast.stores.postgres.link import Link
+from holdfast.stores.postgres.log import Place
+
+SCAN = 10_000
+"""How many jobs a page of a list looks through at most before it answers with what it has."""
+STRETCH = 500
+"""How many jobs one statement reads."""
+CHUNKS = 200
+"""How many rows of the log one statement reads."""
+LOOK_AHEAD = 1000
+"""How many events a tenant's page looks through at least."""
+
+_SEGMENTS: tuple[tuple[str, frozenset[JobState], tuple[int, ...], tuple[str, ...]], ...] = (
+    ("list_waiting", WAITING, (-1, 0, 0), ("rank", "visible_at", "seq")),
+    ("list_leased", frozenset({JobState.LEASED}), (-1, 0), ("deadline", "seq")),
+    ("list_ended", TERMINAL, (-1, 0), ("finished_at", "seq")),
+)
+
+
+async def lane_of(link: Link, memory: Memory, tenant: str, queue: str) -> Lane | None:
+    """The lane of these names, if there is one."""
+    lane = memory.find(tenant, queue)
+    if lane is None:
+        for row in await link.rows("find_lanes", [tenant], [queue], repeat=True):
+            lane = memory.learn(*row.values())
+    return lane
+
+
+async def lanes_of(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[Lane | None]:
+    """The lane of each of these keys, where there is one."""
+    unknown = list({key[:2] for key in keys if memory.find(key.tenant, key.queue) is None})
+    if unknown:
+        tenants, queues = [tenant for tenant, _ in unknown], [queue for _, queue in unknown]
+        for row in await link.rows("find_lanes", tenants, queues, repeat=True):
+            memory.learn(*row.values())
+    return [memory.find(key.tenant, key.queue) for key in keys]
+
+
+async def get(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[Job | None]:
+    """Jobs by key, as shown now."""
+    found: list[Job | None] = [None] * len(keys)
+    places: list[int] = []
+    numbers: list[int] = []
+    for n, lane in enumerate(await lanes_of(link, memory, keys)):
+        if lane is not None:
+            places.append(n)
+            numbers.append(lane.number)
+    now = await link.value("now", repeat=True)
+    for row in await link.rows("find", numbers, [keys[n].id for n in places], repeat=True):
+        n = places[row["i"] - 1]
+        job = rows.to_job(row, keys[n].tenant, keys[n].queue)
+        if not lifecycle.forgotten(job, now):
+            found[n] = _shown(job, now)
+    return found
+
+
+async def list_jobs(link: Link, memory: Memory, query: ListQuery) -> Page:
+    """A page: waiting in claim order, then leased by deadline, then ended by time."""
+    start, after = _parse_cursor(query.cursor)
+    now = await link.value("now", repeat=True)
+    lane = await lane_of(link, memory, query.tenant, query.queue)
+    if lane is None:
+        return Page([], None, now)
+    jobs: list[Job] = []
+    cursor = query.cursor
+    scanned = 0
+    async for place, job in _walk(link, lane, query, start, after):
+        scanned += 1
+        if query.matches(job, now):
+            if len(jobs) == query.limit:
+                return Page(jobs, cursor, now)
+            jobs.append(_shown(job, now))
+            cursor = place
+        elif scanned >= SCAN:
+            return Page(jobs, place, now)
+    return Page(jobs, None, now)
+
+
+async def _walk(
+    link: Link, lane: Lane, query: ListQuery, start: int, after: tuple[int, ...]
+) -> AsyncIterator[tuple[str, Job]]:
+    """The jobs of a lane from the cursor on, each with the cursor that stands for it."""
+    for number, (name, states, first, columns) in enumerate(_SEGMENTS):
+        if number < start or not query.states & states:
+            continue
+        place = after if number == start and after else first
+        if len(place) != len(first):
+            raise InvalidOption("cursor", f"{query.cursor!r} did not come from a list")
+        statement = "list_dead" if query.states & states == {JobState.FAILED} else name
+        size = min(query.limit + 1, STRETCH)
+        while True:
+            found = await link.rows(statement, lane.line, lane.number, *place, size, repeat=True)
+            for row in found:
+                place = tuple(row[column] for column in columns)
+                yield ".".join(map(str, (number, *place))), rows.to_job(row, query.tenant, query.queue)
+            if len(found) < size:
+                break
+
+
+async def stats(link: Link, tenant: str, queues: Sequence[str] | None) -> list[QueueStats]:
+    """Counts per state as shown now."""
+    if queues is None:
+        queues = [row["queue"] for row in await link.rows("queues_of", tenant, repeat=True)]
+    now = await link.value("now", repeat=True)
+    counts = {queue: dict.fromkeys(JobState, 0) for queue in queues}
+    paused: dict[str, bool] = {}
+    oldest: dict[str, int] = {}
+    for row in await link.rows("counts", tenant, list(counts), now, repeat=True):
+        queue: str = row["queue"]
+        paused[queue] = row["paused"]
+        if row["state"] is None:
+            continue
+        state = rows.STATES[row["state"]]
+        counts[queue][state] += row["count"]
+        if state is JobState.READY:
+            oldest[queue] = row["oldest"]
+    return [QueueStats(q, dict(counts[q]), oldest.get(q), paused=paused.get(q, False), now=now) for q in queues]
+
+
+# The log ----------------------------------------------------------------------------------------------------------
+
+
+class Ends:
+    """Where the log begins and ends for a reader."""
+
+    def __init__(self, row: Any) -> None:
+        self.trimmed = Place(*(row[name] for name in ("trimmed_epoch", "trimmed_xid", "trimmed_n", "trimmed_k")))
+        last = Place(*(row[name] or 0 for name in ("epoch", "xid", "n", "count")))
+        self.end = max(last, self.trimmed)
+        self.held: bool = row["held"]
+        """Whether there is more, behind a transaction that is still open."""
+
+
+async def ends(link: Link) -> Ends:
+    """Where the log begins and ends now."""
+    (row,) = await link.rows("log_ends", repeat=True)
+    return Ends(row)
+
+
+async def events(
+    link: Link, memory: Memory, tenant: str | None, after: str | None, limit: int
+) -> tuple[EventPage, bool]:
+    """Events after an offset, and whether some are held up behind an open transaction. [EVENT-2, EVENT-3]"""
+    found = await ends(link)
+    start = found.trimmed if after is None else log.parse_offset(after)
+    if start > found.end:
+        raise InvalidOption("after", f"{after!r} is not an offset of this store")
+    if start < found.trimmed:
+        raise EventsTrimmed(str(start), str(found.trimmed))
+    page: list[Event] = []
+    reached = start
+    passed = 0
+    # A tenant's page looks through a bounded stretch of the log, whatever it finds there.
+    while reached < found.end and len(page) < limit and passed < max(limit, LOOK_AHEAD):
+        chunk = await link.rows("events", *reached[:3], *found.end[:3], min(CHUNKS, limit + 1), repeat=True)
+        chunk = [row for row in chunk if Place(row["epoch"], row["xid"], row["n"], row["count"]) > reached]
+        if not chunk:
+            reached = found.end
+            break
+        await _learn(link, memory, {lane for row in chunk for lane in row["lanes"]})
+        for row in chunk:
+            place = Place(row["epoch"], row["xid"], row["n"], 0)
+            skip = reached.k if place[:3] == reached[:3] else 0
+            for k, event in log.unpack(row, skip, lambda lane: _names(memory, lane)):
+                if len(page) == limit:
+                    return EventPage(page, str(reached), more=reached < found.end), found.held
+                reached = place._replace(k=k)
+                passed += 1
+                if tenant is None or event.tenant == tenant:
+                    page.append(event)
+    return EventPage(page, str(reached), more=reached < found.end), found.held
+
+
+async def _learn(link: Link, memory: Memory, numbers: set[int]) -> None:
+    unknown = [number for number in numbers if number not in memory.by_number]
+    if unknown:
+        for row in await link.rows("lanes_by_number", unknown, repeat=True):
+            memory.learn(*row.values())
+
+
+def _names(memory: Memory, number: int) -> tuple[str, str]:
+    lane = memory.by_number[number]
+    return lane.tenant, lane.queue
+
+
+def _shown(job: Job, now: int) -> Job:
+    job.state = lifecycle.shown(job, now)
+    return job
+
+
+def _parse_cursor(cursor: str | None) -> tuple[int, tuple[int, ...]]:
+    if cursor is None:
+        return 0, ()
+    try:
+        segment, *place = (int(part) for part in cursor.split("."))
+    except ValueError:
+        raise InvalidOption("cursor", f"{cursor!r} did not come from a list") from None
+    if segment not in range(3) or any(not -1 <= part < 2**62 for part in place) or not place:
+        raise InvalidOption("cursor", f"{cursor!r} did not come from a list")
+    return segment, tuple(place)

@@ -1,0 +1,129 @@
+"""Rows of `jobs` and `done`, and the structs that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from msgspec import Struct, field, msgpack
+from msgspec.structs import replace
+
+from holdfast.core.job import AttemptError, Envelope, IdempotencyKey, Job, JobState, Progress, Result
+
+COLUMNS = (
+    "seq", "lane", "id", "state", "rank", "visible_at", "enqueued_at", "request_id", "type", "key", "head", "payload",
+    "extra", "attempts", "token", "deadline", "claimed_at", "worker", "result_ttl", "logged", "finished_at",
+    "expires_at", "result",
+)  # fmt: skip
+
+# The order is part of the schema: < 4 waiting, = 4 leased, > 4 ended. New states go to the end of their range.
+STATES = (
+    JobState.BLOCKED, JobState.SCHEDULED, JobState.READY, JobState.RETRYING,
+    JobState.LEASED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED,
+)  # fmt: skip
+CODES = {state: code for code, state in enumerate(STATES)}
+LEASED = CODES[JobState.LEASED]
+
+Row = Mapping[str, Any]
+
+_encode = msgpack.Encoder().encode
+_decode_envelope = msgpack.Decoder(Envelope).decode
+_decode_result = msgpack.Decoder(Result).decode
+
+
+class _Extra(Struct, array_like=True):
+    """What most jobs do not have. Bytes to the server, which could not hold every text."""
+
+    reason: str = ""
+    replays: int = 0
+    progress: Progress | None = None
+    errors: list[AttemptError] = field(default_factory=list[AttemptError])
+    idempotency: IdempotencyKey | None = None
+    # Which token was spent on what; one that is spent on a completion shows by the state. [LEASE-1]
+    spent_token: int = 0
+    spent: str = ""
+    spent_state: str = ""
+
+
+_decode_extra = msgpack.Decoder(_Extra).decode
+
+
+def to_job(row: Row, tenant: str, queue: str) -> Job:
+    """A row of COLUMNS as a job."""
+    job = _begin(row, tenant, queue, STATES[row["state"]])
+    token: int = row["token"]
+    job.worker_id = row["worker"]
+    job.finished_at, job.expires_at = row["finished_at"], row["expires_at"]
+    if row["result"] is not None:
+        job.result = to_result(row["result"])
+    if row["extra"] is not None:
+        x = _decode_extra(row["extra"])
+        job.reason, job.replays, job.progress, job.errors = x.reason, x.replays, x.progress, x.errors
+        if x.spent_token == token:
+            job.spent, job.spent_state = x.spent, x.spent_state
+    if job.state is JobState.COMPLETED:
+        job.spent, job.spent_state = "complete", "completed"
+    return job
+
+
+def to_claimed(row: Row, tenant: str, queue: str, worker_id: str) -> Job:
+    """A row that a claim answered."""
+    job = _begin(row, tenant, queue, JobState.LEASED)
+    job.worker_id = worker_id
+    if row["extra"] is not None:
+        x = _decode_extra(row["extra"])
+        job.reason, job.replays, job.progress, job.errors = x.reason, x.replays, x.progress, x.errors
+    return job
+
+
+def _begin(row: Row, tenant: str, queue: str, state: JobState) -> Job:
+    e = _read_head(row["head"])
+    idempotency = None
+    if row["key"] is not None:
+        idempotency = _decode_extra(row["extra"]).idempotency
+    envelope = Envelope(
+        row["type"], row["payload"], e.codec, e.version, e.priority, e.max_attempts, e.backoff, e.timeout_ms,
+        e.result_ttl_ms, row["request_id"], idempotency, e.headers,
+    )  # fmt: skip
+    return Job(
+        tenant, queue, row["id"], row["seq"], envelope, state, row["visible_at"], row["enqueued_at"], row["attempts"],
+        row["token"], row["deadline"], "", row["claimed_at"], result_ttl_ms=row["result_ttl"],
+    )  # fmt: skip
+
+
+def pack_extra(job: Job) -> bytes | None:
+    """What most jobs do not need, as one column."""
+    key = job.envelope.idempotency
+    spent = job.spent if job.state is not JobState.COMPLETED else ""
+    if not (job.reason or job.replays or job.progress or job.errors or key or spent):
+        return None
+    return _encode(_Extra(job.reason, job.replays, job.progress, job.errors, key, job.token, spent, job.spent_state))
+
+
+def pack_result(result: Result | None) -> bytes | None:
+    """A result as it stands in its column."""
+    return None if result is None else _encode(result)
+
+
+def to_result(data: bytes) -> Result:
+    """A result out of its column."""
+    return _decode_result(data)
+
+
+def pack_head(e: Envelope) -> bytes:
+    """The envelope but for what stands in columns of its own: alike for many jobs."""
+    if e.headers is None:
+        return _head(e.codec, e.version, e.priority, e.max_attempts, e.backoff, e.timeout_ms, e.result_ttl_ms)
+    return _encode(replace(e, type="", payload=b"", request_id="", idempotency=None))
+
+
+@lru_cache(maxsize=4096)
+def _head(*parts: Any) -> bytes:
+    codec, version, priority, max_attempts, backoff, timeout_ms, result_ttl_ms = parts
+    return _encode(Envelope("", b"", codec, version, priority, max_attempts, backoff, timeout_ms, result_ttl_ms))
+
+
+@lru_cache(maxsize=4096)
+def _read_head(head: bytes) -> Envelope:
+    return _decode_envelope(head)

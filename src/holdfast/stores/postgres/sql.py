@@ -1,0 +1,50 @@
+"""The statements of queries.sql by name, and the steps of migrations/, for a schema."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+
+from holdfast.stores.postgres.rows import COLUMNS
+
+_NAMED = re.compile(r"^-- name: ([\w{}]+)\n", re.MULTILINE)
+SLOTS = 8
+"""How many partitions the log has."""
+_COMMENT = re.compile(r"^--.*\n?", re.MULTILINE)
+_COLD = {"deadline": "0::bigint AS deadline"}
+_HOT = {
+    "finished_at": "NULL::bigint AS finished_at", "expires_at": "NULL::bigint AS expires_at",
+    "result": "NULL::bytea AS result",
+}  # fmt: skip
+
+Statements = dict[str, str]
+
+
+@cache
+def statements(schema: str) -> Statements:
+    """Every statement, for the tables of this schema."""
+    text = files("holdfast.stores.postgres").joinpath("queries.sql").read_text(encoding="utf-8")
+    parts = _NAMED.split(text)[1:]
+    hot = ", ".join(_HOT.get(name, name) for name in COLUMNS)
+    cold = ", ".join(_COLD.get(name, name) for name in COLUMNS)
+    found: Statements = {}
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        bare = _COMMENT.sub("", body).strip().removesuffix(";")
+        text = bare.replace("{s}", quoted(schema)).replace("{hot}", hot).replace("{cold}", cold)
+        for slot in range(SLOTS if "{slot}" in name else 1):
+            found[name.replace("{slot}", str(slot))] = text.replace("{slot}", str(slot))
+    return found
+
+
+@cache
+def migrations() -> list[tuple[int, str, str]]:
+    """Number, name and text of each step, in order."""
+    folder = files("holdfast.stores.postgres").joinpath("migrations")
+    steps = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    return [(int(name[:4]), name, folder.joinpath(name).read_text(encoding="utf-8")) for name in steps]
+
+
+def quoted(name: str) -> str:
+    """A name as it stands in SQL."""
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,456 @@
+"""The `Store` face of the PostgreSQL store."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core.errors import InvalidOption, JobNotFound, StoreMismatch, StoreUnavailable, Unsupported
+from holdfast.core.job import (
+    Cancel,
+    CancelStatus,
+    Claimed,
+    ClaimRequest,
+    Extend,
+    Extended,
+    Finish,
+    Finished,
+    Job,
+    JobKey,
+    JobState,
+    NewJob,
+    Purge,
+    PurgeStatus,
+    Report,
+    SetResultTtl,
+    TtlStatus,
+)
+from holdfast.store import (
+    ALL_HINTS,
+    Capabilities,
+    EnqueueAnswer,
+    EventPage,
+    ExtendAnswer,
+    Finding,
+    FinishAnswer,
+    Hint,
+    Listener,
+    ListQuery,
+    Page,
+    Pruned,
+    QueueStats,
+    Reader,
+    Reaped,
+    ReplayAnswer,
+    ReportAnswer,
+    Signal,
+    TenantSettings,
+    WorkerInfo,
+)
+from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, rows, schema, upkeep
+from holdfast.stores.postgres.address import Address
+from holdfast.stores.postgres.claims import Claims
+from holdfast.stores.postgres.ears import Ears, Told, channel_of, payloads
+from holdfast.stores.postgres.joining import join
+from holdfast.stores.postgres.link import Link, Session
+from holdfast.stores.postgres.quotas import Quotas
+from holdfast.stores.postgres.unit import News, Unit, scope_of
+
+A = TypeVar("A")
+
+BATCH = 1000
+"""How many jobs one call of the server takes in or finishes at most."""
+HELD_S = 0.05
+"""How long after a look at the log it is looked at again, if an open transaction holds up the rest."""
+
+_COMPLETED = Finished(JobState.COMPLETED)
+_encode_worker = msgspec.json.Encoder().encode
+_decode_worker = msgspec.json.Decoder(WorkerInfo).decode
+_CLOSED = "the store is not open; use `async with Queue(...)` or await store.open()"
+
+
+class PostgresStore:
+    """Jobs in a schema of a PostgreSQL database. Belongs to one event loop."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.options = address.common
+        self._link = Link(address)
+        self._memory = lanes.memory_of(address.place)
+        self._ears: Ears | None = None
+        self._claims = Claims(self._link, self._memory, self.reap, real_clock=self.options.test_clock == "0")
+        self._capabilities = doctor.capabilities(durable=True, note="Not open yet.")
+        self._opening = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def open(self) -> None:
+        async with self._opening:
+            if self._ears is not None:
+                return
+            frozen = self.options.test_clock == "frozen"
+            try:
+                await schema.prepare(self._link, time.time_ns() // 1_000_000 if frozen else None)
+                (meta,) = await self._link.rows("meta", repeat=True)
+                if meta["frozen"] != frozen:
+                    made = "with" if meta["frozen"] else "without"
+                    raise StoreMismatch(f"the schema {self.address.schema!r} was made {made} test_clock=frozen")
+                await self._link.rows("new_epoch", repeat=True)
+                self._capabilities = await doctor.durability(self._link)
+            except BaseException:
+                self._link.distrust()  # Nobody would close what was never open.
+                raise
+            self._ears = Ears(self._link, self._noted)
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        ears, self._ears = self._ears, None
+        if ears is not None:
+            await ears.close()
+        await self._link.close()
+
+    async def sibling(self) -> PostgresStore:
+        # It is open without having been connected: its connections belong to the event loop that will use it.
+        _ = self._opened
+        other = PostgresStore(self.address)
+        other._capabilities = self._capabilities
+        other._ears = Ears(other._link, other._noted)
+        return other
+
+    async def now(self) -> int:
+        return await self._opened.value("now", repeat=True)
+
+    async def shift_clock(self, ms: int) -> None:
+        if self.options.test_clock == "0":
+            raise Unsupported("shifting the clock (open it with test_clock=1)", "postgres")
+        await self._opened.rows("shift_clock", ms)
+        self._memory.forget_marks()
+        self._tell([(Hint.READY, "", "", ""), (Hint.DONE, "", "", "")])
+
+    def listen(self, listener: Listener, hints: Collection[Hint] = ALL_HINTS) -> Callable[[], None]:
+        if self._ears is None:
+            raise StoreUnavailable(_CLOSED)
+        return self._ears.listen(listener, hints)
+
+    # Jobs -------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
+        answers: list[EnqueueAnswer] = []
+        joined = None if connection is None else await join(connection, self._opened.sql)
+        for piece in _pieces(items):
+            answers += await self._enqueue(piece, joined)
+        return answers
+
+    async def _enqueue(self, items: Sequence[NewJob], joined: Session | None) -> list[EnqueueAnswer]:
+        link, memory = self._opened, self._memory
+        found = await enqueue.make_lanes(link, memory, items)
+        # Without a request id a repetition would be answered as a duplicate of itself. [ENQ-8]
+        repeat = all(item.envelope.request_id for item in items)
+        request = enqueue.fresh_request(items, found)
+        if request is not None:
+            if joined is not None:
+                now = await joined.value("enqueue", *request)
+            else:
+                now = await link.value("enqueue", *request, repeat=repeat)
+            if now is not None:
+                answers, news = enqueue.fresh_answers(items, found, now)
+                await self._publish(news, joined)
+                return answers
+
+        async def work(session: Session) -> tuple[list[EnqueueAnswer], News]:
+            wait = joined is None
+            return await enqueue.enqueue(session, memory, items, found, self.address.schema, wait=wait)
+
+        return await self._change(work, joined, repeat=repeat)
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        _ = self._opened
+        claimed = await self._claims.claim(request)
+        if claimed.jobs:
+            self._tell([(Hint.EVENTS, "", "", "")])
+        return claimed
+
+    async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
+        answers: list[FinishAnswer] = []
+        joined = None if connection is None else await join(connection, self._opened.sql)
+        for piece in _pieces(items):
+            answers += await self._complete(piece, joined) or await self._finish(piece, joined)
+        return answers
+
+    async def _complete(self, items: Sequence[Finish], joined: Session | None) -> list[FinishAnswer] | None:
+        """The common case: completions of leases that live; else None, and nothing happened."""
+        if any(item.outcome != "complete" for item in items):
+            return None
+        numbers = [lane.number for lane in await self._lanes(item.key for item in items) if lane is not None]
+        if len(numbers) < len(items):
+            return None
+        request = (
+            numbers[:1] if len(set(numbers)) == 1 else numbers,
+            [item.key.id for item in items],
+            [item.token for item in items],
+            [rows.pack_result(item.result) for item in items],
+        )
+        if joined is not None:
+            now = await joined.value("complete", *request)
+        else:
+            now = await self._opened.value("complete", *request, repeat=True)
+        if now is None:
+            return None
+        await self._publish(News(ended=[item.key for item in items], logged=True), joined)
+        return [_COMPLETED] * len(items)
+
+    async def _finish(self, items: Sequence[Finish], joined: Session | None) -> list[FinishAnswer]:
+        keep = self.options.retention
+        return await self._each(
+            items, lambda unit: changes.finish(unit, items, keep), joined=joined, repeat=True
+        )
+
+    async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
+        all_events = self.options.all_events
+        answers = await self._each(
+            items, lambda unit: changes.extend(unit, items, all_events=all_events), repeat=True, urgent=True
+        )
+        for answer in answers:
+            if isinstance(answer, Extended):
+                self._memory.granted(answer.deadline)
+        return answers
+
+    async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
+        all_events = self.options.all_events
+        return await self._each(items, lambda unit: changes.report(unit, items, all_events=all_events), repeat=True)
+
+    async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
+        keep = self.options.retention
+        return await self._each(items, lambda unit: changes.cancel(unit, items, keep), repeat=True)
+
+    async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
+        found = await self._lanes(keys)
+        if not any(found):
+            return [JobNotFound(key.queue, key.id) for key in keys]
+        memory = self._memory
+
+        async def work(session: Session) -> tuple[list[ReplayAnswer], News]:
+            quotas = await Quotas.read(session, (key.tenant for key in keys), self.address.schema, wait=True)
+            pairs = [(lane, key.id) for key, lane in zip(keys, found, strict=True) if lane is not None]
+            unit = await Unit.begin(session, memory, pairs)
+            keyed = [held for held in unit.found.values() if held.job.envelope.idempotency is not None]
+            scopes = {scope_of(held.lane, held.job.envelope) for held in keyed}
+            if scopes:
+                texts = [f"{self.address.schema}:{lane}:{type_}:{key}" for lane, type_, key in scopes]
+                await session.rows("hold_keys", texts)
+            bindings = await enqueue.bindings_of(unit, scopes)
+            return changes.replay(unit, keys, quotas, bindings), await unit.save()
+
+        return await self._change(work)
+
+    async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
+        return await self._each(items, lambda unit: changes.purge(unit, items))
+
+    async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
+        async def also(unit: Unit) -> list[TtlStatus]:
+            answers, kept = changes.set_result_ttl(unit, items)
+            if kept:
+                await unit.session.rows("save_expiry", *(list(column) for column in zip(*kept, strict=True)))
+            return answers
+
+        return await self._each(items, also, repeat=True)
+
+    # Reading ----------------------------------------------------------------------------------------------
+
+    async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
+        return await reads.get(self._opened, self._memory, keys)
+
+    async def list(self, query: ListQuery) -> Page:
+        return await reads.list_jobs(self._opened, self._memory, query)
+
+    async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
+        return await reads.stats(self._opened, tenant, queues)
+
+    async def tenants(self) -> list[str]:
+        return [row["tenant"] for row in await self._opened.rows("tenants", repeat=True)]
+
+    # Events -----------------------------------------------------------------------------------------------
+
+    async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
+        page, held = await reads.events(self._opened, self._memory, tenant, after, limit)
+        if held and self._timer is None:
+            # What an open transaction holds up shows when it has ended, and nobody else will tell of that.
+            self._timer = asyncio.get_running_loop().call_later(HELD_S, self._look_at_log)
+        return page
+
+    def _look_at_log(self) -> None:
+        self._timer = None
+        if self._ears is not None:
+            self._ears.deliver(Signal(Hint.EVENTS))
+
+    async def last_offset(self) -> str:
+        return str((await reads.ends(self._opened)).end)
+
+    async def set_reader(self, reader: Reader) -> None:
+        place = log.parse_offset(reader.offset, "offset")
+        if place > (await reads.ends(self._opened)).end:
+            raise InvalidOption("offset", f"{reader.offset!r} is not an offset of this store")
+        await self._opened.rows("set_reader", reader.tenant or "", reader.name, *place, repeat=True)
+
+    async def drop_reader(self, tenant: str | None, name: str) -> bool:
+        return bool(await self._opened.rows("drop_reader", tenant or "", name))
+
+    async def readers(self, tenant: str | None) -> list[Reader]:
+        found = await self._opened.rows("readers", tenant or "", repeat=True)
+        return [Reader(tenant, row["name"], str(log.Place(*list(row.values())[1:]))) for row in found]
+
+    # Settings, workers, upkeep ------------------------------------------------------------------------------
+
+    async def pause(self, tenant: str, queue: str, *, paused: bool) -> None:
+        lane = await enqueue.add_lane(self._opened, self._memory, tenant, queue)
+        await self._opened.rows("pause", lane.number, paused, repeat=True)
+        with self._memory.lock:
+            # It leaves the turns at once, and when it goes on it enters them like any other newcomer.
+            lane.in_turns = lane.in_turns and not paused
+            lane.next_at = None if paused else 0
+            lane.looked = 0.0
+        if not paused:
+            self._tell([(Hint.READY, tenant, queue, "")])
+
+    async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
+        request = (tenant, settings.queue or "", settings.weight, settings.max_waiting)
+        await self._opened.rows("set_settings", *request, repeat=True)
+
+    async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
+        found = await self._opened.rows("settings", tenant, repeat=True)
+        return [TenantSettings(row["queue"] or None, row["weight"], row["max_waiting"]) for row in found]
+
+    async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
+        if ttl_ms > 0:
+            info = _encode_worker(worker)
+            await self._opened.rows("beat", worker.worker_id, ttl_ms, info, repeat=True, urgent=True)
+        else:
+            await self._opened.rows("sign_off", worker.worker_id, repeat=True, urgent=True)
+
+    async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
+        living = [
+            replace(_decode_worker(row["info"]), started_at=row["started_at"], seen_at=row["seen_at"])
+            for row in await self._opened.rows("workers", repeat=True)
+        ]
+        return [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+
+    async def reap(self, limit: int, random: float) -> Reaped:
+        link, memory = self._opened, self._memory
+        keep = self.options.retention
+        while True:
+            reaped, news, unknown = await link.change(
+                lambda session: upkeep.reap(session, memory, limit, random, keep)
+            )
+            if not unknown:
+                break
+            for row in await link.rows("lanes_by_number", unknown, repeat=True):
+                memory.learn(*row.values())
+        await self._publish(news, None)
+        return reaped
+
+    async def prune(self, limit: int, *, blobs: bool = True) -> Pruned:
+        return await upkeep.prune(self._opened, limit, self.options.keep_events, blobs=blobs)
+
+    async def doctor(self) -> Sequence[Finding]:
+        return await doctor.findings(self._opened)
+
+    async def erase(self) -> None:
+        """Remove the whole schema. Only for places of tests: raises Unsupported without `test_clock`."""
+        if self.options.test_clock == "0":
+            raise Unsupported("erasing everything (open it with test_clock=1)", "postgres")
+        await schema.erase(self._opened)
+        lanes.forget(self.address.place)
+
+    # The small steps ----------------------------------------------------------------------------------------
+
+    @property
+    def _opened(self) -> Link:
+        if self._ears is None:
+            raise StoreUnavailable(_CLOSED)
+        return self._link
+
+    async def _lanes(self, keys: Iterable[JobKey]) -> Sequence[lanes.Lane | None]:
+        return await reads.lanes_of(self._opened, self._memory, list(keys))
+
+    async def _each(
+        self,
+        items: Sequence[Any],
+        step: Callable[[Unit], list[A] | Awaitable[list[A]]],
+        *,
+        joined: Session | None = None,
+        repeat: bool = False,
+        urgent: bool = False,
+    ) -> list[A]:
+        """Lock the jobs of these items, take a step with them, and write what came of it."""
+        if not items:
+            return []
+        found = await self._lanes(item.key for item in items)
+        pairs = [(lane, item.key.id) for item, lane in zip(items, found, strict=True) if lane is not None]
+
+        async def work(session: Session) -> tuple[list[A], News]:
+            unit = await Unit.begin(session, self._memory, pairs)
+            stepped = step(unit)
+            answers = stepped if isinstance(stepped, list) else await stepped
+            return answers, await unit.save()
+
+        return await self._change(work, joined, repeat=repeat, urgent=urgent)
+
+    async def _change(
+        self,
+        work: Callable[[Session], Awaitable[tuple[A, News]]],
+        joined: Session | None = None,
+        *,
+        repeat: bool = False,
+        urgent: bool = False,
+    ) -> A:
+        if joined is not None:
+            answers, news = await work(joined)
+        else:
+            answers, news = await self._opened.change(work, repeat=repeat, urgent=urgent)
+        await self._publish(news, joined)
+        return answers
+
+    async def _publish(self, news: News, joined: Session | None) -> None:
+        """Tell of a change: now that it is committed, or with the caller's own commit."""
+        hints = news.hints(self._memory)
+        if joined is not None:
+            for payload in payloads("", hints):
+                await joined.rows("hint", channel_of(self.address.schema), payload)
+            return
+        with self._memory.lock:
+            for number, visible_at in news.ready.items():
+                self._memory.by_number[number].arrive(visible_at)
+        self._tell(hints)
+
+    def _tell(self, hints: list[Told]) -> None:
+        if hints and self._ears is not None:
+            self._ears.tell(hints)
+
+    def _noted(self, hint: Told) -> None:
+        """Another process told of something: what we know of lanes is no longer all there is."""
+        kind, tenant, queue, _ = hint
+        if kind is not Hint.READY:
+            return
+        lane = self._memory.find(tenant, queue) if tenant and queue else None
+        with self._memory.lock:
+            if lane is not None:
+                lane.next_at = 0
+                lane.looked = 0.0
+            elif queue:
+                self._memory.line(queue).looked = 0.0
+            else:
+                for line in self._memory.lines.values():
+                    line.looked = 0.0
+
+
+def _pieces(items: Sequence[A]) -> Iterable[Sequence[A]]:
+    return (items[at : at + BATCH] for at in range(0, len(items), BATCH))

@@ -1,0 +1,106 @@
+"""Whose turn it is: which lanes a claim names, and what it learns from the answer. [TENANT-4]
+
+As memory does it: lanes with visible work that are not in the turns enter at the current minimum, then the lane with the
+least (virtual time, tenant) goes next. Here the database finds out who has visible work, so a round is planned as if all
+had that may have, and `claim` in migrations/ takes only as far as the plan is certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heapreplace, nsmallest
+
+from msgspec import Struct, field
+
+from holdfast.core import fairness
+from holdfast.stores.postgres.lanes import Lane, Line
+
+ENTER_LIMIT = 500
+"""How many lanes a claim looks at that may have got visible work since the last one."""
+
+
+class Part(Struct):
+    """One queue's part in a claim: the lanes to look at, and what is known of them."""
+
+    queue: str
+    line: Line | None
+    """None: the claim names its tenant, and there are no turns."""
+    lanes: list[Lane] = field(default_factory=list[Lane])
+    """Those of this round, and how many jobs to look for in each."""
+    wanted: list[int] = field(default_factory=list[int])
+    share: int = 0
+    bound: tuple[int, str] | None = None
+    """Where the first lane begins that is in the turns and not looked at in this round."""
+    exhausted: set[int] = field(default_factory=set[int])
+    """Lanes that have nothing visible left."""
+    began: bool = False
+    last: tuple[int, str] | None = None
+    """The last turn that was given."""
+    short: bool = False
+    """It was asked for more than there was."""
+
+
+def plan(part: Part, share: int, now: int | None) -> None:
+    """Say which lanes to look at for `share` more jobs. `now` is about the store's time; None: unknown."""
+    part.share = share
+    part.bound = None
+    if part.line is None:
+        part.lanes = [lane for lane in part.lanes if lane.number not in part.exhausted]
+        part.wanted = [share] * len(part.lanes)
+        return
+    waiting = part.line.lanes.values()
+    inside = nsmallest(
+        share + 1,
+        ((lane.time, lane.tenant) for lane in waiting if lane.in_turns and lane.number not in part.exhausted),
+    )
+    entering: list[Lane] = []
+    if not part.began:
+        due = (lane for lane in waiting if not lane.in_turns and lane.next_at is not None)
+        entering = [lane for lane in due if now is None or (lane.next_at or 0) <= now][:ENTER_LIMIT]
+        part.began = True
+    floor = inside[0][0] if inside else part.line.floor
+    heap = inside[:share] + [(fairness.entry(lane.time, floor), lane.tenant) for lane in entering]
+    heapify(heap)
+    dealt: dict[str, int] = {}
+    for _ in range(share if heap else 0):
+        time, tenant = heap[0]
+        dealt[tenant] = dealt.get(tenant, 0) + 1
+        heapreplace(heap, (time + part.line.lanes[tenant].cost, tenant))
+    part.lanes = [part.line.lanes[tenant] for _, tenant in inside if tenant in dealt] + entering
+    part.wanted = [max(1, dealt.get(lane.tenant, 0)) for lane in part.lanes]
+    part.bound = next(((time, tenant) for time, tenant in inside if tenant not in dealt), None)
+
+
+def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken: dict[int, int]) -> None:
+    """Note what a round found and took: times, who entered, who has nothing left."""
+    line = part.line
+    visible = [lane.time for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and found]
+    for lane, found, wanted, cost in zip(part.lanes, founds, part.wanted, costs, strict=True):
+        if found < wanted:
+            part.exhausted.add(lane.number)
+        if line is None:
+            continue
+        lane.cost = cost or lane.cost
+        if found and not lane.in_turns:
+            lane.time = fairness.entry(lane.time, min(visible, default=line.floor))
+            lane.in_turns = True
+        got = taken.get(lane.number, 0)
+        if found > got:
+            part.exhausted.discard(lane.number)
+        if got:
+            last = lane.time + (got - 1) * lane.cost
+            line.floor = max(line.floor, last)
+            lane.time = last + lane.cost
+            part.last = max(part.last or (0, ""), (last, lane.tenant))
+
+
+def leave(part: Part) -> None:
+    """Let those out of the turns whose turn came up when they had nothing visible. They keep their time."""
+    if part.line is None:
+        return
+    for lane in part.line.lanes.values():
+        if lane.number not in part.exhausted:
+            continue
+        lane.in_turns = (
+            lane.in_turns and not part.short and part.last is not None and (lane.time, lane.tenant) > part.last
+        )

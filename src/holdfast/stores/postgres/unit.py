@@ -1,0 +1,234 @@
+"""A change of named jobs: lock them, read them, move them by `core.lifecycle`, write what came of it, in one transaction.
+
+The hot moves (enqueue of new ids, claim, complete) are stated again in migrations/; everything else is made of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct, field
+
+from holdfast.core.dedup import Binding
+from holdfast.core.events import Event
+from holdfast.core.job import TERMINAL, Envelope, Job, JobKey
+from holdfast.core.lifecycle import forgotten
+from holdfast.store import Hint
+from holdfast.stores.postgres import log, rows
+from holdfast.stores.postgres.lanes import Lane, Memory
+from holdfast.stores.postgres.link import Session
+from holdfast.stores.postgres.rows import CODES, Row
+
+KeyScope = tuple[int, str, str]
+
+
+class News(Struct):
+    """What there is to tell once a change is committed."""
+
+    ready: dict[int, int] = field(default_factory=dict[int, int])
+    """By lane the earliest moment at which something becomes visible."""
+    ended: list[JobKey] = field(default_factory=list[JobKey])
+    canceled: list[JobKey] = field(default_factory=list[JobKey])
+    logged: bool = False
+
+    def arrives(self, lane: int, visible_at: int) -> None:
+        """Something waits in this lane."""
+        at = self.ready.get(lane)
+        self.ready[lane] = visible_at if at is None else min(at, visible_at)
+
+    def ends(self, key: JobKey) -> None:
+        """A job reached a terminal state."""
+        self.ended.append(key)
+
+    def hints(self, memory: Memory) -> list[tuple[Hint, str, str, str]]:
+        """As hints."""
+        found: list[tuple[Hint, str, str, str]] = []
+        for number in self.ready:
+            lane = memory.by_number[number]
+            found.append((Hint.READY, lane.tenant, lane.queue, ""))
+        found += [(Hint.DONE, *key) for key in self.ended]
+        found += [(Hint.CANCELED, *key) for key in self.canceled]
+        if self.logged:
+            found.append((Hint.EVENTS, "", "", ""))
+        return found
+
+
+class Held(Struct):
+    """A job as it was found, and as it is to be written."""
+
+    lane: Lane
+    job: Job
+    hot: bool
+    """It stands in `jobs`, else in `done`."""
+    logged: int
+    changed: bool = False
+    new: bool = False
+
+
+class Unit:
+    """The changes of one transaction."""
+
+    def __init__(self, session: Session, memory: Memory, now: int, xid: int) -> None:
+        self.session = session
+        self.memory = memory
+        self.now = now
+        self.xid = xid
+        self.news = News()
+        self.found: dict[tuple[int, str], Held] = {}
+        self.events: list[tuple[Event, int]] = []
+        self._gone: list[Held] = []
+        self._dropped_keys: list[tuple[int, str, str, str, str]] = []
+        self.bound: dict[KeyScope, Binding] = {}
+
+    @classmethod
+    async def begin(cls, session: Session, memory: Memory, keys: Iterable[tuple[Lane, str]]) -> Unit:
+        """Lock these jobs and read them."""
+        wanted = sorted({(lane.number, id_) for lane, id_ in keys})
+        lanes, ids = [lane for lane, _ in wanted], [id_ for _, id_ in wanted]
+        xid = await session.value("hold", lanes, ids)
+        unit = cls(session, memory, await session.value("now"), xid)
+        await unit.read(lanes, ids)
+        return unit
+
+    async def read(self, lanes: Sequence[int], ids: Sequence[str]) -> None:
+        """Read jobs, as they are after the lock."""
+        for row in await self.session.rows("find", lanes, ids):
+            self.take(row)
+
+    def take(self, row: Row) -> Held:
+        """A job that is locked."""
+        lane = self.memory.by_number[row["lane"]]
+        job = rows.to_job(row, lane.tenant, lane.queue)
+        held = Held(lane, job, job.state not in TERMINAL, row["logged"])
+        self.found[lane.number, job.id] = held
+        return held
+
+    def find(self, key: JobKey) -> Held | None:
+        """The job, unless it is past its retention. [TENANT-2]"""
+        held = self.find_any(key)
+        return None if held is None or forgotten(held.job, self.now) else held
+
+    def find_any(self, key: JobKey) -> Held | None:
+        """The job that has this id, also one that is only waiting to be pruned."""
+        lane = self.memory.find(key.tenant, key.queue)
+        return None if lane is None else self.found.get((lane.number, key.id))
+
+    # Moves ----------------------------------------------------------------------------------------------------
+
+    def move(self, held: Held, make: Callable[[], Event]) -> None:
+        """Make a move on a job, and what follows from it."""
+        job = held.job
+        event = make()
+        held.changed = True
+        self.log(event, held.lane)
+        if job.state in TERMINAL:
+            self.news.ends(job.key)
+            self.drop_key(held, "until_terminal")
+            self.drop_key(held, "until_started")
+        else:
+            self.news.arrives(held.lane.number, job.visible_at)
+
+    def add(self, lane: Lane, job: Job, event: Event) -> None:
+        """A new job."""
+        self.found[lane.number, job.id] = Held(lane, job, hot=True, logged=0, changed=True, new=True)
+        self.news.arrives(lane.number, job.visible_at)
+        self.log(event, lane)
+
+    def forget(self, held: Held) -> None:
+        """Remove an ended job for good. [KEEP-1]"""
+        del self.found[held.lane.number, held.job.id]
+        self._gone.append(held)
+
+    def log(self, event: Event, lane: Lane) -> None:
+        """Add an event, in the same transaction as its change. [EVENT-1]"""
+        self.events.append((event, lane.number))
+        self.news.logged = True
+
+    def drop_key(self, held: Held, policy: str) -> None:
+        idempotency = held.job.envelope.idempotency
+        if idempotency is not None and idempotency.policy == policy:
+            scope = scope_of(held.lane, held.job.envelope)
+            binding = self.bound.get(scope)
+            if binding is not None and binding.job_id == held.job.id and binding.policy == policy:
+                del self.bound[scope]
+            self._dropped_keys.append((*scope, held.job.id, policy))
+
+    # Writing --------------------------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> int:
+        """The transaction to file the events under: ours, or that of an earlier event if it is later. [EVENT-2]"""
+        before = [held.logged for held in (*self.found.values(), *self._gone)]
+        return max([self.xid, *before])
+
+    async def save(self) -> News:
+        """Write everything."""
+        place = self.place
+        changed = [held for held in self.found.values() if held.changed]
+        old = [held for held in changed if not held.new]
+        ended = [held for held in old if held.hot and held.job.state in TERMINAL]
+        revived = [held for held in old if not held.hot and held.job.state not in TERMINAL]
+        rest = [held for held in old if held.hot and held.job.state not in TERMINAL]
+        if self._gone:
+            await self._save_gone()
+        if ended:
+            await self._run("end_jobs", (_ended(held.job, place) for held in ended))
+        if revived:
+            await self._run("revive_jobs", (_moved(held.job, place)[:4] + _tail(held.job, place) for held in revived))
+        if rest:
+            columns = ((*_moved(held.job, place)[:4], held.job.deadline, *_tail(held.job, place)) for held in rest)
+            await self._run("save_jobs", columns)
+        new = [held for held in changed if held.new]
+        if new:
+            await self._run("put_jobs", (_new(held, place) for held in new))
+        if self._dropped_keys:
+            await self._run("drop_keys", self._dropped_keys)
+        if self.bound:
+            bindings = ((*scope, b.job_id, b.policy, b.expires_at) for scope, b in self.bound.items())
+            await self._run("bind_keys", bindings)
+        if self.events:
+            at = self.events[0][0].at
+            await self.session.value("log", place, at, len(self.events), *log.pack(self.events))
+        return self.news
+
+    async def _save_gone(self) -> None:
+        await self.session.rows("forget_jobs", [held.job.seq for held in self._gone])
+        blobs = [held.job.result.blob for held in self._gone if held.job.result is not None and held.job.result.blob]
+        if blobs:
+            await self.session.rows("drop_blobs", blobs)
+        ids = [(held.lane.number, held.job.id) for held in self._gone if (held.lane.number, held.job.id) not in self.found]
+        if ids:
+            await self._run("drop_ids", ids)
+
+    async def _run(self, name: str, items: Iterable[tuple[Any, ...]]) -> None:
+        await self.session.rows(name, *(list(column) for column in zip(*items, strict=True)))
+
+
+def scope_of(lane: Lane, envelope: Envelope) -> KeyScope:
+    """What a key is unique in."""
+    return (lane.number, envelope.type, envelope.idempotency.key if envelope.idempotency else "")
+
+
+def _moved(job: Job, place: int) -> tuple[Any, ...]:
+    return (job.seq, CODES[job.state], job.visible_at, job.attempts, *_tail(job, place))
+
+
+def _tail(job: Job, place: int) -> tuple[Any, ...]:
+    return (rows.pack_extra(job), place)
+
+
+def _ended(job: Job, place: int) -> tuple[Any, ...]:
+    result = rows.pack_result(job.result)
+    return (*_moved(job, place), job.finished_at, job.expires_at, result, job.result_ttl_ms)
+
+
+def _new(held: Held, place: int) -> tuple[Any, ...]:
+    job, lane, e = held.job, held.lane, held.job.envelope
+    key = None if e.idempotency is None else e.idempotency.key
+    return (
+        job.seq, job.visible_at, job.enqueued_at, job.result_ttl_ms, place, lane.line, lane.number, CODES[job.state],
+        9 - e.priority, job.id, e.type, e.request_id, key, rows.pack_head(e), e.payload, rows.pack_extra(job),
+    )  # fmt: skip
+
+
