@@ -14,7 +14,7 @@ def _alone_on_valkey(figures: Figures) -> Table:
         ("bytes of a waiting job (text of 100)", figures.median(limits.WAITING, "valkey"), "{:,.0f}"),
         ("bytes of a finished job, with its events", figures.median(limits.FINISHED, "valkey"), "{:,.0f}"),
     )
-    return tables_peers.alone(figures, "Valkey", "valkey", more)
+    return tables_peers.alone(figures, "Valkey", "valkey", limits.BATCH, more)
 
 
 VALKEY = Ground(
@@ -40,6 +40,6 @@ POSTGRES = Ground(
         "graphile-worker": (peer_list_postgres.GRAPHILE,),
     },
     limits_postgres.raw,
-    lambda figures: tables_peers.alone(figures, "PostgreSQL", "postgres"),
+    lambda figures: tables_peers.alone(figures, "PostgreSQL", "postgres", limits_postgres.BATCH),
 )
 GROUNDS = {"valkey": VALKEY, "postgres": POSTGRES}

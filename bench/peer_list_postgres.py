@@ -25,10 +25,12 @@ PGQUEUER = Peer(
     "PgQueuer",
     "pgqueuer",
     ("driver.py", "pgqueuer_app"),
-    (*_PGQ, "100"),
-    settings="asyncpg pool of 10, uvloop, batches of 100; where it is waited for: of 1, and a watcher without debounce",
+    (*_PGQ, "1000"),
+    settings="asyncpg pool of 10, uvloop, batches of 1,000; where it is waited for: of 1, a watcher without debounce",
     lacks="results (answered: the job has ended) and no tokens; a log of its jobs is kept",
     jobs=20_000,
+    singles=500,
+    together=1_000,
     idle_worker=(*_PGQ, "1"),
     **_jobs_in("pgqueuer"),
 )
@@ -60,9 +62,11 @@ GRAPHILE = Peer(
     "graphile",
     ("graphile_driver.cjs",),
     ("node", "graphile_worker.cjs"),
-    settings="concurrentJobs 24, maxPoolSize 25, localQueue.size 500, completeJobBatchDelay 0, addJobs of 1,000",
+    settings="concurrentJobs 24, maxPoolSize 25, localQueue.size 2000, completeJobBatchDelay 0, addJobs of 1,000",
     lacks="results, nobody is told that a job has ended, no events and no tokens",
     jobs=30_000,
+    singles=500,
+    together=1_000,
     **_jobs_in("graphile_worker._private_jobs"),
 )
 PEERS = (PGQUEUER, PROCRASTINATE, GRAPHILE)

@@ -62,7 +62,7 @@ def _ratio(figures: Figures, measure: str, subject: str, peers: Sequence[Peer]) 
     return f"{ratio:.2f} x\n[dim]{min(pairs):.2f} - {max(pairs):.2f}[/]"
 
 
-def alone(figures: Figures, name: str, subject: str, more: Sequence[tuple[str, float, str]] = ()) -> Table:
+def alone(figures: Figures, name: str, subject: str, batch: int, more: Sequence[tuple[str, float, str]] = ()) -> Table:
     """What only we are asked, and the server alone."""
     table = Table(title=f"Holdfast on {name}, and the server alone", title_justify="left")
     table.add_column("")
@@ -77,7 +77,7 @@ def alone(figures: Figures, name: str, subject: str, more: Sequence[tuple[str, f
         ("claim of 100 over 10,000 tenants, ms", many, "{:.3f}"),
         ("10,000 tenants / one", many / few, "{:.2f} x"),
         *more,
-        ("ids moved, 100 a call, per second", figures.median(MOVED, name), "{:,.0f}"),
+        (f"ids moved, {batch} a call, per second", figures.median(MOVED, name), "{:,.0f}"),
         ("ids moved and removed, per second", settled, "{:,.0f}"),
         ("drain / ids moved and removed", figures.median("drain", subject) / settled, "{:.2f} x"),
     ):
