@@ -10,9 +10,9 @@ import psycopg
 
 from bench.measure import cpu_of
 from holdfast.testing.postgres import PostgresServer
+from holdfast.testing.processes import children
 
 HERE = Path(__file__).parent / "out"
-DATABASE = "bench"
 
 
 class Server:
@@ -25,7 +25,8 @@ class Server:
         Path(self._home.name).chmod(0o755)  # As root, the server is another user.
         self._server = PostgresServer(directory=Path(self._home.name) / "server")
         self._client: psycopg.Connection | None = None
-        self.url = self._server.url(DATABASE)
+        self._databases = 0
+        self.url = ""
         self.empty()
 
     def __enter__(self) -> Self:
@@ -54,16 +55,22 @@ class Server:
     def cpu(self) -> float:
         """Seconds of processor time so far, of all its processes, those that have ended too."""
         pid = self._server.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children")
-        living = children.read_text().split() if children.exists() else []
-        return cpu_of(pid, ended_children=True) + sum(cpu_of(int(child)) for child in living)
+        living: list[int] | None = None
+        used = float("nan")
+        # One that ends meanwhile is counted twice or not at all: then once more.
+        while living != (now := children(pid)):
+            living = now
+            used = cpu_of(pid, ended_children=True) + sum(map(cpu_of, living))
+        return used
 
     def empty(self) -> None:
-        """As new: another database, and nothing of the last one left to be written."""
+        """As new: another database, at another URL, and nothing of the last one left to be written."""
         self._hang_up()
-        self._server.sql(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)")
-        self._server.sql(f"CREATE DATABASE {DATABASE}")
+        self._server.sql(f"DROP DATABASE IF EXISTS bench{self._databases} WITH (FORCE)")
+        self._databases += 1
+        self._server.sql(f"CREATE DATABASE bench{self._databases}")
         self._server.sql("CHECKPOINT")
+        self.url = self._server.url(f"bench{self._databases}")
 
     def _hang_up(self) -> None:
         if self._client is not None:

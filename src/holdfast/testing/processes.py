@@ -148,7 +148,7 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         """Send this to the process and to its children. Raises ServerError when there is none."""
-        _signal([self.running.pid, *_children(self.running.pid)], number)
+        _signal([self.running.pid, *children(self.running.pid)], number)
 
     def close(self) -> None:
         """End the process, and take away the directory if it is ours."""
@@ -162,13 +162,14 @@ class Child:
 
     def _kill(self) -> None:
         self.running.send_signal(signal.SIGSTOP)  # From here on it has no more children than are seen now.
-        children = _children(self.running.pid)
-        _signal([self.running.pid, *children], signal.SIGKILL)
+        family = children(self.running.pid)
+        _signal([self.running.pid, *family], signal.SIGKILL)
         self.running.wait()
-        wait_until(lambda: all(map(_is_gone, children)), "the end of the server's children", every_s=0.002)
+        wait_until(lambda: all(map(_is_gone, family)), "the end of the server's children", every_s=0.002)
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The processes that this one has started and that have not ended."""
     try:
         found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:
