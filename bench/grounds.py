@@ -17,6 +17,12 @@ def _alone_on_valkey(figures: Figures) -> Table:
     return tables_peers.alone(figures, "Valkey", "valkey", limits.BATCH, more)
 
 
+def _alone_on_postgres(figures: Figures) -> Table:
+    commit = figures.median(limits_postgres.COMMIT, "PostgreSQL")
+    more = (("one row, one commit, ms", commit, "{:.2f}"),)
+    return tables_peers.alone(figures, "PostgreSQL", "postgres", limits_postgres.BATCH, more)
+
+
 VALKEY = Ground(
     "Valkey",
     "valkey",
@@ -40,6 +46,6 @@ POSTGRES = Ground(
         "graphile-worker": (peer_list_postgres.GRAPHILE,),
     },
     limits_postgres.raw,
-    lambda figures: tables_peers.alone(figures, "PostgreSQL", "postgres", limits_postgres.BATCH),
+    _alone_on_postgres,
 )
 GROUNDS = {"valkey": VALKEY, "postgres": POSTGRES}

@@ -10,6 +10,8 @@ from bench.postgres import Server
 
 BATCH = 500
 MOVES = 80
+COMMITS = 100
+COMMIT = "raw: one row, one commit, ms"
 
 TABLES = "CREATE TABLE ready (id text PRIMARY KEY); CREATE TABLE leased (id text PRIMARY KEY)"
 FILL = "INSERT INTO ready SELECT lpad(n::text, 26, '0') FROM generate_series(1, %s) AS n"
@@ -35,3 +37,8 @@ def raw(figures: Figures, server: Server) -> None:
             if settle:
                 server.client.execute(ACKNOWLEDGE, (ids,), prepare=True)
         figures.add(measure, "PostgreSQL", BATCH * MOVES / (time.perf_counter() - began))
+    # What a change alone waits for at least: a request and its response make three of them.
+    for n in range(COMMITS):
+        began = time.perf_counter()
+        server.client.execute("INSERT INTO leased VALUES (%s)", (f"commit {n}",), prepare=True)
+        figures.add(COMMIT, "PostgreSQL", (time.perf_counter() - began) * 1000)
