@@ -52,14 +52,14 @@ class Claims:
         memory = self._memory
         queues = list(dict.fromkeys(request.queues))
         parts = await self._parts(request.tenant, queues)
+        going = parts
         jobs: list[Job] = []
         repaired = False
         now = 0
-        soon: dict[int, int | None] = {}
         look = is_due(memory.deadline_looked)
         while True:
             left = min(request.limit - len(jobs), BATCH)
-            sent = self._deal(parts, left, first=not jobs and not soon)
+            sent = self._deal(going, left)
             full = is_due(memory.reap_looked)
             reaped = None if repaired else 0 if full else memory.reaped
             answer = await self._send(request, sent, left, reaped, look=look)
@@ -80,8 +80,11 @@ class Claims:
                     memory.next_deadline, memory.deadline_looked = answer.next_deadline, time.monotonic()
                     look = False
             repaired = True
-            jobs += self._took(request, sent, answer, soon)
-            if len(jobs) >= request.limit or not self._more(parts, sent):
+            jobs += self._took(request, sent, answer)
+            # Who is asked next: the queue that has been asked least, of those the one that stands first.
+            places = {id(part): part.got * len(going) + n for n, part in enumerate(going)}
+            going = sorted((part for part in going if not part.short), key=lambda part: places[id(part)])
+            if len(jobs) >= request.limit or not going:
                 break
         with memory.lock:
             for part in parts:
@@ -121,18 +124,18 @@ class Claims:
                 lane.next_at = 0 if lane.next_at is None else lane.next_at
         line.looked = looked
 
-    def _deal(self, parts: list[Part], left: int, *, first: bool) -> list[Part]:
+    def _deal(self, going: list[Part], left: int) -> list[Part]:
         """Share out what is wanted between the queues, one by one in rotation, and plan each one's part."""
-        going = [part for part in parts if first or not part.short]
-        shares = [left // len(going) + (n < left % len(going)) for n in range(len(going))] if going else []
-        going, shares = going[:left], shares[:left]
+        shares = [left // len(going) + (n < left % len(going)) for n in range(len(going))]
         now = None
         if self._real_clock and self._clock is not None:
             now = self._clock[0] + int(1000 * (time.monotonic() - self._clock[1])) + SOON_MS
         with self._memory.lock:
             for part, share in zip(going, shares, strict=True):
-                plan(part, share, now)
-        return going
+                part.got = 0
+                if share:
+                    plan(part, share, now)
+        return going[:left]
 
     async def _send(
         self, request: ClaimRequest, sent: list[Part], limit: int, reaped: int | None, *, look: bool
@@ -170,9 +173,7 @@ class Claims:
             list(info[3 + 2 * count :]), [(row["lane"], row) for row in picked],
         )  # fmt: skip
 
-    def _took(
-        self, request: ClaimRequest, sent: list[Part], answer: _Answer, soon: dict[int, int | None]
-    ) -> list[Job]:
+    def _took(self, request: ClaimRequest, sent: list[Part], answer: _Answer) -> list[Job]:
         jobs: list[Job] = []
         taken: dict[int, int] = {}
         memory = self._memory
@@ -188,10 +189,9 @@ class Claims:
             for part in sent:
                 end = at + len(part.lanes)
                 settle(part, answer.founds[at:end], answer.costs[at:end], taken)
-                got = sum(taken.get(lane.number, 0) for lane in part.lanes)
-                part.short = got < part.share and not self._unsettled(part)
+                part.got = sum(taken.get(lane.number, 0) for lane in part.lanes)
+                part.short = part.got < part.share and not self._unsettled(part)
                 for lane, next_at in zip(part.lanes, answer.soon[at:end], strict=True):
-                    soon[lane.number] = next_at
                     # Whoever still has visible jobs may be asked again at any time. A claim that got all it wished for
                     # did not look at what comes later.
                     lane.next_at = next_at if lane.number in part.exhausted and short else 0
@@ -204,10 +204,6 @@ class Claims:
         if part.line is None:
             return any(lane.number not in part.exhausted for lane in part.lanes)
         return any(lane.in_turns and lane.number not in part.exhausted for lane in part.line.lanes.values())
-
-    @staticmethod
-    def _more(parts: list[Part], sent: list[Part]) -> bool:
-        return bool(sent) and any(not part.short for part in parts)
 
     def _next_at(self, parts: list[Part], now: int) -> int | None:
         """When a claim that came back short should look again. [CLAIM-3]"""

@@ -29,6 +29,8 @@ class Part(Struct):
     """Those of this round, and how many jobs to look for in each."""
     wanted: list[int] = field(default_factory=list[int])
     share: int = 0
+    got: int = 0
+    """Of this round."""
     bound: tuple[int, str] | None = None
     """Where the first lane begins that is in the turns and not looked at in this round."""
     exhausted: set[int] = field(default_factory=set[int])

@@ -61,10 +61,10 @@ BEGIN
                 SELECT j.seq, j.rank, j.visible_at, j.lane, j.id, j.type, j.attempts, j.logged, j.key FROM {s}.jobs j
                 WHERE j.line = p_lines[1] AND j.lane = p_lanes[1] AND j.state < 4 AND j.rank = p.rank
                     AND j.visible_at >= p_marks[p.rank + 1] AND j.visible_at <= v_now
-                ORDER BY j.visible_at, j.seq LIMIT p_limit FOR UPDATE SKIP LOCKED
+                ORDER BY j.visible_at, j.seq LIMIT p_ks[1] FOR UPDATE SKIP LOCKED
             ) x
             WHERE l.lane = p_lanes[1] AND NOT l.paused AND l.ranks & (1 << p.rank) <> 0
-            LIMIT p_limit
+            LIMIT p_ks[1]
         )
         SELECT count(*), array_agg(f.seq), array_agg(f.lane), array_agg(f.id), array_agg(f.type),
             array_agg(f.attempts + 1), array_agg(f.visible_at), max(f.logged), bool_or(f.key IS NOT NULL)
