@@ -68,6 +68,8 @@ def plan(part: Part, share: int, now: int | None) -> None:
         time, tenant = heap[0]
         dealt[tenant] = dealt.get(tenant, 0) + 1
         heapreplace(heap, (time + part.line.lanes[tenant].cost, tenant))
+    if inside and entering:
+        dealt.setdefault(inside[0][1], 0)  # Where newcomers enter depends on it.
     part.lanes = [part.line.lanes[tenant] for _, tenant in inside if tenant in dealt] + entering
     part.wanted = [max(1, dealt.get(lane.tenant, 0)) for lane in part.lanes]
     part.bound = next(((time, tenant) for time, tenant in inside if tenant not in dealt), None)
@@ -77,13 +79,15 @@ def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken
     """Note what a round found and took: times, who entered, who has nothing left."""
     line = part.line
     visible = [lane.time for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and found]
+    # Newcomers enter at the time of the first lane that has work. If that was not named, they wait for the next round.
+    part.began = bool(visible) or part.bound is None
     for lane, found, wanted, cost in zip(part.lanes, founds, part.wanted, costs, strict=True):
         if found < wanted:
             part.exhausted.add(lane.number)
         if line is None:
             continue
         lane.cost = cost or lane.cost
-        if found and not lane.in_turns:
+        if found and not lane.in_turns and part.began:
             lane.time = fairness.entry(lane.time, min(visible, default=line.floor))
             lane.in_turns = True
         got = taken.get(lane.number, 0)

@@ -98,7 +98,9 @@ BEGIN
         ), placed AS (
             SELECT f.*, row_number() OVER (PARTITION BY i ORDER BY rank, visible_at, seq) - 1 AS r,
                 count(*) OVER (PARTITION BY i) AS n,
+                -- Newcomers enter at the time of the first lane that has work. If that was not named, they wait for it.
                 CASE WHEN inn THEN time
+                    WHEN p_bounds[2 * q + 1] IS NOT NULL AND bool_or(inn) OVER (PARTITION BY q) IS NOT TRUE THEN NULL
                     ELSE greatest(time, coalesce(min(time) FILTER (WHERE inn) OVER (PARTITION BY q), p_floors[q + 1]))
                 END AS begins
             FROM found f
