@@ -40,7 +40,7 @@ format: .venv/.dev ## Format the code and fix what can be fixed
 mutants: .venv/.dev ## Break the stores on purpose and see that the conformance suite notices
 	$(BIN)/python -m holdfast.testing.mutants $(ARGS)
 
-bench-quick: .venv/.bench ## Measure against other queues, in about five minutes
+bench-quick: .venv/.bench ## Measure against other queues, in about ten minutes (ARGS="--only postgres")
 	$(BIN)/python -m bench.quick $(ARGS)
 
 clean: ## Remove .venv, caches and builds

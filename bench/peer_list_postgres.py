@@ -52,9 +52,9 @@ PROCRASTINATE = Peer(
     ),
     settings="psycopg with its C part, pool of 20, concurrency 20, finished jobs deleted at once",
     lacks="results, nobody is told that a job has ended, and no events once it is deleted",
-    jobs=1_000,
-    singles=300,
-    together=500,
+    jobs=500,
+    singles=100,
+    together=100,
     **_jobs_in("procrastinate_jobs"),
 )
 GRAPHILE = Peer(
