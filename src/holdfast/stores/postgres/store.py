@@ -65,7 +65,9 @@ A = TypeVar("A")
 
 BATCH = 1000
 """How many jobs one call of the server takes in or finishes at most."""
-HELD_S = 0.05
+HELD_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04)
+"""How long a read of the log waits for transactions that hold up the rest of it."""
+HELD_S = 0.25
 """How long after a look at the log it is looked at again, if an open transaction holds up the rest."""
 
 _COMPLETED = Finished(JobState.COMPLETED)
@@ -282,7 +284,13 @@ class PostgresStore:
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
         page, held = await reads.events(self._opened, self._memory, tenant, after, limit)
-        if held and self._timer is None:
+        for pause_s in HELD_PAUSES_S:
+            if not held or page.more:
+                break
+            # Most transactions end soon: whoever has just changed something finds it in the log.
+            await asyncio.sleep(pause_s)
+            page, held = await reads.events(self._opened, self._memory, tenant, after, limit)
+        if held and not page.more and self._timer is None:
             # What an open transaction holds up shows when it has ended, and nobody else will tell of that.
             self._timer = asyncio.get_running_loop().call_later(HELD_S, self._look_at_log)
         return page
@@ -293,7 +301,13 @@ class PostgresStore:
             self._ears.deliver(Signal(Hint.EVENTS))
 
     async def last_offset(self) -> str:
-        return str((await reads.ends(self._opened)).end)
+        ends = await reads.ends(self._opened)
+        for pause_s in HELD_PAUSES_S:
+            if not ends.held:
+                break
+            await asyncio.sleep(pause_s)
+            ends = await reads.ends(self._opened)
+        return str(ends.end)
 
     async def set_reader(self, reader: Reader) -> None:
         place = log.parse_offset(reader.offset, "offset")

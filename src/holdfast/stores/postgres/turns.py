@@ -81,6 +81,7 @@ def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken
     visible = [lane.time for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and found]
     # Newcomers enter at the time of the first lane that has work. If that was not named, they wait for the next round.
     part.began = bool(visible) or part.bound is None
+    floor = min(visible, default=0 if line is None else line.floor)
     for lane, found, wanted, cost in zip(part.lanes, founds, part.wanted, costs, strict=True):
         if found < wanted:
             part.exhausted.add(lane.number)
@@ -88,7 +89,7 @@ def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken
             continue
         lane.cost = cost or lane.cost
         if found and not lane.in_turns and part.began:
-            lane.time = fairness.entry(lane.time, min(visible, default=line.floor))
+            lane.time = fairness.entry(lane.time, floor)
             lane.in_turns = True
         got = taken.get(lane.number, 0)
         if found > got:

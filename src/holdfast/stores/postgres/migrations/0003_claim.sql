@@ -111,14 +111,22 @@ BEGIN
                 ) AS cut
             FROM placed p
         ), certain AS (
-            SELECT t.*, row_number() OVER (PARTITION BY q ORDER BY turn) - 1 AS nth, count(*) OVER (PARTITION BY q) AS all_
-            FROM timed t WHERE cut IS NULL OR turn < cut
+            SELECT t.*, cut IS NULL OR turn < cut AS sure FROM timed t
+        ), counted AS (
+            SELECT c.*, row_number() OVER (PARTITION BY q ORDER BY NOT sure, turn) - 1 AS nth,
+                count(*) FILTER (WHERE sure) OVER (PARTITION BY q) AS all_
+            FROM certain c
         ), rotated AS (
-            SELECT c.*, nth * v_queues + q AS place,
-                min(CASE WHEN cut IS NOT NULL AND all_ < p_shares[q + 1] THEN all_ * v_queues + q END) OVER () AS stop
-            FROM certain c WHERE nth < p_shares[q + 1]
+            -- Queues are taken from one by one, and no further than to where the first of them is not certain.
+            SELECT c.*, nth * v_queues + q AS place, least(
+                min(CASE WHEN cut IS NOT NULL AND all_ < p_shares[q + 1] THEN all_ * v_queues + q END) OVER (),
+                (SELECT min(n) FROM generate_series(0, v_queues - 1) AS n
+                    WHERE p_bounds[2 * n + 1] IS NOT NULL AND NOT EXISTS (SELECT FROM found f WHERE f.q = n))
+            ) AS stop
+            FROM counted c
         ), picked AS (
-            SELECT * FROM rotated WHERE stop IS NULL OR place < stop ORDER BY place LIMIT p_limit
+            SELECT * FROM rotated WHERE sure AND nth < p_shares[q + 1] AND (stop IS NULL OR place < stop)
+            ORDER BY place LIMIT p_limit
         )
         SELECT count(*), array_agg(p.seq), array_agg(p.lane), array_agg(p.id), array_agg(p.type),
             array_agg(p.attempts + 1), array_agg(p.visible_at), max(p.logged), bool_or(p.key IS NOT NULL),
