@@ -35,7 +35,10 @@ class Part(Struct):
     """Where the first lane begins that is in the turns and not looked at in this round."""
     exhausted: set[int] = field(default_factory=set[int])
     """Lanes that have nothing visible left."""
+    empty: set[int] = field(default_factory=set[int])
+    """Lanes in the turns that had nothing visible to begin with."""
     began: bool = False
+    """Newcomers have entered."""
     last: tuple[int, str] | None = None
     """The last turn that was given."""
     short: bool = False
@@ -56,10 +59,9 @@ def plan(part: Part, share: int, now: int | None) -> None:
         ((lane.time, lane.tenant) for lane in waiting if lane.in_turns and lane.number not in part.exhausted),
     )
     entering: list[Lane] = []
-    if not part.began:
+    if not part.began:  # Until then it is not certain where newcomers enter.
         due = (lane for lane in waiting if not lane.in_turns and lane.next_at is not None)
         entering = [lane for lane in due if now is None or (lane.next_at or 0) <= now][:ENTER_LIMIT]
-        part.began = True
     floor = inside[0][0] if inside else part.line.floor
     heap = inside[:share] + [(fairness.entry(lane.time, floor), lane.tenant) for lane in entering]
     heapify(heap)
@@ -80,7 +82,10 @@ def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken
     line = part.line
     visible = [lane.time for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and found]
     # Newcomers enter at the time of the first lane that has work. If that was not named, they wait for the next round.
-    part.began = bool(visible) or part.bound is None
+    part.empty |= {lane.number for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and not found}
+    if not part.began and (visible or part.bound is None):
+        part.began = True
+        _drop_heads(part)
     floor = min(visible, default=0 if line is None else line.floor)
     for lane, found, wanted, cost in zip(part.lanes, founds, part.wanted, costs, strict=True):
         if found < wanted:
@@ -99,6 +104,17 @@ def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken
             line.floor = max(line.floor, last)
             lane.time = last + lane.cost
             part.last = max(part.last or (0, ""), (last, lane.tenant))
+
+
+def _drop_heads(part: Part) -> None:
+    """Lanes without work at the head of the turns leave before newcomers enter."""
+    if part.line is None:
+        return
+    inside = [lane for lane in part.line.lanes.values() if lane.in_turns]
+    first = min(((lane.time, lane.tenant) for lane in inside if lane.number not in part.empty), default=None)
+    for lane in inside:
+        if lane.number in part.empty and (first is None or (lane.time, lane.tenant) < first):
+            lane.in_turns = False
 
 
 def leave(part: Part) -> None:

@@ -18,6 +18,10 @@ from holdfast.stores.postgres.log import Place
 from holdfast.stores.postgres.unit import News, Unit
 
 
+SLOT_BITS = 14
+"""The numbers of a partition's rows agree but for that many bits, see the function `log`."""
+
+
 async def reap(
     session: Session, memory: Memory, limit: int, random: float, keep: Retention
 ) -> tuple[Reaped, News, list[int]]:
@@ -92,7 +96,7 @@ async def _truncate(link: Link, cut: Place) -> None:
     newest = max(row["last"] for row in found)
     for row in found:
         # Never the one that is written to now, nor its successor.
-        ahead = ((newest >> 18) - (row["last"] >> 18)) >= 1
+        ahead = newest >> SLOT_BITS > row["last"] >> SLOT_BITS
         if row["past"] and ahead:
             with contextlib.suppress(StoreBusy):
                 await link.change(partial(_truncate_slot, row["slot"], cut))
