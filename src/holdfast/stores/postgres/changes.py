@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.core import lease, lifecycle
-from holdfast.core.dedup import by_key
+from holdfast.core.dedup import Binding, by_key
 from holdfast.core.errors import JobNotFound, NotReplayable
 from holdfast.core.job import (
     TERMINAL,
@@ -25,7 +25,6 @@ from holdfast.core.job import (
     SetResultTtl,
     TtlStatus,
 )
-from holdfast.core.dedup import Binding
 from holdfast.core.lifecycle import Retention
 from holdfast.store import ExtendAnswer, FinishAnswer, ReplayAnswer, ReportAnswer
 from holdfast.stores.postgres.quotas import Quotas
@@ -102,14 +101,14 @@ def cancel(u: Unit, items: Sequence[Cancel], keep: Retention) -> list[CancelStat
     return answers
 
 
-def replay(u: Unit, keys: Sequence[JobKey], quotas: Quotas, bindings: dict[tuple[int, str, str], Binding]) -> list[ReplayAnswer]:
+def replay(
+    u: Unit, keys: Sequence[JobKey], quotas: Quotas, bindings: dict[tuple[int, str, str], Binding]
+) -> list[ReplayAnswer]:
     """Start dead letters again. [DEAD-1, STATE-3, ENQ-3]"""
     return [_replay_one(u, key, quotas, bindings) for key in keys]
 
 
-def _replay_one(
-    u: Unit, key: JobKey, quotas: Quotas, bindings: dict[tuple[int, str, str], Binding]
-) -> ReplayAnswer:
+def _replay_one(u: Unit, key: JobKey, quotas: Quotas, bindings: dict[tuple[int, str, str], Binding]) -> ReplayAnswer:
     held = u.find(key)
     if held is None:
         return JobNotFound(key.queue, key.id)
@@ -152,9 +151,7 @@ def purge(u: Unit, items: Sequence[Purge]) -> list[PurgeStatus]:
     return answers
 
 
-def set_result_ttl(
-    u: Unit, items: Sequence[SetResultTtl]
-) -> tuple[list[TtlStatus], list[tuple[int, int, int]]]:
+def set_result_ttl(u: Unit, items: Sequence[SetResultTtl]) -> tuple[list[TtlStatus], list[tuple[int, int, int]]]:
     """Change how long finished jobs are kept; also, by seq, the TTL and the end of the retention. [RESULT-1]"""
     answers: list[TtlStatus] = []
     kept: dict[int, tuple[int, int, int]] = {}

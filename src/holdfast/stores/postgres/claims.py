@@ -71,15 +71,8 @@ class Claims:
                 for part in parts:
                     part.began = False
                 continue
-            with memory.lock:
-                if not repaired:
-                    memory.reaped = now
-                    if full:
-                        memory.reap_looked = time.monotonic()
-                if look:
-                    memory.next_deadline, memory.deadline_looked = answer.next_deadline, time.monotonic()
-                    look = False
-            repaired = True
+            self._note_deadlines(answer, checked=not repaired, full=full, look=look)
+            repaired, look = True, False
             jobs += self._took(request, sent, answer)
             # Who is asked next: the queue that has been asked least, of those the one that stands first.
             places = {id(part): part.got * len(going) + n for n, part in enumerate(going)}
@@ -91,11 +84,17 @@ class Claims:
                 leave(part)
             if jobs:
                 memory.granted(now + request.lease_ms)
-        if len(jobs) == request.limit:
-            return Claimed(jobs, now)
-        if memory.next_deadline is not None and memory.next_deadline <= now:
-            memory.next_deadline = await self._link.value("next_deadline", repeat=True)
-        return Claimed(jobs, now, self._next_at(parts, now))
+        return Claimed(jobs, now, None if len(jobs) == request.limit else await self._next_at(parts, now))
+
+    def _note_deadlines(self, answer: _Answer, *, checked: bool, full: bool, look: bool) -> None:
+        memory = self._memory
+        with memory.lock:
+            if checked:
+                memory.reaped = answer.now
+            if checked and full:
+                memory.reap_looked = time.monotonic()
+            if look:
+                memory.next_deadline, memory.deadline_looked = answer.next_deadline, time.monotonic()
 
     async def _parts(self, tenant: str | None, queues: list[str]) -> list[Part]:
         memory = self._memory
@@ -205,10 +204,13 @@ class Claims:
             return any(lane.number not in part.exhausted for lane in part.lanes)
         return any(lane.in_turns and lane.number not in part.exhausted for lane in part.line.lanes.values())
 
-    def _next_at(self, parts: list[Part], now: int) -> int | None:
+    async def _next_at(self, parts: list[Part], now: int) -> int | None:
         """When a claim that came back short should look again. [CLAIM-3]"""
         times: list[int] = []
-        with self._memory.lock:
+        memory = self._memory
+        if memory.next_deadline is not None and memory.next_deadline <= now:
+            memory.next_deadline = await self._link.value("next_deadline", repeat=True)
+        with memory.lock:
             if self._memory.next_deadline is not None:
                 times.append(self._memory.next_deadline)
             for part in parts:

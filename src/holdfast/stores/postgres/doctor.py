@@ -56,7 +56,9 @@ async def findings(link: Link) -> list[Finding]:
     ]
     slots = await link.rows("slot_use", repeat=True)
     full = len(slots)
-    level, cure = ("warn", "run `holdfast prune` or a worker: nobody trims the log") if full >= SLOTS_WARN else ("ok", "")
+    level, cure = (
+        ("warn", "run `holdfast prune` or a worker: nobody trims the log") if full >= SLOTS_WARN else ("ok", "")
+    )
     found.append(Finding(level, "partitions", f"{full} of 8 partitions of the log are in use", cure))
     return found
 

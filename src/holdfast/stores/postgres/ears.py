@@ -79,6 +79,17 @@ def _fewer(hints: Iterable[Told]) -> list[Told]:
     return list(dict.fromkeys(shorter))
 
 
+def _watched(connection: Any) -> asyncio.Event:
+    """An event that is set when the connection has ended."""
+    lost = asyncio.Event()
+
+    def ended(_: object) -> None:
+        lost.set()
+
+    connection.add_termination_listener(ended)
+    return lost
+
+
 class Ears:
     """The listeners of one handle, in one event loop, and what it tells others."""
 
@@ -99,8 +110,9 @@ class Ears:
 
     def tell(self, hints: list[Told]) -> None:
         """A change is committed: tell our own listeners now, and others soon."""
-        for hint in hints:
-            self._deliver(Signal(*hint))
+        if self._listeners:
+            for hint in hints:
+                self._deliver(Signal(*hint))
         self._untold |= dict.fromkeys(hints)
         if self._untold and self._telling is None and not self._closed:
             self._telling = asyncio.get_running_loop().create_task(self._tell(), name="holdfast notify")
@@ -161,8 +173,7 @@ class Ears:
             connection: Any = None
             try:
                 connection = await self._link.dial()
-                lost = asyncio.Event()
-                connection.add_termination_listener(lambda *_: lost.set())
+                lost = _watched(connection)
                 await connection.add_listener(self._channel, self._heard)
                 pause_s = FIRST_PAUSE_S
                 self._warned = False
@@ -221,7 +232,7 @@ class Ears:
             if signal.hint in hints and key in self._listeners:
                 try:
                     listener(signal)
-                except Exception:  # One that fails takes nothing from the others.
+                except Exception:  # noqa: BLE001 - One that fails takes nothing from the others.
                     _log.exception("a listener failed at %r", signal.hint.value)
 
     def deliver(self, signal: Signal) -> None:

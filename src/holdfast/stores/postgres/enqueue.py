@@ -65,9 +65,7 @@ def fresh_request(items: Sequence[NewJob], lanes: Sequence[Lane]) -> tuple[Any, 
     )
 
 
-def fresh_answers(
-    items: Sequence[NewJob], lanes: Sequence[Lane], now: int
-) -> tuple[list[EnqueueAnswer], News]:
+def fresh_answers(items: Sequence[NewJob], lanes: Sequence[Lane], now: int) -> tuple[list[EnqueueAnswer], News]:
     """What `enqueue` has done, once it says so."""
     news = News(logged=True)
     answers: list[EnqueueAnswer] = []
@@ -139,9 +137,7 @@ def _take_in(
     scope = scope_of(lane, new.envelope)
     binding = bindings.get(scope) if new.envelope.idempotency is not None else None
     holder = unit.find_any(JobKey(tenant, queue, binding.job_id)) if binding else None
-    answer = dedup.decide(
-        new, existing.job if existing else None, binding, holder.job if holder else None, unit.now
-    )
+    answer = dedup.decide(new, existing.job if existing else None, binding, holder.job if holder else None, unit.now)
     if answer is not None:
         return answer
     refusal = quotas.over(tenant, queue)

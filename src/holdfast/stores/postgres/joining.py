@@ -23,9 +23,11 @@ async def join(connection: Any, sql: Statements) -> Session:
         module = type(raw).__module__
     if module.startswith("asyncpg"):
         if not raw.is_in_transaction():
-            raise InvalidOption("connection", "no transaction is open on it; use `async with connection.transaction():`")
+            raise InvalidOption(
+                "connection", "no transaction is open on it; use `async with connection.transaction():`"
+            )
         return Direct(raw, sql)
-    if module.startswith("psycopg") and hasattr(type(raw), "__aenter__"):
+    if module.startswith("psycopg") and hasattr(raw, "__aenter__"):
         return Psycopg(raw, sql)
     reason = f"{type(connection).__name__} cannot be joined; pass an asyncpg, async psycopg or async SQLAlchemy one"
     raise InvalidOption("connection", reason)
@@ -39,12 +41,14 @@ class Psycopg:
         self._sql = sql
 
     async def rows(self, name: str, *args: Any) -> list[Row]:
-        from psycopg import AsyncRawCursor  # pyright: ignore[reportMissingImports]
-        from psycopg.rows import dict_row  # pyright: ignore[reportMissingImports]
+        from psycopg import AsyncRawCursor
+        from psycopg.rows import dict_row
 
-        async with AsyncRawCursor(self._connection, row_factory=dict_row) as cursor:  # pyright: ignore
-            await cursor.execute(self._sql[name], args, binary=True)
-            return await cursor.fetchall() if cursor.description else []
+        # Its types want the text of a statement to be written where it is run.
+        statement: Any = self._sql[name]
+        async with AsyncRawCursor(self._connection, row_factory=dict_row) as cursor:
+            await cursor.execute(statement, args, binary=True)
+            return list(await cursor.fetchall()) if cursor.description else []
 
     async def value(self, name: str, *args: Any) -> Any:
         found = await self.rows(name, *args)

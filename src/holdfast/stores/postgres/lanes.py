@@ -1,8 +1,9 @@
 """What a process knows of the lanes of a place: their numbers, whose turn it is, and where claims begin to look.
 
-A lane is one tenant's jobs in one queue name. Virtual times (see core.fairness) live here and not in the database, where
-each claim would have to update them: turns are exact within a process, and between processes in proportion, since each of
-them is fair to all tenants by itself. What is kept here is shared by all handles of the process, in all its threads.
+A lane is one tenant's jobs in one queue name. Virtual times (see core.fairness) live here and not in the database,
+where each claim would have to update them: turns are exact within a process, and between processes in proportion, since
+each of them is fair to all tenants by itself. What is kept here is shared by all handles of the process, in all its
+threads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from holdfast.core.fairness import STRIDE
 
 RANKS = 10
 LOOK_S = 1.0
-"""How often a claim looks at everything: also at what was committed behind the marks, and at lanes nobody told us of."""
+"""How often a claim looks at everything: what was committed behind the marks, and lanes that nobody told us of."""
 
 
 class Lane(Struct):

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar, cast
 
-import asyncpg
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreBusy, StoreUnavailable
@@ -88,9 +88,7 @@ class Link:
         """The first column of the first row of one statement."""
         return await self._run(lambda session: session.value(name, *args), repeat=repeat, urgent=urgent)
 
-    async def change(
-        self, work: Callable[[Session], Awaitable[A]], *, repeat: bool = False, urgent: bool = False
-    ) -> A:
+    async def change(self, work: Callable[[Session], Awaitable[A]], *, repeat: bool = False, urgent: bool = False) -> A:
         """Do `work` in a transaction; from its beginning again if another one got in its way."""
 
         async def whole(session: Direct) -> A:

@@ -1,8 +1,8 @@
 """The log: rows of `events` to events and back, and offsets.
 
 A row holds the events of one call. Its place is (epoch, xid, n): the transaction it is filed under and a number drawn
-when the jobs were locked. It is filed under its own transaction or, if later, under that of the last event of any of its
-jobs: a transaction that began early and came late to a job must not be read before what it followed. [EVENT-2]
+when the jobs were locked. It is filed under its own transaction or, if later, under that of the last event of any of
+its jobs: a transaction that began early and came late to a job must not be read before what it followed. [EVENT-2]
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
@@ -29,6 +29,9 @@ _SEGMENTS: tuple[tuple[str, frozenset[JobState], tuple[int, ...], tuple[str, ...
     ("list_leased", frozenset({JobState.LEASED}), (-1, 0), ("deadline", "seq")),
     ("list_ended", TERMINAL, (-1, 0), ("finished_at", "seq")),
 )
+
+
+_DEAD = frozenset({JobState.FAILED})
 
 
 async def lane_of(link: Link, memory: Memory, tenant: str, queue: str) -> Lane | None:
@@ -61,7 +64,7 @@ async def get(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[Job | 
             numbers.append(lane.number)
     now = await link.value("now", repeat=True)
     for row in await link.rows("find", numbers, [keys[n].id for n in places], repeat=True):
-        n = places[row["i"] - 1]
+        n = places[cast("int", row["i"]) - 1]
         job = rows.to_job(row, keys[n].tenant, keys[n].queue)
         if not lifecycle.forgotten(job, now):
             found[n] = _shown(job, now)
@@ -100,7 +103,7 @@ async def _walk(
         place = after if number == start and after else first
         if len(place) != len(first):
             raise InvalidOption("cursor", f"{query.cursor!r} did not come from a list")
-        statement = "list_dead" if query.states & states == {JobState.FAILED} else name
+        statement = "list_dead" if query.states & states == _DEAD else name
         size = min(query.limit + 1, STRETCH)
         while True:
             found = await link.rows(statement, lane.line, lane.number, *place, size, repeat=True)
@@ -124,7 +127,7 @@ async def stats(link: Link, tenant: str, queues: Sequence[str] | None) -> list[Q
         paused[queue] = row["paused"]
         if row["state"] is None:
             continue
-        state = rows.STATES[row["state"]]
+        state = rows.STATES[cast("int", row["state"])]
         counts[queue][state] += row["count"]
         if state is JobState.READY:
             oldest[queue] = row["oldest"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct, field, msgpack
 from msgspec.structs import replace
@@ -51,7 +51,7 @@ _decode_extra = msgpack.Decoder(_Extra).decode
 
 def to_job(row: Row, tenant: str, queue: str) -> Job:
     """A row of COLUMNS as a job."""
-    job = _begin(row, tenant, queue, STATES[row["state"]])
+    job = _begin(row, tenant, queue, STATES[cast("int", row["state"])])
     token: int = row["token"]
     job.worker_id = row["worker"]
     job.finished_at, job.expires_at = row["finished_at"], row["expires_at"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import asyncpg
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core.errors import StoreMismatch
 from holdfast.stores.postgres.address import Address
@@ -33,7 +33,9 @@ async def prepare(link: Link, frozen_at: int | None) -> None:
                 raise StoreMismatch(f"the schema {address.schema!r} {what}; run `holdfast migrate-schema URL`")
             await migrate(connection, address, frozen_at)
         elif done > last:
-            raise StoreMismatch(f"the schema {address.schema!r} is at version {done}, newer than this Holdfast ({last})")
+            raise StoreMismatch(
+                f"the schema {address.schema!r} is at version {done}, newer than this Holdfast ({last})"
+            )
     except TROUBLES as error:
         raise translate(error, address.shown, address.timeout_s) from error
     finally:
@@ -41,7 +43,7 @@ async def prepare(link: Link, frozen_at: int | None) -> None:
 
 
 async def migrate(connection: Any, address: Address, frozen_at: int | None = None) -> int:
-    """Take the steps that are missing, each in one transaction with its record. Several starters wait for each other."""
+    """Take the steps that are missing, in one transaction with their record. Several starters wait for each other."""
     schema = quoted(address.schema)
     await connection.execute(f"SET lock_timeout = {WAIT_MS}")
     key = await connection.fetchval("SELECT hashtext($1)", address.schema)

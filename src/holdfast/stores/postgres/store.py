@@ -102,15 +102,18 @@ class PostgresStore:
             try:
                 await schema.prepare(self._link, time.time_ns() // 1_000_000 if frozen else None)
                 (meta,) = await self._link.rows("meta", repeat=True)
-                if meta["frozen"] != frozen:
-                    made = "with" if meta["frozen"] else "without"
-                    raise StoreMismatch(f"the schema {self.address.schema!r} was made {made} test_clock=frozen")
+                self._check_clock(frozen=meta["frozen"])
                 await self._link.rows("new_epoch", repeat=True)
                 self._capabilities = await doctor.durability(self._link)
             except BaseException:
                 self._link.distrust()  # Nobody would close what was never open.
                 raise
             self._ears = Ears(self._link, self._noted)
+
+    def _check_clock(self, *, frozen: bool) -> None:
+        if frozen != (self.options.test_clock == "frozen"):
+            made = "with" if frozen else "without"
+            raise StoreMismatch(f"the schema {self.address.schema!r} was made {made} test_clock=frozen")
 
     async def close(self) -> None:
         if self._timer is not None:
@@ -208,13 +211,11 @@ class PostgresStore:
         if now is None:
             return None
         await self._publish(News(ended=[item.key for item in items], logged=True), joined)
-        return [_COMPLETED] * len(items)
+        return [_COMPLETED for _ in items]
 
     async def _finish(self, items: Sequence[Finish], joined: Session | None) -> list[FinishAnswer]:
         keep = self.options.retention
-        return await self._each(
-            items, lambda unit: changes.finish(unit, items, keep), joined=joined, repeat=True
-        )
+        return await self._each(items, lambda unit: changes.finish(unit, items, keep), joined=joined, repeat=True)
 
     async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
         all_events = self.options.all_events
@@ -361,9 +362,7 @@ class PostgresStore:
         link, memory = self._opened, self._memory
         keep = self.options.retention
         while True:
-            reaped, news, unknown = await link.change(
-                lambda session: upkeep.reap(session, memory, limit, random, keep)
-            )
+            reaped, news, unknown = await link.change(lambda session: upkeep.reap(session, memory, limit, random, keep))
             if not unknown:
                 break
             for row in await link.rows("lanes_by_number", unknown, repeat=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncpg
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
 
@@ -40,24 +40,39 @@ def translate(error: BaseException, shown: str, timeout_s: float) -> StoreError:
     text = str(error).strip()
     if isinstance(error, StoreError):
         return error
-    if isinstance(error, TimeoutError) or isinstance(error, asyncpg.QueryCanceledError):
+    if isinstance(error, TimeoutError | asyncpg.QueryCanceledError):
         return StoreUnavailable(f"{shown} gave no answer within {timeout_s:g} s; what was asked for may yet be done")
-    if is_blocked(error):
-        return StoreBusy(f"{shown}: somebody's open transaction holds what is to be changed; try again when it has ended")
-    if is_conflict(error):
-        return StoreBusy(f"{shown}: too many change the same jobs at once: {text}")
-    if isinstance(error, asyncpg.InvalidPasswordError | asyncpg.InvalidAuthorizationSpecificationError):
-        return StoreUnavailable(f"{shown} does not let us in: {text}")
-    if isinstance(error, asyncpg.InvalidCatalogNameError):
-        return StoreUnavailable(f"{shown}: {text}; create it with CREATE DATABASE")
-    if isinstance(error, asyncpg.TooManyConnectionsError):
-        return StoreBusy(f"{shown} has no connection left: {text}; lower `connections` in the URL or raise its own limit")
-    if isinstance(error, asyncpg.InsufficientPrivilegeError):
-        return StoreUnavailable(f"{shown} forbids it: {text}")
-    if isinstance(error, asyncpg.UndefinedTableError | asyncpg.UndefinedFunctionError | asyncpg.InvalidSchemaNameError):
-        return StoreMismatch(f"{shown}: {text}; run `holdfast migrate-schema URL`")
-    if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
-        return StoreUnavailable(f"{shown} is a replica and takes no writes; connect to its primary")
+    for kinds, made, cure in _ANSWERS:
+        if isinstance(error, kinds):
+            return made(f"{shown}: {text}; {cure}")
     if isinstance(error, asyncpg.PostgresError) and not is_lost(error):
         return StoreUnavailable(f"{shown} answered: {text}")
     return StoreUnavailable(f"{shown} cannot be reached: {text.rstrip('.') or type(error).__name__}")
+
+
+_ANSWERS: tuple[tuple[tuple[type[Exception], ...], type[StoreError], str], ...] = (
+    (
+        (asyncpg.LockNotAvailableError,),
+        StoreBusy,
+        "somebody's open transaction holds what is to be changed; try again when it has ended",
+    ),
+    ((asyncpg.DeadlockDetectedError, asyncpg.SerializationError), StoreBusy, "too many change the same jobs at once"),
+    (
+        (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError),
+        StoreUnavailable,
+        "see the user and the password in the URL",
+    ),
+    ((asyncpg.InvalidCatalogNameError,), StoreUnavailable, "create it with CREATE DATABASE"),
+    (
+        (asyncpg.TooManyConnectionsError,),
+        StoreBusy,
+        "lower `connections` in the URL or raise the server's max_connections",
+    ),
+    ((asyncpg.InsufficientPrivilegeError,), StoreUnavailable, "grant it, or connect as another user"),
+    (
+        (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError),
+        StoreMismatch,
+        "run `holdfast migrate-schema URL`",
+    ),
+    ((asyncpg.ReadOnlySQLTransactionError,), StoreUnavailable, "it is a replica: connect to its primary"),
+)

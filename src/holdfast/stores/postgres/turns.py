@@ -1,8 +1,8 @@
 """Whose turn it is: which lanes a claim names, and what it learns from the answer. [TENANT-4]
 
-As memory does it: lanes with visible work that are not in the turns enter at the current minimum, then the lane with the
-least (virtual time, tenant) goes next. Here the database finds out who has visible work, so a round is planned as if all
-had that may have, and `claim` in migrations/ takes only as far as the plan is certain.
+As memory does it: lanes with visible work that are not in the turns enter at the current minimum, then the lane with
+the least (virtual time, tenant) goes next. Here the database finds out who has visible work, so a round is planned as
+if all had that may have, and `claim` in migrations/ takes only as far as the plan is certain.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A change of named jobs: lock them, read them, move them by `core.lifecycle`, write what came of it, in one transaction.
+"""A change of named jobs: lock, read, move by `core.lifecycle`, write what came of it, all in one transaction.
 
 The hot moves (enqueue of new ids, claim, complete) are stated again in migrations/; everything else is made of this.
 """
@@ -47,8 +47,8 @@ class News(Struct):
         for number in self.ready:
             lane = memory.by_number[number]
             found.append((Hint.READY, lane.tenant, lane.queue, ""))
-        found += [(Hint.DONE, *key) for key in self.ended]
-        found += [(Hint.CANCELED, *key) for key in self.canceled]
+        found += [(Hint.DONE, tenant, queue, id_) for tenant, queue, id_ in self.ended]
+        found += [(Hint.CANCELED, tenant, queue, id_) for tenant, queue, id_ in self.canceled]
         if self.logged:
             found.append((Hint.EVENTS, "", "", ""))
         return found
@@ -197,7 +197,8 @@ class Unit:
         blobs = [held.job.result.blob for held in self._gone if held.job.result is not None and held.job.result.blob]
         if blobs:
             await self.session.rows("drop_blobs", blobs)
-        ids = [(held.lane.number, held.job.id) for held in self._gone if (held.lane.number, held.job.id) not in self.found]
+        gone = [(held.lane.number, held.job.id) for held in self._gone]
+        ids = [key for key in gone if key not in self.found]
         if ids:
             await self._run("drop_ids", ids)
 
@@ -230,5 +231,3 @@ def _new(held: Held, place: int) -> tuple[Any, ...]:
         job.seq, job.visible_at, job.enqueued_at, job.result_ttl_ms, place, lane.line, lane.number, CODES[job.state],
         9 - e.priority, job.id, e.type, e.request_id, key, rows.pack_head(e), e.payload, rows.pack_extra(job),
     )  # fmt: skip
-
-

@@ -17,7 +17,6 @@ from holdfast.stores.postgres.link import Link, Session
 from holdfast.stores.postgres.log import Place
 from holdfast.stores.postgres.unit import News, Unit
 
-
 SLOT_BITS = 14
 """The numbers of a partition's rows agree but for that many bits, see the function `log`."""
 
@@ -45,7 +44,7 @@ async def reap(
 
 
 async def forget(session: Session, limit: int, *, blobs: bool) -> tuple[int, list[str], bool]:
-    """Forget jobs past their retention, and expired keys and workers: how many, blobs to delete, and if more are left."""
+    """Forget jobs past their retention, expired keys and workers: how many, blobs to delete, and if more are left."""
     now = await session.value("now")
     gone = await session.rows("forgotten_jobs", now, limit)
     if gone:

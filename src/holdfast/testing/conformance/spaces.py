@@ -1,7 +1,7 @@
 """Where the suite works: places of its own beside the URL it was given, never the data that is there.
 
-A memory store gets another name, a file store a directory below, Redis another `prefix`, PostgreSQL another `schema`. A store of somebody
-else's that knows no such option brings its own function.
+A memory store gets another name, a file store a directory below, Redis another `prefix`, PostgreSQL another
+`schema`. A store of somebody else's that knows no such option brings its own function.
 """
 
 from __future__ import annotations

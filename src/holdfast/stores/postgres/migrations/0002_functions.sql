@@ -95,13 +95,14 @@ DECLARE
     v_live int;
     v_keyed boolean;
 BEGIN
-    -- By the primary key, and locked in its order. What is not live any more is for the slower path to judge.
+    -- By the primary key, and locked in its order. What is not live any more is for the slower path to judge. The `+ 0`
+    -- hides from the planner that the index of deadlines has these rows too: with stale statistics it would walk that.
     WITH held AS MATERIALIZED (
         SELECT u.i, j.seq, j.lane, j.type, j.attempts, j.worker, j.logged, j.key
         FROM unnest(p_lanes, p_ids, p_tokens) WITH ORDINALITY AS u (lane, id, token, i)
         JOIN {s}.ids ON ids.lane = coalesce(u.lane, p_lanes[1]) AND ids.id = u.id
         JOIN {s}.jobs j ON j.seq = ids.seq
-        WHERE j.state = 4 AND j.token = u.token AND j.deadline > v_now
+        WHERE j.state + 0 = 4 AND j.token = u.token AND j.deadline > v_now
         ORDER BY j.seq
         FOR UPDATE OF j
     )

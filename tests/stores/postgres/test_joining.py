@@ -1,0 +1,94 @@
+"""ENQ-7: enqueues and completions that join the caller's own transaction."""
+
+import asyncio
+import random
+
+import asyncpg
+import psycopg
+import pytest
+
+from holdfast.core.errors import InvalidOption
+from holdfast.core.job import IdempotencyKey, JobState, Queued
+from tests.stores.postgres.support import all_events, claim, complete, fill, new, opened
+
+
+async def test_jobs_are_exactly_those_of_the_commits(postgres, database):
+    """1,000 transactions that end one way or the other, with a row of the caller's own beside each job."""
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    async with opened(postgres.url(database)) as store:
+        connection = await asyncpg.connect(postgres.url(database))
+        await connection.execute("CREATE TABLE orders (id text PRIMARY KEY)")
+        for n in range(1000):
+            transaction = connection.transaction()
+            await transaction.start()
+            await connection.execute("INSERT INTO orders VALUES ($1)", f"job-{n}")
+            key = IdempotencyKey(f"key-{n}") if chance.random() < 0.1 else None
+            (answer,) = await store.enqueue([new(f"job-{n}", idempotency=key)], connection=connection)
+            assert isinstance(answer, Queued)
+            await (transaction.commit() if chance.random() < 0.5 else transaction.rollback())
+        orders = {row["id"] for row in await connection.fetch("SELECT id FROM orders")}
+        await connection.close()
+        jobs = {job.id for _ in range(12) for job in await claim(store, 100)}
+        assert jobs == orders, f"seed {seed}"
+        enqueued = [event.job_id for event in await all_events(store) if event.kind == "enqueued"]
+        assert len(enqueued) == len(orders)
+
+
+async def test_an_open_transaction_holds_up_no_stranger(postgres, database):
+    """Neither in its own lane nor with the first job of it; only who wants the very same id waits."""
+    async with opened(postgres.url(database)) as store:
+        connection = await asyncpg.connect(postgres.url(database))
+        async with connection.transaction():
+            await store.enqueue([new("mine")], connection=connection)
+            for n in range(5):
+                assert isinstance((await store.enqueue([new(f"other-{n}")]))[0], Queued)
+            assert [job.id for job in await claim(store, 10)] == [f"other-{n}" for n in range(5)]
+        await connection.close()
+        # It became visible before what was claimed meanwhile: who hears no hint finds it with the next full look.
+        found = []
+        async with asyncio.timeout(5):
+            while not found:
+                found = await claim(store, 10)
+                await asyncio.sleep(0.05)
+        assert [job.id for job in found] == ["mine"]
+
+
+async def test_a_completion_joins_too(postgres, database):
+    async with opened(postgres.url(database)) as store:
+        await fill(store, 2)
+        first, second = await claim(store, 2)
+        connection = await asyncpg.connect(postgres.url(database))
+        transaction = connection.transaction()
+        await transaction.start()
+        await complete(store, [first], connection=connection)
+        await transaction.rollback()
+        assert (await store.get([first.key]))[0].state is JobState.LEASED
+        async with connection.transaction():
+            await complete(store, [first, second], connection=connection)
+        assert [job.state for job in await store.get([first.key, second.key])] == ["completed", "completed"]
+        await connection.close()
+
+
+async def test_psycopg_joins_as_well(postgres, database):
+    async with opened(postgres.url(database)) as store:
+        async with await psycopg.AsyncConnection.connect(postgres.url(database)) as connection:
+            await store.enqueue([new("gone")], connection=connection)
+            await connection.rollback()
+            await store.enqueue([new("kept"), new("keyed", idempotency=IdempotencyKey("k"))], connection=connection)
+            await connection.commit()
+        jobs = await claim(store, 10)
+        assert sorted(job.id for job in jobs) == ["kept", "keyed"]
+        async with await psycopg.AsyncConnection.connect(postgres.url(database)) as connection:
+            await complete(store, jobs, connection=connection)
+        assert [job.state for job in await store.get([job.key for job in jobs])] == ["completed", "completed"]
+
+
+async def test_what_cannot_be_joined_is_refused(postgres, database):
+    async with opened(postgres.url(database)) as store:
+        with pytest.raises(InvalidOption, match="cannot be joined"):
+            await store.enqueue([new("a")], connection=object())
+        connection = await asyncpg.connect(postgres.url(database))
+        with pytest.raises(InvalidOption, match="no transaction is open"):
+            await store.enqueue([new("a")], connection=connection)
+        await connection.close()

@@ -1,0 +1,74 @@
+"""EVENT-2 with transactions that take their id early and commit late."""
+
+import asyncio
+
+import asyncpg
+
+from holdfast.core.job import Cancel
+from tests.stores.postgres.support import all_events, claim, complete, fill, new, opened
+
+
+async def test_a_reader_waits_for_transactions_that_began_before(postgres, database):
+    """What commits late is not passed over, and what was committed meanwhile is not shown before it."""
+    async with opened(postgres.url(database)) as store:
+        connection = await asyncpg.connect(postgres.url(database))
+        async with connection.transaction():
+            await connection.execute("SELECT pg_current_xact_id()")  # It takes its id early ...
+            await fill(store, 3)
+            page = await store.events(None, None, 100)
+            assert page.events == []
+            await store.enqueue([new("late")], connection=connection)
+        # ... and its events come by their own place, none is lost, none is seen twice.
+        rest = await store.events(None, page.next, 100)
+        assert sorted(event.job_id for event in rest.events) == ["job-0000000", "job-0000001", "job-0000002", "late"]
+        assert (await store.events(None, rest.next, 100)).events == []
+        await connection.close()
+
+
+async def test_a_job_s_events_are_in_order_although_the_later_transaction_began_first(postgres, database):
+    """A completion in a transaction that is older than the claim of its job is read after the claim."""
+    async with opened(postgres.url(database)) as store:
+        connection = await asyncpg.connect(postgres.url(database))
+        async with connection.transaction():
+            await connection.execute("SELECT pg_current_xact_id()")
+            await fill(store, 1)
+            jobs = await claim(store, 1)
+            await complete(store, jobs, connection=connection)
+        assert [event.kind for event in await all_events(store)] == ["enqueued", "claimed", "completed"]
+        await connection.close()
+
+
+async def test_readers_beside_many_writers_see_each_event_once_and_in_order(postgres, database):
+    async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
+        seen, done = [], asyncio.Event()
+
+        async def live(number):
+            handle = (store, other)[number % 2]
+            ids = [f"{number}-{n}" for n in range(20)]
+            await handle.enqueue([new(id_, queue=f"q{number % 3}") for id_ in ids])
+            jobs = await claim(handle, 20, queue=f"q{number % 3}")
+            await handle.cancel([Cancel(job.key) for job in jobs[::2]])
+            await complete(handle, jobs[1::2])
+
+        async def read():
+            after = None
+            while True:
+                last = done.is_set()
+                page = await other.events(None, after, 7)
+                seen.extend(page.events)
+                after = page.next
+                if last and not page.more:
+                    return
+
+        reading = asyncio.create_task(read())
+        await asyncio.gather(*(live(number) for number in range(12)))
+        done.set()
+        await reading
+        assert len({event.offset for event in seen}) == len(seen) == 12 * 20 * 3
+        stories = {}
+        for event in seen:
+            stories.setdefault(event.job_id, []).append(event.kind)
+        assert {tuple(story) for story in stories.values()} == {
+            ("enqueued", "claimed", "canceled"),
+            ("enqueued", "claimed", "completed"),
+        }
