@@ -157,6 +157,7 @@ class Link:
     async def _take(self, *, urgent: bool) -> Connection:
         if self._closed:
             raise StoreUnavailable("the store is closed")
+        end = asyncio.get_running_loop().time() + self.address.wait_s
         while True:
             while self._idle:
                 if not urgent and self._busy >= self.address.connections - 1:
@@ -173,18 +174,18 @@ class Link:
                     self._count -= 1
                     self._wake()
                     raise
-            await self._wait(urgent=urgent)
+            await self._wait(end, urgent=urgent)
 
     @property
     def _busy(self) -> int:
         return self._count - len(self._idle)
 
-    async def _wait(self, *, urgent: bool) -> None:
+    async def _wait(self, end: float, *, urgent: bool) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (urgent, future)
         self._waiting.append(entry)
         try:
-            async with asyncio.timeout(self.address.wait_s):
+            async with asyncio.timeout_at(end):
                 await future
         except TimeoutError:
             most = self.address.connections

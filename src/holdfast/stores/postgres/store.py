@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core.errors import InvalidOption, JobNotFound, StoreMismatch, StoreUnavailable, Unsupported
+from holdfast.core.errors import InvalidOption, JobNotFound, StoreBusy, StoreMismatch, StoreUnavailable, Unsupported
 from holdfast.core.job import (
     Cancel,
     CancelStatus,
@@ -59,6 +59,7 @@ from holdfast.stores.postgres.ears import Ears, Told, channel_of, payloads
 from holdfast.stores.postgres.joining import join
 from holdfast.stores.postgres.link import Link, Session
 from holdfast.stores.postgres.quotas import Quotas
+from holdfast.stores.postgres.trouble import is_blocked
 from holdfast.stores.postgres.unit import News, Unit, scope_of
 
 A = TypeVar("A")
@@ -152,7 +153,29 @@ class PostgresStore:
         answers: list[EnqueueAnswer] = []
         joined = None if connection is None else await join(connection, self._opened.sql)
         for piece in _pieces(items):
-            answers += await self._enqueue(piece, joined)
+            answers += await (self._enqueue(piece, joined) if joined else self._enqueue_apart(piece))
+        return answers
+
+    async def _enqueue_apart(self, items: Sequence[NewJob]) -> list[EnqueueAnswer]:
+        """Take in a batch; one that somebody's open transaction blocks is halved until what is blocked stands alone.
+
+        Only that waits, and the others are in before its StoreBusy is raised: they can be sent again. [ENQ-7, ENQ-8]
+        """
+        try:
+            return await self._enqueue(items, None)
+        except StoreBusy as busy:
+            if len(items) == 1 or not is_blocked(busy.__cause__):
+                raise
+        half = len(items) // 2
+        answers: list[EnqueueAnswer] = []
+        blocked: StoreBusy | None = None
+        for part in (items[:half], items[half:]):
+            try:
+                answers += await self._enqueue_apart(part)
+            except StoreBusy as busy:
+                blocked = busy
+        if blocked is not None:
+            raise blocked
         return answers
 
     async def _enqueue(self, items: Sequence[NewJob], joined: Session | None) -> list[EnqueueAnswer]:

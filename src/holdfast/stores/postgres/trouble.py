@@ -30,7 +30,7 @@ def is_conflict(error: BaseException) -> bool:
     return isinstance(error, asyncpg.PostgresError) and getattr(error, "sqlstate", "") in _AGAIN
 
 
-def is_blocked(error: BaseException) -> bool:
+def is_blocked(error: BaseException | None) -> bool:
     """Whether a lock was not to be had in time."""
     return isinstance(error, asyncpg.PostgresError) and getattr(error, "sqlstate", "") == "55P03"
 

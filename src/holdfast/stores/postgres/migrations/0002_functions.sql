@@ -30,14 +30,14 @@ BEGIN
 END $$;
 
 -- Take in new jobs whose ids are all new and different, without keys and quotas. Answers the clock; or NULL, and
--- nothing was done. [ENQ-1, ENQ-2]
+-- nothing was done. Waits for nobody's open transaction: whoever is blocked cuts the batch in two. [ENQ-1, ENQ-2, ENQ-7]
 CREATE FUNCTION {s}.enqueue(
     p_tenants text[], p_lines int[], p_lanes int[], p_ids text[], p_types text[], p_requests text[],
     p_ranks smallint[], p_attempts int[], p_delays bigint[], p_run_ats bigint[], p_ttls bigint[],
     p_heads bytea[], p_payloads bytea[]
 ) RETURNS bigint LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET lock_timeout = '100ms' AS $$
 DECLARE
     v_now bigint;
     v_xid bigint;

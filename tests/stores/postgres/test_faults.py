@@ -1,0 +1,87 @@
+"""Real faults: connections that are cut, a server that dies, a pool that is full."""
+
+import asyncio
+
+import asyncpg
+import pytest
+
+from holdfast.core.errors import StoreBusy, StoreUnavailable
+from holdfast.core.job import Extend, Extended, JobState, Queued
+from tests.stores.postgres.support import claim, complete, fill, new, opened
+
+
+async def test_a_blocked_id_blocks_only_itself(postgres, database):
+    """Of a batch with an id that somebody's open transaction holds, all others are in."""
+    async with opened(postgres.url(database)) as store:
+        connection = await asyncpg.connect(postgres.url(database))
+        async with connection.transaction():
+            await store.enqueue([new("held")], connection=connection)
+            with pytest.raises(StoreBusy, match="open transaction"):
+                await store.enqueue([new(f"other-{n}") for n in range(5)] + [new("held")] + [new("last")])
+            assert len(await claim(store, 10)) == 6
+        await connection.close()
+
+
+async def test_connections_that_are_cut_are_made_anew(postgres, database):
+    async with opened(postgres.url(database)) as store:
+        await fill(store, 10)
+        jobs = await claim(store, 5)
+        postgres.sql(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}' "
+            "AND pid <> pg_backend_pid()"
+        )
+        assert all(answer.state is JobState.COMPLETED for answer in await complete(store, jobs))
+        postgres.sql(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}' "
+            "AND pid <> pg_backend_pid()"
+        )
+        assert isinstance((await store.enqueue([new("after")]))[0], Queued)
+
+
+async def test_nothing_acknowledged_is_lost_when_the_server_dies(durable):
+    async with opened(durable.url()) as store:
+        acknowledged, stop = [], asyncio.Event()
+
+        async def produce(number):
+            n = 0
+            while not stop.is_set():
+                ids = [f"{number}-{n + k}" for k in range(20)]
+                try:
+                    await store.enqueue([new(id_) for id_ in ids])
+                except (StoreUnavailable, StoreBusy):
+                    await asyncio.sleep(0.05)
+                    continue
+                acknowledged.extend(ids)
+                n += 20
+
+        producing = [asyncio.create_task(produce(number)) for number in range(3)]
+        while len(acknowledged) < 400:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(durable.kill)
+        before = len(acknowledged)
+        await asyncio.to_thread(durable.restart)
+        async with asyncio.timeout(30):
+            while len(acknowledged) < before + 200:
+                await asyncio.sleep(0.01)
+        stop.set()
+        await asyncio.gather(*producing)
+        there = await store.get([new(id_).key for id_ in acknowledged])
+        assert all(job is not None for job in there)
+
+
+async def test_a_full_pool_says_so_and_renewals_go_on(postgres, database):
+    """Two connections and a hundred callers who are all blocked: StoreBusy for them, and extend is answered."""
+    async with opened(postgres.url(database, connections=2, wait_s=1)) as store:
+        await fill(store, 2)
+        job, other = await claim(store, 2)
+        connection = await asyncpg.connect(postgres.url(database))
+        async with connection.transaction():
+            await connection.execute("SELECT FROM holdfast.jobs WHERE seq = $1 FOR UPDATE", other.seq)
+            calls = [asyncio.create_task(complete(store, [other])) for _ in range(100)]
+            await asyncio.sleep(0.2)
+            async with asyncio.timeout(1):
+                (answer,) = await store.extend([Extend(job.key, job.token, 60_000)])
+            assert isinstance(answer, Extended)
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert any(isinstance(end, StoreBusy) and "connections" in str(end) for end in ends)
+        await connection.close()
