@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.core.errors import StoreBusy, StoreUnavailable
 from holdfast.core.job import Extend, Extended, JobState, Queued
+from tests.eventually import eventually
 from tests.stores.postgres.support import claim, complete, fill, new, opened
 
 
@@ -55,14 +56,11 @@ async def test_nothing_acknowledged_is_lost_when_the_server_dies(durable):
                 n += 20
 
         producing = [asyncio.create_task(produce(number)) for number in range(3)]
-        while len(acknowledged) < 400:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(acknowledged) >= 400)
         await asyncio.to_thread(durable.kill)
         before = len(acknowledged)
         await asyncio.to_thread(durable.restart)
-        async with asyncio.timeout(30):
-            while len(acknowledged) < before + 200:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: len(acknowledged) >= before + 200)
         stop.set()
         await asyncio.gather(*producing)
         there = await store.get([new(id_).key for id_ in acknowledged])

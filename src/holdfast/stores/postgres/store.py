@@ -59,7 +59,7 @@ from holdfast.stores.postgres.ears import Ears, Told, channel_of, payloads
 from holdfast.stores.postgres.joining import join
 from holdfast.stores.postgres.link import Link, Session
 from holdfast.stores.postgres.quotas import Quotas
-from holdfast.stores.postgres.trouble import is_blocked
+from holdfast.stores.postgres.trouble import TROUBLES, is_blocked, translate
 from holdfast.stores.postgres.unit import News, Unit, scope_of
 
 A = TypeVar("A")
@@ -398,6 +398,16 @@ class PostgresStore:
 
     async def doctor(self) -> Sequence[Finding]:
         return await doctor.findings(self._opened)
+
+    async def migrate(self) -> int:
+        """Bring the schema up to date, for a store that is not open; how many steps that took."""
+        connection = await self._link.dial()
+        try:
+            return await schema.migrate(connection, self.address)
+        except TROUBLES as error:
+            raise translate(error, self.address.shown, self.address.timeout_s) from error
+        finally:
+            await connection.close(timeout=2)
 
     async def erase(self) -> None:
         """Remove the whole schema. Only for places of tests: raises Unsupported without `test_clock`."""

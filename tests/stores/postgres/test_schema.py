@@ -1,0 +1,55 @@
+"""The schema is made once, by several starters at once, and told from one that is not ours."""
+
+import asyncio
+
+import asyncpg
+import pytest
+
+from holdfast.core.errors import StoreMismatch
+from holdfast.store import make_store
+from holdfast.stores.postgres.sql import migrations
+from tests.stores.postgres.support import claim, fill, opened
+
+
+async def test_many_starters_at_once_make_one_schema(postgres, database):
+    stores = [make_store(postgres.url(database)) for _ in range(6)]
+    await asyncio.gather(*(store.open() for store in stores))
+    await fill(stores[0], 10)
+    assert len(await claim(stores[5], 20)) == 10
+    for store in stores:
+        await store.close()
+
+
+async def test_without_leave_to_migrate_it_says_what_to_run(postgres, database):
+    store = make_store(postgres.url(database, migrate=0))
+    with pytest.raises(StoreMismatch, match="migrate-schema"):
+        await store.open()
+    assert await store.migrate() == len(migrations())
+    assert await store.migrate() == 0
+    await store.open()
+    await store.close()
+
+
+async def test_a_newer_schema_is_left_alone(postgres, database):
+    async with opened(postgres.url(database)):
+        pass
+    connection = await asyncpg.connect(postgres.url(database))
+    await connection.execute("INSERT INTO holdfast.migrations VALUES (9999, 'from the future')")
+    await connection.close()
+    with pytest.raises(StoreMismatch, match="newer"):
+        await make_store(postgres.url(database)).open()
+
+
+async def test_a_frozen_clock_is_not_mistaken_for_a_running_one(postgres, database):
+    async with opened(postgres.url(database, test_clock="frozen")):
+        pass
+    with pytest.raises(StoreMismatch, match="frozen"):
+        await make_store(postgres.url(database)).open()
+
+
+async def test_the_doctor_looks_at_everything(postgres, database):
+    async with opened(postgres.url(database)) as store:
+        found = {finding.subject: finding for finding in await store.doctor()}
+    assert found["schema"].text == f"version {len(migrations())} of {len(migrations())}"
+    assert found["durability"].level == "bad"  # This server flushes nothing.
+    assert {"store", "primary", "transactions", "bloat", "size", "partitions"} <= set(found)
