@@ -6,6 +6,8 @@ import random
 import asyncpg
 import psycopg
 import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import IdempotencyKey, JobState, Queued
@@ -82,6 +84,26 @@ async def test_psycopg_joins_as_well(postgres, database):
         async with await psycopg.AsyncConnection.connect(postgres.url(database)) as connection:
             await complete(store, jobs, connection=connection)
         assert [job.state for job in await store.get([job.key for job in jobs])] == ["completed", "completed"]
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_sqlalchemy_joins_over_either_driver(postgres, database, driver):
+    async with opened(postgres.url(database)) as store:
+        engine = create_async_engine(postgres.url(database).replace("postgresql:", f"postgresql+{driver}:"))
+        async with engine.connect() as connection:
+            await connection.execute(text("CREATE TABLE orders (id text PRIMARY KEY)"))
+            await connection.commit()
+            await connection.execute(text("INSERT INTO orders VALUES ('gone')"))
+            await store.enqueue([new("gone")], connection=connection)
+            await connection.rollback()
+            await connection.execute(text("INSERT INTO orders VALUES ('kept')"))
+            await store.enqueue([new("kept")], connection=connection)
+            await connection.commit()
+        async with AsyncSession(engine) as session, session.begin():
+            await session.execute(text("INSERT INTO orders VALUES ('by-session')"))
+            await store.enqueue([new("by-session")], connection=session)
+        await engine.dispose()
+        assert sorted(job.id for job in await claim(store, 10)) == ["by-session", "kept"]
 
 
 async def test_what_cannot_be_joined_is_refused(postgres, database):

@@ -103,6 +103,7 @@ class Ears:
         self._tasks: set[asyncio.Task[None]] = set()
         self._telling: asyncio.Task[None] | None = None
         self._untold: dict[Told, None] = {}
+        self._urgent = asyncio.Event()
         self._warned = False
         self._closed = False
 
@@ -114,12 +115,19 @@ class Ears:
             for hint in hints:
                 self._deliver(Signal(*hint))
         self._untold |= dict.fromkeys(hints)
+        if any(hint[0] is not Hint.EVENTS for hint in hints):
+            self._urgent.set()
         if self._untold and self._telling is None and not self._closed:
             self._telling = asyncio.get_running_loop().create_task(self._tell(), name="holdfast notify")
 
     async def _tell(self) -> None:
         try:
             while self._untold:
+                # That the log grew follows every change, and goes with the next hint that somebody may wait for.
+                if not self._closed:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._urgent.wait(), GATHER_S)
+                self._urgent.clear()
                 hints, self._untold = self._untold, {}
                 for payload in payloads(self._origin, hints):
                     # A hint that cannot be sent costs those who wait for it a look of their own, later.
@@ -155,6 +163,7 @@ class Ears:
         """Tell what is untold, and end it all. Twice is harmless."""
         self._closed = True
         self._listeners.clear()
+        self._urgent.set()
         if self._telling is not None:
             await asyncio.wait([self._telling])
         self._rest()

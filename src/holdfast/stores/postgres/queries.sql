@@ -64,7 +64,7 @@ SELECT pg_advisory_xact_lock(hashtextextended($1::text, 7));
 -- name: xid
 SELECT {s}.xid();
 -- name: find
-SELECT u.i, x.* FROM unnest($1::int[], $2::text[]) WITH ORDINALITY AS u (lane, id, i)
+SELECT u.i, {s}.now_ms() AS now, x.* FROM unnest($1::int[], $2::text[]) WITH ORDINALITY AS u (lane, id, i)
 JOIN {s}.ids ON ids.lane = u.lane AND ids.id = u.id
 CROSS JOIN LATERAL (
     SELECT {hot} FROM {s}.jobs WHERE seq = ids.seq

@@ -62,10 +62,12 @@ async def get(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[Job | 
         if lane is not None:
             places.append(n)
             numbers.append(lane.number)
-    now = await link.value("now", repeat=True)
+    if not places:
+        return found
     for row in await link.rows("find", numbers, [keys[n].id for n in places], repeat=True):
         n = places[cast("int", row["i"]) - 1]
         job = rows.to_job(row, keys[n].tenant, keys[n].queue)
+        now: int = row["now"]
         if not lifecycle.forgotten(job, now):
             found[n] = _shown(job, now)
     return found
