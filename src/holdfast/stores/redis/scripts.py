@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from msgspec import Struct
 
-PARTS = ("prelude", "jobs", "lanes", "turns")
+PARTS = ("prelude", "jobs", "lanes", "turns", "offers")
 _USES = re.compile(r"uses: ([a-z ]+)$", re.MULTILINE)
 _FUNCTION = re.compile(r"^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
 _WORD = re.compile(r"\w+")

@@ -1,9 +1,17 @@
--- Leases visible jobs, in order and in fair turns. [CLAIM-1 to CLAIM-5, TENANT-4, LEASE-3]   uses: jobs lanes turns
+-- Leases visible jobs, in order and in fair turns. [CLAIM-1 to CLAIM-5, TENANT-4, LEASE-3]   uses: jobs lanes turns offers
 --
--- request: { tenant or false, queues, limit, lease_ms, worker, random, how many expired leases to end first }
--- Answers { now, next_at or -1, lane, id, record, lane, id, record, ... }. Sent once: a lost reply costs a lease. [ENQ-8]
+-- request: { tenant or false, queues, limit, lease_ms, worker, random, how many expired leases to end first,
+--   false or { channel, number of this offer, number of the last one, how many it was for, how many of them came,
+--   how many to offer at most, for how many ms } }
+-- Answers { now, next_at or -1, how many are offered or minus how many are on their way, lane, id, record, lane, id, record, ... }. Sent once: a lost reply
+-- costs a lease. [ENQ-8]
 
-local tenant, queues, limit, lease_ms, worker, random, repairs = unpack(request)
+local tenant, queues, limit, lease_ms, worker, random, repairs, offer = unpack(request)
+local places, coming = offer and places_of(tenant, queues), 0
+if offer then
+  coming = take_back(offer[1], places, offer[3], offer[4], offer[5])
+  limit = limit - coming
+end
 
 reap(repairs, random)
 
@@ -203,7 +211,7 @@ for _, settle in ipairs(settling) do
   settle()
 end
 
-local next_at = worn_out and now or nil
+local next_at, LOOK_AGAIN_MS = worn_out and now or nil, 20
 
 local function look_at(moment)
   if moment and (not next_at or moment < next_at) then
@@ -223,7 +231,15 @@ if picks < limit then
   end
 end
 
-local answer = { now, next_at or -1 }
+local offered = offer and max(0, min(limit - picks, offer[6])) or 0
+if offered > 0 then
+  local mine = { now + offer[7], offered, offered, offer[2], lease_ms, worker, tenant, queues }
+  make_offer(offer[1], places, mine, offer[7])
+elseif coming > 0 then
+  look_at(now + LOOK_AGAIN_MS) -- What is on its way was counted in, and may be lost.
+end
+
+local answer = { now, next_at or -1, offered > 0 and offered or -coming }
 for n = 1, picks do
   if found[n] then
     local size = #answer

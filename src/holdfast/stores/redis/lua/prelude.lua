@@ -12,7 +12,9 @@ local shard = sub(KEYS[1], 1, -2)
 local keep_failed, keep_canceled, all_events, expired_print, on_cluster = unpack(cmsgpack.unpack(ARGV[1]))
 local request = ARGV[2] and cmsgpack.unpack(ARGV[2])
 
-local counters = call('HMGET', KEYS[1], 'last', 'shift', 'frozen', 'log', 'logged', 'paused', 'settings')
+local counters = call(
+  'HMGET', KEYS[1], 'last', 'shift', 'frozen', 'log', 'logged', 'paused', 'settings', 'offers', 'own_offers'
+)
 local last = tonumber(counters[1]) or 0
 local shift = tonumber(counters[2]) or 0
 local micros

@@ -1,0 +1,99 @@
+-- Offers: an idle worker leaves word of what it would take, and an enqueue hands it the job at once. [CLAIM-3]
+--
+-- O:QUEUE has the offers to take from any tenant, o:LANE those of workers of one tenant: hashes of
+-- channel -> { until, how many more, how many at first, number, lease_ms, worker, tenant or false, queues }. `offers` and
+-- `own_offers` of the counters say until when there are any. Not on a cluster, where nobody knows who hears a channel.
+
+-- How many offers are looked at: some may be of workers that are gone.
+local OFFERS_AT_ONCE = 4
+
+local function places_of(tenant, queues)
+  local places = {}
+  for n, queue in ipairs(queues) do
+    places[n] = shard .. (tenant and 'o:' .. lane_named(tenant, queue).name or 'O:' .. queue)
+  end
+  return places
+end
+
+-- Write an offer down wherever it counts; one that is used up, or `false`, goes.
+local function write_offer(channel, places, offer)
+  local raw = offer and offer[2] > 0 and cmsgpack.pack(offer)
+  for _, place in ipairs(places) do
+    if raw then
+      call('HSET', place, channel, raw)
+    else
+      call('HDEL', place, channel)
+    end
+  end
+end
+
+-- Take a worker's offer back before it claims: how many jobs are on their way to it that it does not know of yet.
+local function take_back(channel, places, number, given, got)
+  local raw = call('HGET', places[1], channel)
+  if not raw then
+    return max(0, given - got) -- All used, as far as the worker knows what it offered.
+  end
+  local offer = cmsgpack.unpack(raw)
+  write_offer(channel, places, false)
+  return offer[4] == number and max(0, offer[3] - offer[2] - got) or 0
+end
+
+-- Leave an offer; on the way, two others are looked at, so that those of the dead do not pile up.
+local function make_offer(channel, places, offer, lasts_ms)
+  for _, place in ipairs(places) do
+    local some = call('HRANDFIELD', place, 2, 'WITHVALUES')
+    for n = 1, #some, 2 do
+      if cmsgpack.unpack(some[n + 1])[1] <= now then
+        call('HDEL', place, some[n])
+      end
+    end
+    call('PEXPIRE', place, 2 * lasts_ms)
+  end
+  write_offer(channel, places, offer)
+  local known = tonumber(counters[offer[7] and 9 or 8]) or 0
+  call('HSET', KEYS[1], offer[7] and 'own_offers' or 'offers', whole(max(known, offer[1])))
+end
+
+-- Somebody who listens and offered to take so many jobs of a place: channel and offer, or nil.
+local function offer_at(place, count)
+  for _ = 1, OFFERS_AT_ONCE do
+    local found = call('HRANDFIELD', place, 1, 'WITHVALUES')
+    if not found[1] then
+      return nil
+    end
+    local offer = cmsgpack.unpack(found[2])
+    if offer[1] > now and call('PUBSUB', 'NUMSUB', found[1])[2] > 0 then
+      if offer[2] >= count then
+        return found[1], offer
+      end
+    else
+      call('HDEL', place, found[1])
+    end
+  end
+  return nil
+end
+
+-- Who is to have new jobs of this lane at once, if no other job would be next. It takes no turn: turns are for tenants
+-- that wait, and here nobody does. [TENANT-4, CLAIM-2]
+local function taker_of(lane, count)
+  if is_paused(lane) then
+    return nil
+  end
+  local tenant, queue = names_of(lane)
+  local channel, offer
+  if (tonumber(counters[9]) or 0) > now and call('ZCARD', lane.w) == 0 then
+    channel, offer = offer_at(shard .. 'o:' .. lane.name, count)
+  end
+  if not channel and (tonumber(counters[8]) or 0) > now and call('ZCARD', shard .. 'T:' .. queue) == 0 then
+    local head = call('ZRANGE', shard .. 'N:' .. queue, 0, 0, 'WITHSCORES')
+    if not head[1] or tonumber(head[2]) > now then
+      channel, offer = offer_at(shard .. 'O:' .. queue, count)
+    end
+  end
+  if not channel then
+    return nil
+  end
+  offer[2] = offer[2] - count
+  write_offer(channel, places_of(offer[7] and tenant, offer[8]), offer)
+  return channel, offer
+end
