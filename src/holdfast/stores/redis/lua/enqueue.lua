@@ -1,4 +1,4 @@
--- Takes in new jobs. [ENQ-1 to ENQ-8, TENANT-5]   uses: jobs lanes offers
+-- Takes in new jobs. [ENQ-1 to ENQ-8, TENANT-5]   uses: jobs lanes, after lone_enqueue
 --
 -- request: columns, one value for each item: lanes (or one for all), ids, sizes of type, settings, request id, key and
 --   payload, size of a payload that stands elsewhere, priority, max_attempts, delay_ms, run_at or -1, result_ttl_ms,
@@ -12,43 +12,6 @@ local names, ids, types, statics, requests, keys, payloads, larges, priorities, 
   replaces, sames, plain = unpack(request)
 local bodies, large = ARGV[3], ARGV[4]
 local answers, at, large_at = {}, 1, 1
-
--- A few jobs for a worker that waits for just these are leased to it and sent at once. [CLAIM-1, RETRY-1]
-local HANDED_OVER = 4
-local taker, offer, sent
-
-local function is_visible(n)
-  return run_ats[n] < 0 and delays[n] <= 0 or run_ats[n] >= 0 and run_ats[n] <= now
-end
-
-local function find_taker(lane)
-  if on_cluster or #names > 1 or #ids > HANDED_OVER then
-    return
-  end
-  for n = 1, #ids do
-    if larges[n] > 0 or not is_visible(n) then
-      return
-    end
-  end
-  taker, offer = taker_of(lane, #ids)
-  sent = taker and struct.pack('<I8I8', offer[4], now)
-end
-
-local function hand_over(lane, n, body, flags, seq, token)
-  local id, worker, deadline = ids[n], offer[6], now + offer[5]
-  local raw = struct.pack(
-    HEAD, LEASED, 1, 0, 0, 0, flags, #worker, priorities[n], 0, now, token, deadline, now, 0, 0, ttls[n],
-    attempts[n], types[n], keys[n], statics[n], requests[n], payloads[n], seq, now
-  ) .. body .. worker
-  set(lane.j, id, raw)
-  rank(lane.l, struct.pack('>I7', seq) .. id, deadline)
-  bound('L', lane, deadline)
-  local type = sub(body, 1, types[n])
-  note(KINDS.enqueued, lane.name, id, type, 0, 0, '', priorities[n], attempts[n], now)
-  note(KINDS.claimed, lane.name, id, type, 1, token, worker, now, deadline)
-  sent = sent .. struct.pack('<HHI4', #lane.name, #id, #raw) .. lane.name .. id .. raw
-  return READY
-end
 
 -- Put a new job in its place: the record, the order it is claimed in, the event.
 local function put(lane, n, body, seq)
@@ -94,17 +57,7 @@ local function put_all()
       return false
     end
   end
-  find_taker(lanes_of[1])
   local seq = tick(#ids)
-  if taker then
-    local token = tick(#ids)
-    for n = 1, #ids do
-      local flags = sames[n] and REQUEST_IS_ID or 0
-      answers[n] = hand_over(lanes_of[n], n, body_of(n), flags, seq + n - 1, token + n - 1)
-    end
-    register(lanes_of[1])
-    return true
-  end
   for n = 1, #ids do
     answers[n] = put(lanes_of[n], n, body_of(n), seq + n - 1)
     large_at = large_at + larges[n]
@@ -197,7 +150,4 @@ if not put_all() then
 end
 register_lanes()
 finish_call()
-if taker then
-  redis.pcall('PUBLISH', taker, sent) -- What is written stays: a lost message costs a lease.
-end
 return answers

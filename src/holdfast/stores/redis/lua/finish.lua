@@ -1,4 +1,4 @@
--- Completes, fails, retries or releases leased jobs. [LEASE-1, RETRY-1 to RETRY-5, RESULT-1]   uses: jobs
+-- Completes, fails, retries or releases leased jobs. [LEASE-1, RETRY-1 to RETRY-5, RESULT-1]   uses: jobs, after lone_finish
 --
 -- request: columns, one value for each item: lanes (or one for all), ids, tokens, outcomes (1 complete, 2 fail, 3 retry,
 --   4 release), sizes of the results; then, by place: 1 where the result is a blob's name; { { error's type, message,

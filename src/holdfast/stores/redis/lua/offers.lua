@@ -4,9 +4,6 @@
 -- channel -> { until, how many more, how many at first, number, lease_ms, worker, tenant or false, queues }. `offers` and
 -- `own_offers` of the counters say until when there are any. Not on a cluster, where nobody knows who hears a channel.
 
--- How many offers are looked at: some may be of workers that are gone.
-local OFFERS_AT_ONCE = 4
-
 local function places_of(tenant, queues)
   local places = {}
   for n, queue in ipairs(queues) do
@@ -52,48 +49,4 @@ local function make_offer(channel, places, offer, lasts_ms)
   write_offer(channel, places, offer)
   local known = tonumber(counters[offer[7] and 9 or 8]) or 0
   call('HSET', KEYS[1], offer[7] and 'own_offers' or 'offers', whole(max(known, offer[1])))
-end
-
--- Somebody who listens and offered to take so many jobs of a place: channel and offer, or nil.
-local function offer_at(place, count)
-  for _ = 1, OFFERS_AT_ONCE do
-    local found = call('HRANDFIELD', place, 1, 'WITHVALUES')
-    if not found[1] then
-      return nil
-    end
-    local offer = cmsgpack.unpack(found[2])
-    if offer[1] > now and call('PUBSUB', 'NUMSUB', found[1])[2] > 0 then
-      if offer[2] >= count then
-        return found[1], offer
-      end
-    else
-      call('HDEL', place, found[1])
-    end
-  end
-  return nil
-end
-
--- Who is to have new jobs of this lane at once, if no other job would be next. It takes no turn: turns are for tenants
--- that wait, and here nobody does. [TENANT-4, CLAIM-2]
-local function taker_of(lane, count)
-  if is_paused(lane) then
-    return nil
-  end
-  local tenant, queue = names_of(lane)
-  local channel, offer
-  if (tonumber(counters[9]) or 0) > now and call('ZCARD', lane.w) == 0 then
-    channel, offer = offer_at(shard .. 'o:' .. lane.name, count)
-  end
-  if not channel and (tonumber(counters[8]) or 0) > now and call('ZCARD', shard .. 'T:' .. queue) == 0 then
-    local head = call('ZRANGE', shard .. 'N:' .. queue, 0, 0, 'WITHSCORES')
-    if not head[1] or tonumber(head[2]) > now then
-      channel, offer = offer_at(shard .. 'O:' .. queue, count)
-    end
-  end
-  if not channel then
-    return nil
-  end
-  offer[2] = offer[2] - count
-  write_offer(channel, places_of(offer[7] and tenant, offer[8]), offer)
-  return channel, offer
 end
