@@ -75,12 +75,16 @@ class RedisPost:
         return self._last.given - self._last.got <= self._last.given // 2
 
     async def claim(self, request: ClaimRequest) -> Claimed:
-        if request.lease_ms < LEAST_LEASE_MS or not self._ears.hears(self._channel):
+        heard = request.lease_ms >= LEAST_LEASE_MS and self._ears.hears(self._channel)
+        if not heard and self._request is None:
             return await self._claim(request)
+        # Whoever is not heard now may be again, and what was offered before counts until it is taken back.
         limit = min(request.limit, BATCH)
         self._request = request
-        now, next_at, offered, *found = await self._ask(request, limit, MOST)
+        now, next_at, offered, *found = await self._ask(request, limit, MOST if heard else 0)
         self._last.given = max(0, offered)
+        if offered <= 0:
+            self._living.pop(self._last.number, None)  # Nothing can come under it.
         jobs = leased(found)
         times = [next_at] if next_at >= 0 else []
         if offered > 0:
@@ -91,16 +95,19 @@ class RedisPost:
 
     async def close(self) -> None:
         """Take back what is offered, and wait a moment for what is on its way. Twice is harmless."""
-        with contextlib.suppress(StoreError, TimeoutError):
-            if self._request is not None and self._last.given > self._last.got and self._ears.hears(self._channel):
-                last = self._last
-                _, _, coming, *_ = await self._ask(self._request, 0, 0)
-                async with asyncio.timeout(LAST_WORD_S):
-                    due = last.got - coming
-                    while last.got < due:
-                        self._came.clear()
-                        await self._came.wait()
-        self._stop()
+        request, self._request = self._request, None
+        try:
+            # Also if the last claim was not answered: the server may have got it.
+            if request is not None and self._ears.hears(self._channel):
+                last, got = self._last, self._last.got
+                with contextlib.suppress(StoreError, TimeoutError):
+                    _, _, coming, *_ = await self._ask(request, 0, 0)
+                    async with asyncio.timeout(LAST_WORD_S):
+                        while last.got < got - coming:
+                            self._came.clear()
+                            await self._came.wait()
+        finally:
+            self._stop()
 
     async def _ask(self, request: ClaimRequest, limit: int, most: int) -> list[Any]:
         last, lease_s = self._last, request.lease_ms / 1000

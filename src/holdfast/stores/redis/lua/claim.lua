@@ -15,17 +15,33 @@ end
 
 reap(repairs, random)
 
--- What was picked, in order: lanes, members, and further down ids and records.
-local picks, lanes_of, members = 0, {}, {}
+-- What was picked, in order: lanes, members, ids, records as far as known, and which have left their lane already.
+local picks, lanes_of, members, ids, found, popped, all_popped = 0, {}, {}, {}, {}, {}, true
+
+-- Where each lane gives one job the first is taken out at once, which saves the way back to it.
+local function pop_first(way)
+  local first = call('ZPOPMIN', way.lane.w)
+  local score = tonumber(first[2])
+  if score and score % BAND > now then
+    call('ZADD', way.lane.w, first[2], first[1]) -- Not due, but another may be: see `peek`.
+    return nil
+  end
+  return first[1]
+end
 
 local function pick(way)
-  local member = peek(way)
+  local first = way.chunk == 1 and way.low == 0 and way.skip == 0 and not on_cluster and pop_first(way)
+  local member = first or peek(way)
   if not member then
     return false
   end
-  way.at = way.at + 2
   picks = picks + 1
-  lanes_of[picks], members[picks] = way.lane, member
+  lanes_of[picks], members[picks], ids[picks] = way.lane, member, sub(member, 8)
+  if first then
+    popped[picks], found[picks] = true, call('HGET', way.lane.j, ids[picks])
+  else
+    way.at, all_popped = way.at + 2, false
+  end
   return true
 end
 
@@ -45,7 +61,7 @@ local settling, dry, worn_out = {}, 0, false
 local function take_turns(queue)
   local turns = shard .. 'T:' .. queue
   local heap, all, least, chunk = {}, {}, nil, nil
-  local page, at, following, next_lane = {}, 1, 0, nil
+  local page, at, following, next_lane, entered = {}, 1, 0, nil, nil
 
   -- The next lane of the index, which joins the heap when it has had a turn.
   local function ahead()
@@ -64,13 +80,15 @@ local function take_turns(queue)
     local moved = {}
     for _, turn in ipairs(all) do
       if turn.out then
-        leave_turns(queue, turn.lane, turn.time)
+        leave_turns(queue, turn.lane, not turn.moved and entered[turn.tenant] or turn.time)
       elseif turn.moved then
         local n = #moved
         moved[n + 1], moved[n + 2] = turn.time, turn.tenant
       end
+      entered[turn.tenant] = nil
     end
     send('ZADD', turns, moved)
+    check_entered(queue, entered)
     if least then
       call('HSET', shard .. 'f', queue, whole(max(least, tonumber(call('HGET', shard .. 'f', queue)) or 0)))
     end
@@ -79,7 +97,7 @@ local function take_turns(queue)
   return function()
     if not chunk then
       -- Only when this queue's turn comes: a claim that is full before leaves its tenants where they are.
-      enter_turns(queue, max(limit, 100))
+      entered = enter_turns(queue, max(limit, 100))
       chunk = math.ceil(limit / max(1, min(limit, call('ZCARD', turns))))
       settling[#settling + 1] = settle
       next_lane = ahead()
@@ -141,6 +159,7 @@ end
 
 -- Lease a job: a fresh token, a deadline, one more attempt. [CLAIM-1, RETRY-1]
 local deadline = now + lease_ms
+local deadline_text = whole(deadline)
 local CLAIMED = KINDS.claimed
 
 local raws, alone, runs_of = {}, {}, {}
@@ -171,11 +190,13 @@ local function lease(n, id, raw, token)
   raws[n] = struct.pack(
     MOVING, LEASED, attempts + 1, 0, 0, reason, flags, #worker, priority, 0, visible_at, token, deadline, now, 0, 0, ttl
   ) .. sub(raw, MOVING_SIZE + 1, HEAD_SIZE + type_size + static_size + request_size + payload_size) .. worker
-  if alone[lane] and not on_cluster then
+  if popped[n] or alone[lane] and not on_cluster then
     -- Its only job here: gathering would cost more than it saves.
     call('HSET', lane.j, id, raws[n])
-    call('ZREM', lane.w, member)
-    call('ZADD', lane.l, deadline, member)
+    if not popped[n] then
+      call('ZREM', lane.w, member)
+    end
+    call('ZADD', lane.l, deadline_text, member)
   else
     -- What `set` and `rank` do, without asking each time where.
     local runs = runs_of[lane]
@@ -189,7 +210,7 @@ local function lease(n, id, raw, token)
     at = gone.n + 1
     gone[at], gone.n = member, at
     at = leased.n
-    leased[at + 1], leased[at + 2], leased.n = deadline, member, at + 2
+    leased[at + 1], leased[at + 2], leased.n = deadline_text, member, at + 2
   end
   bound('L', lane, deadline)
   local type = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size)
@@ -197,11 +218,9 @@ local function lease(n, id, raw, token)
 end
 
 -- Records come lane by lane, leases are given in the order of the turns.
-local ids, found = {}, {}
-for n = 1, picks do
-  ids[n] = sub(members[n], 8)
+if not all_popped then
+  fetch(lanes_of, ids, found, alone)
 end
-fetch(lanes_of, ids, found, alone)
 local token = tick(picks)
 for n = 1, picks do
   lease(n, ids[n], found[n], token + n - 1)

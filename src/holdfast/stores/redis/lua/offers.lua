@@ -26,7 +26,10 @@ end
 
 -- Take a worker's offer back before it claims: how many jobs are on their way to it that it does not know of yet.
 local function take_back(channel, places, number, given, got)
-  local raw = call('HGET', places[1], channel)
+  local raw
+  for _, place in ipairs(places) do
+    raw = raw or call('HGET', place, channel) -- Not in the first where it was taken for one of the dead.
+  end
   if not raw then
     return max(0, given - got) -- All used, as far as the worker knows what it offered.
   end
@@ -44,9 +47,11 @@ local function make_offer(channel, places, offer, lasts_ms)
         call('HDEL', place, some[n])
       end
     end
-    call('PEXPIRE', place, 2 * lasts_ms)
   end
   write_offer(channel, places, offer)
+  for _, place in ipairs(places) do
+    call('PEXPIRE', place, 2 * lasts_ms)
+  end
   local known = tonumber(counters[offer[7] and 9 or 8]) or 0
   call('HSET', KEYS[1], offer[7] and 'own_offers' or 'offers', whole(max(known, offer[1])))
 end
