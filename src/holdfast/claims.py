@@ -142,7 +142,10 @@ class PlainPost:
     low = False
 
     def __init__(self, store: Store) -> None:
-        self.claim = store.claim
+        self._store = store
+
+    async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:  # noqa: ARG002 - of no use here
+        return await self._store.claim(request)
 
     async def close(self) -> None:
         pass

@@ -400,8 +400,12 @@ Deliver = Callable[[Claimed, float], None]
 class Post(Protocol):
     """One worker's place at a store: it claims here, and what it has room for beyond that may be sent to it."""
 
-    async def claim(self, request: ClaimRequest) -> Claimed:
-        """As `Store.claim`. If it finds fewer jobs than wished for, others may be delivered until the next claim."""
+    async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:
+        """As `Store.claim`. If it finds fewer jobs than wished for, others may be delivered until the next claim.
+
+        Claimed and delivered are together no more than `request.limit`; what is delivered is also no more than `free`,
+        the jobs that could start at once, less what was claimed.
+        """
         ...
 
     @property

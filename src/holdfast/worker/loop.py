@@ -163,7 +163,9 @@ class Loop:
             self._bell.arm()
             sent = time.monotonic()
             try:
-                claimed = await self._post.claim(self._request(room))
+                # What is claimed ahead is not to be delivered: it would wait here while others are free.
+                free = max(0, self._settings.concurrency - len(self._runner.running) - len(self._ahead))
+                claimed = await self._post.claim(self._request(room), free)
                 hit("worker.after_claim")
             except Exception as error:  # noqa: BLE001 - a worker outlives its store's troubles
                 if self._is_fatal(error):
@@ -341,6 +343,9 @@ class Loop:
 
     async def _end_calls(self, leaving: asyncio.Task[None], acking: asyncio.Task[None]) -> None:
         await self._within(DRAIN_S, leaving)
+        if not leaving.done():
+            # Also in a hurry: what is handed to us from now on would be lost until its lease is over.
+            await asyncio.wait([leaving], timeout=HURRY_S)
         self._acks.close()
         await self._within(DRAIN_S, acking)
         if not acking.done():

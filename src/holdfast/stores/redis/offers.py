@@ -74,14 +74,15 @@ class RedisPost:
     def low(self) -> bool:
         return self._last.given - self._last.got <= self._last.given // 2
 
-    async def claim(self, request: ClaimRequest) -> Claimed:
+    async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:
         heard = request.lease_ms >= LEAST_LEASE_MS and self._ears.hears(self._channel)
         if not heard and self._request is None:
             return await self._claim(request)
         # Whoever is not heard now may be again, and what was offered before counts until it is taken back.
         limit = min(request.limit, BATCH)
         self._request = request
-        now, next_at, offered, *found = await self._ask(request, limit, MOST if heard else 0)
+        free = limit if free is None else free
+        now, next_at, offered, *found = await self._ask(request, limit, free if heard else 0)
         self._last.given = max(0, offered)
         if offered <= 0:
             self._living.pop(self._last.number, None)  # Nothing can come under it.
@@ -109,12 +110,13 @@ class RedisPost:
         finally:
             self._stop()
 
-    async def _ask(self, request: ClaimRequest, limit: int, most: int) -> list[Any]:
+    async def _ask(self, request: ClaimRequest, limit: int, free: int) -> list[Any]:
         last, lease_s = self._last, request.lease_ms / 1000
         sent = time.monotonic()
         self._living = {number: offer for number, offer in self._living.items() if offer.until > sent}
         mine = self._last = self._living[last.number + 1] = _Offer(last.number + 1, sent, sent + lease_s)
-        offer = (self._channel.decode(), mine.number, last.number, last.given, last.got, most, request.lease_ms // 3)
+        lasts_ms = request.lease_ms // 3
+        offer = (self._channel.decode(), mine.number, last.number, last.given, last.got, free, MOST, lasts_ms)
         packed = encode((
             request.tenant or False, request.queues, limit, request.lease_ms, request.worker_id, request.random,
             REPAIR_LIMIT, offer,

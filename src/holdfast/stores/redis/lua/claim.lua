@@ -2,7 +2,7 @@
 --
 -- request: { tenant or false, queues, limit, lease_ms, worker, random, how many expired leases to end first,
 --   false or { channel, number of this offer, number of the last one, how many it was for, how many of them came,
---   how many to offer at most, for how many ms } }
+--   how many could start at once, how many to offer at most, for how many ms } }
 -- Answers { now, next_at or -1, how many are offered or minus how many are on their way, lane, id, record, lane, id, record, ... }. Sent once: a lost reply
 -- costs a lease. [ENQ-8]
 
@@ -250,10 +250,10 @@ if picks < limit then
   end
 end
 
-local offered = offer and max(0, min(limit - picks, offer[6])) or 0
+local offered = offer and max(0, min(limit - picks, offer[6] - coming - picks, offer[7])) or 0
 if offered > 0 then
-  local mine = { now + offer[7], offered, offered, offer[2], lease_ms, worker, tenant, queues }
-  make_offer(offer[1], places, mine, offer[7])
+  local mine = { now + offer[8], offered, offered, offer[2], lease_ms, worker, tenant, queues }
+  make_offer(offer[1], places, mine, offer[8])
 elseif coming > 0 then
   look_at(now + LOOK_AGAIN_MS) -- What is on its way was counted in, and may be lost.
 end

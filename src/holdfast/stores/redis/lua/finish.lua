@@ -62,7 +62,7 @@ local function finish_slowly(n, job, result)
   return job.state
 end
 
-local runs_of = {}
+local runs_of, now_text, ends = {}, whole(now), {}
 
 -- Complete a job that holds its lease and has no key, by changing the record where it differs; else nothing is done.
 local function complete(lane, n, raw, result)
@@ -97,9 +97,15 @@ local function complete(lane, n, raw, result)
   at = gone.n + 1
   gone[at], gone.n = member, at
   at = ended.n
-  ended[at + 1], ended[at + 2], ended.n = now, member, at + 2
+  ended[at + 1], ended[at + 2], ended.n = now_text, member, at + 2
   at = kept.n
-  kept[at + 1], kept[at + 2], kept.n = now + ttl, member, at + 2
+  -- As text, since the server makes one of each number that it is given.
+  local end_text = ends[ttl]
+  if not end_text then
+    end_text = whole(now + ttl)
+    ends[ttl] = end_text
+  end
+  kept[at + 1], kept[at + 2], kept.n = end_text, member, at + 2
   bound('E', lane, now + ttl)
   local type, worker = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size), sub(raw, stop + 1, stop + worker_size)
   note(KINDS.completed, lane.name, id, type, attempts, token, worker)

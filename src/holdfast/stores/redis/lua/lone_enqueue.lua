@@ -33,7 +33,7 @@ if #request[2] == 1 and request[16] and request[8][1] == 0 and not counters[7] a
             break
           end
           offer = cmsgpack.unpack(found[2])
-          if offer[1] > now and call('PUBSUB', 'NUMSUB', found[1])[2] > 0 then
+          if offer[1] > now and (redis.pcall('PUBSUB', 'NUMSUB', found[1])[2] or 0) > 0 then
             taker = found[1]
             break
           end
