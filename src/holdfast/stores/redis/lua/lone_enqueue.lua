@@ -1,21 +1,23 @@
--- One new job that is nothing special, straight on: no key, no large payload, no quotas, not on a cluster. It does what
--- `enqueue.lua` does, without the functions that take longer to make than this takes to run; all else is left to that.
+-- One new job that is nothing special, straight on: no key, no large payload, no settings of its tenant, not on a
+-- cluster. It does what `enqueue.lua` does, without the functions that take longer to make than this takes to run; all
+-- else is left to that.
 --
 -- If a worker waits and no other job would be next, it is leased to it and sent at once: see `offers.lua`. It takes no
 -- turn: turns are for tenants that wait, and here nobody does. [CLAIM-1, CLAIM-2, TENANT-4]
-if #request[2] == 1 and request[16] and request[8][1] == 0 and not counters[7] and not on_cluster then
+if #request[2] == 1 and request[16] and request[8][1] == 0 and not on_cluster then
   local lane, id, body = request[1][1], request[2][1], ARGV[3]
-  if not call('HGET', shard .. 'j:' .. lane, id) then
+  local tenant_size, tenant_at = string.match(lane, '^(%d+):()')
+  local tenant = sub(lane, tenant_at, tenant_at + tenant_size - 1)
+  local has_settings = counters[7] and call('EXISTS', shard .. 's:' .. tenant) == 1
+  if not has_settings and not call('HGET', shard .. 'j:' .. lane, id) then
     local priority, attempts, run_at = request[9][1], request[10][1], request[12][1]
-    local tenant_size, tenant_at = string.match(lane, '^(%d+):()')
-    local tenant = sub(lane, tenant_at, tenant_at + tenant_size - 1)
     local queue = sub(lane, string.match(lane, '^%d+:()', tenant_at + tenant_size))
     local type = sub(body, 1, request[3][1])
     local visible_at = max(now, run_at < 0 and now + request[11][1] or run_at)
     local state, worker, token, deadline, claimed_at = visible_at > now and 1 or 2, '', 0, 0, 0
 
     local taker, offer
-    if state == 2 and not counters[6] then
+    if state == 2 and not (counters[6] and call('SISMEMBER', shard .. 'P', lane) == 1) then
       for kind = 9, 8, -1 do
         local place
         if (tonumber(counters[kind]) or 0) <= now then
