@@ -164,6 +164,10 @@ local CLAIMED = KINDS.claimed
 
 local raws, alone, runs_of = {}, {}, {}
 
+-- Of a record's head: state, attempts, size of extra, visible_at, sizes of type, key, settings, request id and payload.
+local SEEN = '<BBxxxxxxI4I8' .. string.rep('x', 49) .. 'BHI4HI4'
+local starts, worker_size, times = {}, string.char(#worker), struct.pack('<I8I8', deadline, now)
+
 local function lease_slowly(job, token)
   move(job, LEASED, function()
     job.attempts, job.token, job.deadline = job.attempts + 1, token, deadline
@@ -180,16 +184,21 @@ local function lease(n, id, raw, token)
   if not raw then -- Somebody took the record and left the index: mend it, and let the others have their turn.
     return rank(lane.w, member, false)
   end
-  local state, attempts, _, _, reason, flags, _, priority, extra_size, visible_at, _, _, _, _, _, ttl,
-    _, type_size, key_size, static_size, request_size, payload_size = struct.unpack(HEAD, raw)
+  local state, attempts, extra_size, visible_at, type_size, key_size, static_size, request_size, payload_size =
+    struct.unpack(SEEN, raw)
   if key_size > 0 or extra_size > 0 or state == RETRYING then
     local job = parse(lane, id, raw)
     lane.jobs[id] = job
     return lease_slowly(job, token)
   end
-  raws[n] = struct.pack(
-    MOVING, LEASED, attempts + 1, 0, 0, reason, flags, #worker, priority, 0, visible_at, token, deadline, now, 0, 0, ttl
-  ) .. sub(raw, MOVING_SIZE + 1, HEAD_SIZE + type_size + static_size + request_size + payload_size) .. worker
+  local start = starts[attempts]
+  if not start then
+    start = string.char(LEASED, attempts + 1, 0, 0)
+    starts[attempts] = start
+  end
+  local stop = HEAD_SIZE + type_size + static_size + request_size + payload_size
+  raws[n] = start .. sub(raw, 5, 6) .. worker_size .. sub(raw, 8, 20) .. struct.pack('<I8', token) .. times
+    .. sub(raw, 45, stop) .. worker
   if popped[n] or alone[lane] and not on_cluster then
     -- Its only job here: gathering would cost more than it saves.
     call('HSET', lane.j, id, raws[n])
