@@ -403,6 +403,7 @@ class Post(Protocol):
     async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:
         """As `Store.claim`. If it finds fewer jobs than wished for, others may be delivered until the next claim.
 
+        A place is for one tenant, or all, and always the same queues, in whatever order.
         Claimed and delivered are together no more than `request.limit`; what is delivered is also no more than `free`,
         the jobs that could start at once, less what was claimed.
         """

@@ -87,6 +87,7 @@ class Ears:
 
         def stop() -> None:
             self._posts.pop(channel, None)
+            self._tune()  # At once: whoever hears it is sent jobs.
             self._leave(loop)
 
         return stop

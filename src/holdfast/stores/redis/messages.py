@@ -41,9 +41,7 @@ def handed_over(data: bytes) -> tuple[int, int, list[Job]]:
 
 def _completions(hint: Hint, data: bytes) -> Iterator[Signal]:
     for job in _jobs(data, 1):
-        yield Signal(
-            hint, job.tenant, job.queue, job.id, None if job.envelope.payload is records.ELSEWHERE else job
-        )
+        yield Signal(hint, job.tenant, job.queue, job.id, None if job.envelope.payload is records.ELSEWHERE else job)
 
 
 def _jobs(data: bytes, at: int) -> Iterator[Job]:

@@ -38,7 +38,10 @@ local function take_back(channel, places, number, given, got)
   return offer[4] == number and max(0, offer[3] - offer[2] - got) or 0
 end
 
--- Leave an offer; on the way, two others are looked at, so that those of the dead do not pile up.
+-- Leave an offer; on the way, two others are looked at, so that those of the dead do not pile up. Where nobody comes any
+-- more they go by themselves, after ten minutes at least, whatever lease the last one had.
+local OFFERS_KEPT_MS = 600000
+
 local function make_offer(channel, places, offer, lasts_ms)
   for _, place in ipairs(places) do
     local some = call('HRANDFIELD', place, 2, 'WITHVALUES')
@@ -50,7 +53,7 @@ local function make_offer(channel, places, offer, lasts_ms)
   end
   write_offer(channel, places, offer)
   for _, place in ipairs(places) do
-    call('PEXPIRE', place, 2 * lasts_ms)
+    call('PEXPIRE', place, max(OFFERS_KEPT_MS, 2 * lasts_ms))
   end
   local known = tonumber(counters[offer[7] and 9 or 8]) or 0
   call('HSET', KEYS[1], offer[7] and 'own_offers' or 'offers', whole(max(known, offer[1])))
