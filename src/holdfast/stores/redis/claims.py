@@ -16,7 +16,7 @@ from holdfast.stores.redis.keys import names_of
 from holdfast.stores.redis.records import encode
 from holdfast.stores.redis.shards import BATCH, Shards
 
-LOOK_S = 1.0
+LOOK_S = 2.0
 """How long a claim over all tenants waits for a shard that does not answer. It is not asked again for a while."""
 LOOK_AGAIN_MS = 1000
 """When to look again at shards that could not be reached."""
