@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from holdfast.store import Hint, Signal, Store
+from holdfast.store import Hint, Posting, Signal, Store
 
 if TYPE_CHECKING:
     from holdfast.core.job import Claimed, ClaimRequest
+    from holdfast.store import Deliver, Post
 
 POLL_S = 30.0
 _LEAST_WAIT_S = 0.005
@@ -133,6 +134,26 @@ class Claimer:
                 not signal.tenant or tenant is None or tenant == signal.tenant
             ):
                 _ring_one(waiting)
+
+
+class PlainPost:
+    """A place at a store that delivers nothing."""
+
+    low = False
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:  # noqa: ARG002 - of no use here
+        return await self._store.claim(request)
+
+    async def close(self) -> None:
+        pass
+
+
+def post_at(store: Store, deliver: Deliver) -> Post:
+    """A worker's place at a store."""
+    return (store.post(deliver) if isinstance(store, Posting) else None) or PlainPost(store)
 
 
 def pause_s(claimed: Claimed) -> float:

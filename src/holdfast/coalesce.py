@@ -30,14 +30,14 @@ class Coalescer(Generic[I, A]):
         self._gathering: deque[tuple[I, asyncio.Future[A]]] = deque()
         self._running: asyncio.Task[None] | None = None
 
-    async def __call__(self, item: I) -> A:
+    def __call__(self, item: I) -> asyncio.Future[A]:
         """The answer for `item`, whoever else's it travels with. A caller that is canceled harms no other."""
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._gathering.append((item, answer))
         if self._running is None:
             # An empty context: a batch belongs to no single caller's trace.
             self._running = asyncio.create_task(self._run(), context=Context())
-        return await answer
+        return answer
 
     async def settle(self) -> None:
         """Wait until everything asked for so far is answered."""

@@ -64,6 +64,8 @@ PLAIN = Resolved()
 
 def resolve(options: EnqueueOptions) -> Resolved:
     """Check the options of one enqueue. Raises InvalidName or InvalidOption with the reason."""
+    if not options:
+        return PLAIN
     said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if not said:
         return PLAIN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable
 from itertools import islice
 from typing import Any, TypeVar, Unpack, cast, overload
 
@@ -178,11 +178,12 @@ class Queue(Administration):
         key = JobKey(self.tenant, options.queue or spec.queue or self.name, options.id or request_id)
         return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
 
-    async def _send(self, new: NewJob, connection: Any) -> EnqueueAnswer:
+    def _send(self, new: NewJob, connection: Any) -> Awaitable[EnqueueAnswer]:
         self._check_open()
-        if connection is not None:
-            return (await self._enqueue_batch([new], connection))[0]
-        return await self._enqueues(new)
+        return self._enqueues(new) if connection is None else self._join(new, connection)
+
+    async def _join(self, new: NewJob, connection: Any) -> EnqueueAnswer:
+        return (await self._enqueue_batch([new], connection))[0]
 
     def _jobs_of(
         self, chunk: list[Any], options: EnqueueOptions, common: Resolved

@@ -393,6 +393,41 @@ class Store(Protocol):
         ...
 
 
+Deliver = Callable[[Claimed, float], None]
+"""Takes jobs that came unasked, and the moment by this process's clock from which their leases are to be counted."""
+
+
+class Post(Protocol):
+    """One worker's place at a store: it claims here, and what it has room for beyond that may be sent to it."""
+
+    async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:
+        """As `Store.claim`. If it finds fewer jobs than wished for, others may be delivered until the next claim.
+
+        A place is for one tenant, or all, and always the same queues, in whatever order.
+        Claimed and delivered are together no more than `request.limit`; what is delivered is also no more than `free`,
+        the jobs that could start at once, less what was claimed.
+        """
+        ...
+
+    @property
+    def low(self) -> bool:
+        """Whether most of what can be delivered has been: it takes a claim to go on."""
+        ...
+
+    async def close(self) -> None:
+        """Have nothing more delivered; what is on its way comes first. Twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class Posting(Protocol):
+    """A store that can hand a new job to an idle worker as it comes, which saves the worker the way to it."""
+
+    def post(self, deliver: Deliver) -> Post | None:
+        """A place for one worker, in the current event loop; None where it cannot be done with this deployment."""
+        ...
+
+
 class StoreUrl(Struct, frozen=True):
     """A store's address, taken apart: `scheme:rest?options`."""
 

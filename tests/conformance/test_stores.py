@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from holdfast.testing.conformance import RULES, Check, Spaces, all_checks, certify, perform
+from holdfast.testing.conformance import RULES, Check, Skipped, Spaces, all_checks, certify, perform
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyCluster, ValkeyServer
 
@@ -47,7 +47,10 @@ def transaction_on(url: str):
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: f"{check.rule}-{check.name}")
 def test_the_store_keeps_the_rule(check: Check, spaces: Spaces) -> None:
-    asyncio.run(perform(check, spaces, transaction_on(spaces.given)))
+    try:
+        asyncio.run(perform(check, spaces, transaction_on(spaces.given)))
+    except Skipped as reason:
+        pytest.skip(str(reason))
 
 
 def test_every_rule_of_the_contract_has_a_check() -> None:
@@ -72,3 +75,15 @@ def test_a_broken_rule_is_named_in_the_certificate() -> None:
     assert not certificate.held
     assert [(row.rule, row.check) for row in certificate.broken] == [("LEASE-1", "never_holds")]
     assert "as planned" in certificate.broken[0].error
+
+
+def test_what_a_store_does_not_have_is_skipped_with_the_reason() -> None:
+    checks = [check for check in all_checks() if check.name == "a_delivered_job_is_leased_as_by_a_claim"]
+    certificate = asyncio.run(certify("memory:skipped", checks))
+    assert certificate.held
+    assert [row.skipped for row in certificate.rows] == ["the store hands no jobs over: it has no `post`"]
+    with ValkeyServer() as server:
+        many, one = (asyncio.run(certify(server.url(shards=shards), checks)) for shards in (2, 1))
+    assert [row.skipped for row in many.rows] == ["the store hands no jobs over in this deployment: `post` gives None"]
+    assert one.held
+    assert [row.skipped for row in one.rows] == [""]

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from holdfast.claims import Claimer
+from holdfast.claims import Claimer, PlainPost, post_at
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import ClaimRequest, Envelope, JobKey, NewJob
-from holdfast.store import Hint, Signal, open_store
+from holdfast.store import Hint, Posting, Signal, open_store
 
 _numbers = itertools.count()
 
@@ -159,3 +159,56 @@ async def test_queues_rotate_between_looks(claimer, store):
     task.cancel()
     await asyncio.wait([task])
     assert [call.queues for call in calls] == [("a", "b", "c"), ("b", "c", "a")]
+
+
+# A worker's place at a store ----------------------------------------------------------------------------------
+
+
+class Posted:
+    """A store that hands jobs over, or says that it cannot."""
+
+    def __init__(self, place):
+        self.place = place
+        self.asked = []
+
+    async def claim(self, request):
+        return request
+
+    def post(self, deliver):
+        self.asked.append(deliver)
+        return self.place
+
+
+def deliver(claimed, sent):
+    raise AssertionError("nothing is delivered here")
+
+
+def test_a_store_that_posts_is_asked_for_a_place():
+    place = object()
+    posted = Posted(place)
+    assert isinstance(posted, Posting)
+    assert post_at(posted, deliver) is place
+    assert posted.asked == [deliver]
+
+
+async def test_a_store_that_cannot_post_here_gives_a_plain_place():
+    posted = Posted(None)
+    place = post_at(posted, deliver)
+    assert posted.asked == [deliver]
+    assert isinstance(place, PlainPost)
+    assert await place.claim("a request") == "a request"
+    assert not place.low
+
+
+async def test_a_store_that_knows_nothing_of_posts_gives_a_plain_place(store):
+    assert not isinstance(store, Posting)
+    place = post_at(store, deliver)
+    assert isinstance(place, PlainPost)
+    await enqueue(store, "x")
+    assert [job.id for job in (await place.claim(request())).jobs] == ["x"]
+    await enqueue(store, "y")
+    await asyncio.sleep(0)
+    assert not place.low
+    for _ in range(2):
+        await place.close()
+    assert [job.id for job in (await store.claim(request())).jobs] == ["y"]

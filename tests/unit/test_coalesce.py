@@ -34,10 +34,10 @@ class Trips:
 async def test_an_idle_one_sends_at_once_and_the_next_batch_gathers_meanwhile():
     trips = Trips()
     calls = Coalescer(trips)
-    first = asyncio.create_task(calls(1))
+    first = asyncio.ensure_future(calls(1))
     await turns()
     assert trips.batches == [[1]]
-    rest = [asyncio.create_task(calls(number)) for number in (2, 3, 4)]
+    rest = [asyncio.ensure_future(calls(number)) for number in (2, 3, 4)]
     await turns()
     assert trips.batches == [[1]]
     await trips.arrive()
@@ -74,7 +74,7 @@ async def test_a_batch_is_never_larger_than_the_limit():
 async def test_a_canceled_caller_harms_no_other():
     trips = Trips()
     calls = Coalescer(trips)
-    one, two = asyncio.create_task(calls(1)), asyncio.create_task(calls(2))
+    one, two = asyncio.ensure_future(calls(1)), asyncio.ensure_future(calls(2))
     await turns()
     one.cancel()
     await turns()
@@ -87,9 +87,9 @@ async def test_a_canceled_caller_harms_no_other():
 async def test_what_was_canceled_before_it_left_is_not_sent():
     trips = Trips()
     calls = Coalescer(trips)
-    first = asyncio.create_task(calls(1))
+    first = asyncio.ensure_future(calls(1))
     await turns()
-    second, third = asyncio.create_task(calls(2)), asyncio.create_task(calls(3))
+    second, third = asyncio.ensure_future(calls(2)), asyncio.ensure_future(calls(3))
     await turns()
     second.cancel()
     await turns()
@@ -144,7 +144,7 @@ async def test_settle_waits_for_all_that_was_asked():
     trips = Trips()
     calls = Coalescer(trips, limit=1)
     await calls.settle()
-    answers = [asyncio.create_task(calls(number)) for number in (1, 2)]
+    answers = [asyncio.ensure_future(calls(number)) for number in (1, 2)]
     await turns()
     settled = asyncio.create_task(calls.settle())
     await trips.arrive()
@@ -158,7 +158,7 @@ async def test_settle_waits_for_all_that_was_asked():
 async def test_callers_are_let_go_when_the_trip_itself_is_canceled():
     trips = Trips()
     calls = Coalescer(trips, limit=1)
-    waiting = [asyncio.create_task(calls(number)) for number in (1, 2)]
+    waiting = [asyncio.ensure_future(calls(number)) for number in (1, 2)]
     await turns()
     assert calls._running is not None
     calls._running.cancel()

@@ -94,9 +94,12 @@ def _print(certificate: Certificate) -> None:
         print(f"\n{row.rule} is not held: {row.check.replace('_', ' ')}\n{printable(row.error, lines=True)}")
     print()
     show_pairs(_capabilities(certificate.capabilities))
-    held = sum(row.held for row in certificate.rows)
+    skipped = sum(bool(row.skipped) for row in certificate.rows)
+    held = sum(row.held for row in certificate.rows) - skipped
+    left_out = f" ({skipped} are about what this store does not have)" if skipped else ""
     verdict = "keeps the contract" if certificate.held else "does NOT keep the contract"
-    print(f"\n{shown_url(certificate.url)} {verdict}: {held} of {len(certificate.rows)} checks held.")
+    checked = len(certificate.rows) - skipped
+    print(f"\n{shown_url(certificate.url)} {verdict}: {held} of {checked} checks held{left_out}.")
 
 
 def _capabilities(capabilities: Capabilities) -> Iterable[tuple[str, str]]:

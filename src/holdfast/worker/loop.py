@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from holdfast.claims import Claimer, pause_s
+from holdfast.claims import Claimer, pause_s, post_at
 from holdfast.core.errors import HoldfastError, JobCanceled
 from holdfast.core.failpoint import hit
 from holdfast.core.job import ClaimRequest, Finished, JobKey, JobState
@@ -83,6 +83,7 @@ class Loop:
         self._fatal: BaseException | None = None
         self._claimer = Claimer(store)
         self._bell = self._claimer.bell(settings.tenant, settings.queues)
+        self._post = post_at(store, self._deliver)
         self._acks = Acknowledger(store, self._settled, self._on_error("finish"))
         self._reporter = Reporter(store, self._lost, self._on_error("report"))
         self._runner = Runner(
@@ -106,8 +107,10 @@ class Loop:
         try:
             self._claimer.start()
             await self._stop.wait()
+            leaving = asyncio.create_task(self._leave(claiming))
+            tasks.append(leaving)
             await self._end_running()
-            await self._end_calls(claiming, acking)
+            await self._end_calls(leaving, acking)
         finally:
             for task in tasks:
                 task.cancel()
@@ -160,7 +163,9 @@ class Loop:
             self._bell.arm()
             sent = time.monotonic()
             try:
-                claimed = await self._store.claim(self._request(room))
+                # What is claimed ahead is not to be delivered: it would wait here while others are free.
+                free = max(0, self._settings.concurrency - len(self._runner.running) - len(self._ahead))
+                claimed = await self._post.claim(self._request(room), free)
                 hit("worker.after_claim")
             except Exception as error:  # noqa: BLE001 - a worker outlives its store's troubles
                 if self._is_fatal(error):
@@ -179,6 +184,13 @@ class Loop:
         self._queues = self._queues[1:] + self._queues[:1]
         chance = random.random()  # noqa: S311 - jitter, no secret
         return ClaimRequest(settings.tenant, self._queues, room, settings.lease_ms, settings.worker_id, chance)
+
+    def _deliver(self, claimed: Claimed, sent: float) -> None:
+        """Jobs that came unasked, within the room that the last claim told of."""
+        hit("worker.after_claim")
+        self._take(claimed, sent)
+        if self._post.low:
+            self._bell.ring()
 
     def _take(self, claimed: Claimed, sent: float) -> None:
         if not claimed.jobs:
@@ -324,9 +336,16 @@ class Loop:
             held = self._ahead.popleft()
             self._acks.add(held, outcome.release(held))
 
-    async def _end_calls(self, claiming: asyncio.Task[None], acking: asyncio.Task[None]) -> None:
-        """A claim under way may still bring jobs: they go back like the others."""
+    async def _leave(self, claiming: asyncio.Task[None]) -> None:
+        """A claim under way, or what is delivered, may still bring jobs: they go back like the others."""
         await self._within(DRAIN_S, claiming)
+        await self._post.close()
+
+    async def _end_calls(self, leaving: asyncio.Task[None], acking: asyncio.Task[None]) -> None:
+        await self._within(DRAIN_S, leaving)
+        if not leaving.done():
+            # Also in a hurry: what is handed to us from now on would be lost until its lease is over.
+            await asyncio.wait([leaving], timeout=HURRY_S)
         self._acks.close()
         await self._within(DRAIN_S, acking)
         if not acking.done():

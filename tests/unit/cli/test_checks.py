@@ -61,7 +61,7 @@ def test_a_certificate_for_programs(cli, suite):
     assert set(document) == {"url", "held", "rules", "checks", "capabilities"}
     assert document["held"] is False
     assert [(rule["rule"], rule["held"]) for rule in document["rules"]] == [("STATE-1", True), ("ENQ-2", False)]
-    assert set(document["checks"][1]) == {"rule", "check", "held", "seconds", "error"}
+    assert set(document["checks"][1]) == {"rule", "check", "held", "seconds", "error", "skipped"}
     assert document["capabilities"]["durable"] is False
 
 

@@ -16,7 +16,7 @@ from holdfast.stores.redis.keys import names_of
 from holdfast.stores.redis.records import encode
 from holdfast.stores.redis.shards import BATCH, Shards
 
-LOOK_S = 1.0
+LOOK_S = 2.0
 """How long a claim over all tenants waits for a shard that does not answer. It is not asked again for a while."""
 LOOK_AGAIN_MS = 1000
 """When to look again at shards that could not be reached."""
@@ -44,17 +44,15 @@ class Claims:
             limit = min(request.limit - len(jobs), BATCH)
             packed = encode((
                 request.tenant or False, _turned(request.queues, len(jobs)), limit, request.lease_ms,
-                request.worker_id, request.random, REPAIR_LIMIT,
+                request.worker_id, request.random, REPAIR_LIMIT, False,
             ))  # fmt: skip
             try:
-                now, next_at, *found = await self._shards.run("claim", shard, packed, repeat=False)
+                now, next_at, _, *found = await self._shards.run("claim", shard, packed, repeat=False)
             except StoreError:
                 if not jobs:
                     raise
                 return Claimed(jobs, now, now)  # What was leased before must not be lost with the rest.
-            for at in range(0, len(found), 3):
-                tenant, queue = names_of(found[at].decode())
-                jobs.append(records.to_job(tenant, queue, found[at + 1].decode(), found[at + 2]))
+            jobs += leased(found)
             if len(found) < 3 * limit or len(jobs) >= request.limit:
                 return Claimed(jobs, now, None if next_at < 0 else next_at)
 
@@ -93,6 +91,14 @@ class Claims:
             if failure is not None and (not jobs or not isinstance(failure, Exception)):
                 raise failure
         return Claimed(jobs, now, None if len(jobs) == request.limit else min(times, default=None))
+
+
+def leased(found: list[bytes]) -> list[Job]:
+    """The jobs that a claim brought: lane, id and record of each."""
+    return [
+        records.to_job(*names_of(found[at].decode()), found[at + 1].decode(), found[at + 2])
+        for at in range(0, len(found), 3)
+    ]
 
 
 def _parts(request: ClaimRequest, shares: dict[int, int], got: int) -> list[tuple[int, ClaimRequest]]:

@@ -44,6 +44,8 @@ class Ears:
         self._linger_s = linger_s
         self._channels = {hint: f"{prefix}:{hint.value}".encode() for hint in Hint}
         self._hints = {channel: hint for hint, channel in self._channels.items()}
+        self._posts: dict[bytes, Callable[[bytes], None]] = {}
+        """Channels that only one listens to, and what is called with their messages."""
         self._listeners: dict[Hint, dict[object, Listener]] = {hint: {} for hint in Hint}
         self._line: _Line | None = None
         self._task: asyncio.Task[None] | None = None
@@ -65,21 +67,34 @@ class Ears:
         key = object()
         for hint in hints:
             self._listeners[hint][key] = listener
-        self._tune()
-        if self._task is None and self._wanted():
-            self._down = False
-            self._task = loop.create_task(self._run(), name="holdfast hints")
-            self._tasks.add(self._task)
-            self._task.add_done_callback(self._tasks.discard)
+        self._start()
 
         def stop() -> None:
             for table in self._listeners.values():
                 table.pop(key, None)
-            self._release()
-            if self._task is not None and not loop.is_closed():
-                loop.call_later(self._linger_s, self._relax)
+            self._leave(loop)
 
         return stop
+
+    def post(self, channel: bytes, take: Callable[[bytes], None]) -> Callable[[], None]:
+        """Call `take` with what is published on a channel of one's own; the answer ends it.
+
+        When the channel has begun to be heard, at first or again, whoever waits for jobs is told to look.
+        """
+        loop = asyncio.get_running_loop()
+        self._posts[channel] = take
+        self._start()
+
+        def stop() -> None:
+            self._posts.pop(channel, None)
+            self._tune()  # At once: whoever hears it is sent jobs.
+            self._leave(loop)
+
+        return stop
+
+    def hears(self, channel: bytes) -> bool:
+        """Whether the server has confirmed a channel of one's own."""
+        return self._line is not None and self._line.confirmed(channel)
 
     async def ready(self) -> None:
         """Return when the server has confirmed all that is wanted now, or when it cannot be reached."""
@@ -96,11 +111,25 @@ class Ears:
         self._closed = True
         for table in self._listeners.values():
             table.clear()
+        self._posts.clear()
         self._rest()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     # The connection -------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._tune()
+        if self._task is None and self._wanted():
+            self._down = False
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="holdfast hints")
+            self._tasks.add(self._task)
+            self._task.add_done_callback(self._tasks.discard)
+
+    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._release()
+        if self._task is not None and not loop.is_closed():
+            loop.call_later(self._linger_s, self._relax)
 
     async def _run(self) -> None:
         """Stay connected, whatever happens, until canceled."""
@@ -135,9 +164,13 @@ class Ears:
         self._tune()
         while (message := await line.next()) is not None:
             if message[0] == b"message":
-                self._heard(self._hints[message[1]], message[2])
+                hint = self._hints.get(message[1])
+                if hint is not None:
+                    self._heard(hint, message[2])
+                else:
+                    self._came(message[1], message[2])
             elif message[0] == b"subscribe" and line.confirm(message[1]):
-                hint = self._hints[message[1]]
+                hint = self._hints.get(message[1], Hint.READY)
                 self._warned = False
                 self._tell(hint, (Signal(hint),))
                 self._release()
@@ -168,15 +201,15 @@ class Ears:
     def _tune(self) -> None:
         """Have the server send just what is wanted."""
         if self._line is not None:
-            self._line.want({self._channels[hint] for hint in self._wanted()})
+            self._line.want(self._wanted())
 
-    def _wanted(self) -> set[Hint]:
-        return {hint for hint, table in self._listeners.items() if table}
+    def _wanted(self) -> set[bytes]:
+        return {self._channels[hint] for hint, table in self._listeners.items() if table} | self._posts.keys()
 
     def _settled(self) -> bool:
         if self._down or self._task is None:
             return True
-        return self._line is not None and all(self._line.confirmed(self._channels[hint]) for hint in self._wanted())
+        return self._line is not None and all(self._line.confirmed(channel) for channel in self._wanted())
 
     def _release(self) -> None:
         """Let those go on who wait for `ready`."""
@@ -186,6 +219,14 @@ class Ears:
                     future.set_result(None)
 
     # The listeners --------------------------------------------------------------------------------------------
+
+    def _came(self, channel: bytes, data: bytes) -> None:
+        take = self._posts.get(channel)
+        if take is not None:
+            try:
+                take(data)
+            except Exception:  # noqa: BLE001  # Whoever published it may be newer than we are.
+                _log.exception("jobs that were handed over cannot be read: they come back when their lease is over")
 
     def _heard(self, hint: Hint, data: bytes) -> None:
         if not self._listeners[hint]:

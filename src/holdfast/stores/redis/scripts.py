@@ -1,7 +1,8 @@
 """The Lua scripts: one file for each operation, put together with the parts it says it uses.
 
-A script begins with the prelude, which knows the clock, the keys and how to write; then come the parts named after
-`uses:` in its header, then the operation.
+A script begins with the head, which knows the clock, and the prelude, which knows the keys and how to write; then come
+the parts named after `uses:` in its header, then the operation. What stands there after `after` comes between head and
+prelude: a shortcut for the common case, which may have ended the script before all the functions are made.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from importlib.resources import files
 
 from msgspec import Struct
 
-PARTS = ("prelude", "jobs", "lanes", "turns")
-_USES = re.compile(r"uses: ([a-z ]+)$", re.MULTILINE)
+PARTS = ("jobs", "lanes", "turns", "offers")
+_OTHERS = frozenset({*PARTS, "head", "prelude", "lone_enqueue", "lone_finish"})
+_USES = re.compile(r"uses: ([a-z ]+)(?:, after (\w+))?$", re.MULTILINE)
 _FUNCTION = re.compile(r"^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
 _WORD = re.compile(r"\w+")
 _FULL_IS_FULL = frozenset({"enqueue", "replay"})
@@ -35,7 +37,8 @@ def assemble(name: str, parts: dict[str, str]) -> Script:
     if uses is None:
         msg = f"{name}.lua does not say in its header what it uses"
         raise ValueError(msg)
-    wanted = ["prelude", *(part for part in PARTS if part in uses[1].split()), name]
+    shortcut = [uses[2]] if uses[2] else []
+    wanted = ["head", *shortcut, "prelude", *(part for part in PARTS if part in uses[1].split()), name]
     flags = "" if name in _FULL_IS_FULL else " flags=allow-oom"
     text = f"#!lua{flags}\n" + _without_unused("\n".join(parts[part] for part in wanted))
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
@@ -60,7 +63,7 @@ def read_parts() -> dict[str, str]:
 
 def _all() -> dict[str, Script]:
     parts = read_parts()
-    return {name: assemble(name, parts) for name in parts if name not in PARTS}
+    return {name: assemble(name, parts) for name in parts if name not in _OTHERS}
 
 
 SCRIPTS = _all()

@@ -56,6 +56,7 @@ from holdfast.store import (
     EVENTS_BOUND_MS,
     Capabilities,
     CommonOptions,
+    Deliver,
     EnqueueAnswer,
     EventPage,
     ExtendAnswer,
@@ -65,6 +66,7 @@ from holdfast.store import (
     Listener,
     ListQuery,
     Page,
+    Post,
     Pruned,
     QueueStats,
     Reader,
@@ -80,6 +82,7 @@ from holdfast.stores.redis.ears import Ears
 from holdfast.stores.redis.keys import lane_of, names_of
 from holdfast.stores.redis.link import Link
 from holdfast.stores.redis.messages import signals
+from holdfast.stores.redis.offers import RedisPost
 from holdfast.stores.redis.records import ELSEWHERE, STATES, encode
 from holdfast.stores.redis.scripts import SCRIPTS
 from holdfast.stores.redis.shards import BATCH, Shards
@@ -190,7 +193,17 @@ class RedisStore:
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         _ = self._opened
-        claimed = await self._claims.claim(request)
+        return await self._filled(await self._claims.claim(request))
+
+    def post(self, deliver: Deliver) -> Post | None:
+        _ = self._opened
+        if self._ears is None:
+            raise StoreUnavailable(_CLOSED)
+        if self._shards.count > 1 or self._link.is_cluster:
+            return None
+        return RedisPost(self._shards, self._ears, self.claim, self._filled, deliver)
+
+    async def _filled(self, claimed: Claimed) -> Claimed:
         # Jobs whose payload cannot be had come back when their lease is over; the others must not be lost with them.
         jobs = [job for job in await self._with_payloads(claimed.jobs, strict=False) if job is not None]
         return Claimed(jobs, claimed.now, claimed.next_at)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from holdfast.testing.conformance import checks as _checks
 from holdfast.testing.conformance.certificate import Certificate, Row, certify, perform, run
-from holdfast.testing.conformance.expect import Broken, expect
+from holdfast.testing.conformance.expect import Broken, Skipped, expect
 from holdfast.testing.conformance.harness import Harness, Transaction
 from holdfast.testing.conformance.rules import RULES, Check, registered, rule
 from holdfast.testing.conformance.spaces import Locate, Spaces
@@ -24,6 +24,7 @@ __all__ = [
     "Harness",
     "Locate",
     "Row",
+    "Skipped",
     "Spaces",
     "Transaction",
     "all_checks",

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from holdfast.core.errors import HoldfastError
 from holdfast.store import Capabilities, open_store
-from holdfast.testing.conformance.expect import Broken
+from holdfast.testing.conformance.expect import Broken, Skipped
 from holdfast.testing.conformance.harness import Transaction, opened
 from holdfast.testing.conformance.rules import Check, registered
 from holdfast.testing.conformance.spaces import Locate, Spaces
@@ -21,13 +21,14 @@ CHECK_TIMEOUT_S = 60.0
 
 
 class Row(Struct, frozen=True):
-    """What came of one check."""
+    """What came of one check. One that was `skipped` held: the store does not have what it is about."""
 
     rule: str
     check: str
     held: bool
     seconds: float
     error: str = ""
+    skipped: str = ""
 
 
 class Certificate(Struct, frozen=True):
@@ -94,13 +95,15 @@ async def try_check(check: Check, spaces: Spaces, transaction: Transaction | Non
     started = time.perf_counter()
     try:
         await perform(check, spaces, transaction)
+    except Skipped as reason:
+        return Row(check.rule, check.name, True, time.perf_counter() - started, skipped=str(reason))
     except Exception as error:  # noqa: BLE001 - whatever a store under test raises is a finding
         return Row(check.rule, check.name, False, time.perf_counter() - started, _told(error))
     return Row(check.rule, check.name, True, time.perf_counter() - started)
 
 
 async def perform(check: Check, spaces: Spaces, transaction: Transaction | None = None) -> None:
-    """Run one check. Raises what it raises, Broken where the store broke the rule."""
+    """Run one check. Raises what it raises, Broken where the store broke the rule, Skipped where it does not apply."""
     limit = asyncio.timeout(CHECK_TIMEOUT_S)
     try:
         async with limit, opened(spaces, uuid.uuid4().hex[:10], transaction) as harness:

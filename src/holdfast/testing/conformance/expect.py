@@ -11,6 +11,10 @@ class Broken(AssertionError):
     """A store did not do what the rule says."""
 
 
+class Skipped(Exception):
+    """The store does not have what the check is about, and says so; the text says what."""
+
+
 def expect(held: object, what: str) -> None:
     """Fail with `what` unless `held`."""
     if not held:

@@ -12,6 +12,7 @@ from holdfast.testing.mutants import (
     lua_endings,
     lua_enqueue,
     lua_lasting,
+    lua_lone,
     rules,
     sqlite,
     turns,
@@ -21,4 +22,4 @@ from holdfast.testing.mutants.trial import Trial, baseline, scratch, trial
 
 __all__ = ["Bug", "Mutant", "Trial", "baseline", "mutants", "scratch", "trial"]
 
-del enqueue, lasting, lua_claims, lua_endings, lua_enqueue, lua_lasting, rules, sqlite, turns
+del enqueue, lasting, lua_claims, lua_endings, lua_enqueue, lua_lasting, lua_lone, rules, sqlite, turns

@@ -10,7 +10,7 @@ from holdfast.testing.mutants.planting import REDIS, SHARDS, Bug, mutant
 @mutant("RETRY-1", "CLAIM-1", stores=REDIS)
 def fast_claim_costs_two_attempts(bug: Bug) -> None:
     """The short way of a lease counts the attempt twice."""
-    bug.lua("claim", "MOVING, LEASED, attempts + 1,", "MOVING, LEASED, attempts + 2,")
+    bug.lua("claim", "string.char(LEASED, attempts + 1, 0, 0)", "string.char(LEASED, attempts + 2, 0, 0)")
 
 
 @mutant("RETRY-1", "RETRY-2", stores=REDIS)
@@ -34,15 +34,13 @@ def tokens_follow_the_clock_alone(bug: Bug) -> None:
 @mutant("LEASE-5", "CLAIM-1", stores=REDIS)
 def each_job_counts_its_own_tokens(bug: Bug) -> None:
     """The token is the number of the lease, and starts again when the id does."""
-    bug.lua("claim", "visible_at, _, _, _, _, _, ttl,", "visible_at, kept, _, _, _, _, ttl,")
-    bug.lua("claim", "raws[n] = struct.pack(", "token = kept + 1\n  raws[n] = struct.pack(")
+    bug.lua("claim", "raws[n] = start ..", "token = struct.unpack('<I8', raw, 21) + 1\n  raws[n] = start ..")
 
 
 @mutant("RETRY-5", stores=REDIS)
 def fast_claim_keeps_the_token_spent(bug: Bug) -> None:
     """A job that was released and claimed again cannot be completed."""
-    bug.lua("claim", "attempts, _, _, reason, flags,", "attempts, spent, spent_state, reason, flags,")
-    bug.lua("claim", "attempts + 1, 0, 0, reason, flags,", "attempts + 1, spent, spent_state, reason, flags,")
+    bug.lua("claim", "raws[n] = start .. sub(raw, 5, 6)", "raws[n] = sub(start, 1, 2) .. sub(raw, 3, 6)")
 
 
 @mutant("RETRY-1", "RETRY-4", stores=REDIS)
@@ -89,7 +87,7 @@ def lone_job_stays_in_line(bug: Bug) -> None:
 @mutant("LEASE-3", stores=REDIS)
 def lone_lease_has_no_deadline(bug: Bug) -> None:
     """A lease that is the only one of its tenant in a claim is not in the index of deadlines."""
-    bug.lua("claim", "call('ZADD', lane.l, deadline, member)", "")
+    bug.lua("claim", "call('ZADD', lane.l, deadline_text, member)", "")
 
 
 @mutant("TENANT-1", "CLAIM-1", stores=REDIS)
@@ -134,7 +132,7 @@ def paused_queue_serves_its_tenant(bug: Bug) -> None:
 @mutant("CLAIM-5", stores=REDIS)
 def paused_queue_enters_the_turns(bug: Bug) -> None:
     """A pause stops the tenant's own workers, and not those for all."""
-    bug.lua("turns", "not present[n] and not is_paused(lane)", "not present[n]")
+    bug.lua("turns", "not present[n] and not (any_paused and is_paused(lane_named(tenant, queue)))", "not present[n]")
 
 
 @mutant("CLAIM-5", "TENANT-4", stores=REDIS)
@@ -222,7 +220,7 @@ def dry_lane_never_comes_back(bug: Bug) -> None:
 @mutant("TENANT-4", "CLAIM-3", stores=REDIS)
 def lane_that_came_too_early_never_comes_back(bug: Bug) -> None:
     """A tenant whose job was gone by the time it was let in is forgotten with its delayed jobs."""
-    bug.lua("turns", "call('ZADD', next_up, at, tenant)", "local _ = at")
+    bug.lua("turns", "leave_turns(queue, lane, own)", "call('ZREM', shard .. 'T:' .. queue, tenant)")
 
 
 @mutant("TENANT-4", "CLAIM-3", stores=REDIS)
@@ -314,3 +312,36 @@ def priorities_are_not_told_apart_in_what_was_read(bug: Bug) -> None:
     """A stretch that goes over two priorities is taken to be due if its last one looks so."""
     bug.lua("turns", "return floor(last_one / BAND) == band and last_one - band * BAND <= now and size or 0",
             "return last_one - floor(last_one / BAND) * BAND <= now and size or 0")  # fmt: skip
+
+
+# Lanes that give one job each ---------------------------------------------------------------------------------
+
+
+@mutant("CLAIM-2", "ENQ-5", "ENQ-4", stores=REDIS)
+def job_that_is_not_due_is_lost_on_the_way(bug: Bug) -> None:
+    """A job that was taken out to be looked at is not put back."""
+    bug.lua("claim", "call('ZADD', way.lane.w, first[2], first[1])", "local _ = first")
+
+
+@mutant("ENQ-5", "CLAIM-2", "TENANT-4", stores=REDIS)
+def job_that_is_not_due_is_taken_out(bug: Bug) -> None:
+    """Where a lane gives one job, its first is taken, due or not."""
+    bug.lua("claim", "if score and score % BAND > now then", "if false then")
+
+
+@mutant("CLAIM-2", "TENANT-4", stores=REDIS)
+def delayed_job_hides_others_where_a_lane_gives_one(bug: Bug) -> None:
+    """A job of high priority that is not due hides the others of its tenant."""
+    bug.lua("claim", "local member = first or peek(way)", "local member = first == false and peek(way) or first")
+
+
+@mutant("TENANT-4", stores=REDIS)
+def coming_in_vain_clears_the_debt(bug: Bug) -> None:
+    """A tenant that was let in and had nothing visible leaves without the time it came with."""
+    bug.lua("turns", "leave_turns(queue, lane, own)", "leave_turns(queue, lane, 0)")
+
+
+@mutant("TENANT-4", stores=REDIS)
+def coming_in_vain_to_ones_turn_clears_the_debt(bug: Bug) -> None:
+    """A tenant whose turn came and who had nothing visible leaves without the time it came with."""
+    bug.lua("claim", "not turn.moved and entered[turn.tenant] or turn.time", "turn.moved and turn.time or 0")

@@ -183,9 +183,9 @@ def first_errors_are_kept(bug: Bug) -> None:
 @mutant("RETRY-4", stores=REDIS)
 def completion_forgets_the_errors(bug: Bug) -> None:
     """The short way of a completion drops the history of the attempts before."""
-    bug.lua("finish", "reason, flags, worker_size, priority, extra_size, visible_at,\n    token, 0", (
-        "reason, flags, worker_size, priority, 0, visible_at,\n    token, 0"
-    ))  # fmt: skip
+    bug.lua(
+        "finish", "start .. sub(raw, 5, 28)", "start .. sub(raw, 5, 8) .. struct.pack('<I4', 0) .. sub(raw, 13, 28)"
+    )
     bug.lua("finish", "stop + worker_size + extra_size) .. result", "stop + worker_size) .. result")
 
 
@@ -257,13 +257,13 @@ def end_without_a_result_wakes_nobody(bug: Bug) -> None:
     bug.lua("jobs", "hints.done[#hints.done + 1] = job.lane.name", "local _ = hints")
 
 
-@mutant("LEASE-3", "STATE-1", stores=REDIS)
+@mutant("LEASE-3", "STATE-1", "RESULT-1", stores=REDIS)
 def completed_job_still_counts_as_leased(bug: Bug) -> None:
     """The short way of a completion leaves the job among the leased ones."""
     bug.lua("finish", "gone[at], gone.n = member, at", "gone.n = 0")
 
 
-@mutant("STATE-2", "LEASE-3", stores=REDIS)
+@mutant("STATE-2", "LEASE-3", "RESULT-1", stores=REDIS)
 def reaper_overwrites_a_completed_job(bug: Bug) -> None:
     """A completed job is retried when its lease would have run out."""
     bug.lua("finish", "gone[at], gone.n = member, at", "gone.n = 0")

@@ -58,13 +58,13 @@ def replaced_job_stays_in_the_indexes(bug: Bug) -> None:
 # Time and order -----------------------------------------------------------------------------------------------
 
 
-@mutant("ENQ-5", stores=REDIS)
+@mutant("ENQ-5", "ENQ-4", stores=REDIS)
 def run_at_in_the_past_stands_first(bug: Bug) -> None:
     """An instant in the past is kept as it is, and gets ahead of all that waited longer."""
     bug.lua("enqueue", "max(now, run_ats[n] < 0", "max(0, run_ats[n] < 0")
 
 
-@mutant("ENQ-5", "TIME-1", stores=REDIS)
+@mutant("ENQ-5", "TIME-1", "TENANT-4", stores=REDIS)
 def delay_without_the_clock_shift(bug: Bug) -> None:
     """Delays are counted from another clock than everything else."""
     bug.lua("enqueue", "now + delays[n]", "now - shift + delays[n]")
@@ -153,7 +153,9 @@ def key_until_started_is_held_until_the_end(bug: Bug) -> None:
 def fast_claim_leaves_the_key(bug: Bug) -> None:
     """The short way of a lease is taken for jobs with a key, and does not drop it."""
     bug.lua("claim", "if key_size > 0 or", "if")
-    bug.lua("claim", "request_size + payload_size) .. worker", "request_size + key_size + payload_size) .. worker")
+    bug.lua(
+        "claim", "static_size + request_size + payload_size\n", "static_size + request_size + key_size + payload_size\n"
+    )
 
 
 @mutant("ENQ-3", stores=REDIS)

@@ -18,7 +18,9 @@ def retention_counts_from_the_enqueue(bug: Bug) -> None:
 @mutant("RESULT-1", "KEEP-1", stores=REDIS)
 def result_is_kept_from_the_claim_on(bug: Bug) -> None:
     """The time that a job ran is taken off the time that its result is kept."""
-    bug.lua("finish", "claimed_at, now, now + ttl, ttl", "claimed_at, now, claimed_at + ttl, ttl")
+    bug.lua("finish", "sub(raw, 37, 44) .. times", (
+        "sub(raw, 37, 44) .. sub(times, 1, 8) .. struct.pack('<I8', struct.unpack('<I8', raw, 37) + ttl)"
+    ))  # fmt: skip
 
 
 @mutant("KEEP-1", stores=REDIS)

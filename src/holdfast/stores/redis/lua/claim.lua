@@ -1,23 +1,47 @@
--- Leases visible jobs, in order and in fair turns. [CLAIM-1 to CLAIM-5, TENANT-4, LEASE-3]   uses: jobs lanes turns
+-- Leases visible jobs, in order and in fair turns. [CLAIM-1 to CLAIM-5, TENANT-4, LEASE-3]   uses: jobs lanes turns offers
 --
--- request: { tenant or false, queues, limit, lease_ms, worker, random, how many expired leases to end first }
--- Answers { now, next_at or -1, lane, id, record, lane, id, record, ... }. Sent once: a lost reply costs a lease. [ENQ-8]
+-- request: { tenant or false, queues, limit, lease_ms, worker, random, how many expired leases to end first,
+--   false or { channel, number of this offer, number of the last one, how many it was for, how many of them came,
+--   how many could start at once, how many to offer at most, for how many ms } }
+-- Answers { now, next_at or -1, how many are offered or minus how many are on their way, lane, id, record, lane, id, record, ... }. Sent once: a lost reply
+-- costs a lease. [ENQ-8]
 
-local tenant, queues, limit, lease_ms, worker, random, repairs = unpack(request)
+local tenant, queues, limit, lease_ms, worker, random, repairs, offer = unpack(request)
+local places, coming = offer and places_of(tenant, queues), 0
+if offer then
+  coming = take_back(offer[1], places, offer[3], offer[4], offer[5])
+  limit = limit - coming
+end
 
 reap(repairs, random)
 
--- What was picked, in order: lanes, members, and further down ids and records.
-local picks, lanes_of, members = 0, {}, {}
+-- What was picked, in order: lanes, members, ids, records as far as known, and which have left their lane already.
+local picks, lanes_of, members, ids, found, popped, all_popped = 0, {}, {}, {}, {}, {}, true
+
+-- Where each lane gives one job the first is taken out at once, which saves the way back to it.
+local function pop_first(way)
+  local first = call('ZPOPMIN', way.lane.w)
+  local score = tonumber(first[2])
+  if score and score % BAND > now then
+    call('ZADD', way.lane.w, first[2], first[1]) -- Not due, but another may be: see `peek`.
+    return nil
+  end
+  return first[1]
+end
 
 local function pick(way)
-  local member = peek(way)
+  local first = way.chunk == 1 and way.low == 0 and way.skip == 0 and not on_cluster and pop_first(way)
+  local member = first or peek(way)
   if not member then
     return false
   end
-  way.at = way.at + 2
   picks = picks + 1
-  lanes_of[picks], members[picks] = way.lane, member
+  lanes_of[picks], members[picks], ids[picks] = way.lane, member, sub(member, 8)
+  if first then
+    popped[picks], found[picks] = true, call('HGET', way.lane.j, ids[picks])
+  else
+    way.at, all_popped = way.at + 2, false
+  end
   return true
 end
 
@@ -37,7 +61,7 @@ local settling, dry, worn_out = {}, 0, false
 local function take_turns(queue)
   local turns = shard .. 'T:' .. queue
   local heap, all, least, chunk = {}, {}, nil, nil
-  local page, at, following, next_lane = {}, 1, 0, nil
+  local page, at, following, next_lane, entered = {}, 1, 0, nil, nil
 
   -- The next lane of the index, which joins the heap when it has had a turn.
   local function ahead()
@@ -56,13 +80,15 @@ local function take_turns(queue)
     local moved = {}
     for _, turn in ipairs(all) do
       if turn.out then
-        leave_turns(queue, turn.lane, turn.time)
+        leave_turns(queue, turn.lane, not turn.moved and entered[turn.tenant] or turn.time)
       elseif turn.moved then
         local n = #moved
         moved[n + 1], moved[n + 2] = turn.time, turn.tenant
       end
+      entered[turn.tenant] = nil
     end
     send('ZADD', turns, moved)
+    check_entered(queue, entered)
     if least then
       call('HSET', shard .. 'f', queue, whole(max(least, tonumber(call('HGET', shard .. 'f', queue)) or 0)))
     end
@@ -71,7 +97,7 @@ local function take_turns(queue)
   return function()
     if not chunk then
       -- Only when this queue's turn comes: a claim that is full before leaves its tenants where they are.
-      enter_turns(queue, max(limit, 100))
+      entered = enter_turns(queue, max(limit, 100))
       chunk = math.ceil(limit / max(1, min(limit, call('ZCARD', turns))))
       settling[#settling + 1] = settle
       next_lane = ahead()
@@ -133,9 +159,14 @@ end
 
 -- Lease a job: a fresh token, a deadline, one more attempt. [CLAIM-1, RETRY-1]
 local deadline = now + lease_ms
+local deadline_text = whole(deadline)
 local CLAIMED = KINDS.claimed
 
 local raws, alone, runs_of = {}, {}, {}
+
+-- Of a record's head: state, attempts, size of extra, visible_at, sizes of type, key, settings, request id and payload.
+local SEEN = '<BBxxxxxxI4I8' .. string.rep('x', 49) .. 'BHI4HI4'
+local starts, worker_size, times = {}, string.char(#worker), struct.pack('<I8I8', deadline, now)
 
 local function lease_slowly(job, token)
   move(job, LEASED, function()
@@ -153,21 +184,28 @@ local function lease(n, id, raw, token)
   if not raw then -- Somebody took the record and left the index: mend it, and let the others have their turn.
     return rank(lane.w, member, false)
   end
-  local state, attempts, _, _, reason, flags, _, priority, extra_size, visible_at, _, _, _, _, _, ttl,
-    _, type_size, key_size, static_size, request_size, payload_size = struct.unpack(HEAD, raw)
+  local state, attempts, extra_size, visible_at, type_size, key_size, static_size, request_size, payload_size =
+    struct.unpack(SEEN, raw)
   if key_size > 0 or extra_size > 0 or state == RETRYING then
     local job = parse(lane, id, raw)
     lane.jobs[id] = job
     return lease_slowly(job, token)
   end
-  raws[n] = struct.pack(
-    MOVING, LEASED, attempts + 1, 0, 0, reason, flags, #worker, priority, 0, visible_at, token, deadline, now, 0, 0, ttl
-  ) .. sub(raw, MOVING_SIZE + 1, HEAD_SIZE + type_size + static_size + request_size + payload_size) .. worker
-  if alone[lane] and not on_cluster then
+  local start = starts[attempts]
+  if not start then
+    start = string.char(LEASED, attempts + 1, 0, 0)
+    starts[attempts] = start
+  end
+  local stop = HEAD_SIZE + type_size + static_size + request_size + payload_size
+  raws[n] = start .. sub(raw, 5, 6) .. worker_size .. sub(raw, 8, 20) .. struct.pack('<I8', token) .. times
+    .. sub(raw, 45, stop) .. worker
+  if popped[n] or alone[lane] and not on_cluster then
     -- Its only job here: gathering would cost more than it saves.
     call('HSET', lane.j, id, raws[n])
-    call('ZREM', lane.w, member)
-    call('ZADD', lane.l, deadline, member)
+    if not popped[n] then
+      call('ZREM', lane.w, member)
+    end
+    call('ZADD', lane.l, deadline_text, member)
   else
     -- What `set` and `rank` do, without asking each time where.
     local runs = runs_of[lane]
@@ -181,7 +219,7 @@ local function lease(n, id, raw, token)
     at = gone.n + 1
     gone[at], gone.n = member, at
     at = leased.n
-    leased[at + 1], leased[at + 2], leased.n = deadline, member, at + 2
+    leased[at + 1], leased[at + 2], leased.n = deadline_text, member, at + 2
   end
   bound('L', lane, deadline)
   local type = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size)
@@ -189,11 +227,9 @@ local function lease(n, id, raw, token)
 end
 
 -- Records come lane by lane, leases are given in the order of the turns.
-local ids, found = {}, {}
-for n = 1, picks do
-  ids[n] = sub(members[n], 8)
+if not all_popped then
+  fetch(lanes_of, ids, found, alone)
 end
-fetch(lanes_of, ids, found, alone)
 local token = tick(picks)
 for n = 1, picks do
   lease(n, ids[n], found[n], token + n - 1)
@@ -203,7 +239,7 @@ for _, settle in ipairs(settling) do
   settle()
 end
 
-local next_at = worn_out and now or nil
+local next_at, LOOK_AGAIN_MS = worn_out and now or nil, 20
 
 local function look_at(moment)
   if moment and (not next_at or moment < next_at) then
@@ -223,7 +259,15 @@ if picks < limit then
   end
 end
 
-local answer = { now, next_at or -1 }
+local offered = offer and max(0, min(limit - picks, offer[6] - coming - picks, offer[7])) or 0
+if offered > 0 then
+  local mine = { now + offer[8], offered, offered, offer[2], lease_ms, worker, tenant, queues }
+  make_offer(offer[1], places, mine, offer[8])
+elseif coming > 0 then
+  look_at(now + LOOK_AGAIN_MS) -- What is on its way was counted in, and may be lost.
+end
+
+local answer = { now, next_at or -1, offered > 0 and offered or -coming }
 for n = 1, picks do
   if found[n] then
     local size = #answer

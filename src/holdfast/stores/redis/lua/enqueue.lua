@@ -1,4 +1,4 @@
--- Takes in new jobs. [ENQ-1 to ENQ-8, TENANT-5]   uses: jobs lanes
+-- Takes in new jobs. [ENQ-1 to ENQ-8, TENANT-5]   uses: jobs lanes, after lone_enqueue
 --
 -- request: columns, one value for each item: lanes (or one for all), ids, sizes of type, settings, request id, key and
 --   payload, size of a payload that stands elsewhere, priority, max_attempts, delay_ms, run_at or -1, result_ttl_ms,

@@ -1,4 +1,4 @@
--- Completes, fails, retries or releases leased jobs. [LEASE-1, RETRY-1 to RETRY-5, RESULT-1]   uses: jobs
+-- Completes, fails, retries or releases leased jobs. [LEASE-1, RETRY-1 to RETRY-5, RESULT-1]   uses: jobs, after lone_finish
 --
 -- request: columns, one value for each item: lanes (or one for all), ids, tokens, outcomes (1 complete, 2 fail, 3 retry,
 --   4 release), sizes of the results; then, by place: 1 where the result is a blob's name; { { error's type, message,
@@ -62,22 +62,35 @@ local function finish_slowly(n, job, result)
   return job.state
 end
 
-local runs_of = {}
+local runs_of, now_text, ends, times_of, starts = {}, whole(now), {}, {}, {}
+local NO_DEADLINE = string.rep('\0', 8)
+
+-- Of a record's head: state, attempts, spent, size of worker and extra, token, deadline, ttl, sizes of type, key,
+-- settings, request id and payload, sequence number.
+local SEEN = '<BBBxxxBxI4xxxxxxxxI8I8' .. string.rep('x', 24) .. 'I8xBHI4HI4I8'
 
 -- Complete a job that holds its lease and has no key, by changing the record where it differs; else nothing is done.
 local function complete(lane, n, raw, result)
-  local state, attempts, spent, _, reason, flags, worker_size, priority, extra_size, visible_at, token, deadline,
-    claimed_at, _, _, ttl, _, type_size, key_size, static_size, request_size, payload_size, seq =
-    struct.unpack(HEAD, raw)
+  local state, attempts, spent, worker_size, extra_size, token, deadline, ttl, type_size, key_size, static_size,
+    request_size, payload_size, seq = struct.unpack(SEEN, raw)
   if state ~= LEASED or token ~= tokens[n] or spent ~= 0 or now >= deadline or key_size > 0 or in_blob[n] then
     return nil
   end
   local id = ids[n]
   local stop = HEAD_SIZE + type_size + static_size + request_size + payload_size
-  local record = struct.pack(
-    MOVING, COMPLETED, attempts, COMPLETE, COMPLETED, reason, flags, worker_size, priority, extra_size, visible_at,
-    token, 0, claimed_at, now, now + ttl, ttl
-  ) .. sub(raw, MOVING_SIZE + 1, stop + worker_size + extra_size) .. result
+  local end_text, times = ends[ttl], times_of[ttl]
+  if not times then
+    -- As text, since the server makes one of each number that it is given.
+    end_text, times = whole(now + ttl), struct.pack('<I8I8', now, now + ttl)
+    ends[ttl], times_of[ttl] = end_text, times
+  end
+  local start = starts[attempts]
+  if not start then
+    start = string.char(COMPLETED, attempts, COMPLETE, COMPLETED)
+    starts[attempts] = start
+  end
+  local record = start .. sub(raw, 5, 28) .. NO_DEADLINE .. sub(raw, 37, 44) .. times
+    .. sub(raw, 61, stop + worker_size + extra_size) .. result
   if #ids <= IN_FULL and ttl > 0 then
     completed[lane.name .. id] = record
   end
@@ -97,9 +110,9 @@ local function complete(lane, n, raw, result)
   at = gone.n + 1
   gone[at], gone.n = member, at
   at = ended.n
-  ended[at + 1], ended[at + 2], ended.n = now, member, at + 2
+  ended[at + 1], ended[at + 2], ended.n = now_text, member, at + 2
   at = kept.n
-  kept[at + 1], kept[at + 2], kept.n = now + ttl, member, at + 2
+  kept[at + 1], kept[at + 2], kept.n = end_text, member, at + 2
   bound('E', lane, now + ttl)
   local type, worker = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size), sub(raw, stop + 1, stop + worker_size)
   note(KINDS.completed, lane.name, id, type, attempts, token, worker)

@@ -1,28 +1,7 @@
--- What every script begins with: the shard's keys, the store's clock, and the writes of a call.
+-- What follows the head in every script: lanes, and the writes of a call.
 --
--- KEYS[1] is the shard's counters, "PREFIX:{SHARD}:c". Every other key is made here, under the same hash tag, from
--- names that came length-prefixed through ARGV: a lane is "4:acme6:emails", and what follows it is an id. [TENANT-3]
--- ARGV[1] has the settings of the client, ARGV[2] the call itself, both as msgpack.
 -- Writes are gathered and made by `commit`, each kind in one command: a script that is refused, for want of memory say,
 -- has changed nothing. What a claim does with the turns, and with lanes it takes one job of, it writes at once.
-
-local call, sub, floor = redis.call, string.sub, math.floor
-local min, max = math.min, math.max
-local shard = sub(KEYS[1], 1, -2)
-local keep_failed, keep_canceled, all_events, expired_print, on_cluster = unpack(cmsgpack.unpack(ARGV[1]))
-local request = ARGV[2] and cmsgpack.unpack(ARGV[2])
-
-local counters = call('HMGET', KEYS[1], 'last', 'shift', 'frozen', 'log', 'logged', 'paused', 'settings')
-local last = tonumber(counters[1]) or 0
-local shift = tonumber(counters[2]) or 0
-local micros
-if counters[3] then
-  micros = (tonumber(counters[3]) + shift) * 1000
-else
-  local time = call('TIME')
-  micros = time[1] * 1000000 + time[2] + shift * 1000
-end
-local now = floor(micros / 1000)
 
 -- Fresh numbers for tokens, jobs and events. They follow the clock, so that a failover which loses writes, and with
 -- them the counter, cannot hand one out twice. [LEASE-5]

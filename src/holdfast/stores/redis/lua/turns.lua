@@ -81,7 +81,9 @@ local function leave_turns(queue, lane, time)
   left_turns = left_turns + 1
   local at = soonest(lane)
   call('ZREM', shard .. 'T:' .. queue, tenant)
-  call('HSET', shard .. 'V:' .. queue, tenant, whole(time) .. ':' .. whole(now))
+  if time > 0 then
+    call('HSET', shard .. 'V:' .. queue, tenant, whole(time) .. ':' .. whole(now))
+  end
   if at then
     call('ZADD', shard .. 'N:' .. queue, at, tenant)
   end
@@ -91,7 +93,8 @@ local function tired(dry)
   return left_turns + dry >= LEAVE_LIMIT
 end
 
--- Let up to `limit` lanes that got visible work into the turns, at the current minimum.
+-- Let up to `limit` lanes that got visible work into the turns, at the current minimum: the times they came with, by
+-- tenant. Whether they have any work is seen when their turn comes; for those it does not come to `check_entered` looks.
 local function enter_turns(queue, limit)
   local turns, next_up = shard .. 'T:' .. queue, shard .. 'N:' .. queue
   if on_cluster then
@@ -110,7 +113,7 @@ local function enter_turns(queue, limit)
   end
   local due = call('ZRANGEBYSCORE', next_up, '-inf', now, 'LIMIT', 0, limit)
   if not due[1] then
-    return
+    return {}
   end
   if on_cluster then
     local keys = {}
@@ -122,25 +125,33 @@ local function enter_turns(queue, limit)
   call('ZREM', next_up, unpack(due))
   local present = call('ZMSCORE', turns, unpack(due))
   local times = call('HMGET', shard .. 'V:' .. queue, unpack(due))
-  local entering, gone = {}, {}
+  local entering, gone, entered = {}, {}, {}
   for n, tenant in ipairs(due) do
-    local lane = lane_named(tenant, queue)
-    if not present[n] and not is_paused(lane) then
-      if peek(walk(lane, 1)) then
-        local own = times[n] and tonumber(string.match(times[n], '^%d+')) or 0
-        entering[#entering + 1] = max(own, least)
-        entering[#entering + 1] = tenant
-        gone[#gone + 1] = times[n] and tenant or nil
-      else
-        local at = soonest(lane)
-        if at then
-          call('ZADD', next_up, at, tenant)
-        end
-      end
+    if not present[n] and not (any_paused and is_paused(lane_named(tenant, queue))) then
+      local own = times[n] and tonumber(string.match(times[n], '^%d+')) or 0
+      entering[#entering + 1] = max(own, least)
+      entering[#entering + 1] = tenant
+      entered[tenant] = own
+      gone[#gone + 1] = times[n] and tenant or nil
     end
   end
   send('ZADD', turns, entering)
   send('HDEL', shard .. 'V:' .. queue, gone)
+  return entered
+end
+
+-- Have those leave again, with the time they came with, that had no turn in this call and have nothing visible.
+local function check_entered(queue, entered)
+  local ending = #queue .. ':' .. queue
+  for tenant, own in pairs(entered) do
+    local first = call('ZRANGE', shard .. 'w:' .. #tenant .. ':' .. tenant .. ending, 0, 0, 'WITHSCORES')[2]
+    if not first or first % BAND > now then
+      local lane = lane_named(tenant, queue)
+      if not peek(walk(lane, 1)) then
+        leave_turns(queue, lane, own)
+      end
+    end
+  end
 end
 
 -- A heap of lanes by (virtual time, tenant).

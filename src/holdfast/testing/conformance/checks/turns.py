@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from holdfast.core.job import HOUR, JobState
+from holdfast.core.job import HOUR, SECOND, JobState
 from holdfast.store import TenantSettings
 from holdfast.testing.conformance.expect import expect, expect_between, expect_equal
 from holdfast.testing.conformance.harness import DELAY, Harness
@@ -240,3 +240,44 @@ async def a_tenant_takes_turns_as_soon_as_its_first_job_is_due(h: Harness) -> No
         await f.advance(HOUR)
         for queue in (own, all_):
             await f.claim_one("later", queue=queue, tenant=None)
+
+
+@rule("TENANT-4")
+async def a_tenant_that_came_in_vain_comes_again_when_it_has_work(h: Harness) -> None:
+    """Its job was taken by a worker of its own: it takes no turn, and its next job is found when that is due."""
+    async with h.frozen() as f:
+        for limit in (1, 3, 9):
+            queue = f.name("q")
+            await backlog(f, f.tenant, 5, queue)
+            await f.queued("now", tenant=f.other, queue=queue)
+            await f.queued("later", tenant=f.other, queue=queue, delay_ms=SECOND)
+            await f.claim_one("now", tenant=f.other, queue=queue)
+            got = await f.claim(limit, tenant=None, queue=queue)
+            expect_equal({job.tenant for job in got}, {f.tenant}, "tenants with visible work")
+            page = await f.claim_page(9, tenant=None, queue=queue)
+            expect_equal(len(got) + len(page.jobs), 5, "visible jobs")
+            expect_equal(page.next_at, await f.now() + SECOND, "when to look again")
+            await f.advance(SECOND)
+            await f.claim_one("later", tenant=None, queue=queue)
+
+
+@rule("TENANT-4")
+async def a_tenant_that_came_in_vain_gains_nothing(h: Harness) -> None:
+    """It comes back with the time it had: the turns that it is ahead of others are not forgotten."""
+    async with h.frozen() as f:
+        if not f.capabilities.exact_turns:
+            return
+        await f.store.set_tenant(f.other, TenantSettings(weight=0.1))
+        for count, limit in ((30, 1), (2, 5)):
+            queue = f.name("q")
+            await backlog(f, f.other, 1, queue)
+            expect_equal(await served(f, 1, [queue]), [f.other], "a turn that costs as much as ten")
+            await f.claim_none(tenant=None, queue=queue)
+            await f.queued("taken", tenant=f.other, queue=queue)
+            await f.claim_one("taken", tenant=f.other, queue=queue)
+            await backlog(f, f.tenant, count, queue)
+            got = [job.tenant for job in await f.claim(limit, tenant=None, queue=queue)]
+            expect_equal(got, [f.tenant] * min(count, limit), "turns while the other has nothing visible")
+            await backlog(f, f.other, 5, queue)
+            await backlog(f, f.tenant, 10, queue)
+            expect_equal(await served(f, 6, [queue]), [f.tenant] * 6, "turns when the other is back")
