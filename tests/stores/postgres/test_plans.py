@@ -64,6 +64,7 @@ async def test_stale_statistics_change_no_plan(postgres, database):
             [job.id for job in jobs],
             [job.token for job in jobs],
             [None] * len(jobs),
+            None,
         )
         await connection.close()
         indexes = set()

@@ -84,6 +84,7 @@ class Claims:
                 leave(part)
             if jobs:
                 memory.granted(now + request.lease_ms)
+                memory.lease((job.token, job.seq) for job in jobs)
         return Claimed(jobs, now, None if len(jobs) == request.limit else await self._next_at(parts, now))
 
     def _note_deadlines(self, answer: _Answer, *, checked: bool, full: bool, look: bool) -> None:

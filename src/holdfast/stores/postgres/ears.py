@@ -106,14 +106,36 @@ class Ears:
         self._urgent = asyncio.Event()
         self._warned = False
         self._closed = False
+        self._told_at = 0.0
+        self._resting: asyncio.TimerHandle | None = None
+
+    @property
+    def channel(self) -> str:
+        """Where it is told."""
+        return self._channel
 
     # Telling --------------------------------------------------------------------------------------------------
 
-    def tell(self, hints: list[Told]) -> None:
-        """A change is committed: tell our own listeners now, and others soon."""
+    def to_send(self, hints: list[Told]) -> str | None:
+        """What may be sent along with a change that is about to be made; None: it has to wait for its time."""
+        now = asyncio.get_running_loop().time()
+        if self._telling is not None or self._untold or now - self._told_at < GATHER_S:
+            return None
+        found = payloads(self._origin, hints)
+        if len(found) != 1:
+            return None
+        self._told_at = now
+        return found[0]
+
+    def tell_own(self, hints: list[Told]) -> None:
+        """A change is committed, and others have been told."""
         if self._listeners:
             for hint in hints:
                 self._deliver(Signal(*hint))
+
+    def tell(self, hints: list[Told]) -> None:
+        """A change is committed: tell our own listeners now, and others soon."""
+        self.tell_own(hints)
         self._untold |= dict.fromkeys(hints)
         if any(hint[0] is not Hint.EVENTS for hint in hints):
             self._urgent.set()
@@ -133,6 +155,7 @@ class Ears:
                     # A hint that cannot be sent costs those who wait for it a look of their own, later.
                     with contextlib.suppress(StoreError):
                         await self._link.rows("hint", self._channel, payload, repeat=True)
+                self._told_at = asyncio.get_running_loop().time()
                 await asyncio.sleep(0 if self._closed else GATHER_S)
         finally:
             self._telling = None
@@ -146,6 +169,9 @@ class Ears:
         loop = asyncio.get_running_loop()
         key = object()
         self._listeners[key] = (listener, frozenset(hints))
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
         if self._task is None:
             work = self._run() if self._link.address.listen else self._poll()
             self._task = loop.create_task(work, name="holdfast hints")
@@ -154,8 +180,10 @@ class Ears:
 
         def stop() -> None:
             self._listeners.pop(key, None)
-            if self._task is not None and not loop.is_closed():
-                loop.call_later(LINGER_S, self._rest)
+            if not self._listeners and self._task is not None and not loop.is_closed():
+                if self._resting is not None:
+                    self._resting.cancel()
+                self._resting = loop.call_later(LINGER_S, self._rest)
 
         return stop
 

@@ -18,6 +18,8 @@ from msgspec import Struct, field
 from holdfast.core.fairness import STRIDE
 
 RANKS = 10
+SEQS = 100_000
+"""How many leases are remembered at most."""
 LOOK_S = 1.0
 """How often a claim looks at everything: what was committed behind the marks, and lanes that nobody told us of."""
 
@@ -71,6 +73,8 @@ class Memory:
         self.reap_looked = 0.0
         self.next_deadline: int | None = None
         self.deadline_looked = 0.0
+        self._seqs: dict[int, int] = {}
+        """By token, the numbers of jobs that were leased here: they save finding them by their ids."""
 
     def find(self, tenant: str, queue: str) -> Lane | None:
         """The lane of these names, if it is known."""
@@ -95,6 +99,24 @@ class Memory:
                 whole.lanes[tenant] = lane
             lane.ranks |= ranks
             return lane
+
+    def lease(self, tokens: Iterable[tuple[int, int]]) -> None:
+        """Leases were granted here: tokens and the numbers of their jobs."""
+        with self.lock:
+            if len(self._seqs) > SEQS:  # Of leases that came to nothing.
+                self._seqs.clear()
+            self._seqs.update(tokens)
+
+    def leased(self, tokens: Iterable[int]) -> list[int] | None:
+        """The numbers of the jobs that these tokens are for, or None if one is not known here."""
+        found = [self._seqs.get(token) for token in tokens]
+        return None if None in found else [seq for seq in found if seq is not None]
+
+    def ended(self, tokens: Iterable[int]) -> None:
+        """These leases are over."""
+        with self.lock:
+            for token in tokens:
+                self._seqs.pop(token, None)
 
     def granted(self, deadline: int) -> None:
         """A lease was granted or moved: when to look at deadlines again."""

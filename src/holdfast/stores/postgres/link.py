@@ -26,7 +26,7 @@ A = TypeVar("A")
 TRIES = 6
 """How often a change is tried that others got in the way of."""
 PAUSE_S = 0.05
-LOCK_MS = 1000
+LOCK_MS = 2000
 """How long a change waits for somebody's open transaction."""
 IDLE_MS = 15_000
 """After how long the server ends a transaction of a process of ours that was frozen in the middle of it."""
@@ -82,11 +82,17 @@ class Link:
 
     async def rows(self, name: str, *args: Any, repeat: bool = False, urgent: bool = False) -> list[Row]:
         """The rows of one statement, a transaction of its own. Raises StoreUnavailable or StoreBusy."""
-        return await self._run(lambda session: session.rows(name, *args), repeat=repeat, urgent=urgent)
+        failpoint.hit("postgres.before_commit")
+        found = await self._run(lambda session: session.rows(name, *args), repeat=repeat, urgent=urgent)
+        failpoint.hit("postgres.after_commit")
+        return found
 
     async def value(self, name: str, *args: Any, repeat: bool = False, urgent: bool = False) -> Any:
         """The first column of the first row of one statement."""
-        return await self._run(lambda session: session.value(name, *args), repeat=repeat, urgent=urgent)
+        failpoint.hit("postgres.before_commit")
+        found = await self._run(lambda session: session.value(name, *args), repeat=repeat, urgent=urgent)
+        failpoint.hit("postgres.after_commit")
+        return found
 
     async def change(self, work: Callable[[Session], Awaitable[A]], *, repeat: bool = False, urgent: bool = False) -> A:
         """Do `work` in a transaction; from its beginning again if another one got in its way."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Any, TypeVar
+from contextlib import nullcontext
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -55,8 +56,8 @@ from holdfast.store import (
 from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, rows, schema, upkeep
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.claims import Claims
-from holdfast.stores.postgres.ears import Ears, Told, channel_of, payloads
-from holdfast.stores.postgres.joining import join
+from holdfast.stores.postgres.ears import MANY, Ears, Told, channel_of, payloads
+from holdfast.stores.postgres.joining import Joined, join
 from holdfast.stores.postgres.link import Link, Session
 from holdfast.stores.postgres.quotas import Quotas
 from holdfast.stores.postgres.trouble import TROUBLES, is_blocked, translate
@@ -66,12 +67,15 @@ A = TypeVar("A")
 
 BATCH = 1000
 """How many jobs one call of the server takes in or finishes at most."""
+FEW = 16
+"""Fewer outcomes than this, of several kinds, are one change."""
 HELD_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04)
 """How long a read of the log waits for transactions that hold up the rest of it."""
 HELD_S = 0.25
 """How long after a look at the log it is looked at again, if an open transaction holds up the rest."""
 
 _COMPLETED = Finished(JobState.COMPLETED)
+_LOGGED: Told = (Hint.EVENTS, "", "", "")
 _encode_worker = msgspec.json.Encoder().encode
 _decode_worker = msgspec.json.Decoder(WorkerInfo).decode
 _CLOSED = "the store is not open; use `async with Queue(...)` or await store.open()"
@@ -79,6 +83,9 @@ _CLOSED = "the store is not open; use `async with Queue(...)` or await store.ope
 
 class PostgresStore:
     """Jobs in a schema of a PostgreSQL database. Belongs to one event loop."""
+
+    examines_closed: ClassVar[bool] = True
+    """`doctor` needs no `open`: so it looks at a replica too, and at a schema that is not up to date."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -151,9 +158,10 @@ class PostgresStore:
 
     async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
         answers: list[EnqueueAnswer] = []
-        joined = None if connection is None else await join(connection, self._opened.sql)
-        for piece in _pieces(items):
-            answers += await (self._enqueue(piece, joined) if joined else self._enqueue_apart(piece))
+        joined = None if connection is None else await join(connection, self._opened)
+        async with joined.step() if joined is not None else nullcontext():
+            for piece in _pieces(items):
+                answers += await (self._enqueue(piece, joined) if joined else self._enqueue_apart(piece))
         return answers
 
     async def _enqueue_apart(self, items: Sequence[NewJob]) -> list[EnqueueAnswer]:
@@ -178,20 +186,18 @@ class PostgresStore:
             raise blocked
         return answers
 
-    async def _enqueue(self, items: Sequence[NewJob], joined: Session | None) -> list[EnqueueAnswer]:
+    async def _enqueue(self, items: Sequence[NewJob], joined: Joined | None) -> list[EnqueueAnswer]:
         link, memory = self._opened, self._memory
         found = await enqueue.make_lanes(link, memory, items)
         # Without a request id a repetition would be answered as a duplicate of itself. [ENQ-8]
         repeat = all(item.envelope.request_id for item in items)
         request = enqueue.fresh_request(items, found)
         if request is not None:
-            if joined is not None:
-                now = await joined.value("enqueue", *request)
-            else:
-                now = await link.value("enqueue", *request, repeat=repeat)
+            hints = [(Hint.READY, tenant, queue, "") for tenant, queue in {item.key[:2] for item in items}]
+            now, told = await self._call("enqueue", request, [*hints, _LOGGED], joined, repeat=repeat)
             if now is not None:
                 answers, news = enqueue.fresh_answers(items, found, now)
-                await self._publish(news, joined)
+                await self._publish(news, joined, told=told)
                 return answers
 
         async def work(session: Session) -> tuple[list[EnqueueAnswer], News]:
@@ -209,15 +215,25 @@ class PostgresStore:
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         answers: list[FinishAnswer] = []
-        joined = None if connection is None else await join(connection, self._opened.sql)
-        for piece in _pieces(items):
-            answers += await self._complete(piece, joined) or await self._finish(piece, joined)
+        joined = None if connection is None else await join(connection, self._opened)
+        async with joined.step() if joined is not None else nullcontext():
+            for piece in _pieces(items):
+                answers += await self._finish_some(piece, joined)
         return answers
 
-    async def _complete(self, items: Sequence[Finish], joined: Session | None) -> list[FinishAnswer] | None:
-        """The common case: completions of leases that live; else None, and nothing happened."""
-        if any(item.outcome != "complete" for item in items):
-            return None
+    async def _finish_some(self, items: Sequence[Finish], joined: Joined | None) -> list[FinishAnswer]:
+        """In a batch, completions go by themselves, so that one failure among them does not hold them up."""
+        completed = [item for item in items if item.outcome == "complete"]
+        others = [item for item in items if item.outcome != "complete"]
+        mixed = completed and others
+        if not completed or (mixed and (len(items) < FEW or len({item.key for item in items}) < len(items))):
+            return await self._finish(items, joined)
+        done = iter(await self._complete(completed, joined) or await self._finish(completed, joined))
+        rest = iter(await self._finish(others, joined) if others else ())
+        return [next(done) if item.outcome == "complete" else next(rest) for item in items]
+
+    async def _complete(self, items: Sequence[Finish], joined: Joined | None) -> list[FinishAnswer] | None:
+        """The common case: leases that live; else None, and nothing happened."""
         numbers = [lane.number for lane in await self._lanes(item.key for item in items) if lane is not None]
         if len(numbers) < len(items):
             return None
@@ -226,17 +242,18 @@ class PostgresStore:
             [item.key.id for item in items],
             [item.token for item in items],
             [rows.pack_result(item.result) for item in items],
+            self._memory.leased(item.token for item in items),
         )
-        if joined is not None:
-            now = await joined.value("complete", *request)
-        else:
-            now = await self._opened.value("complete", *request, repeat=True)
+        news = News(ended=[item.key for item in items], logged=True)
+        hints = news.hints(self._memory) if len(items) <= MANY else []
+        now, told = await self._call("complete", request, hints, joined, repeat=True)
         if now is None:
             return None
-        await self._publish(News(ended=[item.key for item in items], logged=True), joined)
+        self._memory.ended(item.token for item in items)
+        await self._publish(news, joined, told=told)
         return [_COMPLETED for _ in items]
 
-    async def _finish(self, items: Sequence[Finish], joined: Session | None) -> list[FinishAnswer]:
+    async def _finish(self, items: Sequence[Finish], joined: Joined | None) -> list[FinishAnswer]:
         keep = self.options.retention
         return await self._each(items, lambda unit: changes.finish(unit, items, keep), joined=joined, repeat=True)
 
@@ -397,13 +414,16 @@ class PostgresStore:
         return await upkeep.prune(self._opened, limit, self.options.keep_events, blobs=blobs)
 
     async def doctor(self) -> Sequence[Finding]:
-        return await doctor.findings(self._opened)
+        return await doctor.findings(self._link)
 
-    async def migrate(self) -> int:
-        """Bring the schema up to date, for a store that is not open; how many steps that took."""
+    async def migrate(self, on_step: Callable[[str], None] | None = None) -> int:
+        """Bring the schema up to date, for a store that is not open; how many steps that took, by name to `on_step`."""
         connection = await self._link.dial()
         try:
-            return await schema.migrate(connection, self.address)
+            names = await schema.migrate(connection, self.address)
+            for name in names if on_step is not None else ():
+                on_step(name)
+            return len(names)
         except TROUBLES as error:
             raise translate(error, self.address.shown, self.address.timeout_s) from error
         finally:
@@ -432,7 +452,7 @@ class PostgresStore:
         items: Sequence[Any],
         step: Callable[[Unit], list[A] | Awaitable[list[A]]],
         *,
-        joined: Session | None = None,
+        joined: Joined | None = None,
         repeat: bool = False,
         urgent: bool = False,
     ) -> list[A]:
@@ -453,7 +473,7 @@ class PostgresStore:
     async def _change(
         self,
         work: Callable[[Session], Awaitable[tuple[A, News]]],
-        joined: Session | None = None,
+        joined: Joined | None = None,
         *,
         repeat: bool = False,
         urgent: bool = False,
@@ -465,17 +485,32 @@ class PostgresStore:
         await self._publish(news, joined)
         return answers
 
-    async def _publish(self, news: News, joined: Session | None) -> None:
+    async def _call(
+        self, name: str, request: tuple[Any, ...], hints: list[Told], joined: Joined | None, *, repeat: bool
+    ) -> tuple[int | None, bool]:
+        """Call one of the hot functions: what it answers, and whether others are told by now."""
+        if joined is not None:
+            return await joined.value(name, *request), False
+        link, ears = self._opened, self._ears
+        payload = ears.to_send(hints) if hints and ears is not None else None
+        if payload is None or ears is None:
+            return await link.value(name, *request, repeat=repeat), False
+        return await link.value(f"{name}_and_tell", ears.channel, payload, *request, repeat=repeat), True
+
+    async def _publish(self, news: News, joined: Joined | None, *, told: bool = False) -> None:
         """Tell of a change: now that it is committed, or with the caller's own commit."""
         hints = news.hints(self._memory)
         if joined is not None:
-            for payload in payloads("", hints):
-                await joined.rows("hint", channel_of(self.address.schema), payload)
+            for payload in payloads("", hints) if self.address.notify else ():
+                await joined.rows("hint_joined", channel_of(self.address.schema), payload)
             return
         with self._memory.lock:
             for number, visible_at in news.ready.items():
                 self._memory.by_number[number].arrive(visible_at)
-        self._tell(hints)
+        if told and self._ears is not None:
+            self._ears.tell_own(hints)
+        else:
+            self._tell(hints)
 
     def _tell(self, hints: list[Told]) -> None:
         if hints and self._ears is not None:

@@ -77,52 +77,60 @@ BEGIN
     RETURN v_now;
 END $$;
 
--- Complete jobs whose leases are all live. Answers the clock and what became of the records; or a NULL for the clock,
--- and nothing was done. [LEASE-1, RESULT-1]
-CREATE FUNCTION {s}.complete(p_lanes int[], p_ids text[], p_tokens bigint[], p_results bytea[])
+-- Complete jobs whose leases are all live. Answers the clock; or NULL, and nothing was done. Whoever knows under which
+-- numbers the jobs stand names them in p_seqs; else they are looked up by their ids. [LEASE-1, RESULT-1]
+CREATE FUNCTION {s}.complete(p_lanes int[], p_ids text[], p_tokens bigint[], p_results bytea[], p_seqs bigint[])
 RETURNS bigint LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     v_now bigint := {s}.now_ms();
     v_count int := cardinality(p_ids);
-    v_seqs bigint[];
+    v_seqs bigint[] := p_seqs;
     v_lanes int[];
     v_types text[];
     v_attempts int[];
     v_workers text[];
-    v_xid bigint;
+    v_xid bigint := {s}.xid();
+    v_last bigint;
     v_live int;
     v_keyed boolean;
 BEGIN
-    -- By the primary key, and locked in its order. What is not live any more is for the slower path to judge. The `+ 0`
-    -- hides from the planner that the index of deadlines has these rows too: with stale statistics it would walk that.
-    WITH held AS MATERIALIZED (
-        SELECT u.i, j.seq, j.lane, j.type, j.attempts, j.worker, j.logged, j.key
-        FROM unnest(p_lanes, p_ids, p_tokens) WITH ORDINALITY AS u (lane, id, token, i)
-        JOIN {s}.ids ON ids.lane = coalesce(u.lane, p_lanes[1]) AND ids.id = u.id
-        JOIN {s}.jobs j ON j.seq = ids.seq
-        WHERE j.state + 0 = 4 AND j.token = u.token AND j.deadline > v_now
-        ORDER BY j.seq
-        FOR UPDATE OF j
-    )
-    SELECT count(*), array_agg(seq ORDER BY i), array_agg(lane ORDER BY i), array_agg(type ORDER BY i),
-        array_agg(attempts ORDER BY i), array_agg(worker ORDER BY i), max(logged), bool_or(key IS NOT NULL)
-    INTO v_live, v_seqs, v_lanes, v_types, v_attempts, v_workers, v_xid, v_keyed
-    FROM held;
-    IF v_live < v_count OR (SELECT count(DISTINCT u) FROM unnest(v_seqs) u) < v_count THEN
-        RETURN NULL;
+    IF v_seqs IS NULL THEN
+        SELECT array_agg(ids.seq ORDER BY u.i) INTO v_seqs
+        FROM unnest(p_lanes, p_ids) WITH ORDINALITY AS u (lane, id, i)
+        JOIN {s}.ids ON ids.lane = coalesce(u.lane, p_lanes[1]) AND ids.id = u.id;
+        IF coalesce(cardinality(v_seqs), 0) < v_count THEN
+            RETURN NULL;
+        END IF;
     END IF;
-    v_xid := greatest(v_xid, {s}.xid());
+    -- By the primary key: `+ 0` keeps the planner from the index of deadlines. If one of them is not live any more, all
+    -- stay, for the slower path to judge.
     WITH gone AS (
-        DELETE FROM {s}.jobs j USING unnest(v_seqs, p_results) AS u (seq, result) WHERE j.seq = u.seq
-        RETURNING j.*, u.result AS outcome
+        DELETE FROM {s}.jobs j
+        USING unnest(v_seqs, p_lanes, p_ids, p_tokens, p_results) WITH ORDINALITY AS u (seq, lane, id, token, result, i)
+        WHERE j.seq = u.seq AND j.state + 0 = 4 AND j.token = u.token AND j.deadline + 0 > v_now
+            AND j.lane = coalesce(u.lane, p_lanes[1]) AND j.id = u.id
+        RETURNING j.*, u.result AS outcome, u.i
+    ), put AS (
+        INSERT INTO {s}.done (seq, visible_at, enqueued_at, result_ttl, logged, token, claimed_at, finished_at, expires_at,
+            line, lane, attempts, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
+        SELECT seq, visible_at, enqueued_at, result_ttl, greatest(logged, v_xid), token, claimed_at, v_now,
+            v_now + result_ttl, line, lane, attempts, 5, rank, id, type, request_id, worker, key, head, payload, extra,
+            outcome
+        FROM gone
     )
-    INSERT INTO {s}.done (seq, visible_at, enqueued_at, result_ttl, logged, token, claimed_at, finished_at, expires_at,
-        line, lane, attempts, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
-    SELECT seq, visible_at, enqueued_at, result_ttl, v_xid, token, claimed_at, v_now, v_now + result_ttl, line, lane,
-        attempts, 5, rank, id, type, request_id, worker, key, head, payload, extra, outcome
+    SELECT count(*), array_agg(lane ORDER BY i), array_agg(type ORDER BY i), array_agg(attempts ORDER BY i),
+        array_agg(worker ORDER BY i), max(logged), bool_or(key IS NOT NULL)
+    INTO v_live, v_lanes, v_types, v_attempts, v_workers, v_last, v_keyed
     FROM gone;
+    IF v_live < v_count THEN
+        RAISE SQLSTATE 'HF001';
+    END IF;
+    IF v_last > v_xid THEN
+        v_xid := v_last;
+        UPDATE {s}.done SET logged = v_xid WHERE seq = ANY (v_seqs);
+    END IF;
     IF v_keyed THEN
         DELETE FROM {s}.keys k USING {s}.done d WHERE d.seq = ANY (v_seqs) AND d.key IS NOT NULL AND k.lane = d.lane
             AND k.type = d.type AND k.key = d.key AND k.job_id = d.id AND k.policy IN ('until_terminal', 'until_started');
@@ -130,6 +138,40 @@ BEGIN
     PERFORM {s}.log(v_xid, v_now, v_count, '{7}', v_lanes, p_ids, v_types, v_attempts, p_tokens, v_workers,
         NULL, NULL, NULL, NULL);
     RETURN v_now;
+EXCEPTION WHEN SQLSTATE 'HF001' THEN
+    RETURN NULL;
+END $$;
+
+-- The same two, and then a hint in a transaction of its own: NOTIFY holds a lock on the whole database while it commits,
+-- which must not wait for the disk; and a round trip of its own would be late. [CLAIM-3, RESULT-2]
+CREATE PROCEDURE {s}.tell(p_channel text, p_hint text) LANGUAGE plpgsql AS $$
+BEGIN
+    COMMIT;
+    PERFORM set_config('synchronous_commit', 'off', true), pg_notify(p_channel, p_hint);
+END $$;
+
+CREATE PROCEDURE {s}.enqueue_and_tell(
+    p_channel text, p_hint text, p_tenants text[], p_lines int[], p_lanes int[], p_ids text[], p_types text[],
+    p_requests text[], p_ranks smallint[], p_attempts int[], p_delays bigint[], p_run_ats bigint[], p_ttls bigint[],
+    p_heads bytea[], p_payloads bytea[], INOUT p_now bigint
+) LANGUAGE plpgsql AS $$
+BEGIN
+    p_now := {s}.enqueue(p_tenants, p_lines, p_lanes, p_ids, p_types, p_requests, p_ranks, p_attempts, p_delays,
+        p_run_ats, p_ttls, p_heads, p_payloads);
+    IF p_now IS NOT NULL THEN
+        CALL {s}.tell(p_channel, p_hint);
+    END IF;
+END $$;
+
+CREATE PROCEDURE {s}.complete_and_tell(
+    p_channel text, p_hint text, p_lanes int[], p_ids text[], p_tokens bigint[], p_results bytea[], p_seqs bigint[],
+    INOUT p_now bigint
+) LANGUAGE plpgsql AS $$
+BEGIN
+    p_now := {s}.complete(p_lanes, p_ids, p_tokens, p_results, p_seqs);
+    IF p_now IS NOT NULL THEN
+        CALL {s}.tell(p_channel, p_hint);
+    END IF;
 END $$;
 
 -- Lock named jobs for a change: first what decides of their ids, in one order for everybody, then the rows that claims and
