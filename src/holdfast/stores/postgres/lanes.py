@@ -66,6 +66,18 @@ class Memory:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.place = ""
+        """Which data all this is about."""
+        self._forget()
+
+    def meet(self, place: str) -> None:
+        """A connection was made. If it is to other data, after a restore or a failover, nothing that we know holds."""
+        with self.lock:
+            if self.place and place != self.place:
+                self._forget()
+            self.place = place
+
+    def _forget(self) -> None:
         self.lines: dict[str, Line] = {}
         self.by_number: dict[int, Lane] = {}
         self.reaped = 0

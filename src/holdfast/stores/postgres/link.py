@@ -26,8 +26,10 @@ A = TypeVar("A")
 TRIES = 6
 """How often a change is tried that others got in the way of."""
 PAUSE_S = 0.05
-LOCK_MS = 2000
-"""How long a change waits for somebody's open transaction."""
+LOCK_MS = 1000
+"""How long a batch waits for somebody's open transaction, before it is seen which of its jobs is held up."""
+PATIENT_LOCK_MS = 5000
+"""How long a change waits that nothing else waits with: also behind many of its own kind."""
 IDLE_MS = 15_000
 """After how long the server ends a transaction of a process of ours that was frozen in the middle of it."""
 
@@ -74,6 +76,8 @@ class Link:
         self._age = 0
         self._closed = False
         self._waiting: deque[tuple[bool, asyncio.Future[None]]] = deque()
+        self.meet: Callable[[str], None] | None = None
+        """Told by each new connection which data it leads to."""
 
     @property
     def shown(self) -> str:
@@ -94,11 +98,18 @@ class Link:
         failpoint.hit("postgres.after_commit")
         return found
 
-    async def change(self, work: Callable[[Session], Awaitable[A]], *, repeat: bool = False, urgent: bool = False) -> A:
+    async def change(
+        self,
+        work: Callable[[Session], Awaitable[A]],
+        *,
+        repeat: bool = False,
+        urgent: bool = False,
+        lock_ms: int = PATIENT_LOCK_MS,
+    ) -> A:
         """Do `work` in a transaction; from its beginning again if another one got in its way."""
 
         async def whole(session: Direct) -> A:
-            await session.execute("BEGIN")
+            await session.execute(f"BEGIN; SET LOCAL lock_timeout = {lock_ms}")
             try:
                 answer = await work(session)
                 failpoint.hit("postgres.before_commit")
@@ -120,10 +131,10 @@ class Link:
                 return await self._once(work, urgent=urgent)
             except TROUBLES as error:
                 again = is_conflict(error) or (repeat and is_lost(error))
+                if is_lost(error) or isinstance(error, TimeoutError):
+                    self.distrust()
                 if not again or tries >= TRIES or self._closed:
                     raise translate(error, self.shown, self.address.timeout_s) from error
-                if is_lost(error):
-                    self.distrust()
                 pause_s = PAUSE_S * random.random() * min(tries, 3)  # noqa: S311 - no secret
             await asyncio.sleep(pause_s)
 
@@ -146,6 +157,18 @@ class Link:
 
     async def dial(self) -> Connection:
         """A connection of its own, outside of the pool, for whoever closes it."""
+        connection = await self._connect()
+        if self.meet is not None:
+            try:
+                self.meet(await connection.fetchval(self.sql["place"], timeout=self.address.timeout_s))
+            except BaseException as error:
+                connection.terminate()
+                if isinstance(error, TROUBLES):
+                    raise translate(error, self.shown, self.address.timeout_s) from error
+                raise
+        return connection
+
+    async def _connect(self) -> Connection:
         settings = {"application_name": "holdfast", "lock_timeout": str(LOCK_MS)} | _PLANS
         settings["idle_in_transaction_session_timeout"] = str(IDLE_MS)
         pooled = not self.address.listen

@@ -7,6 +7,10 @@ SELECT {s}.now_ms();
 UPDATE {s}.meta SET shift = shift + $1;
 -- name: meta
 SELECT frozen_at IS NOT NULL AS frozen, epoch FROM {s}.meta;
+-- Which data this is: another after the schema was made anew, after a restore, and after a failover.
+-- name: place
+SELECT place || ' ' || CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END
+FROM {s}.meta;
 -- name: freeze
 UPDATE {s}.meta SET frozen_at = $1;
 -- Restored into another cluster, transactions count from another number: a new epoch begins. [EVENT-2]
@@ -37,6 +41,8 @@ SELECT {s}.enqueue($1::text[], $2::int[], $3::int[], $4::text[], $5::text[], $6:
     $9::bigint[], $10::bigint[], $11::bigint[], $12::bytea[], $13::bytea[]);
 -- name: complete
 SELECT {s}.complete($1::int[], $2::text[], $3::bigint[], $4::bytea[], $5::bigint[]);
+-- name: extend
+SELECT {s}.extend($1::int[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[]);
 -- name: enqueue_and_tell
 CALL {s}.enqueue_and_tell($1::text, $2::text, $3::text[], $4::int[], $5::int[], $6::text[], $7::text[], $8::text[],
     $9::smallint[], $10::int[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[], $15::bytea[], NULL);

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -58,7 +58,7 @@ from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.claims import Claims
 from holdfast.stores.postgres.ears import MANY, Ears, Told, channel_of, payloads
 from holdfast.stores.postgres.joining import Joined, join
-from holdfast.stores.postgres.link import Link, Session
+from holdfast.stores.postgres.link import LOCK_MS, PATIENT_LOCK_MS, Link, Session
 from holdfast.stores.postgres.quotas import Quotas
 from holdfast.stores.postgres.trouble import TROUBLES, is_blocked, translate
 from holdfast.stores.postgres.unit import News, Unit, scope_of
@@ -87,10 +87,11 @@ class PostgresStore:
     examines_closed: ClassVar[bool] = True
     """`doctor` needs no `open`: so it looks at a replica too, and at a schema that is not up to date."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, link_to: Callable[[Address], Link] = Link) -> None:
         self.address = address
         self.options = address.common
-        self._link = Link(address)
+        self._link_to = link_to
+        self._link = link_to(address)
         self._memory = lanes.memory_of(address.place)
         self._ears: Ears | None = None
         self._claims = Claims(self._link, self._memory, self.reap, real_clock=self.options.test_clock == "0")
@@ -112,6 +113,8 @@ class PostgresStore:
                 (meta,) = await self._link.rows("meta", repeat=True)
                 self._check_clock(frozen=meta["frozen"])
                 await self._link.rows("new_epoch", repeat=True)
+                self._memory.meet(await self._link.value("place", repeat=True))
+                self._link.meet = self._memory.meet
                 self._capabilities = await doctor.durability(self._link)
             except BaseException:
                 self._link.distrust()  # Nobody would close what was never open.
@@ -134,8 +137,9 @@ class PostgresStore:
     async def sibling(self) -> PostgresStore:
         # It is open without having been connected: its connections belong to the event loop that will use it.
         _ = self._opened
-        other = PostgresStore(self.address)
+        other = PostgresStore(self.address, self._link_to)
         other._capabilities = self._capabilities
+        other._link.meet = other._memory.meet
         other._ears = Ears(other._link, other._noted)
         return other
 
@@ -204,7 +208,7 @@ class PostgresStore:
             wait = joined is None
             return await enqueue.enqueue(session, memory, items, found, self.address.schema, wait=wait)
 
-        return await self._change(work, joined, repeat=repeat)
+        return await self._change(work, joined, repeat=repeat, lock_ms=LOCK_MS if len(items) > 1 else PATIENT_LOCK_MS)
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         _ = self._opened
@@ -259,6 +263,9 @@ class PostgresStore:
 
     async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
         all_events = self.options.all_events
+        answers = None if all_events else await self._extend(items)
+        if answers is not None:
+            return answers
         answers = await self._each(
             items, lambda unit: changes.extend(unit, items, all_events=all_events), repeat=True, urgent=True
         )
@@ -266,6 +273,28 @@ class PostgresStore:
             if isinstance(answer, Extended):
                 self._memory.granted(answer.deadline)
         return answers
+
+    async def _extend(self, items: Sequence[Extend]) -> list[ExtendAnswer] | None:
+        """The common case: leases that were granted here and live; else None, and nothing happened."""
+        seqs = self._memory.leased(item.token for item in items)
+        if not seqs or len(set(seqs)) < len(items):
+            return None
+        numbers = [lane.number for lane in await self._lanes(item.key for item in items) if lane is not None]
+        if len(numbers) < len(items):
+            return None
+        request = (
+            numbers,
+            [item.key.id for item in items],
+            [item.token for item in items],
+            [item.lease_ms for item in items],
+            seqs,
+        )
+        found = await self._opened.value("extend", *request, repeat=True, urgent=True)
+        if found is None:
+            return None
+        now, *deadlines = found
+        self._memory.granted(min(deadlines))
+        return [Extended(deadline, now) for deadline in deadlines]
 
     async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
         all_events = self.options.all_events
@@ -421,11 +450,22 @@ class PostgresStore:
         connection = await self._link.dial()
         try:
             names = await schema.migrate(connection, self.address)
-            for name in names if on_step is not None else ():
-                on_step(name)
+            if on_step is not None:
+                for name in names:
+                    on_step(name)
             return len(names)
         except TROUBLES as error:
             raise translate(error, self.address.shown, self.address.timeout_s) from error
+        finally:
+            await connection.close(timeout=2)
+
+    @asynccontextmanager
+    async def own_transaction(self) -> AsyncGenerator[Any]:
+        """A transaction on a connection of its own, as a caller has one. For tests of what joins it. [ENQ-7]"""
+        connection = await self._link.dial()
+        try:
+            async with connection.transaction():
+                yield connection
         finally:
             await connection.close(timeout=2)
 
@@ -477,11 +517,12 @@ class PostgresStore:
         *,
         repeat: bool = False,
         urgent: bool = False,
+        lock_ms: int = PATIENT_LOCK_MS,
     ) -> A:
         if joined is not None:
             answers, news = await work(joined)
         else:
-            answers, news = await self._opened.change(work, repeat=repeat, urgent=urgent)
+            answers, news = await self._opened.change(work, repeat=repeat, urgent=urgent, lock_ms=lock_ms)
         await self._publish(news, joined)
         return answers
 

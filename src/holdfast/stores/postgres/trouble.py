@@ -6,8 +6,11 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
 
-TROUBLES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
-"""What asyncpg raises, and what asyncio does: its TimeoutError is an OSError."""
+TROUBLES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""What asyncpg raises, and what asyncio does: its TimeoutError is an OSError.
+
+InternalClientError is what a connection says that heard the server's farewell while nobody used it.
+"""
 
 _AGAIN = {"40001", "40P01"}
 """Serialization failure, deadlock: the transaction was rolled back whole, and can be tried again at once."""
@@ -22,6 +25,8 @@ def is_lost(error: BaseException) -> bool:
         return state in _AWAY or state.startswith("08") or isinstance(error, asyncpg.ConnectionDoesNotExistError)
     if isinstance(error, asyncpg.InterfaceError):
         return "closed" in str(error) or "connection" in str(error)
+    if isinstance(error, asyncpg.InternalClientError):
+        return True
     return isinstance(error, OSError) and not isinstance(error, TimeoutError)
 
 
@@ -61,6 +66,11 @@ _ANSWERS: tuple[tuple[tuple[type[Exception], ...], type[StoreError], str], ...] 
         (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError),
         StoreUnavailable,
         "see the user and the password in the URL",
+    ),
+    (
+        (asyncpg.ProtocolViolationError,),
+        StoreUnavailable,
+        "if pgbouncer stands between, add listen=0 to the URL",
     ),
     ((asyncpg.InvalidCatalogNameError,), StoreUnavailable, "create it with CREATE DATABASE"),
     (

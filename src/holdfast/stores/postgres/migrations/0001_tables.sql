@@ -4,6 +4,7 @@ CREATE TABLE {s}.meta (
     one           int PRIMARY KEY DEFAULT 1 CHECK (one = 1),
     shift         bigint NOT NULL DEFAULT 0,     -- milliseconds that tests added to the clock
     frozen_at     bigint,                        -- the clock stands here (tests), or NULL: it runs
+    place         uuid NOT NULL DEFAULT gen_random_uuid(),
     epoch         int NOT NULL DEFAULT 1,        -- grows when the data was restored into another cluster
     trimmed_epoch int NOT NULL DEFAULT 0,        -- events up to this place are gone
     trimmed_xid   bigint NOT NULL DEFAULT 0,

@@ -142,7 +142,33 @@ EXCEPTION WHEN SQLSTATE 'HF001' THEN
     RETURN NULL;
 END $$;
 
--- The same two, and then a hint in a transaction of its own: NOTIFY holds a lock on the whole database while it commits,
+-- Renew leases that are all live. Answers the clock and the new deadlines, in order; or NULL, and nothing was done.
+-- [LEASE-1, LEASE-2]
+CREATE FUNCTION {s}.extend(p_lanes int[], p_ids text[], p_tokens bigint[], p_leases bigint[], p_seqs bigint[])
+RETURNS bigint[] LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    v_now bigint := {s}.now_ms();
+    v_deadlines bigint[];
+BEGIN
+    WITH moved AS (
+        UPDATE {s}.jobs j SET deadline = greatest(j.deadline, v_now + u.lease)
+        FROM unnest(p_seqs, p_lanes, p_ids, p_tokens, p_leases) WITH ORDINALITY AS u (seq, lane, id, token, lease, i)
+        WHERE j.seq = u.seq AND j.state + 0 = 4 AND j.token = u.token AND j.deadline + 0 > v_now
+            AND j.lane = coalesce(u.lane, p_lanes[1]) AND j.id = u.id
+        RETURNING u.i, j.deadline
+    )
+    SELECT array_agg(deadline ORDER BY i) INTO v_deadlines FROM moved;
+    IF coalesce(cardinality(v_deadlines), 0) < cardinality(p_ids) THEN
+        RAISE SQLSTATE 'HF001';
+    END IF;
+    RETURN v_now || v_deadlines;
+EXCEPTION WHEN SQLSTATE 'HF001' THEN
+    RETURN NULL;
+END $$;
+
+-- Enqueue and complete, and then a hint in a transaction of its own: NOTIFY holds a lock on the whole database while it commits,
 -- which must not wait for the disk; and a round trip of its own would be late. [CLAIM-3, RESULT-2]
 CREATE PROCEDURE {s}.tell(p_channel text, p_hint text) LANGUAGE plpgsql AS $$
 BEGIN
