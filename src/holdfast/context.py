@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.blobs import BlobRef, Blobs, check_owner
 from holdfast.core.errors import InvalidOption
@@ -88,6 +88,13 @@ def _wake(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
+class Completer(Protocol):
+    """What completes a job inside its handler's own transaction: the worker."""
+
+    async def complete(self, context: JobContext, connection: Any, result: Any) -> None: ...
+    def complete_sync(self, context: JobContext, connection: Any, result: Any) -> None: ...
+
+
 class JobContext:
     """The job a handler is running. Made by the worker; a handler gets it from `current_job()`."""
 
@@ -97,8 +104,10 @@ class JobContext:
         *,
         on_progress: Callable[[Progress], None] | None = None,
         blobs: Blobs | None = None,
+        completer: Completer | None = None,
     ) -> None:
         self._job = job
+        self._completer = completer
         self._on_progress = on_progress
         self._blobs = blobs
         self._deadline_ms = job.deadline
@@ -168,6 +177,26 @@ class JobContext:
             text = message.replace("\x00", "").encode(errors="replace").decode()
             self._on_progress(Progress(float(fraction), text[:PROGRESS_TEXT_LIMIT]))
 
+    async def complete_in(self, connection: Any, result: Any = None) -> None:
+        """Complete this job with the commit of the transaction that is open on `connection`. [ENQ-7]
+
+        Make it the last thing before the commit. Committed: the job is completed with `result`, whatever the handler
+        does or returns afterwards. Rolled back: the handler's outcome counts, as usual. Raises LeaseLost, LeaseExpired
+        or JobCanceled if the job is no longer ours to complete: let it through, so that the transaction is rolled
+        back. Raises Unsupported on a store that joins no transaction, InvalidOption for a connection it cannot join.
+        """
+        await self._joins().complete(self, connection, result)
+
+    def complete_in_sync(self, connection: Any, result: Any = None) -> None:
+        """The same for handlers that run in a thread, with their own, blocking connection."""
+        self._joins().complete_sync(self, connection, result)
+
+    def _joins(self) -> Completer:
+        if self._completer is None:
+            reason = "this handler runs where no transaction can be joined: with executor='process', or in inline_queue"
+            raise InvalidOption("complete_in", reason)
+        return self._completer
+
     async def read_blob(self, ref: BlobRef) -> bytes:
         """The bytes behind a payload's reference. One of another tenant is refused. [TENANT-1]"""
         check_owner(ref, self.tenant)
@@ -193,6 +222,12 @@ class _StandIn(JobContext):
     @cached_property
     def log(self) -> Logger:
         return NullLogger()
+
+    async def complete_in(self, connection: Any, result: Any = None) -> None:
+        """There is nothing to complete."""
+
+    def complete_in_sync(self, connection: Any, result: Any = None) -> None:
+        """There is nothing to complete."""
 
 
 _current: ContextVar[JobContext] = ContextVar("holdfast_job")

@@ -140,8 +140,12 @@ class Queue(Administration):
     ) -> Any:
         """Enqueue, and wait for the result: of the job that was there already, if one was. [RESULT-2, RESULT-3]
 
-        Subscribes before it enqueues. Raises what `enqueue` and `result` raise.
+        Subscribes before it enqueues. Raises what `enqueue` and `result` raise; InvalidOption with a `connection` that
+        could be joined: nobody runs a job that is not committed.
         """
+        if connection is not None and self.capabilities.transactional_enqueue:
+            reason = "a job runs when your transaction has committed: enqueue in it, and ticket.wait() after the commit"
+            raise InvalidOption("connection", reason)
         limit = timeout_s(timeout)
         clock = asyncio.get_running_loop().time
         end = None if limit is None else clock() + limit

@@ -66,6 +66,9 @@ EVENTS_BOUND = 1_000_000
 EVENTS_BOUND_MS = 7 * DAY
 """... or this old, and then goes on."""
 
+JOINING = "joining your transaction: postgresql:// does, elsewhere commit first and use an id or key of your own"
+"""What a store without it says when it is asked to. [ENQ-7]"""
+
 REPAIR_LIMIT = 100
 """How many expired leases a claim ends on its way. [LEASE-3]"""
 

@@ -3,6 +3,7 @@ import uuid
 import pytest
 
 from holdfast import Queue
+from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyServer
 from tests.chaos.workers import TENANT
 from tests.chaos.zygote import Zygote
@@ -20,7 +21,13 @@ def valkey():
         yield server
 
 
-@pytest.fixture(params=["file", "valkey"])
+@pytest.fixture(scope="session")
+def postgres():
+    with PostgresServer(durable=False) as server:
+        yield server
+
+
+@pytest.fixture(params=["file", "valkey", "postgres"])
 def kind(request):
     """The kinds of stores that several processes can share."""
     return request.param
@@ -30,7 +37,10 @@ def kind(request):
 def url(kind, request, tmp_path):
     if kind == "file":
         return f"file:{tmp_path}/store?test_clock=1"
-    return request.getfixturevalue("valkey").url(prefix=f"t{uuid.uuid4().hex[:12]}", test_clock=1)
+    name = f"t{uuid.uuid4().hex[:12]}"
+    if kind == "postgres":
+        return request.getfixturevalue("postgres").url(schema=name, test_clock=1)
+    return request.getfixturevalue("valkey").url(prefix=name, test_clock=1)
 
 
 @pytest.fixture

@@ -34,11 +34,12 @@ STEPS = {
     "worker.mid_renewal": 2,
 }
 # How many die side by side.
-CREWS = {"file": 1, "valkey": 3}
+CREWS = {"file": 1, "valkey": 3, "postgres": 3}
 # Steps of one kind of store alone.
 STORE_STEPS = {
     "file": {"file.before_commit": 6, "file.after_commit": 6},
     "valkey": {"redis.after_script": 12},
+    "postgres": {"postgres.before_commit": 40, "postgres.after_commit": 40},
 }
 
 
@@ -88,3 +89,27 @@ async def drain(zygote, queue, url):
     )
     os.kill(pid, signal.SIGTERM)
     assert await zygote.end(pid) == 0
+
+
+async def test_killed_at_any_moment(zygote, queue, url, log):
+    """Not at a step but from outside, whatever they are at: also while a statement is on its way to a server."""
+    seed = int(os.environ.get("HOLDFAST_SEED", random.randrange(2**32)))
+    print(f"HOLDFAST_SEED={seed}")  # noqa: T201 - shown with a failure, to replay it
+    chance = random.Random(seed)
+    ids = []
+    for _ in range(5):
+        new = [f"job-{len(ids) + n}" for n in range(100)]
+        ids.extend(new)
+        await queue.enqueue_many([work.message(log).options(id=id_) for id_ in new])
+        pids = [await zygote.start(url, log=log, concurrency=4) for _ in range(2)]
+        for pid in pids:
+            await asyncio.sleep(0.3 * chance.random())
+            os.kill(pid, signal.SIGKILL)
+        assert {await zygote.end(pid) for pid in pids} == {-signal.SIGKILL}
+        await queue.store.shift_clock(31_000)
+    await drain(zygote, queue, url)
+    jobs = await ledger.check(queue.store, TENANT, ids)
+    effects = {(id_, fence) for id_, _, fence, _ in notes(log, "effect")}
+    for job in jobs.values():
+        assert job.state is JobState.COMPLETED
+        assert (job.id, job.token) in effects

@@ -74,11 +74,16 @@ async def wait_politely(log: str, file: str) -> str:
     return "done"
 
 
-JOBS = [work, poison, wait_for_file, wait_politely]
+@job(name="send")
+async def nothing() -> None:
+    """What the jobs are that tests of stores put in by themselves."""
+
+
+JOBS = [work, poison, wait_for_file, wait_politely, nothing]
 
 
 async def serve(order):
-    """What a process of the zygote does: `role` is work, unless it says produce or race."""
+    """What a process of the zygote does: `role` is work, unless it says serve_all, produce or race."""
     await ROLES[order.get("role", "work")](order)
 
 
@@ -102,6 +107,12 @@ async def run_worker(order):
             for name in ("completed", "stalled", "canceled"):
                 worker.on(name, lambda event: _told(log, event))
         await worker.run()
+
+
+async def serve_all(order):
+    """Run a worker for all tenants: url, concurrency."""
+    worker = Worker.for_all_tenants(order["url"], jobs=JOBS, concurrency=order.get("concurrency", 4))
+    await worker.run()
 
 
 async def produce(order):
@@ -137,7 +148,7 @@ async def race(order):
                 _write(order["log"], (f"{ticket.status}:{key}", ticket.id, 0, 0, os.getpid()))
 
 
-ROLES = {"work": run_worker, "produce": produce, "race": race}
+ROLES = {"work": run_worker, "serve_all": serve_all, "produce": produce, "race": race}
 
 
 def _freeze():

@@ -74,7 +74,9 @@ class Zygote:
 
 def main():
     # What is imported here is imported once; nothing here may start a thread or open a store.
-    import holdfast.stores.redis  # noqa: F401 - found by entry point otherwise, and then in every fork
+    # Stores are found by entry point otherwise, and then in every fork.
+    import holdfast.stores.postgres
+    import holdfast.stores.redis  # noqa: F401
     from tests.chaos import workers
 
     reader, writer = os.pipe()

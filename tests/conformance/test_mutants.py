@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.testing.conformance import all_checks
 from holdfast.testing.mutants import Bug, Mutant, mutants, scratch, trial
-from holdfast.testing.mutants.planting import REDIS, STORES
+from holdfast.testing.mutants.planting import POSTGRES, REDIS, STORES
 
 HERE = [("memory", mutant) for mutant in mutants() if "memory" in mutant.stores]
 HERE += [(store, mutant) for store in STORES[1:] for mutant in mutants() if mutant.stores == (store,)]
@@ -24,7 +24,9 @@ def test_the_suite_catches(store: str, mutant: Mutant, url_of) -> None:
 
 def test_every_mutant_says_what_it_breaks_and_where() -> None:
     rules = {check.rule for check in all_checks()}
+    names = {check.name: check.rule for check in all_checks()}
     for mutant in mutants():
+        assert not mutant.seen_by or names[mutant.seen_by] in mutant.breaks, mutant.name
         assert mutant.sentence.endswith("."), mutant.name
         assert mutant.breaks, mutant.name
         assert set(mutant.breaks) <= rules, mutant.name
@@ -46,8 +48,8 @@ def test_a_bug_is_gone_after_its_trial() -> None:
 # Lua ----------------------------------------------------------------------------------------------------------
 
 
-def planted(plant) -> Mutant:
-    return Mutant("planted", "Something is wrong.", ("CLAIM-1",), REDIS, plant)
+def planted(plant, stores=REDIS) -> Mutant:
+    return Mutant("planted", "Something is wrong.", ("CLAIM-1",), stores, plant)
 
 
 def test_a_bug_in_lua_is_in_every_script_that_has_the_part() -> None:
@@ -92,3 +94,67 @@ def test_a_bug_that_nobody_runs_into_is_no_bug(url_of) -> None:
     result = trial(mutant, "redis", url_of("redis"), [check.name for check in all_checks()[1:]])
     assert (result.runs, result.held) == (0, False)
     assert "NEVER RAN" in result.verdict
+
+
+# PostgreSQL ---------------------------------------------------------------------------------------------------
+
+
+def test_a_bug_in_a_function_counts_where_it_is_called() -> None:
+    """Also through another function, and in whatever lines the text stands."""
+    from holdfast.stores.postgres import link, schema, sql
+
+    before = (sql.statements, sql.migrations)
+
+    def plant(bug: Bug) -> None:
+        bug.function("log", "p_xid,   v_n,\n p_at,", "p_xid, v_n, 0,")
+
+    with planted(plant, POSTGRES).planted("postgres") as bug:
+        statements = link.statements("place")
+        assert schema.migrations() is not before[1]()
+        assert any("p_xid, v_n, 0," in text for _, _, text in schema.migrations())
+        for runs, name in enumerate(("claim", "complete", "enqueue", "log"), start=1):
+            assert statements[name] == before[0]("place")[name]
+            assert bug.runs == runs
+        for name in ("now", "hold", "find"):
+            assert statements[name]
+        assert bug.runs == 4
+    assert (sql.statements, sql.migrations) == before == (link.statements, schema.migrations)
+
+
+def test_a_bug_in_a_statement_is_there_for_every_schema() -> None:
+    from holdfast.stores.postgres import link
+
+    def plant(bug: Bug) -> None:
+        bug.statement("next_deadline", "FROM {s}.jobs", "FROM {s}.done")
+
+    with planted(plant, POSTGRES).planted("postgres") as bug:
+        assert 'FROM "a".done' in link.statements("a")["next_deadline"]
+        assert 'FROM "b".done' in link.statements("b")["next_deadline"]
+        assert bug.runs == 2
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda bug: bug.statement("next_deadline", "no such text", ""),
+        lambda bug: bug.function("claim", "no such text", ""),
+        lambda bug: bug.function("no_such_function", "v_now", ""),
+        lambda bug: bug.table("no such text", ""),
+    ],
+    ids=["statement", "function", "which function", "table"],
+)
+def test_a_bug_in_sql_follows_the_code(plant) -> None:
+    with (
+        pytest.raises(LookupError, match="must follow the code"),
+        planted(plant, POSTGRES).planted("postgres"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("new", ["token = (", "token = 1 / 0 * u.token,", "token = no_such_column,"])
+def test_sql_that_breaks_down_is_no_bug(url_of, new: str) -> None:
+    mutant = planted(lambda bug: bug.function("claim", "token = u.token,", new), POSTGRES)
+    result = trial(mutant, "postgres", url_of("postgres"))
+    assert result.broken
+    assert not result.held
+    assert "BADLY PLANTED" in result.verdict

@@ -24,7 +24,7 @@ def spaces(request, tmp_path_factory):
             yield Spaces(server.url())
     elif request.param == "postgres":
         with PostgresServer(durable=False) as server:
-            yield Spaces(server.url())
+            yield Spaces(server.url(), exact=True)
     else:
         with ValkeyCluster(3) as cluster:
             yield Spaces(cluster.url())

@@ -5,10 +5,12 @@ import re
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
+from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyServer
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +18,7 @@ FILE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 SERVER = "redis://localhost:6379/0"
+DATABASE = "postgresql://localhost/shop"
 """Where the pages say that a server is."""
 
 
@@ -23,6 +26,20 @@ SERVER = "redis://localhost:6379/0"
 def server():
     with ValkeyServer() as server:
         yield server.url()
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    with PostgresServer(durable=False) as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres):
+    """The address of a database that nobody has used yet."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    postgres.sql(f"CREATE DATABASE {name}")
+    return postgres.url(name)
 
 
 def write_files(page: Path, folder: Path, said: str = "", place: str = "") -> list[str]:
@@ -42,11 +59,11 @@ def run(folder: Path, *command: str, **settings: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("store", ["file:./data", "redis"])
+@pytest.mark.parametrize("store", ["file:./data", "server", "database"])
 def test_the_quick_start_works_as_written(tmp_path, store, request):
     """And with the URL of a server instead, as it says."""
     readme = ROOT / "README.md"
-    url = request.getfixturevalue("server") if store == "redis" else store
+    url = store if store.startswith("file:") else request.getfixturevalue(store)
     assert write_files(readme, tmp_path, "file:./data", url) == ["shop.py", "signup.py"]
     assert run(tmp_path, sys.executable, "signup.py") == "queued email-123\nduplicate ready\n"
     command = [HOLDFAST, "worker", "shop", "--store", url, "--tenant", "acme"]
@@ -85,9 +102,10 @@ def test_the_readmes_test_passes(tmp_path):
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "howto").glob("*.md")), ids=lambda page: page.stem)
 def test_the_files_of_a_how_to_page_run(page, tmp_path, request):
-    needs_server = f'"{SERVER}"' in page.read_text(encoding="utf-8")
-    place = request.getfixturevalue("server") if needs_server else SERVER
-    for name in write_files(page, tmp_path, SERVER, place):
+    text = page.read_text(encoding="utf-8")
+    said, fixture = (DATABASE, "database") if f'"{DATABASE}"' in text else (SERVER, "server")
+    place = request.getfixturevalue(fixture) if f'"{said}"' in text else said
+    for name in write_files(page, tmp_path, said, place):
         run(tmp_path, sys.executable, name)
 
 
@@ -105,6 +123,42 @@ def test_the_redis_page_prints_what_it_shows(tmp_path, server):
     ]
     assert run(tmp_path, sys.executable, "own_client.py") == "queued\n"
     assert "email-1 ready" in run(tmp_path, sys.executable, "with_a_server.py")
+
+
+def test_the_postgres_page_prints_what_it_shows(tmp_path, database):
+    page = ROOT / "docs/howto/postgres.md"
+    names = ["on_postgres.py", "orders.py", "blocking_orders.py", "own_pool.py", "with_postgres.py"]
+    assert write_files(page, tmp_path, DATABASE, database) == names
+    assert "applied 0001_tables.sql" in run(tmp_path, HOLDFAST, "migrate-schema", database)
+    assert run(tmp_path, sys.executable, "on_postgres.py").splitlines() == [
+        "sent to a@example.com",
+        "fsync is off: a crash of the server's machine can lose everything.",
+    ]
+    assert run(tmp_path, sys.executable, "orders.py") == "None\ninvoiced\n"
+    assert run(tmp_path, sys.executable, "blocking_orders.py") == "1\n"
+    assert run(tmp_path, sys.executable, "own_pool.py") == "queued\n"
+    assert "email-1 ready" in run(tmp_path, sys.executable, "with_postgres.py")
+
+
+def test_the_role_of_the_postgres_page_has_the_rights_it_needs(tmp_path, postgres, database):
+    """To work and to keep house; not to migrate."""
+    page = ROOT / "docs/howto/postgres.md"
+    name = database.rpartition("/")[2]
+    grants = "".join(re.findall(r"^GRANT .*;$", page.read_text(encoding="utf-8"), re.MULTILINE))
+    run(tmp_path, HOLDFAST, "migrate-schema", database)
+    postgres.sql("CREATE ROLE app LOGIN")
+    try:
+        postgres.sql(grants, name)
+        url = database.replace("postgres@", "app@")
+        write_files(page, tmp_path, DATABASE, f"{url}?migrate=0")
+        assert "sent to a@example.com" in run(tmp_path, sys.executable, "on_postgres.py")
+        code = "import asyncio\nfrom holdfast.store import open_store\n"
+        code += f"async def main():\n    store = await open_store({url!r})\n    print(await store.prune(10))\n"
+        code += "    await store.close()\nasyncio.run(main())\n"
+        assert "Pruned" in run(tmp_path, sys.executable, "-c", code)
+    finally:
+        postgres.sql(f"DROP DATABASE {name} WITH (FORCE)")
+        postgres.sql("DROP ROLE app")
 
 
 def test_the_user_of_the_redis_page_has_the_rights_it_needs(tmp_path):

@@ -9,12 +9,11 @@ import typer
 
 from holdfast.cli.options import Json, StoreUrl
 from holdfast.cli.output import emit, printable, progress, show, show_pairs
-from holdfast.cli.session import shown_url, with_store
+from holdfast.cli.session import existing, shown_url
 from holdfast.core.errors import StoreError, StoreMismatch
 
 if TYPE_CHECKING:
     from holdfast.store import Capabilities, Finding
-    from holdfast.store import Store as OpenStore
     from holdfast.testing.conformance import Certificate, Row
 
 
@@ -30,10 +29,15 @@ def conformance(url: StoreUrl, *, json: Json = False) -> None:
 
     The suite works in places of its own beside the URL and leaves the data there alone.
     """
-    from holdfast.testing.conformance import all_checks, run
+    import asyncio
 
+    from holdfast.store import make_store
+    from holdfast.testing.conformance import all_checks, certify
+
+    # A store that can join a transaction of its caller's needs one to join. [ENQ-7]
+    transaction = getattr(make_store(url), "own_transaction", None)
     with progress("Checking", len(all_checks()), quiet=json) as done:
-        certificate = run(url, on_result=lambda _: done(1))
+        certificate = asyncio.run(certify(url, on_result=lambda _: done(1), transaction=transaction))
     if json:
         emit(_document(certificate))
     else:
@@ -46,11 +50,8 @@ def doctor(url: StoreUrl, *, json: Json = False) -> None:
     """Check a deployment: durability, damage, versions, space. Exits with 1 if something is bad."""
     from holdfast.store import Finding
 
-    async def act(store: OpenStore) -> Sequence[Finding]:
-        return await store.doctor()
-
     try:
-        findings = with_store(url, act)
+        findings = _examined(url)
     except StoreError as error:
         cure = "see that it is there and lets us in"
         if isinstance(error, StoreMismatch):
@@ -63,6 +64,24 @@ def doctor(url: StoreUrl, *, json: Json = False) -> None:
         show(["level", "subject", "finding", "cure"], ([f.level, f.subject, f.text, f.cure] for f in findings))
     if not healthy:
         raise typer.Exit(1)
+
+
+def _examined(url: str) -> Sequence[Finding]:
+    """What the store's doctor finds; one that can do so looks before it is opened, since that may be what is wrong."""
+    import asyncio
+
+    from holdfast.store import make_store
+
+    async def ask() -> Sequence[Finding]:
+        store = make_store(existing(url))
+        try:
+            if not getattr(store, "examines_closed", False):
+                await store.open()
+            return await store.doctor()
+        finally:
+            await store.close()
+
+    return asyncio.run(ask())
 
 
 def version(*, json: Json = False) -> None:

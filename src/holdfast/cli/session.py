@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_MAKES = {"file": "create", "postgresql": "migrate", "postgres": "migrate"}
+"""The option of a store that lets it be made where it is missing."""
 _PASSWORD = re.compile(r"(?<=://)([^:/?#@]*):[^/?#]*@")
 
 
@@ -55,10 +57,11 @@ def with_store(store: str | None, act: Callable[[Store], Awaitable[T]]) -> T:
 
 
 def existing(url: str) -> str:
-    """The same store, but not made where it is missing: a mistyped directory is no empty queue."""
-    if not url.startswith("file:") or "create=" in url.partition("?")[2]:
+    """The same store, but not made where it is missing: a mistyped directory or database is no empty queue."""
+    option = _MAKES.get(url.partition(":")[0], "")
+    if not option or f"{option}=" in url.partition("?")[2]:
         return url
-    return f"{url}{'&' if '?' in url else '?'}create=0"
+    return f"{url}{'&' if '?' in url else '?'}{option}=0"
 
 
 def shown_url(url: str) -> str:

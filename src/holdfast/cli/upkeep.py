@@ -1,4 +1,4 @@
-"""Running a store: maintain, workers."""
+"""Running a store: maintain, migrate-schema, workers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.options import Blobs, Json, Store, blobs_url, store_url
+from holdfast.cli.options import Blobs, Json, Store, StoreUrl, blobs_url, store_url
 from holdfast.cli.output import emit, show, when
 from holdfast.cli.session import shown_url, with_store
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from holdfast.store import Store as OpenStore
     from holdfast.store import WorkerInfo
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add these commands."""
     app.command()(maintain)
+    app.command("migrate-schema")(migrate_schema)
     app.command("workers")(list_workers)
 
 
@@ -40,6 +41,38 @@ def maintain(
     exit_on_term()
     logging.configure(json=json_logs, level=checked_level(log_level).upper())
     asyncio.run(_maintain(url, blobs_url(blobs)))
+
+
+def migrate_schema(url: StoreUrl, *, json: Json = False) -> None:
+    """Bring a store's schema up to date, all of it or nothing. Exits with 1 if that did not come about.
+
+    Safe to run from several places at once, and while workers run. Of our stores only postgresql:// has a schema.
+    """
+    import asyncio
+
+    from holdfast.store import make_store
+
+    steps: list[str] = []
+
+    async def ask() -> bool:
+        store = make_store(url)
+        migrate: Callable[[Callable[[str], None]], Awaitable[int]] | None = getattr(store, "migrate", None)
+        try:
+            if migrate is not None:
+                await migrate(steps.append)
+            return migrate is not None
+        finally:
+            await store.close()
+
+    has_schema = asyncio.run(ask())
+    if json:
+        emit({"url": shown_url(url), "steps": steps})
+    elif not has_schema:
+        print(f"There is nothing to migrate: {url.partition(':')[0]}: has no schema.")
+    elif steps:
+        print("\n".join(f"applied {name}" for name in steps))
+    else:
+        print("There is nothing to migrate: the schema is up to date.")
 
 
 def list_workers(

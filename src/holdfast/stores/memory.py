@@ -59,6 +59,7 @@ from holdfast.store import (
     ALL_HINTS,
     EVENTS_BOUND,
     EVENTS_BOUND_MS,
+    JOINING,
     REPAIR_LIMIT,
     Capabilities,
     CommonOptions,
@@ -214,7 +215,7 @@ class MemoryStore:
 
     async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
         if connection is not None:
-            raise Unsupported("joining a transaction", "memory")
+            raise Unsupported(JOINING, "memory")
         return self._each(items, self._enqueue)
 
     def _enqueue(self, new: NewJob, now: int) -> EnqueueAnswer:
@@ -339,7 +340,7 @@ class MemoryStore:
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         if connection is not None:
-            raise Unsupported("joining a transaction", "memory")
+            raise Unsupported(JOINING, "memory")
         return self._each(items, self._finish)
 
     def _finish(self, item: Finish, now: int) -> FinishAnswer:

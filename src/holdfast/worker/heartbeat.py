@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from holdfast.core.job import Extend, Extended
 from holdfast.maintenance.backoff import AWAY, Pause
 from holdfast.store import Hint, Signal, Store, WorkerInfo
 from holdfast.telemetry.logging import get_logger
+from holdfast.worker.joining import is_completed
 
 if TYPE_CHECKING:
     from holdfast.core.lease import Refusal
@@ -64,6 +66,7 @@ class Heartbeat:
         self._idle = {"renew": True, "expire": True}
         self._verify: list[Signal] = []
         self._verify_at = 0.0
+        self._alone: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._main, name="holdfast heartbeat", daemon=True)
@@ -107,9 +110,9 @@ class Heartbeat:
         self._started.set()
         tasks = [asyncio.create_task(self._repeat(duty)) for duty in (self._expire_forever, self._serve)]
         await self._stop.wait()
-        for task in tasks:
+        for task in (*tasks, *self._alone):
             task.cancel()
-        await asyncio.wait(tasks)
+        await asyncio.wait([*tasks, *self._alone])
 
     async def _repeat(self, duty: Callable[[], Awaitable[None]]) -> None:
         pause = Pause()
@@ -155,6 +158,9 @@ class Heartbeat:
                 await self._sleep("renew", self._next_renewal())
                 continue
             try:
+                alone = [one for one in due if one.joined]
+                due = [one for one in due if not one.joined]
+                self._renew_alone(store, alone)
                 for start in range(0, len(due), BATCH):
                     await self._renew(store, due[start : start + BATCH])
                 pause.reset()
@@ -185,13 +191,40 @@ class Heartbeat:
         hit("worker.mid_renewal")
         for one, answer in zip(due, answers, strict=True):
             if isinstance(answer, Extended):
-                one.until = sent + self._lease_s
-                one.renew_at = sent + self._lease_s / 3
-                context = one.context
-                if context is not None:
-                    context.renewed(answer.deadline)
+                self._renewed(one, answer, sent)
             else:
                 self._lost(one, answer)
+
+    def _renewed(self, one: Held, answer: Extended, sent: float) -> None:
+        one.until = sent + self._lease_s
+        one.renew_at = sent + self._lease_s / 3
+        context = one.context
+        if context is not None:
+            context.renewed(answer.deadline)
+
+    def _renew_alone(self, store: Store, joined: list[Held]) -> None:
+        """Renew what an open transaction of its handler may hold: beside the others, who must not wait for it."""
+        for one in joined:
+            one.renew_at = time.monotonic() + self._lease_s / 3
+            task = self._loop.create_task(self._renew_joined(store, one))
+            self._alone.add(task)
+            task.add_done_callback(self._alone.discard)
+
+    async def _renew_joined(self, store: Store, one: Held) -> None:
+        try:
+            sent = time.monotonic()
+            (answer,) = await store.extend([Extend(one.key, one.token, self._lease_ms)])
+            if isinstance(answer, Extended):
+                self._renewed(one, answer, sent)
+                return
+            (job,) = await store.get([one.key])
+            if is_completed(job, one.token):
+                # Its transaction has committed. Whatever the handler still does, the lease does not matter any more.
+                one.until = one.renew_at = math.inf
+            else:
+                self._lost(one, answer)
+        except Exception as error:  # noqa: BLE001 - its transaction is open; if that is for too long, the lease runs out
+            _log.debug("a lease was not renewed", error=str(error))
 
     def _hear(self, signal: Signal) -> None:
         if any(_concerns(signal, one) for one in self._held.copy()):

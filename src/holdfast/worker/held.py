@@ -40,3 +40,5 @@ class Held(Struct, eq=False):
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
     timeout_s: float | None = None
+    joined: bool = False
+    """Its handler asked for it to be completed with a transaction of its own; see `joining`."""

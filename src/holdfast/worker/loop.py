@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.claims import Claimer, pause_s, post_at
 from holdfast.core.errors import HoldfastError, JobCanceled
 from holdfast.core.failpoint import hit
-from holdfast.core.job import ClaimRequest, Finished, JobKey, JobState
+from holdfast.core.job import ClaimRequest, Finish, Finished, JobKey, JobState
 from holdfast.maintenance import Maintenance
 from holdfast.maintenance.backoff import AWAY, Pause
 from holdfast.store import WorkerInfo
@@ -29,6 +29,7 @@ from holdfast.worker import outcome
 from holdfast.worker.acks import Acknowledger
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.held import Held
+from holdfast.worker.joining import Joining, is_completed
 from holdfast.worker.progress import Reporter
 from holdfast.worker.runner import Runner
 
@@ -88,8 +89,10 @@ class Loop:
         self._reporter = Reporter(store, self._lost, self._on_error("report"))
         self._runner = Runner(
             handlers, settings.concurrency, settings.codec, settings.blobs,
-            self._acks.add, self._freed, self._reporter.add,
+            self._ack, self._freed, self._reporter.add,
+            completer=Joining(store, settings.codec, lambda: self._runner.running),
         )  # fmt: skip
+        self._joining: set[asyncio.Task[None]] = set()
         self._heartbeat = Heartbeat(
             store, self._held, settings.lease_ms, self._describe, self._lost, self._on_error("extend")
         )
@@ -114,7 +117,9 @@ class Loop:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait([*tasks, *self._deletions])
+            for task in self._joining:
+                task.cancel()
+            await asyncio.wait([*tasks, *self._deletions, *self._joining])
             self._claimer.leave(self._bell, pass_on=False)
             self._claimer.close()
             await self._reporter.close()
@@ -261,6 +266,35 @@ class Loop:
 
     # What became of it -----------------------------------------------------------------------------------------
 
+    def _ack(self, held: Held, finish: Finish) -> None:
+        if not held.joined:
+            self._acks.add(held, finish)
+            return
+        held.finish = finish
+        task = asyncio.create_task(self._ack_joined(held, finish))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
+
+    async def _ack_joined(self, held: Held, finish: Finish) -> None:
+        """Acknowledge, unless the handler's own transaction has completed the job. [ENQ-7]"""
+        pause = Pause()
+        while held.until > time.monotonic():
+            try:
+                (job,) = await self._store.get([held.key])
+            except Exception as error:  # noqa: BLE001 - a worker outlives its store's troubles
+                self._on_error("get")(error)
+                await asyncio.sleep(pause.next_s())
+                continue
+            if not is_completed(job, held.token):
+                break
+            if finish.result is not None and finish.result.blob:
+                await self._delete(finish.result.blob)
+            held.finish = Finish(held.key, held.token, "complete")
+            self._settled([held], [Finished(JobState.COMPLETED)])
+            return
+        # Also where time is over: that is for the acknowledgements to tell.
+        self._acks.add(held, finish)
+
     def _settled(self, batch: list[Held], answers: list[FinishAnswer | None]) -> None:
         self._held.difference_update(batch)
         if self._callbacks.silent and metrics.current is None:
@@ -346,6 +380,8 @@ class Loop:
         if not leaving.done():
             # Also in a hurry: what is handed to us from now on would be lost until its lease is over.
             await asyncio.wait([leaving], timeout=HURRY_S)
+        if self._joining:
+            await asyncio.wait(self._joining, timeout=DRAIN_S)
         self._acks.close()
         await self._within(DRAIN_S, acking)
         if not acking.done():

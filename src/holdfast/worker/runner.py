@@ -26,6 +26,7 @@ from holdfast.worker.threads import Threads
 from holdfast.worker.wire import Raised
 
 if TYPE_CHECKING:
+    from holdfast.context import Completer
     from holdfast.worker.handlers import Handler
     from holdfast.worker.held import Held, Verdict
 
@@ -49,6 +50,8 @@ class Runner:
         on_ack: Callable[[Held, Finish], None],
         on_free: Callable[[], None],
         on_progress: Callable[[Held, Progress], None],
+        *,
+        completer: Completer | None = None,
     ) -> None:
         self._handlers = handlers
         self._codec = codec
@@ -56,6 +59,7 @@ class Runner:
         self._on_ack = on_ack
         self._on_free = on_free
         self._on_progress = on_progress
+        self._completer = completer
         self._loop = asyncio.get_running_loop()
         # Each job starts from this, not from the context of the job whose end made room for it.
         self._context = contextvars.copy_context()
@@ -74,7 +78,8 @@ class Runner:
             self._on_ack(held, outcome.finish(held, outcome.unreadable(UnknownJobType(envelope.type))))
             return
         self.running.add(held)
-        held.context = JobContext(held.job, on_progress=partial(self._on_progress, held), blobs=self._blobs)
+        on_progress = partial(self._on_progress, held)
+        held.context = JobContext(held.job, on_progress=on_progress, blobs=self._blobs, completer=self._completer)
         timeout_s = handler.timeout_s if envelope.timeout_ms is None else envelope.timeout_ms / 1000
         if timeout_s is not None:
             held.timeout_s = timeout_s

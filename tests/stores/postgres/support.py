@@ -1,9 +1,11 @@
 """What the tests of this store share."""
 
+from collections import defaultdict
 from contextlib import asynccontextmanager
 
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob, Result
 from holdfast.store import open_store
+from holdfast.testing.traces import History
 
 
 @asynccontextmanager
@@ -44,3 +46,29 @@ async def all_events(store, tenant=None, page=100):
         after = answer.next
         if not answer.more:
             return found
+
+
+async def judge(store, *, whole=True):
+    """Every event of the log is a legal move, and every record is what its events say. The jobs by key.
+
+    Job by job: between jobs the log is in the order of transactions, which is not that of their clocks. `whole`: all
+    jobs are still there.
+    """
+    stories = defaultdict(list)
+    for event in await all_events(store, page=1000):
+        stories[JobKey(event.tenant, event.queue, event.job_id)].append(event)
+    keys = list(stories)
+    found = {}
+    for start in range(0, len(keys), 1000):
+        some = keys[start : start + 1000]
+        found.update(zip(some, await store.get(some), strict=True))
+    tokens = []
+    for key, story in stories.items():
+        history = History(extensions=False)
+        for event in story:
+            history.add(event)
+        history.check(key, found[key])
+        assert found[key] is not None or not whole, f"{key} is gone"
+        tokens += [event.token for event in story if event.kind == "claimed"]
+    assert len(set(tokens)) == len(tokens), "a token was granted twice"
+    return found

@@ -28,6 +28,7 @@ from holdfast.core.job import (
 )
 from holdfast.store import (
     ALL_HINTS,
+    JOINING,
     Capabilities,
     CommonOptions,
     EnqueueAnswer,
@@ -137,7 +138,7 @@ class FileStore:
 
     async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
         if connection is not None:
-            raise Unsupported("joining a transaction", "file")
+            raise Unsupported(JOINING, "file")
         return await self._change(changes.enqueue, items)
 
     async def claim(self, request: ClaimRequest) -> Claimed:
@@ -145,7 +146,7 @@ class FileStore:
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         if connection is not None:
-            raise Unsupported("joining a transaction", "file")
+            raise Unsupported(JOINING, "file")
         return await self._change(changes.finish, items)
 
     async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:

@@ -35,6 +35,8 @@ class Address(Struct, frozen=True):
     schema: str
     migrate: bool
     listen: bool
+    notify: bool
+    """Whether a change that joins a caller's transaction tells of itself with the caller's commit."""
     connections: int
     timeout_s: int
     connect_timeout_s: int
@@ -58,10 +60,11 @@ def read(url: StoreUrl) -> Address:
     driver = {name: value for name in DRIVER_OPTIONS if (value := options.text(name, ""))}
     address = Address(
         dsn=f"postgresql:{rest}?{urlencode(driver)}" if driver else f"postgresql:{rest}",
-        shown=f"{url.scheme}:{_PASSWORD.sub('@', rest)}",
-        schema=_schema(options.text("schema", "holdfast")),
+        shown=shown(f"{url.scheme}:{rest}"),
+        schema=checked_schema(options.text("schema", "holdfast")),
         migrate=options.text("migrate", "1", ("0", "1")) == "1",
         listen=options.text("listen", "1", ("0", "1")) == "1",
+        notify=options.text("notify", "1", ("0", "1")) == "1",
         connections=options.number("connections", 10, 2, 1000),
         timeout_s=options.number("timeout_s", 10, 1, 300),
         connect_timeout_s=options.number("connect_timeout_s", 5, 1, 300),
@@ -72,7 +75,13 @@ def read(url: StoreUrl) -> Address:
     return address
 
 
-def _schema(name: str) -> str:
+def shown(url: str) -> str:
+    """A URL for people: without password and without options."""
+    return _PASSWORD.sub("@", url.partition("?")[0])
+
+
+def checked_schema(name: str) -> str:
+    """The name of a schema, if it can be one. Raises InvalidOption."""
     if not _SCHEMA.fullmatch(name) or name.startswith("pg_"):
         raise InvalidOption("schema", f"{name!r} is not 1 to 63 letters, digits, '_' or '-', or begins with 'pg_'")
     return name

@@ -1,10 +1,44 @@
-"""What the server's settings mean for the jobs on it."""
+"""Whether a server can be trusted with jobs: what `holdfast doctor` finds, and what a store says that it keeps.
+
+All of it comes from the server's own views. What they hide from our role is said to be unknown.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime
+
 from holdfast.store import Capabilities, Finding
-from holdfast.stores.postgres.link import Link
-from holdfast.stores.postgres.sql import migrations
+from holdfast.stores.postgres import schema
+from holdfast.stores.postgres.link import LOCK_MS, Link
+from holdfast.stores.postgres.rows import Row
+from holdfast.stores.postgres.sql import SLOTS, migrations, quoted
+
+LEAST_VERSION = 13
+SUPPORTED_UNTIL = {
+    13: date(2025, 11, 13), 14: date(2026, 11, 12), 15: date(2027, 11, 11), 16: date(2028, 11, 9),
+    17: date(2029, 11, 8), 18: date(2030, 11, 14),
+}  # fmt: skip
+"""The last day on which each version is mended, as postgresql.org/support/versioning says."""
+CLOCK_S = 1.0
+LONG_S = 60
+"""A transaction older than this holds up events, and keeps dead rows where they are."""
+PREPARED_S = 60
+DEAD_WARN = 100_000
+VACUUM_S = 3600
+LARGE_INDEX = 256 << 20
+LARGE_ENTRY = 1000
+"""An index with so many bytes for each row is mostly empty pages."""
+LAG_S = 10
+WRAP_WARN = 1_500_000_000
+STATEMENT_MS = 5_000
+FLUSHED = {
+    "local": "flushed to this server's disk before it is acknowledged; standbys are not waited for",
+    "on": "flushed to the disk before it is acknowledged, to that of synchronous standbys too",
+    "remote_write": "flushed to this server's disk and handed to synchronous standbys before it is acknowledged",
+    "remote_apply": "flushed, and visible on synchronous standbys, before it is acknowledged",
+}
 
 
 def capabilities(*, durable: bool, note: str) -> Capabilities:
@@ -41,61 +75,282 @@ async def durability(link: Link) -> Capabilities:
     return capabilities(durable=True, note=note)
 
 
-async def findings(link: Link) -> list[Finding]:
-    """Look the deployment over."""
-    (row,) = await link.rows("health", link.address.schema, repeat=True)
-    last = migrations()[-1][0]
-    found = [
-        Finding("ok", "store", f"PostgreSQL {row['version']}, schema {link.address.schema!r}"),
-        Finding("ok", "schema", f"version {row['migration']} of {last}"),
-        _durability(row["fsync"], row["synchronous_commit"]),
-        _replica(replica=row["replica"]),
-        _transactions(row["oldest_s"]),
-        _dead("jobs", row["live"] or 0, row["dead"] or 0, row["jobs_bytes"]),
-        Finding("ok", "size", f"finished jobs {_mib(row['done_bytes'])}, the log {_mib(row['events_bytes'])}"),
-    ]
-    slots = await link.rows("slot_use", repeat=True)
-    full = len(slots)
-    level, cure = (
-        ("warn", "run `holdfast prune` or a worker: nobody trims the log") if full >= SLOTS_WARN else ("ok", "")
-    )
-    found.append(Finding(level, "partitions", f"{full} of 8 partitions of the log are in use", cure))
+async def findings(link: Link, clock: Callable[[], float] = time.time) -> list[Finding]:
+    """Look the deployment over; nothing is changed, and the schema need not be there.
+
+    `clock` is this machine's, in seconds. Raises StoreUnavailable if the server cannot be reached.
+    """
+    pooled, done = await _dialled(link)
+    began = clock()
+    (server,) = await link.rows("doctor_server", repeat=True)
+    ours = (began + clock()) / 2
+    today = datetime.fromtimestamp(ours, UTC).date()
+    found = [_version(server, link.address.schema, today), _schema(link, done), *_durability(server), _primary(server)]
+    found += await _replication(link, server)
+    found += await _transactions(link, server)
+    found += _timeouts(link, server)
+    found += [_connections(link, server), _pooler(link, pooled=pooled)]
+    found += await _tables(link, server)
+    if done == migrations()[-1][0]:
+        found.append(await _log(link))
+    found.append(_wrap(server))
+    found.append(_clock(server["clock"] - ours))
     return found
 
 
-SLOTS_WARN = 7
-LONG_S = 60
-DEAD_WARN = 100_000
+async def _dialled(link: Link) -> tuple[bool, int]:
+    """Whether a pooler answers in the server's place, and at which version the schema is."""
+    connection = await link.dial()
+    try:
+        # The process that a pooler names when we connect is not the one that then works for us.
+        pooled = connection.get_server_pid() != await connection.fetchval("SELECT pg_backend_pid()")
+        return pooled, await schema.version(connection, link.address.schema)
+    finally:
+        await connection.close(timeout=2)
 
 
-def _durability(fsync: str, commit: str) -> Finding:
-    if fsync != "on":
-        return Finding("bad", "durability", "fsync is off: a crash can lose everything", "set fsync = on")
-    if commit == "off":
-        text = "synchronous_commit is off: a crash loses what was acknowledged in the last moments"
-        return Finding("bad", "durability", text, "set synchronous_commit = on")
-    return Finding("ok", "durability", f"fsync on, synchronous_commit {commit}: flushed before it is acknowledged")
+# The server -----------------------------------------------------------------------------------------------------
 
 
-def _replica(*, replica: bool) -> Finding:
-    if replica:
-        return Finding("bad", "primary", "this server is a replica and takes no writes", "connect to its primary")
-    return Finding("ok", "primary", "this server takes writes")
+def _version(server: Row, name: str, today: date) -> Finding:
+    major = server["number"] // 10_000
+    text = f"PostgreSQL {server['version'].partition(' ')[0]}, schema {name!r}"
+    newest = max(SUPPORTED_UNTIL)
+    if major < LEAST_VERSION:
+        return Finding("bad", "store", f"{text} is too old", f"upgrade to PostgreSQL {newest}")
+    until = SUPPORTED_UNTIL.get(major)
+    if until is not None and today > until:
+        return Finding("warn", "store", f"{text} has had no fixes since {until}", f"upgrade to PostgreSQL {newest}")
+    return Finding("ok", "store", text)
 
 
-def _transactions(oldest_s: float | None) -> Finding:
-    if oldest_s is not None and oldest_s > LONG_S:
-        text = f"the oldest open transaction is {oldest_s:.0f} s old: events wait for it, and dead rows pile up"
-        return Finding("warn", "transactions", text, "find it in pg_stat_activity by xact_start and end it")
-    return Finding("ok", "transactions", f"the oldest open transaction is {oldest_s or 0:.0f} s old")
+def _schema(link: Link, done: int) -> Finding:
+    name, last = link.address.schema, migrations()[-1][0]
+    if done == last:
+        return Finding("ok", "schema", f"version {done} of {last}")
+    if done > last:
+        return Finding(
+            "bad", "schema", f"{name!r} is at version {done}, newer than this Holdfast ({last})", "upgrade it"
+        )
+    what = f"is at version {done} of {last}" if done else "is not there"
+    cure = "run `holdfast migrate-schema URL`; with migrate=0 nothing opens the store before that"
+    return Finding("bad" if not link.address.migrate else "warn", "schema", f"{name!r} {what}", cure)
 
 
-def _dead(table: str, live: int, dead: int, size: int) -> Finding:
-    text = f"{table}: {live} live and {dead} dead rows, {_mib(size)} with indexes"
-    if dead > DEAD_WARN and dead > 2 * live:
-        return Finding("warn", "bloat", text, "see that autovacuum runs and no transaction is open for long")
-    return Finding("ok", "bloat", text)
+def _durability(server: Row) -> Iterator[Finding]:
+    commit = server["synchronous_commit"]
+    if server["fsync"] != "on":
+        text = "fsync is off: a crash of the machine can lose every job, and the database with them"
+        yield Finding("bad", "durability", text, "set fsync = on")
+    elif commit == "off":
+        text = (
+            "synchronous_commit is off: a crash loses what was acknowledged in the last moments, up to 0.6 s as a rule"
+        )
+        cure = f"ALTER ROLE {quoted(server['role'])} SET synchronous_commit = on"
+        yield Finding("warn", "durability", text, cure)
+    else:
+        yield Finding("ok", "durability", f"synchronous_commit {commit}: {FLUSHED.get(commit, 'flushed')}")
+    if server["full_page_writes"] != "on":
+        text = "full_page_writes is off: after a power cut half-written pages can be lost for good"
+        yield Finding("bad", "durability", text, "set full_page_writes = on, unless the file system writes whole pages")
+
+
+def _primary(server: Row) -> Finding:
+    if server["replica"]:
+        text = "this server is a replica: it takes no changes, and nothing may be decided from what it shows"
+        return Finding("bad", "primary", text, "connect to its primary, or add target_session_attrs=read-write")
+    if server["read_only"] == "on":
+        text = "transactions are read-only by default for this role or database"
+        return Finding(
+            "bad", "primary", text, f"ALTER ROLE {quoted(server['role'])} SET default_transaction_read_only = off"
+        )
+    return Finding("ok", "primary", "this server takes changes")
+
+
+async def _replication(link: Link, server: Row) -> list[Finding]:
+    standbys = await link.rows("doctor_standbys", repeat=True)
+    names = server["synchronous_standby_names"]
+    found: list[Finding] = []
+    in_step = [row["name"] for row in standbys if row["sync_state"] in ("sync", "quorum")]
+    if names and not server["replica"]:
+        if server["synchronous_commit"] in ("off", "local"):
+            text = (
+                f"there are synchronous standbys, but synchronous_commit {server['synchronous_commit']} waits for none"
+            )
+            found.append(Finding("warn", "replication", text, "set synchronous_commit = on"))
+        elif not in_step:
+            text = f"no synchronous standby is connected ({names}): every commit waits for one"
+            found.append(Finding("bad", "replication", text, "start one, or take it out of synchronous_standby_names"))
+        else:
+            text = f"synchronous: {', '.join(in_step)}; a failover to one of them loses nothing acknowledged"
+            found.append(Finding("ok", "replication", text))
+    elif standbys:
+        text = f"{len(standbys)} standby(s), asynchronous: a failover can lose the last moments"
+        found.append(Finding("ok", "replication", text))
+    for row in standbys:
+        if row["state"] != "streaming" or (row["lag_s"] or 0) > LAG_S:
+            behind = f"{row['lag_s'] or 0:.0f} s behind, {row['state']}"
+            cure = "look at its log, its disk and the network"
+            found.append(Finding("warn", "replication", f"the standby {row['name']!r} is {behind}", cure))
+    for row in await link.rows("doctor_slots", repeat=True):
+        text = f"nobody reads the replication slot {row['name']!r}: it keeps WAL, and may keep dead rows, without end"
+        cure = f"start its reader, or SELECT pg_drop_replication_slot('{row['name']}')"
+        found.append(Finding("warn", "replication", text, cure))
+    return found
+
+
+async def _transactions(link: Link, server: Row) -> list[Finding]:
+    found: list[Finding] = []
+    oldest = await link.rows("doctor_transactions", repeat=True)
+    age_s = max(0.0, oldest[0]["age_s"]) if oldest else 0.0
+    if age_s > LONG_S:
+        row = oldest[0]
+        who = f"pid {row['pid']}, {row['role']}, {row['program'] or 'no name'}, {row['state']}"
+        text = f"the oldest open transaction is {_span(age_s)} old ({who}): events wait for it, and dead rows pile up"
+        cure = f"end it: SELECT pg_terminate_backend({row['pid']}), and set idle_in_transaction_session_timeout"
+        found.append(Finding("warn", "transactions", text, cure))
+    elif server["hidden"]:
+        text = f"{server['hidden']} session(s) of other roles do not show what they do"
+        found.append(Finding("warn", "transactions", text, f"GRANT pg_monitor TO {quoted(server['role'])}"))
+    else:
+        found.append(Finding("ok", "transactions", f"the oldest open transaction is {_span(age_s)} old"))
+    for row in await link.rows("doctor_prepared", repeat=True):
+        if row["age_s"] > PREPARED_S:
+            text = f"the prepared transaction {row['gid']!r} in {row['database']!r} is {_span(row['age_s'])} old"
+            cure = f"decide it there: COMMIT PREPARED '{row['gid']}' or ROLLBACK PREPARED '{row['gid']}'"
+            found.append(Finding("warn", "transactions", f"{text}: no restart ends it, and dead rows pile up", cure))
+    return found
+
+
+def _timeouts(link: Link, server: Row) -> list[Finding]:
+    """What cuts our own connections short, or should."""
+    role = quoted(server["role"])
+    found: list[Finding] = []
+    if 0 < server["statement_ms"] < STATEMENT_MS:
+        text = f"statement_timeout is {server['statement_ms']} ms for this role: it ends calls of ours under load"
+        cure = f"ALTER ROLE {role} SET statement_timeout = 0; timeout_s ({link.address.timeout_s} s) bounds calls"
+        found.append(Finding("warn", "timeouts", text, cure))
+    missing = [
+        f"{name} = '{value}'"
+        for name, value, now in (
+            ("lock_timeout", f"{LOCK_MS}ms", server["lock_ms"]),
+            ("idle_in_transaction_session_timeout", "15s", server["idle_ms"]),
+        )
+        if not now
+    ]
+    if missing:
+        text = "through a pooler we set no timeouts of our own, and this role has none: " + ", ".join(missing)
+        cure = "; ".join(f"ALTER ROLE {role} SET {setting}" for setting in missing)
+        found.append(Finding("warn", "timeouts", text, cure))
+    waits = f"for a lock {server['lock_ms']} ms, idle in a transaction {server['idle_ms']} ms"
+    return found or [Finding("ok", "timeouts", f"{waits}, a statement {server['statement_ms'] or 'any number of'} ms")]
+
+
+def _connections(link: Link, server: Row) -> Finding:
+    most = server["max_connections"] - server["reserved"]
+    free = most - server["connected"]
+    pool = link.address.connections
+    text = (
+        f"{server['connected']} of {most} connections are in use; each handle of ours takes up to {pool}, and one more"
+    )
+    if free <= pool:
+        cure = "lower `connections` in the URL, raise max_connections, or put pgbouncer between"
+        return Finding("warn", "connections", text, cure)
+    return Finding("ok", "connections", text)
+
+
+def _pooler(link: Link, *, pooled: bool) -> Finding:
+    if pooled and link.address.listen:
+        text = "a pooler answers in the server's place: in transaction mode no hint gets through it"
+        return Finding("warn", "pooler", text, "add listen=0 to the URL, or connect to the server itself")
+    if pooled:
+        return Finding("ok", "pooler", "a pooler answers in the server's place, and listen=0 does without hints")
+    if not link.address.listen:
+        text = "listen=0 without a pooler: everybody looks four times a second for what a hint would tell at once"
+        return Finding("warn", "pooler", text, "take listen=0 out of the URL")
+    return Finding("ok", "pooler", "none: we speak with the server itself")
+
+
+# Our tables -----------------------------------------------------------------------------------------------------
+
+
+async def _tables(link: Link, server: Row) -> list[Finding]:
+    tables = await link.rows("doctor_tables", link.address.schema, repeat=True)
+    if not tables:
+        return []
+    found: list[Finding] = []
+    if server["autovacuum"] != "on":
+        text = "autovacuum is off: dead rows are never cleared away, and tables only grow"
+        found.append(Finding("bad", "bloat", text, "set autovacuum = on"))
+    for row in tables:
+        if row["dead"] > DEAD_WARN and row["dead"] > 2 * row["live"]:
+            last = "never" if row["vacuumed_s"] is None else f"{_span(row['vacuumed_s'])} ago"
+            text = f"{row['name']}: {row['live']} live and {row['dead']} dead rows, vacuumed {last}"
+            cure = f"end long transactions, then VACUUM {quoted(link.address.schema)}.{row['name']}"
+            found.append(Finding("warn", "bloat", text, cure))
+    by_name = {row["name"]: row for row in tables}
+    jobs, done = by_name.get("jobs"), by_name.get("done")
+    if not found and jobs is not None and done is not None:
+        log = sum(row["size"] for row in tables if row["name"].startswith("events"))
+        found.append(Finding("ok", "bloat", f"jobs: {jobs['live']} live and {jobs['dead']} dead rows"))
+        text = f"waiting and leased {_mib(jobs['size'])}, finished {_mib(done['size'])}, the log {_mib(log)}"
+        found.append(Finding("ok", "size", text))
+    return found + await _indexes(link, by_name)
+
+
+async def _indexes(link: Link, tables: dict[str, Row]) -> list[Finding]:
+    found: list[Finding] = []
+    rows = await link.rows("doctor_indexes", link.address.schema, repeat=True)
+    for row in rows:
+        cure = f"REINDEX INDEX CONCURRENTLY {quoted(link.address.schema)}.{row['name']}"
+        table = tables.get(row["on_table"])
+        count = max(1, table["live"] + table["dead"]) if table else 1
+        if not row["valid"]:
+            found.append(Finding("bad", "indexes", f"{row['name']} is not valid, and is not used", cure))
+        elif row["size"] > LARGE_INDEX and row["size"] / count > LARGE_ENTRY:
+            text = f"{row['name']} takes {_mib(row['size'])} for {count} rows"
+            found.append(Finding("warn", "indexes", text, cure))
+    return found or [Finding("ok", "indexes", f"all {len(rows)} are valid")]
+
+
+async def _log(link: Link) -> Finding:
+    """Where the log stands in its ring of partitions, and how far it can go."""
+    ring = await link.rows("doctor_log", repeat=True)
+    at = next((row["slot"] for row in ring if row["written"]), 0)
+    ahead = 0
+    while ahead < SLOTS - 1 and not ring[(at + ahead + 1) % SLOTS]["used"]:
+        ahead += 1
+    text = f"partition {at} of {SLOTS} is written to, {ahead} are empty ahead of it"
+    if ahead == 0:
+        cure = "run a worker or `holdfast maintain`: they trim it; see that no registered reader stands still"
+        return Finding("warn", "partitions", f"{text}: nobody trims the log, and it grows", cure)
+    return Finding("ok", "partitions", text)
+
+
+def _wrap(server: Row) -> Finding:
+    age = server["oldest_xid"]
+    text = f"the oldest row was last frozen {age / 1e6:.0f} million transactions ago"
+    if age > WRAP_WARN:
+        cure = "see that autovacuum runs and no transaction or slot holds it back: at 2,147 million the server stops"
+        return Finding("bad", "freezing", text, cure)
+    return Finding("ok", "freezing", text)
+
+
+def _clock(off_s: float) -> Finding:
+    """The server's clock beside ours. Ours decides nothing, but people read both."""
+    if abs(off_s) > CLOCK_S:
+        way = "ahead of" if off_s > 0 else "behind"
+        text = f"the server's clock is {abs(off_s):.1f} s {way} this machine's; only the server's counts"
+        return Finding("warn", "clock", text, "let both keep time by NTP")
+    return Finding("ok", "clock", "the server's clock agrees with this machine's")
 
 
 def _mib(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
+
+
+def _span(seconds: float) -> str:
+    for size, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} s"

@@ -1,44 +1,149 @@
-"""The caller's own transaction: the one documented door through which others' connections come in. [ENQ-7]"""
+"""The caller's own transaction: the one documented door through which others' connections come in. [ENQ-7]
+
+    asyncpg         a Connection, or one that a pool handed out
+    psycopg         an AsyncConnection; a Connection too, whose calls are then made in a thread
+    SQLAlchemy      AsyncConnection, AsyncSession, Connection, Session, over one of these drivers
+
+The transaction is the caller's: what is done here is done when it commits. It must be on the store's own database. An
+error of the server's spoils it, as any error would: it can only be rolled back.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
-from holdfast.core.errors import InvalidOption
-from holdfast.stores.postgres.link import Direct, Session
+from holdfast.core.errors import HoldfastError, InvalidOption, StoreBusy, StoreError, StoreUnavailable
+from holdfast.stores.postgres.link import Direct, Link
 from holdfast.stores.postgres.rows import Row
-from holdfast.stores.postgres.sql import Statements
+from holdfast.stores.postgres.sql import Statements, quoted
+from holdfast.stores.postgres.trouble import TROUBLES, translate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+OPTION = "connection"
+_BUSY = ("40001", "40P01", "55P03")
+_IDLE, _ACTIVE, _BROKEN = 0, 1, 3
+"""The states of a transaction, as libpq numbers them."""
 
 
-async def join(connection: Any, sql: Statements) -> Session:
-    """A session on a caller's connection: of asyncpg, of psycopg (async), or of SQLAlchemy over one of these."""
-    raw = connection
-    module = type(raw).__module__
-    if module.startswith("sqlalchemy"):
-        if not hasattr(raw, "get_raw_connection") and hasattr(raw, "connection"):
-            raw = await raw.connection()  # An AsyncSession.
-        if not hasattr(raw, "get_raw_connection"):
-            raise InvalidOption("connection", "of SQLAlchemy, an AsyncConnection or an AsyncSession can be joined")
-        raw = (await raw.get_raw_connection()).driver_connection
-        module = type(raw).__module__
-    if module.startswith("asyncpg"):
-        if not raw.is_in_transaction():
-            raise InvalidOption(
-                "connection", "no transaction is open on it; use `async with connection.transaction():`"
-            )
-        return Direct(raw, sql)
-    if module.startswith("psycopg") and hasattr(raw, "__aenter__"):
-        return Psycopg(raw, sql)
-    reason = f"{type(connection).__name__} cannot be joined; pass an asyncpg, async psycopg or async SQLAlchemy one"
-    raise InvalidOption("connection", reason)
+class Joined(Protocol):
+    """A caller's connection, to run named statements on."""
+
+    async def rows(self, name: str, *args: Any) -> list[Row]: ...
+    async def value(self, name: str, *args: Any) -> Any: ...
+
+    def step(self) -> AbstractAsyncContextManager[None]:
+        """Errors of the server become ours inside of it."""
+        ...
 
 
-class Psycopg:
+async def join(connection: Any, link: Link) -> Joined:
+    """A session on a caller's connection. Raises InvalidOption, with what to pass instead."""
+    raw = await _driver_connection(connection)
+    driver = type(raw).__module__.partition(".")[0]
+    joined: _Asyncpg | _Psycopg
+    if driver == "asyncpg":
+        joined = _Asyncpg(raw, link)
+    elif driver == "psycopg":
+        joined = _Psycopg(raw, link) if hasattr(raw, "__aenter__") else _Blocking(raw, link)
+    else:
+        kind = f"{type(connection).__module__.partition('.')[0]}'s {type(connection).__name__}"
+        reason = f"{kind} cannot be joined; pass a connection of asyncpg, psycopg 3 or SQLAlchemy over one of these"
+        raise InvalidOption(OPTION, reason)
+    joined.check()
+    key = getattr(raw, "_con", raw)
+    if _known.get(key) is not link:
+        async with joined.step():
+            await _check_place(joined, link)
+        _known[key] = link
+    return joined
+
+
+_known: WeakKeyDictionary[Any, Link] = WeakKeyDictionary()
+"""Connections that were found to lead to the same place as a link of ours."""
+
+
+async def _driver_connection(connection: Any) -> Any:
+    """The driver's own connection, in SQLAlchemy's transaction if it is one of SQLAlchemy's."""
+    if not type(connection).__module__.startswith("sqlalchemy"):
+        return connection
+    sql: Any = sys.modules["sqlalchemy"].text("SELECT 1")  # It was loaded by whoever made the connection.
+    found = connection
+    if hasattr(found, "sync_session") or hasattr(found, "get_raw_connection"):
+        # SQLAlchemy begins with the first statement, and that one must be its own.
+        await found.execute(sql)
+        found = await found.connection() if hasattr(found, "sync_session") else found
+        return (await found.get_raw_connection()).driver_connection
+    if hasattr(found, "execute") and hasattr(found, "connection"):
+        await asyncio.to_thread(found.execute, sql)
+        plain: Any = found.connection() if callable(found.connection) else found
+        return plain.connection.driver_connection
+    return found
+
+
+async def _check_place(joined: Joined, link: Link) -> None:
+    """Raise InvalidOption unless both lead to the same tables on the same server."""
+    jobs = f"{quoted(link.address.schema)}.jobs"
+    (theirs,) = await joined.rows("whereabouts", jobs)
+    (ours,) = await link.rows("whereabouts", jobs, repeat=True)
+    if list(theirs.values()) == list(ours.values()):
+        return
+    if theirs["replica"]:
+        raise InvalidOption(OPTION, "it leads to a replica, which takes no changes; connect to the primary")
+    there, here = theirs["name"], ours["name"]
+    where = f"the database {there!r}" if there != here else f"another server's database {there!r}"
+    reason = (
+        f"it leads to {where}, and the jobs are in {here!r} at {link.shown}; what commits as one is in one database"
+    )
+    raise InvalidOption(OPTION, reason)
+
+
+class _Asyncpg(Direct):
+    """A connection of asyncpg's."""
+
+    def __init__(self, connection: Any, link: Link) -> None:
+        super().__init__(connection, link.sql)
+        self._link = link
+        self._raw = connection
+
+    def check(self) -> None:
+        if not self._raw.is_in_transaction():
+            reason = "no transaction is open on it; use `async with connection.transaction():` around the call"
+            raise InvalidOption(OPTION, f"{reason}, or leave connection= out")
+
+    @asynccontextmanager
+    async def step(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        except TROUBLES as error:
+            if isinstance(error, HoldfastError):
+                raise
+            raise _spoilt(error, str(getattr(error, "sqlstate", "") or ""), self._link) from error
+
+
+class _Psycopg:
     """An AsyncConnection of psycopg's. Its transaction has begun or begins with our first statement."""
 
-    def __init__(self, connection: Any, sql: Statements) -> None:
-        self._connection = connection
-        self._sql = sql
+    def __init__(self, connection: Any, link: Link) -> None:
+        self._raw = connection
+        self._link = link
+        self._sql: Statements = link.sql
+
+    def check(self) -> None:
+        status = self._raw.info.transaction_status
+        if status == _IDLE and self._raw.autocommit:
+            reason = "it commits each statement by itself (autocommit) and no transaction is open; use"
+            raise InvalidOption(OPTION, f"{reason} `connection.transaction()` around the call")
+        if status == _BROKEN:
+            raise InvalidOption(OPTION, "its transaction has failed already; roll it back first")
+        if status == _ACTIVE:
+            raise InvalidOption(OPTION, "another statement is under way on it; finish that first")
 
     async def rows(self, name: str, *args: Any) -> list[Row]:
         from psycopg import AsyncRawCursor
@@ -46,10 +151,44 @@ class Psycopg:
 
         # Its types want the text of a statement to be written where it is run.
         statement: Any = self._sql[name]
-        async with AsyncRawCursor(self._connection, row_factory=dict_row) as cursor:
+        async with AsyncRawCursor(self._raw, row_factory=dict_row) as cursor:
             await cursor.execute(statement, args, binary=True)
             return list(await cursor.fetchall()) if cursor.description else []
 
     async def value(self, name: str, *args: Any) -> Any:
         found = await self.rows(name, *args)
         return next(iter(found[0].values())) if found else None
+
+    @asynccontextmanager
+    async def step(self) -> AsyncGenerator[None]:
+        from psycopg import Error
+
+        try:
+            yield
+        except Error as error:
+            raise _spoilt(error, error.sqlstate or "", self._link) from error
+
+
+class _Blocking(_Psycopg):
+    """A Connection of psycopg's, for code without an event loop. Its calls are made in a thread."""
+
+    async def rows(self, name: str, *args: Any) -> list[Row]:
+        return await asyncio.to_thread(self._rows, self._sql[name], args)
+
+    def _rows(self, statement: Any, args: tuple[Any, ...]) -> list[Row]:
+        from psycopg import RawCursor
+        from psycopg.rows import dict_row
+
+        with RawCursor(self._raw, row_factory=dict_row) as cursor:
+            cursor.execute(statement, args, binary=True)
+            return list(cursor.fetchall()) if cursor.description else []
+
+
+def _spoilt(error: Exception, state: str, link: Link) -> StoreError:
+    """What to raise when a statement in the caller's transaction failed."""
+    what = "your transaction can only be rolled back; then try the whole of it again"
+    if state in _BUSY:
+        return StoreBusy(f"{link.shown}: {str(error).strip()}; {what}")
+    ours = translate(error, link.shown, link.address.timeout_s) if isinstance(error, TROUBLES) else None
+    make: Callable[[str], StoreError] = type(ours) if ours is not None else StoreUnavailable
+    return make(f"{ours or f'{link.shown}: {str(error).strip()}'}; {what}")

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-import asyncpg  # pyright: ignore[reportMissingTypeStubs]
-
-from holdfast.core.errors import StoreMismatch
+from holdfast.core.errors import StoreBusy, StoreMismatch, StoreUnavailable
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.sql import migrations, quoted
-from holdfast.stores.postgres.trouble import TROUBLES, translate
+from holdfast.stores.postgres.trouble import TROUBLES, is_blocked, translate
 
 LEAST_VERSION = 130000
 LOCK = 0x686F6C64
 """The first half of the advisory lock; the second is made of the schema's name."""
 WAIT_MS = 60_000
+"""How long a starter waits for another one that migrates."""
+STEP_WAIT_MS = 5_000
+"""How long a step waits for a table: whoever comes after it waits as well, so this is short."""
 
 
 async def prepare(link: Link, frozen_at: int | None) -> None:
-    """See that the schema is there and is ours. Raises StoreMismatch."""
+    """See that the server is a primary and the schema is there and ours. Raises StoreMismatch, StoreUnavailable."""
     address = link.address
     connection = await link.dial()
     try:
         if int(await connection.fetchval("SHOW server_version_num")) < LEAST_VERSION:
             raise StoreMismatch(f"{address.shown} is older than PostgreSQL 13")
+        if await connection.fetchval("SELECT pg_is_in_recovery()"):
+            # Not a mismatch: after a failover the same address may lead to a primary again.
+            raise StoreUnavailable(
+                f"{address.shown} is a replica: it takes no changes, and is behind; connect to its primary"
+            )
         done = await version(connection, address.schema)
         last = migrations()[-1][0]
         if done < last:
@@ -32,50 +38,84 @@ async def prepare(link: Link, frozen_at: int | None) -> None:
                 what = f"is at version {done} of {last}" if done else "is not there"
                 raise StoreMismatch(f"the schema {address.schema!r} {what}; run `holdfast migrate-schema URL`")
             await migrate(connection, address, frozen_at)
-        elif done > last:
-            raise StoreMismatch(
-                f"the schema {address.schema!r} is at version {done}, newer than this Holdfast ({last})"
-            )
+        refuse_newer(address, done)
     except TROUBLES as error:
         raise translate(error, address.shown, address.timeout_s) from error
     finally:
         await connection.close(timeout=2)
 
 
-async def migrate(connection: Any, address: Address, frozen_at: int | None = None) -> int:
-    """Take the steps that are missing, in one transaction with their record. Several starters wait for each other."""
-    schema = quoted(address.schema)
-    await connection.execute(f"SET lock_timeout = {WAIT_MS}")
-    key = await connection.fetchval("SELECT hashtext($1)", address.schema)
-    await connection.execute("SELECT pg_advisory_lock($1, $2)", LOCK, key)
+async def migrate(connection: Any, address: Address, frozen_at: int | None = None) -> list[str]:
+    """Take the steps that are missing, and answer their names. All or nothing; several starters wait for each other.
+
+    Raises StoreMismatch for a schema that is newer than we are, StoreBusy if somebody is in the way.
+    """
     try:
-        done = await version(connection, address.schema)
-        steps = [step for step in migrations() if step[0] > done]
+        # One transaction with the lock inside, so that it also holds behind a pooler.
         async with connection.transaction():
-            if done == 0:
-                await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
-                await connection.execute(
-                    f"CREATE TABLE IF NOT EXISTS {schema}.migrations ("
-                    "number int PRIMARY KEY, name text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp())"
-                )
-            for number, name, text in steps:
-                await connection.execute(text.replace("{s}", schema))
-                record = f"INSERT INTO {schema}.migrations (number, name) VALUES ($1, $2)"  # noqa: S608 - a quoted name
-                await connection.execute(record, number, name)
-            if done == 0 and frozen_at is not None:
-                await connection.execute(f"UPDATE {schema}.meta SET frozen_at = $1", frozen_at)  # noqa: S608
-        return len(steps)
-    finally:
-        await connection.execute("SELECT pg_advisory_unlock($1, $2)", LOCK, key)
+            return await _migrate(connection, address, frozen_at)
+    except TROUBLES as error:
+        if not is_blocked(error):
+            raise
+        raise StoreBusy(await _who_blocks(connection, address)) from error
+
+
+async def _migrate(connection: Any, address: Address, frozen_at: int | None) -> list[str]:
+    schema = quoted(address.schema)
+    await connection.execute(f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {WAIT_MS}")
+    await connection.execute("SELECT pg_advisory_xact_lock($1, hashtext($2))", LOCK, address.schema)
+    await connection.execute(f"SET LOCAL lock_timeout = {STEP_WAIT_MS}")
+    done = await version(connection, address.schema)
+    refuse_newer(address, done)
+    steps = [step for step in migrations() if step[0] > done]
+    if done == 0:
+        await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+        await connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {schema}.migrations ("
+            "number int PRIMARY KEY, name text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp())"
+        )
+    for number, name, text in steps:
+        await connection.execute(text.replace("{s}", schema))
+        record = f"INSERT INTO {schema}.migrations (number, name) VALUES ($1, $2)"  # noqa: S608 - a quoted name
+        await connection.execute(record, number, name)
+    if done == 0 and frozen_at is not None:
+        await connection.execute(f"UPDATE {schema}.meta SET frozen_at = $1", frozen_at)  # noqa: S608
+    return [name for _, name, _ in steps]
+
+
+def refuse_newer(address: Address, done: int) -> None:
+    """Raise StoreMismatch for a schema that a newer Holdfast has made."""
+    last = migrations()[-1][0]
+    if done > last:
+        reason = f"the schema {address.schema!r} is at version {done}, newer than this Holdfast ({last})"
+        raise StoreMismatch(f"{reason}; upgrade Holdfast here first")
 
 
 async def version(connection: Any, schema: str) -> int:
     """The last step that was taken; 0: none."""
-    try:
-        query = f"SELECT coalesce(max(number), 0) FROM {quoted(schema)}.migrations"  # noqa: S608 - a quoted name
-        return await connection.fetchval(query)
-    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+    table = f"{quoted(schema)}.migrations"
+    if await connection.fetchval("SELECT to_regclass($1)", table) is None:
         return 0
+    return await connection.fetchval(f"SELECT coalesce(max(number), 0) FROM {table}")  # noqa: S608 - a quoted name
+
+
+async def _who_blocks(connection: Any, address: Address) -> str:
+    """Who holds what a migration waited for, in words, with what to do about it."""
+    found = await connection.fetch(
+        "SELECT DISTINCT l.pid, l.locktype = 'advisory' AS migrates, coalesce(a.application_name, '') AS program"
+        " FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid"
+        " WHERE l.granted AND l.pid <> pg_backend_pid() AND ("
+        " (l.locktype = 'advisory' AND l.classid::bigint = $1 AND l.objid = hashtext($2)::bit(32)::bigint::oid)"
+        " OR l.relation IN (SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = $2)) ORDER BY l.pid",
+        LOCK,
+        address.schema,
+    )
+    who = ", ".join(f"pid {row['pid']}" + (f" ({row['program']})" if row["program"] else "") for row in found[:5])
+    if any(row["migrates"] for row in found):
+        return f"another migration of {address.schema!r} is under way ({who}); wait for its end and run it again"
+    cure = "try again at a quieter moment, or end it with SELECT pg_terminate_backend(pid)"
+    return f"the tables of {address.schema!r} are in use ({who or 'by somebody'}), nothing was changed; {cure}"
 
 
 async def erase(link: Link) -> None:

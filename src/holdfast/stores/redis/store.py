@@ -54,6 +54,7 @@ from holdfast.store import (
     ALL_HINTS,
     EVENTS_BOUND,
     EVENTS_BOUND_MS,
+    JOINING,
     Capabilities,
     CommonOptions,
     Deliver,
@@ -183,7 +184,7 @@ class RedisStore:
 
     async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
         if connection is not None:
-            raise Unsupported("joining a transaction", "redis")
+            raise Unsupported(JOINING, "redis")
         # Without a request id a repetition would be answered as a duplicate of itself. [ENQ-8]
         repeat = all(item.envelope.request_id for item in items)
         answers = await self._opened.run_batch(
@@ -210,7 +211,7 @@ class RedisStore:
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         if connection is not None:
-            raise Unsupported("joining a transaction", "redis")
+            raise Unsupported(JOINING, "redis")
         answers = await self._opened.run_batch(
             "finish", items, _tenant_of, records.finish_request, _size_of_finish, repeat=True
         )

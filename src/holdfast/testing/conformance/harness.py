@@ -8,6 +8,7 @@ as well, so exact instants are checked in a `frozen` place.
 from __future__ import annotations
 
 import asyncio
+import gc
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
@@ -56,7 +57,7 @@ from holdfast.store import (
     Store,
     open_store,
 )
-from holdfast.testing.conformance.expect import Broken, expect, expect_a, expect_equal, expect_some
+from holdfast.testing.conformance.expect import Broken, Skipped, expect, expect_a, expect_equal, expect_some
 from holdfast.testing.conformance.spaces import Spaces
 
 LEASE = 30 * SECOND
@@ -92,6 +93,16 @@ class Harness:
         """What the store says of itself."""
         return self.store.capabilities
 
+    @property
+    def exact_turns(self) -> bool:
+        """Whether turns between tenants must be exact: over the whole store, or for one process, which we are."""
+        return self.capabilities.exact_turns or self.spaces.exact
+
+    @property
+    def exact_quota(self) -> bool:
+        """Whether a quota must not overshoot: ever, or by enqueues that join no transaction."""
+        return self.capabilities.exact_quota or self.spaces.exact
+
     def name(self, stem: str = "n") -> str:
         """A name that nobody has used."""
         self._names += 1
@@ -117,6 +128,8 @@ class Harness:
     async def reopen(self) -> None:
         """Close the store and open it again, as a process does that ends and is started again."""
         await self.store.close()
+        del self.store
+        gc.collect()  # What it kept in the process goes with it.
         self.store = await open_store(self.url)
 
     async def handles(self, count: int) -> list[Store]:
@@ -141,6 +154,14 @@ class Harness:
     async def advance(self, ms: int) -> None:
         """Let time pass."""
         await self.store.shift_clock(ms)
+
+    def begin(self) -> AbstractAsyncContextManager[Any]:
+        """Open a transaction of the caller's own. Raises Skipped where the store can join none. [ENQ-7]"""
+        if not self.capabilities.transactional_enqueue:
+            raise Skipped("the store joins no transaction of its caller's")
+        if self.transaction is None:
+            raise Broken("the store says it can join a transaction: run the suite with transaction=")
+        return self.transaction()
 
     # Enqueue --------------------------------------------------------------------------------------------------
 
@@ -379,14 +400,16 @@ class Ear:
         self.signals.append(signal)
         self._rung.set()
 
-    async def expect(self, hint: Hint, key: JobKey, why: str) -> None:
-        """Wait for a hint that covers this address; "" stands for any."""
+    async def expect(self, hint: Hint, key: JobKey, why: str, *, exactly: bool = False) -> None:
+        """Wait for a hint that covers this address; "" stands for any, unless it is to name the queue `exactly`."""
         wanted = (key.tenant, key.queue, key.id)
 
         def covers(signal: Signal) -> bool:
             heard = (signal.tenant, signal.queue, signal.id)
-            return signal.hint is hint and all(
-                not part or part == want for part, want in zip(heard, wanted, strict=True)
+            return (
+                signal.hint is hint
+                and all(not part or part == want for part, want in zip(heard, wanted, strict=True))
+                and bool(signal.queue or not exactly)
             )
 
         try:

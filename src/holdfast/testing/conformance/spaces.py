@@ -22,8 +22,10 @@ Locate = Callable[[str, str], str]
 class Spaces:
     """The places of one run."""
 
-    def __init__(self, url: str, locate: Locate | None = None) -> None:
+    def __init__(self, url: str, locate: Locate | None = None, *, exact: bool = False) -> None:
         self.given = url
+        self.exact = exact
+        """The store promises exact turns to one process, and exact quotas to enqueues that join no transaction."""
         self.run = f"conf{uuid.uuid4().hex[:8]}"
         self._locate = locate or _locate
         self._owned = locate is None

@@ -13,6 +13,10 @@ from holdfast.testing.mutants import (
     lua_enqueue,
     lua_lasting,
     lua_lone,
+    pg_claims,
+    pg_endings,
+    pg_enqueue,
+    pg_log,
     rules,
     sqlite,
     turns,
@@ -23,3 +27,4 @@ from holdfast.testing.mutants.trial import Trial, baseline, scratch, trial
 __all__ = ["Bug", "Mutant", "Trial", "baseline", "mutants", "scratch", "trial"]
 
 del enqueue, lasting, lua_claims, lua_endings, lua_enqueue, lua_lasting, lua_lone, rules, sqlite, turns
+del pg_claims, pg_endings, pg_enqueue, pg_log

@@ -1,6 +1,7 @@
 """Plant every bug in every store it applies to, and show which check caught it.
 
-Exits with 1 if one survives, never ran or makes a script break down, or if a store does not pass the suite without any.
+Exits with 1 if one survives, never ran or makes a script or statement break down, or if a store does not pass the suite
+without any.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _try_store(store: str, url: str, fitting: list[Mutant]) -> bool:
     for mutant in fitting:
         result = trial(mutant, store, url, failing)
         caught += result.held
-        print(f"{mutant.name:{width}}  {store:6}  {result.seconds:5.2f} s  {result.verdict}", flush=True)
+        print(f"{mutant.name:{width}}  {store:8}  {result.seconds:5.2f} s  {result.verdict}", flush=True)
         if not result.held:
             print(f"{'':{width}}  {mutant.sentence}")
     print(f"{store}: {caught} of {len(fitting)} caught, {len(certificate.rows)} checks")

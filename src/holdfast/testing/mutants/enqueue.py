@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from holdfast.core import dedup, lifecycle
 from holdfast.core.job import Duplicate, Job, JobState, NewJob
-from holdfast.testing.mutants.planting import FACES, Bug, Planted, mutant
+from holdfast.testing.mutants.planting import CORE, FACES, Bug, Planted, mutant
 
 # Enqueue ------------------------------------------------------------------------------------------------------
 
 
-@mutant("ENQ-2")
+@mutant("ENQ-2", stores=CORE)
 def duplicate_id_accepted(bug: Bug) -> None:
     """A second enqueue of a waiting id takes the place of the first."""
 
@@ -25,7 +25,7 @@ def duplicate_id_accepted(bug: Bug) -> None:
     bug.around(dedup, "by_id", by_id)
 
 
-@mutant("ENQ-2")
+@mutant("ENQ-2", stores=CORE)
 def canceled_id_is_taken_for_ever(bug: Bug) -> None:
     """An id that was canceled cannot be enqueued afresh."""
 
@@ -37,7 +37,7 @@ def canceled_id_is_taken_for_ever(bug: Bug) -> None:
     bug.around(dedup, "by_id", by_id)
 
 
-@mutant("ENQ-8")
+@mutant("ENQ-8", stores=CORE)
 def request_id_ignored(bug: Bug) -> None:
     """The same request again is a duplicate of itself."""
 
@@ -145,7 +145,7 @@ def key_scoped_without_type(bug: Bug) -> None:
         bug.around(transaction, "drop_key", of_job)
 
 
-@mutant("ENQ-3")
+@mutant("ENQ-3", stores=CORE)
 def key_is_looked_at_before_the_id(bug: Bug) -> None:
     """An enqueue of an id that is there answers with the job that holds its key."""
 

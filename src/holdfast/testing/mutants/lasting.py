@@ -13,7 +13,7 @@ from holdfast.core.errors import EventsTrimmed, NotReplayable
 from holdfast.core.events import Event
 from holdfast.core.job import DAY, Job, JobKey, JobState, Replayed
 from holdfast.store import EventPage, ListQuery, Page
-from holdfast.testing.mutants.planting import FACES, Bug, Planted, mutant
+from holdfast.testing.mutants.planting import CORE, FACES, Bug, Planted, mutant
 
 _FOR_EVER = 100 * 365 * DAY
 
@@ -144,7 +144,7 @@ def retention_deletes_a_waiting_job(bug: Bug) -> None:
         bug.sql("forgotten_jobs", "WHERE state > 4 AND expires_at <= ?", waiting)
 
 
-@mutant("KEEP-1")
+@mutant("KEEP-1", stores=CORE)
 def failed_jobs_go_with_the_canceled(bug: Bug) -> None:
     """Dead letters are kept for the time of canceled jobs."""
 

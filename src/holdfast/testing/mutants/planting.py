@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -18,16 +19,21 @@ from holdfast.core.events import Event
 Planted = Callable[..., Any]
 """Stands in for a function: gets the original first, then the arguments."""
 
-STORES = ("memory", "file", "redis", "shards")
+STORES = ("memory", "file", "redis", "shards", "postgres")
 """Where bugs can be planted; "shards" is the Redis store laid out in several."""
 
 IN_PYTHON = ("memory", "file")
 """The stores that use the rules as they stand in `core`. The Redis store restates them in Lua."""
 REDIS = ("redis",)
-FACES = IN_PYTHON + REDIS
+POSTGRES = ("postgres",)
+CORE = IN_PYTHON + POSTGRES
+"""The stores that use a rule of `core` in Python, PostgreSQL for all but its hot paths."""
+FACES = IN_PYTHON + REDIS + POSTGRES
 """Where what a store answers can be bent, whatever stands behind it."""
 SHARDS = ("shards",)
 
+_BREAKDOWNS = ("0A", "21", "22", "23", "2F", "42", "P0", "XX")
+"""Classes of PostgreSQL's errors that say that a statement makes no sense, or was given what it cannot work with."""
 _MOST_RUNS = 200_000
 """No check needs as many calls: a planted bug that keeps one going for ever is stopped here."""
 
@@ -47,6 +53,7 @@ class Bug:
         self._stack = stack
         self._statements: _Statements | None = None
         self._scripts: _Scripts | None = None
+        self._database: _Database | None = None
 
     def ran(self) -> None:
         """Note that the planted code ran."""
@@ -66,6 +73,15 @@ class Bug:
             return planted(original, *args, **kwargs)
 
         self._put(owner, name, original, stand_in)
+
+    def computed(self, owner: type, name: str, planted: Callable[[Any], Any]) -> None:
+        """Replace a property of a class; `planted` gets the object."""
+
+        def stand_in(self_: Any) -> Any:
+            self.ran()
+            return planted(self_)
+
+        self._put(owner, name, None, property(stand_in))
 
     def constant(self, module: ModuleType, name: str, value: object, used_by: tuple[object, str]) -> None:
         """Replace a constant; `used_by` names the function whose runs count."""
@@ -91,11 +107,17 @@ class Bug:
         """A module of the Redis store."""
         return import_module(f"holdfast.stores.redis.{part}")
 
+    def postgres(self, part: str) -> ModuleType:
+        """A module of the PostgreSQL store."""
+        return import_module(f"holdfast.stores.postgres.{part}")
+
     @property
     def face(self) -> Any:
         """The class of the store under test, where what it answers can be bent."""
         if self.store == "memory":
             return self.memory.MemoryStore
+        if self.store == "postgres":
+            return self.postgres("store").PostgresStore
         return self.file("store").FileStore if self.store == "file" else self.redis("store").RedisStore
 
     def answer(self, method: str, planted: Callable[..., Awaitable[Any]]) -> None:
@@ -128,6 +150,41 @@ class Bug:
         """The same for a statement that is put together when the module is loaded."""
         sql = self.file("sql")
         self.constant(sql, name, _edited(name, getattr(sql, name), old, new), used_by)
+
+    # The PostgreSQL store. What stands in `old` may be laid out in other lines there; `{s}` is the schema. ---------
+
+    def statement(self, name: str, old: str, new: str) -> None:
+        """Have a named statement say `new` where it says `old`."""
+        self._of_postgres.edit_statement(name, old, new)
+
+    def function(self, name: str, old: str, new: str) -> None:
+        """Have a function of the migrations say `new` where it says `old`."""
+        self._of_postgres.edit_function(name, old, new)
+
+    def table(self, old: str, new: str) -> None:
+        """Have whatever step of the migrations says `old` say `new`."""
+        self._of_postgres.edit_steps(old, new)
+
+    @property
+    def _of_postgres(self) -> _Database:
+        if self._database is None:
+            module = self.postgres("sql")
+            self._database = _Database(module, self.ran)
+            for name in ("statements", "migrations"):
+                self._put(module, name, getattr(module, name), getattr(self._database, name))
+            self._note_sql_errors()
+        return self._database
+
+    def _note_sql_errors(self) -> None:
+        trouble = self.postgres("trouble")
+        original = trouble.translate
+
+        def translate(error: BaseException, *args: Any) -> Any:
+            if str(getattr(error, "sqlstate", ""))[:2] in _BREAKDOWNS:
+                self.script_errors.append(str(error))
+            return original(error, *args)
+
+        self._put(trouble, "translate", original, translate)
 
     # Lua --------------------------------------------------------------------------------------------------------
 
@@ -182,6 +239,89 @@ def _assembled(assemble: Callable[[str, dict[str, str]], Any], name: str, parts:
     return assemble(name, dict(parts))
 
 
+class _Database:
+    """The statements and migrations of the PostgreSQL store, with some changed.
+
+    A use counts if the statement was changed itself, or if it calls a function that was, directly or through others.
+    """
+
+    def __init__(self, module: ModuleType, ran: Callable[[], None]) -> None:
+        self._original: Callable[[str], dict[str, str]] = module.statements
+        self._quoted: Callable[[str], str] = module.quoted
+        self._steps: list[tuple[int, str, str]] = list(module.migrations())
+        self._bodies = {
+            name: _calls(body, "{s}")
+            for _, _, text in self._steps
+            for name, body in re.findall(r"(?:FUNCTION|PROCEDURE) \{s\}\.(\w+)\((.*?\$\$.*?\$\$)", text, re.DOTALL)
+        }
+        """What each function calls."""
+        self._edits: list[tuple[str, str, str]] = []
+        self._functions: set[str] = set()
+        self._tables = False
+        self._ran = ran
+
+    def edit_statement(self, name: str, old: str, new: str) -> None:
+        self._edits.append((name, old, new))
+        self.statements("s")  # Fails where the text is gone.
+
+    def edit_function(self, name: str, old: str, new: str) -> None:
+        head = rf"CREATE (OR REPLACE )?(FUNCTION|PROCEDURE) \{{s\}}\.{name}\(.*?\$\$.*?\$\$"
+        for at, (number, step, text) in reversed(list(enumerate(self._steps))):
+            found = re.search(head, text, re.DOTALL)
+            if found is not None:  # The last one counts: a later step may have replaced it.
+                body = _relaid(f"the function {name}", found[0], old, new)
+                self._steps[at] = (number, step, text[: found.start()] + body + text[found.end() :])
+                self._functions.add(name)
+                return
+        msg = f"there is no function {name} any more: the planted bug must follow the code"
+        raise CodeMoved(msg)
+
+    def edit_steps(self, old: str, new: str) -> None:
+        found = [step for step in self._steps if _pattern(old).search(step[2])]
+        if not found:
+            _relaid("the migrations", "", old, new)
+        edited = {step[0]: _relaid(step[1], step[2], old, new) for step in found}
+        self._steps = [(number, name, edited.get(number, text)) for number, name, text in self._steps]
+        self._tables = True
+
+    def migrations(self) -> list[tuple[int, str, str]]:
+        if self._tables:
+            self._ran()
+        return self._steps
+
+    def statements(self, schema: str) -> dict[str, str]:
+        texts = dict(self._original(schema))
+        quoted = self._quoted(schema)
+        changed = {name for name, text in texts.items() if self._reaches(_calls(text, quoted))}
+        for name, old, new in self._edits:
+            texts[name] = _relaid(name, texts[name], old.replace("{s}", quoted), new.replace("{s}", quoted))
+            changed.add(name)
+        found = _Statements(texts, self._ran)
+        found.count(changed)
+        return found
+
+    def _reaches(self, called: set[str]) -> bool:
+        seen: set[str] = set()
+        while called - seen:
+            seen |= called
+            called = {further for name in called for further in self._bodies.get(name, ())}
+        return bool(seen & self._functions)
+
+
+def _calls(text: str, schema: str) -> set[str]:
+    return set(re.findall(re.escape(schema) + r"\.(\w+)\(", text))
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(r"\s+".join(re.escape(word) for word in text.split()))
+
+
+def _relaid(name: str, text: str, old: str, new: str) -> str:
+    """The text with `new` where it says `old`, in whatever lines."""
+    changed, count = _pattern(old).subn(lambda _: new, text)
+    return changed if count else _edited(name, "", old, new)
+
+
 class _Statements(dict[str, str]):
     """The statements by name, with some changed; uses of those are counted."""
 
@@ -191,8 +331,12 @@ class _Statements(dict[str, str]):
         self._ran = ran
 
     def edit(self, name: str, old: str, new: str) -> None:
-        self._edited.add(name)
+        self.count({name})
         self[name] = _edited(name, super().__getitem__(name), old, new)
+
+    def count(self, names: set[str]) -> None:
+        """Uses of these are uses of the bug."""
+        self._edited |= names
 
     def __getitem__(self, name: str) -> str:
         if name in self._edited:
@@ -225,6 +369,8 @@ class Mutant(Struct, frozen=True):
     breaks: tuple[str, ...]
     stores: tuple[str, ...]
     plant: Callable[[Bug], None]
+    seen_by: str = ""
+    """The check that is expected to notice, where the rules have many."""
 
     @contextmanager
     def planted(self, store: str) -> Generator[Bug]:
@@ -240,7 +386,7 @@ _mutants: dict[str, Mutant] = {}
 
 
 def mutant(
-    *breaks: str, stores: tuple[str, ...] = IN_PYTHON
+    *breaks: str, stores: tuple[str, ...] = IN_PYTHON, seen_by: str = ""
 ) -> Callable[[Callable[[Bug], None]], Callable[[Bug], None]]:
     """Register a function that plants a bug; its docstring says what is wrong then."""
 
@@ -249,7 +395,7 @@ def mutant(
         if name in _mutants:
             msg = f"two mutants are called {name}"
             raise ValueError(msg)
-        _mutants[name] = Mutant(name, (plant.__doc__ or "").strip(), breaks, stores, plant)
+        _mutants[name] = Mutant(name, (plant.__doc__ or "").strip(), breaks, stores, plant, seen_by)
         return plant
 
     return register

@@ -10,12 +10,12 @@ from holdfast.core import lease, lifecycle, retry
 from holdfast.core.errors import LeaseExpired
 from holdfast.core.events import Event
 from holdfast.core.job import Backoff, Finished, Job, JobKey, JobState
-from holdfast.testing.mutants.planting import FACES, Bug, Planted, mutant
+from holdfast.testing.mutants.planting import CORE, FACES, Bug, Planted, mutant
 
 # Leases -------------------------------------------------------------------------------------------------------
 
 
-@mutant("LEASE-1", "TENANT-2")
+@mutant("LEASE-1", "TENANT-2", stores=CORE)
 def token_not_checked(bug: Bug) -> None:
     """Whoever knows the address of a running job can acknowledge it."""
 
@@ -25,7 +25,7 @@ def token_not_checked(bug: Bug) -> None:
     bug.around(lease, "check_live", check_live)
 
 
-@mutant("LEASE-1")
+@mutant("LEASE-1", stores=CORE)
 def expired_lease_accepted(bug: Bug) -> None:
     """An acknowledgement past the deadline goes through as long as nobody has reaped the lease."""
 
@@ -36,7 +36,7 @@ def expired_lease_accepted(bug: Bug) -> None:
     bug.around(lease, "check_live", check_live)
 
 
-@mutant("LEASE-1")
+@mutant("LEASE-1", stores=CORE)
 def lease_lives_a_moment_too_long(bug: Bug) -> None:
     """At the very deadline an acknowledgement is still accepted."""
 
@@ -46,7 +46,7 @@ def lease_lives_a_moment_too_long(bug: Bug) -> None:
     bug.around(lease, "check_live", check_live)
 
 
-@mutant("LEASE-1")
+@mutant("LEASE-1", stores=CORE)
 def repeated_ack_makes_a_second_event(bug: Bug) -> None:
     """An acknowledgement that is sent again is carried out again."""
 
@@ -60,7 +60,7 @@ def repeated_ack_makes_a_second_event(bug: Bug) -> None:
     bug.around(lease, "check", check)
 
 
-@mutant("LEASE-1")
+@mutant("LEASE-1", stores=CORE)
 def repeated_ack_is_refused(bug: Bug) -> None:
     """Who did not hear the answer and asks again is told that the lease is lost."""
 
@@ -81,7 +81,7 @@ def extend_shortens_the_deadline(bug: Bug) -> None:
     bug.around(lifecycle, "extend", extend)
 
 
-@mutant("LEASE-2")
+@mutant("LEASE-2", stores=CORE)
 def extend_revives_an_expired_lease(bug: Bug) -> None:
     """A lease that ran out can be extended until somebody reaps it; other acknowledgements are refused."""
     finishing: list[bool] = []
@@ -102,7 +102,7 @@ def extend_revives_an_expired_lease(bug: Bug) -> None:
     bug.around(lease, "check_live", check_live)
 
 
-@mutant("CANCEL-1", "LEASE-1")
+@mutant("CANCEL-1", "LEASE-1", stores=CORE)
 def cancel_loses_to_ack(bug: Bug) -> None:
     """A handler that did not hear of the cancel completes its job all the same."""
 
@@ -139,7 +139,7 @@ def attempt_counted_twice(bug: Bug) -> None:
     bug.around(lifecycle, "claim", claim)
 
 
-@mutant("RETRY-1")
+@mutant("RETRY-1", stores=CORE)
 def attempt_counted_on_retry(bug: Bug) -> None:
     """A failed attempt counts when it is leased and again when it fails."""
 
@@ -151,7 +151,7 @@ def attempt_counted_on_retry(bug: Bug) -> None:
     bug.around(lifecycle, "_retry", retried)
 
 
-@mutant("RETRY-1")
+@mutant("RETRY-1", stores=CORE)
 def max_attempts_ignored(bug: Bug) -> None:
     """A job that always fails is retried for ever."""
 
@@ -164,7 +164,7 @@ def max_attempts_ignored(bug: Bug) -> None:
     bug.around(lifecycle, "_retry", retried)
 
 
-@mutant("RETRY-2")
+@mutant("RETRY-2", stores=CORE)
 def a_job_that_kills_its_worker_never_dies(bug: Bug) -> None:
     """An expired lease is followed by another one, however many there were."""
 
@@ -177,7 +177,7 @@ def a_job_that_kills_its_worker_never_dies(bug: Bug) -> None:
     bug.around(lifecycle, "expire", expire)
 
 
-@mutant("RETRY-2")
+@mutant("RETRY-2", stores=CORE)
 def expired_lease_gives_the_attempt_back(bug: Bug) -> None:
     """A lease that ran out counts for nothing."""
 
@@ -189,7 +189,7 @@ def expired_lease_gives_the_attempt_back(bug: Bug) -> None:
     bug.around(lifecycle, "expire", expire)
 
 
-@mutant("RETRY-3")
+@mutant("RETRY-3", stores=CORE)
 def backoff_ignores_the_cap(bug: Bug) -> None:
     """The wait grows without bound."""
 
@@ -199,7 +199,7 @@ def backoff_ignores_the_cap(bug: Bug) -> None:
     bug.around(retry, "delay_ms", delay_ms)
 
 
-@mutant("RETRY-3")
+@mutant("RETRY-3", stores=CORE)
 def jitter_differs(bug: Bug) -> None:
     """Equal inputs give another delay than on the other stores."""
 
@@ -209,7 +209,7 @@ def jitter_differs(bug: Bug) -> None:
     bug.around(retry, "delay_ms", delay_ms)
 
 
-@mutant("RETRY-3")
+@mutant("RETRY-3", stores=CORE)
 def reaper_ignores_the_stored_policy(bug: Bug) -> None:
     """After an expired lease the default policy is used, not the message's own."""
 
@@ -222,13 +222,13 @@ def reaper_ignores_the_stored_policy(bug: Bug) -> None:
     bug.around(lifecycle, "expire", expire)
 
 
-@mutant("RETRY-4")
+@mutant("RETRY-4", stores=CORE)
 def error_history_unbounded(bug: Bug) -> None:
     """Every error of every attempt is kept."""
     bug.constant(lifecycle, "ERRORS_KEPT", 1_000_000, used_by=(lifecycle, "_remember"))
 
 
-@mutant("RETRY-4")
+@mutant("RETRY-4", stores=CORE)
 def permanent_errors_are_retried(bug: Bug) -> None:
     """A failure for good is taken for a failed attempt."""
 
@@ -238,7 +238,7 @@ def permanent_errors_are_retried(bug: Bug) -> None:
     bug.around(lifecycle, "finish", finish)
 
 
-@mutant("RETRY-5")
+@mutant("RETRY-5", stores=CORE)
 def release_keeps_the_attempt(bug: Bug) -> None:
     """A job that was given back has an attempt less."""
 
@@ -250,7 +250,7 @@ def release_keeps_the_attempt(bug: Bug) -> None:
     bug.around(lifecycle, "_release", release)
 
 
-@mutant("DEAD-1", "STATE-3")
+@mutant("DEAD-1", "STATE-3", stores=CORE)
 def replay_keeps_attempts(bug: Bug) -> None:
     """A replayed job has no attempts left."""
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 from holdfast.core.job import HOUR, SECOND, Cancel, ClaimRequest, Job, JobState
 from holdfast.store import Hint
-from holdfast.testing.conformance.expect import expect, expect_between, expect_equal, expect_some
+from holdfast.testing.conformance.expect import Skipped, expect, expect_between, expect_equal, expect_some
 from holdfast.testing.conformance.harness import DELAY, LEASE, PATIENCE_S, Harness
 from holdfast.testing.conformance.rules import rule
 
@@ -22,6 +22,7 @@ async def a_claim_gives_token_deadline_and_attempt(h: Harness) -> None:
     """Up to N jobs, each leased to this worker until now + lease, and the record says the same."""
     async with h.frozen() as f:
         await f.queued("a", "b", "c")
+        await f.advance(SECOND)
         now = await f.now()
         page = await f.claim_page(2, lease_ms=45 * SECOND, worker="worker-7")
         expect_equal([job.id for job in page.jobs], ["a", "b"], "jobs of a claim of two")
@@ -210,6 +211,21 @@ async def an_empty_claim_learns_when_to_look_again(h: Harness) -> None:
         await f.advance(10)
         await f.claim_one("job", lease_ms=LEASE)
         expect_equal((await f.claim_page()).next_at, now + 10 + LEASE, "when to look again: the new deadline")
+
+
+@rule("CLAIM-3")
+async def a_worker_that_starts_learns_when_to_look_again(h: Harness) -> None:
+    """Also when leases run out that were granted before it came."""
+    if not h.capabilities.durable:
+        raise Skipped("the store does not outlive the process")
+    async with h.frozen() as f:
+        await f.queued("later", delay_ms=HOUR)
+        await f.queued("job")
+        await f.claim_one("job", lease_ms=LEASE)
+        now = await f.now()
+        for tenant in (f.tenant, None):
+            await f.reopen()
+            expect_equal((await f.claim_page(tenant=tenant)).next_at, now + LEASE, "when to look again: the deadline")
 
 
 @rule("CLAIM-3")

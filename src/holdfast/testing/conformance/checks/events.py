@@ -7,7 +7,7 @@ from collections import Counter
 
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import ERROR_TEXT_LIMIT, Event, fingerprint
-from holdfast.core.job import DAY, SECOND, AttemptError, Cancel, Finish, JobKey, JobState, Purge, Replayed
+from holdfast.core.job import DAY, SECOND, AttemptError, Cancel, Finish, JobKey, JobState, Outcome, Purge, Replayed
 from holdfast.store import Hint, Reader
 from holdfast.testing.conformance.expect import Broken, expect, expect_a, expect_between, expect_equal
 from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Ear, Harness
@@ -132,6 +132,10 @@ async def a_batch_makes_one_event_for_each_item(h: Harness) -> None:
     seen = [(e.queue, e.job_id, e.type) for e in (await h.events())[-3:]]
     same = [(h.queue, "a", "mail"), (h.queue, "b", "report"), (elsewhere, "c", "conformance")]
     expect_equal(seen, same, "addresses and types in the events of a batch")
+    ends = [Finish(job.key, job.token, "complete") for job in reversed(await h.claim(2))]
+    await h.store.finish(ends)
+    seen = [(e.queue, e.job_id, e.type) for e in (await h.events())[-2:]]
+    expect_equal(seen, same[1::-1], "addresses and types in the events of completions")
 
 
 @rule("EVENT-1")
@@ -263,6 +267,33 @@ async def events_of_one_job_are_in_order(h: Harness) -> None:
         expect_equal(tokens, sorted(set(tokens)), "tokens in the order of the log")
     expect_equal(max(Counter(event.offset for event in seen).values()), 1, "times that one event was seen")
     expect_equal(told(await h.events(after=start)), told(seen), "the log read again")
+
+
+@rule("EVENT-2")
+async def a_transaction_that_commits_late_is_not_passed_over(h: Harness) -> None:
+    """A reader that came by while a caller's transaction was open reads its events when that has ended, once."""
+    start = await h.store.last_offset()
+    async with h.begin() as connection:
+        await h.store.enqueue([h.new("early")], connection=connection)
+        await h.queued("late")
+        page = await h.store.events(h.tenant, start, 100)
+        end = await h.store.last_offset()
+    seen = told(page.events) + told(await h.events(after=page.next))
+    expect_equal(sorted(seen), [("enqueued", "early", 0), ("enqueued", "late", 0)], "what a reader saw that came by")
+    rest = {id for _, id, _ in told(await h.events(after=end))}
+    expect("early" in rest, "the end of the log, as it was told, lay behind what was not committed yet")
+
+
+@rule("EVENT-2")
+async def what_an_old_transaction_does_is_told_in_its_place(h: Harness) -> None:
+    """One that began before a job was there, and then ends it: the job's events are in order all the same."""
+    outcomes: dict[Outcome, str] = {"complete": "completed", "fail": "failed", "retry": "retried"}
+    for outcome, kind in outcomes.items():
+        async with h.begin() as connection:
+            await h.store.enqueue([h.new(h.name("first"))], connection=connection)
+            job = await h.leased()
+            await h.store.finish([Finish(job.key, job.token, outcome, error=BOOM)], connection=connection)
+        expect_equal(await h.kinds(job.key), ["enqueued", "claimed", kind], f"events of a job, the last by a {outcome}")
 
 
 @rule("EVENT-2")
@@ -435,7 +466,7 @@ async def a_batch_over_several_tenants_tells_each_its_own(h: Harness) -> None:
     """What was changed in one call stands in the streams of those whose jobs it changed."""
     owners = (h.tenant, h.other, h.tenant, h.other, h.other)
     await h.store.enqueue([h.new(f"job-{number}", tenant=tenant) for number, tenant in enumerate(owners)])
-    await h.claim(5, tenant=None)
+    leases = {(job.key, job.attempts, job.token) for job in await h.claim(5, tenant=None)}
     await h.store.cancel([Cancel(h.key(f"job-{number}", tenant=tenant)) for number, tenant in enumerate(owners)])
     for tenant in (h.tenant, h.other):
         ids = [f"job-{number}" for number, owner in enumerate(owners) if owner == tenant]
@@ -444,6 +475,8 @@ async def a_batch_over_several_tenants_tells_each_its_own(h: Harness) -> None:
             mine = [(whose, id) for whose, what, id in seen if what == kind]
             expect_equal(mine, [(tenant, id) for id in ids], f"{kind} events of one tenant of a batch")
         expect_equal(len(seen), 3 * len(ids), "events of one tenant of a batch")
+        claimed = {(h.key(e.job_id, tenant=tenant), e.attempt, e.token) for e in await h.events(tenant) if e.worker_id}
+        expect_equal(claimed, {lease for lease in leases if lease[0].tenant == tenant}, "leases told to one tenant")
 
 
 @rule("EVENT-3")

@@ -113,13 +113,15 @@ async def every_end_of_the_job_frees_its_key(h: Harness) -> None:
 @rule("ENQ-3")
 async def a_key_until_started_is_free_once_the_job_runs(h: Harness) -> None:
     """Held while the job waits, free from the claim on; the first job does not take it back."""
-    await h.queued("first", idempotency=STARTED, delay_ms=DELAY)
+    await h.queued("first", idempotency=STARTED, delay_ms=DELAY, priority=9)
     await expect_held(h, "first", JobState.SCHEDULED, STARTED)
     await h.advance(DELAY)
     await expect_held(h, "first", JobState.READY, STARTED)
     first = await h.claim_one("first")
     second = await expect_free(h, STARTED, "with the key of a job that runs")
     h.accepted(await h.release(first), JobState.READY)
+    await expect_held(h, second, JobState.READY, STARTED)
+    first = await h.claim_one("first")
     await expect_held(h, second, JobState.READY, STARTED)
     await h.cancel(first.key)
     await expect_held(h, second, JobState.READY, STARTED)

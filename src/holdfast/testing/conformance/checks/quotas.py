@@ -140,7 +140,7 @@ async def concurrent_enqueues_do_not_get_around_a_quota(h: Harness) -> None:
     queued = sum(isinstance(answer, Queued) for answer in answers)
     refused = sum(isinstance(answer, QuotaExceeded) for answer in answers)
     expect_equal(queued + refused, flights, "enqueues that were either queued or refused")
-    expect_between(queued, most, most if h.capabilities.exact_quota else flights, "jobs queued under a quota of 5")
+    expect_between(queued, most, most if h.exact_quota else flights, "jobs queued under a quota of 5")
     expect_equal((await h.stats()).counts[JobState.READY], queued, "jobs counted")
     expect_a(await h.enqueue("late"), QuotaExceeded, "an enqueue after all that")
     expect(await h.find(h.key("late")) is None, "a refused job has a record")
@@ -176,6 +176,7 @@ async def a_set_of_replays_is_taken_as_far_as_the_quota_goes(h: Harness) -> None
 async def jobs_of_other_queues_take_no_room_in_a_queues_own_quota(h: Harness) -> None:
     """A quota on one queue counts what waits there, and nothing else."""
     await h.queued("x", "y", "z", queue=h.name("q"))
+    await h.queued("x", "y", "z", tenant=h.other)
     await h.store.set_tenant(h.tenant, TenantSettings(h.queue, max_waiting=2))
     await h.queued("a", "b")
     refusal = expect_a(await h.enqueue("c"), QuotaExceeded, "enqueue over the quota")

@@ -216,6 +216,7 @@ async def errors_keep_type_message_and_traceback_of_each_attempt(h: Harness) -> 
     """With the attempt's number and its time by the store's clock; the last 10 are kept, oldest first."""
     await h.queued("job", max_attempts=14)
     key = h.key("job")
+    before_that: list[AttemptError] = []
     for attempt in range(1, 14):
         job = await h.claim_one("job")
         before = await h.now()
@@ -225,6 +226,8 @@ async def errors_keep_type_message_and_traceback_of_each_attempt(h: Harness) -> 
         expect_equal((last.type, last.message, last.traceback, last.attempt), wanted, "the newest error")
         expect_between(last.at, before, await h.now(), "time of the error")
         expect_equal(len((await h.get(key)).errors), min(attempt, 10), "errors kept")
+        expect_equal(job.errors, before_that, "errors of earlier attempts, as a claim gives them")
+        before_that = (await h.get(key)).errors
     expect_equal([error.attempt for error in (await h.get(key)).errors], list(range(4, 14)), "attempts kept")
     h.accepted(await h.complete(await h.claim_one("job")), JobState.COMPLETED)
     expect_equal(len((await h.get(key)).errors), 10, "errors of a job that completed in the end")

@@ -116,6 +116,9 @@ async def a_list_comes_in_pages_that_miss_and_repeat_nothing(h: Harness) -> None
         one, two = await f.claim(2, lease_ms=2 * LEASE)
         expect_equal([one.id, two.id], ["late", "urgent-b"], "jobs claimed")
         waiting, running = ["urgent-a", "job-7", "job-8"], ["job-5", "late", "urgent-b"]
+        await expect_pages(f, running, frozenset({JobState.LEASED}), "running jobs")
+        await f.extend(leased[5], 3 * LEASE)
+        running = ["late", "urgent-b", "job-5"]
         ended = ["job-0", "job-1", "job-2", "job-3", "job-6", "job-4"]
         await expect_pages(f, ended, TERMINAL, "ended jobs")
         await expect_pages(f, ["job-0", "job-2"], frozenset({JobState.FAILED}), "failed jobs")

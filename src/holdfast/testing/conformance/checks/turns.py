@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from holdfast.core.job import HOUR, SECOND, JobState
 from holdfast.store import TenantSettings
-from holdfast.testing.conformance.expect import expect, expect_between, expect_equal
+from holdfast.testing.conformance.expect import Skipped, expect, expect_between, expect_equal
 from holdfast.testing.conformance.harness import DELAY, Harness
 from holdfast.testing.conformance.rules import rule
 
@@ -32,7 +32,7 @@ def expect_share(h: Harness, tenants: Sequence[str], shares: dict[str, int], wha
     total = sum(shares.values())
     for tenant, share in shares.items():
         fair = len(tenants) * share / total
-        slack = 1.0 if h.capabilities.exact_turns else max(2.0, fair / 2)
+        slack = 1.0 if h.exact_turns else max(2.0, fair / 2)
         got = Counter(tenants)[tenant]
         expect(abs(got - fair) <= slack, f"{what}: {tenant} had {got} of {len(tenants)} turns, fair is {fair:g}")
 
@@ -57,7 +57,7 @@ async def tenants_take_turns_one_by_one_and_within_a_batch(h: Harness) -> None:
     batch = [job.tenant for job in await h.claim(15, tenant=None)]
     expect_equal(len(batch), 15, "jobs in a batch")
     expect_share(h, batch, dict.fromkeys(names, 1), "turns in a batch")
-    if h.capabilities.exact_turns:
+    if h.exact_turns:
         for start in range(0, 15, 3):
             expect_equal(len(set(batch[start : start + 3])), 3, f"tenants in the round that starts at {start}")
 
@@ -121,7 +121,7 @@ async def coming_back_to_an_idle_queue_gains_nothing(h: Harness) -> None:
         await backlog(h, first, 1, queue)
         await backlog(h, second, 1, queue)
         order = await served(h, 2, [queue])
-        if h.capabilities.exact_turns:
+        if h.exact_turns:
             expect_equal(order, [second, first], "turns after the queue was idle")
 
 
@@ -168,6 +168,9 @@ async def a_claim_over_several_queues_takes_from_them_in_rotation(h: Harness) ->
         expect_equal([job.queue for job in got], [long, short, long], f"queues of the jobs that {tenant} got")
         got = await h.claim(4, tenant=tenant, queue=(short, empty, long))
         expect_equal([job.queue for job in got], [short, long, long, long], f"queues of the jobs that {tenant} got")
+        await backlog(h, h.tenant, 3, queue=short)
+        got = await h.claim(6, tenant=tenant, queue=(long, short))
+        expect_equal([job.queue for job in got], [long, short] * 3, f"queues of six jobs that {tenant} got")
 
 
 @rule("TENANT-4")
@@ -188,7 +191,7 @@ async def every_tenant_of_many_is_served_once_a_round(h: Harness) -> None:
     for tenant in tenants:
         await backlog(h, tenant, 2)
     got = await served(h, 20) + [job.tenant for job in await h.claim(20, tenant=None)]
-    if h.capabilities.exact_turns:
+    if h.exact_turns:
         expect_equal(Counter(got), Counter(tenants), "turns of 40 tenants in one round")
     expect_between(len(set(got)), 20, 40, "tenants served in one round")
     expect_equal((await h.stats(tenant=tenants[0])).counts[JobState.BLOCKED], 0, "blocked jobs")
@@ -265,7 +268,7 @@ async def a_tenant_that_came_in_vain_comes_again_when_it_has_work(h: Harness) ->
 async def a_tenant_that_came_in_vain_gains_nothing(h: Harness) -> None:
     """It comes back with the time it had: the turns that it is ahead of others are not forgotten."""
     async with h.frozen() as f:
-        if not f.capabilities.exact_turns:
+        if not f.exact_turns:
             return
         await f.store.set_tenant(f.other, TenantSettings(weight=0.1))
         for count, limit in ((30, 1), (2, 5)):
@@ -281,3 +284,15 @@ async def a_tenant_that_came_in_vain_gains_nothing(h: Harness) -> None:
             await backlog(f, f.other, 5, queue)
             await backlog(f, f.tenant, 10, queue)
             expect_equal(await served(f, 6, [queue]), [f.tenant] * 6, "turns when the other is back")
+
+
+@rule("TENANT-4")
+async def a_worker_that_starts_finds_all_tenants(h: Harness) -> None:
+    """What was enqueued before it came is served in turns, whoever's it is."""
+    if not h.capabilities.durable:
+        raise Skipped("the store does not outlive the process")
+    tenants = [h.tenant, h.other, h.name("v")]
+    for tenant in tenants:
+        await backlog(h, tenant, 4)
+    await h.reopen()
+    expect_share(h, await served(h, 12), dict.fromkeys(tenants, 1), "turns of a worker that has just started")

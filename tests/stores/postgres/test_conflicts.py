@@ -1,0 +1,85 @@
+"""Transactions that get in each other's way: batches in opposite order, and a database that insists on isolation.
+
+Invariants verified:
+- batches that name the same jobs in different orders all come through, each job changed once
+- whatever default_transaction_isolation the database has, the store works as ever
+"""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from holdfast.core.job import Cancel, Duplicate, Extend, IdempotencyKey, JobState, Queued
+from holdfast.store import open_store
+from tests.stores.postgres.support import judge
+from tests.stores.postgres.test_races import patiently
+from tests.stores.redis.load import LEASE_MS, complete, key, new, seeded, wish
+
+IDS = [f"id-{n:02}" for n in range(30)]
+
+
+@pytest.fixture(params=["read committed", "repeatable read", "serializable"])
+async def handles(request, postgres, database, url):
+    """Several stores, on a database with this default."""
+    postgres.sql(f"ALTER DATABASE {database} SET default_transaction_isolation = '{request.param}'")
+    async with contextlib.AsyncExitStack() as stack:
+        handles = []
+        for _ in range(4):
+            handles.append(await open_store(url))
+            stack.push_async_callback(handles[-1].close)
+        yield handles
+
+
+async def test_batches_in_opposite_order_all_come_through(handles):
+    chance = seeded()
+    for round_ in range(5):
+        queue = f"q{round_}"
+        batches = [[new(id_, queue=queue) for id_ in chance.sample(IDS, len(IDS))] for _ in handles]
+        answers = await asyncio.gather(*(store.enqueue(b) for store, b in zip(handles, batches, strict=True)))
+        for id_ in IDS:
+            kinds = [
+                type(answer)
+                for batch, part in zip(batches, answers, strict=True)
+                for item, answer in zip(batch, part, strict=True)
+                if item.key.id == id_
+            ]
+            assert sorted(kinds, key=str) == sorted([Queued] + [Duplicate] * (len(handles) - 1), key=str)
+        jobs = (await handles[0].claim(wish(100, queues=(queue,)))).jobs
+        assert sorted(job.id for job in jobs) == IDS
+        # Renewals, completions and cancels of the same jobs, each in an order of its own.
+        orders = [chance.sample(jobs, len(jobs)) for _ in handles]
+        extended, done, again, canceled = await asyncio.gather(
+            handles[0].extend([Extend(job.key, job.token, LEASE_MS) for job in orders[0]]),
+            handles[1].finish([complete(job) for job in orders[1]]),
+            handles[2].finish([complete(job) for job in orders[2]]),
+            handles[3].cancel([Cancel(job.key) for job in orders[3]]),
+        )
+        assert len(extended) == len(done) == len(again) == len(canceled) == len(IDS)
+        ends = dict(zip((job.id for job in orders[3]), canceled, strict=True))
+        now = await handles[0].get([key(id_, queue=queue) for id_ in IDS])
+        assert {job.id: job.state.value for job in now} == ends
+    await judge(handles[0])
+
+
+async def test_many_keyed_enqueues_make_one_job(handles):
+    items = [new(f"{n}", idempotency=IdempotencyKey("one")) for n in range(20)]
+    answers = await asyncio.gather(*(patiently(handles[n % 4], item) for n, item in enumerate(items)))
+    assert sum(isinstance(answer, Queued) for (answer,) in answers) == 1
+    assert len({answer.id for (answer,) in answers}) == 1
+    await judge(handles[0])
+
+
+async def test_claims_and_completions_beside_each_other(handles):
+    await handles[0].enqueue([new(f"{n}") for n in range(400)])
+
+    async def work(store):
+        done = 0
+        while jobs := (await store.claim(wish(7))).jobs:
+            await store.finish([complete(job) for job in jobs])
+            done += len(jobs)
+        return done
+
+    assert sum(await asyncio.gather(*map(work, handles))) == 400
+    jobs = await judge(handles[0])
+    assert {(job.state, job.attempts) for job in jobs.values()} == {(JobState.COMPLETED, 1)}

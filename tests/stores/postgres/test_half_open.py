@@ -1,0 +1,195 @@
+"""A line that is dead although both ends have it open: a router that forgot it, a machine that is gone.
+
+Invariants verified:
+- whoever waits on such a line notices within its timeout, and goes on: on a new line, or on this one when it thaws
+- nothing goes deaf: a job or a result that came meanwhile is found soon, not by the fallback poll of 30 s
+- a call that cannot be answered fails in time, and acknowledges nothing
+"""
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from holdfast import Queue, job
+from holdfast.claims import POLL_S, Claimer
+from holdfast.core.errors import StoreError, StoreUnavailable
+from holdfast.core.job import JobState
+from holdfast.store import open_store
+from holdfast.waiting import FALLBACK_S
+from holdfast.worker import Worker
+from tests.chaos.workers import AT_ONCE
+from tests.eventually import eventually
+from tests.stores.postgres.support import judge
+from tests.stores.redis.load import claim_one, complete, key, kinds, new, wish
+
+SOON_S = 12.0
+"""Generous, and far below the fallback polls."""
+
+assert min(POLL_S, FALLBACK_S) / 2 > SOON_S
+
+
+@job(max_attempts=100, retry=AT_ONCE)
+async def work(n: int) -> int:
+    return n
+
+
+@contextlib.asynccontextmanager
+async def working(url):
+    """A worker at the other end of the line, idle and listening; it tells of its troubles."""
+    troubles = []
+    async with Queue(url, tenant="acme") as queue:
+        worker = Worker(queue, jobs=[work], concurrency=4, lease=2)
+        worker.on("error", troubles.append)
+        running = asyncio.create_task(worker.run(handle_signals=False))
+        try:
+            yield troubles
+        finally:
+            await worker.stop()
+            await running
+
+
+async def at_rest(proxy, postgres, database):
+    """Wait until somebody listens at the other end of the line, and nothing more comes from there."""
+    sql = f"SELECT 1 FROM pg_stat_activity WHERE datname = '{database}' AND query LIKE 'LISTEN%'"
+    await eventually(lambda: postgres.sql(sql))
+    counts, since = None, time.monotonic()
+    while time.monotonic() < since + 0.2:
+        now = (proxy.counts.requests, proxy.counts.replies)
+        if now != counts:
+            counts, since = now, time.monotonic()
+        await asyncio.sleep(0.01)
+
+
+async def run_one(queue, n):
+    """Have a job run, and so know that the worker is there and idle again."""
+    assert await queue.enqueue_and_wait(work.message(n), timeout=SOON_S) == n
+
+
+@pytest.fixture
+async def queue(url):
+    async with Queue(url, tenant="acme") as queue:
+        yield queue
+
+
+async def test_an_idle_worker_finds_another_line(proxy, far_url, queue):
+    """Its old connections are dead, new ones would work: it must notice by itself."""
+    async with working(far_url):
+        await run_one(queue, 1)
+        proxy.freeze(new=False)
+        await run_one(queue, 2)
+        proxy.thaw()
+
+
+async def test_an_idle_worker_goes_on_when_the_line_thaws(proxy, far_url, queue):
+    async with working(far_url):
+        await run_one(queue, 1)
+        proxy.freeze()
+        made = proxy.counts.connections
+        ticket = await queue.enqueue(work.message(2))
+        # It has noticed: it tries to connect anew, in vain.
+        await eventually(lambda: proxy.counts.connections > made)
+        assert (await ticket.refresh()).state is JobState.READY
+        proxy.thaw()
+        assert await ticket.wait(timeout=SOON_S) == 2
+
+
+async def test_a_busy_worker_goes_on_after_a_freeze(proxy, far_url, queue, store):
+    async with working(far_url) as troubles:
+        tickets = await queue.enqueue_many([work.message(n) for n in range(500)])
+        await eventually(lambda: proxy.counts.requests > 5)
+        proxy.freeze()
+        await eventually(lambda: troubles)
+        assert all(isinstance(trouble.error, StoreError) for trouble in troubles)
+        proxy.thaw()
+        results = await asyncio.gather(*(ticket.wait(timeout=30) for ticket in tickets))
+        assert results == list(range(500))
+    await judge(store)
+
+
+@pytest.mark.parametrize("new_lines", [True, False])
+async def test_a_waiter_hears_of_a_result(proxy, far_url, store, postgres, database, new_lines):
+    """It waits at a dead line; the job ends by other hands. It hears on another line, or when this one thaws."""
+    await store.enqueue([new("x", queue="default")])
+    async with Queue(far_url, tenant="acme") as far_queue:
+        waiting = asyncio.create_task(far_queue.result("x", timeout=40))
+        await at_rest(proxy, postgres, database)
+        proxy.freeze(new=not new_lines)
+        made = proxy.counts.connections
+        await store.finish([complete(await claim_one(store, queues=("default",)), b"7")])
+        await eventually(lambda: proxy.counts.connections > made)
+        proxy.thaw()
+        assert await asyncio.wait_for(waiting, SOON_S) == 7
+
+
+async def test_a_listener_that_is_cut_off_is_told_to_look_and_hears_again(proxy, far, store, postgres, database):
+    """Hints that were lost with the line are made up for: when it is back, everybody looks."""
+    claimer = Claimer(far)
+    claimer.start()
+    try:
+        for n in range(3):
+            waiting = asyncio.create_task(claimer.claim(wish(1), wait_s=20))
+            await at_rest(proxy, postgres, database)
+            proxy.drop_all()
+            await store.enqueue([new(f"{n}")])
+            claimed = await asyncio.wait_for(waiting, SOON_S)
+            assert [job.id for job in claimed.jobs] == [f"{n}"]
+            # And hints come through again.
+            waiting = asyncio.create_task(claimer.claim(wish(1), wait_s=20))
+            await store.enqueue([new(f"again-{n}")])
+            claimed = await asyncio.wait_for(waiting, SOON_S)
+            assert [job.id for job in claimed.jobs] == [f"again-{n}"]
+    finally:
+        claimer.close()
+
+
+async def test_a_call_on_a_dead_line_fails_in_time_and_the_next_goes_through(proxy, far, store):
+    await far.enqueue([new("before")])
+    proxy.freeze(new=False)
+    began = time.monotonic()
+    try:
+        await far.enqueue([new("x")])
+    except StoreUnavailable:
+        assert time.monotonic() - began < SOON_S
+        assert await kinds(store, key("x")) == []
+    # The dead lines are not tried one after the other: one trouble is enough.
+    began = time.monotonic()
+    await far.enqueue([new("y")])
+    assert time.monotonic() - began < SOON_S
+    assert await kinds(store, key("y")) == ["enqueued"]
+
+
+async def test_many_dead_lines_cost_one_trouble_and_not_one_each(proxy, far, store):
+    """A pool full of connections that all died at once."""
+    await asyncio.gather(*(far.enqueue([new(f"before-{n}")]) for n in range(50)))
+    assert proxy.open_connections > 3
+    proxy.freeze(new=False)
+    failed = 0
+    for n in range(4):
+        try:
+            await far.enqueue([new(f"{n}")])
+        except StoreUnavailable:
+            failed += 1
+    assert failed <= 1
+
+
+async def test_what_comes_late_after_a_thaw_is_no_second_job(proxy, far, store):
+    """The request was on its way when the line froze, the caller gave up and came again; now both arrive."""
+    await far.enqueue([new("before")])
+    proxy.freeze()
+    item = new("x")
+    with pytest.raises(StoreUnavailable):
+        await far.enqueue([item])
+    proxy.thaw()
+    assert (await far.enqueue([item]))[0].id == "x"
+    await eventually(lambda: kinds(store, key("x")), bool)
+    assert await kinds(store, key("x")) == ["enqueued"]
+
+
+async def test_opening_on_a_dead_line_fails_in_time(proxy, far_url):
+    proxy.freeze()
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        await open_store(far_url)
+    assert time.monotonic() - began < SOON_S

@@ -1,0 +1,113 @@
+"""A primary and a replica that follows it by streaming replication; the primary dies, the replica takes over.
+
+Invariants verified:
+- with synchronous replication nothing acknowledged is lost, nothing doubled, attempts and tokens are exact
+- workers and producers with both hosts in their URL find the new primary by themselves
+- nothing is ever decided on a replica
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from holdfast import Queue
+from holdfast.core.errors import StoreUnavailable
+from holdfast.core.job import JobState
+from holdfast.store import open_store
+from holdfast.testing.postgres import ROLE, UNPRIVILEGED, PostgresServer
+from holdfast.testing.processes import HOST
+from tests.chaos import ledger
+from tests.chaos.workers import notes
+from tests.eventually import eventually
+from tests.stores.postgres.support import judge
+from tests.stores.redis.load import drained, end_gently, new, under_way
+
+
+@pytest.fixture
+def pair():
+    """A primary whose commits wait for its replica, and that replica."""
+    with PostgresServer() as primary:
+        directory = Path(tempfile.mkdtemp(prefix="holdfast-replica-"))
+        try:
+            with replica_of(primary, directory) as replica:
+                yield primary, replica
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def replica_of(primary, directory):
+    command = [
+        str(primary._bin / "pg_basebackup"),
+        "-D",
+        str(directory / "data"),
+        "-d",
+        primary.url(),
+        "-R",
+        "-X",
+        "stream",
+    ]
+    subprocess.run([*command, "--checkpoint=fast", "--no-sync"], check=True, capture_output=True)
+    if os.geteuid() == 0:
+        subprocess.run(["chown", "-R", UNPRIVILEGED, str(directory)], check=True)
+    source = f"host={HOST} port={primary.port} user={ROLE} application_name=replica"
+    replica = PostgresServer(directory=directory, primary_conninfo=source)
+    primary.sql("ALTER SYSTEM SET synchronous_standby_names = 'replica'")
+    primary.sql("SELECT pg_reload_conf()")
+    return replica
+
+
+def url_of(pair, **options):
+    """Both hosts, as the driver takes them."""
+    primary, replica = pair
+    hosts = f"{HOST}:{primary.port},{HOST}:{replica.port}"
+    words = "&".join(f"{name}={value}" for name, value in options.items())
+    return f"postgresql://{ROLE}@{hosts}/postgres?target_session_attrs=read-write&{words}"
+
+
+async def in_step(primary):
+    sql = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
+    await eventually(lambda: primary.sql(sql))
+
+
+async def test_a_failover_under_load_loses_nothing(pair, zygote, log):
+    primary, replica = pair
+    await in_step(primary)
+    url = url_of(pair, test_clock=1, timeout_s=2)
+    producers = [await zygote.start(url, role="produce", log=log, name=f"p{n}") for n in range(2)]
+    workers = [await zygote.start(url, log=log, lease_s=1, concurrency=5) for _ in range(2)]
+    await under_way(log, producers, workers)
+    await eventually(lambda: len(notes(log, "completed")) > 50, patience_s=60)
+    await asyncio.to_thread(primary.kill)
+    before = len(notes(log, "queued")), len(notes(log, "completed"))
+    replica.sql("SELECT pg_promote()")
+    await eventually(lambda: len(notes(log, "queued")) > before[0] + 30, patience_s=60)
+    await eventually(lambda: len(notes(log, "completed")) > before[1] + 30, patience_s=60)
+    await end_gently(zygote, *producers)
+    async with Queue(url, tenant="acme") as queue:
+        counts = await drained(queue.store, "acme", "default", step_ms=300, patience_s=60)
+        await end_gently(zygote, *workers)
+        jobs = {k.id: job for k, job in (await judge(queue.store)).items()}
+        assert counts == {JobState.COMPLETED: len(jobs)}
+        queued = [id_ for id_, *_ in notes(log, "queued")]
+        assert len(queued) == len(set(queued))
+        assert set(queued) <= set(jobs), "an acknowledged enqueue was lost"
+        for id_, _, token, _ in notes(log, "completed"):
+            assert jobs[id_].token == token, f"the acknowledged completion of {id_} was undone"
+        await ledger.check(queue.store, "acme", list(jobs))
+
+
+async def test_a_replica_alone_is_refused_with_the_reason(pair):
+    primary, replica = pair
+    await in_step(primary)
+    store = await open_store(primary.url())
+    await store.enqueue([new("x")])
+    await store.close()
+    with pytest.raises(StoreUnavailable, match=r"replica|read-only"):
+        await open_store(replica.url())
+    with pytest.raises(StoreUnavailable):
+        await open_store(replica.url(target_session_attrs="read-write"))

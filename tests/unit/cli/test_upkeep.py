@@ -1,0 +1,26 @@
+import json
+
+
+def test_a_store_without_a_schema_has_nothing_to_migrate(cli):
+    answer = cli("migrate-schema", "memory:")
+    assert (answer.code, answer.out) == (0, "There is nothing to migrate: memory: has no schema.\n")
+    assert json.loads(cli("migrate-schema", "memory:", "--json").out) == {"url": "memory:", "steps": []}
+
+
+def test_a_directory_is_not_made_by_the_way(cli, place):
+    assert cli("migrate-schema", f"file:{place}/elsewhere").code == 0
+    assert not (place / "elsewhere").exists()
+
+
+def test_an_unknown_store_is_wrong_usage(cli):
+    assert cli("migrate-schema", "nothing:").code == 2
+    assert cli("migrate-schema").code == 2
+
+
+def test_operators_do_not_make_what_is_missing():
+    from holdfast.cli.session import existing
+
+    assert existing("postgresql://localhost/shop") == "postgresql://localhost/shop?migrate=0"
+    assert existing("postgres://localhost/shop?migrate=1") == "postgres://localhost/shop?migrate=1"
+    assert existing("file:./data?x=1") == "file:./data?x=1&create=0"
+    assert existing("redis://localhost") == "redis://localhost"
