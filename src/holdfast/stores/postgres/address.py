@@ -17,7 +17,7 @@ from msgspec import Struct
 from holdfast.core.errors import InvalidOption
 from holdfast.store import CommonOptions, Options, StoreUrl
 
-_SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
+_SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,59}")
 _PASSWORD = re.compile(r"(?<=[^/]):[^/@]*@")
 DRIVER_OPTIONS = (
     "host", "port", "dbname", "database", "user", "password", "passfile", "sslmode", "sslcert", "sslkey", "sslrootcert",
@@ -83,5 +83,5 @@ def shown(url: str) -> str:
 def checked_schema(name: str) -> str:
     """The name of a schema, if it can be one. Raises InvalidOption."""
     if not _SCHEMA.fullmatch(name) or name.startswith("pg_"):
-        raise InvalidOption("schema", f"{name!r} is not 1 to 63 letters, digits, '_' or '-', or begins with 'pg_'")
+        raise InvalidOption("schema", f"{name!r} is not 1 to 60 letters, digits, '_' or '-', or begins with 'pg_'")
     return name

@@ -179,7 +179,7 @@ class Claims:
         memory = self._memory
         with memory.lock:
             for number, row in answer.jobs:
-                lane = memory.by_number[number]
+                lane = memory.lane(number)
                 taken[number] = taken.get(number, 0) + 1
                 rank: int = row["rank"]
                 lane.marks[rank] = max(lane.marks[rank], row["visible_at"])

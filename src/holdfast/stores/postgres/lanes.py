@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
 
+from holdfast.core.errors import StoreUnavailable
 from holdfast.core.fairness import STRIDE
 
 RANKS = 10
@@ -22,6 +23,12 @@ SEQS = 100_000
 """How many leases are remembered at most."""
 LOOK_S = 1.0
 """How often a claim looks at everything: what was committed behind the marks, and lanes that nobody told us of."""
+
+
+LOOKS = 8
+"""In how many lanes at once: under an open transaction it means to walk over all the rows that died since."""
+BACK_MS = 10_000
+"""How far a claim goes back behind its mark when it is told of a new job, whose transaction may have taken a while."""
 
 
 class Lane(Struct):
@@ -41,6 +48,11 @@ class Lane(Struct):
     """For each priority the moment before which nothing is left to take."""
     looked: float = 0.0
     """When it was last looked at without marks."""
+
+    def told(self) -> None:
+        """Another process has put a job here."""
+        self.next_at = 0
+        self.marks = [max(0, mark - BACK_MS) for mark in self.marks]
 
     def arrive(self, visible_at: int) -> None:
         """A job waits here, visible from this moment on."""
@@ -87,6 +99,13 @@ class Memory:
         self.deadline_looked = 0.0
         self._seqs: dict[int, int] = {}
         """By token, the numbers of jobs that were leased here: they save finding them by their ids."""
+
+    def lane(self, number: int) -> Lane:
+        """The lane of this number. Raises StoreUnavailable if all was forgotten since the number was learned."""
+        lane = self.by_number.get(number)
+        if lane is None:
+            raise StoreUnavailable("the database has other data than before, after a failover or a restore; try again")
+        return lane
 
     def find(self, tenant: str, queue: str) -> Lane | None:
         """The lane of these names, if it is known."""
@@ -171,11 +190,13 @@ def is_due(looked: float) -> bool:
 
 
 def marks_of(lanes: Iterable[Lane]) -> list[int]:
-    """Where to begin in each priority of each lane; now and then at the very beginning."""
+    """Where to begin in each priority of each lane; now and then, in a few of them, at the very beginning."""
     marks: list[int] = []
     now = time.monotonic()
+    looks = LOOKS
     for lane in lanes:
-        if now - lane.looked >= LOOK_S:
+        if looks and now - lane.looked >= LOOK_S:
+            looks -= 1
             lane.looked = now
             marks += [0] * RANKS
         else:

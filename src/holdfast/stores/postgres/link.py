@@ -26,15 +26,22 @@ A = TypeVar("A")
 TRIES = 6
 """How often a change is tried that others got in the way of."""
 PAUSE_S = 0.05
-LOCK_MS = 1000
-"""How long a batch waits for somebody's open transaction, before it is seen which of its jobs is held up."""
+LOCK_MS = 1500
+"""How long a batch waits for somebody's open transaction, before it is seen which of its jobs is held up.
+
+Longer than the server takes to notice a deadlock, which is tried again.
+"""
 PATIENT_LOCK_MS = 5000
 """How long a change waits that nothing else waits with: also behind many of its own kind."""
 IDLE_MS = 15_000
 """After how long the server ends a transaction of a process of ours that was frozen in the middle of it."""
 
 # Every statement goes by index, whatever the statistics say; the hot ones say so themselves (see migrations/).
-_PLANS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
+_SETTINGS = {
+    "application_name": "holdfast", "lock_timeout": str(LOCK_MS), "idle_in_transaction_session_timeout": str(IDLE_MS),
+    "default_transaction_isolation": "read committed",
+    "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off",
+}  # fmt: skip
 
 Connection = Any  # asyncpg's connection has no types.
 
@@ -78,6 +85,9 @@ class Link:
         self._waiting: deque[tuple[bool, asyncio.Future[None]]] = deque()
         self.meet: Callable[[str], None] | None = None
         """Told by each new connection which data it leads to."""
+        self._place = ""
+        self._places = 0
+        """How often that was other data than before."""
 
     @property
     def shown(self) -> str:
@@ -125,10 +135,11 @@ class Link:
 
     async def _run(self, work: Callable[[Direct], Awaitable[A]], *, repeat: bool, urgent: bool) -> A:
         tries = 0
+        places = self._places
         while True:
             tries += 1
             try:
-                return await self._once(work, urgent=urgent)
+                return await self._once(work, places, urgent=urgent)
             except TROUBLES as error:
                 again = is_conflict(error) or (repeat and is_lost(error))
                 if is_lost(error) or isinstance(error, TimeoutError):
@@ -138,9 +149,13 @@ class Link:
                 pause_s = PAUSE_S * random.random() * min(tries, 3)  # noqa: S311 - no secret
             await asyncio.sleep(pause_s)
 
-    async def _once(self, work: Callable[[Direct], Awaitable[A]], *, urgent: bool) -> A:
+    async def _once(self, work: Callable[[Direct], Awaitable[A]], places: int, *, urgent: bool) -> A:
         connection = await self._take(urgent=urgent)
         age = self._age
+        if self._places != places:
+            # What is to be sent has numbers in it that may mean something else there. [TENANT-3]
+            self._give(connection, keep=True, age=age)
+            raise StoreUnavailable(f"{self.shown} has other data than before, after a failover or a restore; try again")
         try:
             answer = await work(Direct(connection, self.sql, self.address.timeout_s))
         except asyncpg.PostgresError as error:
@@ -160,7 +175,10 @@ class Link:
         connection = await self._connect()
         if self.meet is not None:
             try:
-                self.meet(await connection.fetchval(self.sql["place"], timeout=self.address.timeout_s))
+                place = await connection.fetchval(self.sql["place"], timeout=self.address.timeout_s)
+                self._places += bool(self._place) and place != self._place
+                self._place = place
+                self.meet(place)
             except BaseException as error:
                 connection.terminate()
                 if isinstance(error, TROUBLES):
@@ -169,16 +187,19 @@ class Link:
         return connection
 
     async def _connect(self) -> Connection:
-        settings = {"application_name": "holdfast", "lock_timeout": str(LOCK_MS)} | _PLANS
-        settings["idle_in_transaction_session_timeout"] = str(IDLE_MS)
+        return await self._connect_to(self.address.dsn)
+
+    async def _connect_to(self, *args: Any, **named: Any) -> Connection:
+        # Behind pgbouncer a statement does not stay where it was prepared, nor does a setting.
         pooled = not self.address.listen
         try:
             return await cast("Any", asyncpg).connect(
-                self.address.dsn,
+                *args,
+                **named,
                 timeout=self.address.connect_timeout_s,
                 statement_cache_size=0 if pooled else 256,
                 max_cached_statement_lifetime=0,
-                server_settings={} if pooled else settings,
+                server_settings={} if pooled else _SETTINGS,
             )
         except TROUBLES as error:
             raise translate(error, self.shown, self.address.connect_timeout_s) from error

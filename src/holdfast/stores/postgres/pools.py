@@ -8,20 +8,13 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core.errors import InvalidOption
 from holdfast.stores.postgres.address import Address, shown
-from holdfast.stores.postgres.link import IDLE_MS, LOCK_MS, Connection, Link
-from holdfast.stores.postgres.trouble import TROUBLES, translate
+from holdfast.stores.postgres.link import Connection, Link
 
 # What says where the server is and who we are. Anything else is about the pool's own connections.
 _WHERE = (
     "host", "port", "user", "password", "passfile", "database", "ssl", "direct_tls", "target_session_attrs",
     "krbsrvname", "gsslib", "service", "servicefile",
 )  # fmt: skip
-_SETTINGS = {
-    "application_name": "holdfast", "lock_timeout": str(LOCK_MS), "idle_in_transaction_session_timeout": str(IDLE_MS),
-    "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off",
-}  # fmt: skip
-"""As in `Link`."""
-
 
 class PoolLink(Link):
     """A link with the address and the credentials of a pool, which is itself neither used nor closed.
@@ -36,18 +29,7 @@ class PoolLink(Link):
 
     async def _connect(self) -> Connection:
         args, named = self._where
-        direct = self.address.listen
-        try:
-            return await cast("Any", asyncpg).connect(
-                *args,
-                **named,
-                timeout=self.address.connect_timeout_s,
-                statement_cache_size=256 if direct else 0,
-                max_cached_statement_lifetime=0,
-                server_settings=_SETTINGS if direct else {},
-            )
-        except TROUBLES as error:
-            raise translate(error, self.shown, self.address.connect_timeout_s) from error
+        return await self._connect_to(*args, **named)
 
 
 def where_of(pool: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

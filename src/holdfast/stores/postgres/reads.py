@@ -198,7 +198,7 @@ async def _learn(link: Link, memory: Memory, numbers: set[int]) -> None:
 
 
 def _names(memory: Memory, number: int) -> tuple[str, str]:
-    lane = memory.by_number[number]
+    lane = memory.lane(number)
     return lane.tenant, lane.queue
 
 

@@ -547,7 +547,9 @@ class PostgresStore:
             return
         with self._memory.lock:
             for number, visible_at in news.ready.items():
-                self._memory.by_number[number].arrive(visible_at)
+                lane = self._memory.by_number.get(number)
+                if lane is not None:
+                    lane.arrive(visible_at)
         if told and self._ears is not None:
             self._ears.tell_own(hints)
         else:
@@ -565,8 +567,7 @@ class PostgresStore:
         lane = self._memory.find(tenant, queue) if tenant and queue else None
         with self._memory.lock:
             if lane is not None:
-                lane.next_at = 0
-                lane.looked = 0.0
+                lane.told()
             elif queue:
                 self._memory.line(queue).looked = 0.0
             else:

@@ -45,8 +45,8 @@ class News(Struct):
         """As hints."""
         found: list[tuple[Hint, str, str, str]] = []
         for number in self.ready:
-            lane = memory.by_number[number]
-            found.append((Hint.READY, lane.tenant, lane.queue, ""))
+            lane = memory.by_number.get(number)  # None: all was forgotten in this very moment.
+            found.append((Hint.READY, lane.tenant, lane.queue, "") if lane else (Hint.READY, "", "", ""))
         found += [(Hint.DONE, tenant, queue, id_) for tenant, queue, id_ in self.ended]
         found += [(Hint.CANCELED, tenant, queue, id_) for tenant, queue, id_ in self.canceled]
         if self.logged:
@@ -98,7 +98,7 @@ class Unit:
 
     def take(self, row: Row) -> Held:
         """A job that is locked."""
-        lane = self.memory.by_number[row["lane"]]
+        lane = self.memory.lane(row["lane"])
         job = rows.to_job(row, lane.tenant, lane.queue)
         held = Held(lane, job, job.state not in TERMINAL, row["logged"])
         self.found[lane.number, job.id] = held

@@ -104,11 +104,15 @@ BEGIN
             RETURN NULL;
         END IF;
     END IF;
-    -- By the primary key: `+ 0` keeps the planner from the index of deadlines. If one of them is not live any more, all
-    -- stay, for the slower path to judge.
+    -- By the primary key and in its order: `+ 0` keeps the planner from the index of deadlines. If one of them is not live
+    -- any more, all stay, for the slower path to judge.
     WITH gone AS (
         DELETE FROM {s}.jobs j
-        USING unnest(v_seqs, p_lanes, p_ids, p_tokens, p_results) WITH ORDINALITY AS u (seq, lane, id, token, result, i)
+        USING (
+            SELECT * FROM unnest(v_seqs, p_lanes, p_ids, p_tokens, p_results) WITH ORDINALITY
+                AS v (seq, lane, id, token, result, i)
+            ORDER BY seq
+        ) AS u
         WHERE j.seq = u.seq AND j.state + 0 = 4 AND j.token = u.token AND j.deadline + 0 > v_now
             AND j.lane = coalesce(u.lane, p_lanes[1]) AND j.id = u.id
         RETURNING j.*, u.result AS outcome, u.i
@@ -154,7 +158,11 @@ DECLARE
 BEGIN
     WITH moved AS (
         UPDATE {s}.jobs j SET deadline = greatest(j.deadline, v_now + u.lease)
-        FROM unnest(p_seqs, p_lanes, p_ids, p_tokens, p_leases) WITH ORDINALITY AS u (seq, lane, id, token, lease, i)
+        FROM (
+            SELECT * FROM unnest(p_seqs, p_lanes, p_ids, p_tokens, p_leases) WITH ORDINALITY
+                AS v (seq, lane, id, token, lease, i)
+            ORDER BY seq
+        ) AS u
         WHERE j.seq = u.seq AND j.state + 0 = 4 AND j.token = u.token AND j.deadline + 0 > v_now
             AND j.lane = coalesce(u.lane, p_lanes[1]) AND j.id = u.id
         RETURNING u.i, j.deadline
