@@ -144,7 +144,7 @@ def typed(id_, type_, text, *, queue="mail"):
 
 async def test_a_schema_is_not_the_beginning_of_another(postgres, database):
     """Two stores in one database see nothing of each other, however their schemas are written."""
-    names = ["a", "A", "a-b", "a_b", "1", "x" * 63, "x" * 62]
+    names = ["a", "A", "a-b", "a_b", "1", "x" * 60, "x" * 59]
     urls = [postgres.url(database, schema=name, test_clock=1) for name in names]
     stores = [await open_store(url) for url in urls]
     try:

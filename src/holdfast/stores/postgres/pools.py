@@ -16,6 +16,7 @@ _WHERE = (
     "krbsrvname", "gsslib", "service", "servicefile",
 )  # fmt: skip
 
+
 class PoolLink(Link):
     """A link with the address and the credentials of a pool, which is itself neither used nor closed.
 
