@@ -15,8 +15,8 @@ from msgspec import Struct, field
 from holdfast.core import fairness
 from holdfast.stores.postgres.lanes import Lane, Line
 
-ENTER_LIMIT = 500
-"""How many lanes a claim looks at that may have got visible work since the last one."""
+ENTER_LIMIT = 100
+"""How many lanes a claim lets in that may have got visible work since the last one, or as many as it wants jobs."""
 
 
 class Part(Struct):
@@ -61,7 +61,7 @@ def plan(part: Part, share: int, now: int | None) -> None:
     entering: list[Lane] = []
     if not part.began:  # Until then it is not certain where newcomers enter.
         due = (lane for lane in waiting if not lane.in_turns and lane.next_at is not None)
-        entering = [lane for lane in due if now is None or (lane.next_at or 0) <= now][:ENTER_LIMIT]
+        entering = [lane for lane in due if now is None or (lane.next_at or 0) <= now][: max(ENTER_LIMIT, share)]
     floor = inside[0][0] if inside else part.line.floor
     heap = inside[:share] + [(fairness.entry(lane.time, floor), lane.tenant) for lane in entering]
     heapify(heap)
