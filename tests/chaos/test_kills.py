@@ -70,6 +70,9 @@ async def test_nothing_is_lost_and_nothing_happens_twice(zygote, queue, url, log
         assert {await zygote.end(pid) for pid in pids} == {-signal.SIGKILL}
         # The leases of the dead run out.
         await queue.store.shift_clock(31_000)
+    # Something is surely left to do: a worker is told to end when it has done it, not while it still starts.
+    ids.append("last")
+    await queue.enqueue(work.message(log), id="last")
     await drain(zygote, queue, url)
     jobs = await ledger.check(queue.store, TENANT, ids)
     effects = {(id_, fence) for id_, _, fence, _ in notes(log, "effect")}
@@ -107,6 +110,9 @@ async def test_killed_at_any_moment(zygote, queue, url, log):
             os.kill(pid, signal.SIGKILL)
         assert {await zygote.end(pid) for pid in pids} == {-signal.SIGKILL}
         await queue.store.shift_clock(31_000)
+    # Something is surely left to do: a worker is told to end when it has done it, not while it still starts.
+    ids.append("last")
+    await queue.enqueue(work.message(log), id="last")
     await drain(zygote, queue, url)
     jobs = await ledger.check(queue.store, TENANT, ids)
     effects = {(id_, fence) for id_, _, fence, _ in notes(log, "effect")}

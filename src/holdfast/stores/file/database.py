@@ -8,6 +8,7 @@ import os
 import sqlite3
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -156,7 +157,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=BUSY_S)
         try:
             # WAL with FULL: each commit is on the disk before it is acknowledged. [ENQ-1]
-            db.execute("PRAGMA journal_mode = WAL")
+            _use_wal(db)
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA cache_size = -65536")
             db.execute("PRAGMA temp_store = MEMORY")
@@ -170,6 +171,19 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
             db.close()
             raise
         return db
+
+
+def _use_wal(db: sqlite3.Connection) -> None:
+    """SQLite waits for others everywhere but here, where the first and the last of them change the kind of journal."""
+    end = time.monotonic() + BUSY_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if not getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY") or time.monotonic() > end:
+                raise
+        time.sleep(0.01)
 
 
 def open_lock(directory: Path) -> int:
