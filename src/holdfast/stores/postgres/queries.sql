@@ -241,7 +241,8 @@ SELECT epoch, xid, n, at, count, sum(count) OVER (ORDER BY epoch DESC, xid DESC,
 FROM {s}.events WHERE (epoch, xid, n) > ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6)
 ORDER BY epoch, xid, n;
 -- name: set_trimmed
-UPDATE {s}.meta SET trimmed_epoch = $1, trimmed_xid = $2, trimmed_n = $3, trimmed_k = $4;
+UPDATE {s}.meta SET trimmed_epoch = $1, trimmed_xid = $2, trimmed_n = $3, trimmed_k = $4
+WHERE (trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k) < ($1, $2, $3, $4);
 -- name: slots
 SELECT slot, max(n) AS last, bool_and((epoch, xid, n) <= ($1, $2, $3)) AS past FROM {s}.events GROUP BY slot;
 -- name: lock_slot_{slot}
