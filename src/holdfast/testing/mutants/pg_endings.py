@@ -114,12 +114,6 @@ def changes_do_not_lock_running_jobs(bug: Bug) -> None:
     bug.function("hold", "FOR UPDATE OF j", "")
 
 
-@mutant("DEAD-1", stores=POSTGRES, seen_by="concurrent_replays_of_one_job_replay_it_once")
-def changes_do_not_lock_ids(bug: Bug) -> None:
-    """Of several replays at the same moment all say that it was they."""
-    bug.function("hold", "FOR UPDATE OF ids", "")
-
-
 @mutant("LEASE-2", stores=POSTGRES)
 def an_extension_is_not_written(bug: Bug) -> None:
     """An extended lease ends when it would have ended anyway."""
