@@ -4,7 +4,7 @@ import asyncio
 
 from holdfast.store import Hint
 from holdfast.stores.postgres.ears import PAYLOAD, payloads
-from tests.stores.postgres.support import claim, fill, new, opened
+from tests.stores.postgres.support import fill, new, opened
 
 
 class Ear:
@@ -62,22 +62,3 @@ def test_many_ends_are_told_as_one_and_no_notification_is_too_long():
     found = payloads("me", wide)
     assert len(found) > 1
     assert max(map(len, found)) <= PAYLOAD + 100
-
-
-async def test_a_job_that_comes_while_a_claim_is_under_way_is_found_by_the_next(postgres, database):
-    """What the claim found out was true before the job came: it must not be taken for what is true now."""
-    async with opened(postgres.url(database)) as store:
-        await store.enqueue([new("a")])
-        assert [job.id for job in await claim(store, 1, tenant=None)] == ["a"]
-        ask = store._link.rows
-
-        async def rows(name, *args, **options):
-            found = await ask(name, *args, **options)
-            if name == "claim":
-                store._link.rows = ask
-                await store.enqueue([new("b")])
-            return found
-
-        store._link.rows = rows
-        assert await claim(store, 5, tenant=None) == []
-        assert [job.id for job in await claim(store, 5, tenant=None)] == ["b"]

@@ -20,8 +20,6 @@ SOON_MS = 50
 """Lanes are looked at that much before their next job is due by our reckoning of the store's clock."""
 BATCH = 1000
 """How many jobs one statement leases at most."""
-LOCKED_MS = 1000
-"""When a lane is looked at again that should have had a job and had none: it may have been locked."""
 
 Reap = Callable[[int, float], Awaitable[Any]]
 
@@ -37,8 +35,6 @@ class _Answer(Struct):
     soon: list[int | None]
     jobs: list[tuple[int, Row]]
     """The number of its lane, and the job, in the order they are to be run in."""
-    news: dict[int, int]
-    """By lane, what we had heard of when it was asked."""
 
 
 class Claims:
@@ -150,7 +146,6 @@ class Claims:
         bounds: list[int | None] = []
         for part in sent:
             bounds += [None, None] if part.bound is None else [part.bound[0], ties[part.bound[1]]]
-        news = {lane.number: lane.news for lane in lanes}
         found = await self._link.rows(
             "claim",
             [lane.number for lane in lanes],
@@ -175,7 +170,7 @@ class Claims:
         picked = sorted(found[1:], key=lambda row: row["token"])
         return _Answer(
             info[0], bool(info[1]), info[2], list(info[3 : 3 + count]), list(info[3 + count : 3 + 2 * count]),
-            list(info[3 + 2 * count :]), [(row["lane"], row) for row in picked], news,
+            list(info[3 + 2 * count :]), [(row["lane"], row) for row in picked],
         )  # fmt: skip
 
     def _took(self, request: ClaimRequest, sent: list[Part], answer: _Answer) -> list[Job]:
@@ -187,8 +182,7 @@ class Claims:
                 lane = memory.lane(number)
                 taken[number] = taken.get(number, 0) + 1
                 rank: int = row["rank"]
-                if lane.news == answer.news[number]:  # Else what we heard of may stand behind it.
-                    lane.marks[rank] = max(lane.marks[rank], row["visible_at"])
+                lane.marks[rank] = max(lane.marks[rank], row["visible_at"])
                 jobs.append(rows.to_claimed(row, lane.tenant, lane.queue, request.worker_id))
             at = 0
             short = len(answer.jobs) < sum(part.share for part in sent)
@@ -197,25 +191,12 @@ class Claims:
                 settle(part, answer.founds[at:end], answer.costs[at:end], taken)
                 part.got = sum(taken.get(lane.number, 0) for lane in part.lanes)
                 part.short = part.got < part.share and not self._unsettled(part)
-                for lane, found, soon in zip(part.lanes, answer.founds[at:end], answer.soon[at:end], strict=True):
-                    self._look_again(lane, part, answer, soon, found=found, short=short)
+                for lane, next_at in zip(part.lanes, answer.soon[at:end], strict=True):
+                    # Whoever still has visible jobs may be asked again at any time. A claim that got all it wished for
+                    # did not look at what comes later.
+                    lane.next_at = next_at if lane.number in part.exhausted and short else 0
                 at = end
         return jobs
-
-    def _look_again(
-        self, lane: Lane, part: Part, answer: _Answer, soon: int | None, *, found: int, short: bool
-    ) -> None:
-        """Note when a lane may have something to claim."""
-        if lane.news != answer.news[lane.number] or lane.number not in part.exhausted or not short:
-            # We heard of more while the claim was under way; or it still has visible jobs; or the claim got all it
-            # wished for, and did not look at what comes later.
-            lane.next_at = 0
-            return
-        lane.next_at = soon
-        if not found and lane.news > lane.answered and self._real_clock:
-            # We heard of a job and found none. Another may have it; or somebody's transaction does, for a moment.
-            lane.answered = lane.news
-            lane.next_at = min(soon or answer.now + LOCKED_MS, answer.now + LOCKED_MS)
 
     @staticmethod
     def _unsettled(part: Part) -> bool:

@@ -48,20 +48,14 @@ class Lane(Struct):
     """For each priority the moment before which nothing is left to take."""
     looked: float = 0.0
     """When it was last looked at without marks."""
-    news: int = 0
-    """How often we heard of new jobs here ..."""
-    answered: int = 0
-    """... and how often at the last look that found none."""
 
     def told(self) -> None:
         """Another process has put a job here."""
-        self.news += 1
         self.next_at = 0
         self.marks = [max(0, mark - BACK_MS) for mark in self.marks]
 
     def arrive(self, visible_at: int) -> None:
         """A job waits here, visible from this moment on."""
-        self.news += 1
         if self.next_at is None or visible_at < self.next_at:
             self.next_at = visible_at
         # Clocks of transactions that overlap, or one that was set back: what is behind a mark moves it.
