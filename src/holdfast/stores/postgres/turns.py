@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from holdfast.core import fairness
 from holdfast.stores.postgres.lanes import Lane, Line
 
-ENTER_LIMIT = 100
+ENTER_LIMIT = 200
 """How many lanes a claim lets in that may have got visible work since the last one, or as many as it wants jobs."""
 
 
