@@ -140,7 +140,7 @@ class PostgresServer:
 
     def pause(self) -> None:
         """Let all its processes stand still, by SIGSTOP: connections stay open, and nobody answers."""
-        self._child.signal(signal.SIGSTOP)
+        self._child.stop()
 
     def resume(self) -> None:
         """Let it go on after `pause`."""

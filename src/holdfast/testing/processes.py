@@ -150,6 +150,18 @@ class Child:
         """Send this to the process and to its children. Raises ServerError when there is none."""
         _signal([self.running.pid, *children(self.running.pid)], number)
 
+    def stop(self) -> None:
+        """Let the process and its children stand still, until a SIGCONT. Raises ServerError when there is none."""
+        _signal(self._still(), signal.SIGSTOP)
+
+    def _still(self) -> list[int]:
+        """Let the process stand still. Answers its children: from here on there are no others."""
+        pid = self.running.pid
+        self.running.send_signal(signal.SIGSTOP)
+        # The signal may reach it in the middle of a fork.
+        wait_until(lambda: _state(pid) not in ("R", "S", "D"), "the server to stand still", every_s=0.001)
+        return children(pid)
+
     def close(self) -> None:
         """End the process, and take away the directory if it is ours."""
         self.end(signal.SIGKILL)
@@ -161,8 +173,7 @@ class Child:
             shutil.rmtree(self._owned, ignore_errors=True)
 
     def _kill(self) -> None:
-        self.running.send_signal(signal.SIGSTOP)  # From here on it has no more children than are seen now.
-        family = children(self.running.pid)
+        family = self._still()
         _signal([self.running.pid, *family], signal.SIGKILL)
         self.running.wait()
         wait_until(lambda: all(map(_is_gone, family)), "the end of the server's children", every_s=0.002)
@@ -185,13 +196,21 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 def _is_gone(pid: int) -> bool:
     """Whether it has ended. It may still be in the list of processes, until whoever inherited it has looked."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    state = _state(pid)
+    if state:
+        return state in ("Z", "X")
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     return False
+
+
+def _state(pid: int) -> str:
+    """What a process does, by its letter in /proc; nothing if there is none, or no /proc."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
 
 
 def _spawn(command: list[str], stdin: int, output: int | IO[bytes], user: str | None = None) -> subprocess.Popen[bytes]:

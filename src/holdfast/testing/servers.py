@@ -125,7 +125,7 @@ class ValkeyServer:
 
     def pause(self) -> None:
         """Let it stand still, by SIGSTOP: connections stay open, and nobody answers."""
-        self._child.signal(signal.SIGSTOP)
+        self._child.stop()
 
     def resume(self) -> None:
         """Let it go on after `pause`."""
