@@ -183,7 +183,7 @@ class PostgresServer:
             shutil.chown(self.directory, self._user)
         if (self._data / "PG_VERSION").exists():
             return
-        flags = ["--username", ROLE, "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync", "--no-instructions"]
+        flags = ["--username", ROLE, "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
         command = [str(self._bin / "initdb"), "-D", str(self._data), *flags]
         rights = rights_of(self._user)
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.directory, **rights)
