@@ -2,9 +2,11 @@
 
 import asyncio
 
+from holdfast.core.errors import JobCanceled
+from holdfast.core.job import Cancel
 from holdfast.store import Hint
-from holdfast.stores.postgres.ears import PAYLOAD, payloads
-from tests.stores.postgres.support import fill, new, opened
+from holdfast.stores.postgres.ears import GATHER_S, PAYLOAD, payloads
+from tests.stores.postgres.support import claim, complete, fill, new, opened
 
 
 class Ear:
@@ -62,3 +64,53 @@ def test_many_ends_are_told_as_one_and_no_notification_is_too_long():
     found = payloads("me", wide)
     assert len(found) > 1
     assert max(map(len, found)) <= PAYLOAD + 100
+
+
+async def test_that_the_log_grew_goes_with_the_next_hint(postgres, database):
+    """A claim is told to readers of the log alone, who are in no hurry: so a quick job costs one notification."""
+    async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
+        ear = Ear()
+        stop = other.listen(ear, {Hint.DONE})
+        await ear.expect(lambda signal: not signal.queue)  # It listens from now on.
+        await store.enqueue([new("a")])
+        await quiet(store)
+        sent = spied(store)
+        await complete(store, await claim(store, 1))
+        await ear.expect(lambda signal: signal.id == "a")
+        await quiet(store)
+        assert "hint" not in sent
+        stop()
+
+
+async def test_what_would_have_gone_with_a_refused_change_is_told_all_the_same(postgres, database):
+    async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
+        await store.enqueue([new("a"), new("b")])
+        (job,) = await claim(store, 1)
+        await other.cancel([Cancel(job.key)])
+        await quiet(store)
+        sent = spied(store)
+        await claim(store, 1)
+        (answer,) = await complete(store, [job])
+        assert isinstance(answer, JobCanceled)
+        await quiet(store)
+        assert sent.count("hint") == 1
+
+
+async def quiet(store):
+    """Wait until it has nothing to tell, and may tell again at once."""
+    async with asyncio.timeout(10):
+        while store._ears._telling is not None:
+            await asyncio.wait([store._ears._telling])
+    await asyncio.sleep(GATHER_S)
+
+
+def spied(store):
+    """The names of the statements that are sent from here on."""
+    sent, ask = [], store._link.rows
+
+    async def rows(name, *args, **options):
+        sent.append(name)
+        return await ask(name, *args, **options)
+
+    store._link.rows = rows
+    return sent

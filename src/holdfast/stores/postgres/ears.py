@@ -104,6 +104,8 @@ class Ears:
         self._telling: asyncio.Task[None] | None = None
         self._untold: dict[Told, None] = {}
         self._urgent = asyncio.Event()
+        self._waits = False
+        """What is untold is in no hurry: it waits for a hint to go with."""
         self._warned = False
         self._closed = False
         self._told_at = 0.0
@@ -117,15 +119,23 @@ class Ears:
     # Telling --------------------------------------------------------------------------------------------------
 
     def to_send(self, hints: list[Told]) -> str | None:
-        """What may be sent along with a change that is about to be made; None: it has to wait for its time."""
+        """What may be sent along with a change that is about to be made; None: it has to wait for its time.
+
+        What still waits for an urgent hint goes with it. If the change is not made after all, say so by `unsent`.
+        """
         now = asyncio.get_running_loop().time()
-        if self._telling is not None or self._untold or now - self._told_at < GATHER_S:
+        if (self._telling is not None and not self._waits) or self._urgent.is_set() or now - self._told_at < GATHER_S:
             return None
-        found = payloads(self._origin, hints)
+        found = payloads(self._origin, [*self._untold, *hints])
         if len(found) != 1:
             return None
         self._told_at = now
+        self._untold = {}
         return found[0]
+
+    def unsent(self) -> None:
+        """What `to_send` gave was not sent: of what had gathered only that the log grew is not told of."""
+        self.tell([(Hint.EVENTS, "", "", "")])
 
     def tell_own(self, hints: list[Told]) -> None:
         """A change is committed, and others have been told."""
@@ -140,6 +150,7 @@ class Ears:
         if any(hint[0] is not Hint.EVENTS for hint in hints):
             self._urgent.set()
         if self._untold and self._telling is None and not self._closed:
+            self._waits = True
             self._telling = asyncio.get_running_loop().create_task(self._tell(), name="holdfast notify")
 
     async def _tell(self) -> None:
@@ -147,18 +158,23 @@ class Ears:
             while self._untold:
                 # That the log grew follows every change, and goes with the next hint that somebody may wait for.
                 if not self._closed:
+                    self._waits = True
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._urgent.wait(), GATHER_S)
+                self._waits = False
                 self._urgent.clear()
                 hints, self._untold = self._untold, {}
-                for payload in payloads(self._origin, hints):
+                found = payloads(self._origin, hints)
+                for payload in found:
                     # A hint that cannot be sent costs those who wait for it a look of their own, later.
                     with contextlib.suppress(StoreError):
                         await self._link.rows("hint", self._channel, payload, repeat=True)
-                self._told_at = asyncio.get_running_loop().time()
-                await asyncio.sleep(0 if self._closed else GATHER_S)
+                if found:
+                    self._told_at = asyncio.get_running_loop().time()
+                    await asyncio.sleep(0 if self._closed else GATHER_S)
         finally:
             self._telling = None
+            self._waits = False
 
     # Listening ------------------------------------------------------------------------------------------------
 

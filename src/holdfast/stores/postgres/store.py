@@ -536,7 +536,14 @@ class PostgresStore:
         payload = ears.to_send(hints) if hints and ears is not None else None
         if payload is None or ears is None:
             return await link.value(name, *request, repeat=repeat), False
-        return await link.value(f"{name}_and_tell", ears.channel, payload, *request, repeat=repeat), True
+        told = False
+        try:
+            answer = await link.value(f"{name}_and_tell", ears.channel, payload, *request, repeat=repeat)
+            told = answer is not None
+        finally:
+            if not told:
+                ears.unsent()
+        return answer, True
 
     async def _publish(self, news: News, joined: Joined | None, *, told: bool = False) -> None:
         """Tell of a change: now that it is committed, or with the caller's own commit."""
