@@ -21,8 +21,8 @@ from holdfast.waiting import FALLBACK_S
 from holdfast.worker import Worker
 from tests.chaos.workers import AT_ONCE
 from tests.eventually import eventually
+from tests.stores.load import claim_one, complete, key, kinds, new, wish
 from tests.stores.postgres.support import judge
-from tests.stores.redis.load import claim_one, complete, key, kinds, new, wish
 
 SOON_S = 12.0
 """Generous, and far below the fallback polls."""

@@ -38,8 +38,7 @@ from holdfast.testing.proxy import Proxy
 from tests.chaos import ledger
 from tests.chaos.workers import notes
 from tests.eventually import eventually
-from tests.stores.postgres.support import judge
-from tests.stores.redis.load import (
+from tests.stores.load import (
     LEASE_MS,
     claim_one,
     complete,
@@ -52,6 +51,7 @@ from tests.stores.redis.load import (
     under_way,
     wish,
 )
+from tests.stores.postgres.support import judge
 
 BOOM = AttemptError("Boom", "it broke")
 MOST = 40

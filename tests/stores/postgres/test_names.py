@@ -30,7 +30,7 @@ from holdfast.jobs import untyped
 from holdfast.store import Hint, open_store
 from holdfast.worker import Worker
 from tests.eventually import eventually
-from tests.stores.redis.load import claim_one, complete, key, new, wish
+from tests.stores.load import claim_one, complete, key, new, wish
 
 IDS = [
     "a", "a:b", ":", "::", "1:a", "4:acme4:mail1:a", "*", "a*", "?", "[a]", "{}", "{", "}", "{s}", "{s}.jobs", "{a,b}",

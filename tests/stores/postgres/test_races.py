@@ -18,8 +18,8 @@ from holdfast.store import open_store
 from tests.chaos.ledger import all_events
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
+from tests.stores.load import claim_one, complete, end_gently, key, new, seeded, wish
 from tests.stores.postgres.support import judge
-from tests.stores.redis.load import claim_one, complete, end_gently, key, new, seeded, wish
 
 HANDLES = 5
 TIMES = 10

@@ -41,7 +41,7 @@ from holdfast.testing.servers import HOST
 from tests.chaos import ledger
 from tests.chaos.workers import notes
 from tests.eventually import eventually
-from tests.stores.redis.load import (
+from tests.stores.load import (
     LEASE_MS,
     claim_one,
     complete,

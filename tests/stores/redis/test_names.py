@@ -15,7 +15,7 @@ from holdfast.core.job import Cancel, Duplicate, IdempotencyKey, JobState, Queue
 from holdfast.core.names import check_tenant
 from holdfast.jobs import untyped
 from holdfast.store import open_store
-from tests.stores.redis.load import claim_one, complete, key, new, wish
+from tests.stores.load import claim_one, complete, key, new, wish
 
 IDS = [
     "a", "a:b", ":", "::", "1:a", "4:acme4:mail1:a", "*", "a*", "?", "[a]", "{}", "{", "}", "{0}", "{a}b", "a{b}",

@@ -18,7 +18,7 @@ from holdfast.store import open_store
 from tests.chaos.ledger import all_events
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
-from tests.stores.redis.load import claim_one, complete, end_gently, judge, key, new, seeded, wish
+from tests.stores.load import claim_one, complete, end_gently, judge, key, new, seeded, wish
 
 HANDLES = 5
 TIMES = 10
