@@ -25,17 +25,15 @@ import tempfile
 import weakref
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
 
 from holdfast.testing.processes import (
     HOST,
     PATIENCE_S,
     Child,
-    PortTaken,
+    Server,
     ServerError,
     on_a_free_port,
     rights_of,
-    wait_until,
     with_options,
 )
 
@@ -56,11 +54,14 @@ _SETTINGS: dict[str, Setting] = {
 _NOT_DURABLE: dict[str, Setting] = {"fsync": False, "full_page_writes": False}
 
 
-class PostgresServer:
+class PostgresServer(Server):
     """A server, running from the moment it is made. Hold on to it: it ends with the object.
 
     Settings are those of postgresql.conf: `max_connections=20`, `log_statement="all"`.
     """
+
+    _log_name = "postgres.log"
+    _farewell = signal.SIGINT  # A "fast" shutdown: it hangs up on its clients.
 
     def __init__(
         self, *, port: int | None = None, directory: Path | None = None, durable: bool = True, **settings: Setting
@@ -84,23 +85,6 @@ class PostgresServer:
             self.close()
             raise
 
-    # What it is -----------------------------------------------------------------------------------------------
-
-    @property
-    def pid(self) -> int:
-        """The first process of the server. Raises ServerError when there is none."""
-        return self._child.running.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the server is there, running or paused."""
-        return self._child.alive
-
-    @property
-    def log(self) -> str:
-        """What the server said since it was started."""
-        return (self.directory / "postgres.log").read_text(errors="replace")
-
     def url(self, database: str = "postgres", **options: str | int) -> str:
         """The address of a store on this server, with these options: `url(schema="test", test_clock=1)`."""
         return with_options(f"postgresql://{ROLE}@{HOST}:{self.port}/{database}", options)
@@ -121,40 +105,12 @@ class PostgresServer:
             raise ServerError(done.stderr.strip())
         return [line.split("\t") for line in done.stdout.splitlines()]
 
-    # What becomes of it ---------------------------------------------------------------------------------------
-
-    def kill(self) -> None:
-        """End all its processes by SIGKILL, and wait for the end. What was not written by then is lost."""
-        self._child.end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        """End it as an operator does, with a "fast" shutdown that hangs up on its clients, and wait for the end."""
-        self._child.end(signal.SIGINT)
-
     def restart(self, **settings: Setting) -> None:
         """Start it again, or anew, on the same port and data, with these settings changed."""
         self.stop()
         self._settings |= settings
         self._write_settings()
         self._start()
-
-    def pause(self) -> None:
-        """Let all its processes stand still, by SIGSTOP: connections stay open, and nobody answers."""
-        self._child.stop()
-
-    def resume(self) -> None:
-        """Let it go on after `pause`."""
-        self._child.signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        """End it, and take away its directory unless that was given. Twice is harmless."""
-        self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # The small steps ------------------------------------------------------------------------------------------
 
@@ -190,25 +146,11 @@ class PostgresServer:
         if done.returncode:
             raise ServerError(f"the server's directory was not made:\n{done.stderr[-2000:]}")
 
-    def _first_start(self, port: int) -> None:
-        self.port = port
-        self._write_settings()
-        self._start()
-
     def _write_settings(self) -> None:
         lines = [f"{name} = {_value(value)}" for name, value in (self._settings | {"port": self.port}).items()]
         (self._data / "postgresql.auto.conf").write_text("\n".join(lines) + "\n")
 
-    def _start(self) -> None:
-        self._child.start(self.directory / "postgres.log")
-        wait_until(self._is_ready, f"the server on port {self.port}", every_s=0.005)
-
     def _is_ready(self) -> bool:
-        if not self.alive:
-            log = self.log
-            if "Address already in use" in log:
-                raise PortTaken(f"port {self.port} is in use")
-            raise ServerError(f"the server did not start:\n{log[-2000:]}")
         try:
             lines = (self._data / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:

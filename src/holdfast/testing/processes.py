@@ -11,9 +11,10 @@ import signal
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TypedDict
+from typing import IO, ClassVar, Self, TypedDict
 from urllib.parse import urlencode
 
 HOST = "127.0.0.1"
@@ -177,6 +178,90 @@ class Child:
         _signal([self.running.pid, *family], signal.SIGKILL)
         self.running.wait()
         wait_until(lambda: all(map(_is_gone, family)), "the end of the server's children", every_s=0.002)
+
+
+class Server(ABC):
+    """A server, running from the moment it is made. Hold on to it: it ends with the object."""
+
+    _log_name: ClassVar[str]
+    """What its log is called, in its directory."""
+    _farewell: ClassVar[signal.Signals]
+    """How an operator ends it."""
+
+    port: int
+    directory: Path
+    _child: Child
+    _close: Callable[[], object]
+
+    @property
+    def pid(self) -> int:
+        """The first process of the server. Raises ServerError when there is none."""
+        return self._child.running.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server is there, running or paused."""
+        return self._child.alive
+
+    @property
+    def log(self) -> str:
+        """What the server said since it was started."""
+        return (self.directory / self._log_name).read_text(errors="replace")
+
+    def kill(self) -> None:
+        """End all its processes by SIGKILL, and wait for the end. What it had not written by then is lost."""
+        self._child.end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it as an operator does, and wait for the end."""
+        self._child.end(self._farewell)
+
+    def restart(self) -> None:
+        """Start it again, or anew, on the same port and directory."""
+        self.stop()
+        self._start()
+
+    def pause(self) -> None:
+        """Let all its processes stand still, by SIGSTOP: connections stay open, and nobody answers."""
+        self._child.stop()
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        self._child.signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End it, and take away its directory unless that was given. Twice is harmless."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _first_start(self, port: int) -> None:
+        self.port = port
+        self._write_settings()
+        self._start()
+
+    def _start(self) -> None:
+        self._child.start(self.directory / self._log_name)
+        wait_until(self._is_up, f"the server on port {self.port}", every_s=0.005)
+
+    def _is_up(self) -> bool:
+        if self.alive:
+            return self._is_ready()
+        log = self.log
+        if "Address already in use" in log:
+            raise PortTaken(f"port {self.port} is in use")
+        raise ServerError(f"the server did not start:\n{log[-2000:]}")
+
+    @abstractmethod
+    def _write_settings(self) -> None: ...
+
+    @abstractmethod
+    def _is_ready(self) -> bool:
+        """Whether the process, which is there, serves clients."""
 
 
 def children(pid: int) -> list[int]:

@@ -29,7 +29,7 @@ from holdfast.testing.processes import (
     HOST,
     PATIENCE_S,
     Child,
-    PortTaken,
+    Server,
     ServerError,
     free_port,
     on_a_free_port,
@@ -46,12 +46,15 @@ Option = str | int | bool | Sequence[str | int]
 Reply = str | int | None | list["Reply"]
 
 
-class ValkeyServer:
+class ValkeyServer(Server):
     """A server, running from the moment it is made. Hold on to it: it ends with the object.
 
     Options are those of valkey.conf, with `_` for `-`: `appendonly=True`, `save=""`, `replicaof=(HOST, 7000)`.
     By default nothing is written to disk. `lines` go into the file as they are.
     """
+
+    _log_name = "valkey.log"
+    _farewell = signal.SIGTERM
 
     def __init__(
         self, *, port: int | None = None, directory: Path | None = None, lines: Sequence[str] = (), **options: Option
@@ -72,23 +75,6 @@ class ValkeyServer:
             self.close()
             raise
 
-    # What it is -----------------------------------------------------------------------------------------------
-
-    @property
-    def pid(self) -> int:
-        """The process of the server. Raises ServerError when there is none."""
-        return self._child.running.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process is there, running or paused."""
-        return self._child.alive
-
-    @property
-    def log(self) -> str:
-        """What the server said since it was started."""
-        return (self.directory / "valkey.log").read_text(errors="replace")
-
     def url(self, **options: str | int) -> str:
         """The address of a store on this server, with these options: `url(prefix="test", test_clock=1)`."""
         password = self._options.get("requirepass")
@@ -108,45 +94,7 @@ class ValkeyServer:
         lines = str(self.command("INFO", section)).splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
-    # What becomes of it ---------------------------------------------------------------------------------------
-
-    def kill(self) -> None:
-        """End it by SIGKILL, and wait for the end. What was not flushed by then is as the system has it."""
-        self._child.end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        """End it as an operator does, by SIGTERM, and wait for the end."""
-        self._child.end(signal.SIGTERM)
-
-    def restart(self) -> None:
-        """Start it again, or anew, on the same port and directory."""
-        self.stop()
-        self._start()
-
-    def pause(self) -> None:
-        """Let it stand still, by SIGSTOP: connections stay open, and nobody answers."""
-        self._child.stop()
-
-    def resume(self) -> None:
-        """Let it go on after `pause`."""
-        self._child.signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        """End it, and take away its directory unless that was given. Twice is harmless."""
-        self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # The small steps ------------------------------------------------------------------------------------------
-
-    def _first_start(self, port: int) -> None:
-        self.port = port
-        self._write_settings()
-        self._start()
 
     def _write_settings(self) -> None:
         settings: dict[str, Option] = {
@@ -160,16 +108,7 @@ class ValkeyServer:
         lines = [f"{name} {_value(value)}" for name, value in settings.items()]
         (self.directory / "valkey.conf").write_text("\n".join([*lines, *self._lines]) + "\n")
 
-    def _start(self) -> None:
-        self._child.start(self.directory / "valkey.log")
-        wait_until(self._answers, f"the server on port {self.port}", every_s=0.005)
-
-    def _answers(self) -> bool:
-        if not self.alive:
-            log = self.log
-            if "Address already in use" in log:
-                raise PortTaken(f"port {self.port} is in use")
-            raise ServerError(f"the server did not start:\n{log[-2000:]}")
+    def _is_ready(self) -> bool:
         with contextlib.suppress(OSError, ServerError):
             # Whoever answers must be the one that was started: the port may be somebody else's.
             return self.command("PING") == "PONG" and self.info("server").get("process_id") == str(self.pid)

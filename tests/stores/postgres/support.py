@@ -1,8 +1,10 @@
 """What the tests of this store share."""
 
+import asyncio
 from collections import defaultdict
 from contextlib import asynccontextmanager
 
+from holdfast.core.errors import StoreBusy
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob, Result
 from holdfast.store import open_store
 from holdfast.testing.traces import History
@@ -20,6 +22,15 @@ async def opened(url):
 
 def new(id_, tenant="acme", queue="mail", **fields):
     return NewJob(JobKey(tenant, queue, id_), Envelope("send", b"{}", request_id=f"r-{id_}", **fields))
+
+
+async def patiently(store, item):
+    """Enqueue; whoever is told that others are in the way comes again with the same request."""
+    while True:
+        try:
+            return await store.enqueue([item])
+        except StoreBusy:
+            await asyncio.sleep(0.05)
 
 
 async def fill(store, count, tenant="acme", queue="mail", start=0):

@@ -12,9 +12,8 @@ import pytest
 
 from holdfast.core.job import Cancel, Duplicate, Extend, IdempotencyKey, JobState, Queued
 from holdfast.store import open_store
-from tests.stores.postgres.support import judge
-from tests.stores.postgres.test_races import patiently
-from tests.stores.redis.load import LEASE_MS, complete, key, new, seeded, wish
+from tests.stores.load import LEASE_MS, complete, key, new, seeded, wish
+from tests.stores.postgres.support import judge, patiently
 
 IDS = [f"id-{n:02}" for n in range(30)]
 

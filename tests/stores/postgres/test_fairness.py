@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.store import open_store
 from holdfast.stores.postgres import lanes
+from tests.stores.load import QUEUE, complete, new, wish
 from tests.stores.postgres.support import fill
-from tests.stores.redis.load import QUEUE, complete, new, wish
 
 BACKLOG = 20_000
 SMALL = [f"small-{n}" for n in range(99)]

@@ -76,7 +76,8 @@ async def test_a_full_pool_says_so_and_renewals_go_on(postgres, database):
         async with connection.transaction():
             await connection.execute("SELECT FROM holdfast.jobs WHERE seq = $1 FOR UPDATE", other.seq)
             calls = [asyncio.create_task(complete(store, [other])) for _ in range(100)]
-            await asyncio.sleep(0.2)
+            waits = f"SELECT 1 FROM pg_stat_activity WHERE datname = '{database}' AND wait_event_type = 'Lock'"
+            await eventually(lambda: asyncio.to_thread(postgres.sql, waits))  # The other one is for renewals.
             async with asyncio.timeout(1):
                 (answer,) = await store.extend([Extend(job.key, job.token, 60_000)])
             assert isinstance(answer, Extended)

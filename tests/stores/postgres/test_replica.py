@@ -24,8 +24,8 @@ from holdfast.testing.processes import HOST
 from tests.chaos import ledger
 from tests.chaos.workers import notes
 from tests.eventually import eventually
+from tests.stores.load import drained, end_gently, new, under_way
 from tests.stores.postgres.support import judge
-from tests.stores.redis.load import drained, end_gently, new, under_way
 
 
 @pytest.fixture

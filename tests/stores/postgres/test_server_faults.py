@@ -29,8 +29,8 @@ from holdfast.testing.processes import ServerError
 from tests.chaos import ledger
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
+from tests.stores.load import claim_one, complete, drained, end_gently, seeded, under_way
 from tests.stores.postgres.support import judge
-from tests.stores.redis.load import claim_one, complete, drained, end_gently, seeded, under_way
 
 FAULTS = 4
 OURS = "application_name = 'holdfast' AND pid <> pg_backend_pid()"

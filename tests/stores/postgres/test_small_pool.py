@@ -15,8 +15,8 @@ from holdfast.core.errors import StoreBusy, StoreError
 from holdfast.core.job import JobState
 from holdfast.worker import Worker
 from tests.eventually import eventually
+from tests.stores.load import claim_one, new
 from tests.stores.postgres.support import complete, judge
-from tests.stores.redis.load import claim_one, new
 
 
 @job(max_attempts=1)

@@ -18,7 +18,7 @@ from holdfast.store import open_store
 from tests.chaos import ledger
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
-from tests.stores.redis.load import (
+from tests.stores.load import (
     LEASE_MS,
     claim_one,
     complete,

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.store import open_store
 from holdfast.testing.servers import ValkeyServer
-from tests.stores.redis.load import QUEUE, complete, new, wish
+from tests.stores.load import QUEUE, complete, new, wish
 
 BACKLOG = 100_000
 SMALL = [f"small-{n}" for n in range(99)]

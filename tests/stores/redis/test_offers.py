@@ -24,7 +24,7 @@ from holdfast.worker import Worker
 from tests.chaos import ledger
 from tests.chaos.workers import AT_ONCE, TENANT, notes, wait_politely, work
 from tests.eventually import eventually
-from tests.stores.redis.load import complete, drained, judge, key, new, wish
+from tests.stores.load import complete, drained, judge, key, new, wish
 from tests.stores.redis.test_script_flush import flushing
 
 SOON_S = 15.0

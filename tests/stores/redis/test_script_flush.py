@@ -14,7 +14,7 @@ from holdfast import Queue, job
 from holdfast.core.job import Cancel, Duplicate, JobState, Queued
 from holdfast.store import open_store
 from holdfast.worker import Worker
-from tests.stores.redis.load import complete, judge, key, new, wish
+from tests.stores.load import complete, judge, key, new, wish
 
 TENANTS = [f"t{n}" for n in range(8)]
 EVERY_S = 0.003

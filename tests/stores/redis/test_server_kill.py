@@ -20,7 +20,7 @@ from holdfast.store import open_store
 from tests.chaos import ledger
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
-from tests.stores.redis.load import claim_one, complete, drained, end_gently, judge, new, seeded, under_way, wish
+from tests.stores.load import claim_one, complete, drained, end_gently, judge, new, seeded, under_way, wish
 
 KILLS = 6
 

@@ -2,7 +2,7 @@
 
 Invariants verified:
 - a name is refused with the reason, or it is kept byte by byte; no two names ever meet
-- what is special on the server (hash tags, patterns, separators) is special nowhere in a name
+- what is special on a server (hash tags, quotes, escapes, patterns, placeholders) is special nowhere in a name
 """
 
 import itertools
@@ -15,11 +15,12 @@ from holdfast.core.job import Cancel, Duplicate, IdempotencyKey, JobState, Queue
 from holdfast.core.names import check_tenant
 from holdfast.jobs import untyped
 from holdfast.store import open_store
-from tests.stores.redis.load import claim_one, complete, key, new, wish
+from tests.stores.load import claim_one, complete, key, new, wish
 
 IDS = [
     "a", "a:b", ":", "::", "1:a", "4:acme4:mail1:a", "*", "a*", "?", "[a]", "{}", "{", "}", "{0}", "{a}b", "a{b}",
-    "hf:{0}:c", " ", "a b", " a", "a ", "%s", "%", "\\", "\\n", '"', "'", "`", "$1", "-1", "+inf", "(", "0", "00",
+    "hf:{0}:c", "{s}", "{s}.jobs", "{a,b}", "NULL", "'; DROP TABLE x; --", "$$", "E'\\x'", "\\x00", "_", "a_b", "a%b",
+    '{"', "0:c", " ", "a b", " a", "a ", "%s", "%", "\\", "\\n", '"', "'", "`", "$1", "-1", "+inf", "(", "0", "00",
     "1e3", "nil", "-", "A", "é", "e\u0301", "\ufb00", "ff", "\u2028", "\u200b", "\ufeff", "🦀" * 50, "ü" * 100,
     "x" * 200, "日本語", "\U0010ffff",
 ]  # fmt: skip
@@ -80,10 +81,10 @@ TANGLED_IDS = ["x", "c:x", ":x", "b:c:x", "1:x", "1:b1:x", "{0}", "c::x", "1", "
 PLACES = [key(id_, tenant=t, queue=q) for t, q, id_ in itertools.product(TENANTS, QUEUES, TANGLED_IDS)]
 
 
-@pytest.mark.parametrize("shards", [1, 4])
-async def test_places_that_look_alike_when_joined_are_kept_apart(valkey, prefix, shards):
+@pytest.mark.parametrize("kind, options", [("valkey", "&shards=1"), ("valkey", "&shards=4"), ("postgres", "")])
+async def test_places_that_look_alike_when_joined_are_kept_apart(url, options):
     assert all(check_tenant(tenant) for tenant in TENANTS)
-    store = await open_store(valkey.url(prefix=prefix, shards=shards))
+    store = await open_store(url + options)
     try:
         answers = await store.enqueue([new(k.id, repr(k).encode(), tenant=k.tenant, queue=k.queue) for k in PLACES])
         assert all(isinstance(answer, Queued) for answer in answers)
@@ -131,9 +132,15 @@ def typed(id_, type_, text, *, queue="mail"):
     return replace(item, envelope=replace(item.envelope, type=type_))
 
 
-async def test_a_prefix_is_not_the_beginning_of_another(valkey, prefix):
-    """Two stores on one server see nothing of each other."""
-    urls = [valkey.url(prefix=p, test_clock=1) for p in (prefix, f"{prefix}x", f"{prefix}-0", f"{prefix}.c")]
+async def test_a_place_is_not_the_beginning_of_another(kind, server, request):
+    """Stores on one server see nothing of each other, however their prefixes or schemas are written."""
+    if kind == "postgres":
+        names = ["a", "A", "a-b", "a_b", "1", "x" * 60, "x" * 59]
+        database = request.getfixturevalue("database")
+        urls = [server.url(database, schema=name, test_clock=1) for name in names]
+    else:
+        prefix = request.getfixturevalue("prefix")
+        urls = [server.url(prefix=f"{prefix}{more}", test_clock=1) for more in ("", "x", "-0", ".c")]
     stores = [await open_store(url) for url in urls]
     try:
         for number, store in enumerate(stores):

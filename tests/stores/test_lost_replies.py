@@ -9,6 +9,7 @@ Invariants verified:
 """
 
 import contextlib
+from typing import NamedTuple
 
 import pytest
 
@@ -33,13 +34,11 @@ from holdfast.core.job import (
     SetResultTtl,
 )
 from holdfast.store import TenantSettings
-from holdfast.testing.processes import HOST
-from holdfast.testing.proxy import Proxy
+from holdfast.stores.redis.scripts import SCRIPTS
 from tests.chaos import ledger
 from tests.chaos.workers import notes
 from tests.eventually import eventually
-from tests.stores.postgres.support import judge
-from tests.stores.redis.load import (
+from tests.stores.load import (
     LEASE_MS,
     claim_one,
     complete,
@@ -58,13 +57,34 @@ MOST = 40
 """No call has that many round trips."""
 
 
+class Line(NamedTuple):
+    meant: bytes
+    """What is in a request that may be cut."""
+    share: float
+    """How many of those are cut under load."""
+    many: int
+    steps: int
+
+
+LINES = {"valkey": Line(b"EVALSHA", 1 / 15, 300, 400), "postgres": Line(b"", 1 / 30, 50, 300)}
+
+
+@pytest.fixture
+def line(kind, server):
+    if kind == "valkey":
+        # It knows all scripts, so that the first reply that is cut is not just that it does not.
+        for script in SCRIPTS.values():
+            server.command("SCRIPT", "LOAD", script.text)
+    return LINES[kind]
+
+
 class Cuts:
     """One call after the other, cut at its first round trip, at its second and so on, until one comes through."""
 
-    def __init__(self, proxy, how):
+    def __init__(self, proxy, how, meant):
         self._proxy = proxy
-        self._how = how
-        self.struck = 0
+        self._cut = proxy.cut_replies if how == "replies" else proxy.cut_requests
+        self._meant = meant
 
     @property
     def _count(self):
@@ -86,26 +106,27 @@ class Cuts:
         for n in range(1, MOST):
             thing = await prepare(n)
             before = self._count
-            getattr(self._proxy, f"cut_{self._how}")(after=n)
+            self._cut(self._meant, after=n)
             answer, times = await self.insist(lambda thing=thing: call(thing))
             whole = self._count == before
             await self._proxy.heal()
             await check(thing, answer, times)
             if whole:
                 assert n > 1, "it was never cut"
-                self.struck = n - 1
                 return
         raise AssertionError("a call that has no end")
 
 
 @pytest.fixture(params=["replies", "requests"])
-def cuts(request, proxy, far):
-    return Cuts(proxy, request.param)
+def cuts(request, proxy, far, line):
+    return Cuts(proxy, request.param, line.meant)
 
 
 @pytest.mark.parametrize("with_key", [False, True])
-@pytest.mark.parametrize("count", [1, 50])
-async def test_an_enqueue_is_queued_once_and_says_so(cuts, far, store, count, with_key):
+@pytest.mark.parametrize("many", [False, True])
+async def test_an_enqueue_is_queued_once_and_says_so(cuts, far, store, judge, line, many, with_key):
+    count = line.many if many else 1
+
     async def prepare(n):
         keys = [IdempotencyKey(f"k{n}-{m}") if with_key else None for m in range(count)]
         return [new(f"{n}-{m}", queue=f"q{n}", idempotency=key) for m, key in enumerate(keys)]
@@ -116,7 +137,8 @@ async def test_an_enqueue_is_queued_once_and_says_so(cuts, far, store, count, wi
         assert await store.enqueue(items) == answers
         (stats,) = await store.stats("acme", [items[0].key.queue])
         assert stats.counts[JobState.READY] == count
-        assert await kinds(store, items[0].key) == ["enqueued"]
+        for item in items[:10]:
+            assert await kinds(store, item.key) == ["enqueued"]
 
     await cuts.each(prepare, far.enqueue, check)
     await judge(store)
@@ -136,7 +158,7 @@ OUTCOMES = {
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-async def test_an_acknowledgement_is_accepted_once_and_says_so(cuts, far, store, outcome):
+async def test_an_acknowledgement_is_accepted_once_and_says_so(cuts, far, store, judge, outcome):
     state, kind = OUTCOMES[outcome]
     error = BOOM if outcome in ("fail", "retry") else None
 
@@ -154,7 +176,7 @@ async def test_an_acknowledgement_is_accepted_once_and_says_so(cuts, far, store,
     await judge(store)
 
 
-async def test_a_batch_of_acknowledgements_is_accepted_once(cuts, far, store):
+async def test_a_batch_of_acknowledgements_is_accepted_once(cuts, far, store, judge):
     async def prepare(n):
         await store.enqueue([new(f"{m}", queue=f"q{n}") for m in range(20)])
         return [complete(job) for job in (await store.claim(wish(20, queues=(f"q{n}",)))).jobs]
@@ -168,7 +190,7 @@ async def test_a_batch_of_acknowledgements_is_accepted_once(cuts, far, store):
     await judge(store)
 
 
-async def test_a_lease_is_extended(cuts, far, store):
+async def test_a_lease_is_extended(cuts, far, store, judge):
     async def prepare(n):
         return await leased(store, n, lease_ms=5_000)
 
@@ -191,7 +213,7 @@ async def test_progress_is_reported(cuts, far, store):
 
 
 @pytest.mark.parametrize("running", [False, True])
-async def test_a_cancel_cancels_once(cuts, far, store, running):
+async def test_a_cancel_cancels_once(cuts, far, store, judge, running):
     async def prepare(n):
         if running:
             return (await leased(store, n)).key
@@ -206,7 +228,7 @@ async def test_a_cancel_cancels_once(cuts, far, store, running):
     await judge(store)
 
 
-async def test_a_replay_replays_once(cuts, far, store):
+async def test_a_replay_replays_once(cuts, far, store, judge):
     async def prepare(n):
         job = await leased(store, n)
         await store.finish([Finish(job.key, job.token, "fail")])
@@ -229,7 +251,7 @@ async def finished(store, n):
     return job.key
 
 
-async def test_a_purge_forgets_once(cuts, far, store):
+async def test_a_purge_forgets_once(cuts, far, store, judge):
     async def check(key_, answers, times):
         assert answers == ["purged"] or (times == 2 and answers == ["not_found"])
         assert await kinds(store, key_) == ["enqueued", "claimed", "completed", "purged"]
@@ -252,17 +274,26 @@ async def test_a_pause_and_settings_hold(cuts, far, store):
         await store.enqueue([new(f"{n}", queue=f"q{n}")])
         return f"q{n}"
 
+    async def prepare_paused(n):
+        await store.pause("acme", f"p{n}", paused=True)
+        await store.enqueue([new(f"{n}", queue=f"p{n}")])
+        return f"p{n}"
+
     async def is_paused(queue, *_):
         assert (await store.claim(wish(queues=(queue,)))).jobs == []
+
+    async def goes_on(queue, *_):
+        assert (await claim_one(store, queues=(queue,))).id == queue[1:]
 
     async def are_set(queue, *_):
         assert TenantSettings(queue, 3.0, 7) in await store.tenant_settings("acme")
 
     await cuts.each(prepare, lambda queue: far.pause("acme", queue, paused=True), is_paused)
+    await cuts.each(prepare_paused, lambda queue: far.pause("acme", queue, paused=False), goes_on)
     await cuts.each(prepare, lambda queue: far.set_tenant("acme", TenantSettings(queue, 3.0, 7)), are_set)
 
 
-async def test_reaping_goes_on(cuts, far, store):
+async def test_reaping_goes_on(cuts, far, store, judge):
     async def prepare(n):
         await store.enqueue([new(f"{n}-{m}", queue=f"q{n}") for m in range(5)])
         held = (await store.claim(wish(5, queues=(f"q{n}",)))).jobs
@@ -279,29 +310,32 @@ async def test_reaping_goes_on(cuts, far, store):
 
 async def test_pruning_goes_on(cuts, far, store):
     async def prepare(n):
-        key_ = await finished(store, n)
-        await store.shift_clock(2 * 3_600_000)
-        return key_
+        canceled = [key(f"canceled-{n}-{m}") for m in range(5)]
+        await store.enqueue([new(key_.id) for key_ in canceled])
+        await store.cancel([Cancel(key_) for key_ in canceled])
+        completed = await finished(store, n)
+        await store.shift_clock(30 * 24 * 3_600_000)
+        return [*canceled, completed]
 
-    async def check(key_, *_):
+    async def check(keys, *_):
         while (await store.prune(100)).more:
             pass
-        assert await store.get([key_]) == [None]
-        # Its id is free again.
-        (answer,) = await store.enqueue([new(key_.id, queue=key_.queue)])
-        assert isinstance(answer, Queued)
+        assert await store.get(keys) == [None] * len(keys)
+        # Their ids are free again.
+        answers = await store.enqueue([new(key_.id, queue=key_.queue) for key_ in keys])
+        assert {type(answer) for answer in answers} == {Queued}
 
     await cuts.each(prepare, lambda _: far.prune(10), check)
 
 
-async def test_a_lost_claim_costs_a_lease_and_never_a_job(proxy, far, store):
+async def test_a_lost_claim_costs_a_lease_and_never_a_job(proxy, far, store, judge, line):
     """Cut at each round trip: either nothing was leased, or all is, and comes back after the lease."""
     lost = 0
     for n in range(1, MOST):
         queue, ids = f"q{n}", [f"{m}" for m in range(10)]
         await store.enqueue([new(id_, queue=queue) for id_ in ids])
         before = proxy.counts.replies_cut
-        proxy.cut_replies(after=n)
+        proxy.cut_replies(line.meant, after=n)
         jobs = None
         with contextlib.suppress(StoreUnavailable):
             jobs = (await far.claim(wish(10, queues=(queue,)))).jobs
@@ -312,12 +346,15 @@ async def test_a_lost_claim_costs_a_lease_and_never_a_job(proxy, far, store):
             assert {(job.state, job.attempts) for job in now} in ({(JobState.LEASED, 1)}, {(JobState.READY, 0)})
             leased = now[0].state is JobState.LEASED
             lost += leased
+            if leased:
+                assert (await far.claim(wish(10, queues=(queue,)))).jobs == []
             await store.shift_clock(LEASE_MS + 1)
             await store.reap(1000, 0.0)
             await store.shift_clock(600_000)
             again = (await far.claim(wish(10, queues=(queue,)))).jobs
             assert sorted(job.id for job in again) == ids
             assert {job.attempts for job in again} == {1 + leased}
+            assert min(job.token for job in again) > max(job.token for job in now)
             jobs = again
         assert sorted(job.id for job in jobs) == ids
         await store.finish([complete(job) for job in jobs])
@@ -327,10 +364,10 @@ async def test_a_lost_claim_costs_a_lease_and_never_a_job(proxy, far, store):
     await judge(store)
 
 
-async def test_an_enqueue_through_a_queue_needs_no_help(proxy, far_url, store):
+async def test_an_enqueue_through_a_queue_needs_no_help(proxy, far_url, store, line):
     async with Queue(far_url, tenant="acme") as queue:
         for n in range(1, 6):
-            proxy.cut_replies(after=n)
+            proxy.cut_replies(line.meant, after=n)
             assert (await queue.enqueue({}, id=f"{n}")).status == "queued"
             assert [ticket.status for ticket in await queue.enqueue_many([{}] * 50)] == ["queued"] * 50
         assert proxy.counts.replies_cut > 1
@@ -338,20 +375,21 @@ async def test_an_enqueue_through_a_queue_needs_no_help(proxy, far_url, store):
     assert stats.counts[JobState.READY] == 5 * 51
 
 
-async def test_under_load_with_cuts_at_random_nothing_is_lost_and_nothing_doubled(zygote, postgres, url, store, log):
-    """Producers and workers in processes of their own, each reply in thirty lost."""
+async def test_under_load_with_cuts_at_random_nothing_is_lost_and_nothing_doubled(
+    zygote, proxy, far_url, store, judge, line, log
+):
+    """Producers and workers in processes of their own, who lose one reply after the other."""
     chance = seeded()
-    async with Proxy(HOST, postgres.port) as proxy, Queue(url, tenant="acme") as queue:
-        far_url = url.replace(f":{postgres.port}/", f":{proxy.port}/") + "&timeout_s=1"
-        producers = [await zygote.start(far_url, role="produce", log=log, name=f"p{n}") for n in range(2)]
-        workers = [await zygote.start(far_url, log=log, lease_s=1, concurrency=4) for _ in range(2)]
-        await under_way(log, producers, workers)
-        proxy.cut_replies(when=lambda _: chance.random() < 1 / 30, times=None)
-        await eventually(lambda: proxy.counts.replies_cut > 60, patience_s=60)
-        await proxy.heal()
-        await end_gently(zygote, *producers)
-        counts = await drained(queue.store, "acme", "default", step_ms=300, patience_s=60)
-        await end_gently(zygote, *workers)
+    url = far_url.removesuffix("&connect_timeout_s=1")
+    producers = [await zygote.start(url, role="produce", log=log, name=f"p{n}") for n in range(2)]
+    workers = [await zygote.start(url, log=log, lease_s=1, concurrency=4) for _ in range(2)]
+    await under_way(log, producers, workers)
+    proxy.cut_replies(when=lambda chunk: line.meant in chunk and chance.random() < line.share, times=None)
+    await eventually(lambda: proxy.counts.replies_cut > 60, patience_s=60)
+    await proxy.heal()
+    await end_gently(zygote, *producers)
+    counts = await drained(store, "acme", "default", step_ms=300, patience_s=60)
+    await end_gently(zygote, *workers)
     ids = [id_ for id_, *_ in notes(log, "queued")]
     assert len(ids) == len(set(ids))
     jobs = {k.id: job for k, job in (await judge(store)).items()}
@@ -366,7 +404,7 @@ async def test_under_load_with_cuts_at_random_nothing_is_lost_and_nothing_double
     assert all((job.id, job.token) in effects for job in jobs.values())
 
 
-async def test_every_call_may_be_cut_anywhere(proxy, far, store):
+async def test_every_call_may_be_cut_anywhere(proxy, far, store, judge, line):
     """A random walk over all the calls of one handle with cuts in between: its answers stay true to the log."""
     chance = seeded()
     proxy.cut_replies(when=lambda _: chance.random() < 0.1, times=None)
@@ -376,7 +414,7 @@ async def test_every_call_may_be_cut_anywhere(proxy, far, store):
         with contextlib.suppress(StoreUnavailable):
             return await call
 
-    for step in range(300):
+    for step in range(line.steps):
         move = chance.randrange(8)
         if move <= 2:
             item = new(f"{step}", max_attempts=3)

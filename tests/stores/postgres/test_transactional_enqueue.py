@@ -1,0 +1,192 @@
+"""Enqueues in a caller's own transaction as a user meets them: `connection=`, and how it can go wrong. [ENQ-7]"""
+
+import asyncio
+
+import asyncpg
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+
+from holdfast import InvalidOption, Queue, StoreBusy, Unsupported, Worker, job
+from holdfast.blocking import Queue as BlockingQueue
+from holdfast.core.job import JobState
+from holdfast.testing.postgres import PostgresServer
+from tests.eventually import eventually
+from tests.stores.postgres.support import claim, fill, new, opened
+from tests.stores.postgres.transactions import WAYS, Rolled, of_asyncpg, of_psycopg, running
+
+
+@job(queue="mail")
+async def send(n: int = 0) -> None: ...
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_queues_enqueues_come_and_go_with_the_transaction(postgres, database, way):
+    """Also where ours is the first statement in it. [ENQ-7]"""
+    url = postgres.url(database)
+    async with Queue(url, tenant="acme") as queue:
+
+        async def in_vain():
+            async with WAYS[way](url) as connection:
+                ticket = await queue.enqueue(send.message(), id="a", idempotency_key="k", connection=connection)
+                assert ticket.status == "queued"
+                await queue.enqueue_many([send.message(n) for n in range(1500)], connection=connection)
+                raise Rolled
+
+        with pytest.raises(Rolled):
+            await in_vain()
+        assert (await queue.stats("mail")).counts[JobState.READY] == 0
+        async with WAYS[way](url) as connection:
+            ticket = await queue.enqueue(send.message(), id="a", idempotency_key="k", connection=connection)
+            assert ticket.status == "queued"
+            assert (await queue.enqueue(send.message(), id="a", connection=connection)).status == "duplicate"
+            assert await queue.get("a", queue="mail") is None
+            tickets = await queue.enqueue_many([send.message(n) for n in range(1500)], connection=connection)
+            assert {ticket.status for ticket in tickets} == {"queued"}
+        assert (await queue.stats("mail")).counts[JobState.READY] == 1501
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "connection", "session"])
+def test_blocking_code_joins_with_a_blocking_connection(postgres, database, kind):
+    url = postgres.url(database)
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+
+    def transaction():
+        if kind == "psycopg":
+            return psycopg.connect(url)
+        return engine.begin() if kind == "connection" else Session(engine)
+
+    with BlockingQueue(url, tenant="acme") as queue:
+        with transaction() as connection:
+            queue.enqueue(send.message(), id="gone", connection=connection)
+            connection.rollback()
+        with transaction() as connection:
+            queue.enqueue(send.message(), id="kept", connection=connection)
+            queue.enqueue_many([send.message(n) for n in range(10)], connection=connection)
+            connection.commit()
+        assert queue.get("gone", queue="mail") is None
+        assert queue.get("kept", queue="mail").state is JobState.READY
+        assert queue.stats("mail").counts[JobState.READY] == 11
+    engine.dispose()
+
+
+async def test_a_joined_enqueue_wakes_a_worker_when_it_commits(postgres, database):
+    ran = asyncio.Event()
+
+    @job(queue="mail")
+    async def wake() -> None:
+        ran.set()
+
+    url = postgres.url(database)
+    async with Queue(url, tenant="acme") as queue, running(Worker(queue, jobs=[wake, send])):
+        async with of_asyncpg(url) as connection:
+            ticket = await queue.enqueue(wake.message(), connection=connection)
+            # The worker comes by, and passes it over.
+            await queue.enqueue_and_wait(send.message(), timeout=30)
+            assert not ran.is_set()
+        await ticket.wait(timeout=10)
+        assert ran.is_set()
+
+
+async def test_the_callers_commit_stays_as_durable_as_the_caller_set_it(postgres, database):
+    """Our own hints go without a flush; that must not rub off."""
+    url = postgres.url(database)
+    async with Queue(url, tenant="acme") as queue, of_asyncpg(url) as connection:
+        await queue.enqueue(send.message(), connection=connection)
+        assert await connection.fetchval("SHOW synchronous_commit") == "on"
+
+
+@pytest.mark.parametrize("notify", [0, 1])
+async def test_hints_can_be_left_out_of_the_transaction(postgres, database, notify):
+    url = postgres.url(database)
+    heard = []
+    listener = await asyncpg.connect(url)
+    await listener.add_listener("hf_holdfast", lambda *args: heard.append(args))
+    async with opened(postgres.url(database, notify=notify)) as store, of_asyncpg(url) as connection:
+        await store.enqueue([new("a")], connection=connection)
+    await listener.execute("NOTIFY hf_holdfast, 'end'")
+    await eventually(lambda: heard and heard[-1][3] == "end")
+    assert len(heard) == 1 + notify
+    await listener.close()
+
+
+# What is refused ------------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_without_a_transaction_is_refused_with_what_to_do(postgres, database):
+    url = postgres.url(database)
+    async with opened(url) as store:
+        plain = await asyncpg.connect(url)
+        with pytest.raises(InvalidOption, match=r"async with connection\.transaction"):
+            await store.enqueue([new("a")], connection=plain)
+        await plain.close()
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            with pytest.raises(InvalidOption, match="autocommit"):
+                await store.enqueue([new("a")], connection=connection)
+        for driver in ("asyncpg", "psycopg"):
+            engine = create_async_engine(
+                url.replace("postgresql:", f"postgresql+{driver}:"), isolation_level="AUTOCOMMIT"
+            )
+            async with engine.connect() as connection:
+                with pytest.raises(InvalidOption, match="transaction"):
+                    await store.enqueue([new("a")], connection=connection)
+            await engine.dispose()
+        assert await claim(store, 10) == []
+
+
+async def test_a_transaction_of_another_database_is_refused(postgres, database):
+    """Another database of the server, one with a store of its own, and another server."""
+    postgres.sql(f"CREATE DATABASE {database}_b")
+    try:
+        async with opened(postgres.url(database)) as store:
+            async with of_asyncpg(postgres.url(f"{database}_b")) as connection:
+                with pytest.raises(InvalidOption, match=f"leads to the database '{database}_b'"):
+                    await store.enqueue([new("a")], connection=connection)
+                assert await connection.fetchval("SELECT 1") == 1  # It is not spoilt.
+            there = postgres.url(f"{database}_b")
+            async with opened(there), of_psycopg(there) as connection:
+                with pytest.raises(InvalidOption, match="leads to the database"):
+                    await store.enqueue([new("a")], connection=connection)
+            with PostgresServer(durable=False) as other:
+                other.sql(f"CREATE DATABASE {database}")
+                async with opened(other.url(database)), of_asyncpg(other.url(database)) as connection:
+                    with pytest.raises(InvalidOption, match="another server"):
+                        await store.enqueue([new("a")], connection=connection)
+    finally:
+        postgres.sql(f"DROP DATABASE {database}_b WITH (FORCE)")
+
+
+async def test_a_connection_of_another_kind_is_refused_by_name(postgres, database):
+    async with opened(postgres.url(database)) as store:
+        with pytest.raises(InvalidOption, match="asyncpg, psycopg 3 or SQLAlchemy"):
+            await store.enqueue([new("a")], connection=object())
+
+
+@pytest.mark.parametrize("url", ["memory:joining", "file:"])
+async def test_other_stores_say_what_to_do_instead(url, tmp_path):
+    url = f"{url}{tmp_path}" if url == "file:" else url
+    async with Queue(url, tenant="acme") as queue:
+        with pytest.raises(Unsupported, match="postgresql:// does, elsewhere commit first"):
+            await queue.enqueue(send.message(), connection=object())
+
+
+@pytest.mark.parametrize("way", ["asyncpg", "psycopg"])
+async def test_who_waits_for_an_id_of_another_open_transaction_is_told_so(postgres, database, way):
+    url = postgres.url(database)
+    async with opened(url) as store:
+        await fill(store, 1)
+        async with of_asyncpg(url) as first:
+            await store.enqueue([new("same")], connection=first)
+            with pytest.raises(StoreBusy, match="rolled back"):
+                async with WAYS[way](url) as second:
+                    await store.enqueue([new("same")], connection=second)
+
+
+async def test_waiting_inside_the_transaction_is_refused(postgres, database):
+    """Nobody can run what is not committed."""
+    url = postgres.url(database)
+    async with Queue(url, tenant="acme") as queue, of_asyncpg(url) as connection:
+        with pytest.raises(InvalidOption, match="after the commit"):
+            await queue.enqueue_and_wait(send.message(), timeout=30, connection=connection)
