@@ -166,28 +166,55 @@ async def events(
         raise InvalidOption("after", f"{after!r} is not an offset of this store")
     if start < found.trimmed:
         raise EventsTrimmed(str(start), str(found.trimmed))
+    try:
+        page, reached = await _page(link, memory, tenant, start, found.end, limit)
+    except EventsTrimmed:
+        if after is not None:
+            raise
+        return await events(link, memory, tenant, None, limit)
+    return EventPage(page, str(reached), more=reached < found.end), found.held
+
+
+async def _page(
+    link: Link, memory: Memory, tenant: str | None, start: Place, end: Place, limit: int
+) -> tuple[list[Event], Place]:
+    """Events from a place on, and the place behind the last that was looked at. Raises EventsTrimmed."""
     page: list[Event] = []
     reached = start
     passed = 0
     # A tenant's page looks through a bounded stretch of the log, whatever it finds there.
-    while reached < found.end and len(page) < limit and passed < max(limit, LOOK_AHEAD):
-        chunk = await link.rows("events", *reached[:3], *found.end[:3], min(CHUNKS, limit + 1), repeat=True)
-        chunk = [row for row in chunk if Place(row["epoch"], row["xid"], row["n"], row["count"]) > reached]
+    while reached < end and len(page) < limit and passed < max(limit, LOOK_AHEAD):
+        try:
+            chunk = await _chunk(link, reached, end, limit)
+        except EventsTrimmed:
+            if reached == start:
+                raise
+            break  # What was read before is whole, and who comes for the rest is told.
         if not chunk:
-            reached = found.end
-            break
+            return page, end
         await _learn(link, memory, {lane for row in chunk for lane in row["lanes"]})
         for row in chunk:
             place = Place(row["epoch"], row["xid"], row["n"], 0)
             skip = reached.k if place[:3] == reached[:3] else 0
             for k, event in log.unpack(row, skip, lambda lane: _names(memory, lane)):
                 if len(page) == limit:
-                    return EventPage(page, str(reached), more=reached < found.end), found.held
+                    return page, reached
                 reached = place._replace(k=k)
                 passed += 1
                 if tenant is None or event.tenant == tenant:
                     page.append(event)
-    return EventPage(page, str(reached), more=reached < found.end), found.held
+    return page, reached
+
+
+async def _chunk(link: Link, after: Place, end: Place, limit: int) -> list[rows.Row]:
+    """Rows of the log from a place on. Raises EventsTrimmed if some of them may be gone."""
+    found = await link.rows("events", *after[:3], *end[:3], min(CHUNKS, limit + 1), repeat=True)
+    # The mark is set before anything goes, and no snapshot keeps what is truncated: so it is looked at afterwards.
+    (mark,) = await link.rows("trimmed", repeat=True)
+    trimmed = Place(*mark.values())
+    if trimmed > after:
+        raise EventsTrimmed(str(after), str(trimmed))
+    return [row for row in found if Place(row["epoch"], row["xid"], row["n"], row["count"]) > after]
 
 
 async def _learn(link: Link, memory: Memory, numbers: set[int]) -> None:

@@ -9,7 +9,12 @@ CREATE TABLE {s}.meta (
     trimmed_epoch int NOT NULL DEFAULT 0,        -- events up to this place are gone
     trimmed_xid   bigint NOT NULL DEFAULT 0,
     trimmed_n     bigint NOT NULL DEFAULT 0,
-    trimmed_k     int NOT NULL DEFAULT 0
+    trimmed_k     int NOT NULL DEFAULT 0,
+    counted_epoch int NOT NULL DEFAULT 0,        -- the pruner has counted the events up to this row ...
+    counted_xid   bigint NOT NULL DEFAULT 0,
+    counted_n     bigint NOT NULL DEFAULT 0,
+    kept          bigint NOT NULL DEFAULT 0,     -- ... so many are between there and what is gone
+    slot          smallint NOT NULL DEFAULT 0    -- the partition that events are written to
 );
 INSERT INTO {s}.meta DEFAULT VALUES;
 
@@ -120,7 +125,8 @@ CREATE TABLE {s}.keys (
 CREATE INDEX keys_expired ON {s}.keys (expires_at) WHERE expires_at IS NOT NULL;
 
 -- The log: one row for each call, with all its events in columns. An array of one stands for as many as there are.
--- Eight partitions in a ring, 2^18 events each; what is past is truncated, never deleted row by row.
+-- It is written to one of eight partitions, which `meta` names. The pruner goes on to an empty one when that is large,
+-- and truncates those that hold nothing but what is past: never row by row, and never what is not past.
 CREATE TABLE {s}.events (
     xid      bigint NOT NULL,
     n        bigint NOT NULL,
