@@ -1,6 +1,7 @@
 """EVENT-2 while the log is trimmed: no silent gap, no fewer events than asked for, and no more room than is needed."""
 
 import asyncio
+import json
 import random
 
 import asyncpg
@@ -219,3 +220,48 @@ async def test_a_log_that_was_emptied_begins_a_new_epoch_in_another_cluster(post
     async with opened(postgres.url(database)) as store:
         await one_by_one(store, 1, start=2)
         assert ids(await store.events(None, str(far), 10)) == ["job-0000002"]
+
+
+async def test_reading_and_trimming_go_along_the_index_whatever_the_statistics_say(postgres, database, monkeypatch):
+    """None of their statements looks at more of the log than it was asked for; there are no statistics here."""
+    monkeypatch.setattr(upkeep, "STRETCH", 1000)
+    async with opened(postgres.url(database)) as store:
+        await fill(store, 1)
+        connection = await asyncpg.connect(postgres.url(database))
+        event = (
+            "holdfast.xid(), g, 1, '{0}', '{1}', '{id}', '{send}', '{0}', '{0}', '{\"\"}', '{5}', '{3}', '{1}', NULL"
+        )
+        many = f"SELECT holdfast.log({event}) FROM generate_series(1, 10000) AS g"
+        await connection.execute(many)
+        await connection.close()
+        dial, seen = store._link.dial, []
+
+        def note(message):
+            head, _, plan = message.partition("plan:")
+            if head.startswith("duration"):
+                seen.extend(scans(json.loads(plan)["Plan"]))
+
+        async def told():
+            connection = await dial()
+            await connection.execute(
+                "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_analyze = on;"
+                "SET auto_explain.log_format = json; SET client_min_messages = log"
+            )
+            connection.add_log_listener(lambda _, said: note(said.message))
+            return connection
+
+        store._link.dial = told
+        store._link.distrust()
+        for _ in range(8):  # The server plans anew for some calls, and then once for all.
+            await store.events(None, None, 90)
+        await store.prune(10)
+        assert sum(seen) > 10_000
+        assert max(seen) <= 1001
+
+
+def scans(plan):
+    """How many rows each look at a partition of the log found."""
+    if plan.get("Relation Name", "").startswith("events_"):
+        yield plan["Actual Rows"]
+    for child in plan.get("Plans", ()):
+        yield from scans(child)

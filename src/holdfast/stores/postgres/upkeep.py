@@ -18,7 +18,7 @@ from holdfast.stores.postgres.log import END, Place
 from holdfast.stores.postgres.sql import SLOTS
 from holdfast.stores.postgres.unit import News, Unit
 
-STRETCH = 10_000
+STRETCH = 2000
 """How many rows of the log one statement looks through."""
 PARTITION_BYTES = 64 << 20
 """How large a partition of the log is, indexes included, before the next one is written to.
