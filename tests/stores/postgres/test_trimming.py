@@ -213,7 +213,7 @@ async def test_a_log_that_was_emptied_begins_a_new_epoch_in_another_cluster(post
     far = parse_offset(last)._replace(xid=10**15)
     postgres.sql("TRUNCATE holdfast.events", database)
     postgres.sql(
-        f"UPDATE holdfast.meta SET trimmed_epoch = {far.epoch}, trimmed_xid = {far.xid}, trimmed_n = {far.n},"
+        f"UPDATE holdfast.trimming SET trimmed_epoch = {far.epoch}, trimmed_xid = {far.xid}, trimmed_n = {far.n},"
         f" trimmed_k = {far.k}",
         database,
     )

@@ -15,10 +15,12 @@ FROM {s}.meta;
 UPDATE {s}.meta SET frozen_at = $1;
 -- Restored into another cluster, transactions count from another number: a new epoch begins. [EVENT-2]
 -- name: new_epoch
-UPDATE {s}.meta SET epoch = epoch + 1
-WHERE (trimmed_epoch = epoch AND trimmed_xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint) OR EXISTS (
+UPDATE {s}.meta SET epoch = epoch + 1 WHERE EXISTS (
     SELECT FROM {s}.events e WHERE e.epoch = meta.epoch
-        AND e.xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
+        AND e.xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+) OR EXISTS (
+    SELECT FROM {s}.trimming t WHERE t.trimmed_epoch = meta.epoch
+        AND t.trimmed_xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
 
 -- Lanes.
 -- name: find_lanes
@@ -216,10 +218,10 @@ SELECT info, started_at, seen_at FROM {s}.workers WHERE expires_at > {s}.now_ms(
 
 -- The log. Readers stay below every transaction that is still open. [EVENT-2]
 -- name: log_ends
-SELECT m.trimmed_epoch, m.trimmed_xid, m.trimmed_n, m.trimmed_k, e.epoch, e.xid, e.n, e.count,
+SELECT t.trimmed_epoch, t.trimmed_xid, t.trimmed_n, t.trimmed_k, e.epoch, e.xid, e.n, e.count,
     EXISTS (SELECT FROM {s}.events f WHERE f.epoch = m.epoch
         AND f.xid >= pg_snapshot_xmin(pg_current_snapshot())::text::bigint) AS held
-FROM {s}.meta m LEFT JOIN LATERAL (
+FROM {s}.meta m CROSS JOIN {s}.trimming t LEFT JOIN LATERAL (
     SELECT * FROM {s}.events e WHERE (e.epoch, e.xid) < (m.epoch, pg_snapshot_xmin(pg_current_snapshot())::text::bigint)
     ORDER BY e.epoch DESC, e.xid DESC, e.n DESC LIMIT 1
 ) e ON true;
@@ -227,7 +229,7 @@ FROM {s}.meta m LEFT JOIN LATERAL (
 SELECT epoch, xid, n, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more FROM {s}.events
 WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6) ORDER BY epoch, xid, n LIMIT $7;
 -- name: trimmed
-SELECT trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k FROM {s}.meta;
+SELECT trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k FROM {s}.trimming;
 -- name: set_reader
 INSERT INTO {s}.readers VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (tenant, name) DO UPDATE
 SET epoch = excluded.epoch, xid = excluded.xid, n = excluded.n, k = excluded.k
@@ -238,9 +240,8 @@ DELETE FROM {s}.readers WHERE tenant = $1 AND name = $2 RETURNING 1;
 SELECT name, epoch, xid, n, k FROM {s}.readers WHERE tenant = $1 ORDER BY name;
 -- name: slowest_reader
 SELECT epoch, xid, n, k FROM {s}.readers ORDER BY epoch, xid, n, k LIMIT 1;
--- How far pruners are. Who goes on from there says from where: of several one does.
--- name: log_state
-SELECT trimmed_epoch, trimmed_xid, trimmed_n, counted_epoch, counted_xid, counted_n, kept FROM {s}.meta;
+-- name: trimming
+SELECT trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k, counted_epoch, counted_xid, counted_n, kept FROM {s}.trimming;
 -- The last row of a stretch, and how many events are in the stretch.
 -- name: count_stretch
 SELECT epoch, xid, n, events FROM (
@@ -249,9 +250,6 @@ SELECT epoch, xid, n, events FROM (
         WHERE (epoch, xid, n) > ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6) ORDER BY epoch, xid, n LIMIT $7
     ) stretch
 ) x ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1;
--- name: set_counted
-UPDATE {s}.meta SET counted_epoch = $4, counted_xid = $5, counted_n = $6, kept = kept + $7
-WHERE (counted_epoch, counted_xid, counted_n) = ($1, $2, $3) RETURNING 1;
 -- The last row of a stretch that goes with all before it, and how many events these are: $7 are there, $8 of them stay and
 -- what readers from $9 on wait for, but never more than $13 and nothing from before $14.
 -- name: cut_stretch
@@ -269,15 +267,18 @@ SELECT epoch, xid, n, count, gone FROM (
         ) sums
     ) judged
 ) x WHERE goes ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1;
+-- Of several pruners that went on from the same places one gets on.
 -- name: set_trimmed
-UPDATE {s}.meta SET trimmed_epoch = $4, trimmed_xid = $5, trimmed_n = $6, trimmed_k = $7, kept = kept - $8
-WHERE (trimmed_epoch, trimmed_xid, trimmed_n) = ($1, $2, $3) RETURNING 1;
+UPDATE {s}.trimming SET trimmed_epoch = $8, trimmed_xid = $9, trimmed_n = $10, trimmed_k = $11, counted_epoch = $12,
+    counted_xid = $13, counted_n = $14, kept = $15
+WHERE (trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k, counted_epoch, counted_xid, counted_n)
+    = ($1, $2, $3, $4, $5, $6, $7) RETURNING 1;
 -- The partitions: whether all in them is past, which one is written to, and its size.
 -- name: slots
 SELECT ring.slot, e.n IS NULL AS empty, ring.slot = m.slot AS written,
-    (e.epoch, e.xid, e.n) <= (m.trimmed_epoch, m.trimmed_xid, m.trimmed_n) AS past,
+    (e.epoch, e.xid, e.n) <= (t.trimmed_epoch, t.trimmed_xid, t.trimmed_n) AS past,
     CASE WHEN ring.slot = m.slot THEN pg_total_relation_size(('{s}.events_' || m.slot)::regclass) END AS size
-FROM {s}.meta m CROSS JOIN generate_series(0, {slots} - 1) AS ring (slot) LEFT JOIN LATERAL (
+FROM {s}.meta m CROSS JOIN {s}.trimming t CROSS JOIN generate_series(0, {slots} - 1) AS ring (slot) LEFT JOIN LATERAL (
     SELECT epoch, xid, n FROM {s}.events WHERE events.slot = ring.slot ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1
 ) e ON true ORDER BY ring.slot;
 -- name: turn
@@ -285,8 +286,8 @@ UPDATE {s}.meta SET slot = $2 WHERE slot = $1;
 -- name: lock_slot_{slot}
 LOCK TABLE {s}.events_{slot} IN ACCESS EXCLUSIVE MODE;
 -- name: slot_is_past_{slot}
-SELECT NOT EXISTS (SELECT FROM {s}.meta m JOIN {s}.events_{slot} e
-    ON (e.epoch, e.xid, e.n) > (m.trimmed_epoch, m.trimmed_xid, m.trimmed_n));
+SELECT NOT EXISTS (SELECT FROM {s}.trimming t JOIN {s}.events_{slot} e
+    ON (e.epoch, e.xid, e.n) > (t.trimmed_epoch, t.trimmed_xid, t.trimmed_n));
 -- name: truncate_slot_{slot}
 TRUNCATE {s}.events_{slot};
 -- name: hint

@@ -23,7 +23,7 @@ STRETCH = 2000
 PARTITION_BYTES = 64 << 20
 """How large a partition of the log is, indexes included, before the next one is written to.
 
-Seven of them take in as many events as the log may have, also if each has a row of its own (440 bytes).
+Seven of them are about what the longest log takes if each event has a row of its own (480 bytes).
 """
 TRUNCATE_LOCK_MS = 100
 """How long readers of the log wait behind us for somebody who still writes to a partition that is past."""
@@ -72,40 +72,29 @@ async def forget(session: Session, limit: int, *, blobs: bool) -> tuple[int, lis
 async def trim(link: Link, keep_events: int) -> int:
     """Cut the log where nobody needs it: behind the slowest reader, but never later than the bounds. Whole rows go.
 
-    Each row is looked at twice in its life, in stretches: when it is counted, and when it goes. Of several who do it at
-    once, one gets on; the others leave it the rest.
+    Each row is looked at twice in its life, in stretches: when it is counted, and when it goes.
     """
     end = (await reads.ends(link)).end
     old = await link.value("now", repeat=True) - EVENTS_BOUND_MS
     slowest = [Place(*row.values()) for row in await link.rows("slowest_reader", repeat=True)]
     read = slowest[0] if slowest else END
-    await _count(link, end)
+    (state,) = await link.rows("trimming", repeat=True)
+    *before, kept = state.values()
+    cut, counted = before[:4], before[4:]
+    while found := await link.rows("count_stretch", *counted, *end[:3], STRETCH, repeat=True):
+        *counted, events = found[0].values()
+        kept += events
     gone = 0
-    while True:
-        trimmed, counted, kept = await _state(link)
-        bounds = (kept, keep_events, *read, EVENTS_BOUND, old)
-        found = await link.rows("cut_stretch", *trimmed, *counted, *bounds, STRETCH, repeat=True)
-        if not found or not await link.rows("set_trimmed", *trimmed, *found[0].values(), repeat=True):
-            break
-        gone += found[0]["gone"]
+    while found := await link.rows(
+        "cut_stretch", *cut[:3], *counted, kept - gone, keep_events, *read, EVENTS_BOUND, old, STRETCH, repeat=True
+    ):
+        *cut, events = found[0].values()
+        gone += events
+    after = [*cut, *counted]
+    if after != before and not await link.rows("set_trimmed", *before, *after, kept - gone, repeat=True):
+        gone = 0  # Somebody else did it.
     await _clear(link)
     return gone
-
-
-async def _count(link: Link, end: Place) -> None:
-    """Bring the number of events that are kept up to date."""
-    while True:
-        _, counted, _ = await _state(link)
-        found = await link.rows("count_stretch", *counted, *end[:3], STRETCH, repeat=True)
-        if not found or not await link.rows("set_counted", *counted, *found[0].values(), repeat=True):
-            return
-
-
-async def _state(link: Link) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Up to where the log is gone, up to where it is counted, and how many events are in between."""
-    (row,) = await link.rows("log_state", repeat=True)
-    *places, kept = row.values()
-    return tuple(places[:3]), tuple(places[3:]), kept
 
 
 async def _clear(link: Link) -> None:

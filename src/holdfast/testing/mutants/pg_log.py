@@ -181,7 +181,7 @@ def a_stream_is_that_of_all_tenants(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_leaves_a_gap_that_is_told")
 def the_mark_of_what_is_past_is_too_early(bug: Bug) -> None:
     """The last row that is past is said to be there yet."""
-    bug.statement("set_trimmed", "trimmed_k = $7", "trimmed_k = $7 * 0")
+    bug.statement("set_trimmed", "trimmed_k = $11", "trimmed_k = $11 * 0")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_leaves_a_gap_that_is_told")
