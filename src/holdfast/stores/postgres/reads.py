@@ -166,30 +166,29 @@ async def events(
         raise InvalidOption("after", f"{after!r} is not an offset of this store")
     if start < found.trimmed:
         raise EventsTrimmed(str(start), str(found.trimmed))
-    try:
-        page, reached = await _page(link, memory, tenant, start, found.end, limit)
-    except EventsTrimmed:
-        if after is not None:
-            raise
-        return await events(link, memory, tenant, None, limit)
+    page, reached = await _page(link, memory, tenant, start, found.end, limit)
+    if reached > start:
+        # Rows may be missing if it was trimmed meanwhile: no snapshot keeps what is truncated. Its mark was set before.
+        (mark,) = await link.rows("trimmed", repeat=True)
+        trimmed = Place(*mark.values())
+        if trimmed > start and after is not None:
+            raise EventsTrimmed(str(start), str(trimmed))
+        if trimmed > start:
+            return await events(link, memory, tenant, None, limit)
     return EventPage(page, str(reached), more=reached < found.end), found.held
 
 
 async def _page(
     link: Link, memory: Memory, tenant: str | None, start: Place, end: Place, limit: int
 ) -> tuple[list[Event], Place]:
-    """Events from a place on, and the place behind the last that was looked at. Raises EventsTrimmed."""
+    """Events from a place on, and the place behind the last that was looked at."""
     page: list[Event] = []
     reached = start
     passed = 0
     # A tenant's page looks through a bounded stretch of the log, whatever it finds there.
     while reached < end and len(page) < limit and passed < max(limit, LOOK_AHEAD):
-        try:
-            chunk = await _chunk(link, reached, end, limit)
-        except EventsTrimmed:
-            if reached == start:
-                raise
-            break  # What was read before is whole, and who comes for the rest is told.
+        chunk = await link.rows("events", *reached[:3], *end[:3], min(CHUNKS, limit + 1), repeat=True)
+        chunk = [row for row in chunk if Place(row["epoch"], row["xid"], row["n"], row["count"]) > reached]
         if not chunk:
             return page, end
         await _learn(link, memory, {lane for row in chunk for lane in row["lanes"]})
@@ -204,17 +203,6 @@ async def _page(
                 if tenant is None or event.tenant == tenant:
                     page.append(event)
     return page, reached
-
-
-async def _chunk(link: Link, after: Place, end: Place, limit: int) -> list[rows.Row]:
-    """Rows of the log from a place on. Raises EventsTrimmed if some of them may be gone."""
-    found = await link.rows("events", *after[:3], *end[:3], min(CHUNKS, limit + 1), repeat=True)
-    # The mark is set before anything goes, and no snapshot keeps what is truncated: so it is looked at afterwards.
-    (mark,) = await link.rows("trimmed", repeat=True)
-    trimmed = Place(*mark.values())
-    if trimmed > after:
-        raise EventsTrimmed(str(after), str(trimmed))
-    return [row for row in found if Place(row["epoch"], row["xid"], row["n"], row["count"]) > after]
 
 
 async def _learn(link: Link, memory: Memory, numbers: set[int]) -> None:
