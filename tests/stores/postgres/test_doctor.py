@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 
 from holdfast import StoreUnavailable
-from holdfast.store import make_store, parse_url
-from holdfast.stores.postgres import doctor, schema
+from holdfast.store import Reader, make_store, parse_url
+from holdfast.stores.postgres import doctor, schema, upkeep
 from holdfast.stores.postgres.address import read
 from holdfast.stores.postgres.link import Link
 from holdfast.testing.postgres import PostgresServer
@@ -145,14 +145,31 @@ async def test_an_invalid_index_is_bad_and_its_cure_works(postgres, database):
         assert (await look(postgres.url(database)))["indexes"].level == "ok"
 
 
-async def test_a_log_that_nobody_trims_is_noticed(postgres, database):
+async def test_a_log_that_nobody_trims_is_noticed(postgres, database, monkeypatch):
     async with opened(postgres.url(database)) as store:
-        await fill(store, 1)
-        for slot in range(1, 8):
-            postgres.sql(f"SELECT setval('holdfast.events_n', {slot << 14})", database)
-            await fill(store, 1, start=slot)
+        await fill(store, 10)
+        monkeypatch.setattr(doctor, "LARGE_PARTITION", 8192)
         found = (await look(postgres.url(database)))["partitions"]
-    assert (found.level, "partition 7 of 8" in found.text) == ("warn", True)
+    assert (found.level, "7 are empty ahead: it has 0.0 MiB, and nobody trims" in found.text) == ("warn", True)
+
+
+async def test_a_log_that_has_no_partition_left_to_go_on_to_is_noticed(postgres, database, monkeypatch):
+    """A reader stands still, and events come in; when it is gone, all is well again."""
+    for module in (upkeep, doctor):
+        monkeypatch.setattr(module, "PARTITION_BYTES", 20_000)  # One row is larger, with its indexes.
+    async with opened(postgres.url(database, keep_events=0)) as store:
+        await store.set_reader(Reader(None, "still", await store.last_offset()))
+        for n in range(8):
+            found = (await look(postgres.url(database)))["partitions"]
+            assert (found.level, f"partition {n} of 8 is written to, {7 - n} are empty" in found.text) == ("ok", True)
+            await fill(store, 1, start=n)
+            await store.prune(100)
+        found = (await look(postgres.url(database)))["partitions"]
+        assert (found.level, "partition 7 of 8 is written to, 0 are empty" in found.text) == ("warn", True)
+        await store.drop_reader(None, "still")
+        await store.prune(100)
+        found = (await look(postgres.url(database)))["partitions"]
+        assert (found.level, "partition 0 of 8 is written to, 6 are empty" in found.text) == ("ok", True)
 
 
 @pytest.mark.parametrize("number, today, level", [(120022, 2024, "bad"), (140011, 2026, "ok"), (140011, 2027, "warn")])

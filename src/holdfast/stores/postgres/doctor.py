@@ -14,6 +14,7 @@ from holdfast.stores.postgres import schema
 from holdfast.stores.postgres.link import LOCK_MS, Link
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import SLOTS, migrations, quoted
+from holdfast.stores.postgres.upkeep import PARTITION_BYTES
 
 LEAST_VERSION = 13
 SUPPORTED_UNTIL = {
@@ -30,6 +31,8 @@ VACUUM_S = 3600
 LARGE_INDEX = 256 << 20
 LARGE_ENTRY = 1000
 """An index with so many bytes for each row is mostly empty pages."""
+LARGE_PARTITION = 8 * PARTITION_BYTES
+"""More than a busy system writes to the log before the pruner comes by."""
 LAG_S = 10
 WRAP_WARN = 1_500_000_000
 STATEMENT_MS = 5_000
@@ -314,17 +317,19 @@ async def _indexes(link: Link, tables: dict[str, Row]) -> list[Finding]:
 
 
 async def _log(link: Link) -> Finding:
-    """Where the log stands in its ring of partitions, and how far it can go."""
-    ring = await link.rows("doctor_log", repeat=True)
-    at = next((row["slot"] for row in ring if row["written"]), 0)
-    ahead = 0
-    while ahead < SLOTS - 1 and not ring[(at + ahead + 1) % SLOTS]["used"]:
-        ahead += 1
-    text = f"partition {at} of {SLOTS} is written to, {ahead} are empty ahead of it"
-    if ahead == 0:
-        cure = "run a worker or `holdfast maintain`: they trim it; see that no registered reader stands still"
-        return Finding("warn", "partitions", f"{text}: nobody trims the log, and it grows", cure)
-    return Finding("ok", "partitions", text)
+    """Which partition of the log is written to, and whether somebody goes on to the next one."""
+    slots = await link.rows("slots", repeat=True)
+    (written,) = (row for row in slots if row["written"])
+    ahead = sum(row["empty"] for row in slots if row is not written)
+    text = f"partition {written['slot']} of {SLOTS} is written to, {ahead} are empty ahead"
+    if written["size"] > LARGE_PARTITION:
+        text += f": it has {_mib(written['size'])}, and nobody trims the log"
+    elif ahead == 0 and written["size"] >= PARTITION_BYTES:
+        text += ": a reader stands still, or nobody trims the log, and it grows"
+    else:
+        return Finding("ok", "partitions", text)
+    cure = "run a worker or `holdfast maintain`: they trim it; see that no registered reader stands still"
+    return Finding("warn", "partitions", text, cure)
 
 
 def _wrap(server: Row) -> Finding:

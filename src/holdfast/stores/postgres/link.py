@@ -39,8 +39,8 @@ IDLE_MS = 15_000
 # Every statement goes by index, whatever the statistics say; the hot ones say so themselves (see migrations/).
 _SETTINGS = {
     "application_name": "holdfast", "lock_timeout": str(LOCK_MS), "idle_in_transaction_session_timeout": str(IDLE_MS),
-    "default_transaction_isolation": "read committed",
-    "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off",
+    "default_transaction_isolation": "read committed", "jit": "off",
+    "enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off",
 }  # fmt: skip
 
 Connection = Any  # asyncpg's connection has no types.

@@ -42,7 +42,7 @@ class Place(NamedTuple):
         return ".".join(map(str, self))
 
 
-START = Place(0, 0, 0, 0)
+END = Place(2**31 - 1, 2**63 - 1, 2**63 - 1, 2**31 - 1)
 
 
 def parse_offset(offset: str, option: str = "after") -> Place:

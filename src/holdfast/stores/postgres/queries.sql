@@ -17,7 +17,10 @@ UPDATE {s}.meta SET frozen_at = $1;
 -- name: new_epoch
 UPDATE {s}.meta SET epoch = epoch + 1 WHERE EXISTS (
     SELECT FROM {s}.events e WHERE e.epoch = meta.epoch
-        AND e.xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
+        AND e.xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+) OR EXISTS (
+    SELECT FROM {s}.trimming t WHERE t.trimmed_epoch = meta.epoch
+        AND t.trimmed_xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
 
 -- Lanes.
 -- name: find_lanes
@@ -215,16 +218,18 @@ SELECT info, started_at, seen_at FROM {s}.workers WHERE expires_at > {s}.now_ms(
 
 -- The log. Readers stay below every transaction that is still open. [EVENT-2]
 -- name: log_ends
-SELECT m.trimmed_epoch, m.trimmed_xid, m.trimmed_n, m.trimmed_k, e.epoch, e.xid, e.n, e.count,
+SELECT t.trimmed_epoch, t.trimmed_xid, t.trimmed_n, t.trimmed_k, e.epoch, e.xid, e.n, e.count,
     EXISTS (SELECT FROM {s}.events f WHERE f.epoch = m.epoch
         AND f.xid >= pg_snapshot_xmin(pg_current_snapshot())::text::bigint) AS held
-FROM {s}.meta m LEFT JOIN LATERAL (
+FROM {s}.meta m CROSS JOIN {s}.trimming t LEFT JOIN LATERAL (
     SELECT * FROM {s}.events e WHERE (e.epoch, e.xid) < (m.epoch, pg_snapshot_xmin(pg_current_snapshot())::text::bigint)
     ORDER BY e.epoch DESC, e.xid DESC, e.n DESC LIMIT 1
 ) e ON true;
 -- name: events
 SELECT epoch, xid, n, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more FROM {s}.events
 WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6) ORDER BY epoch, xid, n LIMIT $7;
+-- name: trimmed
+SELECT trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k FROM {s}.trimming;
 -- name: set_reader
 INSERT INTO {s}.readers VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (tenant, name) DO UPDATE
 SET epoch = excluded.epoch, xid = excluded.xid, n = excluded.n, k = excluded.k
@@ -235,20 +240,54 @@ DELETE FROM {s}.readers WHERE tenant = $1 AND name = $2 RETURNING 1;
 SELECT name, epoch, xid, n, k FROM {s}.readers WHERE tenant = $1 ORDER BY name;
 -- name: slowest_reader
 SELECT epoch, xid, n, k FROM {s}.readers ORDER BY epoch, xid, n, k LIMIT 1;
--- Chunks from the newest back, with how many events are newer.
--- name: log_sizes
-SELECT epoch, xid, n, at, count, sum(count) OVER (ORDER BY epoch DESC, xid DESC, n DESC) - count AS newer
-FROM {s}.events WHERE (epoch, xid, n) > ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6)
-ORDER BY epoch, xid, n;
+-- name: trimming
+SELECT trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k, counted_epoch, counted_xid, counted_n, kept FROM {s}.trimming;
+-- The last row of a stretch, and how many events are in the stretch.
+-- name: count_stretch
+SELECT epoch, xid, n, events FROM (
+    SELECT epoch, xid, n, sum(count) OVER (ORDER BY epoch, xid, n)::bigint AS events FROM (
+        SELECT epoch, xid, n, count FROM {s}.events
+        WHERE (epoch, xid, n) > ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6) ORDER BY epoch, xid, n LIMIT $7
+    ) stretch
+) x ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1;
+-- The last row of a stretch that goes with all before it, and how many events these are: $7 are there, $8 of them stay and
+-- what readers from $9 on wait for, but never more than $13 and nothing from before $14.
+-- name: cut_stretch
+SELECT epoch, xid, n, count, gone FROM (
+    SELECT *, bool_and(may_go OR must_go) OVER (ORDER BY epoch, xid, n) AS goes FROM (
+        SELECT epoch, xid, n, count, gone,
+            $7::bigint - gone >= $8::bigint AND (epoch, xid, n, count) <= ($9, $10, $11, $12) AS may_go,
+            $7::bigint - gone >= $13::bigint OR at <= $14 AS must_go
+        FROM (
+            SELECT epoch, xid, n, count, at, sum(count) OVER (ORDER BY epoch, xid, n)::bigint AS gone FROM (
+                SELECT epoch, xid, n, count, at FROM {s}.events
+                WHERE (epoch, xid, n) > ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6)
+                ORDER BY epoch, xid, n LIMIT $15
+            ) stretch
+        ) sums
+    ) judged
+) x WHERE goes ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1;
+-- Of several pruners that went on from the same places one gets on.
 -- name: set_trimmed
-UPDATE {s}.meta SET trimmed_epoch = $1, trimmed_xid = $2, trimmed_n = $3, trimmed_k = $4
-WHERE (trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k) < ($1, $2, $3, $4);
+UPDATE {s}.trimming SET trimmed_epoch = $8, trimmed_xid = $9, trimmed_n = $10, trimmed_k = $11, counted_epoch = $12,
+    counted_xid = $13, counted_n = $14, kept = $15
+WHERE (trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k, counted_epoch, counted_xid, counted_n)
+    = ($1, $2, $3, $4, $5, $6, $7) RETURNING 1;
+-- The partitions: whether all in them is past, which one is written to, and its size.
 -- name: slots
-SELECT slot, max(n) AS last, bool_and((epoch, xid, n) <= ($1, $2, $3)) AS past FROM {s}.events GROUP BY slot;
+SELECT ring.slot, e.n IS NULL AS empty, ring.slot = m.slot AS written,
+    (e.epoch, e.xid, e.n) <= (t.trimmed_epoch, t.trimmed_xid, t.trimmed_n) AS past,
+    CASE WHEN ring.slot = m.slot THEN pg_total_relation_size(('{s}.events_' || m.slot)::regclass) END AS size
+FROM {s}.meta m CROSS JOIN {s}.trimming t CROSS JOIN generate_series(0, {slots} - 1) AS ring (slot) LEFT JOIN LATERAL (
+    SELECT epoch, xid, n FROM {s}.events WHERE events.slot = ring.slot ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1
+) e ON true ORDER BY ring.slot;
+-- name: turn
+UPDATE {s}.meta SET slot = $2 WHERE slot = $1;
 -- name: lock_slot_{slot}
 LOCK TABLE {s}.events_{slot} IN ACCESS EXCLUSIVE MODE;
 -- name: slot_is_past_{slot}
-SELECT NOT EXISTS (SELECT FROM {s}.events_{slot} WHERE (epoch, xid, n) > ($1, $2, $3));
+SELECT NOT EXISTS (SELECT FROM {s}.trimming t JOIN {s}.events_{slot} e
+    ON (e.epoch, e.xid, e.n) > (t.trimmed_epoch, t.trimmed_xid, t.trimmed_n));
 -- name: truncate_slot_{slot}
 TRUNCATE {s}.events_{slot};
 -- name: hint
@@ -282,19 +321,6 @@ RETURNING name;
 -- The doctor.
 -- name: durability
 SELECT current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS synchronous_commit;
--- name: health
-SELECT current_setting('server_version') AS version, current_setting('fsync') AS fsync,
-    current_setting('synchronous_commit') AS synchronous_commit, pg_is_in_recovery() AS replica,
-    (SELECT max(number) FROM {s}.migrations) AS migration,
-    (SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8 FROM pg_stat_activity
-        WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid() AND backend_type = 'client backend') AS oldest_s,
-    (SELECT n_live_tup FROM pg_stat_user_tables WHERE schemaname = $1 AND relname = 'jobs') AS live,
-    (SELECT n_dead_tup FROM pg_stat_user_tables WHERE schemaname = $1 AND relname = 'jobs') AS dead,
-    pg_total_relation_size('{s}.jobs') AS jobs_bytes, pg_total_relation_size('{s}.done') AS done_bytes,
-    (SELECT sum(pg_total_relation_size(inhrelid))::bigint FROM pg_inherits WHERE inhparent = '{s}.events'::regclass)
-        AS events_bytes;
--- name: slot_use
-SELECT DISTINCT slot FROM {s}.events;
 
 -- Joining a caller's transaction. [ENQ-7]
 -- A hint that goes with the caller's own commit; that commit is flushed or not as the caller has set it.
@@ -347,8 +373,3 @@ SELECT c.relname::text AS name, t.relname::text AS on_table, i.indisvalid AND i.
     CASE WHEN c.relkind = 'i' THEN pg_relation_size(c.oid) ELSE 0 END AS size
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_class t ON t.oid = i.indrelid
 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1::text ORDER BY 1;
--- Which partitions of the log have something in them, and which one is being written to.
--- name: doctor_log
-SELECT slot, EXISTS (SELECT FROM {s}.events e WHERE e.slot = ring.slot) AS used,
-    slot = ((SELECT last_value FROM {s}.events_n) >> 14) & 7 AS written
-FROM generate_series(0, 7) AS ring (slot) ORDER BY slot;

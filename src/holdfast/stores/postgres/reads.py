@@ -166,28 +166,43 @@ async def events(
         raise InvalidOption("after", f"{after!r} is not an offset of this store")
     if start < found.trimmed:
         raise EventsTrimmed(str(start), str(found.trimmed))
+    page, reached = await _page(link, memory, tenant, start, found.end, limit)
+    if reached > start:
+        # Rows may be missing if it was trimmed meanwhile: no snapshot keeps what is truncated. Its mark was set before.
+        (mark,) = await link.rows("trimmed", repeat=True)
+        trimmed = Place(*mark.values())
+        if trimmed > start and after is not None:
+            raise EventsTrimmed(str(start), str(trimmed))
+        if trimmed > start:
+            return await events(link, memory, tenant, None, limit)
+    return EventPage(page, str(reached), more=reached < found.end), found.held
+
+
+async def _page(
+    link: Link, memory: Memory, tenant: str | None, start: Place, end: Place, limit: int
+) -> tuple[list[Event], Place]:
+    """Events from a place on, and the place behind the last that was looked at."""
     page: list[Event] = []
     reached = start
     passed = 0
     # A tenant's page looks through a bounded stretch of the log, whatever it finds there.
-    while reached < found.end and len(page) < limit and passed < max(limit, LOOK_AHEAD):
-        chunk = await link.rows("events", *reached[:3], *found.end[:3], min(CHUNKS, limit + 1), repeat=True)
+    while reached < end and len(page) < limit and passed < max(limit, LOOK_AHEAD):
+        chunk = await link.rows("events", *reached[:3], *end[:3], min(CHUNKS, limit + 1), repeat=True)
         chunk = [row for row in chunk if Place(row["epoch"], row["xid"], row["n"], row["count"]) > reached]
         if not chunk:
-            reached = found.end
-            break
+            return page, end
         await _learn(link, memory, {lane for row in chunk for lane in row["lanes"]})
         for row in chunk:
             place = Place(row["epoch"], row["xid"], row["n"], 0)
             skip = reached.k if place[:3] == reached[:3] else 0
             for k, event in log.unpack(row, skip, lambda lane: _names(memory, lane)):
                 if len(page) == limit:
-                    return EventPage(page, str(reached), more=reached < found.end), found.held
+                    return page, reached
                 reached = place._replace(k=k)
                 passed += 1
                 if tenant is None or event.tenant == tenant:
                     page.append(event)
-    return EventPage(page, str(reached), more=reached < found.end), found.held
+    return page, reached
 
 
 async def _learn(link: Link, memory: Memory, numbers: set[int]) -> None:

@@ -32,6 +32,7 @@ def statements(schema: str) -> Statements:
     for name, body in zip(parts[::2], parts[1::2], strict=True):
         bare = _COMMENT.sub("", body).strip().removesuffix(";")
         text = bare.replace("{s}", quoted(schema)).replace("{hot}", hot).replace("{cold}", cold)
+        text = text.replace("{slots}", str(SLOTS))
         for slot in range(SLOTS if "{slot}" in name else 1):
             found[name.replace("{slot}", str(slot))] = text.replace("{slot}", str(slot))
     return found

@@ -14,11 +14,19 @@ from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS, Pruned, Reaped
 from holdfast.stores.postgres import reads, rows
 from holdfast.stores.postgres.lanes import Memory
 from holdfast.stores.postgres.link import Link, Session
-from holdfast.stores.postgres.log import Place
+from holdfast.stores.postgres.log import END, Place
+from holdfast.stores.postgres.sql import SLOTS
 from holdfast.stores.postgres.unit import News, Unit
 
-SLOT_BITS = 14
-"""The numbers of a partition's rows agree but for that many bits, see the function `log`."""
+STRETCH = 2000
+"""How many rows of the log one statement looks through."""
+PARTITION_BYTES = 64 << 20
+"""How large a partition of the log is, indexes included, before the next one is written to.
+
+Seven of them are about what the longest log takes if each event has a row of its own (480 bytes).
+"""
+TRUNCATE_LOCK_MS = 100
+"""How long readers of the log wait behind us for somebody who still writes to a partition that is past."""
 
 
 async def reap(
@@ -62,50 +70,56 @@ async def forget(session: Session, limit: int, *, blobs: bool) -> tuple[int, lis
 
 
 async def trim(link: Link, keep_events: int) -> int:
-    """Cut the log where nobody needs it: behind the slowest reader, but never later than the bounds. Whole rows go."""
-    ends = await reads.ends(link)
-    if ends.end <= ends.trimmed:
-        return 0
-    now = await link.value("now", repeat=True)
+    """Cut the log where nobody needs it: behind the slowest reader, but never later than the bounds. Whole rows go.
+
+    Each row is looked at twice in its life, in stretches: when it is counted, and when it goes.
+    """
+    end = (await reads.ends(link)).end
+    old = await link.value("now", repeat=True) - EVENTS_BOUND_MS
     slowest = [Place(*row.values()) for row in await link.rows("slowest_reader", repeat=True)]
-    cut: Place | None = None
+    read = slowest[0] if slowest else END
+    (state,) = await link.rows("trimming", repeat=True)
+    *before, kept = state.values()
+    cut, counted = before[:4], before[4:]
+    while found := await link.rows("count_stretch", *counted, *end[:3], STRETCH, repeat=True):
+        *counted, events = found[0].values()
+        kept += events
     gone = 0
-    for row in await link.rows("log_sizes", *ends.trimmed[:3], *ends.end[:3], repeat=True):
-        place = Place(row["epoch"], row["xid"], row["n"], row["count"])
-        newer = int(row["newer"])
-        seen = not slowest or place <= slowest[0]
-        may_go = newer >= keep_events and seen
-        must_go = newer >= EVENTS_BOUND or row["at"] <= now - EVENTS_BOUND_MS
-        if not (may_go or must_go):
-            break
-        cut = place
-        gone += row["count"]
-    if cut is None:
-        return 0
-    await link.rows("set_trimmed", *cut, repeat=True)
-    await _truncate(link, cut)
+    while found := await link.rows(
+        "cut_stretch", *cut[:3], *counted, kept - gone, keep_events, *read, EVENTS_BOUND, old, STRETCH, repeat=True
+    ):
+        *cut, events = found[0].values()
+        gone += events
+    after = [*cut, *counted]
+    if after != before and not await link.rows("set_trimmed", *before, *after, kept - gone, repeat=True):
+        gone = 0  # Somebody else did it.
+    await _clear(link)
     return gone
 
 
-async def _truncate(link: Link, cut: Place) -> None:
-    """Empty the partitions that hold nothing but what is past. One that somebody still uses waits for the next time."""
-    found = await link.rows("slots", *cut[:3], repeat=True)
-    if not found:
-        return
-    newest = max(row["last"] for row in found)
-    for row in found:
-        # Never the one that is written to now, nor its successor.
-        ahead = newest >> SLOT_BITS > row["last"] >> SLOT_BITS
-        if row["past"] and ahead:
+async def _clear(link: Link) -> None:
+    """Empty the partitions that hold nothing but what is past, and go on to an empty one if that in use is large."""
+    slots = await link.rows("slots", repeat=True)
+    (written,) = (row for row in slots if row["written"])
+    empty = [row["slot"] for row in slots if row["empty"]]
+    for row in slots:
+        if row["past"] and row is not written:
+            # One that somebody still uses waits for the next time, and so does nobody who comes after us.
             with contextlib.suppress(StoreBusy):
-                await link.change(partial(_truncate_slot, row["slot"], cut))
+                if await link.change(partial(_truncate, row["slot"]), lock_ms=TRUNCATE_LOCK_MS):
+                    empty.append(row["slot"])
+    if written["size"] >= PARTITION_BYTES and empty:
+        following = min(empty, key=lambda slot: (slot - written["slot"]) % SLOTS)
+        await link.rows("turn", written["slot"], following, repeat=True)
 
 
-async def _truncate_slot(slot: int, cut: Place, session: Session) -> None:
+async def _truncate(slot: int, session: Session) -> bool:
     await session.rows(f"lock_slot_{slot}")
     # What was being written until we had the lock may be newer than what is past.
-    if await session.value(f"slot_is_past_{slot}", *cut[:3]):
+    past: bool = await session.value(f"slot_is_past_{slot}")
+    if past:
         await session.rows(f"truncate_slot_{slot}")
+    return past
 
 
 async def prune(link: Link, limit: int, keep_events: int, *, blobs: bool) -> Pruned:

@@ -179,9 +179,9 @@ def a_stream_is_that_of_all_tenants(bug: Bug) -> None:
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_leaves_a_gap_that_is_told")
-def the_log_is_trimmed_without_a_mark(bug: Bug) -> None:
-    """Events are past, and nothing says how far."""
-    bug.statement("set_trimmed", "trimmed_k = $4", "trimmed_k = $4 WHERE false")
+def the_mark_of_what_is_past_is_too_early(bug: Bug) -> None:
+    """The last row that is past is said to be there yet."""
+    bug.statement("set_trimmed", "trimmed_k = $11", "trimmed_k = $11 * 0")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_leaves_a_gap_that_is_told")

@@ -6,10 +6,7 @@ CREATE TABLE {s}.meta (
     frozen_at     bigint,                        -- the clock stands here (tests), or NULL: it runs
     place         uuid NOT NULL DEFAULT gen_random_uuid(),
     epoch         int NOT NULL DEFAULT 1,        -- grows when the data was restored into another cluster
-    trimmed_epoch int NOT NULL DEFAULT 0,        -- events up to this place are gone
-    trimmed_xid   bigint NOT NULL DEFAULT 0,
-    trimmed_n     bigint NOT NULL DEFAULT 0,
-    trimmed_k     int NOT NULL DEFAULT 0
+    slot          smallint NOT NULL DEFAULT 0    -- the partition of the log that is written to
 );
 INSERT INTO {s}.meta DEFAULT VALUES;
 
@@ -120,7 +117,8 @@ CREATE TABLE {s}.keys (
 CREATE INDEX keys_expired ON {s}.keys (expires_at) WHERE expires_at IS NOT NULL;
 
 -- The log: one row for each call, with all its events in columns. An array of one stands for as many as there are.
--- Eight partitions in a ring, 2^18 events each; what is past is truncated, never deleted row by row.
+-- It is written to one of eight partitions, which `meta` names. The pruner goes on to an empty one when that is large,
+-- and truncates those that hold nothing but what is past: never row by row, and never what is not past.
 CREATE TABLE {s}.events (
     xid      bigint NOT NULL,
     n        bigint NOT NULL,
@@ -151,6 +149,20 @@ CREATE TABLE {s}.events_5 PARTITION OF {s}.events FOR VALUES IN (5);
 CREATE TABLE {s}.events_6 PARTITION OF {s}.events FOR VALUES IN (6);
 CREATE TABLE {s}.events_7 PARTITION OF {s}.events FOR VALUES IN (7);
 CREATE INDEX events_place ON {s}.events (epoch, xid, n);
+
+-- How far the log is trimmed. Not in `meta`: every call reads that, past what old transactions keep of its former self.
+CREATE TABLE {s}.trimming (
+    one           int PRIMARY KEY DEFAULT 1 CHECK (one = 1),
+    trimmed_epoch int NOT NULL DEFAULT 0,        -- events up to this place are gone
+    trimmed_xid   bigint NOT NULL DEFAULT 0,
+    trimmed_n     bigint NOT NULL DEFAULT 0,
+    trimmed_k     int NOT NULL DEFAULT 0,
+    counted_epoch int NOT NULL DEFAULT 0,        -- a pruner has counted those up to this row ...
+    counted_xid   bigint NOT NULL DEFAULT 0,
+    counted_n     bigint NOT NULL DEFAULT 0,
+    kept          bigint NOT NULL DEFAULT 0      -- ... and so many are in between
+);
+INSERT INTO {s}.trimming DEFAULT VALUES;
 
 CREATE TABLE {s}.readers (
     tenant text COLLATE "C" NOT NULL,            -- '' reads all tenants

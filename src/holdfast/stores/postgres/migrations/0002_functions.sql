@@ -18,13 +18,11 @@ CREATE FUNCTION {s}.log(
     p_attempts int[], p_tokens bigint[], p_workers text[], p_xs bigint[], p_ys bigint[], p_zs bigint[], p_more bytea[]
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_n bigint;
+    v_n bigint := nextval('{s}.events_n');
 BEGIN
-    -- It counts sixteens of events, so that a partition holds about as many whatever the size of the calls.
-    SELECT max(nextval('{s}.events_n')) INTO v_n FROM generate_series(0, p_count / 16);
     INSERT INTO {s}.events (slot, epoch, xid, n, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys,
         zs, more)
-    SELECT (v_n >> 14) & 7, epoch, p_xid, v_n, p_at, p_count, p_kinds, p_lanes, p_ids, p_types, p_attempts, p_tokens,
+    SELECT slot, epoch, p_xid, v_n, p_at, p_count, p_kinds, p_lanes, p_ids, p_types, p_attempts, p_tokens,
         p_workers, p_xs, p_ys, p_zs, p_more
     FROM {s}.meta;
 END $$;
