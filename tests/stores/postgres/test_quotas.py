@@ -16,14 +16,17 @@ WAITING = 1500
 def counts(monkeypatch):
     """The counts of a backlog that are made."""
     made = []
-    rows = Direct.rows
 
-    async def noted(self, name, *args):
-        if name.endswith("_waiting") and not name.startswith("list"):
-            made.append(name)
-        return await rows(self, name, *args)
+    def noting(run):
+        async def noted(self, name, *args):
+            if name in ("lane_waiting", "tenant_waiting"):
+                made.append(name)
+            return await run(self, name, *args)
 
-    monkeypatch.setattr(Direct, "rows", noted)
+        return noted
+
+    for name in ("rows", "value"):
+        monkeypatch.setattr(Direct, name, noting(getattr(Direct, name)))
     return made
 
 

@@ -141,7 +141,7 @@ def an_extension_has_no_deadline(bug: Bug) -> None:
 @mutant("ENQ-4", stores=POSTGRES, seen_by="batches_of_extensions_answer_item_by_item_too")
 def a_batch_of_extensions_is_granted_whole(bug: Bug) -> None:
     """One live lease in a batch of extensions covers those that are over."""
-    bug.function("extend", "< cardinality(p_ids)", "< 1")
+    bug.function("extend", "< cardinality(p_ids) OR v_until <= {s}.now_ms()", "< 1")
 
 
 @mutant("RETRY-5", stores=POSTGRES)
