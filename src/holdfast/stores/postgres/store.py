@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any, ClassVar, TypeVar
@@ -190,9 +191,9 @@ class PostgresStore:
             return await act(items, joined, patient_ms)
         answers: dict[int, A] = {}
         blocked: list[range] = []
-        parts = [range(len(items))]
+        parts = deque([range(len(items))])
         while parts:
-            part = parts.pop()
+            part = parts.popleft()  # The larger ones first: most are done before what is blocked is found.
             try:
                 found = await act(items[part.start : part.stop], None, brief_ms)
             except StoreBusy as busy:
@@ -202,7 +203,7 @@ class PostgresStore:
                 if len(part) == 1 or len(blocked) >= BLOCKED:
                     blocked.append(part)
                 else:
-                    parts += [range(half, part.stop), range(part.start, half)]
+                    parts += [range(part.start, half), range(half, part.stop)]
             else:
                 answers.update(zip(part, found, strict=True))
         for part in blocked:
