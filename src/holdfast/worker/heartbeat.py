@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from holdfast.core.errors import LeaseExpired, StoreError
+from holdfast.core.errors import LeaseExpired, StoreBusy, StoreError
 from holdfast.core.failpoint import hit
 from holdfast.core.job import Extend, Extended
 from holdfast.maintenance.backoff import AWAY, Pause
@@ -187,7 +187,15 @@ class Heartbeat:
     async def _renew(self, store: Store, due: list[Held]) -> None:
         hit("worker.mid_renewal")
         sent = time.monotonic()
-        answers = await store.extend([Extend(one.key, one.token, self._lease_ms) for one in due])
+        try:
+            answers = await store.extend([Extend(one.key, one.token, self._lease_ms) for one in due])
+        except StoreBusy as busy:
+            if len(due) == 1:
+                raise
+            # Somebody may hold one of them: it must not take the others with it.
+            self._report(busy)
+            self._renew_alone(store, due)
+            return
         hit("worker.mid_renewal")
         for one, answer in zip(due, answers, strict=True):
             if isinstance(answer, Extended):
@@ -202,15 +210,15 @@ class Heartbeat:
         if context is not None:
             context.renewed(answer.deadline)
 
-    def _renew_alone(self, store: Store, joined: list[Held]) -> None:
-        """Renew what an open transaction of its handler may hold: beside the others, who must not wait for it."""
-        for one in joined:
+    def _renew_alone(self, store: Store, held: list[Held]) -> None:
+        """Renew what an open transaction may hold, of its handler or of others: the rest must not wait for it."""
+        for one in held:
             one.renew_at = time.monotonic() + self._lease_s / 3
-            task = self._loop.create_task(self._renew_joined(store, one))
+            task = self._loop.create_task(self._renew_one(store, one))
             self._alone.add(task)
             task.add_done_callback(self._alone.discard)
 
-    async def _renew_joined(self, store: Store, one: Held) -> None:
+    async def _renew_one(self, store: Store, one: Held) -> None:
         try:
             sent = time.monotonic()
             (answer,) = await store.extend([Extend(one.key, one.token, self._lease_ms)])

@@ -3,8 +3,9 @@
 import asyncio
 
 import asyncpg
+import pytest
 
-from holdfast.core.job import Cancel
+from holdfast.core.job import Cancel, IdempotencyKey, Purge, SetResultTtl
 from tests.stores.postgres.support import all_events, claim, complete, fill, new, opened
 
 
@@ -36,6 +37,37 @@ async def test_a_job_s_events_are_in_order_although_the_later_transaction_began_
             await complete(store, jobs, connection=connection)
         assert [event.kind for event in await all_events(store)] == ["enqueued", "claimed", "completed"]
         await connection.close()
+
+
+@pytest.mark.parametrize("by", ["purge", "prune"])
+@pytest.mark.parametrize("key", [None, IdempotencyKey("k")])
+async def test_a_new_life_is_read_after_the_old_one_although_its_transaction_began_first(postgres, database, by, key):
+    """Of an id that was free again: nothing is left of it but what is in the log."""
+    async with opened(postgres.url(database)) as store:
+        connection = await asyncpg.connect(postgres.url(database))
+        async with connection.transaction():
+            await connection.execute("SELECT pg_current_xact_id()")
+            await fill(store, 1)
+            (job,) = await claim(store, 1)
+            await complete(store, [job])
+            if by == "purge":
+                await store.purge([Purge(job.key)])
+            else:
+                await store.set_result_ttl([SetResultTtl(job.key, 0)])
+                assert (await store.prune(10)).jobs == 1
+            await store.enqueue([new(job.id, idempotency=key), new("other")], connection=connection)
+        purged = ["purged"] if by == "purge" else []
+        kinds = [event.kind for event in await all_events(store) if event.job_id == job.id]
+        assert kinds == ["enqueued", "claimed", "completed", *purged, "enqueued"]
+        await connection.close()
+
+
+async def test_a_freed_id_holds_up_nothing_after_a_restore(postgres, database):
+    """Then the transaction that freed it may be one that is still to come."""
+    async with opened(postgres.url(database)) as store:
+        postgres.sql("SELECT setval('holdfast.freed', 1000000000000)", database)
+        await store.enqueue([new("a")])
+        assert [event.job_id for event in await all_events(store)] == ["a"]
 
 
 async def test_readers_beside_many_writers_see_each_event_once_and_in_order(postgres, database):

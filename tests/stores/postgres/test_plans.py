@@ -65,6 +65,7 @@ async def test_stale_statistics_change_no_plan(postgres, database):
             [job.token for job in jobs],
             [None] * len(jobs),
             None,
+            None,
         )
         await connection.close()
         indexes = set()

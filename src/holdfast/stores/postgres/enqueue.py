@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from holdfast.core import dedup, lifecycle
 from holdfast.core.dedup import Binding
+from holdfast.core.errors import StoreBusy
 from holdfast.core.job import JobKey, JobState, NewJob, Queued
 from holdfast.store import EnqueueAnswer
 from holdfast.stores.postgres import rows
@@ -14,6 +16,10 @@ from holdfast.stores.postgres.lanes import Lane, Memory
 from holdfast.stores.postgres.link import Link, Session
 from holdfast.stores.postgres.quotas import Quotas
 from holdfast.stores.postgres.unit import KeyScope, News, Unit, scope_of
+
+TRIES = 10
+"""How often ids are looked at that turn out to be another's when they are to be taken."""
+PAUSE_S = 0.01
 
 
 async def make_lanes(link: Link, memory: Memory, items: Sequence[NewJob]) -> list[Lane]:
@@ -79,38 +85,119 @@ def fresh_answers(items: Sequence[NewJob], lanes: Sequence[Lane], now: int) -> t
 async def enqueue(
     session: Session, memory: Memory, items: Sequence[NewJob], lanes: Sequence[Lane], place: str, *, wait: bool
 ) -> tuple[list[EnqueueAnswer], News]:
-    """Take in jobs one by one, whatever is there already. The id is looked at first, then the key. [ENQ-2, ENQ-3]"""
-    pairs = list(zip(items, lanes, strict=True))
-    scopes = {scope_of(lane, item.envelope) for item, lane in pairs if item.envelope.idempotency is not None}
-    if scopes:
-        await session.rows("hold_keys", [f"{place}:{lane}:{type_}:{key}" for lane, type_, key in scopes])
-    quotas = await Quotas.read(session, (item.key.tenant for item in items), place, wait=wait)
-    numbers, ids = [lane.number for lane in lanes], [item.key.id for item in items]
-    fresh = {(row["lane"], row["id"]) for row in await session.rows("take_ids", numbers, ids)}
-    unit = await Unit.begin(session, memory, ((lane, item.key.id) for item, lane in pairs))
-    bindings = await bindings_of(unit, scopes)
-    seqs = [row["nextval"] for row in await session.rows("next_seqs", len(items))]
-    moved: list[tuple[int, str, int]] = []
-    answers: list[EnqueueAnswer] = []
-    for (item, lane), seq in zip(pairs, seqs, strict=True):
-        answer = _take_in(unit, item, lane, seq, bindings, quotas)
-        if answer is None:
-            job = unit.found[lane.number, item.key.id].job
-            moved.append((lane.number, item.key.id, seq))
-            answer = Queued(item.key.id, job.state)
-        answers.append(answer)
-    await _save_ids(unit, fresh, moved)
-    return answers, await unit.save()
+    """Take in jobs one by one, whatever is there already. The id is looked at first, then the key. [ENQ-2, ENQ-3]
+
+    What is there already is answered as it is read, without a lock: in a caller's transaction that would stay, and keep
+    others from renewing and finishing the job. Only ids and keys of what is taken in are locked. [ENQ-7]
+    """
+    new = _New(session, memory, list(zip(items, lanes, strict=True)))
+    await new.look()
+    if new.left:
+        scopes = new.scopes
+        if scopes:
+            await session.rows("hold_keys", [f"{place}:{lane}:{type_}:{key}" for lane, type_, key in scopes])
+        quotas = await Quotas.read(session, memory, [item.key.tenant for _, item, _ in new.left], place, wait=wait)
+        await new.take(quotas)
+    return [new.answers[n] for n in range(len(items))], await new.unit.save()
 
 
-async def _save_ids(unit: Unit, fresh: set[tuple[int, str]], moved: list[tuple[int, str, int]]) -> None:
-    unused = [key for key in fresh if key not in unit.found]
-    if unused:
-        await unit.session.rows("drop_ids", [lane for lane, _ in unused], [id_ for _, id_ in unused])
-    if moved:
-        last = {(lane, id_): seq for lane, id_, seq in moved}
-        lanes, ids = [lane for lane, _ in last], [id_ for _, id_ in last]
-        await unit.session.rows("move_ids", lanes, ids, list(last.values()))
+class _New:
+    """Jobs to take in, and the answers that are known so far."""
+
+    def __init__(self, session: Session, memory: Memory, pairs: Sequence[tuple[NewJob, Lane]]) -> None:
+        self._session = session
+        self._memory = memory
+        self.left: list[tuple[int, NewJob, Lane]] = [(n, item, lane) for n, (item, lane) in enumerate(pairs)]
+        self.answers: dict[int, EnqueueAnswer] = {}
+        self.unit = Unit(session, memory, 0, 0)
+        self._bindings: dict[KeyScope, Binding] = {}
+
+    @property
+    def scopes(self) -> set[KeyScope]:
+        """The keys of those that are left."""
+        return {scope_of(lane, item.envelope) for _, item, lane in self.left if item.envelope.idempotency is not None}
+
+    async def look(self) -> None:
+        """Answer what is clear from what is there. Left is what is to be taken in, and what comes after its like."""
+        await self._read(Unit(self._session, self._memory, 0, 0))
+        ids: set[tuple[int, str]] = set()
+        scopes: set[KeyScope] = set()
+        left, self.left = self.left, []
+        for n, item, lane in left:
+            id_, scope = (lane.number, item.key.id), scope_of(lane, item.envelope)
+            existing = self.unit.found.get(id_)
+            answer = None if id_ in ids else dedup.by_id(existing.job if existing else None, item, self.unit.now)
+            if answer is None and id_ not in ids and scope not in scopes:
+                answer = self._decide(item, lane)
+            if answer is not None:
+                self.answers[n] = answer
+                continue
+            self.left.append((n, item, lane))
+            ids.add(id_)
+            if item.envelope.idempotency is not None:
+                scopes.add(scope)
+
+    async def take(self, quotas: Quotas) -> None:
+        """Take the ids of those that are left, and take them in unless somebody else was first."""
+        for attempt in range(TRIES):
+            ids = self._ids()
+            seqs = [self.unit.found[key].job.seq if key in self.unit.found else 0 for key in ids]
+            fresh = {key for key in ids if key not in self.unit.found}
+            taken = await self._session.value("take_ids", *_columns(ids), seqs)
+            if taken is not None:
+                xid, now = taken
+                await self._read(Unit(self._session, self._memory, now, xid))
+                return await self._take_in(fresh, quotas)
+            # Not any more as we saw it: somebody else was first, or is about to forget one of them.
+            await asyncio.sleep(PAUSE_S * attempt)
+            await self.look()
+            if not self.left:
+                return None
+        raise StoreBusy("others enqueue and forget the same ids all the time; try again")
+
+    def _ids(self) -> list[tuple[int, str]]:
+        return sorted({(lane.number, item.key.id) for _, item, lane in self.left})
+
+    async def _read(self, unit: Unit) -> None:
+        self.unit = unit
+        await unit.read(*_columns(self._ids()))
+        self._bindings = await bindings_of(unit, self.scopes)
+
+    async def _take_in(self, fresh: set[tuple[int, str]], quotas: Quotas) -> None:
+        seqs = [row["nextval"] for row in await self._session.rows("next_seqs", len(self.left))]
+        for (n, item, lane), seq in zip(self.left, seqs, strict=True):
+            self.answers[n] = self._decide(item, lane) or self._add(item, lane, seq, quotas)
+        unused = [key for key in fresh if key not in self.unit.found]
+        if unused:
+            await self._session.rows("drop_ids", *_columns(unused))
+        moved = {key: held.job.seq for key, held in self.unit.found.items() if held.new}
+        if moved:
+            await self._session.rows("move_ids", *_columns(list(moved)), list(moved.values()))
+
+    def _decide(self, new: NewJob, lane: Lane) -> EnqueueAnswer | None:
+        """The answer from what is there, or None: a fresh job."""
+        unit, (tenant, queue, _) = self.unit, new.key
+        existing = unit.find_any(new.key)
+        binding = self._bindings.get(scope_of(lane, new.envelope)) if new.envelope.idempotency is not None else None
+        holder = unit.find_any(JobKey(tenant, queue, binding.job_id)) if binding else None
+        return dedup.decide(new, existing.job if existing else None, binding, holder.job if holder else None, unit.now)
+
+    def _add(self, new: NewJob, lane: Lane, seq: int, quotas: Quotas) -> EnqueueAnswer:
+        unit, (tenant, queue, _) = self.unit, new.key
+        refusal = quotas.over(tenant, queue)
+        if refusal is not None:
+            return refusal
+        existing = unit.find_any(new.key)
+        if existing is not None:
+            unit.forget(existing)
+        job, event = lifecycle.enqueue(new, seq, unit.now)
+        unit.add(lane, job, event)
+        quotas.took(tenant, queue)
+        bound = dedup.bind(new, unit.now)
+        if bound is not None:
+            scope = scope_of(lane, new.envelope)
+            unit.bound[scope] = self._bindings[scope] = bound
+        return Queued(job.id, job.state)
 
 
 async def bindings_of(unit: Unit, scopes: set[KeyScope]) -> dict[KeyScope, Binding]:
@@ -120,38 +207,17 @@ async def bindings_of(unit: Unit, scopes: set[KeyScope]) -> dict[KeyScope, Bindi
     columns = [list(column) for column in zip(*sorted(scopes), strict=True)]
     bindings: dict[KeyScope, Binding] = {}
     for row in await unit.session.rows("find_keys", *columns):
+        unit.now = unit.now or row["now"]
         bindings[row["lane"], row["type"], row["key"]] = Binding(row["job_id"], row["policy"], row["expires_at"])
     holders = [(scope[0], binding.job_id) for scope, binding in bindings.items()]
     unknown = [holder for holder in holders if holder not in unit.found]
     if unknown:
-        await unit.read([lane for lane, _ in unknown], [id_ for _, id_ in unknown])
+        await unit.read(*_columns(unknown))
     return bindings
 
 
-def _take_in(
-    unit: Unit, new: NewJob, lane: Lane, seq: int, bindings: dict[KeyScope, Binding], quotas: Quotas
-) -> EnqueueAnswer | None:
-    """Take in one job, or say why not. None: it is in."""
-    tenant, queue, _ = new.key
-    existing = unit.find_any(new.key)
-    scope = scope_of(lane, new.envelope)
-    binding = bindings.get(scope) if new.envelope.idempotency is not None else None
-    holder = unit.find_any(JobKey(tenant, queue, binding.job_id)) if binding else None
-    answer = dedup.decide(new, existing.job if existing else None, binding, holder.job if holder else None, unit.now)
-    if answer is not None:
-        return answer
-    refusal = quotas.over(tenant, queue)
-    if refusal is not None:
-        return refusal
-    if existing is not None:
-        unit.forget(existing)
-    job, event = lifecycle.enqueue(new, seq, unit.now)
-    unit.add(lane, job, event)
-    quotas.took(tenant, queue)
-    bound = dedup.bind(new, unit.now)
-    if bound is not None:
-        unit.bound[scope] = bindings[scope] = bound
-    return None
+def _columns(keys: Sequence[tuple[int, str]]) -> tuple[list[int], list[str]]:
+    return [lane for lane, _ in keys], [id_ for _, id_ in keys]
 
 
 def _alike(values: list[Any]) -> list[Any]:

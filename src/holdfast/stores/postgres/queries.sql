@@ -43,14 +43,15 @@ UPDATE {s}.lanes SET paused = $2 WHERE lane = $1;
 SELECT {s}.enqueue($1::text[], $2::int[], $3::int[], $4::text[], $5::text[], $6::text[], $7::smallint[], $8::int[],
     $9::bigint[], $10::bigint[], $11::bigint[], $12::bytea[], $13::bytea[]);
 -- name: complete
-SELECT {s}.complete($1::int[], $2::text[], $3::bigint[], $4::bytea[], $5::bigint[]);
+SELECT {s}.complete($1::int[], $2::text[], $3::bigint[], $4::bytea[], $5::bigint[], $6::int);
 -- name: extend
-SELECT {s}.extend($1::int[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[]);
+SELECT {s}.extend($1::int[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int);
 -- name: enqueue_and_tell
 CALL {s}.enqueue_and_tell($1::text, $2::text, $3::text[], $4::int[], $5::int[], $6::text[], $7::text[], $8::text[],
     $9::smallint[], $10::int[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[], $15::bytea[], NULL);
 -- name: complete_and_tell
-CALL {s}.complete_and_tell($1::text, $2::text, $3::int[], $4::text[], $5::bigint[], $6::bytea[], $7::bigint[], NULL);
+CALL {s}.complete_and_tell($1::text, $2::text, $3::int[], $4::text[], $5::bigint[], $6::bytea[], $7::bigint[], $8::int,
+    NULL);
 -- name: claim
 SELECT * FROM {s}.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
 -- Which lanes of a queue name have anything that waits, by skips along the index.
@@ -85,12 +86,10 @@ CROSS JOIN LATERAL (
     UNION ALL
     SELECT {cold} FROM {s}.done WHERE seq = ids.seq
 ) x;
--- Makes sure that each id is there and ours to decide on; the new ones are answered. [ENQ-2]
 -- name: take_ids
-INSERT INTO {s}.ids (seq, lane, id)
-SELECT nextval('{s}.seqs'), u.lane, u.id FROM (
-    SELECT DISTINCT lane, id FROM unnest($1::int[], $2::text[]) AS v (lane, id) ORDER BY lane, id) u
-ON CONFLICT DO NOTHING RETURNING lane, id;
+SELECT {s}.take_ids($1::int[], $2::text[], $3::bigint[]);
+-- name: free
+SELECT {s}.free($1::bigint);
 -- name: drop_ids
 DELETE FROM {s}.ids USING unnest($1::int[], $2::text[]) AS u (lane, id) WHERE ids.lane = u.lane AND ids.id = u.id;
 -- name: move_ids
@@ -123,6 +122,7 @@ WITH gone AS (
 INSERT INTO {s}.done (seq, visible_at, enqueued_at, result_ttl, logged, token, claimed_at, finished_at, expires_at, line,
     lane, attempts, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
 SELECT * FROM gone;
+-- Each draws a number as a new job would: quotas are counted again when enough were drawn to fill them.
 -- name: revive_jobs
 WITH gone AS (
     DELETE FROM {s}.done d USING unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::int[], $5::bytea[], $6::bigint[])
@@ -133,7 +133,7 @@ WITH gone AS (
 )
 INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, token, deadline, claimed_at, line, lane,
     attempts, state, rank, id, type, request_id, worker, key, head, payload, extra)
-SELECT * FROM gone;
+SELECT * FROM gone WHERE nextval('{s}.seqs') > 0;
 -- name: save_expiry
 UPDATE {s}.done d SET result_ttl = u.ttl, expires_at = u.expires_at
 FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u (seq, ttl, expires_at) WHERE d.seq = u.seq;
@@ -150,7 +150,7 @@ SELECT {s}.log($1::bigint, $2::bigint, $3::int, $4::smallint[], $5::int[], $6::t
 -- name: hold_keys
 SELECT pg_advisory_xact_lock(hashtextextended(k, 3)) FROM (SELECT k FROM unnest($1::text[]) AS u (k) ORDER BY k) u;
 -- name: find_keys
-SELECT k.lane, k.type, k.key, k.job_id, k.policy, k.expires_at
+SELECT k.lane, k.type, k.key, k.job_id, k.policy, k.expires_at, {s}.now_ms() AS now
 FROM unnest($1::int[], $2::text[], $3::text[]) AS u (lane, type, key)
 JOIN {s}.keys k ON k.lane = u.lane AND k.type = u.type AND k.key = u.key;
 -- name: bind_keys
@@ -163,17 +163,25 @@ DELETE FROM {s}.keys k USING unnest($1::int[], $2::text[], $3::text[], $4::text[
     AS u (lane, type, key, job_id, policy)
 WHERE k.lane = u.lane AND k.type = u.type AND k.key = u.key AND k.job_id = u.job_id AND k.policy = u.policy;
 
--- Quotas. Counted no further than the quota goes. [TENANT-5]
+-- Quotas. Counted no further than the quota goes; and how many are leased, if those that wait are many. [TENANT-5]
 -- name: quotas
 SELECT tenant, queue, max_waiting FROM {s}.settings WHERE tenant = ANY ($1::text[]) AND max_waiting IS NOT NULL;
+-- name: drawn
+SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {s}.seqs;
 -- name: lane_waiting
-SELECT count(*) FROM (
+SELECT w.waiting, CASE WHEN w.waiting >= $4::bigint THEN (
+    SELECT count(*) FROM {s}.jobs WHERE state = 4 AND lane = ANY (
+        ARRAY(SELECT lane FROM {s}.lanes WHERE tenant = $1::text AND queue = $2::text))) END AS leased
+FROM (SELECT count(*) AS waiting FROM (
     SELECT FROM {s}.lanes l JOIN {s}.jobs j ON j.line = l.line AND j.lane = l.lane AND j.state < 4
-    WHERE l.tenant = $1::text AND l.queue = $2::text LIMIT $3::bigint) x;
+    WHERE l.tenant = $1::text AND l.queue = $2::text LIMIT $3::bigint) x) w;
 -- name: tenant_waiting
-SELECT count(*) FROM (
+SELECT w.waiting, CASE WHEN w.waiting >= $3::bigint THEN (
+    SELECT count(*) FROM {s}.jobs WHERE state = 4 AND lane = ANY (
+        ARRAY(SELECT lane FROM {s}.lanes WHERE tenant = $1::text))) END AS leased
+FROM (SELECT count(*) AS waiting FROM (
     SELECT FROM {s}.lanes l JOIN {s}.jobs j ON j.line = l.line AND j.lane = l.lane AND j.state < 4
-    WHERE l.tenant = $1::text LIMIT $2::bigint) x;
+    WHERE l.tenant = $1::text LIMIT $2::bigint) x) w;
 
 -- Reading.
 -- name: list_waiting
@@ -306,7 +314,8 @@ DELETE FROM {s}.workers WHERE worker_id = $1;
 -- name: forget_workers
 DELETE FROM {s}.workers WHERE expires_at <= $1;
 -- name: forgotten_jobs
-SELECT lane, id, seq, result FROM {s}.done WHERE expires_at <= $1 ORDER BY expires_at, seq LIMIT $2 FOR UPDATE SKIP LOCKED;
+SELECT lane, id, seq, logged, result FROM {s}.done WHERE expires_at <= $1 ORDER BY expires_at, seq LIMIT $2
+FOR UPDATE SKIP LOCKED;
 -- name: any_forgotten
 SELECT EXISTS (SELECT FROM {s}.done WHERE expires_at <= $1 ORDER BY expires_at LIMIT 1);
 -- name: drop_expired_keys

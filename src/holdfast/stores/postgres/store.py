@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any, ClassVar, TypeVar
@@ -64,11 +65,16 @@ from holdfast.stores.postgres.trouble import TROUBLES, is_blocked, translate
 from holdfast.stores.postgres.unit import News, Unit, scope_of
 
 A = TypeVar("A")
+B = TypeVar("B")
 
 BATCH = 1000
 """How many jobs one call of the server takes in or finishes at most."""
 FEW = 16
 """Fewer outcomes than this, of several kinds, are one change."""
+BRIEF_LOCK_MS = 100
+"""How long a batch of outcomes or renewals waits for somebody who holds one of its jobs."""
+BLOCKED = 16
+"""How many blocked jobs of a batch are looked for one by one."""
 HELD_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04)
 """How long a read of the log waits for transactions that hold up the rest of it."""
 HELD_S = 0.25
@@ -165,32 +171,48 @@ class PostgresStore:
         joined = None if connection is None else await join(connection, self._opened)
         async with joined.step() if joined is not None else nullcontext():
             for piece in _pieces(items):
-                answers += await (self._enqueue(piece, joined) if joined else self._enqueue_apart(piece))
+                answers += await self._apart(piece, self._enqueue, joined, brief_ms=LOCK_MS)
         return answers
 
-    async def _enqueue_apart(self, items: Sequence[NewJob]) -> list[EnqueueAnswer]:
-        """Take in a batch; one that somebody's open transaction blocks is halved until what is blocked stands alone.
+    async def _apart(
+        self,
+        items: Sequence[B],
+        act: Callable[[Sequence[B], Joined | None, int], Awaitable[list[A]]],
+        joined: Joined | None = None,
+        *,
+        brief_ms: int = BRIEF_LOCK_MS,
+        patient_ms: int = PATIENT_LOCK_MS,
+    ) -> list[A]:
+        """Act on a batch; one that somebody's open transaction blocks is halved until what is blocked stands alone.
 
-        Only that waits, and the others are in before its StoreBusy is raised: they can be sent again. [ENQ-7, ENQ-8]
+        Only that waits, when all others are done, and raises StoreBusy: they can be sent again. [ENQ-7, ENQ-8, LEASE-4]
         """
-        try:
-            return await self._enqueue(items, None)
-        except StoreBusy as busy:
-            if len(items) == 1 or not is_blocked(busy.__cause__):
-                raise
-        half = len(items) // 2
-        answers: list[EnqueueAnswer] = []
-        blocked: StoreBusy | None = None
-        for part in (items[:half], items[half:]):
+        if joined is not None or len(items) == 1:
+            return await act(items, joined, patient_ms)
+        answers: dict[int, A] = {}
+        blocked: list[range] = []
+        parts = deque([range(len(items))])
+        while parts:
+            part = parts.popleft()  # The larger ones first: most are done before what is blocked is found.
             try:
-                answers += await self._enqueue_apart(part)
+                found = await act(items[part.start : part.stop], None, brief_ms)
             except StoreBusy as busy:
-                blocked = busy
-        if blocked is not None:
-            raise blocked
-        return answers
+                if not is_blocked(busy.__cause__):
+                    raise
+                half = (part.start + part.stop) // 2
+                if len(part) == 1 or len(blocked) >= BLOCKED:
+                    blocked.append(part)
+                else:
+                    parts += [range(part.start, half), range(half, part.stop)]
+            else:
+                answers.update(zip(part, found, strict=True))
+        for part in blocked:
+            answers.update(zip(part, await act(items[part.start : part.stop], None, patient_ms), strict=True))
+        return [answers[n] for n in range(len(items))]
 
-    async def _enqueue(self, items: Sequence[NewJob], joined: Joined | None) -> list[EnqueueAnswer]:
+    async def _enqueue(
+        self, items: Sequence[NewJob], joined: Joined | None, lock_ms: int = PATIENT_LOCK_MS
+    ) -> list[EnqueueAnswer]:
         link, memory = self._opened, self._memory
         found = await enqueue.make_lanes(link, memory, items)
         # Without a request id a repetition would be answered as a duplicate of itself. [ENQ-8]
@@ -208,7 +230,7 @@ class PostgresStore:
             wait = joined is None
             return await enqueue.enqueue(session, memory, items, found, self.address.schema, wait=wait)
 
-        return await self._change(work, joined, repeat=repeat, lock_ms=LOCK_MS if len(items) > 1 else PATIENT_LOCK_MS)
+        return await self._change(work, joined, repeat=repeat, lock_ms=lock_ms)
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         _ = self._opened
@@ -222,21 +244,24 @@ class PostgresStore:
         joined = None if connection is None else await join(connection, self._opened)
         async with joined.step() if joined is not None else nullcontext():
             for piece in _pieces(items):
-                answers += await self._finish_some(piece, joined)
+                answers += await self._apart(piece, self._finish_some, joined)
         return answers
 
-    async def _finish_some(self, items: Sequence[Finish], joined: Joined | None) -> list[FinishAnswer]:
+    async def _finish_some(self, items: Sequence[Finish], joined: Joined | None, lock_ms: int) -> list[FinishAnswer]:
         """In a batch, completions go by themselves, so that one failure among them does not hold them up."""
         completed = [item for item in items if item.outcome == "complete"]
         others = [item for item in items if item.outcome != "complete"]
         mixed = completed and others
         if not completed or (mixed and (len(items) < FEW or len({item.key for item in items}) < len(items))):
-            return await self._finish(items, joined)
-        done = iter(await self._complete(completed, joined) or await self._finish(completed, joined))
-        rest = iter(await self._finish(others, joined) if others else ())
+            return await self._finish(items, joined, lock_ms)
+        found = await self._complete(completed, joined, min(lock_ms, LOCK_MS))
+        done = iter(found or await self._finish(completed, joined, lock_ms))
+        rest = iter(await self._finish(others, joined, lock_ms) if others else ())
         return [next(done) if item.outcome == "complete" else next(rest) for item in items]
 
-    async def _complete(self, items: Sequence[Finish], joined: Joined | None) -> list[FinishAnswer] | None:
+    async def _complete(
+        self, items: Sequence[Finish], joined: Joined | None, lock_ms: int = LOCK_MS
+    ) -> list[FinishAnswer] | None:
         """The common case: leases that live; else None, and nothing happened."""
         numbers = [lane.number for lane in await self._lanes(item.key for item in items) if lane is not None]
         if len(numbers) < len(items):
@@ -247,6 +272,7 @@ class PostgresStore:
             [item.token for item in items],
             [rows.pack_result(item.result) for item in items],
             self._memory.leased(item.token for item in items),
+            lock_ms if joined is None else None,  # How long the caller's own statements wait is the caller's to say.
         )
         news = News(ended=[item.key for item in items], logged=True)
         hints = news.hints(self._memory) if len(items) <= MANY else []
@@ -257,24 +283,36 @@ class PostgresStore:
         await self._publish(news, joined, told=told)
         return [_COMPLETED for _ in items]
 
-    async def _finish(self, items: Sequence[Finish], joined: Joined | None) -> list[FinishAnswer]:
+    async def _finish(
+        self, items: Sequence[Finish], joined: Joined | None, lock_ms: int = PATIENT_LOCK_MS
+    ) -> list[FinishAnswer]:
         keep = self.options.retention
-        return await self._each(items, lambda unit: changes.finish(unit, items, keep), joined=joined, repeat=True)
+
+        def step(unit: Unit) -> list[FinishAnswer]:
+            return changes.finish(unit, items, keep)
+
+        return await self._each(items, step, joined=joined, repeat=True, lock_ms=lock_ms)
 
     async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
+        # Nobody's lease may run out while the batch waits for one that is blocked.
+        return await self._apart(items, self._extend_some, patient_ms=LOCK_MS if len(items) == 1 else BRIEF_LOCK_MS)
+
+    async def _extend_some(self, items: Sequence[Extend], _: Joined | None, lock_ms: int) -> list[ExtendAnswer]:
         all_events = self.options.all_events
-        answers = None if all_events else await self._extend(items)
+        answers = None if all_events else await self._extend(items, lock_ms)
         if answers is not None:
             return answers
-        answers = await self._each(
-            items, lambda unit: changes.extend(unit, items, all_events=all_events), repeat=True, urgent=True
-        )
+
+        def step(unit: Unit) -> list[ExtendAnswer]:
+            return changes.extend(unit, items, all_events=all_events)
+
+        answers = await self._each(items, step, repeat=True, urgent=True, lock_ms=lock_ms)
         for answer in answers:
             if isinstance(answer, Extended):
                 self._memory.granted(answer.deadline)
         return answers
 
-    async def _extend(self, items: Sequence[Extend]) -> list[ExtendAnswer] | None:
+    async def _extend(self, items: Sequence[Extend], lock_ms: int) -> list[ExtendAnswer] | None:
         """The common case: leases that were granted here and live; else None, and nothing happened."""
         seqs = self._memory.leased(item.token for item in items)
         if not seqs or len(set(seqs)) < len(items):
@@ -288,6 +326,7 @@ class PostgresStore:
             [item.token for item in items],
             [item.lease_ms for item in items],
             seqs,
+            lock_ms,
         )
         found = await self._opened.value("extend", *request, repeat=True, urgent=True)
         if found is None:
@@ -311,7 +350,7 @@ class PostgresStore:
         memory = self._memory
 
         async def work(session: Session) -> tuple[list[ReplayAnswer], News]:
-            quotas = await Quotas.read(session, (key.tenant for key in keys), self.address.schema, wait=True)
+            quotas = await Quotas.read(session, memory, [key.tenant for key in keys], self.address.schema, wait=True)
             pairs = [(lane, key.id) for key, lane in zip(keys, found, strict=True) if lane is not None]
             unit = await Unit.begin(session, memory, pairs)
             keyed = [held for held in unit.found.values() if held.job.envelope.idempotency is not None]
@@ -495,6 +534,7 @@ class PostgresStore:
         joined: Joined | None = None,
         repeat: bool = False,
         urgent: bool = False,
+        lock_ms: int = PATIENT_LOCK_MS,
     ) -> list[A]:
         """Lock the jobs of these items, take a step with them, and write what came of it."""
         if not items:
@@ -508,7 +548,7 @@ class PostgresStore:
             answers = stepped if isinstance(stepped, list) else await stepped
             return answers, await unit.save()
 
-        return await self._change(work, joined, repeat=repeat, urgent=urgent)
+        return await self._change(work, joined, repeat=repeat, urgent=urgent, lock_ms=lock_ms)
 
     async def _change(
         self,

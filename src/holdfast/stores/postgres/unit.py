@@ -86,18 +86,19 @@ class Unit:
         """Lock these jobs and read them."""
         wanted = sorted({(lane.number, id_) for lane, id_ in keys})
         lanes, ids = [lane for lane, _ in wanted], [id_ for _, id_ in wanted]
-        xid = await session.value("hold", lanes, ids)
-        unit = cls(session, memory, await session.value("now"), xid)
+        xid, now = await session.value("hold", lanes, ids)
+        unit = cls(session, memory, now, xid)
         await unit.read(lanes, ids)
         return unit
 
     async def read(self, lanes: Sequence[int], ids: Sequence[str]) -> None:
-        """Read jobs, as they are after the lock."""
+        """Read jobs. What is not locked may change at any time."""
         for row in await self.session.rows("find", lanes, ids):
+            self.now = self.now or row["now"]
             self.take(row)
 
     def take(self, row: Row) -> Held:
-        """A job that is locked."""
+        """A job as it was read."""
         lane = self.memory.lane(row["lane"])
         job = rows.to_job(row, lane.tenant, lane.queue)
         held = Held(lane, job, job.state not in TERMINAL, row["logged"])
@@ -171,7 +172,7 @@ class Unit:
         revived = [held for held in old if not held.hot and held.job.state not in TERMINAL]
         rest = [held for held in old if held.hot and held.job.state not in TERMINAL]
         if self._gone:
-            await self._save_gone()
+            await self._save_gone(place)
         if ended:
             await self._run("end_jobs", (_ended(held.job, place) for held in ended))
         if revived:
@@ -192,7 +193,7 @@ class Unit:
             await self.session.value("log", place, at, len(self.events), *log.pack(self.events))
         return self.news
 
-    async def _save_gone(self) -> None:
+    async def _save_gone(self, place: int) -> None:
         await self.session.rows("forget_jobs", [held.job.seq for held in self._gone])
         blobs = [held.job.result.blob for held in self._gone if held.job.result is not None and held.job.result.blob]
         if blobs:
@@ -201,6 +202,7 @@ class Unit:
         ids = [key for key in gone if key not in self.found]
         if ids:
             await self._run("drop_ids", ids)
+            await self.session.value("free", place)
 
     async def _run(self, name: str, items: Iterable[tuple[Any, ...]]) -> None:
         await self.session.rows(name, *(list(column) for column in zip(*items, strict=True)))

@@ -58,6 +58,7 @@ async def forget(session: Session, limit: int, *, blobs: bool) -> tuple[int, lis
     if gone:
         await session.rows("forget_jobs", [row["seq"] for row in gone])
         await session.rows("drop_ids", [row["lane"] for row in gone], [row["id"] for row in gone])
+        await session.value("free", max(row["logged"] for row in gone))
         results = [rows.to_result(row["result"]) for row in gone if row["result"] is not None]
         dropped = [result.blob for result in results if result.blob]
         if dropped:

@@ -22,20 +22,20 @@ def a_completion_needs_no_token(bug: Bug) -> None:
 @mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
 def a_completion_has_no_deadline(bug: Bug) -> None:
     """A completion past the deadline goes through as long as nobody has reaped the lease."""
-    bug.function("complete", "> v_now", "> 0")
+    bug.function("complete", "OR v_until <= {s}.now_ms()", "")
 
 
 @mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
 def a_completion_may_be_a_moment_late(bug: Bug) -> None:
     """At the very deadline a completion is still accepted."""
-    bug.function("complete", "> v_now", ">= v_now")
+    bug.function("complete", "v_until <= {s}.now_ms()", "v_until < {s}.now_ms()")
 
 
 @mutant("LEASE-1", stores=POSTGRES, seen_by="a_token_that_is_not_the_last_one_granted_is_lost")
 def a_spent_token_completes(bug: Bug) -> None:
     """Who released a job or failed it can complete it afterwards."""
     bug.function("complete", "j.state + 0 = 4", "j.state + 0 > 0")
-    bug.function("complete", "> v_now", ">= 0")
+    bug.function("complete", "OR v_until <= {s}.now_ms()", "")
 
 
 @mutant("LEASE-1", "ENQ-4", stores=POSTGRES, seen_by="each_result_of_a_batch_goes_to_its_own_job")
@@ -135,13 +135,13 @@ def an_extension_needs_no_token(bug: Bug) -> None:
 @mutant("LEASE-2", "LEASE-1", stores=POSTGRES)
 def an_extension_has_no_deadline(bug: Bug) -> None:
     """A lease that ran out can be extended until somebody reaps it."""
-    bug.function("extend", "> v_now", "> 0")
+    bug.function("extend", "OR v_until <= {s}.now_ms()", "")
 
 
 @mutant("ENQ-4", stores=POSTGRES, seen_by="batches_of_extensions_answer_item_by_item_too")
 def a_batch_of_extensions_is_granted_whole(bug: Bug) -> None:
     """One live lease in a batch of extensions covers those that are over."""
-    bug.function("extend", "< cardinality(p_ids)", "< 1")
+    bug.function("extend", "< cardinality(p_ids) OR v_until <= {s}.now_ms()", "< 1")
 
 
 @mutant("RETRY-5", stores=POSTGRES)

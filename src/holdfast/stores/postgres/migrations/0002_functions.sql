@@ -12,6 +12,35 @@ CREATE FUNCTION {s}.xid() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT pg_current_xact_id()::text::bigint
 $$;
 
+-- Up to which transaction ids were freed that somebody may take again: their last events are filed under it or before.
+CREATE SEQUENCE {s}.freed MINVALUE 0 START 0;
+
+-- Ids are free again, of jobs whose last events are filed under this transaction. Called last, as it makes others wait.
+CREATE FUNCTION {s}.free(p_xid bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock('{s}.freed'::regclass::oid::bigint);
+    PERFORM setval('{s}.freed', greatest(p_xid, last_value)) FROM {s}.freed;
+END $$;
+
+-- The transaction to file the first events of new jobs under, once their ids are taken: ours; or, if it began before others
+-- freed an id, theirs. What the id had before is then read before it. [EVENT-2]
+CREATE FUNCTION {s}.fresh_xid() RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_xid bigint := {s}.xid();
+    v_freed bigint;
+BEGIN
+    SELECT last_value INTO v_freed FROM {s}.freed;
+    IF v_freed > v_xid THEN
+        BEGIN
+            PERFORM pg_xact_status(v_freed::text::xid8);
+            RETURN v_freed;
+        EXCEPTION WHEN invalid_parameter_value THEN
+            NULL;  -- It is still to come: the data was restored into another cluster.
+        END;
+    END IF;
+    RETURN v_xid;
+END $$;
+
 -- Append events under this position. Called when the rows are locked: so the sequence is in the order of the changes.
 CREATE FUNCTION {s}.log(
     p_xid bigint, p_at bigint, p_count int, p_kinds smallint[], p_lanes int[], p_ids text[], p_types text[],
@@ -60,7 +89,7 @@ BEGIN
         WHERE ids.lane = coalesce(u.lane, p_lanes[1]) AND ids.id = u.id AND ids.seq = u.seq;
         RETURN NULL;
     END IF;
-    v_xid := {s}.xid();
+    v_xid := {s}.fresh_xid();
     SELECT array_agg(greatest(v_now, coalesce(u.run_at, v_now + coalesce(u.delay, p_delays[1])))) INTO v_visible
     FROM unnest(v_seqs, p_run_ats, p_delays) AS u (seq, run_at, delay);
     INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, line, lane, state, rank, id, type, request_id,
@@ -76,9 +105,11 @@ BEGIN
 END $$;
 
 -- Complete jobs whose leases are all live. Answers the clock; or NULL, and nothing was done. Whoever knows under which
--- numbers the jobs stand names them in p_seqs; else they are looked up by their ids. [LEASE-1, RESULT-1]
-CREATE FUNCTION {s}.complete(p_lanes int[], p_ids text[], p_tokens bigint[], p_results bytea[], p_seqs bigint[])
-RETURNS bigint LANGUAGE plpgsql
+-- numbers the jobs stand names them in p_seqs; else they are looked up by their ids. p_lock_ms says how long to wait for
+-- somebody who holds one of them. [LEASE-1, RESULT-1]
+CREATE FUNCTION {s}.complete(
+    p_lanes int[], p_ids text[], p_tokens bigint[], p_results bytea[], p_seqs bigint[], p_lock_ms int
+) RETURNS bigint LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -92,8 +123,12 @@ DECLARE
     v_xid bigint := {s}.xid();
     v_last bigint;
     v_live int;
+    v_until bigint;
     v_keyed boolean;
 BEGIN
+    IF p_lock_ms IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', p_lock_ms::text, true);
+    END IF;
     IF v_seqs IS NULL THEN
         SELECT array_agg(ids.seq ORDER BY u.i) INTO v_seqs
         FROM unnest(p_lanes, p_ids) WITH ORDINALITY AS u (lane, id, i)
@@ -111,7 +146,7 @@ BEGIN
                 AS v (seq, lane, id, token, result, i)
             ORDER BY seq
         ) AS u
-        WHERE j.seq = u.seq AND j.state + 0 = 4 AND j.token = u.token AND j.deadline + 0 > v_now
+        WHERE j.seq = u.seq AND j.state + 0 = 4 AND j.token = u.token
             AND j.lane = coalesce(u.lane, p_lanes[1]) AND j.id = u.id
         RETURNING j.*, u.result AS outcome, u.i
     ), put AS (
@@ -123,10 +158,11 @@ BEGIN
         FROM gone
     )
     SELECT count(*), array_agg(lane ORDER BY i), array_agg(type ORDER BY i), array_agg(attempts ORDER BY i),
-        array_agg(worker ORDER BY i), max(logged), bool_or(key IS NOT NULL)
-    INTO v_live, v_lanes, v_types, v_attempts, v_workers, v_last, v_keyed
+        array_agg(worker ORDER BY i), max(logged), min(deadline), bool_or(key IS NOT NULL)
+    INTO v_live, v_lanes, v_types, v_attempts, v_workers, v_last, v_until, v_keyed
     FROM gone;
-    IF v_live < v_count THEN
+    -- By the clock as it is now: whoever waited for a lock may be late by now.
+    IF v_live < v_count OR v_until <= {s}.now_ms() THEN
         RAISE SQLSTATE 'HF001';
     END IF;
     IF v_last > v_xid THEN
@@ -146,27 +182,34 @@ END $$;
 
 -- Renew leases that are all live. Answers the clock and the new deadlines, in order; or NULL, and nothing was done.
 -- [LEASE-1, LEASE-2]
-CREATE FUNCTION {s}.extend(p_lanes int[], p_ids text[], p_tokens bigint[], p_leases bigint[], p_seqs bigint[])
-RETURNS bigint[] LANGUAGE plpgsql
+CREATE FUNCTION {s}.extend(
+    p_lanes int[], p_ids text[], p_tokens bigint[], p_leases bigint[], p_seqs bigint[], p_lock_ms int
+) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     v_now bigint := {s}.now_ms();
     v_deadlines bigint[];
+    v_until bigint;
 BEGIN
+    IF p_lock_ms IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', p_lock_ms::text, true);
+    END IF;
+    -- `old` is as it was before we waited for anybody. If it was renewed meanwhile, the slower path finds out.
     WITH moved AS (
         UPDATE {s}.jobs j SET deadline = greatest(j.deadline, v_now + u.lease)
         FROM (
-            SELECT * FROM unnest(p_seqs, p_lanes, p_ids, p_tokens, p_leases) WITH ORDINALITY
+            SELECT v.*, old.deadline AS until FROM unnest(p_seqs, p_lanes, p_ids, p_tokens, p_leases) WITH ORDINALITY
                 AS v (seq, lane, id, token, lease, i)
-            ORDER BY seq
+            JOIN {s}.jobs old ON old.seq = v.seq
+            ORDER BY v.seq
         ) AS u
-        WHERE j.seq = u.seq AND j.state + 0 = 4 AND j.token = u.token AND j.deadline + 0 > v_now
+        WHERE j.seq = u.seq AND j.state + 0 = 4 AND j.token = u.token
             AND j.lane = coalesce(u.lane, p_lanes[1]) AND j.id = u.id
-        RETURNING u.i, j.deadline
+        RETURNING u.i, u.until, j.deadline
     )
-    SELECT array_agg(deadline ORDER BY i) INTO v_deadlines FROM moved;
-    IF coalesce(cardinality(v_deadlines), 0) < cardinality(p_ids) THEN
+    SELECT array_agg(deadline ORDER BY i), min(until) INTO v_deadlines, v_until FROM moved;
+    IF coalesce(cardinality(v_deadlines), 0) < cardinality(p_ids) OR v_until <= {s}.now_ms() THEN
         RAISE SQLSTATE 'HF001';
     END IF;
     RETURN v_now || v_deadlines;
@@ -197,18 +240,19 @@ END $$;
 
 CREATE PROCEDURE {s}.complete_and_tell(
     p_channel text, p_hint text, p_lanes int[], p_ids text[], p_tokens bigint[], p_results bytea[], p_seqs bigint[],
-    INOUT p_now bigint
+    p_lock_ms int, INOUT p_now bigint
 ) LANGUAGE plpgsql AS $$
 BEGIN
-    p_now := {s}.complete(p_lanes, p_ids, p_tokens, p_results, p_seqs);
+    p_now := {s}.complete(p_lanes, p_ids, p_tokens, p_results, p_seqs, p_lock_ms);
     IF p_now IS NOT NULL THEN
         CALL {s}.tell(p_channel, p_hint);
     END IF;
 END $$;
 
 -- Lock named jobs for a change: first what decides of their ids, in one order for everybody, then the rows that claims and
--- completions would touch. What is read afterwards stays as it is until the end of the transaction.
-CREATE FUNCTION {s}.hold(p_lanes int[], p_ids text[]) RETURNS bigint LANGUAGE plpgsql
+-- completions would touch. What is read afterwards stays as it is until the end of the transaction. Answers the transaction
+-- and the clock as it is once the locks are held. [LEASE-1]
+CREATE FUNCTION {s}.hold(p_lanes int[], p_ids text[]) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -221,5 +265,38 @@ BEGIN
     )
     SELECT array_agg(seq) INTO v_seqs FROM held;
     PERFORM FROM unnest(v_seqs) AS u (seq) JOIN {s}.jobs j ON j.seq = u.seq ORDER BY j.seq FOR UPDATE OF j;
-    RETURN {s}.xid();
+    RETURN ARRAY[{s}.xid(), {s}.now_ms()];
+END $$;
+
+-- Take ids for new jobs: free ones (0), and those of ended jobs, named by number. Answers the transaction to file the
+-- first events under, and the clock; or NULL, and nothing is held, if one of them is not as it was seen. Waiting and
+-- leased jobs are never touched. [ENQ-2, ENQ-7]
+CREATE FUNCTION {s}.take_ids(p_lanes int[], p_ids text[], p_seqs bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    v_put int;
+    v_seqs bigint[];
+    v_held int;
+BEGIN
+    INSERT INTO {s}.ids (seq, lane, id)
+    SELECT nextval('{s}.seqs'), u.lane, u.id FROM (
+        SELECT * FROM unnest(p_lanes, p_ids, p_seqs) AS v (lane, id, seq) WHERE seq = 0 ORDER BY lane, id) u
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS v_put = ROW_COUNT;
+    WITH held AS MATERIALIZED (
+        SELECT ids.seq FROM unnest(p_lanes, p_ids, p_seqs) AS u (lane, id, seq)
+        JOIN {s}.ids ON ids.lane = u.lane AND ids.id = u.id AND ids.seq = u.seq
+        ORDER BY ids.lane, ids.id FOR UPDATE OF ids
+    )
+    SELECT array_agg(seq) INTO v_seqs FROM held;
+    -- Whoever forgets a job begins here and goes on to its id: there is no waiting for that with the id in our hands.
+    PERFORM FROM unnest(v_seqs) AS u (seq) JOIN {s}.done d ON d.seq = u.seq FOR UPDATE OF d SKIP LOCKED;
+    GET DIAGNOSTICS v_held = ROW_COUNT;
+    IF v_put + v_held < cardinality(p_ids) THEN
+        RAISE SQLSTATE 'HF001';
+    END IF;
+    RETURN ARRAY[{s}.fresh_xid(), {s}.now_ms()];
+EXCEPTION WHEN SQLSTATE 'HF001' THEN
+    RETURN NULL;
 END $$;

@@ -1,0 +1,235 @@
+"""Somebody's open transaction holds a job, or only asked for it: who has to wait, and who must not. [ENQ-7, LEASE-4]
+
+Invariants verified:
+- an enqueue that joined a transaction and was a duplicate holds nothing: not the job, its id or its key
+- of a batch with a job that somebody holds, all others are renewed and finished
+- whoever waited for a lock until the lease had run out is late [LEASE-1]
+"""
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import asyncpg
+import pytest
+from msgspec.structs import replace
+
+from holdfast import Queue, StoreBusy, Worker, job
+from holdfast.core.errors import LeaseExpired, NotReplayable
+from holdfast.core.job import (
+    AlreadyCompleted,
+    Cancel,
+    Duplicate,
+    Extend,
+    Extended,
+    Finish,
+    IdempotencyKey,
+    JobState,
+    NewJob,
+    Queued,
+    Replayed,
+)
+from tests.eventually import eventually
+from tests.stores.postgres.support import all_events, claim, complete, fill, judge, new, opened
+from tests.stores.postgres.test_joining2 import WAYS, running
+from tests.stores.postgres.test_races import patiently
+
+DRIVERS = ["asyncpg", "psycopg"]
+
+
+def again(id_, n=0, *, replace_failed=False, **fields):
+    """Another request for an id."""
+    item = new(id_, **fields)
+    return NewJob(item.key, replace(item.envelope, request_id=f"again-{n}"), replace_failed=replace_failed)
+
+
+def renewals(jobs, lease_ms=120_000):
+    return [Extend(job.key, job.token, lease_ms) for job in jobs]
+
+
+@asynccontextmanager
+async def held(url, id_):
+    """The row of a job, locked by somebody."""
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            await connection.execute("SELECT FROM holdfast.jobs WHERE id = $1 FOR UPDATE", id_)
+            yield connection
+    finally:
+        await connection.close()
+
+
+# Duplicates hold nothing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", DRIVERS)
+async def test_a_duplicate_of_a_running_job_keeps_nobody_from_it(postgres, database, way):
+    url = postgres.url(database)
+    async with opened(url) as store:
+        await fill(store, 10)
+        jobs = await claim(store, 10)
+        async with WAYS[way](url) as connection:
+            (answer,) = await store.enqueue([again(jobs[4].id)], connection=connection)
+            assert answer == Duplicate(jobs[4].id, JobState.LEASED)
+            assert all(isinstance(answer, Extended) for answer in await store.extend(renewals(jobs)))
+            assert {answer.state for answer in await complete(store, jobs)} == {JobState.COMPLETED}
+        await judge(store)
+
+
+@pytest.mark.parametrize("way", DRIVERS)
+async def test_a_duplicate_of_a_waiting_job_keeps_nobody_from_it(postgres, database, way):
+    """It is claimed, failed, canceled, and enqueued by others, as if nobody had asked."""
+    url = postgres.url(database)
+    async with opened(url) as store:
+        await store.enqueue([new("a"), new("b")])
+        async with WAYS[way](url) as connection:
+            answers = await store.enqueue([again("a"), again("b"), new("c")], connection=connection)
+            assert [type(answer) for answer in answers] == [Duplicate, Duplicate, Queued]
+            assert type((await store.enqueue([again("a")]))[0]) is Duplicate
+            first, second = await claim(store, 10)
+            await store.finish([Finish(first.key, first.token, "fail")])
+            assert await store.cancel([Cancel(second.key)]) == ["canceled"]
+        await judge(store)
+
+
+async def test_a_duplicate_by_key_or_of_a_completed_job_keeps_nobody_from_it(postgres, database):
+    url = postgres.url(database)
+    key = IdempotencyKey("k")
+    async with opened(url) as store:
+        await fill(store, 1)
+        jobs = await claim(store, 1)
+        await complete(store, jobs)
+        await store.enqueue([new("a", idempotency=key)])
+        async with WAYS["asyncpg"](url) as connection:
+            items = [again("b", idempotency=key), again(jobs[0].id, idempotency=key)]
+            answers = await store.enqueue(items, connection=connection)
+            assert [type(answer) for answer in answers] == [Duplicate, AlreadyCompleted]
+            assert type((await store.enqueue([again("c", idempotency=key)]))[0]) is Duplicate
+            assert [job.id for job in await claim(store, 1)] == ["a"]
+            assert isinstance((await store.enqueue([again("b")]))[0], Queued)
+
+
+async def test_a_batch_is_answered_in_its_order_whatever_is_there(postgres, database):
+    """What comes after a job that is taken in is a duplicate of that one, and not of what it replaced."""
+    key = IdempotencyKey("k")
+    async with opened(postgres.url(database)) as store:
+        await store.enqueue([new("a"), new("b")])
+        await store.cancel([Cancel(new("a").key)])
+        items = [again("b"), again("a"), new("a"), new("c", idempotency=key), new("d", idempotency=key), new("e")]
+        answers = await store.enqueue(items)
+        kinds = [Duplicate, Queued, Duplicate, Queued, Duplicate, Queued]
+        assert [type(answer) for answer in answers] == kinds
+        assert [answer.id for answer in answers] == ["b", "a", "a", "c", "c", "e"]
+        await judge(store)
+
+
+async def test_of_many_that_take_the_place_of_an_ended_job_one_is_queued(postgres, database):
+    async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
+        for round_ in range(10):
+            id_ = f"job-{round_}"
+            await store.enqueue([new(id_)])
+            await store.cancel([Cancel(new(id_).key)])
+            calls = [patiently((store, other)[n % 2], again(id_, n)) for n in range(20)]
+            answers = [answer for (answer,) in await asyncio.gather(*calls)]
+            assert Counter(map(type, answers)) == {Queued: 1, Duplicate: 19}
+        await judge(store)
+
+
+async def test_of_a_replay_and_an_enqueue_in_its_place_one_wins(postgres, database):
+    async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
+        won = Counter()
+        for round_ in range(20):
+            id_ = f"job-{round_}"
+            await store.enqueue([new(id_)])
+            (one,) = await claim(store, 1)
+            await store.finish([Finish(one.key, one.token, "fail")])
+            (replayed,), (queued,) = await asyncio.gather(
+                store.replay([one.key]), patiently(other, again(id_, replace_failed=True))
+            )
+            assert isinstance(replayed, Replayed) != isinstance(queued, Queued)
+            assert isinstance(replayed, (Replayed, NotReplayable))
+            won[type(queued)] += 1
+            await store.cancel([Cancel(one.key)])
+        assert won.total() == 20
+        await judge(store)
+
+
+# A job that somebody holds ------------------------------------------------------------------------------------
+
+
+async def test_a_job_that_somebody_holds_is_renewed_and_completed_alone(postgres, database):
+    url = postgres.url(database)
+    async with opened(url) as store:
+        await fill(store, 10)
+        jobs = await claim(store, 10)
+        others = [job for job in jobs if job is not jobs[4]]
+        async with held(url, jobs[4].id):
+            with pytest.raises(StoreBusy, match="open transaction"):
+                await store.extend(renewals(jobs))
+            now = await store.get([job.key for job in others])
+            assert all(found.deadline > job.deadline for found, job in zip(now, others, strict=True))
+            with pytest.raises(StoreBusy, match="open transaction"):
+                await complete(store, jobs)
+            assert {job.state for job in await store.get([job.key for job in others])} == {JobState.COMPLETED}
+        assert {answer.state for answer in await complete(store, jobs)} == {JobState.COMPLETED}
+        assert Counter(event.kind for event in await all_events(store))["completed"] == 10
+        await judge(store)
+
+
+async def test_the_slower_outcomes_of_a_batch_do_not_wait_for_one_either(postgres, database):
+    url = postgres.url(database)
+    async with opened(url) as store:
+        await fill(store, 10)
+        jobs = await claim(store, 10)
+        async with held(url, jobs[4].id):
+            with pytest.raises(StoreBusy):
+                await store.finish([Finish(job.key, job.token, "fail") for job in jobs])
+            states = Counter(job.state for job in await store.get([job.key for job in jobs]))
+            assert states == {JobState.FAILED: 9, JobState.LEASED: 1}
+        await judge(store)
+
+
+async def test_a_worker_keeps_the_leases_of_the_others(postgres, database):
+    """Somebody holds one of its jobs for several leases."""
+    url = postgres.url(database)
+    stalled, started = [], []
+
+    @job(queue="mail", max_attempts=1)
+    async def sit(seconds: float) -> str:
+        started.append(seconds)
+        await asyncio.sleep(seconds)
+        return "sat"
+
+    async with Queue(url, tenant="acme") as queue:
+        worker = Worker(queue, jobs=[sit], concurrency=5, lease=timedelta(seconds=2))
+        worker.on("stalled", lambda event: stalled.append(event.job.id))
+        async with running(worker):
+            tickets = await queue.enqueue_many([sit.message(5).options(id=f"job-{n}") for n in range(5)])
+            await eventually(lambda: len(started) == 5)
+            async with held(url, "job-2"):
+                others = [ticket for ticket in tickets if ticket.id != "job-2"]
+                assert [await ticket.wait(timeout=20) for ticket in others] == ["sat"] * 4
+            assert set(stalled) <= {"job-2"}
+
+
+@pytest.mark.parametrize("what", ["complete", "extend", "fail"])
+async def test_who_waited_until_the_lease_had_run_out_is_late(postgres, database, url, what):
+    """Also if the lock was all there was, and the row is as it had been."""
+    async with opened(url) as store:
+        await fill(store, 1)
+        jobs = await claim(store, 1)
+
+        async def act():
+            if what == "extend":
+                return await store.extend(renewals(jobs))
+            return await store.finish([Finish(job.key, job.token, what) for job in jobs])
+
+        async with held(postgres.url(database), jobs[0].id) as connection:
+            acting = asyncio.create_task(act())
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = $1"
+            await eventually(lambda: connection.fetchval(waiting, database), lambda count: count > 0)
+            await store.shift_clock(60_000)
+        (answer,) = await acting
+        assert isinstance(answer, LeaseExpired)
+        assert (await store.get([jobs[0].key]))[0].state is JobState.LEASED
