@@ -5,7 +5,8 @@ import asyncio
 import asyncpg
 import pytest
 
-from holdfast.core.job import Cancel, IdempotencyKey, Purge, SetResultTtl
+from holdfast.core.job import Cancel, Finish, IdempotencyKey, Purge, Replayed, SetResultTtl
+from holdfast.stores.postgres.log import parse_offset
 from tests.stores.postgres.support import all_events, claim, complete, fill, new, opened
 
 
@@ -62,12 +63,30 @@ async def test_a_new_life_is_read_after_the_old_one_although_its_transaction_beg
         await connection.close()
 
 
-async def test_a_freed_id_holds_up_nothing_after_a_restore(postgres, database):
-    """Then the transaction that freed it may be one that is still to come."""
+async def test_a_restore_into_another_cluster_hides_nothing(postgres, database):
+    """There transactions have smaller numbers than those that the data was logged under."""
     async with opened(postgres.url(database)) as store:
-        postgres.sql("SELECT setval('holdfast.freed', 1000000000000)", database)
-        await store.enqueue([new("a")])
-        assert [event.job_id for event in await all_events(store)] == ["a"]
+        await store.enqueue([new("waits"), new("runs"), new("fails")])
+        running, failing = await claim(store, 2)
+        await store.finish([Finish(failing.key, failing.token, "fail")])
+        before = await store.last_offset()
+    far = 10**15
+    postgres.sql(
+        f"UPDATE holdfast.events SET xid = {far}; UPDATE holdfast.jobs SET logged = {far};"
+        f"UPDATE holdfast.done SET logged = {far}; SELECT setval('holdfast.freed', {far})",
+        database,
+    )
+    after = str(parse_offset(before)._replace(xid=far))
+    async with opened(postgres.url(database)) as store:
+        assert await store.replay([failing.key]) == [Replayed()]
+        await complete(store, [running])
+        await complete(store, await claim(store, 2))
+        await store.enqueue([new("later")])
+        found = [(event.job_id, event.kind) for event in (await store.events(None, after, 100)).events]
+    assert sorted(found) == sorted(
+        [(failing.id, "replayed"), (running.id, "completed"), ("later", "enqueued")]
+        + [(id_, kind) for id_ in ("waits", "runs", "fails") if id_ != running.id for kind in ("claimed", "completed")]
+    )
 
 
 async def test_readers_beside_many_writers_see_each_event_once_and_in_order(postgres, database):

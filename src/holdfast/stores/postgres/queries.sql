@@ -13,14 +13,21 @@ SELECT place || ' ' || CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfil
 FROM {s}.meta;
 -- name: freeze
 UPDATE {s}.meta SET frozen_at = $1;
--- Restored into another cluster, transactions count from another number: a new epoch begins. [EVENT-2]
+-- Restored into another cluster, transactions count from another number: a new epoch begins, and what was logged in the old
+-- one is behind all that comes. [EVENT-2]
 -- name: new_epoch
-UPDATE {s}.meta SET epoch = epoch + 1 WHERE EXISTS (
-    SELECT FROM {s}.events e WHERE e.epoch = meta.epoch
-        AND e.xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
-) OR EXISTS (
-    SELECT FROM {s}.trimming t WHERE t.trimmed_epoch = meta.epoch
-        AND t.trimmed_xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
+WITH begun AS (
+    UPDATE {s}.meta SET epoch = epoch + 1 WHERE EXISTS (
+        SELECT FROM {s}.events e WHERE e.epoch = meta.epoch
+            AND e.xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+    ) OR EXISTS (
+        SELECT FROM {s}.trimming t WHERE t.trimmed_epoch = meta.epoch
+            AND t.trimmed_xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
+    RETURNING setval('{s}.freed', 0)
+), waiting AS (
+    UPDATE {s}.jobs SET logged = 0 WHERE (SELECT count(*) FROM begun) > 0
+)
+UPDATE {s}.done SET logged = 0 WHERE (SELECT count(*) FROM begun) > 0;
 
 -- Lanes.
 -- name: find_lanes
