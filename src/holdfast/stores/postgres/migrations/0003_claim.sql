@@ -9,8 +9,12 @@
 -- one by one comes to. Nothing is taken beyond the point up to which this is certain: where a lane found all k that it
 -- looked for (it may have more), or where the first lane begins that was not named (p_bounds).
 --
--- Answers rows with `seq`, and before them one without: info = { clock, 1 if leases have run out, next deadline or NULL }
--- and then for each lane how many it found, its cost, and when its next job is due, NULL if unknown or none.
+-- What is looked at is locked until the commit, also where it is not taken; another claim passes over it meanwhile, and is
+-- told to look again.
+--
+-- Answers rows with `seq`, and after them one without: info = { clock, 1 if leases have run out, next deadline or NULL }
+-- and then for each lane how many it found, its cost, and when its next job is due if it found less than it looked for,
+-- NULL if none.
 
 CREATE FUNCTION {s}.claim(
     p_lanes int[], p_lines int[], p_qs int[], p_times bigint[], p_in boolean[], p_ties int[], p_ks int[],
@@ -137,40 +141,37 @@ BEGIN
         INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_visible, v_xid, v_keyed, v_founds, v_costs
         FROM (SELECT * FROM picked ORDER BY place) p;
     END IF;
-    IF v_count < p_limit THEN
-        SELECT array_agg((
-            SELECT min(x.at) FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
-                SELECT j.visible_at AS at FROM {s}.jobs j
-                WHERE j.line = u.line AND j.lane = u.lane AND j.state < 4 AND j.rank = p.rank AND j.visible_at > v_now
-                ORDER BY j.visible_at LIMIT 1
-            ) x
-            WHERE l.ranks & (1 << p.rank) <> 0
-        ) ORDER BY u.i) INTO v_soon
-        FROM unnest(p_lanes, p_lines) WITH ORDINALITY AS u (lane, line, i) JOIN {s}.lanes l ON l.lane = u.lane;
-    ELSE
-        v_soon := array_fill(NULL::bigint, ARRAY[v_lanes]);
+    IF v_count > 0 THEN
+        SELECT array_agg(nextval('{s}.tokens')) INTO v_tokens FROM generate_series(1, v_count);
+        v_xid := greatest(v_xid, {s}.xid());
+        RETURN QUERY
+            UPDATE {s}.jobs j SET state = 4, attempts = j.attempts + 1, token = u.token, deadline = v_now + p_lease,
+                worker = p_worker, claimed_at = v_now, logged = v_xid
+            FROM unnest(v_seqs, v_tokens) AS u (seq, token) WHERE j.seq = u.seq
+            RETURNING NULL::bigint[], j.seq, j.visible_at, j.enqueued_at, j.result_ttl, j.token, j.deadline, j.claimed_at,
+                j.lane, j.attempts, j.rank, j.id, j.type, j.request_id, j.key, j.head, j.payload, j.extra;
+        IF v_keyed THEN
+            DELETE FROM {s}.keys k USING {s}.jobs j WHERE j.seq = ANY (v_seqs) AND j.key IS NOT NULL AND k.lane = j.lane
+                AND k.type = j.type AND k.key = j.key AND k.job_id = j.id AND k.policy = 'until_started';
+        END IF;
+        PERFORM {s}.log(v_xid, v_now, v_count, '{1}', v_in, v_ids, v_types, v_attempts, v_tokens, ARRAY[p_worker], v_visible,
+            ARRAY[v_now + p_lease], NULL, NULL);
     END IF;
+    -- Visible jobs that are left in a lane which found less than it looked for are locked: they count as due.
+    SELECT array_agg(CASE WHEN v_founds[u.i] < u.k THEN (
+        SELECT min(x.at) FROM {s}.lanes l CROSS JOIN generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
+            SELECT j.visible_at AS at FROM {s}.jobs j
+            WHERE j.line = u.line AND j.lane = u.lane AND j.state < 4 AND j.rank = p.rank
+                AND j.visible_at >= CASE WHEN l.paused THEN v_now + 1 ELSE p_marks[10 * (u.i - 1) + p.rank + 1] END
+            ORDER BY j.visible_at LIMIT 1
+        ) x
+        WHERE l.lane = u.lane AND l.ranks & (1 << p.rank) <> 0
+    ) END ORDER BY u.i) INTO v_soon
+    FROM unnest(p_lanes, p_lines, p_ks) WITH ORDINALITY AS u (lane, line, k, i);
     IF p_look THEN
         SELECT j.deadline INTO v_next FROM {s}.jobs j WHERE j.state = 4 ORDER BY j.deadline LIMIT 1;
     END IF;
     RETURN QUERY SELECT ARRAY[v_now, 0, v_next] || v_founds || v_costs || v_soon, NULL::bigint, NULL::bigint,
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::int, NULL::int, NULL::smallint, NULL,
         NULL, NULL, NULL, NULL::bytea, NULL::bytea, NULL::bytea;
-    IF v_count = 0 THEN
-        RETURN;
-    END IF;
-    SELECT array_agg(nextval('{s}.tokens')) INTO v_tokens FROM generate_series(1, v_count);
-    v_xid := greatest(v_xid, {s}.xid());
-    RETURN QUERY
-        UPDATE {s}.jobs j SET state = 4, attempts = j.attempts + 1, token = u.token, deadline = v_now + p_lease,
-            worker = p_worker, claimed_at = v_now, logged = v_xid
-        FROM unnest(v_seqs, v_tokens) AS u (seq, token) WHERE j.seq = u.seq
-        RETURNING NULL::bigint[], j.seq, j.visible_at, j.enqueued_at, j.result_ttl, j.token, j.deadline, j.claimed_at,
-            j.lane, j.attempts, j.rank, j.id, j.type, j.request_id, j.key, j.head, j.payload, j.extra;
-    IF v_keyed THEN
-        DELETE FROM {s}.keys k USING {s}.jobs j WHERE j.seq = ANY (v_seqs) AND j.key IS NOT NULL AND k.lane = j.lane
-            AND k.type = j.type AND k.key = j.key AND k.job_id = j.id AND k.policy = 'until_started';
-    END IF;
-    PERFORM {s}.log(v_xid, v_now, v_count, '{1}', v_in, v_ids, v_types, v_attempts, v_tokens, ARRAY[p_worker], v_visible,
-        ARRAY[v_now + p_lease], NULL, NULL);
 END $$;
