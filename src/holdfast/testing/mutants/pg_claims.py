@@ -317,7 +317,7 @@ def a_pause_stops_nothing(bug: Bug) -> None:
 @mutant("CLAIM-5", stores=POSTGRES, seen_by="a_pause_stops_that_queue_alone")
 def a_pause_does_not_stop_turns(bug: Bug) -> None:
     """A paused queue hands out jobs to workers for all tenants."""
-    bug.function("claim", "ON l.lane = u.lane AND NOT l.paused", "ON l.lane = u.lane")
+    bug.function("claim", "CASE WHEN l.paused THEN 0 ELSE l.ranks END", "l.ranks")
 
 
 @mutant("CLAIM-5", "TENANT-1", stores=POSTGRES, seen_by="a_pause_stops_a_tenant_that_takes_turns")

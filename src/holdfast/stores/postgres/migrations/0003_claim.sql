@@ -82,15 +82,16 @@ BEGIN
         WHERE l.lane = p_lanes[1];
     ELSE
         WITH cand AS MATERIALIZED (
-            SELECT u.*, l.ranks, greatest(1, round(10000.0::float8 / coalesce(sq.weight, st.weight, 1))::bigint) AS cost
+            SELECT u.*, CASE WHEN l.paused THEN 0 ELSE l.ranks END AS ranks,
+                greatest(1, round(10000.0::float8 / coalesce(sq.weight, st.weight, 1))::bigint) AS cost
             FROM unnest(p_lanes, p_lines, p_qs, p_times, p_in, p_ties, p_ks)
                 WITH ORDINALITY AS u (lane, line, q, time, inn, tie, k, i)
-            JOIN {s}.lanes l ON l.lane = u.lane AND NOT l.paused
+            JOIN {s}.lanes l ON l.lane = u.lane
             LEFT JOIN {s}.settings sq ON sq.tenant = l.tenant AND sq.queue = l.queue
             LEFT JOIN {s}.settings st ON st.tenant = l.tenant AND st.queue = ''
         ), found AS MATERIALIZED (
             SELECT c.i, c.q, c.time, c.inn, c.tie, c.k, c.cost, x.*
-            FROM cand c CROSS JOIN LATERAL (
+            FROM cand c LEFT JOIN LATERAL (
                 SELECT y.* FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
                     SELECT j.seq, j.rank, j.visible_at, j.lane, j.id, j.type, j.attempts, j.logged, j.key
                     FROM {s}.jobs j
@@ -98,7 +99,7 @@ BEGIN
                         AND j.visible_at >= p_marks[10 * (c.i - 1) + p.rank + 1] AND j.visible_at <= v_now
                     ORDER BY j.visible_at, j.seq LIMIT c.k FOR UPDATE SKIP LOCKED
                 ) y WHERE c.ranks & (1 << p.rank) <> 0 LIMIT c.k
-            ) x
+            ) x ON true
         ), placed AS (
             SELECT f.*, row_number() OVER (PARTITION BY i ORDER BY rank, visible_at, seq) - 1 AS r,
                 count(*) OVER (PARTITION BY i) AS n,
@@ -107,7 +108,7 @@ BEGIN
                     WHEN p_bounds[2 * q + 1] IS NOT NULL AND bool_or(inn) OVER (PARTITION BY q) IS NOT TRUE THEN NULL
                     ELSE greatest(time, coalesce(min(time) FILTER (WHERE inn) OVER (PARTITION BY q), p_floors[q + 1]))
                 END AS begins
-            FROM found f
+            FROM found f WHERE seq IS NOT NULL
         ), timed AS (
             SELECT p.*, ARRAY[begins + r * cost, tie] AS turn,
                 least(min(CASE WHEN n = k THEN ARRAY[begins + k * cost, tie] END) OVER (PARTITION BY q),
@@ -125,7 +126,8 @@ BEGIN
             SELECT c.*, nth * v_queues + q AS place, least(
                 min(CASE WHEN cut IS NOT NULL AND all_ < p_shares[q + 1] THEN all_ * v_queues + q END) OVER (),
                 (SELECT min(n) FROM generate_series(0, v_queues - 1) AS n
-                    WHERE p_bounds[2 * n + 1] IS NOT NULL AND NOT EXISTS (SELECT FROM found f WHERE f.q = n))
+                    WHERE p_bounds[2 * n + 1] IS NOT NULL
+                        AND NOT EXISTS (SELECT FROM found f WHERE f.q = n AND f.seq IS NOT NULL))
             ) AS stop
             FROM counted c
         ), picked AS (
@@ -134,10 +136,8 @@ BEGIN
         )
         SELECT count(*), array_agg(p.seq), array_agg(p.lane), array_agg(p.id), array_agg(p.type),
             array_agg(p.attempts + 1), array_agg(p.visible_at), max(p.logged), bool_or(p.key IS NOT NULL),
-            (SELECT array_agg(coalesce(f.n, 0) ORDER BY u.i) FROM unnest(p_lanes) WITH ORDINALITY AS u (lane, i)
-                LEFT JOIN (SELECT i, count(*) AS n FROM found GROUP BY i) f USING (i)),
-            (SELECT array_agg(c.cost ORDER BY u.i) FROM unnest(p_lanes) WITH ORDINALITY AS u (lane, i)
-                LEFT JOIN cand c USING (i))
+            (SELECT array_agg(f.n ORDER BY f.i) FROM (SELECT i, count(seq) AS n FROM found GROUP BY i) f),
+            (SELECT array_agg(c.cost ORDER BY c.i) FROM cand c)
         INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_visible, v_xid, v_keyed, v_founds, v_costs
         FROM (SELECT * FROM picked ORDER BY place) p;
     END IF;
@@ -154,8 +154,8 @@ BEGIN
             DELETE FROM {s}.keys k USING {s}.jobs j WHERE j.seq = ANY (v_seqs) AND j.key IS NOT NULL AND k.lane = j.lane
                 AND k.type = j.type AND k.key = j.key AND k.job_id = j.id AND k.policy = 'until_started';
         END IF;
-        PERFORM {s}.log(v_xid, v_now, v_count, '{1}', v_in, v_ids, v_types, v_attempts, v_tokens, ARRAY[p_worker], v_visible,
-            ARRAY[v_now + p_lease], NULL, NULL);
+        PERFORM {s}.log(v_xid, v_now, v_count, '{1}', v_in, v_ids, v_types, v_attempts, v_tokens, ARRAY[p_worker],
+            v_visible, ARRAY[v_now + p_lease], NULL, NULL);
     END IF;
     -- Visible jobs that are left in a lane which found less than it looked for are locked: they count as due.
     SELECT array_agg(CASE WHEN v_founds[u.i] < u.k THEN (
