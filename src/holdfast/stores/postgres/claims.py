@@ -174,7 +174,8 @@ class Claims:
             [lane.in_turns for lane in lanes],
             [ties[lane.tenant] for lane in lanes],
             [wanted for part in sent for wanted in part.wanted],
-            marks_of(lanes),
+            # As text: the driver takes its time over each element of an array.
+            f"{{{','.join(map(str, marks_of(lanes)))}}}",
             [part.line.floor if part.line else 0 for part in sent],
             [part.share for part in sent],
             bounds,

@@ -49,7 +49,7 @@ CALL {s}.enqueue_and_tell($1::text, $2::text, $3::text[], $4::int[], $5::int[], 
 -- name: complete_and_tell
 CALL {s}.complete_and_tell($1::text, $2::text, $3::int[], $4::text[], $5::bigint[], $6::bytea[], $7::bigint[], NULL);
 -- name: claim
-SELECT * FROM {s}.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
+SELECT * FROM {s}.claim($1, $2, $3, $4, $5, $6, $7, $8::text::bigint[], $9, $10, $11, $12, $13, $14, $15, $16);
 -- Which lanes of a queue name have anything that waits, and from when on it is visible, by skips along the index.
 -- name: lanes_with_work
 WITH RECURSIVE walk AS (
