@@ -7,9 +7,11 @@ Invariants verified:
 - who has jobs that are due later keeps nobody from their turns [TENANT-4]
 """
 
+import random
 import threading
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 
 import asyncpg
 import pytest
@@ -187,3 +189,25 @@ def test_a_line_is_not_added_while_others_go_through_them():
         assert memory.lines == {}
     thread.join()
     assert list(memory.lines) == ["mail"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_orders_of_a_line_are_what_its_lanes_say(seed):
+    chance = random.Random(seed)
+    memory = lanes.Memory()
+    known = [memory.learn(n, 1, 1, f"t{n}", "mail") for n in range(8)]
+    line = memory.line("mail")
+    for _ in range(200):
+        lane, at = chance.choice(known), chance.randrange(5)
+        if not lane.in_turns:
+            lane.enter(at)
+        elif at:
+            lane.move(lane.time + at)
+        else:
+            lane.leave()
+        lane = chance.choice(known)
+        acts = [partial(lane.pause, paused=True), partial(lane.pause, paused=False), partial(lane.look_at, None)]
+        chance.choice([*acts, lane.told, partial(lane.arrive, at), partial(lane.look_at, at)])()
+        assert list(line.turns) == sorted((lane.time, lane.tenant) for lane in known if lane.in_turns)
+        waiting = [lane for lane in known if not lane.in_turns and lane.next_at is not None]
+        assert list(line.due) == sorted((lane.next_at, lane.tenant) for lane in waiting)
