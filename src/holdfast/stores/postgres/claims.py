@@ -12,7 +12,7 @@ from msgspec import Struct
 from holdfast.core.job import Claimed, ClaimRequest, Job
 from holdfast.store import REPAIR_LIMIT
 from holdfast.stores.postgres import rows
-from holdfast.stores.postgres.lanes import LOOK_S, Memory, is_due, marks_of
+from holdfast.stores.postgres.lanes import BACK_MS, LOOK_S, Memory, is_due, marks_of
 from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.turns import Part, leave, plan, settle
@@ -136,6 +136,7 @@ class Claims:
             number = await self._link.value("find_line", queue, repeat=True)
         found = [] if number is None else await self._link.rows("lanes_with_work", number, repeat=True)
         with memory.lock:
+            line.number = number
             for row in found:
                 *names, next_at = row.values()
                 memory.learn(*names).look_by(next_at)
@@ -199,14 +200,13 @@ class Claims:
         memory = self._memory
         with memory.lock:
             asked = (lane for part in sent for lane in part.lanes)
-            # What we heard of meanwhile may stand behind the mark, and is not in the answer.
+            # What we heard of meanwhile is not in the answer, and may stand before what was taken.
             surprised = {lane for lane, news in zip(asked, answer.news, strict=True) if lane.news != news}
             for number, row in answer.jobs:
                 lane = memory.lane(number)
                 taken[number] = taken.get(number, 0) + 1
                 rank: int = row["rank"]
-                if lane not in surprised:
-                    lane.marks[rank] = max(lane.marks[rank], row["visible_at"])
+                lane.marks[rank] = max(lane.marks[rank], row["visible_at"] - (BACK_MS if lane in surprised else 0))
                 jobs.append(rows.to_claimed(row, lane.tenant, lane.queue, request.worker_id))
             at = 0
             for part in sent:
