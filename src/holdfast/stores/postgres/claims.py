@@ -73,9 +73,10 @@ class Claims:
             sent = self._deal(going, left)
             full = is_due(memory.reap_looked)
             reaped = None if repaired else 0 if full else memory.reaped
+            asked = time.monotonic()
             answer = await self._send(request, sent, left, reaped, look=look)
             now = answer.now
-            self._clock = (now, time.monotonic())
+            self._clock = (now, asked)  # Rather early than late, however long the answer took.
             if answer.expired:
                 ended = await self._reap(REPAIR_LIMIT, request.random)
                 if len(ended.jobs) < REPAIR_LIMIT:
