@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from holdfast.core.errors import StoreBusy
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob, Result
 from holdfast.store import open_store
+from holdfast.stores.postgres import lanes
 from holdfast.testing.traces import History
 
 
@@ -83,3 +84,14 @@ async def judge(store, *, whole=True):
         tokens += [event.token for event in story if event.kind == "claimed"]
     assert len(set(tokens)) == len(tokens), "a token was granted twice"
     return found
+
+
+@asynccontextmanager
+async def apart(url):
+    """A store that those opened after it share no memory with, as if it were of another process."""
+    store = await open_store(url)
+    lanes.forget(store.address.place)
+    try:
+        yield store
+    finally:
+        await store.close()

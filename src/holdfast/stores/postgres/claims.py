@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
@@ -11,7 +12,7 @@ from msgspec import Struct
 from holdfast.core.job import Claimed, ClaimRequest, Job
 from holdfast.store import REPAIR_LIMIT
 from holdfast.stores.postgres import rows
-from holdfast.stores.postgres.lanes import Lane, Memory, is_due, marks_of
+from holdfast.stores.postgres.lanes import BACK_MS, LOOK_S, Memory, is_due, marks_of
 from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.turns import Part, leave, plan, settle
@@ -20,6 +21,13 @@ SOON_MS = 50
 """Lanes are looked at that much before their next job is due by our reckoning of the store's clock."""
 BATCH = 1000
 """How many jobs one statement leases at most."""
+LOCKED_MS = 200
+"""When a lane is looked at again whose visible jobs somebody's transaction has locked: it may take none of them.
+
+A claim in turns does so, too: until its commit it holds all that it looked at, and others pass over it.
+"""
+HELD_MS = int(1000 * LOOK_S) + SOON_MS
+"""The same for leases that have run out: with the next look at all of them."""
 
 Reap = Callable[[int, float], Awaitable[Any]]
 
@@ -33,8 +41,11 @@ class _Answer(Struct):
     founds: list[int]
     costs: list[int | None]
     soon: list[int | None]
+    """When the next job is due that was not found. Not later than `now`: it is locked, or has just come."""
     jobs: list[tuple[int, Row]]
     """The number of its lane, and the job, in the order they are to be run in."""
+    news: list[int]
+    """What we had heard of each lane when it was asked."""
 
 
 class Claims:
@@ -62,16 +73,23 @@ class Claims:
             sent = self._deal(going, left)
             full = is_due(memory.reap_looked)
             reaped = None if repaired else 0 if full else memory.reaped
+            asked = time.monotonic()
             answer = await self._send(request, sent, left, reaped, look=look)
             now = answer.now
-            self._clock = (now, time.monotonic())
+            self._clock = (now, asked)  # Rather early than late, however long the answer took.
             if answer.expired:
-                await self._reap(REPAIR_LIMIT, request.random)
+                ended = await self._reap(REPAIR_LIMIT, request.random)
+                if len(ended.jobs) < REPAIR_LIMIT:
+                    self._note_reaped(now, full=full)
                 repaired = True
                 for part in parts:
                     part.began = False
                 continue
-            self._note_deadlines(answer, checked=not repaired, full=full, look=look)
+            if not repaired:
+                self._note_reaped(now, full=full)
+            if look:
+                with memory.lock:
+                    memory.next_deadline, memory.deadline_looked = answer.next_deadline, time.monotonic()
             repaired, look = True, False
             jobs += self._took(request, sent, answer)
             # Who is asked next: the queue that has been asked least, of those the one that stands first.
@@ -87,15 +105,12 @@ class Claims:
                 memory.lease((job.token, job.seq) for job in jobs)
         return Claimed(jobs, now, None if len(jobs) == request.limit else await self._next_at(parts, now))
 
-    def _note_deadlines(self, answer: _Answer, *, checked: bool, full: bool, look: bool) -> None:
+    def _note_reaped(self, now: int, *, full: bool) -> None:
         memory = self._memory
         with memory.lock:
-            if checked:
-                memory.reaped = answer.now
-            if checked and full:
+            memory.reaped = now
+            if full:
                 memory.reap_looked = time.monotonic()
-            if look:
-                memory.next_deadline, memory.deadline_looked = answer.next_deadline, time.monotonic()
 
     async def _parts(self, tenant: str | None, queues: list[str]) -> list[Part]:
         memory = self._memory
@@ -114,15 +129,20 @@ class Claims:
 
     async def _look(self, queue: str) -> None:
         """See which lanes of a queue have work: others may have got some that we were not told of."""
-        line = self._memory.line(queue)
-        if line.number is None:
-            line.number = await self._link.value("find_line", queue, repeat=True)
-        looked = time.monotonic()
-        if line.number is not None:
-            for row in await self._link.rows("lanes_with_work", line.number, repeat=True):
-                lane = self._memory.learn(*row.values())
-                lane.next_at = 0 if lane.next_at is None else lane.next_at
-        line.looked = looked
+        memory = self._memory
+        line = memory.line(queue)
+        news, looked = line.news, time.monotonic()
+        number = line.number
+        if number is None:
+            number = await self._link.value("find_line", queue, repeat=True)
+        found = [] if number is None else await self._link.rows("lanes_with_work", number, repeat=True)
+        with memory.lock:
+            line.number = number
+            for row in found:
+                *names, next_at = row.values()
+                memory.learn(*names).look_by(next_at)
+            if line.news == news:
+                line.looked = looked
 
     def _deal(self, going: list[Part], left: int) -> list[Part]:
         """Share out what is wanted between the queues, one by one in rotation, and plan each one's part."""
@@ -146,6 +166,7 @@ class Claims:
         bounds: list[int | None] = []
         for part in sent:
             bounds += [None, None] if part.bound is None else [part.bound[0], ties[part.bound[1]]]
+        news = [lane.news for lane in lanes]
         found = await self._link.rows(
             "claim",
             [lane.number for lane in lanes],
@@ -155,7 +176,8 @@ class Claims:
             [lane.in_turns for lane in lanes],
             [ties[lane.tenant] for lane in lanes],
             [wanted for part in sent for wanted in part.wanted],
-            marks_of(lanes),
+            # As text: the driver takes its time over each element of an array.
+            f"{{{','.join(map(str, marks_of(lanes)))}}}",
             [part.line.floor if part.line else 0 for part in sent],
             [part.share for part in sent],
             bounds,
@@ -165,12 +187,12 @@ class Claims:
             reaped,
             look,
         )
-        info: Sequence[Any] = found[0]["info"]
+        info: Sequence[Any] = found.pop()["info"]
         count = len(lanes)
-        picked = sorted(found[1:], key=lambda row: row["token"])
+        picked = sorted(found, key=lambda row: row["token"])
         return _Answer(
             info[0], bool(info[1]), info[2], list(info[3 : 3 + count]), list(info[3 + count : 3 + 2 * count]),
-            list(info[3 + 2 * count :]), [(row["lane"], row) for row in picked],
+            list(info[3 + 2 * count :]), [(row["lane"], row) for row in picked], news,
         )  # fmt: skip
 
     def _took(self, request: ClaimRequest, sent: list[Part], answer: _Answer) -> list[Job]:
@@ -178,32 +200,37 @@ class Claims:
         taken: dict[int, int] = {}
         memory = self._memory
         with memory.lock:
+            asked = (lane for part in sent for lane in part.lanes)
+            # What we heard of meanwhile is not in the answer, and may stand before what was taken.
+            surprised = {lane for lane, news in zip(asked, answer.news, strict=True) if lane.news != news}
             for number, row in answer.jobs:
                 lane = memory.lane(number)
                 taken[number] = taken.get(number, 0) + 1
                 rank: int = row["rank"]
-                lane.marks[rank] = max(lane.marks[rank], row["visible_at"])
+                lane.marks[rank] = max(lane.marks[rank], row["visible_at"] - (BACK_MS if lane in surprised else 0))
                 jobs.append(rows.to_claimed(row, lane.tenant, lane.queue, request.worker_id))
             at = 0
-            short = len(answer.jobs) < sum(part.share for part in sent)
             for part in sent:
                 end = at + len(part.lanes)
                 settle(part, answer.founds[at:end], answer.costs[at:end], taken)
                 part.got = sum(taken.get(lane.number, 0) for lane in part.lanes)
                 part.short = part.got < part.share and not self._unsettled(part)
-                for lane, next_at in zip(part.lanes, answer.soon[at:end], strict=True):
-                    # Whoever still has visible jobs may be asked again at any time. A claim that got all it wished for
-                    # did not look at what comes later.
-                    lane.next_at = next_at if lane.number in part.exhausted and short else 0
+                for lane, soon in zip(part.lanes, answer.soon[at:end], strict=True):
+                    if lane in surprised or lane not in part.exhausted:
+                        lane.look_at(0)
+                    elif soon is not None and soon <= answer.now:
+                        lane.look_at(answer.now + LOCKED_MS)
+                    else:
+                        lane.look_at(soon)
                 at = end
         return jobs
 
     @staticmethod
     def _unsettled(part: Part) -> bool:
         """Whether there may be more to take in this queue than a round could be certain of."""
-        if part.line is None:
-            return any(lane.number not in part.exhausted for lane in part.lanes)
-        return any(lane.in_turns and lane.number not in part.exhausted for lane in part.line.lanes.values())
+        line = part.line
+        lanes = part.lanes if line is None else (line.lanes[tenant] for _, tenant in line.turns)
+        return any(lane not in part.exhausted for lane in lanes)
 
     async def _next_at(self, parts: list[Part], now: int) -> int | None:
         """When a claim that came back short should look again. [CLAIM-3]"""
@@ -212,9 +239,14 @@ class Claims:
         if memory.next_deadline is not None and memory.next_deadline <= now:
             memory.next_deadline = await self._link.value("next_deadline", repeat=True)
         with memory.lock:
-            if self._memory.next_deadline is not None:
-                times.append(self._memory.next_deadline)
+            deadline = memory.next_deadline
+            if deadline is not None:
+                # One that is past although all were ended that could be: somebody's transaction holds it.
+                times.append(now + HELD_MS if deadline <= memory.reaped else deadline)
             for part in parts:
-                lanes: list[Lane] = part.lanes if part.line is None else list(part.line.lanes.values())
-                times += [lane.next_at for lane in lanes if lane.next_at is not None]
+                line = part.line
+                if line is None:
+                    times += [lane.next_at for lane in part.lanes if lane.next_at is not None]
+                else:
+                    times += [0] if line.turns else [at for at, _ in islice(line.due, 1)]
         return min((max(at, now + 1) for at in times), default=None)

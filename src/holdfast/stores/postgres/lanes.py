@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
 from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
@@ -31,14 +32,57 @@ BACK_MS = 10_000
 """How far a claim goes back behind its mark when it is told of a new job, whose transaction may have taken a while."""
 
 
-class Lane(Struct):
-    """One lane, and its place in the turns."""
+class Order:
+    """Tenants in the order of a number each has, then by name."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        return iter(self._entries)
+
+    def add(self, number: int, tenant: str) -> None:
+        insort(self._entries, (number, tenant))
+
+    def remove(self, number: int, tenant: str) -> None:
+        """Take out an entry that is there."""
+        del self._entries[bisect_left(self._entries, (number, tenant))]
+
+
+class Line(Struct, eq=False):
+    """All lanes of one queue name."""
+
+    queue: str
+    lanes: dict[str, Lane] = field(default_factory=dict["str", "Lane"])
+    number: int | None = None
+    floor: int = 0
+    looked: float = 0.0
+    """When it was last seen which of its lanes have work."""
+    news: int = 0
+    """How often we heard that there may be more of them."""
+    turns: Order = field(default_factory=Order)
+    """The lanes in the turns, by their virtual times. So that a claim need not go through all lanes that are known."""
+    due: Order = field(default_factory=Order)
+    """The other lanes where something waits, by the moment when to look."""
+
+    def told(self) -> None:
+        """Another process has put jobs here, in lanes that we may not know."""
+        self.news += 1
+        self.looked = 0.0
+
+
+class Lane(Struct, eq=False):
+    """One lane, and its place in the turns. To be changed under the lock of its memory."""
 
     number: int
     line: int
     ranks: int
     tenant: str
     queue: str
+    home: Line
     time: int = 0
     in_turns: bool = False
     cost: int = STRIDE
@@ -48,29 +92,66 @@ class Lane(Struct):
     """For each priority the moment before which nothing is left to take."""
     looked: float = 0.0
     """When it was last looked at without marks."""
+    news: int = 0
+    """How often we heard that there may be something to claim."""
 
     def told(self) -> None:
         """Another process has put a job here."""
-        self.next_at = 0
+        self.news += 1
+        self.look_at(0)
         self.marks = [max(0, mark - BACK_MS) for mark in self.marks]
 
     def arrive(self, visible_at: int) -> None:
         """A job waits here, visible from this moment on."""
-        if self.next_at is None or visible_at < self.next_at:
-            self.next_at = visible_at
+        self.news += 1
+        self.look_by(visible_at)
         # Clocks of transactions that overlap, or one that was set back: what is behind a mark moves it.
         self.marks = [min(mark, visible_at) for mark in self.marks]
 
+    def pause(self, *, paused: bool) -> None:
+        """It leaves the turns at once, and when it goes on it enters them like any other newcomer."""
+        self.news += 1
+        self.looked = 0.0
+        self.look_at(None if paused else 0)
+        if paused:
+            self.leave()
 
-class Line(Struct):
-    """All lanes of one queue name."""
+    def look_at(self, next_at: int | None) -> None:
+        """Say when there may be something to claim."""
+        if not self.in_turns and next_at != self.next_at:
+            if self.next_at is not None:
+                self.home.due.remove(self.next_at, self.tenant)
+            if next_at is not None:
+                self.home.due.add(next_at, self.tenant)
+        self.next_at = next_at
 
-    queue: str
-    lanes: dict[str, Lane] = field(default_factory=dict[str, Lane])
-    number: int | None = None
-    floor: int = 0
-    looked: float = 0.0
-    """When it was last seen which of its lanes have work."""
+    def look_by(self, at: int) -> None:
+        """The same, if it would be later."""
+        if self.next_at is None or at < self.next_at:
+            self.look_at(at)
+
+    def enter(self, time: int) -> None:
+        """Take part in the turns, from this virtual time on."""
+        if self.next_at is not None:
+            self.home.due.remove(self.next_at, self.tenant)
+        self.time = time
+        self.in_turns = True
+        self.home.turns.add(time, self.tenant)
+
+    def leave(self) -> None:
+        """Leave the turns, and keep the time."""
+        if self.in_turns:
+            self.home.turns.remove(self.time, self.tenant)
+            self.in_turns = False
+            if self.next_at is not None:
+                self.home.due.add(self.next_at, self.tenant)
+
+    def move(self, time: int) -> None:
+        """Go on to this virtual time."""
+        if self.in_turns:
+            self.home.turns.remove(self.time, self.tenant)
+            self.home.turns.add(time, self.tenant)
+        self.time = time
 
 
 class Memory:
@@ -114,20 +195,17 @@ class Memory:
 
     def line(self, queue: str) -> Line:
         """The line of this name, made if it is new here."""
-        line = self.lines.get(queue)
-        if line is None:
-            line = self.lines.setdefault(queue, Line(queue))
-        return line
+        with self.lock:
+            return self.lines.get(queue) or self.lines.setdefault(queue, Line(queue))
 
     def learn(self, number: int, line: int, ranks: int, tenant: str, queue: str) -> Lane:
         """A lane as the database has it."""
         with self.lock:
             lane = self.by_number.get(number)
             if lane is None:
-                lane = self.by_number[number] = Lane(number, line, ranks, tenant, queue)
-                whole = self.line(queue)
-                whole.number = line
-                whole.lanes[tenant] = lane
+                home = self.line(queue)
+                home.number = line
+                lane = self.by_number[number] = home.lanes[tenant] = Lane(number, line, ranks, tenant, queue, home)
             lane.ranks |= ranks
             return lane
 

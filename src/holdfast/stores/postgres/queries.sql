@@ -60,17 +60,21 @@ CALL {s}.enqueue_and_tell($1::text, $2::text, $3::text[], $4::int[], $5::int[], 
 CALL {s}.complete_and_tell($1::text, $2::text, $3::int[], $4::text[], $5::bigint[], $6::bytea[], $7::bigint[], $8::int,
     NULL);
 -- name: claim
-SELECT * FROM {s}.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
--- Which lanes of a queue name have anything that waits, by skips along the index.
+SELECT * FROM {s}.claim($1, $2, $3, $4, $5, $6, $7, $8::text::bigint[], $9, $10, $11, $12, $13, $14, $15, $16);
+-- Which lanes of a queue name have anything that waits, and from when on it is visible, by skips along the index.
 -- name: lanes_with_work
 WITH RECURSIVE walk AS (
-    (SELECT j.lane FROM {s}.jobs j WHERE j.line = $1 AND j.state < 4 ORDER BY j.line, j.lane LIMIT 1)
+    (SELECT j.lane, j.rank, j.visible_at FROM {s}.jobs j WHERE j.line = $1 AND j.state < 4
+        ORDER BY j.line, j.lane, j.rank, j.visible_at LIMIT 1)
     UNION ALL
-    SELECT (SELECT j.lane FROM {s}.jobs j WHERE j.line = $1 AND j.lane > walk.lane AND j.state < 4
-            ORDER BY j.line, j.lane LIMIT 1)
-    FROM walk WHERE walk.lane IS NOT NULL
+    SELECT x.* FROM walk CROSS JOIN LATERAL (
+        SELECT j.lane, j.rank, j.visible_at FROM {s}.jobs j
+        WHERE j.line = $1 AND (j.lane, j.rank) > (walk.lane, walk.rank) AND j.state < 4
+        ORDER BY j.line, j.lane, j.rank, j.visible_at LIMIT 1
+    ) x
 )
-SELECT l.lane, l.line, l.ranks, l.tenant, l.queue FROM walk JOIN {s}.lanes l ON l.lane = walk.lane WHERE NOT l.paused;
+SELECT l.lane, l.line, l.ranks, l.tenant, l.queue, min(walk.visible_at) FROM walk JOIN {s}.lanes l ON l.lane = walk.lane
+WHERE NOT l.paused GROUP BY l.lane;
 -- name: find_line
 SELECT line FROM {s}.lines WHERE queue = $1;
 

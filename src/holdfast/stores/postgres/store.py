@@ -437,10 +437,7 @@ class PostgresStore:
         lane = await enqueue.add_lane(self._opened, self._memory, tenant, queue)
         await self._opened.rows("pause", lane.number, paused, repeat=True)
         with self._memory.lock:
-            # It leaves the turns at once, and when it goes on it enters them like any other newcomer.
-            lane.in_turns = lane.in_turns and not paused
-            lane.next_at = None if paused else 0
-            lane.looked = 0.0
+            lane.pause(paused=paused)
         if not paused:
             self._tell([(Hint.READY, tenant, queue, "")])
 
@@ -616,10 +613,10 @@ class PostgresStore:
             if lane is not None:
                 lane.told()
             elif queue:
-                self._memory.line(queue).looked = 0.0
+                self._memory.line(queue).told()
             else:
                 for line in self._memory.lines.values():
-                    line.looked = 0.0
+                    line.told()
 
 
 def _pieces(items: Sequence[A]) -> Iterable[Sequence[A]]:

@@ -8,7 +8,8 @@ if all had that may have, and `claim` in migrations/ takes only as far as the pl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heapreplace, nsmallest
+from heapq import heapify, heapreplace
+from itertools import islice, takewhile
 
 from msgspec import Struct, field
 
@@ -33,9 +34,9 @@ class Part(Struct):
     """Of this round."""
     bound: tuple[int, str] | None = None
     """Where the first lane begins that is in the turns and not looked at in this round."""
-    exhausted: set[int] = field(default_factory=set[int])
+    exhausted: set[Lane] = field(default_factory=set[Lane])
     """Lanes that have nothing visible left."""
-    empty: set[int] = field(default_factory=set[int])
+    empty: set[Lane] = field(default_factory=set[Lane])
     """Lanes in the turns that had nothing visible to begin with."""
     began: bool = False
     """Newcomers have entered."""
@@ -50,18 +51,15 @@ def plan(part: Part, share: int, now: int | None) -> None:
     part.share = share
     part.bound = None
     if part.line is None:
-        part.lanes = [lane for lane in part.lanes if lane.number not in part.exhausted]
+        part.lanes = [lane for lane in part.lanes if lane not in part.exhausted]
         part.wanted = [share] * len(part.lanes)
         return
-    waiting = part.line.lanes.values()
-    inside = nsmallest(
-        share + 1,
-        ((lane.time, lane.tenant) for lane in waiting if lane.in_turns and lane.number not in part.exhausted),
-    )
+    lanes = part.line.lanes
+    inside = list(islice((turn for turn in part.line.turns if lanes[turn[1]] not in part.exhausted), share + 1))
     entering: list[Lane] = []
     if not part.began:  # Until then it is not certain where newcomers enter.
-        due = (lane for lane in waiting if not lane.in_turns and lane.next_at is not None)
-        entering = [lane for lane in due if now is None or (lane.next_at or 0) <= now][: max(ENTER_LIMIT, share)]
+        due = takewhile(lambda entry: now is None or entry[0] <= now, part.line.due)
+        entering = [lanes[tenant] for _, tenant in islice(due, max(ENTER_LIMIT, share))]
     floor = inside[0][0] if inside else part.line.floor
     heap = inside[:share] + [(fairness.entry(lane.time, floor), lane.tenant) for lane in entering]
     heapify(heap)
@@ -69,10 +67,10 @@ def plan(part: Part, share: int, now: int | None) -> None:
     for _ in range(share if heap else 0):
         time, tenant = heap[0]
         dealt[tenant] = dealt.get(tenant, 0) + 1
-        heapreplace(heap, (time + part.line.lanes[tenant].cost, tenant))
+        heapreplace(heap, (time + lanes[tenant].cost, tenant))
     if inside and entering:
         dealt.setdefault(inside[0][1], 0)  # Where newcomers enter depends on it.
-    part.lanes = [part.line.lanes[tenant] for _, tenant in inside if tenant in dealt] + entering
+    part.lanes = [lanes[tenant] for _, tenant in inside if tenant in dealt] + entering
     part.wanted = [max(1, dealt.get(lane.tenant, 0)) for lane in part.lanes]
     part.bound = next(((time, tenant) for time, tenant in inside if tenant not in dealt), None)
 
@@ -82,48 +80,38 @@ def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken
     line = part.line
     visible = [lane.time for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and found]
     # Newcomers enter at the time of the first lane that has work. If that was not named, they wait for the next round.
-    part.empty |= {lane.number for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and not found}
+    part.empty |= {lane for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and not found}
     if not part.began and (visible or part.bound is None):
         part.began = True
-        _drop_heads(part)
+        if line is not None:
+            _drop_heads(line, part.empty)
     floor = min(visible, default=0 if line is None else line.floor)
     for lane, found, wanted, cost in zip(part.lanes, founds, part.wanted, costs, strict=True):
         if found < wanted:
-            part.exhausted.add(lane.number)
+            part.exhausted.add(lane)
         if line is None:
             continue
         lane.cost = cost or lane.cost
         if found and not lane.in_turns and part.began:
-            lane.time = fairness.entry(lane.time, floor)
-            lane.in_turns = True
+            lane.enter(fairness.entry(lane.time, floor))
         got = taken.get(lane.number, 0)
         if found > got:
-            part.exhausted.discard(lane.number)
+            part.exhausted.discard(lane)
         if got:
             last = lane.time + (got - 1) * lane.cost
             line.floor = max(line.floor, last)
-            lane.time = last + lane.cost
+            lane.move(last + lane.cost)
             part.last = max(part.last or (0, ""), (last, lane.tenant))
 
 
-def _drop_heads(part: Part) -> None:
+def _drop_heads(line: Line, empty: set[Lane]) -> None:
     """Lanes without work at the head of the turns leave before newcomers enter."""
-    if part.line is None:
-        return
-    inside = [lane for lane in part.line.lanes.values() if lane.in_turns]
-    first = min(((lane.time, lane.tenant) for lane in inside if lane.number not in part.empty), default=None)
-    for lane in inside:
-        if lane.number in part.empty and (first is None or (lane.time, lane.tenant) < first):
-            lane.in_turns = False
+    for lane in list(takewhile(empty.__contains__, (line.lanes[tenant] for _, tenant in line.turns))):
+        lane.leave()
 
 
 def leave(part: Part) -> None:
     """Let those out of the turns whose turn came up when they had nothing visible. They keep their time."""
-    if part.line is None:
-        return
-    for lane in part.line.lanes.values():
-        if lane.number not in part.exhausted:
-            continue
-        lane.in_turns = (
-            lane.in_turns and not part.short and part.last is not None and (lane.time, lane.tenant) > part.last
-        )
+    for lane in part.exhausted if part.line is not None else ():
+        if part.short or part.last is None or (lane.time, lane.tenant) <= part.last:
+            lane.leave()

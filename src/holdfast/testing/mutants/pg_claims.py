@@ -230,10 +230,10 @@ def a_turn_costs_nothing_in_postgres(bug: Bug) -> None:
     """The first tenant is served until it has no more."""
 
     def settle(original: Planted, part: Any, founds: Any, costs: Any, taken: Any) -> None:
-        before = {lane.number: lane.time for lane in part.lanes if lane.in_turns}
+        before = {lane: lane.time for lane in part.lanes if lane.in_turns}
         original(part, founds, costs, taken)
-        for lane in part.lanes:
-            lane.time = before.get(lane.number, lane.time)
+        for lane, time in before.items():
+            lane.move(time)
 
     bug.around(bug.postgres("turns"), "settle", settle)
 
@@ -296,7 +296,7 @@ def jobs_of_several_queues_come_queue_by_queue(bug: Bug) -> None:
 @mutant("TENANT-4", "ENQ-1", stores=POSTGRES, seen_by="a_worker_that_starts_finds_all_tenants")
 def only_the_first_tenant_is_found_anew(bug: Bug) -> None:
     """A process that starts finds the work of one tenant and not that of the others."""
-    bug.statement("lanes_with_work", "FROM walk WHERE walk.lane IS NOT NULL", "FROM walk WHERE false")
+    bug.statement("lanes_with_work", "LIMIT 1\n    ) x", "LIMIT 0\n    ) x")
 
 
 @mutant("TENANT-4", "CLAIM-2", stores=POSTGRES, seen_by="a_claim_over_several_queues_takes_from_them_in_rotation")
@@ -317,7 +317,7 @@ def a_pause_stops_nothing(bug: Bug) -> None:
 @mutant("CLAIM-5", stores=POSTGRES, seen_by="a_pause_stops_that_queue_alone")
 def a_pause_does_not_stop_turns(bug: Bug) -> None:
     """A paused queue hands out jobs to workers for all tenants."""
-    bug.function("claim", "ON l.lane = u.lane AND NOT l.paused", "ON l.lane = u.lane")
+    bug.function("claim", "CASE WHEN l.paused THEN 0 ELSE l.ranks END", "l.ranks")
 
 
 @mutant("CLAIM-5", "TENANT-1", stores=POSTGRES, seen_by="a_pause_stops_a_tenant_that_takes_turns")

@@ -9,8 +9,12 @@
 -- one by one comes to. Nothing is taken beyond the point up to which this is certain: where a lane found all k that it
 -- looked for (it may have more), or where the first lane begins that was not named (p_bounds).
 --
--- Answers rows with `seq`, and before them one without: info = { clock, 1 if leases have run out, next deadline or NULL }
--- and then for each lane how many it found, its cost, and when its next job is due, NULL if unknown or none.
+-- What is looked at is locked until the commit, also where it is not taken; another claim passes over it meanwhile, and is
+-- told to look again.
+--
+-- Answers rows with `seq`, and after them one without: info = { clock, 1 if leases have run out, next deadline or NULL }
+-- and then for each lane how many it found, its cost, and when its next job is due if it found less than it looked for,
+-- NULL if none.
 
 CREATE FUNCTION {s}.claim(
     p_lanes int[], p_lines int[], p_qs int[], p_times bigint[], p_in boolean[], p_ties int[], p_ks int[],
@@ -78,15 +82,16 @@ BEGIN
         WHERE l.lane = p_lanes[1];
     ELSE
         WITH cand AS MATERIALIZED (
-            SELECT u.*, l.ranks, greatest(1, round(10000.0::float8 / coalesce(sq.weight, st.weight, 1))::bigint) AS cost
+            SELECT u.*, CASE WHEN l.paused THEN 0 ELSE l.ranks END AS ranks,
+                greatest(1, round(10000.0::float8 / coalesce(sq.weight, st.weight, 1))::bigint) AS cost
             FROM unnest(p_lanes, p_lines, p_qs, p_times, p_in, p_ties, p_ks)
                 WITH ORDINALITY AS u (lane, line, q, time, inn, tie, k, i)
-            JOIN {s}.lanes l ON l.lane = u.lane AND NOT l.paused
+            JOIN {s}.lanes l ON l.lane = u.lane
             LEFT JOIN {s}.settings sq ON sq.tenant = l.tenant AND sq.queue = l.queue
             LEFT JOIN {s}.settings st ON st.tenant = l.tenant AND st.queue = ''
         ), found AS MATERIALIZED (
             SELECT c.i, c.q, c.time, c.inn, c.tie, c.k, c.cost, x.*
-            FROM cand c CROSS JOIN LATERAL (
+            FROM cand c LEFT JOIN LATERAL (
                 SELECT y.* FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
                     SELECT j.seq, j.rank, j.visible_at, j.lane, j.id, j.type, j.attempts, j.logged, j.key
                     FROM {s}.jobs j
@@ -94,7 +99,7 @@ BEGIN
                         AND j.visible_at >= p_marks[10 * (c.i - 1) + p.rank + 1] AND j.visible_at <= v_now
                     ORDER BY j.visible_at, j.seq LIMIT c.k FOR UPDATE SKIP LOCKED
                 ) y WHERE c.ranks & (1 << p.rank) <> 0 LIMIT c.k
-            ) x
+            ) x ON true
         ), placed AS (
             SELECT f.*, row_number() OVER (PARTITION BY i ORDER BY rank, visible_at, seq) - 1 AS r,
                 count(*) OVER (PARTITION BY i) AS n,
@@ -103,7 +108,7 @@ BEGIN
                     WHEN p_bounds[2 * q + 1] IS NOT NULL AND bool_or(inn) OVER (PARTITION BY q) IS NOT TRUE THEN NULL
                     ELSE greatest(time, coalesce(min(time) FILTER (WHERE inn) OVER (PARTITION BY q), p_floors[q + 1]))
                 END AS begins
-            FROM found f
+            FROM found f WHERE seq IS NOT NULL
         ), timed AS (
             SELECT p.*, ARRAY[begins + r * cost, tie] AS turn,
                 least(min(CASE WHEN n = k THEN ARRAY[begins + k * cost, tie] END) OVER (PARTITION BY q),
@@ -121,7 +126,8 @@ BEGIN
             SELECT c.*, nth * v_queues + q AS place, least(
                 min(CASE WHEN cut IS NOT NULL AND all_ < p_shares[q + 1] THEN all_ * v_queues + q END) OVER (),
                 (SELECT min(n) FROM generate_series(0, v_queues - 1) AS n
-                    WHERE p_bounds[2 * n + 1] IS NOT NULL AND NOT EXISTS (SELECT FROM found f WHERE f.q = n))
+                    WHERE p_bounds[2 * n + 1] IS NOT NULL
+                        AND NOT EXISTS (SELECT FROM found f WHERE f.q = n AND f.seq IS NOT NULL))
             ) AS stop
             FROM counted c
         ), picked AS (
@@ -130,47 +136,42 @@ BEGIN
         )
         SELECT count(*), array_agg(p.seq), array_agg(p.lane), array_agg(p.id), array_agg(p.type),
             array_agg(p.attempts + 1), array_agg(p.visible_at), max(p.logged), bool_or(p.key IS NOT NULL),
-            (SELECT array_agg(coalesce(f.n, 0) ORDER BY u.i) FROM unnest(p_lanes) WITH ORDINALITY AS u (lane, i)
-                LEFT JOIN (SELECT i, count(*) AS n FROM found GROUP BY i) f USING (i)),
-            (SELECT array_agg(c.cost ORDER BY u.i) FROM unnest(p_lanes) WITH ORDINALITY AS u (lane, i)
-                LEFT JOIN cand c USING (i))
+            (SELECT array_agg(f.n ORDER BY f.i) FROM (SELECT i, count(seq) AS n FROM found GROUP BY i) f),
+            (SELECT array_agg(c.cost ORDER BY c.i) FROM cand c)
         INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_visible, v_xid, v_keyed, v_founds, v_costs
         FROM (SELECT * FROM picked ORDER BY place) p;
     END IF;
-    IF v_count < p_limit THEN
-        SELECT array_agg((
-            SELECT min(x.at) FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
-                SELECT j.visible_at AS at FROM {s}.jobs j
-                WHERE j.line = u.line AND j.lane = u.lane AND j.state < 4 AND j.rank = p.rank AND j.visible_at > v_now
-                ORDER BY j.visible_at LIMIT 1
-            ) x
-            WHERE l.ranks & (1 << p.rank) <> 0
-        ) ORDER BY u.i) INTO v_soon
-        FROM unnest(p_lanes, p_lines) WITH ORDINALITY AS u (lane, line, i) JOIN {s}.lanes l ON l.lane = u.lane;
-    ELSE
-        v_soon := array_fill(NULL::bigint, ARRAY[v_lanes]);
+    IF v_count > 0 THEN
+        SELECT array_agg(nextval('{s}.tokens')) INTO v_tokens FROM generate_series(1, v_count);
+        v_xid := greatest(v_xid, {s}.xid());
+        RETURN QUERY
+            UPDATE {s}.jobs j SET state = 4, attempts = j.attempts + 1, token = u.token, deadline = v_now + p_lease,
+                worker = p_worker, claimed_at = v_now, logged = v_xid
+            FROM unnest(v_seqs, v_tokens) AS u (seq, token) WHERE j.seq = u.seq
+            RETURNING NULL::bigint[], j.seq, j.visible_at, j.enqueued_at, j.result_ttl, j.token, j.deadline, j.claimed_at,
+                j.lane, j.attempts, j.rank, j.id, j.type, j.request_id, j.key, j.head, j.payload, j.extra;
+        IF v_keyed THEN
+            DELETE FROM {s}.keys k USING {s}.jobs j WHERE j.seq = ANY (v_seqs) AND j.key IS NOT NULL AND k.lane = j.lane
+                AND k.type = j.type AND k.key = j.key AND k.job_id = j.id AND k.policy = 'until_started';
+        END IF;
+        PERFORM {s}.log(v_xid, v_now, v_count, '{1}', v_in, v_ids, v_types, v_attempts, v_tokens, ARRAY[p_worker],
+            v_visible, ARRAY[v_now + p_lease], NULL, NULL);
     END IF;
+    -- Visible jobs that are left in a lane which found less than it looked for are locked: they count as due.
+    SELECT array_agg(CASE WHEN v_founds[u.i] < u.k THEN (
+        SELECT min(x.at) FROM {s}.lanes l CROSS JOIN generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
+            SELECT j.visible_at AS at FROM {s}.jobs j
+            WHERE j.line = u.line AND j.lane = u.lane AND j.state < 4 AND j.rank = p.rank
+                AND j.visible_at >= CASE WHEN l.paused THEN v_now + 1 ELSE p_marks[10 * (u.i - 1) + p.rank + 1] END
+            ORDER BY j.visible_at LIMIT 1
+        ) x
+        WHERE l.lane = u.lane AND l.ranks & (1 << p.rank) <> 0
+    ) END ORDER BY u.i) INTO v_soon
+    FROM unnest(p_lanes, p_lines, p_ks) WITH ORDINALITY AS u (lane, line, k, i);
     IF p_look THEN
         SELECT j.deadline INTO v_next FROM {s}.jobs j WHERE j.state = 4 ORDER BY j.deadline LIMIT 1;
     END IF;
     RETURN QUERY SELECT ARRAY[v_now, 0, v_next] || v_founds || v_costs || v_soon, NULL::bigint, NULL::bigint,
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::int, NULL::int, NULL::smallint, NULL,
         NULL, NULL, NULL, NULL::bytea, NULL::bytea, NULL::bytea;
-    IF v_count = 0 THEN
-        RETURN;
-    END IF;
-    SELECT array_agg(nextval('{s}.tokens')) INTO v_tokens FROM generate_series(1, v_count);
-    v_xid := greatest(v_xid, {s}.xid());
-    RETURN QUERY
-        UPDATE {s}.jobs j SET state = 4, attempts = j.attempts + 1, token = u.token, deadline = v_now + p_lease,
-            worker = p_worker, claimed_at = v_now, logged = v_xid
-        FROM unnest(v_seqs, v_tokens) AS u (seq, token) WHERE j.seq = u.seq
-        RETURNING NULL::bigint[], j.seq, j.visible_at, j.enqueued_at, j.result_ttl, j.token, j.deadline, j.claimed_at,
-            j.lane, j.attempts, j.rank, j.id, j.type, j.request_id, j.key, j.head, j.payload, j.extra;
-    IF v_keyed THEN
-        DELETE FROM {s}.keys k USING {s}.jobs j WHERE j.seq = ANY (v_seqs) AND j.key IS NOT NULL AND k.lane = j.lane
-            AND k.type = j.type AND k.key = j.key AND k.job_id = j.id AND k.policy = 'until_started';
-    END IF;
-    PERFORM {s}.log(v_xid, v_now, v_count, '{1}', v_in, v_ids, v_types, v_attempts, v_tokens, ARRAY[p_worker], v_visible,
-        ARRAY[v_now + p_lease], NULL, NULL);
 END $$;

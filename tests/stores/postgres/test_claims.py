@@ -1,0 +1,213 @@
+"""What a claim makes of what it hears while it is under way, and of what others have locked.
+
+Invariants verified:
+- a wake-up is never lost: whoever hears of a job looks, also when a claim was under way [CLAIM-3]
+- visible jobs that somebody's transaction has locked are looked at again soon, not at the next fallback poll [CLAIM-3]
+- an expired lease that is locked is not asked for again and again
+- who has jobs that are due later keeps nobody from their turns [TENANT-4]
+"""
+
+import random
+import threading
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
+
+import asyncpg
+import pytest
+
+from holdfast.core.job import ClaimRequest, Envelope, JobKey, NewJob
+from holdfast.store import Hint
+from holdfast.stores.postgres import lanes
+from holdfast.stores.postgres.claims import HELD_MS, LOCKED_MS
+from tests.eventually import eventually
+from tests.stores.postgres.support import apart, claim, fill, new, opened
+
+HOUR_MS = int(timedelta(hours=1).total_seconds() * 1000)
+
+
+def wish(limit, tenant=None, lease_ms=60_000):
+    return ClaimRequest(tenant, ("mail",), limit, lease_ms, "worker")
+
+
+def later(id_, tenant="acme"):
+    return NewJob(JobKey(tenant, "mail", id_), Envelope("send", b"{}", request_id=f"r-{id_}"), delay_ms=HOUR_MS)
+
+
+@asynccontextmanager
+async def locked(url):
+    """All jobs, locked by somebody's transaction that changes nothing."""
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            await connection.execute("SELECT FROM holdfast.jobs FOR UPDATE")
+            yield
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+def always_looks(monkeypatch):
+    monkeypatch.setattr(lanes, "LOOK_S", 0.0)
+
+
+@pytest.fixture
+def never_looks(monkeypatch):
+    """After the first time."""
+    monkeypatch.setattr(lanes, "LOOK_S", 3600.0)
+
+
+def meanwhile(store, name, act):
+    """Do something once, after the server has answered this statement and before the answer is read."""
+    ask = store._link.rows
+
+    async def rows(asked, *args, **options):
+        found = await ask(asked, *args, **options)
+        if asked == name:
+            store._link.rows = ask
+            await act()
+        return found
+
+    store._link.rows = rows
+
+
+async def test_a_job_that_comes_while_a_claim_is_under_way_is_found_by_the_next(postgres, database):
+    """What the claim found out was true before the job came: it must not be taken for what is true now."""
+    async with opened(postgres.url(database)) as store:
+        await store.enqueue([new("a")])
+        assert [job.id for job in await claim(store, 1, tenant=None)] == ["a"]
+        meanwhile(store, "claim", lambda: store.enqueue([new("b")]))
+        assert await claim(store, 5, tenant=None) == []
+        assert [job.id for job in await claim(store, 5, tenant=None)] == ["b"]
+
+
+async def test_a_tenant_that_is_told_of_while_a_claim_looks_for_tenants_is_found_by_the_next(
+    postgres, database, never_looks
+):
+    url = postgres.url(database)
+    async with apart(url) as other, opened(url) as store:
+        await other.enqueue([later("a")])
+
+        async def comes():
+            await other.enqueue([new("b", tenant="late")])
+            store._noted((Hint.READY, "late", "mail", ""))
+
+        meanwhile(store, "lanes_with_work", comes)
+        assert await claim(store, 5, tenant=None) == []
+        assert [job.id for job in await claim(store, 5, tenant=None)] == ["b"]
+
+
+async def test_a_visible_job_is_found_where_only_a_later_one_is_known_of(postgres, database, always_looks):
+    """Nobody told of it: this process does not listen."""
+    url = postgres.url(database)
+    async with apart(url) as other, opened(url) as store:
+        await other.enqueue([later("later")])
+        assert await claim(store, 5, tenant=None) == []
+        await other.enqueue([new("now")])
+        assert [job.id for job in await claim(store, 5, tenant=None)] == ["now"]
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+async def test_locked_jobs_are_looked_at_again_soon(postgres, database, tenant):
+    async with opened(postgres.url(database)) as store:
+        await fill(store, 3)
+        async with locked(postgres.url(database)):
+            answer = await store.claim(wish(5, tenant))
+            assert (answer.jobs, answer.next_at) == ([], answer.now + LOCKED_MS)
+        assert len(await eventually(lambda: claim(store, 5, tenant))) == 3
+        assert (await store.claim(wish(5, tenant))).next_at > answer.now + LOCKED_MS
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+async def test_what_is_locked_beside_what_was_taken_is_looked_at_again_soon(postgres, database, tenant):
+    async with opened(postgres.url(database)) as store:
+        await fill(store, 3)
+        async with locked(postgres.url(database)):
+            await fill(store, 2, start=3)
+            answer = await store.claim(wish(5, tenant))
+            assert [job.id for job in answer.jobs] == ["job-0000003", "job-0000004"]
+            assert answer.next_at == answer.now + LOCKED_MS
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+async def test_a_paused_queue_is_not_taken_for_a_locked_one(postgres, database, tenant):
+    async with opened(postgres.url(database)) as store:
+        await fill(store, 3)
+        await store.pause("acme", "mail", paused=True)
+        store._noted((Hint.READY, "acme", "mail", ""))
+        answer = await store.claim(wish(5, tenant))
+        assert (answer.jobs, answer.next_at) == ([], None)
+
+
+async def test_a_locked_lease_that_has_run_out_is_not_asked_for_again_and_again(postgres, database, never_looks):
+    async with opened(postgres.url(database)) as store:
+        await store.enqueue([new("a")])
+        (job,) = (await store.claim(wish(1, lease_ms=1))).jobs
+        await eventually(store.now, lambda now: now > job.deadline)
+        reaps, reap = [], store._claims._reap
+
+        async def counted(*args):
+            reaps.append(args)
+            return await reap(*args)
+
+        store._claims._reap = counted
+        async with locked(postgres.url(database)):
+            store._memory.reap_looked = 0.0
+            for _ in range(5):
+                claimed = await store.claim(wish(1))
+                assert claimed.jobs == []
+                assert claimed.next_at == claimed.now + HELD_MS
+            assert len(reaps) == 1
+        store._memory.reap_looked = 0.0
+        (again,) = (await store.claim(wish(1))).jobs
+        assert again.attempts == 2
+
+
+async def test_hundreds_of_tenants_with_later_jobs_keep_nobody_from_their_turns(postgres, database, never_looks):
+    """They come first by their names, and were told of; all beside a backlog, so that no claim comes back short."""
+    url = postgres.url(database)
+    async with apart(url) as other, opened(url) as store:
+        tenants = [f"later-{n:03}" for n in range(500)]
+        await other.enqueue([later("a", tenant) for tenant in tenants])
+        await fill(other, 100, tenant="big")
+        assert [job.tenant for job in await claim(store, 5, tenant=None)] == ["big"] * 5
+        await other.enqueue([new("a", tenant="newcomer")])
+        for tenant in [*tenants, "newcomer"]:
+            store._noted((Hint.READY, tenant, "mail", ""))
+        store._memory.line("mail").looked = 0.0
+        served = [job.tenant for _ in range(4) for job in await claim(store, 5, tenant=None)]
+        assert served.count("newcomer") == 1
+        assert len(served) == 20
+
+
+def test_a_line_is_not_added_while_others_go_through_them():
+    memory = lanes.Memory()
+    thread = threading.Thread(target=memory.line, args=("mail",))
+    with memory.lock:
+        thread.start()
+        thread.join(0.1)
+        assert memory.lines == {}
+    thread.join()
+    assert list(memory.lines) == ["mail"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_orders_of_a_line_are_what_its_lanes_say(seed):
+    chance = random.Random(seed)
+    memory = lanes.Memory()
+    known = [memory.learn(n, 1, 1, f"t{n}", "mail") for n in range(8)]
+    line = memory.line("mail")
+    for _ in range(200):
+        lane, at = chance.choice(known), chance.randrange(5)
+        if not lane.in_turns:
+            lane.enter(at)
+        elif at:
+            lane.move(lane.time + at)
+        else:
+            lane.leave()
+        lane = chance.choice(known)
+        acts = [partial(lane.pause, paused=True), partial(lane.pause, paused=False), partial(lane.look_at, None)]
+        chance.choice([*acts, lane.told, partial(lane.arrive, at), partial(lane.look_at, at)])()
+        assert list(line.turns) == sorted((lane.time, lane.tenant) for lane in known if lane.in_turns)
+        waiting = [lane for lane in known if not lane.in_turns and lane.next_at is not None]
+        assert list(line.due) == sorted((lane.next_at, lane.tenant) for lane in waiting)
