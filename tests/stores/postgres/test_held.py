@@ -31,9 +31,8 @@ from holdfast.core.job import (
     Replayed,
 )
 from tests.eventually import eventually
-from tests.stores.postgres.support import all_events, claim, complete, fill, judge, new, opened
-from tests.stores.postgres.test_joining2 import WAYS, running
-from tests.stores.postgres.test_races import patiently
+from tests.stores.postgres.support import all_events, claim, complete, fill, judge, new, opened, patiently
+from tests.stores.postgres.transactions import WAYS, running
 
 DRIVERS = ["asyncpg", "psycopg"]
 
