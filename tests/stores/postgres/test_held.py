@@ -226,8 +226,9 @@ async def test_who_waited_until_the_lease_had_run_out_is_late(postgres, database
 
         async with held(postgres.url(database), jobs[0].id) as connection:
             acting = asyncio.create_task(act())
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = $1"
-            await eventually(lambda: connection.fetchval(waiting, database), lambda count: count > 0)
+            # Not pg_stat_activity, which stays within a transaction as it was at the first look.
+            waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
+            await eventually(lambda: connection.fetchval(waiting), lambda count: count > 0)
             await store.shift_clock(60_000)
         (answer,) = await acting
         assert isinstance(answer, LeaseExpired)
