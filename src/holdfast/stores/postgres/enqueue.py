@@ -20,6 +20,8 @@ from holdfast.stores.postgres.unit import KeyScope, News, Unit, scope_of
 TRIES = 10
 """How often ids are looked at that turn out to be another's when they are to be taken."""
 PAUSE_S = 0.01
+LOOKS = 5
+"""How often keys are looked at that somebody else has, before we wait for them."""
 
 
 async def make_lanes(link: Link, memory: Memory, items: Sequence[NewJob]) -> list[Lane]:
@@ -92,10 +94,15 @@ async def enqueue(
     """
     new = _New(session, memory, list(zip(items, lanes, strict=True)))
     await new.look()
+    for attempt in range(1, LOOKS):
+        # Whoever has a key is about to bind it: then it is enough to look again, and there is no waiting in line.
+        if not new.scopes or await session.value("try_keys", key_locks(place, new.scopes)):
+            break
+        await asyncio.sleep(PAUSE_S * attempt)
+        await new.look()
+    else:
+        await session.rows("hold_keys", key_locks(place, new.scopes))
     if new.left:
-        scopes = new.scopes
-        if scopes:
-            await session.rows("hold_keys", [f"{place}:{lane}:{type_}:{key}" for lane, type_, key in scopes])
         quotas = await Quotas.read(session, memory, [item.key.tenant for _, item, _ in new.left], place, wait=wait)
         await new.take(quotas)
     return [new.answers[n] for n in range(len(items))], await new.unit.save()
@@ -214,6 +221,11 @@ async def bindings_of(unit: Unit, scopes: set[KeyScope]) -> dict[KeyScope, Bindi
     if unknown:
         await unit.read(*_columns(unknown))
     return bindings
+
+
+def key_locks(place: str, scopes: set[KeyScope]) -> list[str]:
+    """What keys are locked by."""
+    return [f"{place}:{lane}:{type_}:{key}" for lane, type_, key in scopes]
 
 
 def _columns(keys: Sequence[tuple[int, str]]) -> tuple[list[int], list[str]]:

@@ -160,6 +160,8 @@ SELECT {s}.log($1::bigint, $2::bigint, $3::int, $4::smallint[], $5::int[], $6::t
 -- Keys. [ENQ-3]
 -- name: hold_keys
 SELECT pg_advisory_xact_lock(hashtextextended(k, 3)) FROM (SELECT k FROM unnest($1::text[]) AS u (k) ORDER BY k) u;
+-- name: try_keys
+SELECT {s}.try_keys($1::text[]);
 -- name: find_keys
 SELECT k.lane, k.type, k.key, k.job_id, k.policy, k.expires_at, {s}.now_ms() AS now
 FROM unnest($1::int[], $2::text[], $3::text[]) AS u (lane, type, key)

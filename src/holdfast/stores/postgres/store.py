@@ -356,8 +356,7 @@ class PostgresStore:
             keyed = [held for held in unit.found.values() if held.job.envelope.idempotency is not None]
             scopes = {scope_of(held.lane, held.job.envelope) for held in keyed}
             if scopes:
-                texts = [f"{self.address.schema}:{lane}:{type_}:{key}" for lane, type_, key in scopes]
-                await session.rows("hold_keys", texts)
+                await session.rows("hold_keys", enqueue.key_locks(self.address.schema, scopes))
             bindings = await enqueue.bindings_of(unit, scopes)
             return changes.replay(unit, keys, quotas, bindings), await unit.save()
 

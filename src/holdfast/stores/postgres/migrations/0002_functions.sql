@@ -41,6 +41,17 @@ BEGIN
     RETURN v_xid;
 END $$;
 
+-- Lock idempotency keys unless somebody has one of them; then none is locked.
+CREATE FUNCTION {s}.try_keys(p_keys text[]) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF (SELECT bool_and(pg_try_advisory_xact_lock(hashtextextended(k, 3))) FROM unnest(p_keys) AS u (k)) THEN
+        RETURN true;
+    END IF;
+    RAISE SQLSTATE 'HF001';
+EXCEPTION WHEN SQLSTATE 'HF001' THEN
+    RETURN false;
+END $$;
+
 -- Append events under this position. Called when the rows are locked: so the sequence is in the order of the changes.
 CREATE FUNCTION {s}.log(
     p_xid bigint, p_at bigint, p_count int, p_kinds smallint[], p_lanes int[], p_ids text[], p_types text[],
