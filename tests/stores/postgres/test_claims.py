@@ -7,6 +7,7 @@ Invariants verified:
 - who has jobs that are due later keeps nobody from their turns [TENANT-4]
 """
 
+import asyncio
 import random
 import threading
 from contextlib import asynccontextmanager
@@ -127,6 +128,68 @@ async def test_what_is_locked_beside_what_was_taken_is_looked_at_again_soon(post
             answer = await store.claim(wish(5, tenant))
             assert [job.id for job in answer.jobs] == ["job-0000003", "job-0000004"]
             assert answer.next_at == answer.now + LOCKED_MS
+
+
+@pytest.fixture
+def looks_often(monkeypatch):
+    monkeypatch.setattr(lanes, "LOOK_S", 0.3)
+
+
+async def tick(store):
+    """Let the store's clock go on."""
+    then = await store.now()
+    await eventually(store.now, lambda now: now > then)
+
+
+async def wait_for_one(store, tenant):
+    """Claim when the claim before said so, as a worker does that hears nothing."""
+    async with asyncio.timeout(10):
+        while True:
+            answer = await store.claim(wish(5, tenant))
+            if answer.jobs:
+                return [job.id for job in answer.jobs]
+            await asyncio.sleep((answer.next_at - answer.now) / 1000)
+
+
+@pytest.mark.parametrize("limit", [1, 5])
+@pytest.mark.parametrize("tenant", [None, "acme"])
+async def test_what_was_locked_when_younger_ones_were_taken_is_found_again(
+    postgres, database, looks_often, tenant, limit
+):
+    async with opened(postgres.url(database)) as store:
+        await fill(store, 1)
+        assert len(await claim(store, 5, tenant)) == 1
+        await store.enqueue([new("old")])
+        async with locked(postgres.url(database)):
+            await tick(store)
+            await store.enqueue([new("young")])
+            assert [job.id for job in await claim(store, limit, tenant)] == ["young"]
+        assert await wait_for_one(store, tenant) == ["old"]
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+async def test_a_job_that_was_committed_long_after_it_came_is_found(
+    postgres, database, monkeypatch, looks_often, tenant
+):
+    monkeypatch.setattr(lanes, "BACK_MS", 0)
+    url = postgres.url(database)
+    async with opened(url) as store:
+        connection = await asyncpg.connect(url)
+        heard = asyncio.Event()
+        stop = store.listen(lambda _: heard.set(), {Hint.READY})
+        async with asyncio.timeout(10):
+            await heard.wait()
+        async with connection.transaction():
+            await store.enqueue([new("late")], connection=connection)
+            await tick(store)
+            await store.enqueue([new("young")])
+            assert [job.id for job in await claim(store, 5, tenant)] == ["young"]
+            heard.clear()
+        async with asyncio.timeout(10):
+            await heard.wait()
+        assert await wait_for_one(store, tenant) == ["late"]
+        stop()
+        await connection.close()
 
 
 @pytest.mark.parametrize("tenant", [None, "acme"])

@@ -12,7 +12,7 @@ from msgspec import Struct
 from holdfast.core.job import Claimed, ClaimRequest, Job
 from holdfast.store import REPAIR_LIMIT
 from holdfast.stores.postgres import rows
-from holdfast.stores.postgres.lanes import BACK_MS, LOOK_S, Memory, is_due, marks_of
+from holdfast.stores.postgres.lanes import BACK_MS, LOOK_S, Lane, Memory, is_due, marks_of
 from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.turns import Part, leave, plan, settle
@@ -46,6 +46,8 @@ class _Answer(Struct):
     """The number of its lane, and the job, in the order they are to be run in."""
     news: list[int]
     """What we had heard of each lane when it was asked."""
+    whole: set[Lane]
+    """Those that were looked at without marks."""
 
 
 class Claims:
@@ -140,7 +142,9 @@ class Claims:
             line.number = number
             for row in found:
                 *names, next_at = row.values()
-                memory.learn(*names).look_by(next_at)
+                lane = memory.learn(*names)
+                lane.look_by(next_at)
+                lane.look_from(next_at)
             if line.news == news:
                 line.looked = looked
 
@@ -167,6 +171,7 @@ class Claims:
         for part in sent:
             bounds += [None, None] if part.bound is None else [part.bound[0], ties[part.bound[1]]]
         news = [lane.news for lane in lanes]
+        marks, whole = marks_of(lanes)
         found = await self._link.rows(
             "claim",
             [lane.number for lane in lanes],
@@ -177,7 +182,7 @@ class Claims:
             [ties[lane.tenant] for lane in lanes],
             [wanted for part in sent for wanted in part.wanted],
             # As text: the driver takes its time over each element of an array.
-            f"{{{','.join(map(str, marks_of(lanes)))}}}",
+            f"{{{','.join(map(str, marks))}}}",
             [part.line.floor if part.line else 0 for part in sent],
             [part.share for part in sent],
             bounds,
@@ -192,7 +197,7 @@ class Claims:
         picked = sorted(found, key=lambda row: row["token"])
         return _Answer(
             info[0], bool(info[1]), info[2], list(info[3 : 3 + count]), list(info[3 + count : 3 + 2 * count]),
-            list(info[3 + 2 * count :]), [(row["lane"], row) for row in picked], news,
+            list(info[3 + 2 * count :]), [(row["lane"], row) for row in picked], news, whole,
         )  # fmt: skip
 
     def _took(self, request: ClaimRequest, sent: list[Part], answer: _Answer) -> list[Job]:
@@ -218,10 +223,13 @@ class Claims:
                 for lane, soon in zip(part.lanes, answer.soon[at:end], strict=True):
                     if lane in surprised or lane not in part.exhausted:
                         lane.look_at(0)
+                        lane.doubtful = True  # Among what it looked at, some may have been locked.
                     elif soon is not None and soon <= answer.now:
                         lane.look_at(answer.now + LOCKED_MS)
+                        lane.look_from(soon)
                     else:
                         lane.look_at(soon)
+                        lane.is_empty(marked=lane not in answer.whole)
                 at = end
         return jobs
 
@@ -243,10 +251,16 @@ class Claims:
             if deadline is not None:
                 # One that is past although all were ended that could be: somebody's transaction holds it.
                 times.append(now + HELD_MS if deadline <= memory.reaped else deadline)
+            clock = time.monotonic()
+            doubts: list[float | None] = []
             for part in parts:
                 line = part.line
                 if line is None:
                     times += [lane.next_at for lane in part.lanes if lane.next_at is not None]
+                    doubts += [lane.doubt_at for lane in part.lanes]
                 else:
                     times += [0] if line.turns else [at for at, _ in islice(line.due, 1)]
+                    first = line.first_doubt()
+                    doubts += [first[0]] if first else []
+            times += [now + int(1000 * (at - clock)) + 1 for at in doubts if at is not None]
         return min((max(at, now + 1) for at in times), default=None)

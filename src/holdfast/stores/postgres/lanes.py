@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Iterator
 from weakref import WeakValueDictionary
 
@@ -28,6 +29,8 @@ LOOK_S = 1.0
 
 LOOKS = 8
 """In how many lanes at once: under an open transaction it means to walk over all the rows that died since."""
+AGAIN_S = 0.2
+"""How soon a lane is looked at again if it could not be among these."""
 BACK_MS = 10_000
 """How far a claim goes back behind its mark when it is told of a new job, whose transaction may have taken a while."""
 
@@ -67,11 +70,19 @@ class Line(Struct, eq=False):
     """The lanes in the turns, by their virtual times. So that a claim need not go through all lanes that are known."""
     due: Order = field(default_factory=Order)
     """The other lanes where something waits, by the moment when to look."""
+    doubts: deque[tuple[float, Lane]] = field(default_factory=deque["tuple[float, Lane]"])
+    """Lanes to be looked at without marks, from which moment of this process's clock on. Some are settled by now."""
 
     def told(self) -> None:
         """Another process has put jobs here, in lanes that we may not know."""
         self.news += 1
         self.looked = 0.0
+
+    def first_doubt(self) -> tuple[float, Lane] | None:
+        """The lane that is to be looked at first without marks, and when."""
+        while self.doubts and self.doubts[0][1].doubt_at != self.doubts[0][0]:
+            self.doubts.popleft()
+        return self.doubts[0] if self.doubts else None
 
 
 class Lane(Struct, eq=False):
@@ -92,21 +103,39 @@ class Lane(Struct, eq=False):
     """For each priority the moment before which nothing is left to take."""
     looked: float = 0.0
     """When it was last looked at without marks."""
+    doubtful: bool = False
+    """A job may stand behind the marks: it was locked when younger ones were taken, or its transaction took long."""
+    doubt_at: float | None = None
+    """When that is to be looked at."""
     news: int = 0
     """How often we heard that there may be something to claim."""
 
     def told(self) -> None:
         """Another process has put a job here."""
         self.news += 1
+        self.doubtful = True
         self.look_at(0)
         self.marks = [max(0, mark - BACK_MS) for mark in self.marks]
+
+    def look_from(self, visible_at: int) -> None:
+        """A job waits since this moment, whatever the marks say."""
+        self.marks = [min(mark, visible_at) for mark in self.marks]
+
+    def is_empty(self, *, marked: bool) -> None:
+        """Nothing was found. Beyond its marks, that is: if there is doubt, it is looked at again without them."""
+        if not marked:
+            self.doubtful, self.doubt_at = False, None
+        elif self.doubtful and (self.doubt_at is None or self.doubt_at <= time.monotonic()):
+            self.doubt_at = max(self.looked + LOOK_S, time.monotonic() + AGAIN_S)
+            self.home.first_doubt()  # Those that are settled do not pile up.
+            self.home.doubts.append((self.doubt_at, self))
 
     def arrive(self, visible_at: int) -> None:
         """A job waits here, visible from this moment on."""
         self.news += 1
         self.look_by(visible_at)
         # Clocks of transactions that overlap, or one that was set back: what is behind a mark moves it.
-        self.marks = [min(mark, visible_at) for mark in self.marks]
+        self.look_from(visible_at)
 
     def pause(self, *, paused: bool) -> None:
         """It leaves the turns at once, and when it goes on it enters them like any other newcomer."""
@@ -130,13 +159,13 @@ class Lane(Struct, eq=False):
         if self.next_at is None or at < self.next_at:
             self.look_at(at)
 
-    def enter(self, time: int) -> None:
+    def enter(self, at: int) -> None:
         """Take part in the turns, from this virtual time on."""
         if self.next_at is not None:
             self.home.due.remove(self.next_at, self.tenant)
-        self.time = time
+        self.time = at
         self.in_turns = True
-        self.home.turns.add(time, self.tenant)
+        self.home.turns.add(at, self.tenant)
 
     def leave(self) -> None:
         """Leave the turns, and keep the time."""
@@ -146,12 +175,12 @@ class Lane(Struct, eq=False):
             if self.next_at is not None:
                 self.home.due.add(self.next_at, self.tenant)
 
-    def move(self, time: int) -> None:
+    def move(self, at: int) -> None:
         """Go on to this virtual time."""
         if self.in_turns:
             self.home.turns.remove(self.time, self.tenant)
-            self.home.turns.add(time, self.tenant)
-        self.time = time
+            self.home.turns.add(at, self.tenant)
+        self.time = at
 
 
 class Memory:
@@ -267,9 +296,10 @@ def is_due(looked: float) -> bool:
     return time.monotonic() - looked >= LOOK_S
 
 
-def marks_of(lanes: Iterable[Lane]) -> list[int]:
-    """Where to begin in each priority of each lane; now and then, in a few of them, at the very beginning."""
+def marks_of(lanes: Iterable[Lane]) -> tuple[list[int], set[Lane]]:
+    """Where to begin in each priority of each lane; now and then, in a few of them, at the very beginning: in which."""
     marks: list[int] = []
+    whole: set[Lane] = set()
     now = time.monotonic()
     looks = LOOKS
     for lane in lanes:
@@ -277,6 +307,7 @@ def marks_of(lanes: Iterable[Lane]) -> list[int]:
             looks -= 1
             lane.looked = now
             marks += [0] * RANKS
+            whole.add(lane)
         else:
             marks += lane.marks
-    return marks
+    return marks, whole

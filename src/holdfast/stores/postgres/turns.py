@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
 from itertools import islice, takewhile
+from time import monotonic
 
 from msgspec import Struct, field
 
 from holdfast.core import fairness
-from holdfast.stores.postgres.lanes import Lane, Line
+from holdfast.stores.postgres.lanes import LOOKS, Lane, Line
 
 ENTER_LIMIT = 200
 """How many lanes a claim lets in that may have got visible work since the last one, or as many as it wants jobs."""
@@ -60,6 +61,7 @@ def plan(part: Part, share: int, now: int | None) -> None:
     if not part.began:  # Until then it is not certain where newcomers enter.
         due = takewhile(lambda entry: now is None or entry[0] <= now, part.line.due)
         entering = [lanes[tenant] for _, tenant in islice(due, max(ENTER_LIMIT, share))]
+        entering += _doubtful(part.line, set(entering))
     floor = inside[0][0] if inside else part.line.floor
     heap = inside[:share] + [(fairness.entry(lane.time, floor), lane.tenant) for lane in entering]
     heapify(heap)
@@ -73,6 +75,19 @@ def plan(part: Part, share: int, now: int | None) -> None:
     part.lanes = [lanes[tenant] for _, tenant in inside if tenant in dealt] + entering
     part.wanted = [max(1, dealt.get(lane.tenant, 0)) for lane in part.lanes]
     part.bound = next(((time, tenant) for time, tenant in inside if tenant not in dealt), None)
+
+
+def _doubtful(line: Line, entering: set[Lane]) -> list[Lane]:
+    """A few lanes that are to be looked at without marks."""
+    found: list[Lane] = []
+    now = monotonic()
+    while len(found) < LOOKS and (first := line.first_doubt()) and first[0] <= now:
+        line.doubts.popleft()
+        lane = first[1]
+        lane.doubt_at = None  # If this look is not without marks, there is another.
+        if not lane.in_turns and lane not in entering:
+            found.append(lane)
+    return found
 
 
 def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken: dict[int, int]) -> None:

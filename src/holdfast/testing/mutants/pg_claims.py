@@ -48,8 +48,9 @@ def a_claim_goes_by_sequence_alone(bug: Bug) -> None:
 def the_mark_stands_behind_what_is_left(bug: Bug) -> None:
     """Jobs of the same moment as the last that was taken are passed over."""
 
-    def marks_of(original: Planted, *args: Any) -> list[int]:
-        return [mark + 1 if mark else 0 for mark in original(*args)]
+    def marks_of(original: Planted, *args: Any) -> tuple[list[int], Any]:
+        marks, whole = original(*args)
+        return [mark + 1 if mark else 0 for mark in marks], whole
 
     bug.around(bug.postgres("lanes"), "marks_of", marks_of)
 
