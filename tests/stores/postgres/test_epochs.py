@@ -9,7 +9,9 @@ import asyncio
 import subprocess
 
 import asyncpg
+import pytest
 
+from holdfast import StoreUnavailable
 from holdfast.core.job import Finish, Purge, Replayed
 from holdfast.store import open_store
 from holdfast.stores.postgres.log import parse_offset
@@ -87,6 +89,19 @@ async def test_a_process_that_lives_through_a_restore_hides_nothing():
             assert stories((await store.events(None, page.next, 100)).events) == [("latest", "enqueued")]
         assert epoch(other, "postgres") == 2
         await store.close()
+
+
+async def test_who_comes_in_the_middle_of_a_restore_is_told_to_come_again(postgres, database):
+    async with opened(postgres.url(database)) as store:
+        await fill(store, 1)
+        store._link.distrust()
+        postgres.sql("CREATE TABLE meta AS TABLE holdfast.meta; DELETE FROM holdfast.meta", database)
+        with pytest.raises(StoreUnavailable, match="try again"):
+            await claim(store, 1)
+        restore(postgres, database)
+        postgres.sql("INSERT INTO holdfast.meta TABLE meta", database)
+        assert len(await claim(store, 1)) == 1
+    assert epoch(postgres, database) == 2
 
 
 async def test_connections_made_at_once_begin_one_epoch(postgres, database):

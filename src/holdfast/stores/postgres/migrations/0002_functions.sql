@@ -74,7 +74,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off AS $$
     SELECT {s}.to_come(greatest(
         CASE WHEN t.trimmed_epoch = m.epoch THEN t.trimmed_xid END,
         (SELECT e.xid FROM {s}.events e WHERE e.epoch = m.epoch ORDER BY e.epoch DESC, e.xid DESC, e.n DESC LIMIT 1)
-    )) FROM {s}.meta m CROSS JOIN {s}.trimming t
+    )) FROM {s}.meta m LEFT JOIN {s}.trimming t ON true
 $$;
 
 -- Restored into another cluster, transactions count from another number: a new epoch begins, and what was logged in the old
