@@ -5,8 +5,10 @@ import asyncio
 import asyncpg
 import pytest
 
-from holdfast.core.job import Cancel, Finish, IdempotencyKey, Purge, Replayed, SetResultTtl
-from holdfast.stores.postgres.log import parse_offset
+from holdfast.core.job import Cancel, IdempotencyKey, JobKey, Purge, SetResultTtl
+from holdfast.stores.postgres import upkeep
+from holdfast.stores.postgres.link import Direct
+from tests.eventually import eventually
 from tests.stores.postgres.support import all_events, claim, complete, fill, new, opened
 
 
@@ -63,30 +65,78 @@ async def test_a_new_life_is_read_after_the_old_one_although_its_transaction_beg
         await connection.close()
 
 
-async def test_a_restore_into_another_cluster_hides_nothing(postgres, database):
-    """There transactions have smaller numbers than those that the data was logged under."""
+@pytest.mark.parametrize("by", ["purge", "prune"])
+async def test_ids_are_freed_last(postgres, database, by, monkeypatch):
+    """It makes others wait until the commit."""
     async with opened(postgres.url(database)) as store:
-        await store.enqueue([new("waits"), new("runs"), new("fails")])
-        running, failing = await claim(store, 2)
-        await store.finish([Finish(failing.key, failing.token, "fail")])
-        before = await store.last_offset()
-    far = 10**15
-    postgres.sql(
-        f"UPDATE holdfast.events SET xid = {far}; UPDATE holdfast.jobs SET logged = {far};"
-        f"UPDATE holdfast.done SET logged = {far}; SELECT setval('holdfast.freed', {far})",
-        database,
-    )
-    after = str(parse_offset(before)._replace(xid=far))
+        await fill(store, 1)
+        (job,) = await claim(store, 1)
+        await complete(store, [job])
+        await store.set_result_ttl([SetResultTtl(job.key, 0 if by == "prune" else 60_000)])
+        sent = []
+        for name in ("value", "rows"):
+            monkeypatch.setattr(Direct, name, noted(sent, getattr(Direct, name)))
+        if by == "purge":
+            await store.purge([Purge(job.key)])
+        else:
+            await store._link.change(lambda session: upkeep.forget(session, 10, blobs=True))
+        assert sent[-1] == "free"
+
+
+def noted(names, send):
+    """Note which statements are sent."""
+
+    async def noting(session, name, *args):
+        names.append(name)
+        return await send(session, name, *args)
+
+    return noting
+
+
+async def test_a_lock_of_the_caller_s_own_is_no_lock_of_ours(postgres, database):
+    """Many take advisory locks by the number of a table or a sequence."""
     async with opened(postgres.url(database)) as store:
-        assert await store.replay([failing.key]) == [Replayed()]
-        await complete(store, [running])
-        await complete(store, await claim(store, 2))
-        await store.enqueue([new("later")])
-        found = [(event.job_id, event.kind) for event in (await store.events(None, after, 100)).events]
-    assert sorted(found) == sorted(
-        [(failing.id, "replayed"), (running.id, "completed"), ("later", "enqueued")]
-        + [(id_, kind) for id_ in ("waits", "runs", "fails") if id_ != running.id for kind in ("claimed", "completed")]
-    )
+        await fill(store, 1)
+        (job,) = await claim(store, 1)
+        await complete(store, [job])
+        connection = await asyncpg.connect(postgres.url(database))
+        async with connection.transaction():
+            every = (
+                "SELECT pg_advisory_xact_lock(oid::bigint) FROM pg_class WHERE relnamespace = 'holdfast'::regnamespace"
+            )
+            await connection.execute(every)
+            await store.purge([Purge(job.key)])
+        await connection.close()
+        assert await store.get([job.key]) == [None]
+
+
+@pytest.mark.parametrize("what", ["enqueue", "complete"])
+async def test_the_time_of_an_event_is_when_its_job_was_free(postgres, database, url, what):
+    """Whoever waited for somebody comes after them, by the clock too."""
+    async with opened(url) as store:
+        await fill(store, 1)
+        jobs = await claim(store, 1)
+        connection = await asyncpg.connect(postgres.url(database))
+        transaction = connection.transaction()
+        await transaction.start()
+        if what == "enqueue":
+            await store.enqueue([new("a")], connection=connection)
+            acting = asyncio.create_task(store.enqueue([new("a")]))
+        else:
+            await connection.execute("SELECT FROM holdfast.jobs FOR UPDATE")
+            acting = asyncio.create_task(complete(store, jobs))
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
+        await eventually(lambda: connection.fetchval(waiting), lambda count: count > 0)
+        await store.shift_clock(10_000)
+        free = await store.now()
+        await transaction.rollback()
+        await connection.close()
+        await acting
+        last = (await all_events(store))[-1]
+        assert last.kind.startswith(what)
+        assert last.at >= free
+        (job,) = await store.get([JobKey(last.tenant, last.queue, last.job_id)])
+        assert last.at == (job.enqueued_at if what == "enqueue" else job.finished_at)
 
 
 async def test_readers_beside_many_writers_see_each_event_once_and_in_order(postgres, database):

@@ -35,6 +35,8 @@ PATIENT_LOCK_MS = 5000
 """How long a change waits that nothing else waits with: also behind many of its own kind."""
 IDLE_MS = 15_000
 """After how long the server ends a transaction of a process of ours that was frozen in the middle of it."""
+EPOCH_S = 600
+"""How long the first connection to restored data may take: it looks at every job."""
 
 # Every statement goes by index, whatever the statistics say; the hot ones say so themselves (see migrations/).
 _SETTINGS = {
@@ -175,7 +177,7 @@ class Link:
         connection = await self._connect()
         if self.meet is not None:
             try:
-                place = await connection.fetchval(self.sql["place"], timeout=self.address.timeout_s)
+                place = await self._place_of(connection)
                 self._places += bool(self._place) and place != self._place
                 self._place = place
                 self.meet(place)
@@ -185,6 +187,15 @@ class Link:
                     raise translate(error, self.shown, self.address.timeout_s) from error
                 raise
         return connection
+
+    async def _place_of(self, connection: Connection) -> str:
+        """Which data this leads to, fit to be written to: whoever lived through a restore does not open it again."""
+        found = await connection.fetchrow(self.sql["place"], timeout=self.address.timeout_s)
+        if found is None:
+            raise StoreUnavailable(f"{self.shown} has no data, as while it is restored; try again")
+        if found["restored"]:
+            await connection.execute(self.sql["new_epoch"], timeout=EPOCH_S)
+        return found["place"]
 
     async def _connect(self) -> Connection:
         return await self._connect_to(self.address.dsn)

@@ -7,27 +7,16 @@ SELECT {s}.now_ms();
 UPDATE {s}.meta SET shift = shift + $1;
 -- name: meta
 SELECT frozen_at IS NOT NULL AS frozen, epoch FROM {s}.meta;
--- Which data this is: another after the schema was made anew, after a restore, and after a failover.
+-- Which data this is: another after the schema was made anew, after a restore, and after a failover; and whether it has to
+-- begin a new epoch first.
 -- name: place
 SELECT place || ' ' || CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END
+    AS place, NOT pg_is_in_recovery() AND {s}.is_restored() AS restored
 FROM {s}.meta;
+-- name: new_epoch
+SELECT {s}.new_epoch();
 -- name: freeze
 UPDATE {s}.meta SET frozen_at = $1;
--- Restored into another cluster, transactions count from another number: a new epoch begins, and what was logged in the old
--- one is behind all that comes. [EVENT-2]
--- name: new_epoch
-WITH begun AS (
-    UPDATE {s}.meta SET epoch = epoch + 1 WHERE EXISTS (
-        SELECT FROM {s}.events e WHERE e.epoch = meta.epoch
-            AND e.xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
-    ) OR EXISTS (
-        SELECT FROM {s}.trimming t WHERE t.trimmed_epoch = meta.epoch
-            AND t.trimmed_xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
-    RETURNING setval('{s}.freed', 0)
-), waiting AS (
-    UPDATE {s}.jobs SET logged = 0 WHERE (SELECT count(*) FROM begun) > 0
-)
-UPDATE {s}.done SET logged = 0 WHERE (SELECT count(*) FROM begun) > 0;
 
 -- Lanes.
 -- name: find_lanes

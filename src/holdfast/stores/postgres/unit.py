@@ -172,7 +172,7 @@ class Unit:
         revived = [held for held in old if not held.hot and held.job.state not in TERMINAL]
         rest = [held for held in old if held.hot and held.job.state not in TERMINAL]
         if self._gone:
-            await self._save_gone(place)
+            await self._save_gone()
         if ended:
             await self._run("end_jobs", (_ended(held.job, place) for held in ended))
         if revived:
@@ -191,18 +191,23 @@ class Unit:
         if self.events:
             at = self.events[0][0].at
             await self.session.value("log", place, at, len(self.events), *log.pack(self.events))
+        if self._freed:
+            await self.session.value("free", place)
         return self.news
 
-    async def _save_gone(self, place: int) -> None:
+    @property
+    def _freed(self) -> list[tuple[int, str]]:
+        """Ids that nobody has any more."""
+        gone = [(held.lane.number, held.job.id) for held in self._gone]
+        return [key for key in gone if key not in self.found]
+
+    async def _save_gone(self) -> None:
         await self.session.rows("forget_jobs", [held.job.seq for held in self._gone])
         blobs = [held.job.result.blob for held in self._gone if held.job.result is not None and held.job.result.blob]
         if blobs:
             await self.session.rows("drop_blobs", blobs)
-        gone = [(held.lane.number, held.job.id) for held in self._gone]
-        ids = [key for key in gone if key not in self.found]
-        if ids:
-            await self._run("drop_ids", ids)
-            await self.session.value("free", place)
+        if self._freed:
+            await self._run("drop_ids", self._freed)
 
     async def _run(self, name: str, items: Iterable[tuple[Any, ...]]) -> None:
         await self.session.rows(name, *(list(column) for column in zip(*items, strict=True)))

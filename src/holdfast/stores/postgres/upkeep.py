@@ -58,7 +58,6 @@ async def forget(session: Session, limit: int, *, blobs: bool) -> tuple[int, lis
     if gone:
         await session.rows("forget_jobs", [row["seq"] for row in gone])
         await session.rows("drop_ids", [row["lane"] for row in gone], [row["id"] for row in gone])
-        await session.value("free", max(row["logged"] for row in gone))
         results = [rows.to_result(row["result"]) for row in gone if row["result"] is not None]
         dropped = [result.blob for result in results if result.blob]
         if dropped:
@@ -67,6 +66,8 @@ async def forget(session: Session, limit: int, *, blobs: bool) -> tuple[int, lis
     await session.rows("forget_workers", now)
     names = [row["name"] for row in await session.rows("take_blobs", limit)] if blobs else []
     more = len(names) == limit or (len(gone) == limit and await session.value("any_forgotten", now))
+    if gone:
+        await session.value("free", max(row["logged"] for row in gone))
     return len(gone), names, more
 
 

@@ -22,20 +22,20 @@ def a_completion_needs_no_token(bug: Bug) -> None:
 @mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
 def a_completion_has_no_deadline(bug: Bug) -> None:
     """A completion past the deadline goes through as long as nobody has reaped the lease."""
-    bug.function("complete", "OR v_until <= {s}.now_ms()", "")
+    bug.function("complete", "OR v_until <= v_now", "")
 
 
 @mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
 def a_completion_may_be_a_moment_late(bug: Bug) -> None:
     """At the very deadline a completion is still accepted."""
-    bug.function("complete", "v_until <= {s}.now_ms()", "v_until < {s}.now_ms()")
+    bug.function("complete", "v_until <= v_now", "v_until < v_now")
 
 
 @mutant("LEASE-1", stores=POSTGRES, seen_by="a_token_that_is_not_the_last_one_granted_is_lost")
 def a_spent_token_completes(bug: Bug) -> None:
     """Who released a job or failed it can complete it afterwards."""
     bug.function("complete", "j.state + 0 = 4", "j.state + 0 > 0")
-    bug.function("complete", "OR v_until <= {s}.now_ms()", "")
+    bug.function("complete", "OR v_until <= v_now", "")
 
 
 @mutant("LEASE-1", "ENQ-4", stores=POSTGRES, seen_by="each_result_of_a_batch_goes_to_its_own_job")
@@ -53,13 +53,15 @@ def result_of_the_first_is_that_of_all(bug: Bug) -> None:
 @mutant("RESULT-1", stores=POSTGRES, seen_by="a_result_is_kept_for_its_ttl_and_then_gone")
 def every_result_is_kept_for_an_hour(bug: Bug) -> None:
     """The TTL of a job is ignored when it completes."""
-    bug.function("complete", "v_now + result_ttl", "v_now + 3600000")
+    bug.function("complete", "held.now + result_ttl", "held.now + 3600000")
 
 
 @mutant("TIME-1", "STATE-1", stores=POSTGRES, seen_by="a_list_comes_in_pages_that_miss_and_repeat_nothing")
 def completed_when_it_was_enqueued(bug: Bug) -> None:
     """The time of the end is that of the enqueue."""
-    bug.function("complete", "claimed_at, v_now, v_now + result_ttl", "claimed_at, enqueued_at, v_now + result_ttl")
+    bug.function(
+        "complete", "claimed_at, held.now, held.now + result_ttl", "claimed_at, enqueued_at, held.now + result_ttl"
+    )
 
 
 @mutant("LEASE-1", stores=POSTGRES, seen_by="the_same_outcome_again_gets_the_first_answer_again")

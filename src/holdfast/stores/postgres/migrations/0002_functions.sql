@@ -15,10 +15,19 @@ $$;
 -- Up to which transaction ids were freed that somebody may take again: their last events are filed under it or before.
 CREATE SEQUENCE {s}.freed MINVALUE 0 START 0;
 
+-- Whether this transaction is still to come: then it is of another cluster, which the data was restored from.
+CREATE FUNCTION {s}.to_come(p_xid bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_xact_status(p_xid::text::xid8);
+    RETURN false;
+EXCEPTION WHEN invalid_parameter_value THEN
+    RETURN true;
+END $$;
+
 -- Ids are free again, of jobs whose last events are filed under this transaction. Called last, as it makes others wait.
 CREATE FUNCTION {s}.free(p_xid bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock('{s}.freed'::regclass::oid::bigint);
+    PERFORM pg_advisory_xact_lock(hashtextextended('{s}.freed', 11));
     PERFORM setval('{s}.freed', greatest(p_xid, last_value)) FROM {s}.freed;
 END $$;
 
@@ -30,15 +39,7 @@ DECLARE
     v_freed bigint;
 BEGIN
     SELECT last_value INTO v_freed FROM {s}.freed;
-    IF v_freed > v_xid THEN
-        BEGIN
-            PERFORM pg_xact_status(v_freed::text::xid8);
-            RETURN v_freed;
-        EXCEPTION WHEN invalid_parameter_value THEN
-            NULL;  -- It is still to come: the data was restored into another cluster.
-        END;
-    END IF;
-    RETURN v_xid;
+    RETURN CASE WHEN v_freed > v_xid AND NOT {s}.to_come(v_freed) THEN v_freed ELSE v_xid END;
 END $$;
 
 -- Lock idempotency keys unless somebody has one of them; then none is locked.
@@ -67,6 +68,33 @@ BEGIN
     FROM {s}.meta;
 END $$;
 
+-- Whether the log goes on with transactions that are still to come.
+CREATE FUNCTION {s}.is_restored() RETURNS boolean LANGUAGE sql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+    SELECT {s}.to_come(greatest(
+        CASE WHEN t.trimmed_epoch = m.epoch THEN t.trimmed_xid END,
+        (SELECT e.xid FROM {s}.events e WHERE e.epoch = m.epoch ORDER BY e.epoch DESC, e.xid DESC, e.n DESC LIMIT 1)
+    )) FROM {s}.meta m LEFT JOIN {s}.trimming t ON true
+$$;
+
+-- Restored into another cluster, transactions count from another number: a new epoch begins, and what was logged in the old
+-- one is behind all that comes. Nothing of the old one may come later: everybody who logs holds the table until the commit,
+-- and is waited for here; whoever waits for us reads `meta` afterwards. [EVENT-2]
+CREATE FUNCTION {s}.new_epoch() RETURNS void LANGUAGE plpgsql
+SET lock_timeout = '1500ms' AS $$
+BEGIN
+    IF NOT {s}.is_restored() THEN
+        RETURN;
+    END IF;
+    LOCK TABLE ONLY {s}.events IN SHARE ROW EXCLUSIVE MODE;
+    IF {s}.is_restored() THEN  -- Nobody else did it meanwhile.
+        UPDATE {s}.meta SET epoch = epoch + 1;
+        UPDATE {s}.jobs SET logged = 0 WHERE logged <> 0;
+        UPDATE {s}.done SET logged = 0 WHERE logged <> 0;
+        PERFORM setval('{s}.freed', 0);
+    END IF;
+END $$;
+
 -- Take in new jobs whose ids are all new and different, without keys and quotas. Answers the clock; or NULL, and
 -- nothing was done. Waits for nobody's open transaction: whoever is blocked cuts the batch in two. [ENQ-1, ENQ-2, ENQ-7]
 CREATE FUNCTION {s}.enqueue(
@@ -87,7 +115,6 @@ BEGIN
     IF EXISTS (SELECT FROM {s}.settings WHERE tenant = ANY (p_tenants) AND max_waiting IS NOT NULL) THEN
         RETURN NULL;
     END IF;
-    v_now := {s}.now_ms();
     SELECT array_agg(nextval('{s}.seqs')) INTO v_seqs FROM generate_series(1, v_count);
     -- In the order of the ids: two batches that meet wait for each other in one direction only.
     INSERT INTO {s}.ids (seq, lane, id)
@@ -100,7 +127,9 @@ BEGIN
         WHERE ids.lane = coalesce(u.lane, p_lanes[1]) AND ids.id = u.id AND ids.seq = u.seq;
         RETURN NULL;
     END IF;
+    -- Both are read with the ids in our hands: what these had before is behind us, and so is its time.
     v_xid := {s}.fresh_xid();
+    v_now := {s}.now_ms();
     SELECT array_agg(greatest(v_now, coalesce(u.run_at, v_now + coalesce(u.delay, p_delays[1])))) INTO v_visible
     FROM unnest(v_seqs, p_run_ats, p_delays) AS u (seq, run_at, delay);
     INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, line, lane, state, rank, id, type, request_id,
@@ -124,7 +153,7 @@ CREATE FUNCTION {s}.complete(
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
-    v_now bigint := {s}.now_ms();
+    v_now bigint;
     v_count int := cardinality(p_ids);
     v_seqs bigint[] := p_seqs;
     v_lanes int[];
@@ -149,7 +178,8 @@ BEGIN
         END IF;
     END IF;
     -- By the primary key and in its order: `+ 0` keeps the planner from the index of deadlines. If one of them is not live
-    -- any more, all stay, for the slower path to judge.
+    -- any more, all stay, for the slower path to judge. The clock is read when all are held: whoever waited for somebody may
+    -- be late by then.
     WITH gone AS (
         DELETE FROM {s}.jobs j
         USING (
@@ -160,20 +190,21 @@ BEGIN
         WHERE j.seq = u.seq AND j.state + 0 = 4 AND j.token = u.token
             AND j.lane = coalesce(u.lane, p_lanes[1]) AND j.id = u.id
         RETURNING j.*, u.result AS outcome, u.i
+    ), held AS MATERIALIZED (
+        SELECT count(*) AS live, {s}.now_ms() AS now FROM gone
     ), put AS (
         INSERT INTO {s}.done (seq, visible_at, enqueued_at, result_ttl, logged, token, claimed_at, finished_at, expires_at,
             line, lane, attempts, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
-        SELECT seq, visible_at, enqueued_at, result_ttl, greatest(logged, v_xid), token, claimed_at, v_now,
-            v_now + result_ttl, line, lane, attempts, 5, rank, id, type, request_id, worker, key, head, payload, extra,
+        SELECT seq, visible_at, enqueued_at, result_ttl, greatest(logged, v_xid), token, claimed_at, held.now,
+            held.now + result_ttl, line, lane, attempts, 5, rank, id, type, request_id, worker, key, head, payload, extra,
             outcome
-        FROM gone
+        FROM held CROSS JOIN gone
     )
-    SELECT count(*), array_agg(lane ORDER BY i), array_agg(type ORDER BY i), array_agg(attempts ORDER BY i),
-        array_agg(worker ORDER BY i), max(logged), min(deadline), bool_or(key IS NOT NULL)
-    INTO v_live, v_lanes, v_types, v_attempts, v_workers, v_last, v_until, v_keyed
+    SELECT (SELECT now FROM held), (SELECT live FROM held), array_agg(lane ORDER BY i), array_agg(type ORDER BY i),
+        array_agg(attempts ORDER BY i), array_agg(worker ORDER BY i), max(logged), min(deadline), bool_or(key IS NOT NULL)
+    INTO v_now, v_live, v_lanes, v_types, v_attempts, v_workers, v_last, v_until, v_keyed
     FROM gone;
-    -- By the clock as it is now: whoever waited for a lock may be late by now.
-    IF v_live < v_count OR v_until <= {s}.now_ms() THEN
+    IF v_live < v_count OR v_until <= v_now THEN
         RAISE SQLSTATE 'HF001';
     END IF;
     IF v_last > v_xid THEN
