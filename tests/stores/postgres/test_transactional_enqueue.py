@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from holdfast import InvalidOption, Queue, StoreBusy, Unsupported, Worker, job
 from holdfast.blocking import Queue as BlockingQueue
-from holdfast.core.job import JobState
+from holdfast.core.job import IdempotencyKey, JobState
+from holdfast.store import TenantSettings
 from holdfast.testing.postgres import PostgresServer
 from tests.eventually import eventually
 from tests.stores.postgres.support import claim, fill, new, opened
@@ -88,6 +89,20 @@ async def test_a_joined_enqueue_wakes_a_worker_when_it_commits(postgres, databas
             assert not ran.is_set()
         await ticket.wait(timeout=10)
         assert ran.is_set()
+
+
+@pytest.mark.parametrize("what", ["plain", "key", "quota"])
+async def test_no_enqueue_costs_the_transaction_another_number(postgres, database, what):
+    """More than 64 of them would slow down every snapshot on the server. What a subtransaction writes bears its own."""
+    url = postgres.url(database)
+    async with opened(url) as store, of_asyncpg(url) as connection:
+        if what == "quota":
+            await store.set_tenant("acme", TenantSettings("mail", None, 100))
+        for n in range(5):
+            key = IdempotencyKey(f"key-{n}") if what == "key" else None
+            await store.enqueue([new(f"{n}", idempotency=key)], connection=connection)
+        for table in ("ids", "jobs"):
+            assert await connection.fetchval(f"SELECT count(DISTINCT xmin::text) FROM holdfast.{table}") == 1
 
 
 async def test_the_callers_commit_stays_as_durable_as_the_caller_set_it(postgres, database):

@@ -87,7 +87,7 @@ SELECT {hot} FROM {s}.jobs WHERE state = 4 AND deadline <= $1 ORDER BY deadline,
 SELECT min(deadline) FROM {s}.jobs WHERE state = 4;
 -- Who has a tenant waits for nobody: so there is no harm in waiting for that.
 -- name: hold_tenant
-SELECT set_config('lock_timeout', '5000', true), pg_advisory_xact_lock(hashtextextended($1::text, 7));
+SELECT set_config('lock_timeout', $2::int::text, true), pg_advisory_xact_lock(hashtextextended($1::text, 7));
 -- A caller's transaction is about to enqueue for a tenant; and whether there is none such.
 -- name: join_tenant
 SELECT pg_advisory_xact_lock_shared(hashtextextended($1::text, 8));

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from holdfast.core.errors import QuotaExceeded
 from holdfast.stores.postgres.lanes import Memory
-from holdfast.stores.postgres.link import Session
+from holdfast.stores.postgres.link import PATIENT_LOCK_MS, Session
 
 MARGIN = 10_000
 """A queue that has more than its quota is counted that much further, for the refusal to say how many there are."""
@@ -46,7 +46,10 @@ class Quotas:
         if not limits:
             return cls(limits, {})
         for tenant in sorted({tenant for tenant, _ in limits}):
-            await session.rows("hold_tenant" if wait else "join_tenant", f"{place}:{tenant}")
+            if wait:
+                await session.rows("hold_tenant", f"{place}:{tenant}", PATIENT_LOCK_MS)
+            else:
+                await session.rows("join_tenant", f"{place}:{tenant}")
         drawn = await session.value("drawn")
         counted = _counted.setdefault(memory, {})
         waiting: dict[tuple[str, str], int] = {}

@@ -268,7 +268,7 @@ class PostgresStore:
         return found or await self._finish(items, joined, lock_ms)
 
     async def _complete(
-        self, items: Sequence[Finish], joined: Joined | None, lock_ms: int
+        self, items: Sequence[Finish], joined: Joined | None, lock_ms: int = LOCK_MS
     ) -> list[FinishAnswer] | None:
         """The common case: leases that live; else None, and nothing happened."""
         numbers = [lane.number for lane in await self._lanes(item.key for item in items) if lane is not None]
@@ -291,7 +291,9 @@ class PostgresStore:
         await self._publish(news, joined, told=told)
         return [_COMPLETED for _ in items]
 
-    async def _finish(self, items: Sequence[Finish], joined: Joined | None, lock_ms: int) -> list[FinishAnswer]:
+    async def _finish(
+        self, items: Sequence[Finish], joined: Joined | None, lock_ms: int = PATIENT_LOCK_MS
+    ) -> list[FinishAnswer]:
         keep = self.options.retention
 
         def step(unit: Unit) -> list[FinishAnswer]:
