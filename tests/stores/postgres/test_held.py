@@ -205,6 +205,22 @@ async def test_a_batch_with_keys_waits_briefly_until_it_is_seen_which_one_is_hel
         assert set(waits[:-1]) == {BRIEF_LOCK_MS}
 
 
+async def test_who_comes_second_for_the_place_of_an_ended_job_holds_nothing(postgres, database):
+    url = postgres.url(database)
+    first, second = (again("a", n, idempotency=IdempotencyKey(f"key-{n}")) for n in range(2))
+    async with opened(url) as store:
+        await store.enqueue([new("a")])
+        await store.cancel([Cancel(new("a").key)])
+        async with WAYS["asyncpg"](url) as late:
+            async with WAYS["asyncpg"](url) as early:
+                await store.enqueue([first], connection=early)
+                waiting = asyncio.create_task(store.enqueue([second], connection=late))
+                await eventually(lambda: early.fetchval(WAITING))
+            assert await waiting == [Duplicate("a", JobState.READY)]
+            assert await store.cancel([Cancel(first.key)]) == ["canceled"]
+        await judge(store)
+
+
 async def test_ids_are_taken_all_or_none(postgres, database):
     url = postgres.url(database)
     async with opened(url) as store:

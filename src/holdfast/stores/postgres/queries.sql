@@ -333,7 +333,7 @@ SET expires_at = excluded.expires_at, seen_at = excluded.seen_at, info = exclude
 DELETE FROM {s}.workers WHERE worker_id = $1;
 -- name: forget_workers
 DELETE FROM {s}.workers WHERE expires_at <= $1;
--- Waits for nobody, also not for the ids, which everybody else locks before the jobs.
+-- Waits for nobody, also not for the ids of what has ended just now.
 -- name: forgotten_jobs
 SELECT d.lane, d.id, d.seq, d.logged, d.result FROM {s}.done d JOIN {s}.ids ON ids.lane = d.lane AND ids.id = d.id
 WHERE d.expires_at <= $1 ORDER BY d.expires_at, d.seq LIMIT $2 FOR UPDATE OF ids, d SKIP LOCKED;

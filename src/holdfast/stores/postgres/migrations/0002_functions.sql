@@ -260,8 +260,8 @@ BEGIN
     END IF;
 END $$;
 
--- Lock named jobs for a change: first what decides of their ids, in one order for everybody, then the rows that claims and
--- completions would touch. What is read afterwards stays as it is until the end of the transaction. Answers the transaction
+-- Lock named jobs for a change: first those that have ended, as those do who take their ids or forget them; then what decides
+-- of their ids, in one order for everybody, then the rows that claims and completions would touch. What is read afterwards stays as it is until the end of the transaction. Answers the transaction
 -- and the clock as it is once the locks are held. [LEASE-1]
 CREATE FUNCTION {s}.hold(p_lanes int[], p_ids text[]) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
@@ -269,6 +269,10 @@ SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     v_seqs bigint[];
 BEGIN
+    PERFORM FROM unnest(p_lanes, p_ids) AS u (lane, id)
+    JOIN {s}.ids ON ids.lane = u.lane AND ids.id = u.id
+    JOIN {s}.done d ON d.seq = ids.seq
+    ORDER BY d.seq FOR UPDATE OF d;
     WITH held AS MATERIALIZED (
         SELECT ids.seq FROM unnest(p_lanes, p_ids) AS u (lane, id)
         JOIN {s}.ids ON ids.lane = u.lane AND ids.id = u.id
@@ -287,7 +291,6 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_has
 SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     v_put bigint[];
-    v_seqs bigint[];
     v_held int;
 BEGIN
     WITH put AS (
@@ -298,13 +301,8 @@ BEGIN
         RETURNING seq
     )
     SELECT coalesce(array_agg(seq), '{}') INTO v_put FROM put;
-    WITH held AS MATERIALIZED (
-        SELECT ids.seq FROM unnest(p_lanes, p_ids, p_seqs) AS u (lane, id, seq)
-        JOIN {s}.ids ON ids.lane = u.lane AND ids.id = u.id AND ids.seq = u.seq
-        ORDER BY ids.lane, ids.id FOR UPDATE OF ids
-    )
-    SELECT array_agg(seq) INTO v_seqs FROM held;
-    PERFORM FROM unnest(v_seqs) AS u (seq) JOIN {s}.done d ON d.seq = u.seq ORDER BY d.seq FOR UPDATE OF d;
+    -- Nobody gives the id to another while its ended job is locked. Whoever was first has removed that: no lock is left.
+    PERFORM FROM unnest(p_seqs) AS u (seq) JOIN {s}.done d ON d.seq = u.seq ORDER BY d.seq FOR UPDATE OF d;
     GET DIAGNOSTICS v_held = ROW_COUNT;
     IF cardinality(v_put) + v_held < cardinality(p_ids) THEN
         DELETE FROM {s}.ids USING unnest(p_lanes, p_ids) AS u (lane, id)
