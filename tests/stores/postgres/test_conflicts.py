@@ -3,15 +3,19 @@
 Invariants verified:
 - batches that name the same jobs in different orders all come through, each job changed once
 - whatever default_transaction_isolation the database has, the store works as ever
+- enqueues and replays take their locks in one order: neither waits for the other in a circle
 """
 
 import asyncio
 import contextlib
 
+import asyncpg
 import pytest
 
-from holdfast.core.job import Cancel, Duplicate, Extend, IdempotencyKey, JobState, Queued
-from holdfast.store import open_store
+from holdfast.core.job import Cancel, Duplicate, Extend, Finish, IdempotencyKey, JobState, NewJob, Queued, Replayed
+from holdfast.store import TenantSettings, open_store
+from holdfast.stores.postgres import link
+from tests.eventually import eventually
 from tests.stores.load import LEASE_MS, complete, key, new, seeded, wish
 from tests.stores.postgres.support import judge, patiently
 
@@ -82,3 +86,33 @@ async def test_claims_and_completions_beside_each_other(handles):
     assert sum(await asyncio.gather(*map(work, handles))) == 400
     jobs = await judge(handles[0])
     assert {(job.state, job.attempts) for job in jobs.values()} == {(JobState.COMPLETED, 1)}
+
+
+@pytest.mark.parametrize("quota", [None, 100])
+async def test_a_replay_and_an_enqueue_in_its_place_do_not_wait_in_a_circle(
+    postgres, database, url, monkeypatch, quota
+):
+    conflicts = []
+    monkeypatch.setattr(link, "is_conflict", conflicts.append)
+    item = new("a", idempotency=IdempotencyKey("k"))
+    async with contextlib.AsyncExitStack() as stack:
+        stores = [await open_store(url) for _ in range(2)]
+        for store in stores:
+            stack.push_async_callback(store.close)
+        store, other = stores
+        await store.set_tenant(item.key.tenant, TenantSettings(item.key.queue, None, quota))
+        await store.enqueue([item])
+        (job,) = (await store.claim(wish(1))).jobs
+        await store.finish([Finish(job.key, job.token, "fail")])
+        connection = await asyncpg.connect(postgres.url(database))
+        stack.push_async_callback(connection.close)
+        waiting = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
+        async with connection.transaction():
+            await connection.execute("SELECT FROM holdfast.ids FOR UPDATE")
+            replay = asyncio.create_task(store.replay([job.key]))
+            await eventually(lambda: connection.fetchval(waiting), lambda count: count == 1)
+            second = new("a", idempotency=IdempotencyKey("k"))
+            enqueue = asyncio.create_task(other.enqueue([NewJob(second.key, second.envelope, replace_failed=True)]))
+            await eventually(lambda: connection.fetchval(waiting), lambda count: count == 2)
+        assert [type(answer) for answer in await replay + await enqueue] == [Replayed, Duplicate]
+        assert conflicts == []

@@ -2,7 +2,8 @@
 
 Invariants verified:
 - an enqueue that joined a transaction and was a duplicate holds nothing: not the job, its id or its key
-- of a batch with a job that somebody holds, all others are renewed and finished
+- of a batch with a job that somebody holds, all others are renewed and finished, and none twice
+- who waits for an id keeps nobody from the tenant, nor from what is to be forgotten
 - whoever waited for a lock until the lease had run out is late [LEASE-1]
 """
 
@@ -24,17 +25,23 @@ from holdfast.core.job import (
     Extend,
     Extended,
     Finish,
+    Finished,
     IdempotencyKey,
     JobState,
     NewJob,
     Queued,
     Replayed,
 )
+from holdfast.store import TenantSettings
+from holdfast.stores.postgres.link import PATIENT_LOCK_MS, Link
+from holdfast.stores.postgres.store import BRIEF_LOCK_MS
 from tests.eventually import eventually
 from tests.stores.postgres.support import all_events, claim, complete, fill, judge, new, opened, patiently
 from tests.stores.postgres.transactions import WAYS, running
 
 DRIVERS = ["asyncpg", "psycopg"]
+# Not pg_stat_activity, which stays within a transaction as it was at the first look.
+WAITING = "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
 
 
 def again(id_, n=0, *, replace_failed=False, **fields):
@@ -154,6 +161,89 @@ async def test_of_a_replay_and_an_enqueue_in_its_place_one_wins(postgres, databa
         await judge(store)
 
 
+# An id that somebody holds ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["enqueue", "replay"])
+async def test_who_waits_for_an_id_keeps_nobody_from_the_tenant(postgres, database, what):
+    """Also where a quota makes its enqueues wait for each other. [ENQ-7]"""
+    url = postgres.url(database)
+    async with opened(url) as store, opened(url) as other:
+        await store.set_tenant("acme", TenantSettings("mail", None, 1000))
+        await store.enqueue([new("a")])
+        (one,) = await claim(store, 1)
+        await store.finish([Finish(one.key, one.token, "fail")])
+        async with WAYS["asyncpg"](url) as connection:
+            await store.enqueue([again("a", replace_failed=True)], connection=connection)
+            call = store.replay([one.key]) if what == "replay" else store.enqueue([again("a", 1, replace_failed=True)])
+            waiting = asyncio.create_task(call)
+            await eventually(lambda: connection.fetchval(WAITING))
+            assert isinstance((await other.enqueue([new("b")]))[0], Queued)
+            assert not waiting.done()
+        assert isinstance((await waiting)[0], NotReplayable if what == "replay" else Duplicate)
+        await judge(store)
+
+
+async def test_a_batch_with_keys_waits_briefly_until_it_is_seen_which_one_is_held(postgres, database, monkeypatch):
+    url = postgres.url(database)
+    waits = []
+    change = Link.change
+
+    async def noted(self, work, **options):
+        waits.append(options["lock_ms"])
+        return await change(self, work, **options)
+
+    monkeypatch.setattr(Link, "change", noted)
+    items = [new(f"job-{n}", idempotency=IdempotencyKey(f"key-{n}")) for n in range(4)]
+    async with opened(url) as store:
+        async with WAYS["asyncpg"](url) as connection:
+            await store.enqueue([new("other", idempotency=IdempotencyKey("key-1"))], connection=connection)
+            enqueueing = asyncio.create_task(store.enqueue(items))
+            await eventually(lambda: PATIENT_LOCK_MS in waits)
+            assert [job is None for job in await store.get([item.key for item in items])] == [False, True, False, False]
+        assert [type(answer) for answer in await enqueueing] == [Queued, Duplicate, Queued, Queued]
+        assert set(waits[:-1]) == {BRIEF_LOCK_MS}
+
+
+async def test_who_comes_second_for_the_place_of_an_ended_job_holds_nothing(postgres, database):
+    url = postgres.url(database)
+    first, second = (again("a", n, idempotency=IdempotencyKey(f"key-{n}")) for n in range(2))
+    async with opened(url) as store:
+        await store.enqueue([new("a")])
+        await store.cancel([Cancel(new("a").key)])
+        async with WAYS["asyncpg"](url) as late:
+            async with WAYS["asyncpg"](url) as early:
+                await store.enqueue([first], connection=early)
+                waiting = asyncio.create_task(store.enqueue([second], connection=late))
+                await eventually(lambda: early.fetchval(WAITING))
+            assert await waiting == [Duplicate("a", JobState.READY)]
+            assert await store.cancel([Cancel(first.key)]) == ["canceled"]
+        await judge(store)
+
+
+async def test_ids_are_taken_all_or_none(postgres, database):
+    url = postgres.url(database)
+    async with opened(url) as store:
+        await store.enqueue([new("b")])
+        async with WAYS["asyncpg"](url) as connection:
+            lane = await connection.fetchval("SELECT lane FROM holdfast.ids")
+            take = "SELECT holdfast.take_ids($1, $2, $3)"
+            assert await connection.fetchval(take, [lane] * 3, ["a", "b", "c"], [0] * 3) is None
+            assert await connection.fetchval("SELECT array_agg(id) FROM holdfast.ids") == ["b"]
+            assert await connection.fetchval(take, [lane] * 2, ["a", "c"], [0] * 2) is not None
+
+
+async def test_what_is_to_be_forgotten_is_passed_over_while_its_id_is_held(postgres, database):
+    url = postgres.url(database)
+    async with opened(url) as store:
+        await store.enqueue([new(id_, result_ttl_ms=0) for id_ in ("a", "b")])
+        await complete(store, await claim(store, 2))
+        async with WAYS["asyncpg"](url) as connection:
+            await connection.execute("SELECT FROM holdfast.ids WHERE id = 'a' FOR UPDATE")
+            assert (await store.prune(100)).jobs == 1
+        assert (await store.prune(100)).jobs == 1
+
+
 # A job that somebody holds ------------------------------------------------------------------------------------
 
 
@@ -186,6 +276,42 @@ async def test_the_slower_outcomes_of_a_batch_do_not_wait_for_one_either(postgre
                 await store.finish([Finish(job.key, job.token, "fail") for job in jobs])
             states = Counter(job.state for job in await store.get([job.key for job in jobs]))
             assert states == {JobState.FAILED: 9, JobState.LEASED: 1}
+        await judge(store)
+
+
+async def test_what_is_completed_beside_a_job_that_somebody_holds_is_completed_once(postgres, database):
+    """Asked again, a job that is not kept would not be found."""
+    url = postgres.url(database)
+    async with opened(url) as store:
+        await store.enqueue([new(f"job-{n:02}", result_ttl_ms=0) for n in range(16)])
+        jobs = await claim(store, 16)
+        outcomes = ["complete"] * 14 + ["release"] * 2
+        items = [Finish(job.key, job.token, outcome) for job, outcome in zip(jobs, outcomes, strict=True)]
+        tries = set()
+
+        async def look():
+            tries.add(await connection.fetchval(WAITING))
+            return len(tries - {None}) >= 2
+
+        async with held(url, jobs[15].id) as connection:
+            finishing = asyncio.create_task(store.finish(items))
+            await eventually(look)
+        states = [JobState.COMPLETED] * 14 + [JobState.READY] * 2
+        assert await finishing == [Finished(state) for state in states]
+        assert Counter(event.kind for event in await all_events(store))["completed"] == 14
+
+
+async def test_of_a_mixed_batch_the_others_are_finished_if_a_completion_has_to_wait(postgres, database):
+    url = postgres.url(database)
+    async with opened(url) as store:
+        await fill(store, 16)
+        jobs = await claim(store, 16)
+        outcomes = ["complete"] * 8 + ["fail"] * 8
+        async with held(url, jobs[0].id):
+            with pytest.raises(StoreBusy):
+                await store.finish([Finish(job.key, job.token, end) for job, end in zip(jobs, outcomes, strict=True)])
+            states = Counter(job.state for job in await store.get([job.key for job in jobs]))
+            assert states == {JobState.COMPLETED: 7, JobState.FAILED: 8, JobState.LEASED: 1}
         await judge(store)
 
 
@@ -226,9 +352,7 @@ async def test_who_waited_until_the_lease_had_run_out_is_late(postgres, database
 
         async with held(postgres.url(database), jobs[0].id) as connection:
             acting = asyncio.create_task(act())
-            # Not pg_stat_activity, which stays within a transaction as it was at the first look.
-            waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
-            await eventually(lambda: connection.fetchval(waiting), lambda count: count > 0)
+            await eventually(lambda: connection.fetchval(WAITING))
             await store.shift_clock(60_000)
         (answer,) = await acting
         assert isinstance(answer, LeaseExpired)

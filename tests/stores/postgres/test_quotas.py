@@ -82,3 +82,28 @@ async def test_what_is_counted_inside_a_callers_transaction_is_not_remembered(po
             assert isinstance((await store.enqueue([new("joined")], connection=connection))[0], Queued)
         answers = await store.enqueue([NewJob(new(f"after-{n}").key, new("x").envelope) for n in range(100)])
         assert [type(answer) for answer in answers] == [Queued] * 99 + [QuotaExceeded]
+
+
+async def test_a_count_that_was_cut_short_is_not_remembered(postgres, database, monkeypatch):
+    monkeypatch.setattr(quotas, "MARGIN", 10)
+    async with opened(postgres.url(database)) as store:
+        await fill(store, WAITING)
+        for limit in (WAITING - 400, WAITING - 200):
+            await store.set_tenant("acme", TenantSettings("mail", None, limit))
+            (refused,) = await store.enqueue([new("over")])
+            assert isinstance(refused, QuotaExceeded)
+            assert (refused.waiting, refused.limit) == (limit + 10, limit)
+
+
+async def test_what_is_in_flight_while_others_are_counted_takes_room_when_it_is_committed(
+    postgres, database, monkeypatch
+):
+    monkeypatch.setattr(quotas, "MANY", 1)
+    async with opened(postgres.url(database)) as store:
+        await store.set_tenant("acme", TenantSettings("mail", None, 30))
+        await fill(store, 9)
+        async with store.own_transaction() as connection:
+            await store.enqueue([new(f"joined-{n}") for n in range(19)], connection=connection)
+            await store.enqueue([new("beside")])
+        answers = await store.enqueue([new(f"after-{n}") for n in range(5)])
+        assert [type(answer) for answer in answers] == [Queued] + [QuotaExceeded] * 4

@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from holdfast import InvalidOption, Queue, StoreBusy, Unsupported, Worker, job
 from holdfast.blocking import Queue as BlockingQueue
-from holdfast.core.job import JobState
+from holdfast.core.job import IdempotencyKey, JobState
+from holdfast.store import TenantSettings
 from holdfast.testing.postgres import PostgresServer
 from tests.eventually import eventually
 from tests.stores.postgres.support import claim, fill, new, opened
@@ -88,6 +89,25 @@ async def test_a_joined_enqueue_wakes_a_worker_when_it_commits(postgres, databas
             assert not ran.is_set()
         await ticket.wait(timeout=10)
         assert ran.is_set()
+
+
+@pytest.mark.parametrize("what", ["plain", "key", "quota"])
+async def test_no_enqueue_costs_the_transaction_another_number(postgres, database, what):
+    """As a subtransaction that writes would. More than 64 of them slow down every snapshot on the server."""
+    url = postgres.url(database)
+    numbers = (
+        "SELECT (pg_stat_get_backend_subxact(i)).subxact_count FROM pg_stat_get_backend_idset() AS i "
+        "WHERE pg_stat_get_backend_pid(i) = $1"
+    )
+    async with opened(url) as store, of_asyncpg(url) as connection, of_asyncpg(url) as other:
+        if await other.fetchval("SELECT current_setting('server_version_num')::int") < 160_000:
+            pytest.skip("the server does not tell")
+        if what == "quota":
+            await store.set_tenant("acme", TenantSettings("mail", None, 100))
+        for n in range(3):
+            key = IdempotencyKey(f"key-{n}") if what == "key" else None
+            await store.enqueue([new(f"{n}", idempotency=key)], connection=connection)
+        assert await other.fetchval(numbers, connection.get_server_pid()) == 0
 
 
 async def test_the_callers_commit_stays_as_durable_as_the_caller_set_it(postgres, database):

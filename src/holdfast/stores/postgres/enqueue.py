@@ -91,6 +91,8 @@ async def enqueue(
 
     What is there already is answered as it is read, without a lock: in a caller's transaction that would stay, and keep
     others from renewing and finishing the job. Only ids and keys of what is taken in are locked. [ENQ-7]
+
+    Everybody locks keys first, then ids, and a tenant last: nobody waits for a caller with a tenant in hand.
     """
     new = _New(session, memory, list(zip(items, lanes, strict=True)))
     await new.look()
@@ -103,8 +105,7 @@ async def enqueue(
     else:
         await session.rows("hold_keys", key_locks(place, new.scopes))
     if new.left:
-        quotas = await Quotas.read(session, memory, [item.key.tenant for _, item, _ in new.left], place, wait=wait)
-        await new.take(quotas)
+        await new.take(place, wait=wait)
     return [new.answers[n] for n in range(len(items))], await new.unit.save()
 
 
@@ -144,7 +145,7 @@ class _New:
             if item.envelope.idempotency is not None:
                 scopes.add(scope)
 
-    async def take(self, quotas: Quotas) -> None:
+    async def take(self, place: str, *, wait: bool) -> None:
         """Take the ids of those that are left, and take them in unless somebody else was first."""
         for attempt in range(TRIES):
             ids = self._ids()
@@ -154,6 +155,8 @@ class _New:
             if taken is not None:
                 xid, now = taken
                 await self._read(Unit(self._session, self._memory, now, xid))
+                tenants = [item.key.tenant for _, item, _ in self.left]
+                quotas = await Quotas.read(self._session, self._memory, tenants, place, wait=wait)
                 return await self._take_in(fresh, quotas)
             # Not any more as we saw it: somebody else was first, or is about to forget one of them.
             await asyncio.sleep(PAUSE_S * attempt)
@@ -205,6 +208,12 @@ class _New:
             scope = scope_of(lane, new.envelope)
             unit.bound[scope] = self._bindings[scope] = bound
         return Queued(job.id, job.state)
+
+
+def scopes_of(unit: Unit) -> set[KeyScope]:
+    """The keys of jobs that were read."""
+    found = [(held.lane, held.job.envelope) for held in unit.found.values()]
+    return {scope_of(lane, envelope) for lane, envelope in found if envelope.idempotency is not None}
 
 
 async def bindings_of(unit: Unit, scopes: set[KeyScope]) -> dict[KeyScope, Binding]:

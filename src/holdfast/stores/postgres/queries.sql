@@ -74,8 +74,15 @@ SELECT {s}.hold($1::int[], $2::text[]);
 SELECT {hot} FROM {s}.jobs WHERE state = 4 AND deadline <= $1 ORDER BY deadline, seq LIMIT $2 FOR UPDATE SKIP LOCKED;
 -- name: next_deadline
 SELECT min(deadline) FROM {s}.jobs WHERE state = 4;
+-- Who has a tenant waits for nobody: so there is no harm in waiting for that.
 -- name: hold_tenant
-SELECT pg_advisory_xact_lock(hashtextextended($1::text, 7));
+SELECT set_config('lock_timeout', $2::int::text, true), pg_advisory_xact_lock(hashtextextended($1::text, 7));
+-- A caller's transaction is about to enqueue for a tenant; and whether there is none such.
+-- name: join_tenant
+SELECT pg_advisory_xact_lock_shared(hashtextextended($1::text, 8));
+-- name: tenant_alone
+SELECT CASE WHEN pg_try_advisory_lock(k) THEN pg_advisory_unlock(k) ELSE false END
+FROM (SELECT hashtextextended($1::text, 8) AS k) x;
 -- name: xid
 SELECT {s}.xid();
 -- name: find
@@ -315,9 +322,10 @@ SET expires_at = excluded.expires_at, seen_at = excluded.seen_at, info = exclude
 DELETE FROM {s}.workers WHERE worker_id = $1;
 -- name: forget_workers
 DELETE FROM {s}.workers WHERE expires_at <= $1;
+-- Waits for nobody, also not for the ids of what has ended just now.
 -- name: forgotten_jobs
-SELECT lane, id, seq, logged, result FROM {s}.done WHERE expires_at <= $1 ORDER BY expires_at, seq LIMIT $2
-FOR UPDATE SKIP LOCKED;
+SELECT d.lane, d.id, d.seq, d.logged, d.result FROM {s}.done d JOIN {s}.ids ON ids.lane = d.lane AND ids.id = d.id
+WHERE d.expires_at <= $1 ORDER BY d.expires_at, d.seq LIMIT $2 FOR UPDATE OF ids, d SKIP LOCKED;
 -- name: any_forgotten
 SELECT EXISTS (SELECT FROM {s}.done WHERE expires_at <= $1 ORDER BY expires_at LIMIT 1);
 -- name: drop_expired_keys

@@ -1,11 +1,13 @@
 """Quotas of waiting jobs. [TENANT-5]
 
-A tenant that has one takes its enqueues and replays one at a time, so that the count is exact; enqueues that join a
-caller's transaction do not wait for anybody, and may overshoot by those in flight.
+A tenant that has one takes its enqueues and replays one at a time, so that the count is exact. It is locked after all
+else: whoever has it waits for nobody. Enqueues that join a caller's transaction do not wait, and may overshoot by those
+in flight.
 
 Far from its quota a backlog is not counted. Every job that comes to wait or to run draws a number of the one sequence
 first: so no more can wait than waited and ran when they were last counted, and numbers were drawn since. Only when that
-would be too many is it counted again, which takes as long as the quota is large: 88 ms for 200,000.
+would be too many is it counted again, which takes as long as the quota is large: 88 ms for 200,000. What is in flight
+in a caller's transaction drew its numbers before and is not seen: while there is any, no count is remembered.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from holdfast.core.errors import QuotaExceeded
 from holdfast.stores.postgres.lanes import Memory
-from holdfast.stores.postgres.link import Session
+from holdfast.stores.postgres.link import PATIENT_LOCK_MS, Session
 
 MARGIN = 10_000
 """A queue that has more than its quota is counted that much further, for the refusal to say how many there are."""
@@ -35,14 +37,19 @@ class Quotas:
 
     @classmethod
     async def read(cls, session: Session, memory: Memory, tenants: Sequence[str], place: str, *, wait: bool) -> Quotas:
-        """Read them for a job of each of these tenants, after waiting for others of the same if so asked."""
+        """Read them for a job of each of these tenants, after waiting for others of the same if so asked.
+
+        Called when all else is locked, and before the jobs draw their numbers.
+        """
         rows = await session.rows("quotas", sorted(set(tenants)))
         limits: dict[tuple[str, str], int] = {(row["tenant"], row["queue"]): row["max_waiting"] for row in rows}
         if not limits:
             return cls(limits, {})
-        if wait:
-            for tenant in sorted({tenant for tenant, _ in limits}):
-                await session.value("hold_tenant", f"{place}:{tenant}")
+        for tenant in sorted({tenant for tenant, _ in limits}):
+            if wait:
+                await session.rows("hold_tenant", f"{place}:{tenant}", PATIENT_LOCK_MS)
+            else:
+                await session.rows("join_tenant", f"{place}:{tenant}")
         drawn = await session.value("drawn")
         counted = _counted.setdefault(memory, {})
         waiting: dict[tuple[str, str], int] = {}
@@ -52,11 +59,13 @@ class Quotas:
             if drawn >= since and most + tenants.count(tenant) <= limit:
                 waiting[tenant, queue] = most
                 continue
+            # In this order: whoever joins after the look draws numbers that count as drawn since.
+            alone = wait and await session.value("tenant_alone", f"{place}:{tenant}")
             names = (tenant, queue) if queue else (tenant,)
             (row,) = await session.rows("lane_waiting" if queue else "tenant_waiting", *names, limit + MARGIN, MANY)
             waiting[tenant, queue] = row["waiting"]
-            # What a caller's transaction sees may be older than the number.
-            if wait and row["leased"] is not None:
+            # What a caller's transaction sees may be older than the number; and this may not be all of them.
+            if alone and row["leased"] is not None and row["waiting"] < limit + MARGIN:
                 counted[memory.place, tenant, queue] = (row["waiting"] + row["leased"], drawn)
         return cls(limits, waiting)
 

@@ -62,7 +62,7 @@ from holdfast.stores.postgres.joining import Joined, join
 from holdfast.stores.postgres.link import LOCK_MS, PATIENT_LOCK_MS, Link, Session
 from holdfast.stores.postgres.quotas import Quotas
 from holdfast.stores.postgres.trouble import TROUBLES, is_blocked, translate
-from holdfast.stores.postgres.unit import News, Unit, scope_of
+from holdfast.stores.postgres.unit import News, Unit
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -72,7 +72,7 @@ BATCH = 1000
 FEW = 16
 """Fewer outcomes than this, of several kinds, are one change."""
 BRIEF_LOCK_MS = 100
-"""How long a batch of outcomes or renewals waits for somebody who holds one of its jobs."""
+"""How long a batch waits for somebody who holds one of its jobs."""
 BLOCKED = 16
 """How many blocked jobs of a batch are looked for one by one."""
 HELD_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04)
@@ -171,7 +171,7 @@ class PostgresStore:
         joined = None if connection is None else await join(connection, self._opened)
         async with joined.step() if joined is not None else nullcontext():
             for piece in _pieces(items):
-                answers += await self._apart(piece, self._enqueue, joined, brief_ms=LOCK_MS)
+                answers += await self._apart(piece, self._enqueue, joined)
         return answers
 
     async def _apart(
@@ -180,7 +180,6 @@ class PostgresStore:
         act: Callable[[Sequence[B], Joined | None, int], Awaitable[list[A]]],
         joined: Joined | None = None,
         *,
-        brief_ms: int = BRIEF_LOCK_MS,
         patient_ms: int = PATIENT_LOCK_MS,
     ) -> list[A]:
         """Act on a batch; one that somebody's open transaction blocks is halved until what is blocked stands alone.
@@ -195,7 +194,7 @@ class PostgresStore:
         while parts:
             part = parts.popleft()  # The larger ones first: most are done before what is blocked is found.
             try:
-                found = await act(items[part.start : part.stop], None, brief_ms)
+                found = await act(items[part.start : part.stop], None, BRIEF_LOCK_MS)
             except StoreBusy as busy:
                 if not is_blocked(busy.__cause__):
                     raise
@@ -244,20 +243,29 @@ class PostgresStore:
         joined = None if connection is None else await join(connection, self._opened)
         async with joined.step() if joined is not None else nullcontext():
             for piece in _pieces(items):
-                answers += await self._apart(piece, self._finish_some, joined)
+                answers += await self._finish_piece(piece, joined)
         return answers
 
-    async def _finish_some(self, items: Sequence[Finish], joined: Joined | None, lock_ms: int) -> list[FinishAnswer]:
+    async def _finish_piece(self, items: Sequence[Finish], joined: Joined | None) -> list[FinishAnswer]:
         """In a batch, completions go by themselves, so that one failure among them does not hold them up."""
         completed = [item for item in items if item.outcome == "complete"]
         others = [item for item in items if item.outcome != "complete"]
-        mixed = completed and others
-        if not completed or (mixed and (len(items) < FEW or len({item.key for item in items}) < len(items))):
-            return await self._finish(items, joined, lock_ms)
-        found = await self._complete(completed, joined, min(lock_ms, LOCK_MS))
-        done = iter(found or await self._finish(completed, joined, lock_ms))
-        rest = iter(await self._finish(others, joined, lock_ms) if others else ())
+        if not others:
+            return await self._apart(items, self._complete_all, joined)
+        if not completed or len(items) < FEW or len({item.key for item in items}) < len(items):
+            return await self._apart(items, self._finish, joined)
+        try:
+            done = iter(await self._apart(completed, self._complete_all, joined))
+        except StoreBusy:
+            if joined is None:
+                await self._apart(others, self._finish)
+            raise
+        rest = iter(await self._apart(others, self._finish, joined))
         return [next(done) if item.outcome == "complete" else next(rest) for item in items]
+
+    async def _complete_all(self, items: Sequence[Finish], joined: Joined | None, lock_ms: int) -> list[FinishAnswer]:
+        found = await self._complete(items, joined, min(lock_ms, LOCK_MS))
+        return found or await self._finish(items, joined, lock_ms)
 
     async def _complete(
         self, items: Sequence[Finish], joined: Joined | None, lock_ms: int = LOCK_MS
@@ -347,20 +355,27 @@ class PostgresStore:
         found = await self._lanes(keys)
         if not any(found):
             return [JobNotFound(key.queue, key.id) for key in keys]
-        memory = self._memory
+        memory, place = self._memory, self.address.schema
+        pairs = [(lane, key.id) for key, lane in zip(keys, found, strict=True) if lane is not None]
 
-        async def work(session: Session) -> tuple[list[ReplayAnswer], News]:
-            quotas = await Quotas.read(session, memory, [key.tenant for key in keys], self.address.schema, wait=True)
-            pairs = [(lane, key.id) for key, lane in zip(keys, found, strict=True) if lane is not None]
-            unit = await Unit.begin(session, memory, pairs)
-            keyed = [held for held in unit.found.values() if held.job.envelope.idempotency is not None]
-            scopes = {scope_of(held.lane, held.job.envelope) for held in keyed}
+        async def work(session: Session) -> tuple[list[ReplayAnswer] | None, News]:
+            # Keys, ids, tenants: the order of enqueue.
+            seen = Unit(session, memory, 0, 0)
+            await seen.read([lane.number for lane, _ in pairs], [id_ for _, id_ in pairs])
+            scopes = enqueue.scopes_of(seen)
             if scopes:
-                await session.rows("hold_keys", enqueue.key_locks(self.address.schema, scopes))
+                await session.rows("hold_keys", enqueue.key_locks(place, scopes))
+            unit = await Unit.begin(session, memory, pairs)
+            if not enqueue.scopes_of(unit) <= scopes:
+                return None, News()  # An id has another job by now, with another key.
+            quotas = await Quotas.read(session, memory, [key.tenant for key in keys], place, wait=True)
             bindings = await enqueue.bindings_of(unit, scopes)
             return changes.replay(unit, keys, quotas, bindings), await unit.save()
 
-        return await self._change(work)
+        while True:
+            answers = await self._change(work)
+            if answers is not None:
+                return answers
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
         return await self._each(items, lambda unit: changes.purge(unit, items))

@@ -291,8 +291,8 @@ BEGIN
     END IF;
 END $$;
 
--- Lock named jobs for a change: first what decides of their ids, in one order for everybody, then the rows that claims and
--- completions would touch. What is read afterwards stays as it is until the end of the transaction. Answers the transaction
+-- Lock named jobs for a change: first those that have ended, as those do who take their ids or forget them; then what decides
+-- of their ids, in one order for everybody, then the rows that claims and completions would touch. What is read afterwards stays as it is until the end of the transaction. Answers the transaction
 -- and the clock as it is once the locks are held. [LEASE-1]
 CREATE FUNCTION {s}.hold(p_lanes int[], p_ids text[]) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
@@ -300,6 +300,10 @@ SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     v_seqs bigint[];
 BEGIN
+    PERFORM FROM unnest(p_lanes, p_ids) AS u (lane, id)
+    JOIN {s}.ids ON ids.lane = u.lane AND ids.id = u.id
+    JOIN {s}.done d ON d.seq = ids.seq
+    ORDER BY d.seq FOR UPDATE OF d;
     WITH held AS MATERIALIZED (
         SELECT ids.seq FROM unnest(p_lanes, p_ids) AS u (lane, id)
         JOIN {s}.ids ON ids.lane = u.lane AND ids.id = u.id
@@ -311,34 +315,30 @@ BEGIN
 END $$;
 
 -- Take ids for new jobs: free ones (0), and those of ended jobs, named by number. Answers the transaction to file the
--- first events under, and the clock; or NULL, and nothing is held, if one of them is not as it was seen. Waiting and
--- leased jobs are never touched. [ENQ-2, ENQ-7]
+-- first events under, and the clock; or NULL, and none is taken, if one of them is not as it was seen. Waiting and leased
+-- jobs are never touched. Not undone by an exception: each would cost a caller a transaction number. [ENQ-2, ENQ-7]
 CREATE FUNCTION {s}.take_ids(p_lanes int[], p_ids text[], p_seqs bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
-    v_put int;
-    v_seqs bigint[];
+    v_put bigint[];
     v_held int;
 BEGIN
-    INSERT INTO {s}.ids (seq, lane, id)
-    SELECT nextval('{s}.seqs'), u.lane, u.id FROM (
-        SELECT * FROM unnest(p_lanes, p_ids, p_seqs) AS v (lane, id, seq) WHERE seq = 0 ORDER BY lane, id) u
-    ON CONFLICT DO NOTHING;
-    GET DIAGNOSTICS v_put = ROW_COUNT;
-    WITH held AS MATERIALIZED (
-        SELECT ids.seq FROM unnest(p_lanes, p_ids, p_seqs) AS u (lane, id, seq)
-        JOIN {s}.ids ON ids.lane = u.lane AND ids.id = u.id AND ids.seq = u.seq
-        ORDER BY ids.lane, ids.id FOR UPDATE OF ids
+    WITH put AS (
+        INSERT INTO {s}.ids (seq, lane, id)
+        SELECT nextval('{s}.seqs'), u.lane, u.id FROM (
+            SELECT * FROM unnest(p_lanes, p_ids, p_seqs) AS v (lane, id, seq) WHERE seq = 0 ORDER BY lane, id) u
+        ON CONFLICT DO NOTHING
+        RETURNING seq
     )
-    SELECT array_agg(seq) INTO v_seqs FROM held;
-    -- Whoever forgets a job begins here and goes on to its id: there is no waiting for that with the id in our hands.
-    PERFORM FROM unnest(v_seqs) AS u (seq) JOIN {s}.done d ON d.seq = u.seq FOR UPDATE OF d SKIP LOCKED;
+    SELECT coalesce(array_agg(seq), '{}') INTO v_put FROM put;
+    -- Nobody gives the id to another while its ended job is locked. Whoever was first has removed that: no lock is left.
+    PERFORM FROM unnest(p_seqs) AS u (seq) JOIN {s}.done d ON d.seq = u.seq ORDER BY d.seq FOR UPDATE OF d;
     GET DIAGNOSTICS v_held = ROW_COUNT;
-    IF v_put + v_held < cardinality(p_ids) THEN
-        RAISE SQLSTATE 'HF001';
+    IF cardinality(v_put) + v_held < cardinality(p_ids) THEN
+        DELETE FROM {s}.ids USING unnest(p_lanes, p_ids) AS u (lane, id)
+        WHERE ids.lane = u.lane AND ids.id = u.id AND ids.seq = ANY (v_put);
+        RETURN NULL;
     END IF;
     RETURN ARRAY[{s}.fresh_xid(), {s}.now_ms()];
-EXCEPTION WHEN SQLSTATE 'HF001' THEN
-    RETURN NULL;
 END $$;
