@@ -33,7 +33,7 @@ def valkey():
 @pytest.fixture(scope="session")
 def postgres():
     """A server that flushes nothing."""
-    with PostgresServer(durable=False) as server:
+    with PostgresServer(durable=False, max_connections=300) as server:
         yield server
 
 

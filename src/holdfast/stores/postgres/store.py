@@ -118,9 +118,11 @@ class PostgresStore:
                 await schema.prepare(self._link, time.time_ns() // 1_000_000 if frozen else None)
                 (meta,) = await self._link.rows("meta", repeat=True)
                 self._check_clock(frozen=meta["frozen"])
-                await self._link.rows("new_epoch", repeat=True)
-                self._memory.meet(await self._link.value("place", repeat=True))
+                (place,) = await self._link.rows("place", repeat=True)
+                self._memory.meet(place["place"])
                 self._link.meet = self._memory.meet
+                if place["restored"]:
+                    self._link.distrust()  # Whoever connects anew begins the new epoch.
                 self._capabilities = await doctor.durability(self._link)
             except BaseException:
                 self._link.distrust()  # Nobody would close what was never open.
@@ -219,7 +221,13 @@ class PostgresStore:
         request = enqueue.fresh_request(items, found)
         if request is not None:
             hints = [(Hint.READY, tenant, queue, "") for tenant, queue in {item.key[:2] for item in items}]
-            now, told = await self._call("enqueue", request, [*hints, _LOGGED], joined, repeat=repeat)
+            now, told = None, False
+            try:
+                now, told = await self._call("enqueue", request, [*hints, _LOGGED], joined, repeat=repeat)
+            except StoreBusy as busy:
+                # Somebody is about to take the same id, or has it in an open transaction: the slower path waits longer.
+                if joined is not None or len(items) > 1 or not is_blocked(busy.__cause__):
+                    raise
             if now is not None:
                 answers, news = enqueue.fresh_answers(items, found, now)
                 await self._publish(news, joined, told=told)
