@@ -44,6 +44,24 @@ async def test_a_hint_reaches_another_handle_and_comes_back_after_a_cut(postgres
         stop()
 
 
+async def test_who_listens_for_more_is_told_of_that_too(postgres, database):
+    """Each kind of hint has a channel of its own, so that nobody is woken for what he does not wait for."""
+    async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
+        ended, ready = Ear(), Ear()
+        stops = [other.listen(ended, {Hint.DONE})]
+        await ended.expect(lambda signal: not signal.queue)  # It listens from now on.
+        channels = "SELECT DISTINCT query FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = '{}'"
+        assert postgres.sql(channels.format(database)) == [['LISTEN "hf_holdfast_d"']]
+        stops.append(other.listen(ready, {Hint.READY}))
+        await ready.expect(lambda signal: not signal.queue)
+        await store.enqueue([new("a")])
+        await ready.expect(lambda signal: signal.queue == "mail")
+        await complete(store, await claim(store, 1))
+        await ended.expect(lambda signal: signal.id == "a")
+        for stop in stops:
+            stop()
+
+
 async def test_without_listen_everybody_looks_now_and_then(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database, listen=0)) as other:
         ear = Ear()
@@ -58,12 +76,12 @@ def test_many_ends_are_told_as_one_and_no_notification_is_too_long():
     few = [(Hint.DONE, "t", "q", f"job-{n}") for n in range(3)]
     assert len(payloads("me", few)) == 1
     many = [(Hint.DONE, "t", "q", f"job-{n}") for n in range(1000)]
-    (only,) = payloads("me", many)
+    ((_, only),) = payloads("me", many)
     assert only.count("done") == 1
     wide = [(Hint.READY, "t", f"queue-{n}-{'x' * 100}", "") for n in range(500)]
     found = payloads("me", wide)
     assert len(found) > 1
-    assert max(map(len, found)) <= PAYLOAD + 100
+    assert max(len(payload) for _, payload in found) <= PAYLOAD + 100
 
 
 async def test_that_the_log_grew_goes_with_the_next_hint(postgres, database):

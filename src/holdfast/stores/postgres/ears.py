@@ -14,7 +14,7 @@ import contextlib
 import logging
 import random
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any
 
 import msgspec
@@ -25,6 +25,8 @@ from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.trouble import TROUBLES
 
 Told = tuple[Hint, str, str, str]
+Notes = tuple[list[str], list[str]]
+"""Channels, and what to send on each."""
 
 GATHER_S = 0.005
 FIRST_PAUSE_S = 0.05
@@ -43,26 +45,35 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(tuple[str, list[tuple[Hint, str, str, str]]]).decode
 
 
-def channel_of(schema: str) -> str:
-    """The channel of a schema."""
-    return f"hf_{schema}"[:63]
+def channel_of(schema: str, hint: Hint) -> str:
+    """The channel of a schema for one kind of hint: whoever listens for one is not woken by the others."""
+    return f"hf_{schema}"[:61] + f"_{hint.value[0]}"
 
 
-def payloads(origin: str, hints: Iterable[Told]) -> list[str]:
-    """What to send: as few notifications as they fit in."""
-    found: list[str] = []
-    gathered: list[Told] = []
-    size = 0
+def payloads(origin: str, hints: Iterable[Told]) -> list[tuple[Hint, str]]:
+    """What to send, each on the channel of its kind: as few notifications as they fit in."""
+    found: list[tuple[Hint, str]] = []
+    kinds: dict[Hint, list[Told]] = {}
     for hint in _fewer(hints):
-        length = len(_encode(hint)) + 1
-        if size + length > PAYLOAD and gathered:
-            found.append(_encode((origin, gathered)).decode())
-            gathered, size = [], 0
-        gathered.append(hint)
-        size += length
-    if gathered:
-        found.append(_encode((origin, gathered)).decode())
+        kinds.setdefault(hint[0], []).append(hint)
+    for kind, alike in kinds.items():
+        gathered: list[Told] = []
+        size = 0
+        for hint in alike:
+            length = len(_encode(hint)) + 1
+            if size + length > PAYLOAD and gathered:
+                found.append((kind, _encode((origin, gathered)).decode()))
+                gathered, size = [], 0
+            gathered.append(hint)
+            size += length
+        found.append((kind, _encode((origin, gathered)).decode()))
     return found
+
+
+def notes(schema: str, found: Iterable[tuple[Hint, str]]) -> Notes:
+    """The channels and what is to be sent there, as the server takes them."""
+    pairs = list(found)
+    return [channel_of(schema, kind) for kind, _ in pairs], [payload for _, payload in pairs]
 
 
 def _fewer(hints: Iterable[Told]) -> list[Told]:
@@ -97,7 +108,12 @@ class Ears:
         self._link = link
         self._note = note
         self._origin = uuid.uuid4().hex[:12]
-        self._channel = channel_of(link.address.schema)
+        self._schema = link.address.schema
+        self._connection: Any = None
+        self._kinds: set[Hint] = set()
+        """What the connection listens for."""
+        self._asking = asyncio.Lock()
+        """A connection can be asked one thing at a time."""
         self._listeners: dict[object, tuple[Listener, frozenset[Hint]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,14 +127,9 @@ class Ears:
         self._told_at = 0.0
         self._resting: asyncio.TimerHandle | None = None
 
-    @property
-    def channel(self) -> str:
-        """Where it is told."""
-        return self._channel
-
     # Telling --------------------------------------------------------------------------------------------------
 
-    def to_send(self, hints: list[Told]) -> str | None:
+    def to_send(self, hints: list[Told]) -> Notes | None:
         """What may be sent along with a change that is about to be made; None: it has to wait for its time.
 
         What still waits for an urgent hint goes with it. If the change is not made after all, say so by `unsent`.
@@ -127,11 +138,11 @@ class Ears:
         if (self._telling is not None and not self._waits) or self._urgent.is_set() or now - self._told_at < GATHER_S:
             return None
         found = payloads(self._origin, [*self._untold, *hints])
-        if len(found) != 1:
+        if len(found) > len(Hint):
             return None
         self._told_at = now
         self._untold = {}
-        return found[0]
+        return notes(self._schema, found)
 
     def unsent(self) -> None:
         """What `to_send` gave was not sent: of what had gathered only that the log grew is not told of."""
@@ -165,10 +176,10 @@ class Ears:
                 self._urgent.clear()
                 hints, self._untold = self._untold, {}
                 found = payloads(self._origin, hints)
-                for payload in found:
-                    # A hint that cannot be sent costs those who wait for it a look of their own, later.
-                    with contextlib.suppress(StoreError):
-                        await self._link.rows("hint", self._channel, payload, repeat=True)
+                # A hint that cannot be sent costs those who wait for it a look of their own, later.
+                with contextlib.suppress(StoreError):
+                    if found:
+                        await self._link.rows("hint", *notes(self._schema, found), repeat=True)
                 if found:
                     self._told_at = asyncio.get_running_loop().time()
                     await asyncio.sleep(0 if self._closed else GATHER_S)
@@ -185,14 +196,13 @@ class Ears:
         loop = asyncio.get_running_loop()
         key = object()
         self._listeners[key] = (listener, frozenset(hints))
+        if self._connection is not None and not self._wanted <= self._kinds:
+            self._start(self._listen_for_more(self._connection))
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None
         if self._task is None:
-            work = self._run() if self._link.address.listen else self._poll()
-            self._task = loop.create_task(work, name="holdfast hints")
-            self._tasks.add(self._task)
-            self._task.add_done_callback(self._tasks.discard)
+            self._task = self._start(self._run() if self._link.address.listen else self._poll())
 
         def stop() -> None:
             self._listeners.pop(key, None)
@@ -214,6 +224,28 @@ class Ears:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
+    @property
+    def _wanted(self) -> set[Hint]:
+        return {hint for _, hints in self._listeners.values() for hint in hints}
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name="holdfast hints")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _listen_for_more(self, connection: Any) -> None:
+        """Listen for what is wanted by now; whoever waits for it is told to look."""
+        more = self._wanted - self._kinds
+        self._kinds |= more
+        try:
+            async with self._asking:
+                for hint in more:
+                    await connection.add_listener(channel_of(self._schema, hint), self._heard)
+        except TROUBLES:
+            connection.terminate()  # It is lost, and the next one listens for everything.
+        self.tell_all(more)
+
     def _rest(self) -> None:
         if not self._listeners and self._task is not None:
             self._task.cancel()
@@ -227,7 +259,12 @@ class Ears:
             try:
                 connection = await self._link.dial()
                 lost = _watched(connection)
-                await connection.add_listener(self._channel, self._heard)
+                self._kinds = self._wanted
+                for hint in self._kinds:
+                    await connection.add_listener(channel_of(self._schema, hint), self._heard)
+                self._connection = connection
+                if not self._wanted <= self._kinds:
+                    await self._listen_for_more(connection)
                 pause_s = FIRST_PAUSE_S
                 self._warned = False
                 self.tell_all()
@@ -240,6 +277,7 @@ class Ears:
             except TROUBLES as error:
                 reason = str(error) or type(error).__name__
             finally:
+                self._connection = None
                 if connection is not None:
                     connection.terminate()
             _log.log(logging.DEBUG if self._warned else logging.WARNING, "hints may be late: %s", reason)
@@ -255,16 +293,17 @@ class Ears:
                 async with asyncio.timeout(timeout_s / 2):
                     await lost.wait()
             if not lost.is_set():
-                await connection.execute("SELECT 1", timeout=timeout_s / 2)
+                async with self._asking:
+                    await connection.execute("SELECT 1", timeout=timeout_s / 2)
 
     async def _poll(self) -> None:
         while True:
             self.tell_all()
             await asyncio.sleep(POLL_S * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
 
-    def tell_all(self) -> None:
+    def tell_all(self, hints: Iterable[Hint] = tuple(Hint)) -> None:
         """Everybody looks."""
-        for hint in Hint:
+        for hint in hints:
             self._note((hint, "", "", ""))
             self._deliver(Signal(hint))
 

@@ -38,10 +38,11 @@ IDLE_MS = 15_000
 EPOCH_S = 600
 """How long the first connection to restored data may take: it looks at every job."""
 
-# Every statement goes by index, whatever the statistics say; the hot ones say so themselves (see migrations/).
+# Every statement is planned once, and goes by index, whatever the statistics say; the hot ones say so themselves (see
+# migrations/).
 _SETTINGS = {
     "application_name": "holdfast", "lock_timeout": str(LOCK_MS), "idle_in_transaction_session_timeout": str(IDLE_MS),
-    "default_transaction_isolation": "read committed", "jit": "off",
+    "default_transaction_isolation": "read committed", "jit": "off", "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off",
 }  # fmt: skip
 

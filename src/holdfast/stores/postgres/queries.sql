@@ -43,10 +43,10 @@ SELECT {s}.complete($1::int[], $2::text[], $3::bigint[], $4::bytea[], $5::bigint
 -- name: extend
 SELECT {s}.extend($1::int[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int);
 -- name: enqueue_and_tell
-CALL {s}.enqueue_and_tell($1::text, $2::text, $3::text[], $4::int[], $5::int[], $6::text[], $7::text[], $8::text[],
+CALL {s}.enqueue_and_tell($1::text[], $2::text[], $3::text[], $4::int[], $5::int[], $6::text[], $7::text[], $8::text[],
     $9::smallint[], $10::int[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[], $15::bytea[], NULL);
 -- name: complete_and_tell
-CALL {s}.complete_and_tell($1::text, $2::text, $3::int[], $4::text[], $5::bigint[], $6::bytea[], $7::bigint[], $8::int,
+CALL {s}.complete_and_tell($1::text[], $2::text[], $3::int[], $4::text[], $5::bigint[], $6::bytea[], $7::bigint[], $8::int,
     NULL);
 -- name: claim
 SELECT * FROM {s}.claim($1, $2, $3, $4, $5, $6, $7, $8::text::bigint[], $9, $10, $11, $12, $13, $14, $15, $16);
@@ -308,7 +308,8 @@ SELECT NOT EXISTS (SELECT FROM {s}.trimming t JOIN {s}.events_{slot} e
 -- name: truncate_slot_{slot}
 TRUNCATE {s}.events_{slot};
 -- name: hint
-SELECT set_config('synchronous_commit', 'off', true), pg_notify($1::text, $2::text);
+SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, hint)
+FROM unnest($1::text[], $2::text[]) AS u (channel, hint);
 
 -- Settings, workers, upkeep.
 -- name: set_settings
@@ -344,7 +345,7 @@ SELECT current_setting('fsync') AS fsync, current_setting('synchronous_commit') 
 -- Joining a caller's transaction. [ENQ-7]
 -- A hint that goes with the caller's own commit; that commit is flushed or not as the caller has set it.
 -- name: hint_joined
-SELECT pg_notify($1::text, $2::text);
+SELECT pg_notify(channel, hint) FROM unnest($1::text[], $2::text[]) AS u (channel, hint);
 -- Where a connection leads: the same answer on two of them means the same tables on the same server.
 -- name: whereabouts
 SELECT pg_postmaster_start_time() AS started, current_database()::text AS name,

@@ -57,7 +57,7 @@ from holdfast.store import (
 from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, rows, schema, upkeep
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.claims import Claims
-from holdfast.stores.postgres.ears import MANY, Ears, Told, channel_of, payloads
+from holdfast.stores.postgres.ears import MANY, Ears, Told, notes, payloads
 from holdfast.stores.postgres.joining import Joined, join
 from holdfast.stores.postgres.link import LOCK_MS, PATIENT_LOCK_MS, Link, Session
 from holdfast.stores.postgres.quotas import Quotas
@@ -592,12 +592,12 @@ class PostgresStore:
         if joined is not None:
             return await joined.value(name, *request), False
         link, ears = self._opened, self._ears
-        payload = ears.to_send(hints) if hints and ears is not None else None
-        if payload is None or ears is None:
+        sent = ears.to_send(hints) if hints and ears is not None else None
+        if sent is None or ears is None:
             return await link.value(name, *request, repeat=repeat), False
         told = False
         try:
-            answer = await link.value(f"{name}_and_tell", ears.channel, payload, *request, repeat=repeat)
+            answer = await link.value(f"{name}_and_tell", *sent, *request, repeat=repeat)
             told = answer is not None
         finally:
             if not told:
@@ -608,8 +608,8 @@ class PostgresStore:
         """Tell of a change: now that it is committed, or with the caller's own commit."""
         hints = news.hints(self._memory)
         if joined is not None:
-            for payload in payloads("", hints) if self.address.notify else ():
-                await joined.rows("hint_joined", channel_of(self.address.schema), payload)
+            if hints and self.address.notify:
+                await joined.rows("hint_joined", *notes(self.address.schema, payloads("", hints)))
             return
         with self._memory.lock:
             for number, visible_at in news.ready.items():

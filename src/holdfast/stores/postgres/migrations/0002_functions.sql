@@ -261,14 +261,15 @@ END $$;
 
 -- Enqueue and complete, and then a hint in a transaction of its own: NOTIFY holds a lock on the whole database while it commits,
 -- which must not wait for the disk; and a round trip of its own would be late. [CLAIM-3, RESULT-2]
-CREATE PROCEDURE {s}.tell(p_channel text, p_hint text) LANGUAGE plpgsql AS $$
+CREATE PROCEDURE {s}.tell(p_channels text[], p_hints text[]) LANGUAGE plpgsql AS $$
 BEGIN
     COMMIT;
-    PERFORM set_config('synchronous_commit', 'off', true), pg_notify(p_channel, p_hint);
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM pg_notify(channel, hint) FROM unnest(p_channels, p_hints) AS u (channel, hint);
 END $$;
 
 CREATE PROCEDURE {s}.enqueue_and_tell(
-    p_channel text, p_hint text, p_tenants text[], p_lines int[], p_lanes int[], p_ids text[], p_types text[],
+    p_channels text[], p_hints text[], p_tenants text[], p_lines int[], p_lanes int[], p_ids text[], p_types text[],
     p_requests text[], p_ranks smallint[], p_attempts int[], p_delays bigint[], p_run_ats bigint[], p_ttls bigint[],
     p_heads bytea[], p_payloads bytea[], INOUT p_now bigint
 ) LANGUAGE plpgsql AS $$
@@ -276,18 +277,18 @@ BEGIN
     p_now := {s}.enqueue(p_tenants, p_lines, p_lanes, p_ids, p_types, p_requests, p_ranks, p_attempts, p_delays,
         p_run_ats, p_ttls, p_heads, p_payloads);
     IF p_now IS NOT NULL THEN
-        CALL {s}.tell(p_channel, p_hint);
+        CALL {s}.tell(p_channels, p_hints);
     END IF;
 END $$;
 
 CREATE PROCEDURE {s}.complete_and_tell(
-    p_channel text, p_hint text, p_lanes int[], p_ids text[], p_tokens bigint[], p_results bytea[], p_seqs bigint[],
+    p_channels text[], p_hints text[], p_lanes int[], p_ids text[], p_tokens bigint[], p_results bytea[], p_seqs bigint[],
     p_lock_ms int, INOUT p_now bigint
 ) LANGUAGE plpgsql AS $$
 BEGIN
     p_now := {s}.complete(p_lanes, p_ids, p_tokens, p_results, p_seqs, p_lock_ms);
     IF p_now IS NOT NULL THEN
-        CALL {s}.tell(p_channel, p_hint);
+        CALL {s}.tell(p_channels, p_hints);
     END IF;
 END $$;
 
