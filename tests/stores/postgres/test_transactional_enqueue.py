@@ -123,10 +123,10 @@ async def test_hints_can_be_left_out_of_the_transaction(postgres, database, noti
     url = postgres.url(database)
     heard = []
     listener = await asyncpg.connect(url)
-    await listener.add_listener("hf_holdfast_r", lambda *args: heard.append(args))
+    await listener.add_listener("hfrholdfast", lambda *args: heard.append(args))
     async with opened(postgres.url(database, notify=notify)) as store, of_asyncpg(url) as connection:
         await store.enqueue([new("a")], connection=connection)
-    await listener.execute("NOTIFY hf_holdfast_r, 'end'")
+    await listener.execute("NOTIFY hfrholdfast, 'end'")
     await eventually(lambda: heard and heard[-1][3] == "end")
     assert len(heard) == 1 + notify
     await listener.close()

@@ -262,5 +262,6 @@ class Claims:
                     times += [0] if line.turns else [at for at, _ in islice(line.due, 1)]
                     first = line.first_doubt()
                     doubts += [first[0]] if first else []
-            times += [now + int(1000 * (at - clock)) + 1 for at in doubts if at is not None]
+            if self._real_clock:
+                times += [now + int(1000 * (at - clock)) + 1 for at in doubts if at is not None]
         return min((max(at, now + 1) for at in times), default=None)

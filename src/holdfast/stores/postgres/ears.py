@@ -47,7 +47,7 @@ _decode = msgspec.json.Decoder(tuple[str, list[tuple[Hint, str, str, str]]]).dec
 
 def channel_of(schema: str, hint: Hint) -> str:
     """The channel of a schema for one kind of hint: whoever listens for one is not woken by the others."""
-    return f"hf_{schema}"[:61] + f"_{hint.value[0]}"
+    return f"hf{hint.value[0]}{schema}"[:63]
 
 
 def payloads(origin: str, hints: Iterable[Told]) -> list[tuple[Hint, str]]:
