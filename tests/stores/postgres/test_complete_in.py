@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from holdfast import JobCanceled, LeaseLost, Queue, StoreBusy, Worker, current_job, job
-from holdfast.core.job import Cancel, JobKey, JobState
+from holdfast.core.job import Cancel, Finish, JobKey, JobState
 from tests.eventually import eventually
-from tests.stores.postgres.support import all_events, claim, opened
+from tests.stores.postgres.support import all_events, claim, new, opened
 from tests.stores.postgres.transactions import WAYS, Rolled, of_asyncpg, running
 
 
@@ -116,34 +116,18 @@ async def test_a_job_canceled_meanwhile_spoils_the_transaction(postgres, databas
 
 
 async def test_a_lease_that_is_lost_cannot_complete(postgres, database):
-    """The store decides: a token that is not the last one granted is refused, and the transaction with it."""
+    """The store decides: a token that is not the last one granted is refused."""
     url = postgres.url(database, test_clock=1)
-    postgres.sql("CREATE TABLE paid (id text)", database)
-    refused = asyncio.Event()
-
-    async def late() -> None:
-        async with opened(url) as other:
-            await other.shift_clock(3_600_000)
-            await other.reap(10, 0.0)
-            await other.shift_clock(3_600_000)
-            await claim(other, 1)  # Unless the worker was quicker, which has a free hand by now.
-        try:
-            async with of_asyncpg(url.partition("?")[0]) as connection:
-                await connection.execute("INSERT INTO paid VALUES ('a')")
-                await current_job().complete_in(connection)
-        except LeaseLost:
-            refused.set()
-
-    async def handler() -> None:
-        if current_job().attempt == 1:
-            await asyncio.shield(late())  # It is told to stop, and does not.
-
-    definition = job(queue="mail")(handler)
-    async with Queue(url, tenant="acme") as queue:
-        await queue.enqueue(definition.message(), id="a")
-        async with running(Worker(queue, jobs=[definition], concurrency=1, prefetch=0)):
-            await asyncio.wait_for(refused.wait(), 20)
-    assert postgres.sql("SELECT * FROM paid", database) == []
+    async with opened(url) as store:
+        await store.enqueue([new("a")])
+        lost = await claim(store, 1)
+        await store.shift_clock(3_600_000)
+        await store.reap(10, 0.0)
+        await store.shift_clock(3_600_000)
+        assert len(await claim(store, 1)) == 1
+        async with of_asyncpg(url.partition("?")[0]) as connection:
+            (answer,) = await store.finish([Finish(lost[0].key, lost[0].token, "complete")], connection=connection)
+    assert isinstance(answer, LeaseLost)
 
 
 async def test_an_open_transaction_keeps_no_other_lease_from_being_renewed(postgres, database):
