@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from holdfast.core.job import JobState
+from holdfast.core.job import JobKey, JobState
 
 ENDS_LEASE = {"completed", "retried", "released", "expired", "failed", "canceled"}
 
@@ -16,6 +16,14 @@ async def all_events(store, tenant):
         after = page.next
         if not page.more:
             return events
+
+
+async def all_jobs(store, keys):
+    """The jobs under these keys, however many."""
+    jobs = []
+    for start in range(0, len(keys), 1000):
+        jobs += await store.get(keys[start : start + 1000])
+    return jobs
 
 
 async def check(store, tenant, ids):
@@ -36,9 +44,7 @@ async def check(store, tenant, ids):
 
 
 async def _jobs(store, tenant, ids):
-    from holdfast.core.job import JobKey
-
-    found = await store.get([JobKey(tenant, "default", id_) for id_ in ids])
+    found = await all_jobs(store, [JobKey(tenant, "default", id_) for id_ in ids])
     lost = [id_ for id_, job in zip(ids, found, strict=True) if job is None]
     assert not lost, f"jobs were lost: {lost}"
     return dict(zip(ids, found, strict=True))

@@ -7,6 +7,7 @@ says on its standard output who was born and who ended, and how. `Zygote` is the
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import selectors
 import signal
@@ -79,6 +80,8 @@ def main():
     import holdfast.stores.redis  # noqa: F401
     from tests.chaos import workers
 
+    # Servers die here on purpose: that a worker waits for one is no news.
+    logging.getLogger("holdfast").setLevel(logging.ERROR)
     reader, writer = os.pipe()
     for end in (reader, writer):
         os.set_blocking(end, False)

@@ -7,7 +7,7 @@ import signal
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob, Result
 from holdfast.ids import new_id
 from holdfast.testing.traces import History
-from tests.chaos.ledger import all_events
+from tests.chaos.ledger import all_events, all_jobs
 from tests.chaos.workers import notes
 from tests.eventually import eventually
 
@@ -61,9 +61,7 @@ async def judge(store, *, whole=True):
         for event in await all_events(store, tenant):
             history.add(event)
         keys = list(history.jobs)
-        jobs = []
-        for start in range(0, len(keys), 1000):
-            jobs += await store.get(keys[start : start + 1000])
+        jobs = await all_jobs(store, keys)
         for key_, job in zip(keys, jobs, strict=True):
             assert job is not None or not whole, f"{key_} is gone"
             history.check(key_, job)

@@ -9,6 +9,7 @@ from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob, Re
 from holdfast.store import open_store
 from holdfast.stores.postgres import lanes
 from holdfast.testing.traces import History
+from tests.chaos.ledger import all_jobs
 
 
 @asynccontextmanager
@@ -70,10 +71,7 @@ async def judge(store, *, whole=True):
     for event in await all_events(store, page=1000):
         stories[JobKey(event.tenant, event.queue, event.job_id)].append(event)
     keys = list(stories)
-    found = {}
-    for start in range(0, len(keys), 1000):
-        some = keys[start : start + 1000]
-        found.update(zip(some, await store.get(some), strict=True))
+    found = dict(zip(keys, await all_jobs(store, keys), strict=True))
     tokens = []
     for key, story in stories.items():
         history = History(extensions=False)

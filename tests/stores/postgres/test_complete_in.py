@@ -1,7 +1,7 @@
 """`complete_in`: a job is completed with its handler's own transaction, or not at all. [ENQ-7]"""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from holdfast import JobCanceled, LeaseLost, Queue, StoreBusy, Worker, current_job, job
-from holdfast.core.job import Cancel, Finish, JobKey, JobState
+from holdfast.core.job import Cancel, JobKey, JobState
 from tests.eventually import eventually
-from tests.stores.postgres.support import all_events, claim, new, opened
+from tests.stores.postgres.support import all_events, claim, opened
 from tests.stores.postgres.transactions import WAYS, Rolled, of_asyncpg, running
 
 
@@ -116,18 +116,44 @@ async def test_a_job_canceled_meanwhile_spoils_the_transaction(postgres, databas
 
 
 async def test_a_lease_that_is_lost_cannot_complete(postgres, database):
-    """The store decides: a token that is not the last one granted is refused."""
+    """The store decides: a token that is not the last one granted is refused, and the transaction with it."""
     url = postgres.url(database, test_clock=1)
-    async with opened(url) as store:
-        await store.enqueue([new("a")])
-        lost = await claim(store, 1)
-        await store.shift_clock(3_600_000)
-        await store.reap(10, 0.0)
-        await store.shift_clock(3_600_000)
-        assert len(await claim(store, 1)) == 1
-        async with of_asyncpg(url.partition("?")[0]) as connection:
-            (answer,) = await store.finish([Finish(lost[0].key, lost[0].token, "complete")], connection=connection)
-    assert isinstance(answer, LeaseLost)
+    postgres.sql("CREATE TABLE paid (id text)", database)
+    key = JobKey("acme", "mail", "a")
+    began, lost, refused = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def late() -> None:
+        began.set()
+        await lost.wait()
+        try:
+            async with of_asyncpg(url.partition("?")[0]) as connection:
+                await connection.execute("INSERT INTO paid VALUES ('a')")
+                await current_job().complete_in(connection)
+        except LeaseLost:
+            refused.set()
+
+    async def handler() -> None:
+        if current_job().attempt == 1:
+            task = asyncio.create_task(late())
+            while not task.done():  # It is told to stop, and does not.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.shield(task)
+
+    definition = job(queue="mail")(handler)
+    async with Queue(url, tenant="acme") as queue:
+        await queue.enqueue(definition.message(), id="a")
+        async with running(Worker(queue, jobs=[definition], concurrency=1, prefetch=0)), opened(url) as other:
+            await asyncio.wait_for(began.wait(), 20)
+            (first,) = await other.get([key])
+            await other.shift_clock(3_600_000)
+            await other.reap(10, 0.0)
+            await other.shift_clock(3_600_000)
+            # Somebody who is just mending the lease may have the row.
+            (second,) = await eventually(lambda: claim(other, 1))
+            assert second.token > first.token
+            lost.set()
+            await asyncio.wait_for(refused.wait(), 20)
+    assert postgres.sql("SELECT * FROM paid", database) == []
 
 
 async def test_an_open_transaction_keeps_no_other_lease_from_being_renewed(postgres, database):
