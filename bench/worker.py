@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.jobs import JOBS, begun
 from holdfast import Queue, Worker
+from holdfast.worker.collecting import collect_seldom
 
 
 def main() -> None:
@@ -30,6 +31,7 @@ def main() -> None:
 async def work(arguments: argparse.Namespace) -> None:
     async with Queue(arguments.store, tenant=arguments.tenant) as queue:
         worker = Worker(queue, JOBS, concurrency=arguments.concurrency, prefetch=arguments.prefetch)
+        collect_seldom()  # As `holdfast worker` does.
         if arguments.until:
             print(json.dumps(await drain(queue, worker, arguments.until)), flush=True)
             return

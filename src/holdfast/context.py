@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.blobs import BlobRef, Blobs, check_owner
@@ -98,6 +97,8 @@ class Completer(Protocol):
 class JobContext:
     """The job a handler is running. Made by the worker; a handler gets it from `current_job()`."""
 
+    __slots__ = ("_blobs", "_completer", "_deadline_ms", "_job", "_log", "_on_progress", "cancelled")
+
     def __init__(
         self,
         job: Job,
@@ -111,6 +112,7 @@ class JobContext:
         self._on_progress = on_progress
         self._blobs = blobs
         self._deadline_ms = job.deadline
+        self._log: Logger | None = None
         self.cancelled = CancelFlag()
 
     @property
@@ -158,13 +160,15 @@ class JobContext:
         """What the producer sent along, such as its trace."""
         return self._job.envelope.headers or {}
 
-    @cached_property
+    @property
     def log(self) -> Logger:
         """A logger that names the job in every line."""
-        job = self._job
-        return _logger.bind(
-            tenant=job.tenant, queue=job.queue, job_id=job.id, type=job.envelope.type, attempt=job.attempts
-        )
+        if self._log is None:
+            job = self._job
+            self._log = _logger.bind(
+                tenant=job.tenant, queue=job.queue, job_id=job.id, type=job.envelope.type, attempt=job.attempts
+            )
+        return self._log
 
     def progress(self, fraction: float, message: str = "") -> None:
         """Say how far the job is, from 0 to 1. Cheap, from any thread; the newest report wins.
@@ -219,7 +223,9 @@ class JobContext:
 class _StandIn(JobContext):
     """What handlers get when they are called as plain functions."""
 
-    @cached_property
+    __slots__ = ()
+
+    @property
     def log(self) -> Logger:
         return NullLogger()
 

@@ -42,6 +42,7 @@ async def work(plan: Plan) -> None:
     """Run one worker by the plan, to its end."""
     from holdfast.store import make_store
     from holdfast.telemetry.logging import get_logger
+    from holdfast.worker.collecting import collect_seldom
 
     log = get_logger("holdfast.cli")
     store = make_store(plan.store)
@@ -51,6 +52,7 @@ async def work(plan: Plan) -> None:
         _serve_metrics(plan.metrics_port)
     try:
         await store.open()
+        collect_seldom()
         running = asyncio.ensure_future(worker.run())
         await asyncio.sleep(0)  # It watches for signals before anybody hears that it has started.
         log.info(

@@ -3,9 +3,11 @@
 import asyncio
 
 from holdfast.core.errors import JobCanceled
-from holdfast.core.job import Cancel
+from holdfast.core.job import Cancel, JobKey
 from holdfast.store import Hint
 from holdfast.stores.postgres.ears import GATHER_S, PAYLOAD, payloads
+from holdfast.stores.postgres.lanes import Memory
+from holdfast.stores.postgres.unit import News
 from tests.stores.postgres.support import claim, complete, fill, new, opened
 
 
@@ -73,11 +75,11 @@ async def test_without_listen_everybody_looks_now_and_then(postgres, database):
 
 
 def test_many_ends_are_told_as_one_and_no_notification_is_too_long():
-    few = [(Hint.DONE, "t", "q", f"job-{n}") for n in range(3)]
-    assert len(payloads("me", few)) == 1
-    many = [(Hint.DONE, "t", "q", f"job-{n}") for n in range(1000)]
-    ((_, only),) = payloads("me", many)
-    assert only.count("done") == 1
+    few = [JobKey("t", "few", f"job-{n}") for n in range(3)]
+    many = [JobKey("t", "many", f"job-{n}") for n in range(1000)]
+    hints = News(ended=[*many, *few]).hints(Memory())
+    assert hints == [(Hint.DONE, "t", "many", ""), *((Hint.DONE, *key) for key in few)]
+    assert len(payloads("me", hints)) == 1
     wide = [(Hint.READY, "t", f"queue-{n}-{'x' * 100}", "") for n in range(500)]
     found = payloads("me", wide)
     assert len(found) > 1

@@ -5,6 +5,7 @@ import json
 import asyncpg
 import pytest
 
+from holdfast.stores.postgres.literals import numbers, texts
 from tests.stores.postgres.support import claim, complete, fill, opened
 
 MOODS = {
@@ -61,8 +62,8 @@ async def test_stale_statistics_change_no_plan(postgres, database):
         await connection.fetchval(
             store._link.sql["complete"],
             [store._memory.find("acme", "mail").number],
-            [job.id for job in jobs],
-            [job.token for job in jobs],
+            texts([job.id for job in jobs]),
+            numbers(job.token for job in jobs),
             [None] * len(jobs),
             None,
             None,

@@ -17,6 +17,7 @@ from holdfast.store import open_store
 COMMAND = (sys.executable, "-m", "holdfast")
 
 JOBS = '''
+import gc
 import os
 import signal
 import threading
@@ -39,6 +40,10 @@ def die() -> None:
 @job(executor="process")
 def pid_elsewhere() -> int:
     return os.getpid()
+
+@job
+def collector() -> list[int]:
+    return [min(1, gc.get_freeze_count()), gc.get_threshold()[0]]
 
 @job
 def big() -> str:

@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 
+from holdfast.worker.collecting import YOUNG
 from tests.unit.cli.support import JOBS
 
 
@@ -25,6 +26,7 @@ def test_a_worker_runs_jobs_and_exits_with_0_on_sigterm(cli, processes):
     assert answer.json["state"] == "completed"
     assert cli("enqueue", "-", "--payload", "[1]", "--wait", "30s").out == '{"got":[1]}\n'
     assert cli("enqueue", "pid", "--wait", "30s", "--json").json["result"] == worker.pid
+    assert cli("enqueue", "collector", "--wait", "30s", "--json").json["result"] == [1, YOUNG]
     assert cli("enqueue", "pid_elsewhere", "--wait", "30s", "--json").json["result"] != worker.pid
     answer = cli("enqueue", "send_email", "-q", "emails", "--payload", '{"to": "nobody"}', "--wait", "30s")
     assert answer.code == 1

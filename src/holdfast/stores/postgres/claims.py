@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ from holdfast.store import REPAIR_LIMIT
 from holdfast.stores.postgres import rows
 from holdfast.stores.postgres.lanes import BACK_MS, LOOK_S, Lane, Memory, is_due, marks_of
 from holdfast.stores.postgres.link import Link
+from holdfast.stores.postgres.literals import numbers
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.turns import Part, leave, plan, settle
 
@@ -42,8 +44,8 @@ class _Answer(Struct):
     costs: list[int | None]
     soon: list[int | None]
     """When the next job is due that was not found. Not later than `now`: it is locked, or has just come."""
-    jobs: list[tuple[int, Row]]
-    """The number of its lane, and the job, in the order they are to be run in."""
+    jobs: list[Row]
+    """In the order they are to be run in."""
     news: list[int]
     """What we had heard of each lane when it was asked."""
     whole: set[Lane]
@@ -181,8 +183,7 @@ class Claims:
             [lane.in_turns for lane in lanes],
             [ties[lane.tenant] for lane in lanes],
             [wanted for part in sent for wanted in part.wanted],
-            # As text: the driver takes its time over each element of an array.
-            f"{{{','.join(map(str, marks))}}}",
+            numbers(marks),
             [part.line.floor if part.line else 0 for part in sent],
             [part.share for part in sent],
             bounds,
@@ -194,10 +195,9 @@ class Claims:
         )
         info: Sequence[Any] = found.pop()["info"]
         count = len(lanes)
-        picked = sorted(found, key=lambda row: row["token"])
         return _Answer(
             info[0], bool(info[1]), info[2], list(info[3 : 3 + count]), list(info[3 + count : 3 + 2 * count]),
-            list(info[3 + 2 * count :]), [(row["lane"], row) for row in picked], news, whole,
+            list(info[3 + 2 * count :]), sorted(found, key=itemgetter("token")), news, whole,
         )  # fmt: skip
 
     def _took(self, request: ClaimRequest, sent: list[Part], answer: _Answer) -> list[Job]:
@@ -208,12 +208,15 @@ class Claims:
             asked = (lane for part in sent for lane in part.lanes)
             # What we heard of meanwhile is not in the answer, and may stand before what was taken.
             surprised = {lane for lane, news in zip(asked, answer.news, strict=True) if lane.news != news}
-            for number, row in answer.jobs:
+            for number, alike in groupby(answer.jobs, itemgetter("lane")):
                 lane = memory.lane(number)
-                taken[number] = taken.get(number, 0) + 1
-                rank: int = row["rank"]
-                lane.marks[rank] = max(lane.marks[rank], row["visible_at"] - (BACK_MS if lane in surprised else 0))
-                jobs.append(rows.to_claimed(row, lane.tenant, lane.queue, request.worker_id))
+                back = BACK_MS if lane in surprised else 0
+                count = len(jobs)
+                for row in alike:
+                    rank: int = row["rank"]
+                    lane.marks[rank] = max(lane.marks[rank], row["visible_at"] - back)
+                    jobs.append(rows.to_claimed(row, lane.tenant, lane.queue, request.worker_id))
+                taken[number] = taken.get(number, 0) + len(jobs) - count
             at = 0
             for part in sent:
                 end = at + len(part.lanes)

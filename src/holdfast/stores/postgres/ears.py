@@ -37,8 +37,6 @@ POLL_S = 0.25
 """Without LISTEN (`listen=0`) everybody looks that often."""
 PAYLOAD = 7500
 """How many bytes a notification has at most; the server takes 8000."""
-MANY = 50
-"""More ends than this in one queue are told as one."""
 
 _log = logging.getLogger("holdfast")
 _encode = msgspec.json.Encoder().encode
@@ -54,7 +52,7 @@ def payloads(origin: str, hints: Iterable[Told]) -> list[tuple[Hint, str]]:
     """What to send, each on the channel of its kind: as few notifications as they fit in."""
     found: list[tuple[Hint, str]] = []
     kinds: dict[Hint, list[Told]] = {}
-    for hint in _fewer(hints):
+    for hint in dict.fromkeys(hints):
         kinds.setdefault(hint[0], []).append(hint)
     for kind, alike in kinds.items():
         gathered: list[Told] = []
@@ -74,20 +72,6 @@ def notes(schema: str, found: Iterable[tuple[Hint, str]]) -> Notes:
     """The channels and what is to be sent there, as the server takes them."""
     pairs = list(found)
     return [channel_of(schema, kind) for kind, _ in pairs], [payload for _, payload in pairs]
-
-
-def _fewer(hints: Iterable[Told]) -> list[Told]:
-    """Where many jobs of a queue have ended, that is told of the queue and not of each."""
-    unique = list(dict.fromkeys(hints))
-    ended: dict[tuple[str, str], int] = {}
-    for hint, tenant, queue, _ in unique:
-        if hint is Hint.DONE:
-            ended[tenant, queue] = ended.get((tenant, queue), 0) + 1
-    many = {names for names, count in ended.items() if count > MANY}
-    if not many:
-        return unique
-    shorter = [(h, t, q, "" if h is Hint.DONE and (t, q) in many else i) for h, t, q, i in unique]
-    return list(dict.fromkeys(shorter))
 
 
 def _watched(connection: Any) -> asyncio.Event:

@@ -14,6 +14,7 @@ from holdfast.store import EnqueueAnswer
 from holdfast.stores.postgres import rows
 from holdfast.stores.postgres.lanes import Lane, Memory
 from holdfast.stores.postgres.link import Link, Session
+from holdfast.stores.postgres.literals import texts
 from holdfast.stores.postgres.quotas import Quotas
 from holdfast.stores.postgres.unit import KeyScope, News, Unit, scope_of
 
@@ -60,9 +61,9 @@ def fresh_request(items: Sequence[NewJob], lanes: Sequence[Lane]) -> tuple[Any, 
         list({item.key.tenant for item in items}),
         _alike([lane.line for lane in lanes]),
         _alike([lane.number for lane in lanes]),
-        [item.key.id for item in items],
+        texts([item.key.id for item in items]),
         _alike([e.type for e in envelopes]),
-        [e.request_id for e in envelopes],
+        texts([e.request_id for e in envelopes]),
         _alike([9 - e.priority for e in envelopes]),
         _alike([e.max_attempts for e in envelopes]),
         _alike([item.delay_ms for item in items]),

@@ -36,18 +36,18 @@ UPDATE {s}.lanes SET paused = $2 WHERE lane = $1;
 
 -- The hot paths.
 -- name: enqueue
-SELECT {s}.enqueue($1::text[], $2::int[], $3::int[], $4::text[], $5::text[], $6::text[], $7::smallint[], $8::int[],
-    $9::bigint[], $10::bigint[], $11::bigint[], $12::bytea[], $13::bytea[]);
+SELECT {s}.enqueue($1::text[], $2::int[], $3::int[], $4::text::text[], $5::text[], $6::text::text[], $7::smallint[],
+    $8::int[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bytea[], $13::bytea[]);
 -- name: complete
-SELECT {s}.complete($1::int[], $2::text[], $3::bigint[], $4::bytea[], $5::bigint[], $6::int);
+SELECT {s}.complete($1::int[], $2::text::text[], $3::text::bigint[], $4::bytea[], $5::text::bigint[], $6::int);
 -- name: extend
-SELECT {s}.extend($1::int[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int);
+SELECT {s}.extend($1::int[], $2::text::text[], $3::text::bigint[], $4::text::bigint[], $5::text::bigint[], $6::int);
 -- name: enqueue_and_tell
-CALL {s}.enqueue_and_tell($1::text[], $2::text[], $3::text[], $4::int[], $5::int[], $6::text[], $7::text[], $8::text[],
-    $9::smallint[], $10::int[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[], $15::bytea[], NULL);
+CALL {s}.enqueue_and_tell($1::text[], $2::text[], $3::text[], $4::int[], $5::int[], $6::text::text[], $7::text[],
+    $8::text::text[], $9::smallint[], $10::int[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[], $15::bytea[], NULL);
 -- name: complete_and_tell
-CALL {s}.complete_and_tell($1::text[], $2::text[], $3::int[], $4::text[], $5::bigint[], $6::bytea[], $7::bigint[], $8::int,
-    NULL);
+CALL {s}.complete_and_tell($1::text[], $2::text[], $3::int[], $4::text::text[], $5::text::bigint[], $6::bytea[],
+    $7::text::bigint[], $8::int, NULL);
 -- name: claim
 SELECT * FROM {s}.claim($1, $2, $3, $4, $5, $6, $7, $8::text::bigint[], $9, $10, $11, $12, $13, $14, $15, $16);
 -- Which lanes of a queue name have anything that waits, and from when on it is visible, by skips along the index.

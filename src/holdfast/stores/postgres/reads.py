@@ -45,12 +45,14 @@ async def lane_of(link: Link, memory: Memory, tenant: str, queue: str) -> Lane |
 
 async def lanes_of(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[Lane | None]:
     """The lane of each of these keys, where there is one."""
-    unknown = list({key[:2] for key in keys if memory.find(key.tenant, key.queue) is None})
+    lanes = {names: memory.find(*names) for names in {key[:2] for key in keys}}
+    unknown = [names for names, lane in lanes.items() if lane is None]
     if unknown:
         tenants, queues = [tenant for tenant, _ in unknown], [queue for _, queue in unknown]
         for row in await link.rows("find_lanes", tenants, queues, repeat=True):
-            memory.learn(*row.values())
-    return [memory.find(key.tenant, key.queue) for key in keys]
+            lane = memory.learn(*row.values())
+            lanes[lane.tenant, lane.queue] = lane
+    return [lanes[key[:2]] for key in keys]
 
 
 async def get(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[Job | None]:

@@ -54,10 +54,10 @@ from holdfast.store import (
     TenantSettings,
     WorkerInfo,
 )
-from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, rows, schema, upkeep
+from holdfast.stores.postgres import changes, doctor, enqueue, lanes, literals, log, reads, rows, schema, upkeep
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.claims import Claims
-from holdfast.stores.postgres.ears import MANY, Ears, Told, notes, payloads
+from holdfast.stores.postgres.ears import Ears, Told, notes, payloads
 from holdfast.stores.postgres.joining import Joined, join
 from holdfast.stores.postgres.link import LOCK_MS, PATIENT_LOCK_MS, Link, Session
 from holdfast.stores.postgres.quotas import Quotas
@@ -282,17 +282,17 @@ class PostgresStore:
         numbers = [lane.number for lane in await self._lanes(item.key for item in items) if lane is not None]
         if len(numbers) < len(items):
             return None
+        seqs = self._memory.leased(item.token for item in items)
         request = (
             numbers[:1] if len(set(numbers)) == 1 else numbers,
-            [item.key.id for item in items],
-            [item.token for item in items],
+            literals.texts([item.key.id for item in items]),
+            literals.numbers(item.token for item in items),
             [rows.pack_result(item.result) for item in items],
-            self._memory.leased(item.token for item in items),
+            None if seqs is None else literals.numbers(seqs),
             lock_ms if joined is None else None,  # How long the caller's own statements wait is the caller's to say.
         )
         news = News(ended=[item.key for item in items], logged=True)
-        hints = news.hints(self._memory) if len(items) <= MANY else []
-        now, told = await self._call("complete", request, hints, joined, repeat=True)
+        now, told = await self._call("complete", request, news.hints(self._memory), joined, repeat=True)
         if now is None:
             return None
         self._memory.ended(item.token for item in items)
@@ -337,11 +337,11 @@ class PostgresStore:
         if len(numbers) < len(items):
             return None
         request = (
-            numbers,
-            [item.key.id for item in items],
-            [item.token for item in items],
-            [item.lease_ms for item in items],
-            seqs,
+            numbers[:1] if len(set(numbers)) == 1 else numbers,
+            literals.texts([item.key.id for item in items]),
+            literals.numbers(item.token for item in items),
+            literals.numbers(item.lease_ms for item in items),
+            literals.numbers(seqs),
             lock_ms,
         )
         found = await self._opened.value("extend", *request, repeat=True, urgent=True)

@@ -5,6 +5,7 @@ The hot moves (enqueue of new ids, claim, complete) are stated again in migratio
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from holdfast.stores.postgres.link import Session
 from holdfast.stores.postgres.rows import CODES, Row
 
 KeyScope = tuple[int, str, str]
+MANY = 50
+"""More ends than this in one queue are told as one."""
 
 
 class News(Struct):
@@ -47,11 +50,21 @@ class News(Struct):
         for number in self.ready:
             lane = memory.by_number.get(number)  # None: all was forgotten in this very moment.
             found.append((Hint.READY, lane.tenant, lane.queue, "") if lane else (Hint.READY, "", "", ""))
-        found += [(Hint.DONE, tenant, queue, id_) for tenant, queue, id_ in self.ended]
+        found += _endings(self.ended)
         found += [(Hint.CANCELED, tenant, queue, id_) for tenant, queue, id_ in self.canceled]
         if self.logged:
             found.append((Hint.EVENTS, "", "", ""))
         return found
+
+
+def _endings(keys: Sequence[JobKey]) -> list[tuple[Hint, str, str, str]]:
+    """Where many jobs of a queue have ended, that is told of the queue and not of each."""
+    if len(keys) <= MANY:
+        return [(Hint.DONE, tenant, queue, id_) for tenant, queue, id_ in keys]
+    counts = Counter(key[:2] for key in keys)
+    many = {names for names, count in counts.items() if count > MANY}
+    few = [(Hint.DONE, tenant, queue, id_) for tenant, queue, id_ in keys if (tenant, queue) not in many]
+    return [(Hint.DONE, tenant, queue, "") for tenant, queue in many] + few
 
 
 class Held(Struct):

@@ -1,0 +1,18 @@
+"""Arrays as text, the way the server writes them: the driver takes its time over each element of a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def numbers(values: Iterable[int]) -> str:
+    """Whole numbers."""
+    return f"{{{','.join(map(str, values))}}}"
+
+
+def texts(values: Sequence[str]) -> str:
+    """Texts, whatever is in them."""
+    joined = '","'.join(values)
+    if "\\" in joined or joined.count('"') > 2 * (len(values) - 1):
+        joined = '","'.join([value.replace("\\", "\\\\").replace('"', '\\"') for value in values])
+    return f'{{"{joined}"}}' if values else "{}"
