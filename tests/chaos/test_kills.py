@@ -34,7 +34,7 @@ STEPS = {
     "worker.mid_renewal": 2,
 }
 # How many die side by side.
-CREWS = {"file": 1, "valkey": 3, "postgres": 3}
+CREWS = {"file": 3, "valkey": 3, "postgres": 3}
 # Steps of one kind of store alone.
 STORE_STEPS = {
     "file": {"file.before_commit": 6, "file.after_commit": 6},

@@ -18,7 +18,7 @@ from holdfast.stores.file import changes, claims, transaction
 from holdfast.stores.file.sql import SQL
 from holdfast.testing.conformance.expect import Broken
 from holdfast.testing.conformance.spaces import Spaces
-from holdfast.testing.servers import ValkeyCluster, ValkeyServer
+from holdfast.testing.servers import ValkeyCluster
 from holdfast.testing.traces import MAKERS, VARIANTS, Difference, History, check_trace, draw, open_pair
 from holdfast.testing.traces.steps import WEIGHTS
 
@@ -43,12 +43,6 @@ REACHED = {
     "reap: some", "reap: none", "list: Job", "stats: QueueStats", "workers: WorkerInfo",
     "events: Event", "events: Trimmed",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def valkey():
-    with ValkeyServer() as server:
-        yield server
 
 
 @pytest.fixture

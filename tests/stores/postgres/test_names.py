@@ -5,7 +5,6 @@ Invariants verified:
 - payloads, results and error texts come back as the other stores give them
 """
 
-import asyncio
 import uuid
 
 import pytest
@@ -15,7 +14,7 @@ from holdfast.core.job import AttemptError, Finish, IdempotencyKey, JobState, Pr
 from holdfast.store import Hint, open_store
 from holdfast.worker import Worker
 from tests.eventually import eventually
-from tests.stores.load import claim_one, complete, new, wish
+from tests.stores.load import claim_one, complete, new, running, wish
 
 
 async def test_hints_of_one_schema_do_not_reach_another(postgres, database):
@@ -121,11 +120,7 @@ async def break_with(text: str) -> None:
 
 async def test_what_a_handler_raises_is_kept_whatever_is_in_it(url):
     """A worker writes what no store can hold as something that it can."""
-    async with Queue(url, tenant="acme") as queue:
-        worker = Worker(queue, jobs=[break_with])
-        running = asyncio.create_task(worker.run(handle_signals=False))
+    async with Queue(url, tenant="acme") as queue, running(Worker(queue, jobs=[break_with])):
         ticket = await queue.enqueue(break_with.message("a SURROGATE, a NUL, and 'quotes'"))
         record = await eventually(ticket.refresh, lambda record: record.state is JobState.FAILED)
         assert [error.message for error in record.errors] == ["a ?, a \ufffd, and 'quotes'"]
-        await worker.stop()
-        await running
