@@ -23,6 +23,7 @@ from holdfast.testing.traces import MAKERS, VARIANTS, Difference, History, check
 from holdfast.testing.traces.steps import WEIGHTS
 
 STEPS = 80
+SEEDS = 30
 BLOCK = 10
 
 REACHED = {
@@ -58,13 +59,13 @@ async def test_two_memory_stores_never_differ_and_traces_reach_every_kind_of_ans
     assert {kind.partition(":")[0] for kind in seen} == set(MAKERS)
 
 
-@pytest.mark.parametrize("first", range(0, 60, BLOCK))
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 async def test_the_file_store_never_differs_from_the_memory_store(url, first):
     for seed in range(first, first + BLOCK):
         await check_trace(url, seed, STEPS)
 
 
-@pytest.mark.parametrize("first", range(0, 60, BLOCK))
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 async def test_the_redis_store_never_differs_from_the_memory_store(valkey, first):
     for seed in range(first, first + BLOCK):
         await check_trace(valkey.url(), seed, STEPS)
