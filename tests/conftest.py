@@ -1,7 +1,12 @@
 """For all tests: servers, which the tests of one process share, and processes to run beside them."""
 
+import contextlib
 import signal
+import subprocess
+import sys
+import tempfile
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +18,16 @@ from tests.chaos.zygote import Zygote, warmed
 # SIGINT to processes of their own, which must heed it wherever the tests were started from.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+IN_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(scope="session")
+def fast():
+    """A directory in memory where there is such a thing: for what need not last."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-tests-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as place:
+        yield Path(place)
 
 
 @pytest.fixture(scope="session")
@@ -35,12 +50,34 @@ def prefix():
     return f"t{uuid.uuid4().hex[:12]}"
 
 
+@pytest.fixture(scope="session")
+def pattern(postgres):
+    """The name of a database with our schema in it: to copy it is quicker than to migrate anew."""
+    postgres.sql("CREATE DATABASE pattern")
+    subprocess.run([sys.executable, "-m", "holdfast", "migrate-schema", postgres.url("pattern")], check=True)
+    postgres.sql("ALTER DATABASE pattern ALLOW_CONNECTIONS false")  # Whoever is connected is in the way of copies.
+    return "pattern"
+
+
 @pytest.fixture
-def database(postgres, prefix):
-    """The name of a database that nobody else uses."""
-    postgres.sql(f"CREATE DATABASE {prefix}")
-    yield prefix
-    postgres.sql(f"DROP DATABASE IF EXISTS {prefix} WITH (FORCE)")
+def database(postgres, pattern, prefix):
+    """The name of a database that nobody else uses, with our schema in it."""
+    with _database(postgres, prefix, pattern) as name:
+        yield name
+
+
+@pytest.fixture
+def empty_database(postgres, prefix):
+    """The name of a database that nobody else uses, with nothing in it."""
+    with _database(postgres, prefix, "template1") as name:
+        yield name
+
+
+@contextlib.contextmanager
+def _database(postgres, name, pattern):
+    postgres.sql(f"CREATE DATABASE {name} TEMPLATE {pattern}")
+    yield name
+    postgres.sql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
 @pytest.fixture(scope="session")

@@ -13,13 +13,13 @@ STORES = ["memory", "file", "valkey", "cluster", "postgres"]
 
 
 @pytest.fixture(scope="module", params=STORES)
-def spaces(request, tmp_path_factory):
+def spaces(request, fast):
     if request.param == "memory":
         yield Spaces("memory:conformance")
     elif request.param == "file":
-        yield Spaces(f"file:{tmp_path_factory.mktemp('conformance')}")
+        yield Spaces(f"file:{fast}/conformance")
     elif request.param == "valkey":
-        with ValkeyServer(appendonly=True, appendfsync="always") as server:
+        with ValkeyServer(directory=fast / "valkey", appendonly=True, appendfsync="always") as server:
             yield Spaces(server.url())
     elif request.param == "postgres":
         yield Spaces(request.getfixturevalue("postgres").url(), exact=True)

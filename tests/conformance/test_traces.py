@@ -47,8 +47,8 @@ REACHED = {
 
 
 @pytest.fixture
-def url(tmp_path):
-    return f"file:{tmp_path}"
+def url(fast, prefix):
+    return f"file:{fast}/{prefix}"
 
 
 async def test_two_memory_stores_never_differ_and_traces_reach_every_kind_of_answer():

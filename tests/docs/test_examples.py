@@ -27,9 +27,9 @@ def server():
 
 
 @pytest.fixture
-def database(postgres, database):
+def database(postgres, empty_database):
     """The address of a database that nobody has used yet."""
-    return postgres.url(database)
+    return postgres.url(empty_database)
 
 
 def write_files(page: Path, folder: Path, said: str = "", place: str = "") -> list[str]:
