@@ -18,6 +18,8 @@ help: ## Show this list
 demo: .venv/.package ## See the queue at work, on a store of its own
 	@$(BIN)/python -m holdfast.demo
 
+# Tests start many a Python: they keep what one has compiled, whatever the environment says.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.dev ## Run all the tests (ARGS="-k lease -x" is passed to pytest)
 	$(BIN)/python -m pytest -q --durations=10 -n $(TEST_JOBS) --maxprocesses=4 --dist=loadgroup $(ARGS)
 

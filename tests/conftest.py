@@ -1,8 +1,98 @@
-"""For all tests."""
+"""For all tests: servers, which the tests of one process share, and processes to run beside them."""
 
+import contextlib
 import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing.postgres import PostgresServer
+from holdfast.testing.servers import ValkeyServer
+from tests.chaos.zygote import Zygote, warmed
 
 # A shell that starts a job in the background has it ignore Ctrl-C, and every process below inherits that. Tests send
 # SIGINT to processes of their own, which must heed it wherever the tests were started from.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+IN_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(scope="session")
+def fast():
+    """A directory in memory where there is such a thing: for what need not last."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-tests-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as place:
+        yield Path(place)
+
+
+@pytest.fixture(scope="session")
+def valkey():
+    """A server that keeps nothing on disk."""
+    with ValkeyServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A server that flushes nothing."""
+    with PostgresServer(durable=False, max_connections=300) as server:
+        yield server
+
+
+@pytest.fixture
+def prefix():
+    """A name that nobody else uses."""
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def pattern(postgres):
+    """The name of a database with our schema in it: to copy it is quicker than to migrate anew."""
+    postgres.sql("CREATE DATABASE pattern")
+    subprocess.run([sys.executable, "-m", "holdfast", "migrate-schema", postgres.url("pattern")], check=True)
+    postgres.sql("ALTER DATABASE pattern ALLOW_CONNECTIONS false")  # Whoever is connected is in the way of copies.
+    return "pattern"
+
+
+@pytest.fixture
+def database(postgres, pattern, prefix):
+    """The name of a database that nobody else uses, with our schema in it."""
+    with _database(postgres, prefix, pattern) as name:
+        yield name
+
+
+@pytest.fixture
+def empty_database(postgres, prefix):
+    """The name of a database that nobody else uses, with nothing in it."""
+    with _database(postgres, prefix, "template1") as name:
+        yield name
+
+
+@contextlib.contextmanager
+def _database(postgres, name, pattern):
+    postgres.sql(f"CREATE DATABASE {name} TEMPLATE {pattern}")
+    yield name
+    postgres.sql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def warm():
+    with warmed() as process:
+        yield process
+
+
+@pytest.fixture
+async def zygote(warm):
+    async with Zygote(warm) as zygote:
+        yield zygote
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Where the processes of a test note what they did."""
+    return str(tmp_path / "log")

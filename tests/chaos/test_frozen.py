@@ -6,13 +6,12 @@ Invariants verified:
 - the frozen worker notices, says "stalled", and works on
 """
 
-import asyncio
 import os
 import signal
 
 import pytest
 
-from holdfast.core.job import ClaimRequest, Finish, JobState, Result
+from holdfast.core.job import ClaimRequest, Finish, JobKey, JobState, Result
 from tests.chaos import ledger
 from tests.chaos.workers import TENANT, notes, wait_for_file, work
 from tests.eventually import eventually
@@ -20,6 +19,12 @@ from tests.eventually import eventually
 
 async def noted(log, word, id_):
     return await eventually(lambda: [line for line in notes(log, word) if line[0] == id_])
+
+
+async def is_over(store, id_):
+    """Whether the lease has run out by the store's clock."""
+    [job] = await store.get([JobKey(TENANT, "default", id_)])
+    return await store.now() > job.deadline
 
 
 async def take_over(queue, id_, outcome):
@@ -83,7 +88,9 @@ async def test_a_worker_frozen_past_its_own_clock_sends_nothing(zygote, queue, u
     pid = await zygote.start(url, log=log, lease_s=1)
     await noted(log, "started", "x")
     os.kill(pid, signal.SIGSTOP)
-    await asyncio.sleep(1.2)
+    await zygote.stopped(pid)
+    # Both clocks run alike, and the worker has counted its lease from before the store did.
+    await eventually(lambda: is_over(queue.store, "x"))
     go_on.touch()
     os.kill(pid, signal.SIGCONT)
     await noted(log, "stalled", "x")

@@ -6,7 +6,6 @@ Invariants verified:
 - a second signal ends the process at once, and still gives back
 """
 
-import asyncio
 import os
 import signal
 import time
@@ -53,18 +52,21 @@ async def test_after_the_grace_running_jobs_are_given_back(zygote, queue, url, l
 
 
 async def test_the_second_signal_ends_it_at_once(zygote, queue, url, log, tmp_path):
-    await queue.enqueue(wait_politely.message(log, str(tmp_path / "never")), id="x")
-    pid = await zygote.start(url, log=log, grace_s=60)
+    ids = ["x", "y"]
+    await queue.enqueue_many([wait_politely.message(log, str(tmp_path / "never")).options(id=id_) for id_ in ids])
+    pid = await zygote.start(url, log=log, concurrency=1, prefetch=1, grace_s=60)
     await started(log, 1)
+    await eventually(queue.stats, lambda stats: stats.counts[JobState.LEASED] == 2)
     os.kill(pid, signal.SIGTERM)
-    await asyncio.sleep(0.3)
+    # It has heard: what it had not started is given back.
+    await eventually(queue.stats, lambda stats: stats.counts[JobState.LEASED] == 1)
     assert not zygote.has_ended(pid)
     before = time.monotonic()
     os.kill(pid, signal.SIGTERM)
     assert await zygote.end(pid) == 0
     assert time.monotonic() - before < 3
-    jobs = await ledger.check(queue.store, TENANT, ["x"])
-    assert (jobs["x"].state, jobs["x"].attempts) == (JobState.READY, 0)
+    jobs = await ledger.check(queue.store, TENANT, ids)
+    assert {(job.state, job.attempts) for job in jobs.values()} == {(JobState.READY, 0)}
 
 
 async def test_an_idle_worker_exits_at_once(zygote, url, queue, log):

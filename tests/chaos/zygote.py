@@ -1,7 +1,7 @@
 """Worker and other processes that start in milliseconds: a warmed process that forks one for each order.
 
 Run as a program it is the zygote: it reads orders (JSON lines) from its standard input, forks a worker for each, and
-says on its standard output who was born and who ended, and how. `Zygote` is the other side, for tests.
+says on its standard output who was born and who ended, and how. `Zygote` is the other side, for one test.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import logging
 import os
 import selectors
 import signal
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -18,35 +19,49 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-class Zygote:
-    """The zygote, seen from a test. `async with Zygote() as zygote: pid = await zygote.start(...)`."""
+@contextlib.contextmanager
+def warmed():
+    """The process of the zygote. It serves one test after the other: it takes longer to start than many a test."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    command = [sys.executable, "-m", "tests.chaos.zygote"]
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
+        process.stdin.close()
 
-    def __init__(self):
+
+class Zygote:
+    """The zygote, seen from a test. `async with Zygote(process) as zygote: pid = await zygote.start(...)`."""
+
+    def __init__(self, process):
+        self._orders = process.stdin
+        self._news = process.stdout.fileno()
+        self._rest = b""
         self._born = asyncio.Queue()
+        self._quiet = asyncio.Event()
         self._ends = {}
         self._stops = {}
 
     async def __aenter__(self):
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.chaos.zygote", cwd=ROOT, env=env,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        self._reading = asyncio.create_task(self._read())
+        asyncio.get_running_loop().add_reader(self._news, self._read)
         return self
 
     async def __aexit__(self, *exc):
-        for pid, end in self._ends.items():
-            if not end.done():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        self._process.stdin.close()
-        await self._process.wait()
-        await self._reading
+        """End all that still live, and hear of it: the next test is told of its own alone."""
+        try:
+            self._order({"last": True})
+            await asyncio.wait_for(self._quiet.wait(), 30)
+            for pid, end in self._ends.items():
+                if not end.done():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            for pid in self._ends:
+                await self.end(pid)
+        finally:
+            asyncio.get_running_loop().remove_reader(self._news)
 
     async def start(self, url, **order):
         """Start a worker on the store at `url`; its process id. What else can be ordered: see `workers.serve`."""
-        self._process.stdin.write(json.dumps({"url": url, **order}).encode() + b"\n")
+        self._order({"url": url, **order})
         return await asyncio.wait_for(self._born.get(), 30)
 
     async def end(self, pid, timeout_s=30):
@@ -60,25 +75,40 @@ class Zygote:
     def has_ended(self, pid):
         return self._ends[pid].done()
 
-    async def _read(self):
-        async for line in self._process.stdout:
-            news = json.loads(line)
-            if "born" in news:
-                self._ends[news["born"]] = asyncio.get_running_loop().create_future()
-                self._stops[news["born"]] = asyncio.Event()
-                self._born.put_nowait(news["born"])
-            elif "stopped" in news:
-                self._stops[news["stopped"]].set()
-            else:
-                self._ends[news["ended"]].set_result(news["code"])
+    def _order(self, order):
+        self._orders.write(json.dumps(order).encode() + b"\n")
+        self._orders.flush()
+
+    def _read(self):
+        data = os.read(self._news, 65536)
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._news)
+            raise EOFError("the zygote has ended")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._hear(json.loads(line))
+
+    def _hear(self, news):
+        if "born" in news:
+            self._ends[news["born"]] = asyncio.get_running_loop().create_future()
+            self._stops[news["born"]] = asyncio.Event()
+            self._born.put_nowait(news["born"])
+        elif "stopped" in news:
+            self._stops[news["stopped"]].set()
+        elif "ended" in news:
+            self._ends[news["ended"]].set_result(news["code"])
+        else:
+            self._quiet.set()
 
 
 def main():
-    # What is imported here is imported once; nothing here may start a thread or open a store.
-    # Stores are found by entry point otherwise, and then in every fork.
-    import holdfast.stores.postgres
-    import holdfast.stores.redis  # noqa: F401
+    # What is imported here is imported once; nothing here may start a thread or open a store. Stores are found by
+    # entry point, and in every fork if they were not looked for here.
+    from holdfast.store import make_store
     from tests.chaos import workers
+
+    for url in ("file:.", "redis://nowhere", "postgresql://nowhere"):
+        make_store(url)
 
     # Servers die here on purpose: that a worker waits for one is no news.
     logging.getLogger("holdfast").setLevel(logging.ERROR)
@@ -101,8 +131,11 @@ def main():
             if not data:
                 return
             *lines, orders = (orders + data).split(b"\n")
-            for line in lines:
-                _bear(workers, json.loads(line))
+            for order in map(json.loads, lines):
+                if "last" in order:
+                    _say(order)
+                else:
+                    _bear(workers, order)
 
 
 def _bear(workers, order):

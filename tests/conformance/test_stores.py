@@ -1,30 +1,28 @@
 """The contract, on every store: one test for each check of the shipped suite."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from functools import partial
 
-import asyncpg
 import pytest
 
 from holdfast.testing.conformance import RULES, Check, Skipped, Spaces, all_checks, certify, perform
-from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyCluster, ValkeyServer
+from tests.stores.postgres.transactions import of_asyncpg
 
 STORES = ["memory", "file", "valkey", "cluster", "postgres"]
 
 
 @pytest.fixture(scope="module", params=STORES)
-def spaces(request, tmp_path_factory):
+def spaces(request, fast):
     if request.param == "memory":
         yield Spaces("memory:conformance")
     elif request.param == "file":
-        yield Spaces(f"file:{tmp_path_factory.mktemp('conformance')}")
+        yield Spaces(f"file:{fast}/conformance")
     elif request.param == "valkey":
-        with ValkeyServer(appendonly=True, appendfsync="always") as server:
+        with ValkeyServer(directory=fast / "valkey", appendonly=True, appendfsync="always") as server:
             yield Spaces(server.url())
     elif request.param == "postgres":
-        with PostgresServer(durable=False) as server:
-            yield Spaces(server.url(), exact=True)
+        yield Spaces(request.getfixturevalue("postgres").url(), exact=True)
     else:
         with ValkeyCluster(3) as cluster:
             yield Spaces(cluster.url())
@@ -32,17 +30,7 @@ def spaces(request, tmp_path_factory):
 
 def transaction_on(url: str):
     """A way to open a transaction of a caller's own, where the store can join one. [ENQ-7]"""
-
-    @asynccontextmanager
-    async def transaction():
-        connection = await asyncpg.connect(url)
-        try:
-            async with connection.transaction():
-                yield connection
-        finally:
-            await connection.close()
-
-    return transaction if url.startswith("postgresql:") else None
+    return partial(of_asyncpg, url) if url.startswith("postgresql:") else None
 
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: f"{check.rule}-{check.name}")

@@ -18,11 +18,12 @@ from holdfast.stores.file import changes, claims, transaction
 from holdfast.stores.file.sql import SQL
 from holdfast.testing.conformance.expect import Broken
 from holdfast.testing.conformance.spaces import Spaces
-from holdfast.testing.servers import ValkeyCluster, ValkeyServer
+from holdfast.testing.servers import ValkeyCluster
 from holdfast.testing.traces import MAKERS, VARIANTS, Difference, History, check_trace, draw, open_pair
 from holdfast.testing.traces.steps import WEIGHTS
 
 STEPS = 80
+SEEDS = 30
 BLOCK = 10
 
 REACHED = {
@@ -45,15 +46,9 @@ REACHED = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def valkey():
-    with ValkeyServer() as server:
-        yield server
-
-
 @pytest.fixture
-def url(tmp_path):
-    return f"file:{tmp_path}"
+def url(fast, prefix):
+    return f"file:{fast}/{prefix}"
 
 
 async def test_two_memory_stores_never_differ_and_traces_reach_every_kind_of_answer():
@@ -64,13 +59,13 @@ async def test_two_memory_stores_never_differ_and_traces_reach_every_kind_of_ans
     assert {kind.partition(":")[0] for kind in seen} == set(MAKERS)
 
 
-@pytest.mark.parametrize("first", range(0, 60, BLOCK))
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 async def test_the_file_store_never_differs_from_the_memory_store(url, first):
     for seed in range(first, first + BLOCK):
         await check_trace(url, seed, STEPS)
 
 
-@pytest.mark.parametrize("first", range(0, 60, BLOCK))
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 async def test_the_redis_store_never_differs_from_the_memory_store(valkey, first):
     for seed in range(first, first + BLOCK):
         await check_trace(valkey.url(), seed, STEPS)

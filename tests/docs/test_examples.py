@@ -5,12 +5,10 @@ import re
 import signal
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
 
-from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyServer
 
 ROOT = Path(__file__).parents[2]
@@ -28,18 +26,10 @@ def server():
         yield server.url()
 
 
-@pytest.fixture(scope="module")
-def postgres():
-    with PostgresServer(durable=False) as server:
-        yield server
-
-
 @pytest.fixture
-def database(postgres):
+def database(postgres, empty_database):
     """The address of a database that nobody has used yet."""
-    name = f"t{uuid.uuid4().hex[:12]}"
-    postgres.sql(f"CREATE DATABASE {name}")
-    return postgres.url(name)
+    return postgres.url(empty_database)
 
 
 def write_files(page: Path, folder: Path, said: str = "", place: str = "") -> list[str]:

@@ -1,18 +1,13 @@
-"""Servers and places on them. Each test has a place of its own; a server is shared by the tests of one process.
+"""Places on servers. Each test has a place of its own; a server is shared by the tests of one process.
 
 A test in this folder runs on each kind of server. In the folder of a store all is of that store's kind.
 """
 
-import uuid
-
 import pytest
 
 from holdfast.store import open_store
-from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.processes import HOST
 from holdfast.testing.proxy import Proxy
-from holdfast.testing.servers import ValkeyServer
-from tests.chaos.zygote import Zygote
 from tests.stores import load
 from tests.stores.postgres import support
 
@@ -23,37 +18,9 @@ def kind(request):
     return request.param
 
 
-@pytest.fixture(scope="session")
-def valkey():
-    """A server that keeps nothing on disk."""
-    with ValkeyServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def postgres():
-    """A server that flushes nothing."""
-    with PostgresServer(durable=False, max_connections=300) as server:
-        yield server
-
-
 @pytest.fixture
 def server(request, kind):
     return request.getfixturevalue(kind)
-
-
-@pytest.fixture
-def prefix():
-    """A name that nobody else uses."""
-    return f"t{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
-def database(postgres, prefix):
-    """The name of a database that nobody else uses."""
-    postgres.sql(f"CREATE DATABASE {prefix}")
-    yield prefix
-    postgres.sql(f"DROP DATABASE {prefix} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -96,15 +63,3 @@ async def far(far_url, store):
     far = await open_store(far_url)
     yield far
     await far.close()
-
-
-@pytest.fixture
-async def zygote():
-    async with Zygote() as zygote:
-        yield zygote
-
-
-@pytest.fixture
-def log(tmp_path):
-    """Where the processes of a test note what they did."""
-    return str(tmp_path / "log")

@@ -1,5 +1,7 @@
 """What the fault tests share: jobs to put in, wishes to claim, and the judgement of a log."""
 
+import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -67,6 +69,17 @@ async def judge(store, *, whole=True):
             history.check(key_, job)
         found.update(zip(keys, jobs, strict=True))
     return found
+
+
+@contextlib.asynccontextmanager
+async def running(worker):
+    """A worker in this process."""
+    task = asyncio.create_task(worker.run(handle_signals=False))
+    try:
+        yield worker
+    finally:
+        await worker.stop()
+        await task
 
 
 async def under_way(log, producers, workers):

@@ -24,7 +24,7 @@ from holdfast.waiting import FALLBACK_S
 from holdfast.worker import Worker
 from tests.chaos.workers import AT_ONCE
 from tests.eventually import eventually
-from tests.stores.load import claim_one, complete, key, kinds, new, wish
+from tests.stores.load import claim_one, complete, key, kinds, new, running, wish
 
 SOON_S = 12.0
 """Generous, and far below the fallback polls."""
@@ -47,12 +47,8 @@ async def working(url):
     async with Queue(url, tenant="acme") as queue:
         worker = Worker(queue, jobs=[work], concurrency=4, lease=2)
         worker.on("error", troubles.append)
-        running = asyncio.create_task(worker.run(handle_signals=False))
-        try:
+        async with running(worker):
             yield troubles
-        finally:
-            await worker.stop()
-            await running
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ class Line(NamedTuple):
     steps: int
 
 
-LINES = {"valkey": Line(b"EVALSHA", 1 / 15, 300, 400), "postgres": Line(b"", 1 / 30, 50, 300)}
+LINES = {"valkey": Line(b"EVALSHA", 1 / 15, 300, 300), "postgres": Line(b"", 1 / 30, 50, 150)}
 
 
 @pytest.fixture

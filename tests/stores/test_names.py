@@ -30,10 +30,10 @@ BAD_TENANTS = ["", "a:b", "{a}", "a{", "*", "a*", "a/b", "a b", "a\n", "\0", "é
 BAD_QUEUES = ["", ":a", "/a", "{a}", "a{b}", "*", "a b", "a\n", "a\0", "é", "x" * 129]
 
 
-@pytest.mark.parametrize("tenant", BAD_TENANTS)
-def test_a_bad_tenant_is_refused(url, tenant):
-    with pytest.raises(InvalidName, match="tenant"):
-        Queue(url, tenant=tenant)
+def test_a_bad_tenant_is_refused(url):
+    for tenant in BAD_TENANTS:
+        with pytest.raises(InvalidName, match="tenant"):
+            Queue(url, tenant=tenant)
 
 
 async def test_bad_ids_keys_and_queues_are_refused_and_leave_nothing(url, store):

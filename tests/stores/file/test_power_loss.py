@@ -19,7 +19,7 @@ from holdfast.store import ListQuery
 from holdfast.testing import powerloss
 from tests.stores.file.support import Child, all_events, opened, payload_of, quick_check, wish
 
-LIVES = 24
+LIVES = 15
 SEED = int(os.environ.get("HOLDFAST_SEED") or random.randrange(2**32))
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="power cuts are played on Linux alone")
 

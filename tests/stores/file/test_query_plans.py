@@ -203,9 +203,9 @@ async def test_a_claim_does_the_same_work_whatever_is_waiting_or_delayed(store):
     await _fill(store, 1000)
     await rounds()
     small = await rounds()
-    await _fill(store, 49_000, name="more")
+    await _fill(store, 9_000, name="more")
     waiting = await rounds()
-    await _fill(store, 50_000, delay_ms=3_600_000, name="delayed")
+    await _fill(store, 10_000, delay_ms=3_600_000, name="delayed")
     delayed = await rounds()
     for few, many, more in zip(small, waiting, delayed, strict=True):
         assert many <= 1.5 * few
@@ -241,9 +241,9 @@ async def test_an_empty_claim_does_the_same_work_whatever_is_delayed_and_leased(
 
     await _fill(store, 100, delay_ms=3_600_000)
     small = await empty_claim()
-    await _fill(store, 20_000, name="leased")
-    await store.claim(wish(20_000))
-    await _fill(store, 30_000, delay_ms=3_600_000, name="delayed")
+    await _fill(store, 5_000, name="leased")
+    await store.claim(wish(5_000))
+    await _fill(store, 10_000, delay_ms=3_600_000, name="delayed")
     assert await empty_claim() <= 1.5 * small
 
 
@@ -251,8 +251,8 @@ async def test_a_claim_does_the_same_work_whatever_has_ended(store):
     await _fill(store, 100)
     await _round(store, "acme")
     small = await _round(store, "acme")
-    await _fill(store, 20_000, name="more")
-    held = (await store.claim(wish(20_000))).jobs
+    await _fill(store, 5_000, name="more")
+    held = (await store.claim(wish(5_000))).jobs
     await store.finish([complete(job) for job in held])
     await _fill(store, 100, name="last")
     assert (await _round(store, "acme"))[0] <= 1.5 * small[0]

@@ -71,10 +71,10 @@ async def test_durability_is_told_as_it_is(settings, level, says, durable):
             assert store.capabilities.survives_power_loss is durable
 
 
-async def test_a_setting_of_our_role_counts(postgres, database):
+async def test_a_setting_of_our_role_counts(postgres, empty_database):
     postgres.sql("CREATE ROLE shop LOGIN SUPERUSER; ALTER ROLE shop SET synchronous_commit = off")
     try:
-        url = postgres.url(database).replace("postgres@", "shop@")
+        url = postgres.url(empty_database).replace("postgres@", "shop@")
         async with opened(url) as store:
             assert not store.capabilities.survives_power_loss
         postgres.sql("ALTER ROLE shop SET statement_timeout = '500ms'")
@@ -84,14 +84,14 @@ async def test_a_setting_of_our_role_counts(postgres, database):
         postgres.sql("ALTER ROLE shop SET default_transaction_read_only = on")
         assert (await look(url))["primary"].level == "bad"
     finally:
-        postgres.sql("DROP OWNED BY shop CASCADE; DROP ROLE shop", database)
+        postgres.sql("DROP OWNED BY shop CASCADE; DROP ROLE shop", empty_database)
 
 
-async def test_a_role_that_may_not_look_is_told_so(postgres, database):
+async def test_a_role_that_may_not_look_is_told_so(postgres, empty_database):
     postgres.sql("CREATE ROLE plain LOGIN")
-    other = await asyncpg.connect(postgres.url(database))
+    other = await asyncpg.connect(postgres.url(empty_database))
     try:
-        url = postgres.url(database).replace("postgres@", "plain@")
+        url = postgres.url(empty_database).replace("postgres@", "plain@")
         found = (await look(url))["transactions"]
         assert (found.level, found.cure) == ("warn", 'GRANT pg_monitor TO "plain"')
     finally:
@@ -193,8 +193,8 @@ async def test_listen_0_without_a_pooler_is_noticed(postgres, database):
     assert "ALTER ROLE" in found["timeouts"].cure
 
 
-async def test_a_schema_that_is_behind_or_missing_is_found_and_left_alone(postgres, database, monkeypatch):
-    url = postgres.url(database)
+async def test_a_schema_that_is_behind_or_missing_is_found_and_left_alone(postgres, empty_database, monkeypatch):
+    url = postgres.url(empty_database)
     assert (await look(f"{url}?migrate=0"))["schema"].level == "bad"
     assert (await look(url))["schema"].level == "warn"
     async with opened(url):

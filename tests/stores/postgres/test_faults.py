@@ -69,18 +69,18 @@ async def test_nothing_acknowledged_is_lost_when_the_server_dies(durable):
 
 async def test_a_full_pool_says_so_and_renewals_go_on(postgres, database):
     """Two connections and a hundred callers who are all blocked: StoreBusy for them, and extend is answered."""
-    async with opened(postgres.url(database, connections=2, wait_s=1)) as store:
+    async with opened(postgres.url(database, connections=2, wait_s=2)) as store:
         await fill(store, 2)
         job, other = await claim(store, 2)
         connection = await asyncpg.connect(postgres.url(database))
         async with connection.transaction():
             await connection.execute("SELECT FROM holdfast.jobs WHERE seq = $1 FOR UPDATE", other.seq)
             calls = [asyncio.create_task(complete(store, [other])) for _ in range(100)]
-            waits = f"SELECT 1 FROM pg_stat_activity WHERE datname = '{database}' AND wait_event_type = 'Lock'"
-            await eventually(lambda: asyncio.to_thread(postgres.sql, waits))  # The other one is for renewals.
-            async with asyncio.timeout(1):
-                (answer,) = await store.extend([Extend(job.key, job.token, 60_000)])
+            # One connection waits for the lock; the other one is for renewals.
+            await eventually(lambda: connection.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted LIMIT 1"))
+            (answer,) = await store.extend([Extend(job.key, job.token, 60_000)])
             assert isinstance(answer, Extended)
+            assert not all(call.done() for call in calls), "it had to wait for them"
             ends = await asyncio.gather(*calls, return_exceptions=True)
         assert any(isinstance(end, StoreBusy) and "connections" in str(end) for end in ends)
         await connection.close()

@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from holdfast import Queue, StoreBusy, Worker, job
+from holdfast import Queue, StoreBusy, Worker, current_job, job
 from holdfast.core.errors import LeaseExpired, NotReplayable
 from holdfast.core.job import (
     AlreadyCompleted,
@@ -27,6 +27,7 @@ from holdfast.core.job import (
     Finish,
     Finished,
     IdempotencyKey,
+    JobKey,
     JobState,
     NewJob,
     Queued,
@@ -36,10 +37,13 @@ from holdfast.store import TenantSettings
 from holdfast.stores.postgres.link import PATIENT_LOCK_MS, Link
 from holdfast.stores.postgres.store import BRIEF_LOCK_MS
 from tests.eventually import eventually
+from tests.stores.load import running
 from tests.stores.postgres.support import all_events, claim, complete, fill, judge, new, opened, patiently
-from tests.stores.postgres.transactions import WAYS, running
+from tests.stores.postgres.transactions import WAYS
 
 DRIVERS = ["asyncpg", "psycopg"]
+LONG_MS = 4_000
+"""A lease that a slow machine keeps too."""
 # Not pg_stat_activity, which stays within a transaction as it was at the first look.
 WAITING = "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
 
@@ -316,24 +320,32 @@ async def test_of_a_mixed_batch_the_others_are_finished_if_a_completion_has_to_w
 
 
 async def test_a_worker_keeps_the_leases_of_the_others(postgres, database):
-    """Somebody holds one of its jobs for several leases."""
+    """Somebody holds one of its jobs for longer than a lease."""
     url = postgres.url(database)
-    stalled, started = [], []
+    stalled, started, go_on = [], [], asyncio.Event()
 
     @job(queue="mail", max_attempts=1)
-    async def sit(seconds: float) -> str:
-        started.append(seconds)
-        await asyncio.sleep(seconds)
+    async def sit() -> str:
+        started.append(current_job().id)
+        await go_on.wait()
         return "sat"
 
     async with Queue(url, tenant="acme") as queue:
-        worker = Worker(queue, jobs=[sit], concurrency=5, lease=timedelta(seconds=2))
+        worker = Worker(queue, jobs=[sit], concurrency=5, lease=timedelta(milliseconds=LONG_MS))
         worker.on("stalled", lambda event: stalled.append(event.job.id))
         async with running(worker):
-            tickets = await queue.enqueue_many([sit.message(5).options(id=f"job-{n}") for n in range(5)])
+            tickets = await queue.enqueue_many([sit.message().options(id=f"job-{n}") for n in range(5)])
             await eventually(lambda: len(started) == 5)
             async with held(url, "job-2"):
                 others = [ticket for ticket in tickets if ticket.id != "job-2"]
+                keys = [JobKey("acme", "mail", ticket.id) for ticket in others]
+                first = {one.deadline for one in await queue.store.get(keys)}
+                # Each was renewed, and again: the last of the first leases would be over by then.
+                await eventually(
+                    lambda: queue.store.get(keys),
+                    lambda jobs: min(one.deadline for one in jobs) > max(first) + LONG_MS,
+                )
+                go_on.set()
                 assert [await ticket.wait(timeout=20) for ticket in others] == ["sat"] * 4
             assert set(stalled) <= {"job-2"}
 

@@ -5,7 +5,6 @@ Invariants verified:
 - payloads, results and error texts come back as the other stores give them
 """
 
-import asyncio
 import uuid
 
 import pytest
@@ -15,7 +14,7 @@ from holdfast.core.job import AttemptError, Finish, IdempotencyKey, JobState, Pr
 from holdfast.store import Hint, open_store
 from holdfast.worker import Worker
 from tests.eventually import eventually
-from tests.stores.load import claim_one, complete, new, wish
+from tests.stores.load import claim_one, complete, new, running, wish
 
 
 async def test_hints_of_one_schema_do_not_reach_another(postgres, database):
@@ -46,14 +45,15 @@ async def test_hints_of_one_schema_do_not_reach_another(postgres, database):
 PAYLOADS = [bytes(range(256)) * 3, b"", b"\0", b"\\x00", b"\xff" * 1000, b"{" * 100, b"\\", b"'"]
 
 
-@pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))
-async def test_payloads_and_results_are_kept_byte_by_byte(store, payload):
-    await store.enqueue([new("fast", payload), new("slow", payload, idempotency=IdempotencyKey("k"))])
-    jobs = (await store.claim(wish())).jobs
-    assert [job.envelope.payload for job in jobs] == [payload, payload]
-    await store.finish([complete(job, payload) for job in jobs])
-    found = await store.get([job.key for job in jobs])
-    assert [(job.envelope.payload, job.result.data) for job in found] == [(payload, payload)] * 2
+async def test_payloads_and_results_are_kept_byte_by_byte(store):
+    for n, payload in enumerate(PAYLOADS):
+        key = IdempotencyKey(f"k{n}")
+        await store.enqueue([new(f"fast-{n}", payload), new(f"slow-{n}", payload, idempotency=key)])
+        jobs = (await store.claim(wish())).jobs
+        assert [job.envelope.payload for job in jobs] == [payload, payload]
+        await store.finish([complete(job, payload) for job in jobs])
+        found = await store.get([job.key for job in jobs])
+        assert [(job.envelope.payload, job.result.data) for job in found] == [(payload, payload)] * 2
 
 
 TEXTS = [
@@ -70,35 +70,39 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("outcome", ["fail", "retry"])
-@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-async def test_error_texts_come_back_as_from_the_other_stores(store, text, outcome):
-    """NUL is nothing that PostgreSQL's text can hold."""
+@pytest.fixture
+async def memory():
     memory = await open_store(f"memory:{uuid.uuid4().hex}")
-    found = []
-    for place in (memory, store):
-        await place.enqueue([new("x")])
-        job = await claim_one(place)
+    yield memory
+    await memory.close()
+
+
+@pytest.mark.parametrize("outcome", ["fail", "retry"])
+async def test_error_texts_come_back_as_from_the_other_stores(store, memory, outcome):
+    """NUL is nothing that PostgreSQL's text can hold."""
+
+    async def kept(place, text):
+        await place.enqueue([new("x", queue=repr(text))])
+        job = await claim_one(place, queues=(repr(text),))
         error = AttemptError("Boom", text, text)
         (answer,) = await place.finish([Finish(job.key, job.token, outcome, error=error)])
         (job,) = await place.get([job.key])
-        found.append((answer, job.state, job.reason, [(e.type, e.message, e.traceback) for e in job.errors]))
-    assert found[0] == found[1]
-    await memory.close()
+        return answer, job.state, job.reason, [(e.type, e.message, e.traceback) for e in job.errors]
+
+    for text in TEXTS:
+        assert await kept(store, text) == await kept(memory, text)
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-async def test_progress_comes_back_as_from_the_other_stores(store, text):
-    memory = await open_store(f"memory:{uuid.uuid4().hex}")
-    found = []
-    for place in (memory, store):
-        await place.enqueue([new("x")])
-        job = await claim_one(place)
+async def test_progress_comes_back_as_from_the_other_stores(store, memory):
+    async def kept(place, text):
+        await place.enqueue([new("x", queue=repr(text))])
+        job = await claim_one(place, queues=(repr(text),))
         await place.report([Report(job.key, job.token, Progress(0.5, text))])
         (job,) = await place.get([job.key])
-        found.append(job.progress)
-    assert found[0] == found[1]
-    await memory.close()
+        return job.progress
+
+    for text in TEXTS:
+        assert await kept(store, text) == await kept(memory, text)
 
 
 @pytest.mark.parametrize("text", ["\ud800", "x\udcffy"], ids=["alone", "within"])
@@ -121,11 +125,7 @@ async def break_with(text: str) -> None:
 
 async def test_what_a_handler_raises_is_kept_whatever_is_in_it(url):
     """A worker writes what no store can hold as something that it can."""
-    async with Queue(url, tenant="acme") as queue:
-        worker = Worker(queue, jobs=[break_with])
-        running = asyncio.create_task(worker.run(handle_signals=False))
+    async with Queue(url, tenant="acme") as queue, running(Worker(queue, jobs=[break_with])):
         ticket = await queue.enqueue(break_with.message("a SURROGATE, a NUL, and 'quotes'"))
         record = await eventually(ticket.refresh, lambda record: record.state is JobState.FAILED)
         assert [error.message for error in record.errors] == ["a ?, a \ufffd, and 'quotes'"]
-        await worker.stop()
-        await running

@@ -18,6 +18,11 @@ from tests.stores.postgres.support import claim, fill, new, opened
 NAMES = [name for _, name, _ in migrations()]
 
 
+@pytest.fixture
+def database(empty_database):
+    return empty_database
+
+
 async def run(*args):
     """Run the command as a process: exit code, output, complaints."""
     command = [sys.executable, "-m", "holdfast", *args]

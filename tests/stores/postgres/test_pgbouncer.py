@@ -14,6 +14,7 @@ import pytest
 from holdfast import Queue, Worker, current_job, job
 from holdfast.core.errors import StoreError
 from holdfast.testing.processes import HOST, free_port, rights_of, wait_until
+from tests.stores.load import running
 from tests.stores.postgres.support import claim, complete, fill, new, opened
 
 PROGRAM = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
@@ -104,14 +105,10 @@ async def test_a_worker_hears_nothing_and_looks_by_itself(bouncer, database):
     async def double(n: int) -> int:
         return 2 * n
 
-    async with Queue(bouncer.url(database, listen=0), tenant="acme") as queue:
-        worker = Worker(queue, jobs=[double])
-        running = asyncio.create_task(worker.run(handle_signals=False))
+    async with Queue(bouncer.url(database, listen=0), tenant="acme") as queue, running(Worker(queue, jobs=[double])):
         assert await queue.enqueue_and_wait(double.message(1), timeout=20) == 2
         async with Queue(bouncer.url(database, listen=0), tenant="acme") as other:
             assert await other.enqueue_and_wait(double.message(2), timeout=20) == 4
-        await worker.stop()
-        await running
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
@@ -138,12 +135,8 @@ async def test_a_job_can_be_completed_through_it(bouncer, database):
         await connection.close()
         return "not this"
 
-    async with Queue(bouncer.url(database, listen=0), tenant="acme") as queue:
-        worker = Worker(queue, jobs=[pay])
-        running = asyncio.create_task(worker.run(handle_signals=False))
+    async with Queue(bouncer.url(database, listen=0), tenant="acme") as queue, running(Worker(queue, jobs=[pay])):
         assert await queue.enqueue_and_wait(pay.message(), timeout=20) == "paid"
-        await worker.stop()
-        await running
 
 
 async def test_the_doctor_sees_it(bouncer, database):

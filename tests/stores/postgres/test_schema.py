@@ -11,6 +11,11 @@ from holdfast.stores.postgres.sql import migrations
 from tests.stores.postgres.support import claim, fill, opened
 
 
+@pytest.fixture
+def database(empty_database):
+    return empty_database
+
+
 async def test_many_starters_at_once_make_one_schema(postgres, database):
     stores = [make_store(postgres.url(database)) for _ in range(6)]
     await asyncio.gather(*(store.open() for store in stores))

@@ -32,7 +32,7 @@ from tests.eventually import eventually
 from tests.stores.load import claim_one, complete, drained, end_gently, seeded, under_way
 from tests.stores.postgres.support import judge
 
-FAULTS = 4
+FAULTS = 3
 OURS = "application_name = 'holdfast' AND pid <> pg_backend_pid()"
 
 

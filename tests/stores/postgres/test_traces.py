@@ -19,7 +19,7 @@ def exact(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("first", range(0, 30, BLOCK))
+@pytest.mark.parametrize("first", range(0, 20, BLOCK))
 async def test_the_postgres_store_never_differs_from_the_memory_store(postgres, first):
     for seed in range(first, first + BLOCK):
         await check_trace(postgres.url(), seed, STEPS)

@@ -15,8 +15,9 @@ from holdfast.core.job import IdempotencyKey, JobState
 from holdfast.store import TenantSettings
 from holdfast.testing.postgres import PostgresServer
 from tests.eventually import eventually
+from tests.stores.load import running
 from tests.stores.postgres.support import claim, fill, new, opened
-from tests.stores.postgres.transactions import WAYS, Rolled, of_asyncpg, of_psycopg, running
+from tests.stores.postgres.transactions import WAYS, Rolled, of_asyncpg, of_psycopg
 
 
 @job(queue="mail")

@@ -1,6 +1,5 @@
-"""A caller's own transaction, begun in all the ways that a store can join; and a worker beside it."""
+"""A caller's own transaction, begun in all the ways that a store can join."""
 
-import asyncio
 from contextlib import asynccontextmanager
 
 import asyncpg
@@ -67,13 +66,3 @@ WAYS = {
     "sqlalchemy psycopg connection": of_sqlalchemy("psycopg", "connection"),
     "sqlalchemy psycopg session": of_sqlalchemy("psycopg", "session"),
 }
-
-
-@asynccontextmanager
-async def running(worker):
-    task = asyncio.create_task(worker.run(handle_signals=False))
-    try:
-        yield worker
-    finally:
-        await worker.stop()
-        await task

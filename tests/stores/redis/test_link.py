@@ -542,14 +542,21 @@ async def test_a_slot_on_its_way_is_asked_for_at_both_ends_but_not_by_scripts(cl
                 assert await link.command(prefix, "INCR", prefix) == n
             with pytest.raises(StoreUnavailable, match="on its way to another node"):
                 await link.run(COUNT, prefix, [], repeat=False)
+            refused = redirects(cluster)
             waiting = asyncio.create_task(link.run(COUNT, prefix, [], repeat=False))
-            await asyncio.sleep(0.1)
+            await eventually(lambda: redirects(cluster) > refused)
         finally:
             for node in (target, source):
                 node.command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
         assert await waiting == 11
         cluster.move_slot(slot, source)
         cluster.wait()
+
+
+def redirects(cluster):
+    """How often the nodes of the cluster have sent somebody to another because a slot moves."""
+    found = [node.info("errorstats").get("errorstat_ASK", "count=0") for node in cluster.nodes]
+    return sum(int(text.partition("=")[2]) for text in found)
 
 
 async def test_a_node_that_died_is_replaced_by_its_replica(prefix):
