@@ -15,7 +15,7 @@ from holdfast.store import REPAIR_LIMIT
 from holdfast.stores.postgres import rows
 from holdfast.stores.postgres.lanes import BACK_MS, LOOK_S, Lane, Memory, is_due, marks_of
 from holdfast.stores.postgres.link import Link
-from holdfast.stores.postgres.literals import numbers
+from holdfast.stores.postgres.literals import numbers, some_numbers
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.turns import Part, leave, plan, settle
 
@@ -176,17 +176,17 @@ class Claims:
         marks, whole = marks_of(lanes)
         found = await self._link.rows(
             "claim",
-            [lane.number for lane in lanes],
-            [lane.line for lane in lanes],
-            [q for q, part in enumerate(sent) for _ in part.lanes],
-            [lane.time for lane in lanes],
-            [lane.in_turns for lane in lanes],
-            [ties[lane.tenant] for lane in lanes],
-            [wanted for part in sent for wanted in part.wanted],
+            numbers(lane.number for lane in lanes),
+            numbers(lane.line for lane in lanes),
+            numbers(q for q, part in enumerate(sent) for _ in part.lanes),
+            numbers(lane.time for lane in lanes),
+            numbers(int(lane.in_turns) for lane in lanes),
+            numbers(ties[lane.tenant] for lane in lanes),
+            numbers(wanted for part in sent for wanted in part.wanted),
             numbers(marks),
-            [part.line.floor if part.line else 0 for part in sent],
-            [part.share for part in sent],
-            bounds,
+            numbers(part.line.floor if part.line else 0 for part in sent),
+            numbers(part.share for part in sent),
+            some_numbers(bounds),
             limit,
             request.lease_ms,
             request.worker_id,

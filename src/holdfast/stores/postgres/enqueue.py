@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from holdfast.core import dedup, lifecycle
 from holdfast.core.dedup import Binding
 from holdfast.core.errors import StoreBusy
 from holdfast.core.job import JobKey, JobState, NewJob, Queued
 from holdfast.store import EnqueueAnswer
-from holdfast.stores.postgres import rows
 from holdfast.stores.postgres.lanes import Lane, Memory
 from holdfast.stores.postgres.link import Link, Session
-from holdfast.stores.postgres.literals import texts
 from holdfast.stores.postgres.quotas import Quotas
 from holdfast.stores.postgres.unit import KeyScope, News, Unit, scope_of
 
@@ -49,29 +46,6 @@ async def add_lane(link: Link, memory: Memory, tenant: str, queue: str, ranks: i
         await link.rows("add_line", queue, repeat=True)
     (row,) = await link.rows("add_lane", tenant, queue, ranks, repeat=True)
     return memory.learn(*row.values())
-
-
-def fresh_request(items: Sequence[NewJob], lanes: Sequence[Lane]) -> tuple[Any, ...] | None:
-    """What the function `enqueue` is asked, or None if it is not for these."""
-    envelopes = [item.envelope for item in items]
-    if any(e.idempotency is not None for e in envelopes):
-        return None
-    run_ats = [item.run_at for item in items]
-    return (
-        list({item.key.tenant for item in items}),
-        _alike([lane.line for lane in lanes]),
-        _alike([lane.number for lane in lanes]),
-        texts([item.key.id for item in items]),
-        _alike([e.type for e in envelopes]),
-        texts([e.request_id for e in envelopes]),
-        _alike([9 - e.priority for e in envelopes]),
-        _alike([e.max_attempts for e in envelopes]),
-        _alike([item.delay_ms for item in items]),
-        [] if run_ats.count(None) == len(run_ats) else run_ats,
-        _alike([e.result_ttl_ms for e in envelopes]),
-        _alike([rows.pack_head(e) for e in envelopes]),
-        [e.payload for e in envelopes],
-    )
 
 
 def fresh_answers(items: Sequence[NewJob], lanes: Sequence[Lane], now: int) -> tuple[list[EnqueueAnswer], News]:
@@ -240,9 +214,3 @@ def key_locks(place: str, scopes: set[KeyScope]) -> list[str]:
 
 def _columns(keys: Sequence[tuple[int, str]]) -> tuple[list[int], list[str]]:
     return [lane for lane, _ in keys], [id_ for _, id_ in keys]
-
-
-def _alike(values: list[Any]) -> list[Any]:
-    """One value where all are the same."""
-    first = values[0]
-    return [first] if all(value == first for value in values) else values

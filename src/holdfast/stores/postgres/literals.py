@@ -10,6 +10,11 @@ def numbers(values: Iterable[int]) -> str:
     return f"{{{','.join(map(str, values))}}}"
 
 
+def some_numbers(values: Iterable[int | None]) -> str:
+    """Whole numbers, and where there is none."""
+    return f"{{{','.join(['NULL' if value is None else str(value) for value in values])}}}"
+
+
 def texts(values: Sequence[str]) -> str:
     """Texts, whatever is in them."""
     joined = '","'.join(values)

@@ -48,8 +48,21 @@ CALL {s}.enqueue_and_tell($1::text[], $2::text[], $3::text[], $4::int[], $5::int
 -- name: complete_and_tell
 CALL {s}.complete_and_tell($1::text[], $2::text[], $3::int[], $4::text::text[], $5::text::bigint[], $6::bytea[],
     $7::text::bigint[], $8::int, NULL);
+-- name: enqueue_one
+SELECT {s}.enqueue_one($1::text, $2::int, $3::int, $4::text, $5::text, $6::text, $7::smallint, $8::int, $9::bigint,
+    $10::bigint, $11::bigint, $12::bytea, $13::bytea);
+-- name: enqueue_one_and_tell
+CALL {s}.enqueue_one_and_tell($1::text[], $2::text[], $3::text, $4::int, $5::int, $6::text, $7::text, $8::text,
+    $9::smallint, $10::int, $11::bigint, $12::bigint, $13::bigint, $14::bytea, $15::bytea, NULL);
+-- name: complete_one
+SELECT {s}.complete_one($1::int, $2::text, $3::bigint, $4::bytea, $5::bigint, $6::int);
+-- name: complete_one_and_tell
+CALL {s}.complete_one_and_tell($1::text[], $2::text[], $3::int, $4::text, $5::bigint, $6::bytea, $7::bigint, $8::int,
+    NULL);
 -- name: claim
-SELECT * FROM {s}.claim($1, $2, $3, $4, $5, $6, $7, $8::text::bigint[], $9, $10, $11, $12, $13, $14, $15, $16);
+SELECT * FROM {s}.claim($1::text::int[], $2::text::int[], $3::text::int[], $4::text::bigint[], $5::text::boolean[],
+    $6::text::int[], $7::text::int[], $8::text::bigint[], $9::text::bigint[], $10::text::int[], $11::text::bigint[], $12,
+    $13, $14, $15, $16);
 -- Which lanes of a queue name have anything that waits, and from when on it is visible, by skips along the index.
 -- name: lanes_with_work
 WITH RECURSIVE walk AS (

@@ -54,7 +54,7 @@ from holdfast.store import (
     TenantSettings,
     WorkerInfo,
 )
-from holdfast.stores.postgres import changes, doctor, enqueue, lanes, literals, log, reads, rows, schema, upkeep
+from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, requests, schema, upkeep
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.claims import Claims
 from holdfast.stores.postgres.ears import Ears, Told, notes, payloads
@@ -218,12 +218,12 @@ class PostgresStore:
         found = await enqueue.make_lanes(link, memory, items)
         # Without a request id a repetition would be answered as a duplicate of itself. [ENQ-8]
         repeat = all(item.envelope.request_id for item in items)
-        request = enqueue.fresh_request(items, found)
+        request = requests.enqueue(items, found)
         if request is not None:
             hints = [(Hint.READY, tenant, queue, "") for tenant, queue in {item.key[:2] for item in items}]
             now, told = None, False
             try:
-                now, told = await self._call("enqueue", request, [*hints, _LOGGED], joined, repeat=repeat)
+                now, told = await self._call(request, [*hints, _LOGGED], joined, repeat=repeat)
             except StoreBusy as busy:
                 # Somebody is about to take the same id, or has it in an open transaction: the slower path waits longer.
                 if joined is not None or len(items) > 1 or not is_blocked(busy.__cause__):
@@ -283,16 +283,10 @@ class PostgresStore:
         if len(numbers) < len(items):
             return None
         seqs = self._memory.leased(item.token for item in items)
-        request = (
-            numbers[:1] if len(set(numbers)) == 1 else numbers,
-            literals.texts([item.key.id for item in items]),
-            literals.numbers(item.token for item in items),
-            [rows.pack_result(item.result) for item in items],
-            None if seqs is None else literals.numbers(seqs),
-            lock_ms if joined is None else None,  # How long the caller's own statements wait is the caller's to say.
-        )
+        # How long the caller's own statements wait is the caller's to say.
+        request = requests.complete(items, numbers, seqs, lock_ms if joined is None else None)
         news = News(ended=[item.key for item in items], logged=True)
-        now, told = await self._call("complete", request, news.hints(self._memory), joined, repeat=True)
+        now, told = await self._call(request, news.hints(self._memory), joined, repeat=True)
         if now is None:
             return None
         self._memory.ended(item.token for item in items)
@@ -336,15 +330,8 @@ class PostgresStore:
         numbers = [lane.number for lane in await self._lanes(item.key for item in items) if lane is not None]
         if len(numbers) < len(items):
             return None
-        request = (
-            numbers[:1] if len(set(numbers)) == 1 else numbers,
-            literals.texts([item.key.id for item in items]),
-            literals.numbers(item.token for item in items),
-            literals.numbers(item.lease_ms for item in items),
-            literals.numbers(seqs),
-            lock_ms,
-        )
-        found = await self._opened.value("extend", *request, repeat=True, urgent=True)
+        name, args = requests.extend(items, numbers, seqs, lock_ms)
+        found = await self._opened.value(name, *args, repeat=True, urgent=True)
         if found is None:
             return None
         now, *deadlines = found
@@ -586,18 +573,19 @@ class PostgresStore:
         return answers
 
     async def _call(
-        self, name: str, request: tuple[Any, ...], hints: list[Told], joined: Joined | None, *, repeat: bool
+        self, request: requests.Request, hints: list[Told], joined: Joined | None, *, repeat: bool
     ) -> tuple[int | None, bool]:
         """Call one of the hot functions: what it answers, and whether others are told by now."""
+        name, args = request
         if joined is not None:
-            return await joined.value(name, *request), False
+            return await joined.value(name, *args), False
         link, ears = self._opened, self._ears
         sent = ears.to_send(hints) if hints and ears is not None else None
         if sent is None or ears is None:
-            return await link.value(name, *request, repeat=repeat), False
+            return await link.value(name, *args, repeat=repeat), False
         told = False
         try:
-            answer = await link.value(f"{name}_and_tell", *sent, *request, repeat=repeat)
+            answer = await link.value(f"{name}_and_tell", *sent, *args, repeat=repeat)
             told = answer is not None
         finally:
             if not told:

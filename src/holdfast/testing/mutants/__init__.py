@@ -17,6 +17,7 @@ from holdfast.testing.mutants import (
     pg_endings,
     pg_enqueue,
     pg_log,
+    pg_lone,
     rules,
     sqlite,
     turns,
@@ -27,4 +28,4 @@ from holdfast.testing.mutants.trial import Trial, baseline, scratch, trial
 __all__ = ["Bug", "Mutant", "Trial", "baseline", "mutants", "scratch", "trial"]
 
 del enqueue, lasting, lua_claims, lua_endings, lua_enqueue, lua_lasting, lua_lone, rules, sqlite, turns
-del pg_claims, pg_endings, pg_enqueue, pg_log
+del pg_claims, pg_endings, pg_enqueue, pg_log, pg_lone

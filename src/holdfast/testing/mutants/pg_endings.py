@@ -13,25 +13,25 @@ from holdfast.testing.mutants.planting import POSTGRES, Bug, Planted, mutant
 # Completions --------------------------------------------------------------------------------------------------
 
 
-@mutant("LEASE-1", "TENANT-2", stores=POSTGRES, seen_by="a_token_that_is_not_the_last_one_granted_is_lost")
+@mutant("LEASE-1", "TENANT-2", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
 def a_completion_needs_no_token(bug: Bug) -> None:
     """Whoever knows the address of a running job can complete it."""
     bug.function("complete", "AND j.token = u.token", "")
 
 
-@mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
+@mutant("LEASE-1", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
 def a_completion_has_no_deadline(bug: Bug) -> None:
     """A completion past the deadline goes through as long as nobody has reaped the lease."""
     bug.function("complete", "OR v_until <= v_now", "")
 
 
-@mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
+@mutant("LEASE-1", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
 def a_completion_may_be_a_moment_late(bug: Bug) -> None:
     """At the very deadline a completion is still accepted."""
     bug.function("complete", "v_until <= v_now", "v_until < v_now")
 
 
-@mutant("LEASE-1", stores=POSTGRES, seen_by="a_token_that_is_not_the_last_one_granted_is_lost")
+@mutant("LEASE-1", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
 def a_spent_token_completes(bug: Bug) -> None:
     """Who released a job or failed it can complete it afterwards."""
     bug.function("complete", "j.state + 0 = 4", "j.state + 0 > 0")
@@ -50,13 +50,13 @@ def result_of_the_first_is_that_of_all(bug: Bug) -> None:
     bug.function("complete", "u.result AS outcome", "p_results[1] AS outcome")
 
 
-@mutant("RESULT-1", stores=POSTGRES, seen_by="a_result_is_kept_for_its_ttl_and_then_gone")
+@mutant("RESULT-1", stores=POSTGRES, seen_by="a_completion_of_one_does_what_it_does_among_others")
 def every_result_is_kept_for_an_hour(bug: Bug) -> None:
     """The TTL of a job is ignored when it completes."""
     bug.function("complete", "held.now + result_ttl", "held.now + 3600000")
 
 
-@mutant("TIME-1", "STATE-1", stores=POSTGRES, seen_by="a_list_comes_in_pages_that_miss_and_repeat_nothing")
+@mutant("TIME-1", "RESULT-1", stores=POSTGRES, seen_by="a_completion_of_one_does_what_it_does_among_others")
 def completed_when_it_was_enqueued(bug: Bug) -> None:
     """The time of the end is that of the enqueue."""
     bug.function(

@@ -71,15 +71,17 @@ BEGIN
             LIMIT p_ks[1]
         )
         SELECT count(*), array_agg(f.seq), array_agg(f.lane), array_agg(f.id), array_agg(f.type),
-            array_agg(f.attempts + 1), array_agg(f.visible_at), max(f.logged), bool_or(f.key IS NOT NULL)
-        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_visible, v_xid, v_keyed
+            array_agg(f.attempts + 1), array_agg(f.visible_at), max(f.logged), bool_or(f.key IS NOT NULL),
+            array_agg(nextval('{s}.tokens')), (
+                SELECT ARRAY[greatest(1, round(10000.0::float8 / coalesce(sq.weight, st.weight, 1))::bigint)]
+                FROM {s}.lanes l
+                LEFT JOIN {s}.settings sq ON sq.tenant = l.tenant AND sq.queue = l.queue
+                LEFT JOIN {s}.settings st ON st.tenant = l.tenant AND st.queue = ''
+                WHERE l.lane = p_lanes[1]
+            )
+        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_visible, v_xid, v_keyed, v_tokens, v_costs
         FROM (SELECT * FROM found ORDER BY rank, visible_at, seq) f;
         v_founds := ARRAY[v_count::bigint];
-        SELECT ARRAY[greatest(1, round(10000.0::float8 / coalesce(sq.weight, st.weight, 1))::bigint)] INTO v_costs
-        FROM {s}.lanes l
-        LEFT JOIN {s}.settings sq ON sq.tenant = l.tenant AND sq.queue = l.queue
-        LEFT JOIN {s}.settings st ON st.tenant = l.tenant AND st.queue = ''
-        WHERE l.lane = p_lanes[1];
     ELSE
         WITH cand AS MATERIALIZED (
             SELECT u.*, CASE WHEN l.paused THEN 0 ELSE l.ranks END AS ranks,
@@ -136,13 +138,13 @@ BEGIN
         )
         SELECT count(*), array_agg(p.seq), array_agg(p.lane), array_agg(p.id), array_agg(p.type),
             array_agg(p.attempts + 1), array_agg(p.visible_at), max(p.logged), bool_or(p.key IS NOT NULL),
+            array_agg(nextval('{s}.tokens')),
             (SELECT array_agg(f.n ORDER BY f.i) FROM (SELECT i, count(seq) AS n FROM found GROUP BY i) f),
             (SELECT array_agg(c.cost ORDER BY c.i) FROM cand c)
-        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_visible, v_xid, v_keyed, v_founds, v_costs
+        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_visible, v_xid, v_keyed, v_tokens, v_founds, v_costs
         FROM (SELECT * FROM picked ORDER BY place) p;
     END IF;
     IF v_count > 0 THEN
-        SELECT array_agg(nextval('{s}.tokens')) INTO v_tokens FROM generate_series(1, v_count);
         v_xid := greatest(v_xid, {s}.xid());
         RETURN QUERY
             UPDATE {s}.jobs j SET state = 4, attempts = j.attempts + 1, token = u.token, deadline = v_now + p_lease,
@@ -158,16 +160,20 @@ BEGIN
             v_visible, ARRAY[v_now + p_lease], NULL, NULL);
     END IF;
     -- Visible jobs that are left in a lane which found less than it looked for are locked: they count as due.
-    SELECT array_agg(CASE WHEN v_founds[u.i] < u.k THEN (
-        SELECT min(x.at) FROM {s}.lanes l CROSS JOIN generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
-            SELECT j.visible_at AS at FROM {s}.jobs j
-            WHERE j.line = u.line AND j.lane = u.lane AND j.state < 4 AND j.rank = p.rank
-                AND j.visible_at >= CASE WHEN l.paused THEN v_now + 1 ELSE p_marks[10 * (u.i - 1) + p.rank + 1] END
-            ORDER BY j.visible_at LIMIT 1
-        ) x
-        WHERE l.lane = u.lane AND l.ranks & (1 << p.rank) <> 0
-    ) END ORDER BY u.i) INTO v_soon
-    FROM unnest(p_lanes, p_lines, p_ks) WITH ORDINALITY AS u (lane, line, k, i);
+    IF v_lanes = 1 AND v_count = p_ks[1] THEN
+        v_soon := '{NULL}';
+    ELSE
+        SELECT array_agg(CASE WHEN v_founds[u.i] < u.k THEN (
+            SELECT min(x.at) FROM {s}.lanes l CROSS JOIN generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
+                SELECT j.visible_at AS at FROM {s}.jobs j
+                WHERE j.line = u.line AND j.lane = u.lane AND j.state < 4 AND j.rank = p.rank
+                    AND j.visible_at >= CASE WHEN l.paused THEN v_now + 1 ELSE p_marks[10 * (u.i - 1) + p.rank + 1] END
+                ORDER BY j.visible_at LIMIT 1
+            ) x
+            WHERE l.lane = u.lane AND l.ranks & (1 << p.rank) <> 0
+        ) END ORDER BY u.i) INTO v_soon
+        FROM unnest(p_lanes, p_lines, p_ks) WITH ORDINALITY AS u (lane, line, k, i);
+    END IF;
     IF p_look THEN
         SELECT j.deadline INTO v_next FROM {s}.jobs j WHERE j.state = 4 ORDER BY j.deadline LIMIT 1;
     END IF;

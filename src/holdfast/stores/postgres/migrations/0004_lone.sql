@@ -1,0 +1,102 @@
+-- The same for one job alone, which somebody waits for: without arrays, whose handling takes longer than the job itself.
+
+-- As `enqueue`. [ENQ-1, ENQ-2, ENQ-5, ENQ-7]
+CREATE FUNCTION {s}.enqueue_one(
+    p_tenant text, p_line int, p_lane int, p_id text, p_type text, p_request text, p_rank smallint, p_attempts int,
+    p_delay bigint, p_run_at bigint, p_ttl bigint, p_head bytea, p_payload bytea
+) RETURNS bigint LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+SET lock_timeout = '100ms' AS $$
+DECLARE
+    v_seq bigint;
+    v_now bigint;
+    v_xid bigint;
+    v_visible bigint;
+BEGIN
+    IF EXISTS (SELECT FROM {s}.settings WHERE tenant = p_tenant AND max_waiting IS NOT NULL) THEN
+        RETURN NULL;
+    END IF;
+    v_seq := nextval('{s}.seqs');
+    INSERT INTO {s}.ids (seq, lane, id) VALUES (v_seq, p_lane, p_id) ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    v_xid := {s}.fresh_xid();
+    v_now := {s}.now_ms();
+    v_visible := greatest(v_now, coalesce(p_run_at, v_now + p_delay));
+    INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, line, lane, state, rank, id, type, request_id,
+        head, payload)
+    VALUES (v_seq, v_visible, v_now, p_ttl, v_xid, p_line, p_lane, CASE WHEN v_visible > v_now THEN 1 ELSE 2 END, p_rank,
+        p_id, p_type, p_request, p_head, p_payload);
+    PERFORM {s}.log(v_xid, v_now, 1, '{0}', ARRAY[p_lane], ARRAY[p_id], ARRAY[p_type], '{0}', '{0}', '{""}',
+        ARRAY[p_rank::bigint], ARRAY[p_attempts::bigint], ARRAY[v_visible], NULL);
+    RETURN v_now;
+END $$;
+
+-- As `complete`. [LEASE-1, RESULT-1]
+CREATE FUNCTION {s}.complete_one(
+    p_lane int, p_id text, p_token bigint, p_result bytea, p_seq bigint, p_lock_ms int
+) RETURNS bigint LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    v_seq bigint := p_seq;
+    v_job {s}.jobs;
+    v_now bigint;
+    v_xid bigint;
+BEGIN
+    IF p_lock_ms IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', p_lock_ms::text, true);
+    END IF;
+    IF v_seq IS NULL THEN
+        SELECT seq INTO v_seq FROM {s}.ids WHERE lane = p_lane AND id = p_id;
+    END IF;
+    DELETE FROM {s}.jobs j
+    WHERE j.seq = v_seq AND j.state + 0 = 4 AND j.token = p_token AND j.lane = p_lane AND j.id = p_id
+    RETURNING j.* INTO v_job;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    v_now := {s}.now_ms();
+    IF v_job.deadline <= v_now THEN
+        RAISE SQLSTATE 'HF001';
+    END IF;
+    v_xid := greatest(v_job.logged, {s}.xid());
+    INSERT INTO {s}.done (seq, visible_at, enqueued_at, result_ttl, logged, token, claimed_at, finished_at, expires_at,
+        line, lane, attempts, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
+    VALUES (v_job.seq, v_job.visible_at, v_job.enqueued_at, v_job.result_ttl, v_xid, v_job.token, v_job.claimed_at, v_now,
+        v_now + v_job.result_ttl, v_job.line, v_job.lane, v_job.attempts, 5, v_job.rank, v_job.id, v_job.type,
+        v_job.request_id, v_job.worker, v_job.key, v_job.head, v_job.payload, v_job.extra, p_result);
+    IF v_job.key IS NOT NULL THEN
+        DELETE FROM {s}.keys k WHERE k.lane = p_lane AND k.type = v_job.type AND k.key = v_job.key AND k.job_id = p_id
+            AND k.policy IN ('until_terminal', 'until_started');
+    END IF;
+    PERFORM {s}.log(v_xid, v_now, 1, '{7}', ARRAY[p_lane], ARRAY[p_id], ARRAY[v_job.type], ARRAY[v_job.attempts],
+        ARRAY[p_token], ARRAY[v_job.worker], NULL, NULL, NULL, NULL);
+    RETURN v_now;
+EXCEPTION WHEN SQLSTATE 'HF001' THEN
+    RETURN NULL;
+END $$;
+
+CREATE PROCEDURE {s}.enqueue_one_and_tell(
+    p_channels text[], p_hints text[], p_tenant text, p_line int, p_lane int, p_id text, p_type text, p_request text,
+    p_rank smallint, p_attempts int, p_delay bigint, p_run_at bigint, p_ttl bigint, p_head bytea, p_payload bytea,
+    INOUT p_now bigint
+) LANGUAGE plpgsql AS $$
+BEGIN
+    p_now := {s}.enqueue_one(p_tenant, p_line, p_lane, p_id, p_type, p_request, p_rank, p_attempts, p_delay, p_run_at,
+        p_ttl, p_head, p_payload);
+    IF p_now IS NOT NULL THEN
+        CALL {s}.tell(p_channels, p_hints);
+    END IF;
+END $$;
+
+CREATE PROCEDURE {s}.complete_one_and_tell(
+    p_channels text[], p_hints text[], p_lane int, p_id text, p_token bigint, p_result bytea, p_seq bigint,
+    p_lock_ms int, INOUT p_now bigint
+) LANGUAGE plpgsql AS $$
+BEGIN
+    p_now := {s}.complete_one(p_lane, p_id, p_token, p_result, p_seq, p_lock_ms);
+    IF p_now IS NOT NULL THEN
+        CALL {s}.tell(p_channels, p_hints);
+    END IF;
+END $$;

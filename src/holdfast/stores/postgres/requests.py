@@ -1,0 +1,78 @@
+"""What the hot functions of the migrations are asked: the name of the statement, and its arguments.
+
+One job alone has functions of its own, without arrays. Where a column is alike for all, one value stands for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.core.job import Extend, Finish, NewJob
+from holdfast.stores.postgres import rows
+from holdfast.stores.postgres.lanes import Lane
+from holdfast.stores.postgres.literals import numbers, texts
+
+Request = tuple[str, tuple[Any, ...]]
+
+
+def enqueue(items: Sequence[NewJob], lanes: Sequence[Lane]) -> Request | None:
+    """Take in new jobs; None where one has a key."""
+    envelopes = [item.envelope for item in items]
+    if any(e.idempotency is not None for e in envelopes):
+        return None
+    if len(items) == 1:
+        (item,), (lane,), (e,) = items, lanes, envelopes
+        return "enqueue_one", (
+            item.key.tenant, lane.line, lane.number, item.key.id, e.type, e.request_id, 9 - e.priority, e.max_attempts,
+            item.delay_ms, item.run_at, e.result_ttl_ms, rows.pack_head(e), e.payload,
+        )  # fmt: skip
+    run_ats = [item.run_at for item in items]
+    return "enqueue", (
+        list({item.key.tenant for item in items}),
+        _alike([lane.line for lane in lanes]),
+        _alike([lane.number for lane in lanes]),
+        texts([item.key.id for item in items]),
+        _alike([e.type for e in envelopes]),
+        texts([e.request_id for e in envelopes]),
+        _alike([9 - e.priority for e in envelopes]),
+        _alike([e.max_attempts for e in envelopes]),
+        _alike([item.delay_ms for item in items]),
+        [] if run_ats.count(None) == len(run_ats) else run_ats,
+        _alike([e.result_ttl_ms for e in envelopes]),
+        _alike([rows.pack_head(e) for e in envelopes]),
+        [e.payload for e in envelopes],
+    )
+
+
+def complete(items: Sequence[Finish], lanes: Sequence[int], seqs: list[int] | None, lock_ms: int | None) -> Request:
+    """Complete jobs; without `seqs` they are looked up by their ids, without `lock_ms` waits are not bounded here."""
+    if len(items) == 1:
+        (item,) = items
+        result, seq = rows.pack_result(item.result), None if seqs is None else seqs[0]
+        return "complete_one", (lanes[0], item.key.id, item.token, result, seq, lock_ms)
+    return "complete", (
+        _alike(lanes),
+        texts([item.key.id for item in items]),
+        numbers(item.token for item in items),
+        [rows.pack_result(item.result) for item in items],
+        None if seqs is None else numbers(seqs),
+        lock_ms,
+    )
+
+
+def extend(items: Sequence[Extend], lanes: Sequence[int], seqs: list[int], lock_ms: int) -> Request:
+    """Renew leases."""
+    return "extend", (
+        _alike(lanes),
+        texts([item.key.id for item in items]),
+        numbers(item.token for item in items),
+        numbers(item.lease_ms for item in items),
+        numbers(seqs),
+        lock_ms,
+    )
+
+
+def _alike(values: Sequence[Any]) -> Sequence[Any]:
+    first = values[0]
+    return [first] if all(value == first for value in values) else values
