@@ -33,6 +33,8 @@ class Ground:
     alone: Callable[[Figures], Table]
     """What only we are asked, and the server alone."""
     memory: Callable[[Figures, Any, Settings], Awaitable[None]] | None = None
+    prefetch: int | None = None
+    """How far our worker claims ahead here, where another number is better than elsewhere."""
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -43,6 +45,7 @@ async def measure(
     ground: Ground, figures: Figures, arguments: argparse.Namespace, console: Console, settings: Settings
 ) -> Any:
     """On one server, emptied in between; who comes first changes from round to round."""
+    settings = settings._replace(prefetch=arguments.prefetch or ground.prefetch or settings.prefetch)
     missing = {} if "peers" in arguments.without else _prepare(ground, console)
     subjects: list[Peer | None] = [] if "ours" in arguments.without else [None]
     subjects += [] if "peers" in arguments.without else [peer for peer in ground.peers if peer.name not in missing]
@@ -67,7 +70,7 @@ async def measure(
     about = {
         peer.name: {"versions": peer.version, "settings": peer.settings, "lacks": peer.lacks} for peer in ground.peers
     }
-    return {"version": version, "missing": missing, "peers": about}
+    return {"version": version, "missing": missing, "peers": about, "ours": settings._asdict()}
 
 
 def show(ground: Ground, console: Console, figures: Figures, rounds: int, about: Any) -> None:
@@ -78,6 +81,7 @@ def show(ground: Ground, console: Console, figures: Figures, rounds: int, about:
     console.print(
         f"\n{ground.name} {about['version']} {ground.setting}, one server for all, emptied in between.\n"
         "Every queue runs a no-op job. Drained from the first handler until nothing was left to acknowledge.\n"
+        f"Our worker: concurrency {about['ours']['concurrency']}, prefetch {about['ours']['prefetch']}.\n"
         + tables_peers.notes(ground, figures, missing),
         style="dim",
         markup=False,

@@ -47,5 +47,6 @@ POSTGRES = Ground(
     },
     limits_postgres.raw,
     _alone_on_postgres,
+    prefetch=2000,
 )
 GROUNDS = {"valkey": VALKEY, "postgres": POSTGRES}

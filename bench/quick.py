@@ -39,7 +39,7 @@ COMMIT = "one SQLite commit"
 
 def main() -> int:
     arguments = _arguments()
-    settings = Settings(arguments.concurrency, arguments.prefetch)
+    settings = Settings(arguments.concurrency, arguments.prefetch or Settings().prefetch)
     console = Console(width=max(140, Console().width))
     figures = Figures()
     began = time.monotonic()
@@ -67,7 +67,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=STORES, help="measure these stores alone")
     parser.add_argument("--without", action="append", default=[], choices=["huey", "depth", "memory", "peers", "ours"])
     parser.add_argument("--concurrency", type=int, default=Settings().concurrency)
-    parser.add_argument("--prefetch", type=int, default=Settings().prefetch)
+    parser.add_argument(
+        "--prefetch", type=int, help="how far our worker claims ahead, instead of what is best for each store"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     arguments.only = [store for store in arguments.only or STORES if store not in arguments.without]
