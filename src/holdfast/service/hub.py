@@ -1,0 +1,162 @@
+"""What all requests of one process share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from holdfast.blobs import Blobs, result_name
+from holdfast.claims import Claimer
+from holdfast.coalesce import Coalescer
+from holdfast.core.errors import ResultExpired, ResultTooLarge, StoreUnavailable
+from holdfast.core.failpoint import hit
+from holdfast.core.job import (
+    RESULT_LIMIT,
+    Cancel,
+    CancelStatus,
+    Claimed,
+    ClaimRequest,
+    Extend,
+    Finish,
+    Job,
+    JobKey,
+    NewJob,
+    Result,
+)
+from holdfast.maintenance.runner import Maintenance
+from holdfast.queue import Queue
+from holdfast.service.keys import Keys
+from holdfast.service.limits import Rates
+from holdfast.service.settings import Settings
+from holdfast.service.tokens import Tokens
+from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, Store
+from holdfast.telemetry import metrics
+from holdfast.telemetry.logging import get_logger
+from holdfast.worker.outcome import describe
+
+_log = get_logger(__name__)
+
+TENANTS = 10_000
+"""How many tenants' queues are kept at hand."""
+
+
+class Hub:
+    """One process of the service, without HTTP: a store, open; claims that wait; one Queue for each tenant.
+
+    Requests of all tenants share round trips; each item names its own tenant, which came from a token. [TENANT-1]
+    """
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self.settings = settings
+        self.store = store
+        self.blobs = None if settings.blobs is None else Blobs.open(settings.blobs)
+        self.keys = Keys(settings.tokens.hs256_key, settings.tokens.jwks)
+        self.tokens = Tokens(settings.tokens.check(), self.keys, settings.limits.token_bytes)
+        self.rates = Rates(settings.limits.rate)
+        self.claimer = Claimer(store)
+        self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the service is to end: who waits for something answers with what there is."""
+        self.enqueue = Coalescer(self._enqueue)
+        self.get = Coalescer(self._get)
+        self.cancel = Coalescer(self._cancel)
+        self._queues: dict[str, Queue] = {}
+        self._upkeep: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Open the store, read the keys, start the upkeep."""
+        await self.keys.open()
+        await self.store.open()
+        self.claimer.start()
+        if self.settings.upkeep:
+            self._upkeep = asyncio.create_task(Maintenance(self.store, blobs=self.blobs).run())
+
+    def stop(self) -> None:
+        """Let everybody who waits answer now."""
+        if not self.stopping.done():
+            self.stopping.set_result(None)
+
+    async def close(self) -> None:
+        """Let go of everything. Call it when no request is under way."""
+        self.stop()
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.wait([self._upkeep])
+        for queue in self._queues.values():
+            await queue.close()
+        for calls in (self.enqueue, self.get, self.cancel):
+            await calls.settle()
+        self.claimer.close()
+        await self.keys.close()
+        await self.store.close()
+
+    def queue(self, tenant: str) -> Queue:
+        """The tenant's Queue."""
+        queue = self._queues.pop(tenant, None)
+        if queue is None:
+            if len(self._queues) >= TENANTS:
+                del self._queues[next(iter(self._queues))]
+            queue = Queue(store=self.store, tenant=tenant, blobs=self.blobs)
+        self._queues[tenant] = queue
+        return queue
+
+    async def enqueue_many(self, items: Sequence[NewJob]) -> Sequence[EnqueueAnswer]:
+        """A batch of one caller, in one trip of its own."""
+        return await self._enqueue(items)
+
+    async def claim(self, request: ClaimRequest, wait_s: float, gone: asyncio.Future[None]) -> Claimed:
+        """Claim, and wait while there is nothing, but not for a client that has left."""
+        claimed = await self.claimer.claim(request, wait_s=wait_s, gone=gone)
+        hit("service.after_claim")
+        return claimed
+
+    async def give_back(self, jobs: Sequence[Job]) -> None:
+        """Release jobs that nobody is there to take. [RETRY-5]"""
+        if jobs:
+            await self.store.finish([Finish(job.key, job.token, "release") for job in jobs])
+
+    async def finish(self, items: Sequence[Finish]) -> Sequence[FinishAnswer]:
+        """Acknowledge. A result over the limit goes to the blob store, or the job fails without one. [RESULT-1]"""
+        return await self.store.finish([await self._small(item) for item in items])
+
+    async def extend(self, items: Sequence[Extend]) -> Sequence[ExtendAnswer]:
+        """Renew leases."""
+        return await self.store.extend(items)
+
+    async def blob(self, result: Result | None, key: JobKey) -> bytes | None:
+        """What the blob store has of a result. Raises ResultExpired where it is gone."""
+        if result is None or not result.blob or self.blobs is None:
+            return None
+        data = await self.blobs.get(result.blob)
+        if data is None:
+            raise ResultExpired(key.queue, key.id)
+        return data
+
+    async def _enqueue(self, items: Sequence[NewJob]) -> list[EnqueueAnswer]:
+        hit("service.before_enqueue")
+        try:
+            answers = await self.store.enqueue(items)
+        except StoreUnavailable as error:
+            # Once more, at once: if only the reply was lost, the request ids make it answer the same. [ENQ-8]
+            _log.warning("enqueue repeated", items=len(items), error=error)
+            answers = await self.store.enqueue(items)
+        hit("service.after_enqueue")
+        if metrics.current is not None:
+            for item, answer in zip(items, answers, strict=True):
+                metrics.current.enqueued(item.key.queue, type(answer).__name__.lower())
+        return answers
+
+    async def _get(self, keys: Sequence[JobKey]) -> list[Job | None]:
+        return await self.store.get(keys)
+
+    async def _cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
+        return await self.store.cancel(items)
+
+    async def _small(self, item: Finish) -> Finish:
+        if item.result is None or len(item.result.data) <= RESULT_LIMIT:
+            return item
+        if self.blobs is None:
+            error = describe(ResultTooLarge(len(item.result.data), RESULT_LIMIT))
+            return Finish(item.key, item.token, "fail", error=error, random=item.random)
+        name = result_name(item.key, item.token)
+        await self.blobs.put(name, item.result.data)
+        return Finish(item.key, item.token, "complete", Result(b"", item.result.codec, name))

@@ -1,0 +1,164 @@
+"""The OpenAPI document, made from the table of routes and the types of the wire: what it says is what is checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core import wire
+from holdfast.service.call import Route
+from holdfast.service.errors import STATUS
+from holdfast.service.tokens import ADMIN, PRODUCE, READ, WORK
+
+_REF = "#/components/schemas/{name}"
+_EVERY = ("invalid_request", "internal_error", "too_many_connections", "headers_too_large")
+_WITH_TOKEN = (
+    "token_missing", "token_invalid", "token_expired", "scope_missing", "rate_limited", "store_unavailable",
+    "store_busy",
+)  # fmt: skip
+_WITH_BODY = ("body_too_large", "unsupported_media_type", "request_timeout")
+_SCOPES = {
+    PRODUCE: "Enqueue and cancel jobs",
+    WORK: "Claim and finish jobs",
+    READ: "Look at jobs, queues and events",
+    ADMIN: "Pause queues, replay and purge dead letters",
+}
+_KINDS = {"/v1/events": "text/event-stream", "/metrics": "text/plain"}
+
+
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    """The document for these routes."""
+    from importlib.metadata import version
+
+    types = list(_types(routes))
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    by_type = dict(zip(map(_name, types), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Holdfast",
+            "version": version("holdfast"),
+            "description": "A multi-tenant job queue. The tenant is the token's.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "bearerFormat": "JWT",
+                    "description": "Scopes: " + "; ".join(f"`{name}`: {text}" for name, text in _SCOPES.items()),
+                }
+            },
+        },
+    }
+
+
+def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": f"{route.handler.__name__}",
+        "summary": route.summary,
+        "parameters": [*_path_parameters(route.path), *_query_parameters(route.query), *_headers(route)],
+        "responses": {**_answers(route, schemas), **_problems(route)},
+    }
+    if route.handler.__doc__:
+        operation["description"] = route.handler.__doc__
+    if route.scope is not None:
+        operation["security"] = [{"token": []}]
+        operation["x-scope"] = route.scope
+    if route.body is not None:
+        content = {"application/json": {"schema": schemas[_name(route.body)]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def _types(routes: Iterable[Route]) -> Iterable[Any]:
+    found: dict[str, Any] = {_name(type): type for type in (wire.Problem, wire.Refused)}
+    for route in routes:
+        for type in (route.body, *route.answers.values()):
+            if type is not None:
+                found[_name(type)] = type
+    return found.values()
+
+
+def _name(type: Any) -> str:
+    return str(type)
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    of = {"queue": wire.QueueName, "id": wire.JobId}
+    return [
+        {"name": name, "in": "path", "required": True, "schema": _schema(of[name])}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+
+
+def _query_parameters(query: type[Any]) -> list[dict[str, Any]]:
+    return [
+        {"name": field.name, "in": "query", "required": False, "schema": _schema(_without_none(field.type))}
+        for field in msgspec.structs.fields(query)
+    ]
+
+
+def _headers(route: Route) -> list[dict[str, Any]]:
+    if route.path != "/v1/events":
+        return []
+    text = "Where to go on; wins over `after`."
+    return [
+        {"name": "Last-Event-ID", "in": "header", "required": False, "schema": {"type": "string"}, "description": text}
+    ]
+
+
+def _without_none(type: Any) -> Any:
+    from typing import get_args
+
+    inner = [arg for arg in get_args(type) if arg is not None.__class__]
+    return inner[0] if None.__class__ in get_args(type) and len(inner) == 1 else type
+
+
+def _schema(type: Any) -> dict[str, Any]:
+    (schema,), components = msgspec.json.schema_components([type], ref_template=_REF)
+    while "$ref" in schema:
+        schema = components[schema["$ref"].rpartition("/")[2]]
+    return schema
+
+
+def _answers(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+    answers: dict[str, Any] = {}
+    for status, type in route.answers.items():
+        kind = _KINDS.get(route.path, "application/json")
+        schema = {"type": "string"} if type is None else schemas[_name(type)]
+        if route.batch:
+            item = {"anyOf": [schema, schemas[_name(wire.Refused)]]}
+            schema = {
+                "type": "object",
+                "required": ["items"],
+                "properties": {"items": {"type": "array", "items": item}},
+            }
+        answers[str(status)] = {"description": route.summary, "content": {kind: {"schema": schema}}}
+    return answers
+
+
+def _problems(route: Route) -> dict[str, Any]:
+    codes = [*route.refuses, *_EVERY]
+    if route.scope is not None:
+        codes += _WITH_TOKEN
+        if "{queue}" in route.path or route.path in ("/v1/jobs", "/v1/claims"):
+            codes.append("queue_forbidden")
+    if route.body is not None:
+        codes += _WITH_BODY
+    by_status: dict[int, list[str]] = {}
+    for code in dict.fromkeys(codes):
+        by_status.setdefault(STATUS[code], []).append(code)
+    content = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}}
+    return {
+        str(status): {"description": ", ".join(f"`{code}`" for code in names), "content": content}
+        for status, names in sorted(by_status.items())
+    }

@@ -1,0 +1,135 @@
+"""Queues: lists and counts for readers; pausing and dead letters for operators of one tenant."""
+
+from __future__ import annotations
+
+from holdfast.core import wire
+from holdfast.core.errors import InvalidOption
+from holdfast.core.job import Job, JobState
+from holdfast.core.names import check_id
+from holdfast.service import views
+from holdfast.service.call import Call, Reply, Route
+from holdfast.service.errors import info
+from holdfast.service.tokens import ADMIN, READ
+from holdfast.store import ListQuery
+from holdfast.ticket import Ticket
+
+_FAILED = frozenset({JobState.FAILED})
+
+
+async def queues(call: Call[None, wire.NoQuery]) -> Reply:
+    """Of those that the token is for."""
+    found = await call.hub.store.stats(call.tenant)
+    only = call.caller.queues
+    return Reply(wire.Queues(queues=[views.stats(one) for one in found if only is None or one.queue in only]))
+
+
+async def stats(call: Call[None, wire.NoQuery]) -> Reply:
+    """A queue that nobody has used counts nothing."""
+    return Reply(views.stats((await call.hub.store.stats(call.tenant, [call.queue]))[0]))
+
+
+async def jobs(call: Call[None, wire.ListQuery]) -> Reply:
+    """Waiting jobs in claim order, then leased ones, then finished."""
+    query = call.query
+    states = frozenset(JobState) if query.state is None else frozenset({query.state})
+    wanted = ListQuery(call.tenant, call.queue, states, query.type, cursor=query.cursor, limit=query.limit)
+    page = await call.hub.store.list(wanted)
+    return Reply(wire.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
+
+
+async def pause(call: Call[None, wire.NoQuery]) -> Reply:
+    """It still takes new ones. [CLAIM-5]"""
+    return await _pause(call, paused=True)
+
+
+async def resume(call: Call[None, wire.NoQuery]) -> Reply:
+    """Go on."""
+    return await _pause(call, paused=False)
+
+
+async def dead_letters(call: Call[None, wire.DeadQuery]) -> Reply:
+    """With reason and errors. [DEAD-1]"""
+    query = call.query
+    wanted = ListQuery(call.tenant, call.queue, _FAILED, query.type, query.error, query.cursor, query.limit)
+    page = await call.hub.store.list(wanted)
+    return Reply(wire.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
+
+
+async def replay(call: Call[wire.Replay, wire.NoQuery]) -> Reply:
+    """Of concurrent replays one wins. [DEAD-1, STATE-3]"""
+    body, queue, more = call.body, call.queue, False
+    if (body.ids is None) == (body.where is None):
+        raise InvalidOption("ids", "give ids or where, one of them")
+    if body.where is not None:
+        wanted = ListQuery(call.tenant, queue, _FAILED, body.where.type, body.where.error, limit=wire.BATCH_LIMIT)
+        page = await call.hub.store.list(wanted)
+        ids, more = [job.id for job in page.jobs], page.cursor is not None
+    else:
+        ids = [check_id(id) for id in body.ids or []]
+    tickets = await call.hub.queue(call.tenant).replay_many(ids, queue=queue)
+    return Reply(wire.Replays(tenant=call.tenant, items=[_replayed(ticket) for ticket in tickets], more=more))
+
+
+async def purge(call: Call[wire.Purge, wire.NoQuery]) -> Reply:
+    """Those that ended before an instant, by default now. [DEAD-1]"""
+    body = call.body
+    queue = call.hub.queue(call.tenant)
+    purged = await queue.purge_dead_letters(before=body.before, queue=call.queue, type=body.type, error=body.error)
+    return Reply(wire.Purged(tenant=call.tenant, purged=purged))
+
+
+# The small steps ------------------------------------------------------------------------------------------
+
+
+async def _pause(call: Call[None, wire.NoQuery], *, paused: bool) -> Reply:
+    await call.hub.store.pause(call.tenant, call.queue, paused=paused)
+    return Reply(wire.Paused(tenant=call.tenant, queue=call.queue, paused=paused))
+
+
+def _shown(found: list[Job]) -> list[wire.Job]:
+    return [views.job(job) for job in found]
+
+
+def _replayed(ticket: Ticket[object]) -> wire.ReplayItem:
+    if ticket.error is not None:
+        return wire.ReplayItem(id=ticket.id, error=info(ticket.error))
+    return wire.ReplayItem(id=ticket.id, status="replayed")
+
+
+_QUEUE = "/v1/queues/{queue}"
+_LISTS = ("invalid_name", "invalid_option")
+
+ROUTES = (
+    Route(
+        method="GET", path="/v1/queues", handler=queues, scope=READ, summary="Counts of every queue",
+        answers={200: wire.Queues},
+    ),
+    Route(
+        method="GET", path=f"{_QUEUE}/stats", handler=stats, scope=READ, summary="Counts of one queue",
+        answers={200: wire.QueueStats}, refuses=("invalid_name",),
+    ),
+    Route(
+        method="GET", path=f"{_QUEUE}/jobs", handler=jobs, scope=READ, query=wire.ListQuery,
+        summary="A page of a queue's jobs", answers={200: wire.Jobs}, refuses=_LISTS,
+    ),
+    Route(
+        method="POST", path=f"{_QUEUE}/pause", handler=pause, scope=ADMIN, summary="Hand out no more jobs",
+        answers={200: wire.Paused}, refuses=("invalid_name",),
+    ),
+    Route(
+        method="POST", path=f"{_QUEUE}/resume", handler=resume, scope=ADMIN, summary="Hand out jobs again",
+        answers={200: wire.Paused}, refuses=("invalid_name",),
+    ),
+    Route(
+        method="GET", path=f"{_QUEUE}/dead-letters", handler=dead_letters, scope=ADMIN, query=wire.DeadQuery,
+        summary="A page of failed jobs, oldest first", answers={200: wire.DeadLetters}, refuses=_LISTS,
+    ),
+    Route(
+        method="POST", path=f"{_QUEUE}/dead-letters:replay", handler=replay, scope=ADMIN, body=wire.Replay,
+        summary="Start failed jobs again", answers={200: wire.Replays}, refuses=_LISTS,
+    ),
+    Route(
+        method="POST", path=f"{_QUEUE}/dead-letters:purge", handler=purge, scope=ADMIN, body=wire.Purge,
+        summary="Forget failed jobs", answers={200: wire.Purged}, refuses=_LISTS,
+    ),
+)  # fmt: skip
