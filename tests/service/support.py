@@ -11,7 +11,7 @@ from holdfast.service.server import listen, running
 from holdfast.service.settings import Limits, Settings, TokenSettings
 from holdfast.service.signing import sign
 
-KEY = "a key that is long enough for HS256, in tests"
+KEY = "a key that is long enough for HS256, and even for HS512, in tests"
 TOKENS = TokenSettings(hs256_key=KEY)
 ALL = ("produce", "work", "read", "admin")
 PATIENCE_S = 30

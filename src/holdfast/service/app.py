@@ -76,8 +76,9 @@ class _Endpoint:
             call = await self._call(route, scope, headers, body)
             reply = await route.handler(call)
         except HoldfastError as error:
-            left = not await body.drain()
-            await send_problem(send, error, close=left)
+            # Who is slow has had his time.
+            all_read = error.code != "request_timeout" and await body.drain()
+            await send_problem(send, error, close=not all_read)
             return
         if isinstance(reply, Stream):
             await self._stream(scope, send, reply)
@@ -127,6 +128,9 @@ def _gather(lines: Iterable[tuple[bytes, bytes]], headers: dict[bytes, bytes]) -
         if name in _ONCE and name in headers:
             raise Refusal("invalid_request", f"the header {name.decode('latin-1')} stands twice")
         headers[name] = value
+
+    if b"host" not in headers:
+        raise Refusal("invalid_request", "there is no header host")
 
 
 _ONCE = frozenset({b"authorization", b"content-type", b"content-encoding", b"content-length", b"host"})

@@ -13,6 +13,7 @@ import msgspec
 from holdfast import codec
 from holdfast.core import wire
 from holdfast.core.errors import HoldfastError
+from holdfast.core.failpoint import hit
 from holdfast.service.errors import Refusal, invalid
 
 T = TypeVar("T")
@@ -75,6 +76,8 @@ class Body:
             self.ended = True
             raise Refusal("request_timeout", "the client left in the middle of the body")
         self.ended = not message.get("more_body", False)
+        if not self.ended:
+            hit("service.mid_body")
         return message.get("body", b"")
 
 

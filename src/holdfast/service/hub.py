@@ -30,7 +30,7 @@ from holdfast.service.limits import Rates
 from holdfast.service.settings import Settings
 from holdfast.service.tokens import Tokens
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, Store
-from holdfast.telemetry import metrics
+from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
 from holdfast.worker.outcome import describe
 
@@ -107,6 +107,8 @@ class Hub:
         """Claim, and wait while there is nothing, but not for a client that has left."""
         claimed = await self.claimer.claim(request, wait_s=wait_s, gone=gone)
         hit("service.after_claim")
+        if http_metrics.current is not None:
+            http_metrics.current.jobs("claim", claimed.jobs)
         return claimed
 
     async def give_back(self, jobs: Sequence[Job]) -> None:
@@ -116,7 +118,10 @@ class Hub:
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[FinishAnswer]:
         """Acknowledge. A result over the limit goes to the blob store, or the job fails without one. [RESULT-1]"""
-        return await self.store.finish([await self._small(item) for item in items])
+        answers = await self.store.finish([await self._small(item) for item in items])
+        if http_metrics.current is not None:
+            http_metrics.current.jobs("finish", answers)
+        return answers
 
     async def extend(self, items: Sequence[Extend]) -> Sequence[ExtendAnswer]:
         """Renew leases."""
@@ -140,9 +145,8 @@ class Hub:
             _log.warning("enqueue repeated", items=len(items), error=error)
             answers = await self.store.enqueue(items)
         hit("service.after_enqueue")
-        if metrics.current is not None:
-            for item, answer in zip(items, answers, strict=True):
-                metrics.current.enqueued(item.key.queue, type(answer).__name__.lower())
+        if http_metrics.current is not None:
+            http_metrics.current.jobs("enqueue", answers)
         return answers
 
     async def _get(self, keys: Sequence[JobKey]) -> list[Job | None]:

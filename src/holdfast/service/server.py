@@ -22,7 +22,6 @@ from holdfast.service.protocol import bounded
 from holdfast.service.settings import Settings
 from holdfast.store import Store, make_store
 from holdfast.telemetry import http as http_metrics
-from holdfast.telemetry import metrics
 from holdfast.telemetry.logging import get_logger
 from holdfast.worker.shutdown import on_signal
 
@@ -76,7 +75,6 @@ async def serve(settings: Settings, sock: socket.socket, *, ready: Callable[[], 
     """Serve in this process until SIGTERM or SIGINT; then let requests end, and answer those that wait."""
     _raise_file_limit(settings.limits.connections)
     http_metrics.enable()
-    metrics.enable()
     async with running(settings, sock) as server:
         if ready is not None:
             ready()

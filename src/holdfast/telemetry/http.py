@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections import Counter as Counts
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.core.errors import InvalidOption
@@ -35,11 +37,21 @@ class HttpMetrics:
             registry=registry, buckets=_SECONDS,
         )  # fmt: skip
 
+        self._jobs = Counter(
+            "jobs", "Items of operations, by what they were answered", ("op", "answer"), namespace="holdfast_http",
+            registry=registry,
+        )  # fmt: skip
+
     def answered(self, method: str, route: str, status: int, took_s: float) -> None:
         """One request is over; `route` is "" where none fitted, `status` 0 where the client left."""
         method = method if method in METHODS else "other"
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(took_s)
+
+    def jobs(self, op: str, answers: Sequence[object]) -> None:
+        """So many items of an operation were answered, each by what it was. Without the queue: it is a tenant's."""
+        for name, count in Counts(type(answer).__name__ for answer in answers).items():
+            self._jobs.labels(op, name).inc(count)
 
     def text(self) -> bytes:
         """What Prometheus reads."""
