@@ -418,8 +418,8 @@ class Where(Wire):
 class Replay(Wire):
     """Dead letters to start again: those of these ids, or up to 1000 that match. [DEAD-1]"""
 
-    ids: Annotated[list[JobId], Meta(max_length=BATCH_LIMIT)] | None = None
-    where: Where | None = None
+    ids: Annotated[list[JobId], Meta(max_length=BATCH_LIMIT)] | UnsetType = UNSET
+    where: Where | UnsetType = UNSET
 
 
 class ReplayItem(Answer):

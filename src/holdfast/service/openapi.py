@@ -26,7 +26,30 @@ _SCOPES = {
     READ: "Look at jobs, queues and events",
     ADMIN: "Pause queues, replay and purge dead letters",
 }
-_KINDS = {"/v1/events": "text/event-stream", "/metrics": "text/plain"}
+_TEXT = {"type": "string"}
+_EVENT = {"type": "object", "properties": {"id": _TEXT, "event": _TEXT, "data": _TEXT}}
+_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "/v1/events": ("text/event-stream", _EVENT),
+    "/metrics": ("text/plain", _TEXT),
+}
+
+
+def _said(*names: str) -> dict[str, Any]:
+    return {"required": list(names), "properties": {name: {"not": {"type": "null"}} for name in names}}
+
+
+_RULES: dict[str, dict[str, Any]] = {
+    "Replay": {"oneOf": [{"required": ["ids"]}, {"required": ["where"]}]},
+    "Enqueue": {
+        "allOf": [
+            {"not": _said("delay_s", "run_at")},
+            {"not": _said("idempotency", "idempotency_ttl_s")},
+            {"anyOf": [_said("idempotency_key"), {"not": _said("idempotency")}]},
+            {"anyOf": [_said("idempotency_key"), {"not": _said("idempotency_ttl_s")}]},
+        ]
+    },
+}
+"""What a type alone cannot say."""
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
@@ -35,6 +58,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
     types = list(_types(routes))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    for name, rule in _RULES.items():
+        components[name] |= rule
     by_type = dict(zip(map(_name, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -74,9 +99,22 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         operation["security"] = [{"token": []}]
         operation["x-scope"] = route.scope
     if route.body is not None:
-        content = {"application/json": {"schema": schemas[_name(route.body)]}}
+        schema = _batch(route) if route.batch else schemas[_name(route.body)]
+        content = {"application/json": {"schema": schema}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
+
+
+def _batch(route: Route) -> dict[str, Any]:
+    """A batch takes items of any form: one that does not fit is answered by an error of its own. [ENQ-4]"""
+    item = {"anyOf": [{"$ref": _REF.format(name=route.item.__name__ if route.item else "")}, {}]}
+    return {
+        "type": "object",
+        "required": [route.batch],
+        "additionalProperties": False,
+        "properties": {route.batch: {"type": "array", "maxItems": wire.BATCH_LIMIT, "items": item}},
+        "description": "An item that does not fit is answered by an error of its own.",
+    }
 
 
 def _types(routes: Iterable[Route]) -> Iterable[Any]:
@@ -133,8 +171,8 @@ def _schema(type: Any) -> dict[str, Any]:
 def _answers(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for status, type in route.answers.items():
-        kind = _KINDS.get(route.path, "application/json")
-        schema = {"type": "string"} if type is None else schemas[_name(type)]
+        kind = _KINDS[route.path][0] if type is None else "application/json"
+        schema = _KINDS[route.path][1] if type is None else schemas[_name(type)]
         if route.batch:
             item = {"anyOf": [schema, schemas[_name(wire.Refused)]]}
             schema = {

@@ -23,7 +23,7 @@ PAGE = 500
 _EVENTS = frozenset({Hint.EVENTS})
 
 
-async def events(call: Call[None, wire.StreamQuery]) -> Stream:
+async def follow_events(call: Call[None, wire.StreamQuery]) -> Stream:
     """It goes on until the client leaves, or to the end of the log with `follow=false`."""
     after = call.header(b"last-event-id") or call.query.after
     # The first look decides about the status: an offset that is wrong or trimmed is told as such.
@@ -71,7 +71,7 @@ def _line(event: Event) -> bytes:
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/events", handler=events, scope=READ, query=wire.StreamQuery,
+        method="GET", path="/v1/events", handler=follow_events, scope=READ, query=wire.StreamQuery,
         summary="The tenant's events as server-sent events, from an offset on", answers={200: None},
         refuses=("invalid_option", "events_trimmed"),
     ),

@@ -54,7 +54,7 @@ async def result(call: Call[None, wire.WaitQuery]) -> Reply:
     return Reply(views.outcome(job, blob), 200 if job.state in TERMINAL else 202)
 
 
-async def events(call: Call[None, wire.EventQuery]) -> Reply:
+async def job_events(call: Call[None, wire.EventQuery]) -> Reply:
     """A page of one job's events: a part of the log is looked through, so it may be empty and have a cursor."""
     key, query = _key(call), call.query
     await _found(call)
@@ -147,7 +147,7 @@ ROUTES = (
         refuses=("invalid_name", "job_not_found", "result_expired"),
     ),
     Route(
-        method="GET", path=f"{_JOB}/events", handler=events, scope=READ, query=wire.EventQuery,
+        method="GET", path=f"{_JOB}/events", handler=job_events, scope=READ, query=wire.EventQuery,
         summary="What happened to a job, oldest first", answers={200: wire.Events},
         refuses=("invalid_name", "invalid_option", "job_not_found", "events_trimmed"),
     ),

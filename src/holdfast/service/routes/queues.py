@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from holdfast.core import wire
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import Job, JobState
@@ -58,14 +60,14 @@ async def dead_letters(call: Call[None, wire.DeadQuery]) -> Reply:
 async def replay(call: Call[wire.Replay, wire.NoQuery]) -> Reply:
     """Of concurrent replays one wins. [DEAD-1, STATE-3]"""
     body, queue, more = call.body, call.queue, False
-    if (body.ids is None) == (body.where is None):
+    if (body.ids is UNSET) == (body.where is UNSET):
         raise InvalidOption("ids", "give ids or where, one of them")
-    if body.where is not None:
+    if body.where is not UNSET:
         wanted = ListQuery(call.tenant, queue, _FAILED, body.where.type, body.where.error, limit=wire.BATCH_LIMIT)
         page = await call.hub.store.list(wanted)
         ids, more = [job.id for job in page.jobs], page.cursor is not None
     else:
-        ids = [check_id(id) for id in body.ids or []]
+        ids = [check_id(id) for id in (() if body.ids is UNSET else body.ids)]
     tickets = await call.hub.queue(call.tenant).replay_many(ids, queue=queue)
     return Reply(wire.Replays(tenant=call.tenant, items=[_replayed(ticket) for ticket in tickets], more=more))
 
