@@ -43,7 +43,7 @@ def make_app(hub: Hub) -> Edge:
     """The application for one process."""
     app = FastAPI(
         title="Holdfast", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False,
-        exception_handlers={HTTPException: _not_routed},
+        exception_handlers={HTTPException: _not_routed, Exception: _went_wrong},
     )  # fmt: skip
     routes = [route for route in ROUTES if hub.settings.metrics or route.path != "/metrics"]
     document = openapi.document(routes)
@@ -155,3 +155,9 @@ async def _not_routed(_: Request, error: Exception) -> Response:
     headers = dict((error.headers or {}) if isinstance(error, HTTPException) else {})
     body = problem(Refusal(code, detail))[1]
     return Response(body, status, headers, media_type="application/problem+json")
+
+
+async def _went_wrong(_: Request, error: Exception) -> Response:
+    """What the client is told; the edge logs the rest."""
+    status, body, headers = problem(error)
+    return Response(body, status, {**headers, "connection": "close"}, media_type="application/problem+json")

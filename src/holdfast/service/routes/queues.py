@@ -7,7 +7,7 @@ from msgspec import UNSET
 from holdfast.core import wire
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import Job, JobState
-from holdfast.core.names import check_id
+from holdfast.core.names import check_id, check_type
 from holdfast.service import views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.errors import info
@@ -34,7 +34,7 @@ async def jobs(call: Call[None, wire.ListQuery]) -> Reply:
     """Waiting jobs in claim order, then leased ones, then finished."""
     query = call.query
     states = frozenset(JobState) if query.state is None else frozenset({query.state})
-    wanted = ListQuery(call.tenant, call.queue, states, query.type, cursor=query.cursor, limit=query.limit)
+    wanted = ListQuery(call.tenant, call.queue, states, _type(query.type), cursor=query.cursor, limit=query.limit)
     page = await call.hub.store.list(wanted)
     return Reply(wire.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
 
@@ -52,7 +52,7 @@ async def resume(call: Call[None, wire.NoQuery]) -> Reply:
 async def dead_letters(call: Call[None, wire.DeadQuery]) -> Reply:
     """With reason and errors. [DEAD-1]"""
     query = call.query
-    wanted = ListQuery(call.tenant, call.queue, _FAILED, query.type, query.error, query.cursor, query.limit)
+    wanted = ListQuery(call.tenant, call.queue, _FAILED, _type(query.type), query.error, query.cursor, query.limit)
     page = await call.hub.store.list(wanted)
     return Reply(wire.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
 
@@ -63,7 +63,9 @@ async def replay(call: Call[wire.Replay, wire.NoQuery]) -> Reply:
     if (body.ids is UNSET) == (body.where is UNSET):
         raise InvalidOption("ids", "give ids or where, one of them")
     if body.where is not UNSET:
-        wanted = ListQuery(call.tenant, queue, _FAILED, body.where.type, body.where.error, limit=wire.BATCH_LIMIT)
+        wanted = ListQuery(
+            call.tenant, queue, _FAILED, _type(body.where.type), body.where.error, limit=wire.BATCH_LIMIT
+        )
         page = await call.hub.store.list(wanted)
         ids, more = [job.id for job in page.jobs], page.cursor is not None
     else:
@@ -76,7 +78,9 @@ async def purge(call: Call[wire.Purge, wire.NoQuery]) -> Reply:
     """Those that ended before an instant, by default now. [DEAD-1]"""
     body = call.body
     queue = call.hub.queue(call.tenant)
-    purged = await queue.purge_dead_letters(before=body.before, queue=call.queue, type=body.type, error=body.error)
+    purged = await queue.purge_dead_letters(
+        before=body.before, queue=call.queue, type=_type(body.type), error=body.error
+    )
     return Reply(wire.Purged(tenant=call.tenant, purged=purged))
 
 
@@ -86,6 +90,11 @@ async def purge(call: Call[wire.Purge, wire.NoQuery]) -> Reply:
 async def _pause(call: Call[None, wire.NoQuery], *, paused: bool) -> Reply:
     await call.hub.store.pause(call.tenant, call.queue, paused=paused)
     return Reply(wire.Paused(tenant=call.tenant, queue=call.queue, paused=paused))
+
+
+def _type(name: str | None) -> str | None:
+    """A job type to search by; "" finds jobs without one. Raises InvalidName."""
+    return check_type(name) if name else name
 
 
 def _shown(found: list[Job]) -> list[wire.Job]:
