@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, Self, TypeVar
 
@@ -18,7 +17,6 @@ from holdfast.core.errors import (
     ResultExpired,
     StoreError,
     StoreUnavailable,
-    WaitTimeout,
 )
 from holdfast.core.job import Cancel, CancelStatus, Job, JobKey, JobState, NewJob, Result
 from holdfast.options import Seconds, check_queue, timeout_s
@@ -161,17 +159,6 @@ class Binding:
             watch.seen = watch.seen or known
             watch.look()
             return await self._outcome(watch, timeout_s(timeout), result_type)
-
-    async def ended(self, key: JobKey, timeout: Seconds | None, gone: asyncio.Future[None] | None = None) -> bool:
-        """Wait for the end of a job; whether it has come. It is over sooner once `gone` is done. [RESULT-2]"""
-        self._check_open()
-        with self._waits.watch(key) as watch:
-            watch.look()
-            try:
-                await watch.wait(timeout_s(timeout), gone)
-            except WaitTimeout:
-                return False
-            return True
 
     async def _outcome(self, watch: Watch, timeout: float | None, result_type: Any) -> Any:
         key = watch.key

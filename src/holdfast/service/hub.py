@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from holdfast.blobs import Blobs, result_name
 from holdfast.claims import Claimer
 from holdfast.coalesce import Coalescer
-from holdfast.core.errors import ResultExpired, ResultTooLarge, StoreUnavailable
+from holdfast.core.errors import ResultExpired, ResultTooLarge, StoreUnavailable, WaitTimeout
 from holdfast.core.failpoint import hit
 from holdfast.core.job import (
     RESULT_LIMIT,
@@ -32,12 +34,18 @@ from holdfast.service.tokens import Tokens
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
+from holdfast.waiting import Waits
 from holdfast.worker.outcome import describe
 
 _log = get_logger(__name__)
 
 TENANTS = 10_000
 """How many tenants' queues are kept at hand."""
+
+
+class _Tenant(NamedTuple):
+    queue: Queue
+    waits: Waits
 
 
 class Hub:
@@ -59,7 +67,7 @@ class Hub:
         self.enqueue = Coalescer(self._enqueue)
         self.get = Coalescer(self._get)
         self.cancel = Coalescer(self._cancel)
-        self._queues: dict[str, Queue] = {}
+        self._tenants: dict[str, _Tenant] = {}
         self._upkeep: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -81,8 +89,8 @@ class Hub:
         if self._upkeep is not None:
             self._upkeep.cancel()
             await asyncio.wait([self._upkeep])
-        for queue in self._queues.values():
-            await queue.close()
+        for tenant in self._tenants.values():
+            await tenant.queue.close()
         for calls in (self.enqueue, self.get, self.cancel):
             await calls.settle()
         self.claimer.close()
@@ -91,13 +99,23 @@ class Hub:
 
     def queue(self, tenant: str) -> Queue:
         """The tenant's Queue."""
-        queue = self._queues.pop(tenant, None)
-        if queue is None:
-            if len(self._queues) >= TENANTS:
-                del self._queues[next(iter(self._queues))]
-            queue = Queue(store=self.store, tenant=tenant, blobs=self.blobs)
-        self._queues[tenant] = queue
-        return queue
+        return self._tenant(tenant).queue
+
+    async def ended(self, key: JobKey, wait_s: float, gone: asyncio.Future[None]) -> None:
+        """Wait for the end of a job, but not for a client that has left. [RESULT-2, RESULT-3]"""
+        with self._tenant(key.tenant).waits.watch(key) as watch, contextlib.suppress(WaitTimeout):
+            watch.look()
+            await watch.wait(wait_s, gone)
+
+    def _tenant(self, name: str) -> _Tenant:
+        tenant = self._tenants.pop(name, None)
+        if tenant is None:
+            if len(self._tenants) >= TENANTS:
+                del self._tenants[next(iter(self._tenants))]
+            queue = Queue(store=self.store, tenant=name, blobs=self.blobs)
+            tenant = _Tenant(queue, Waits(name, self.store.listen, self.get))
+        self._tenants[name] = tenant
+        return tenant
 
     async def enqueue_many(self, items: Sequence[NewJob]) -> Sequence[EnqueueAnswer]:
         """A batch of one caller, in one trip of its own."""

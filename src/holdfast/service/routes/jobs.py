@@ -48,7 +48,7 @@ async def result(call: Call[None, wire.WaitQuery]) -> Reply:
     job = await _found(call)
     if job.state not in TERMINAL and call.query.wait_s:
         with call.leaving() as gone:
-            await call.hub.queue(call.tenant).ended(key, call.query.wait_s, gone)
+            await call.hub.ended(key, call.query.wait_s, gone)
         job = await _found(call)
     blob = await call.hub.blob(job.result, key)
     return Reply(views.outcome(job, blob), 200 if job.state in TERMINAL else 202)
