@@ -32,7 +32,6 @@ from holdfast.core.names import check_id
 from holdfast.core.retry import check_backoff
 from holdfast.ids import new_id
 from holdfast.options import EnqueueOptions, check_queue, check_type, duration_ms, resolve
-from holdfast.service.bodies import check_payload
 from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end
 
 _DEFAULT_BACKOFF = Backoff()
@@ -46,7 +45,7 @@ def new_job(tenant: str, item: wire.Enqueue, headers: dict[str, str] | None) -> 
         check_type(item.type)
     envelope = Envelope(
         item.type,
-        check_payload(bytes(item.payload)) if item.codec == "json" else _other(item.payload, item.codec),
+        codecs.check_size(_bytes(item.payload, item.codec)),
         item.codec,
         item.version,
         5 if options.priority is None else options.priority,
@@ -66,12 +65,7 @@ def finish(tenant: str, item: wire.Finish) -> Finish:
     """An acknowledgement. Raises InvalidName, InvalidOption or InvalidPayload."""
     result = error = None
     if item.outcome == "complete":
-        data = bytes(item.result)
-        if item.codec == "json":
-            codecs.decode_json_text(data)
-        else:
-            data = _decoded(item.result, item.codec)
-        result = Result(data, item.codec)
+        result = Result(_bytes(item.result, item.codec), item.codec)
     elif item.outcome != "release":
         said = item.error or wire.JobError(type="Error")
         error = AttemptError(
@@ -129,12 +123,10 @@ def _backoff(retry: wire.Retry) -> Backoff:
     return check_backoff(Backoff(base_ms, float(retry.factor), cap_ms, retry.jitter))
 
 
-def _other(raw: Raw, codec: str) -> bytes:
-    return codecs.check_size(_decoded(raw, codec))
-
-
-def _decoded(raw: Raw, codec: str) -> bytes:
-    """The bytes of a value in another codec than JSON, which must be known here and be able to read them."""
+def _bytes(raw: Raw, codec: str) -> bytes:
+    """A payload or result as a store keeps it. A codec other than JSON must be known here and able to read it."""
+    if codec == "json":
+        return codecs.check_json_text(bytes(raw))
     reader = codecs.get(codec)
     try:
         text = msgspec_json.decode(raw, type=str)
