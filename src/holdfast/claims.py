@@ -101,11 +101,17 @@ class Claimer:
                 _ring_one(waiting)
 
     async def claim(
-        self, request: ClaimRequest, *, wait_s: float = 0.0, gone: asyncio.Future[None] | None = None
+        self,
+        request: ClaimRequest,
+        *,
+        wait_s: float = 0.0,
+        gone: asyncio.Future[None] | None = None,
+        on_look: Callable[[], None] | None = None,
     ) -> Claimed:
         """Claim, and wait for up to `wait_s` while there is nothing. The queues are rotated between looks.
 
         Once `gone` is done the wait ends, but never in the middle of a look: what that finds is still answered.
+        `on_look` is called before each look.
         """
         if wait_s <= 0:
             return await self._store.claim(request)
@@ -118,6 +124,8 @@ class Claimer:
         try:
             while True:
                 bell.arm()
+                if on_look is not None:
+                    on_look()
                 claimed = await self._store.claim(request)
                 if claimed.jobs:
                     return claimed

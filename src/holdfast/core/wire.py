@@ -9,12 +9,14 @@ The rules for names and numbers are those of `core.names` and are checked there;
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from holdfast.core.job import CancelStatus, Jitter, JobState, Outcome
+from holdfast.core.events import EventKind
+from holdfast.core.job import CancelStatus, Jitter, JobState, Outcome, PurgeStatus, TtlStatus
 
 BATCH_LIMIT = 1000
 """Items in a batch, and jobs in a claim."""
@@ -22,11 +24,17 @@ CLAIM_QUEUES = 100
 """Queues in a claim."""
 PAGE_LIMIT = 1000
 LONGEST_WAIT_S = 60.0
+KINDS: tuple[str, ...] = get_args(EventKind)
 
 T = TypeVar("T")
 
 _SPAN_S = 1000 * 365 * 86400
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
+
+
+def _one_of(words: Iterable[str]) -> str:
+    return "|".join(words)
+
 
 QueueName = Annotated[str, Meta(description="A queue.", extra_json_schema={"pattern": _NAME})]
 JobType = Annotated[str, Meta(description='A job type; "" has none.', extra_json_schema={"pattern": f"^$|{_NAME}"})]
@@ -46,6 +54,8 @@ Wait = Annotated[
 ]
 Token = Annotated[int, Meta(description="The lease's token.", ge=0, le=2**53)]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_LIMIT)]
+States = Annotated[str, Meta(extra_json_schema={"pattern": f"^({_one_of(JobState)})(,({_one_of(JobState)}))*$"})]
+Kinds = Annotated[str, Meta(extra_json_schema={"pattern": f"^({_one_of(KINDS)})(,({_one_of(KINDS)}))*$"})]
 Codec = Annotated[str, Meta(description="The codec of the bytes.", extra_json_schema={"enum": ["json", "msgpack"]})]
 
 
@@ -69,6 +79,8 @@ class Problem(Struct, kw_only=True, omit_defaults=True):
     status: int
     code: str
     detail: str
+    facts: dict[str, Any] | UnsetType = UNSET
+    """What the detail says, for programs. Which facts go with which code: `FACTS`."""
 
 
 class ErrorInfo(Struct, kw_only=True):
@@ -76,6 +88,20 @@ class ErrorInfo(Struct, kw_only=True):
 
     code: str
     message: str
+    facts: dict[str, Any] | UnsetType = UNSET
+
+
+FACTS: dict[str, tuple[str, ...]] = {
+    "invalid_name": ("what", "name", "reason"),
+    "invalid_option": ("option", "reason"),
+    "invalid_payload": ("reason", "path"),
+    "unknown_codec": ("codec", "reason"),
+    "payload_too_large": ("size", "limit"),
+    "quota_exceeded": ("queue", "waiting", "limit"),
+    "not_replayable": ("queue", "id", "reason"),
+    "events_trimmed": ("from", "to"),
+}
+"""The facts of an error, in the order in which the error takes them."""
 
 
 class Refused(Struct, kw_only=True):
@@ -169,6 +195,9 @@ class ClaimedJob(Answer):
     max_attempts: int
     deadline: datetime
     priority: int
+    enqueued_at: datetime
+    visible_at: datetime
+    """Since when it could be claimed."""
     codec: str = "json"
     version: int = 1
     timeout_s: float | None = None
@@ -177,10 +206,16 @@ class ClaimedJob(Answer):
 
 
 class Claimed(Answer):
-    """What a claim got; `now` is the store's clock, which the deadlines are of."""
+    """What a claim got; `now` is the store's clock, which the deadlines are of.
+
+    If it got less than it wished for, `next_at` is when the next job becomes visible, as far as is known.
+    """
 
     jobs: list[ClaimedJob]
     now: datetime
+    next_at: datetime | None = None
+    waited_s: float = 0.0
+    """For so long at least there was nothing: the leases began after that."""
 
 
 class JobError(Wire):
@@ -319,6 +354,12 @@ class Job(Answer):
     errors: list[AttemptInfo] = []
     result: Raw | UnsetType = UNSET
     result_codec: str = "json"
+    request_id: str | None = None
+    """Of the enqueue that made it."""
+    token: int = 0
+    """Of the last lease."""
+    timeout_s: float | None = None
+    trace: dict[str, str] | None = None
 
 
 class Jobs(Answer):
@@ -382,11 +423,51 @@ class Event(Answer):
     data: dict[str, Any]
 
 
+class Offset(Answer):
+    """The end of the log as it is now: a stream from here shows only what is still to come."""
+
+    offset: str
+
+
 class Events(Answer):
     """A page of events. It goes on at `cursor`, which is null at the end of the log."""
 
     events: list[Event]
     cursor: str | None
+
+
+class Retain(Wire):
+    """How long to keep one finished job from now on. [RESULT-1]"""
+
+    id: JobId
+    result_ttl_s: Duration
+
+
+class RetainBatch(Wire):
+    """Up to 1000 finished jobs, answered item by item."""
+
+    jobs: Annotated[list[Retain], Meta(max_length=BATCH_LIMIT)]
+
+
+class Retained(Answer):
+    """What came of it."""
+
+    status: TtlStatus
+
+
+class TokenInfo(Answer):
+    """What a token is good for; `now` is the store's clock."""
+
+    tenant: str
+    scopes: list[str]
+    queues: list[str] | None
+    """The only queues; null: all of the tenant's."""
+    expires_at: datetime
+    now: datetime
+    durable: bool
+    """What is acknowledged survives the end of the store's process."""
+    survives_power_loss: bool
+    exact_quota: bool
 
 
 # Operators ------------------------------------------------------------------------------------------------
@@ -453,6 +534,25 @@ class Purged(Answer):
     purged: int
 
 
+class Forget(Wire):
+    """One finished job to forget now; with `finished_at` only if it is still that same ending. [KEEP-1]"""
+
+    id: JobId
+    finished_at: Instant | None = None
+
+
+class ForgetBatch(Wire):
+    """Up to 1000 finished jobs, answered item by item."""
+
+    jobs: Annotated[list[Forget], Meta(max_length=BATCH_LIMIT)]
+
+
+class Forgotten(Answer):
+    """What came of it."""
+
+    status: PurgeStatus
+
+
 class Health(Answer):
     """All is well."""
 
@@ -479,9 +579,9 @@ class CancelQuery(Wire):
 
 
 class ListQuery(Wire):
-    """Which jobs of a queue."""
+    """Which jobs of a queue; several states stand with commas between them."""
 
-    state: JobState | None = None
+    state: States | None = None
     type: JobType | None = None
     cursor: str | None = None
     limit: Limit = 100
@@ -504,7 +604,8 @@ class EventQuery(Wire):
 
 
 class StreamQuery(Wire):
-    """From which offset on, and whether to go on with what comes."""
+    """From which offset on, whether to go on with what comes, and of which kinds (with commas between them)."""
 
     after: str | None = None
     follow: bool = True
+    kinds: Kinds | None = None

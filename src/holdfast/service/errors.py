@@ -93,9 +93,17 @@ def detail_of(error: BaseException) -> str:
     return str(error)
 
 
+def facts_of(error: BaseException) -> dict[str, Any] | msgspec.UnsetType:
+    """What the detail says, as facts, where it says all of the error."""
+    names = wire.FACTS.get(code_of(error))
+    if names is None or detail_of(error) != str(error) or len(names) != len(error.args):
+        return msgspec.UNSET
+    return dict(zip(names, error.args, strict=True))
+
+
 def info(error: BaseException) -> wire.ErrorInfo:
     """An error of one item of a batch."""
-    return wire.ErrorInfo(code=code_of(error), message=detail_of(error))
+    return wire.ErrorInfo(code=code_of(error), message=detail_of(error), facts=facts_of(error))
 
 
 def problem(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
@@ -108,6 +116,7 @@ def problem(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
         status=status,
         code=code,
         detail=detail_of(error),
+        facts=facts_of(error),
     )
     headers = dict(error.headers) if isinstance(error, Refusal) else {}
     if code in _AGAIN:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ from holdfast.core.job import (
     Job,
     JobKey,
     NewJob,
+    Purge,
+    PurgeStatus,
     Result,
 )
 from holdfast.maintenance.runner import Maintenance
@@ -121,13 +124,19 @@ class Hub:
         """A batch of one caller, in one trip of its own."""
         return await self._enqueue(items)
 
-    async def claim(self, request: ClaimRequest, wait_s: float, gone: asyncio.Future[None]) -> Claimed:
-        """Claim, and wait while there is nothing, but not for a client that has left."""
-        claimed = await self.claimer.claim(request, wait_s=wait_s, gone=gone)
+    async def claim(self, request: ClaimRequest, wait_s: float, gone: asyncio.Future[None]) -> tuple[Claimed, float]:
+        """Claim, and wait while there is nothing, but not for a client that has left; and how long it waited."""
+        started = looked = time.monotonic()
+
+        def look() -> None:
+            nonlocal looked
+            looked = time.monotonic()
+
+        claimed = await self.claimer.claim(request, wait_s=wait_s, gone=gone, on_look=look)
         hit("service.after_claim")
         if http_metrics.current is not None:
             http_metrics.current.jobs("claim", claimed.jobs)
-        return claimed
+        return claimed, looked - started
 
     async def give_back(self, jobs: Sequence[Job]) -> None:
         """Release jobs that nobody is there to take. [RETRY-5]"""
@@ -144,6 +153,19 @@ class Hub:
     async def extend(self, items: Sequence[Extend]) -> Sequence[ExtendAnswer]:
         """Renew leases."""
         return await self.store.extend(items)
+
+    async def purge(self, items: Sequence[Purge]) -> Sequence[PurgeStatus]:
+        """Forget finished jobs, and the blobs that held their results. [KEEP-1]"""
+        jobs = await self.store.get([item.key for item in items]) if self.blobs is not None else []
+        answers = await self.store.purge(items)
+        names = [
+            job.result.blob
+            for job, answer in zip(jobs, answers, strict=False)
+            if answer == "purged" and job is not None and job.result is not None and job.result.blob
+        ]
+        if names and self.blobs is not None:
+            await self.blobs.delete(names)
+        return answers
 
     async def blob(self, result: Result | None, key: JobKey) -> bytes | None:
         """What the blob store has of a result. Raises ResultExpired where it is gone."""

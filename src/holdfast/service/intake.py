@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import random
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from msgspec import Raw
 from msgspec import json as msgspec_json
@@ -32,7 +33,10 @@ from holdfast.core.names import check_id
 from holdfast.core.retry import check_backoff
 from holdfast.ids import new_id
 from holdfast.options import EnqueueOptions, check_queue, check_type, duration_ms, resolve
+from holdfast.service.errors import invalid
 from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end
+
+W = TypeVar("W")
 
 _DEFAULT_BACKOFF = Backoff()
 
@@ -87,6 +91,16 @@ def report(tenant: str, item: wire.Report) -> Report:
     """Progress. Raises InvalidName or InvalidOption."""
     message = clean(item.progress.message, MESSAGE_LIMIT)
     return Report(key_of(tenant, item), item.token, Progress(item.progress.fraction, message))
+
+
+def chosen(option: str, text: str, known: Iterable[W]) -> list[W]:
+    """Words with commas between them, each one that is known. Raises a refusal."""
+    words = {str(word): word for word in known}
+    said = text.split(",")
+    for word in said:
+        if word not in words:
+            raise invalid(f"{option}: {word[:80]!r} is none of {', '.join(words)}")
+    return [words[word] for word in said]
 
 
 def key_of(tenant: str, item: wire.Lot) -> JobKey:

@@ -97,7 +97,8 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         operation["description"] = route.handler.__doc__
     if route.scope is not None:
         operation["security"] = [{"token": []}]
-        operation["x-scope"] = route.scope
+        if route.scope:
+            operation["x-scope"] = route.scope
     if route.body is not None:
         schema = _batch(route) if route.batch else schemas[_name(route.body)]
         content = {"application/json": {"schema": schema}}

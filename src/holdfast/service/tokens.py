@@ -23,6 +23,8 @@ from holdfast.service.settings import TokenSettings
 
 PRODUCE, WORK, READ, ADMIN = "jobs:produce", "jobs:work", "jobs:read", "jobs:admin"
 SCOPES = (PRODUCE, WORK, READ, ADMIN)
+ANY = ""
+"""Any token will do."""
 ALGORITHMS = ("HS256", "RS256", "ES256", "EdDSA")
 TENANT_ALIASES = ("tid", "tenant", "tenant_id")
 """Claims that name a tenant elsewhere: if a token has several, they must say the same."""
@@ -46,7 +48,7 @@ class Caller(Struct, frozen=True):
 
     def need(self, scope: str) -> None:
         """Raise a refusal unless the token has that scope."""
-        if scope not in self.scopes:
+        if scope != ANY and scope not in self.scopes:
             challenge = f'Bearer realm="holdfast", error="insufficient_scope", scope="{scope}"'
             raise Refusal("scope_missing", f"the token lacks the scope {scope}", {"www-authenticate": challenge})
 

@@ -24,9 +24,11 @@ def codec_name(codec: str) -> str:
     return "json" if codec == "json" else codec
 
 
-def claimed(answer: Claimed) -> wire.Claimed:
+def claimed(answer: Claimed, waited_s: float) -> wire.Claimed:
     """What a claim got."""
-    return wire.Claimed(jobs=[_claimed_job(job) for job in answer.jobs], now=moment(answer.now))
+    next_at = None if answer.next_at is None else moment(answer.next_at)
+    jobs = [_claimed_job(job) for job in answer.jobs]
+    return wire.Claimed(jobs=jobs, now=moment(answer.now), next_at=next_at, waited_s=waited_s)
 
 
 def _claimed_job(job: Job) -> wire.ClaimedJob:
@@ -45,6 +47,8 @@ def _claimed_job(job: Job) -> wire.ClaimedJob:
         version=envelope.version,
         timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
         trace=envelope.headers,
+        enqueued_at=moment(job.enqueued_at),
+        visible_at=moment(job.visible_at),
     )
 
 
@@ -87,6 +91,10 @@ def job(found: Job, blob: bytes | None = None) -> wire.Job:
         ],
         result=value(result, blob),
         result_codec=codec_name(result.codec if result else "json"),
+        request_id=envelope.request_id or None,
+        token=found.token,
+        timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
+        trace=envelope.headers,
     )
 
 

@@ -1,20 +1,22 @@
 """Server-sent events: a tenant's log as it grows, resumable. [EVENT-2, EVENT-3]
 
 `id` is the offset, `event` the kind, `data` the event as JSON. A client that comes again with `Last-Event-ID` misses
-nothing and sees nothing twice. Between events there is a comment now and then, so that a line that is dead is noticed.
+nothing and sees nothing twice; an `id` without `data` says how far the log was read. Between events there is a comment
+now and then, so that a line that is dead is noticed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 
 import msgspec
 
 from holdfast.core import wire
 from holdfast.core.events import Event
 from holdfast.service import views
-from holdfast.service.call import Call, Route, Stream
+from holdfast.service.call import Call, Reply, Route, Stream
+from holdfast.service.intake import chosen
 from holdfast.service.tokens import READ
 from holdfast.store import Hint
 
@@ -26,12 +28,20 @@ _EVENTS = frozenset({Hint.EVENTS})
 async def follow_events(call: Call[None, wire.StreamQuery]) -> Stream:
     """It goes on until the client leaves, or to the end of the log with `follow=false`."""
     after = call.header(b"last-event-id") or call.query.after
+    kinds = wire.KINDS if call.query.kinds is None else chosen("kinds", call.query.kinds, wire.KINDS)
     # The first look decides about the status: an offset that is wrong or trimmed is told as such.
     await call.hub.store.events(call.tenant, after, 1)
-    return Stream(_follow(call, after))
+    return Stream(_follow(call, after, frozenset(kinds)))
 
 
-async def _follow(call: Call[None, wire.StreamQuery], after: str | None) -> AsyncGenerator[bytes]:
+async def last_offset(call: Call[None, wire.NoQuery]) -> Reply:
+    """Where a stream of what is still to come begins."""
+    return Reply(wire.Offset(offset=await call.hub.store.last_offset()))
+
+
+async def _follow(
+    call: Call[None, wire.StreamQuery], after: str | None, kinds: Collection[str]
+) -> AsyncGenerator[bytes]:
     store = call.hub.store
     grown = asyncio.Event()
     stop = store.listen(lambda _: grown.set(), _EVENTS)
@@ -44,7 +54,10 @@ async def _follow(call: Call[None, wire.StreamQuery], after: str | None) -> Asyn
                 grown.clear()
                 page = await store.events(call.tenant, after, PAGE)
                 after = page.next
-                text = b"".join(_line(event) for event in page.events if _is_shown(call, event))
+                text = b"".join(_line(event) for event in page.events if _is_shown(call, event, kinds))
+                if not page.more:
+                    # Who comes again begins here, also where what came last was not for him.
+                    text += b"id: %s\n\n" % after.encode()
                 if text:
                     yield text
                 if page.more:
@@ -60,8 +73,8 @@ async def _follow(call: Call[None, wire.StreamQuery], after: str | None) -> Asyn
         stop()
 
 
-def _is_shown(call: Call[None, wire.StreamQuery], event: Event) -> bool:
-    return call.caller.queues is None or event.queue in call.caller.queues
+def _is_shown(call: Call[None, wire.StreamQuery], event: Event, kinds: Collection[str]) -> bool:
+    return event.kind in kinds and (call.caller.queues is None or event.queue in call.caller.queues)
 
 
 def _line(event: Event) -> bytes:
@@ -74,5 +87,9 @@ ROUTES = (
         method="GET", path="/v1/events", handler=follow_events, scope=READ, query=wire.StreamQuery,
         summary="The tenant's events as server-sent events, from an offset on", answers={200: None},
         refuses=("invalid_option", "events_trimmed"),
+    ),
+    Route(
+        method="GET", path="/v1/events:last", handler=last_offset, scope=READ,
+        summary="The end of the log", answers={200: wire.Offset},
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""For load balancers and Prometheus. No token is asked for, and no tenant is named."""
+"""For load balancers and Prometheus, where no token is asked for and no tenant is named; and what a token is for."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 
 from holdfast.core import wire
 from holdfast.core.errors import StoreUnavailable
+from holdfast.options import moment
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.errors import Refusal
+from holdfast.service.tokens import ANY
 from holdfast.telemetry import http as http_metrics
 
 READY_S = 2.0
@@ -38,7 +40,28 @@ async def metrics(call: Call[None, wire.NoQuery]) -> Reply:
     return Reply(text, kind=http_metrics.CONTENT_TYPE)
 
 
+async def token(call: Call[None, wire.NoQuery]) -> Reply:
+    """Whose it is, what it may do and until when, and what time it is at the store."""
+    caller, store = call.caller, call.hub.store
+    return Reply(
+        wire.TokenInfo(
+            tenant=caller.tenant,
+            scopes=sorted(caller.scopes),
+            queues=None if caller.queues is None else sorted(caller.queues),
+            expires_at=moment(int(caller.expires_at * 1000)),
+            now=moment(await store.now()),
+            durable=store.capabilities.durable,
+            survives_power_loss=store.capabilities.survives_power_loss,
+            exact_quota=store.capabilities.exact_quota,
+        )
+    )
+
+
 ROUTES = (
+    Route(
+        method="GET", path="/v1/token", handler=token, scope=ANY, summary="What the token is good for",
+        answers={200: wire.TokenInfo},
+    ),
     Route(
         method="GET", path="/healthz", handler=healthz, scope=None, summary="Whether the process lives",
         answers={200: wire.Health},

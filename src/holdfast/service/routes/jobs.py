@@ -6,7 +6,20 @@ from typing import Any
 
 from holdfast.core import wire
 from holdfast.core.errors import HoldfastError, JobNotFound
-from holdfast.core.job import TERMINAL, AlreadyCompleted, Cancel, Job, JobKey, JobState, NewJob, Queued
+from holdfast.core.job import (
+    TERMINAL,
+    AlreadyCompleted,
+    Cancel,
+    Job,
+    JobKey,
+    JobState,
+    NewJob,
+    Queued,
+    SetResultTtl,
+    TtlStatus,
+)
+from holdfast.core.names import check_id
+from holdfast.options import duration_ms
 from holdfast.service import intake, views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.hub import Hub
@@ -82,6 +95,20 @@ async def cancel(call: Call[None, wire.CancelQuery]) -> Reply:
     return Reply(wire.Canceled(status=status))
 
 
+async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) -> Reply:
+    """Counted from now. [RESULT-1]"""
+    queue = call.queue
+
+    def make(item: wire.Retain) -> SetResultTtl:
+        ttl_ms = duration_ms("result_ttl_s", item.result_ttl_s)
+        return SetResultTtl(JobKey(call.tenant, queue, check_id(item.id)), ttl_ms)
+
+    async def show(_: SetResultTtl, status: TtlStatus) -> wire.Retained:
+        return wire.Retained(status=status)
+
+    return Reply(await each(call.body, make, call.hub.store.set_result_ttl, show))
+
+
 # The small steps ------------------------------------------------------------------------------------------
 
 
@@ -150,5 +177,10 @@ ROUTES = (
         method="GET", path=f"{_JOB}/events", handler=job_events, scope=READ, query=wire.EventQuery,
         summary="What happened to a job, oldest first", answers={200: wire.Events},
         refuses=("invalid_name", "invalid_option", "job_not_found", "events_trimmed"),
+    ),
+    Route(
+        method="POST", path="/v1/queues/{queue}/jobs:set-result-ttl", handler=retain, scope=PRODUCE,
+        body=wire.RetainBatch, batch="jobs", item=wire.Retain,
+        summary="Keep finished jobs for longer or shorter", answers={200: wire.Retained}, refuses=("invalid_name",),
     ),
 )  # fmt: skip

@@ -5,12 +5,15 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from holdfast.core import wire
-from holdfast.core.errors import InvalidOption
-from holdfast.core.job import Job, JobState
+from holdfast.core.errors import HoldfastError, InvalidOption
+from holdfast.core.job import Job, JobKey, JobState, Purge, PurgeStatus
 from holdfast.core.names import check_id, check_type
+from holdfast.options import instant_ms
 from holdfast.service import views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.errors import info
+from holdfast.service.intake import chosen
+from holdfast.service.routes.batches import each
 from holdfast.service.tokens import ADMIN, READ
 from holdfast.store import ListQuery
 from holdfast.ticket import Ticket
@@ -33,7 +36,7 @@ async def stats(call: Call[None, wire.NoQuery]) -> Reply:
 async def jobs(call: Call[None, wire.ListQuery]) -> Reply:
     """Waiting jobs in claim order, then leased ones, then finished."""
     query = call.query
-    states = frozenset(JobState) if query.state is None else frozenset({query.state})
+    states = frozenset(JobState) if query.state is None else frozenset(chosen("state", query.state, JobState))
     wanted = ListQuery(call.tenant, call.queue, states, _type(query.type), cursor=query.cursor, limit=query.limit)
     page = await call.hub.store.list(wanted)
     return Reply(wire.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
@@ -84,6 +87,20 @@ async def purge(call: Call[wire.Purge, wire.NoQuery]) -> Reply:
     return Reply(wire.Purged(tenant=call.tenant, purged=purged))
 
 
+async def forget(call: Call[list[wire.Forget | HoldfastError], wire.NoQuery]) -> Reply:
+    """With an event. [KEEP-1]"""
+    queue = call.queue
+
+    def make(item: wire.Forget) -> Purge:
+        ended = None if item.finished_at is None else instant_ms("finished_at", item.finished_at)
+        return Purge(JobKey(call.tenant, queue, check_id(item.id)), ended)
+
+    async def show(_: Purge, status: PurgeStatus) -> wire.Forgotten:
+        return wire.Forgotten(status=status)
+
+    return Reply(await each(call.body, make, call.hub.purge, show))
+
+
 # The small steps ------------------------------------------------------------------------------------------
 
 
@@ -122,6 +139,11 @@ ROUTES = (
     Route(
         method="GET", path=f"{_QUEUE}/jobs", handler=jobs, scope=READ, query=wire.ListQuery,
         summary="A page of a queue's jobs", answers={200: wire.Jobs}, refuses=_LISTS,
+    ),
+    Route(
+        method="POST", path=f"{_QUEUE}/jobs:purge", handler=forget, scope=ADMIN,
+        body=wire.ForgetBatch, batch="jobs", item=wire.Forget,
+        summary="Forget finished jobs", answers={200: wire.Forgotten}, refuses=("invalid_name",),
     ),
     Route(
         method="POST", path=f"{_QUEUE}/pause", handler=pause, scope=ADMIN, summary="Hand out no more jobs",

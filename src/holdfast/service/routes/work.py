@@ -28,10 +28,10 @@ async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
     chance = random.random()  # noqa: S311 - jitter, no secret
     request = ClaimRequest(call.tenant, queues, body.limit, lease_ms, worker_id, chance)
     with call.leaving() as gone:
-        claimed = await call.hub.claim(request, body.wait_s, gone)
+        claimed, waited_s = await call.hub.claim(request, body.wait_s, gone)
     if call.client_left:
         await call.hub.give_back(claimed.jobs)
-    return Reply(views.claimed(claimed))
+    return Reply(views.claimed(claimed, waited_s))
 
 
 async def finish(call: Call[list[wire.Finish | HoldfastError], wire.NoQuery]) -> Reply:
