@@ -223,8 +223,9 @@ async def read_events(client, count, **options):
             name, _, value = line.partition(": ")
             if line and name:
                 event[name] = value
-            elif not line and event.get("id"):
-                found.append((event["id"], event["event"], json.loads(event["data"])))
+            elif not line:
+                if "data" in event:
+                    found.append((event["id"], event["event"], json.loads(event["data"])))
                 event = {}
                 if len(found) == count:
                     return found

@@ -399,6 +399,8 @@ class QueueStats(Answer):
     counts: dict[str, int]
     oldest_ready_age_s: float | None
     paused: bool
+    now: datetime
+    """The store's clock."""
 
 
 class Queues(Answer):

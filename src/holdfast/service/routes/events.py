@@ -46,6 +46,7 @@ async def _follow(
     grown = asyncio.Event()
     stop = store.listen(lambda _: grown.set(), _EVENTS)
     beat = b": \n\n"
+    said = after
     try:
         with call.leaving() as gone:
             gone.add_done_callback(lambda _: grown.set())
@@ -54,10 +55,12 @@ async def _follow(
                 grown.clear()
                 page = await store.events(call.tenant, after, PAGE)
                 after = page.next
-                text = b"".join(_line(event) for event in page.events if _is_shown(call, event, kinds))
-                if not page.more:
+                shown = [event for event in page.events if _is_shown(call, event, kinds)]
+                text = b"".join(map(_line, shown))
+                said = shown[-1].offset if shown else said
+                if not page.more and said != after:
                     # Who comes again begins here, also where what came last was not for him.
-                    text += b"id: %s\n\n" % after.encode()
+                    said, text = after, text + b"id: %s\n\n" % after.encode()
                 if text:
                     yield text
                 if page.more:

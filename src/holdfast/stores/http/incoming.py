@@ -131,9 +131,9 @@ def job(found: wire.Job) -> Job:
     )
 
 
-def stats(found: wire.QueueStats, now: int) -> QueueStats:
-    """Counts of one queue; the age is the service's, only the instants are made here."""
-    age = found.oldest_ready_age_s
+def stats(found: wire.QueueStats) -> QueueStats:
+    """Counts of one queue."""
+    now, age = ms(found.now), found.oldest_ready_age_s
     oldest = None if age is None else now - round(age * 1000)
     return QueueStats(found.queue, {state: found.counts.get(state, 0) for state in JobState}, oldest, found.paused, now)
 

@@ -15,6 +15,7 @@ from holdfast.core.job import Backoff, ClaimRequest, Extend, Finish, NewJob, Rep
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
 _PLAIN = Backoff()
+_TRACE = ("traceparent", "tracestate")
 
 
 def instant(ms: int) -> datetime:
@@ -87,7 +88,7 @@ def finish(item: Finish) -> wire.Finish:
     return wire.Finish(
         queue=item.key.queue,
         id=item.key.id,
-        token=item.token,
+        token=_token(item.token),
         outcome=item.outcome,
         result=Raw(b"null") if result is None else value(result.data, result.codec),
         codec="json" if result is None else result.codec,
@@ -99,12 +100,23 @@ def finish(item: Finish) -> wire.Finish:
     )
 
 
+def _token(token: int) -> int:
+    """A token as the wire takes it: no lease has one outside this range."""
+    return min(max(0, token), 2**53)
+
+
+def trace(item: NewJob) -> dict[str, str]:
+    """The trace context of a job, as the headers that carry it."""
+    headers = item.envelope.headers or {}
+    return {name: headers[name] for name in _TRACE if name in headers and headers[name].isascii()}
+
+
 def extend(item: Extend) -> wire.Extend:
     """One renewal."""
-    return wire.Extend(queue=item.key.queue, id=item.key.id, token=item.token, lease_s=item.lease_ms / 1000)
+    return wire.Extend(queue=item.key.queue, id=item.key.id, token=_token(item.token), lease_s=item.lease_ms / 1000)
 
 
 def report(item: Report) -> wire.Report:
     """Progress of one job."""
     progress = wire.Progress(fraction=item.progress.fraction, message=item.progress.message)
-    return wire.Report(queue=item.key.queue, id=item.key.id, token=item.token, progress=progress)
+    return wire.Report(queue=item.key.queue, id=item.key.id, token=_token(item.token), progress=progress)

@@ -92,6 +92,9 @@ def _known(code: str, text: str, facts: dict[str, Any] | msgspec.UnsetType) -> H
     found, names = _BY_FACTS.get(code), wire.FACTS.get(code, ())
     if found is not None and facts is not msgspec.UNSET and all(name in facts for name in names):
         return found(*(facts[name] for name in names))
+    if code in _BY_KEY or code == errors.ResultExpired.code:
+        # Whoever asked for one job knows which.
+        return _BY_KEY.get(code, errors.ResultExpired)("", "")
     if code in _ACCESS:
         return AccessRefused(f"{text}; {_CURES[code]}", code)
     if code in _BUSY:
