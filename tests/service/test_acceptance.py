@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.eventually import eventually
 from tests.service.support import problem
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -134,6 +135,19 @@ async def test_a_result_is_waited_for(client):
     answer = await waiting
     assert (answer.status_code, answer.json()["result"]) == (200, "done")
     problem(await client.get("/v1/queues/default/jobs/nothing/result"), 404, "job_not_found")
+
+
+async def test_a_result_that_is_forgotten_during_the_wait_is_told_as_expired(client, service, tenant):
+    """[RESULT-1]"""
+    await client.enqueue(id="x", result_ttl_s=0)
+    path = "/v1/queues/default/jobs/x/result"
+    waiting = asyncio.create_task(client.get(path, params={"wait_s": 30}))
+    (job,) = await client.claim()
+    watches = service.hub._tenant(tenant).waits._watches
+    await eventually(lambda: [watch for lives in watches.values() for watch in lives.values() if watch.seen])
+    await client.finish(job, result="done")
+    problem(await waiting, 404, "result_expired")
+    problem(await client.get(path), 404, "job_not_found")
 
 
 async def test_a_failed_job_says_why(client):

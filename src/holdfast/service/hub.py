@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdfast.blobs import Blobs, result_name
 from holdfast.claims import Claimer
 from holdfast.coalesce import Coalescer
-from holdfast.core.errors import ResultExpired, ResultTooLarge, StoreUnavailable, WaitTimeout
+from holdfast.core.errors import ResultExpired, ResultTooLarge, StoreUnavailable
 from holdfast.core.failpoint import hit
 from holdfast.core.job import (
     RESULT_LIMIT,
@@ -101,11 +100,17 @@ class Hub:
         """The tenant's Queue."""
         return self._tenant(tenant).queue
 
-    async def ended(self, key: JobKey, wait_s: float, gone: asyncio.Future[None]) -> None:
-        """Wait for the end of a job, but not for a client that has left. [RESULT-2, RESULT-3]"""
-        with self._tenant(key.tenant).waits.watch(key) as watch, contextlib.suppress(WaitTimeout):
+    async def ended(self, key: JobKey, wait_s: float, gone: asyncio.Future[None]) -> Job | None:
+        """The job as it ended, or None if there is none. Waits, but not for a client that has left. [RESULT-2]
+
+        Raises WaitTimeout, and ResultExpired where the job was there and is no more. [RESULT-1]
+        """
+        with self._tenant(key.tenant).waits.watch(key) as watch:
             watch.look()
-            await watch.wait(wait_s, gone)
+            job = await watch.wait(wait_s, gone)
+            if job is None and watch.seen:
+                raise ResultExpired(key.queue, key.id)
+            return job
 
     def _tenant(self, name: str) -> _Tenant:
         tenant = self._tenants.pop(name, None)

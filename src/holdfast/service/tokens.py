@@ -69,13 +69,14 @@ class Tokens:
     async def caller(self, authorization: bytes | None) -> Caller:
         """Who sent this header. Raises a refusal with 401."""
         token = self._bearer(authorization)
+        self._keys.renew_in_time()
         digest = hashlib.sha256(token).digest()
         if self._generation != self._keys.generation:
             self._generation = self._keys.generation
             self._known.clear()
         caller = self._known.get(digest)
         if caller is not None:
-            if caller.expires_at + self._settings.leeway_s > time.time():
+            if self.left_s(caller) > 0:
                 return caller
             del self._known[digest]
         caller = await self._check(token.decode("ascii"), digest)
@@ -83,6 +84,10 @@ class Tokens:
             del self._known[next(iter(self._known))]
         self._known[digest] = caller
         return caller
+
+    def left_s(self, caller: Caller) -> float:
+        """How much longer the caller's token holds."""
+        return caller.expires_at + self._settings.leeway_s - time.time()
 
     def _bearer(self, authorization: bytes | None) -> bytes:
         if authorization is None:

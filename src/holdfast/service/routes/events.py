@@ -2,6 +2,7 @@
 
 `id` is the offset, `event` the kind, `data` the event as JSON. A client that comes again with `Last-Event-ID` misses
 nothing and sees nothing twice. Between events there is a comment now and then, so that a line that is dead is noticed.
+A stream lives no longer than its token.
 """
 
 from __future__ import annotations
@@ -51,8 +52,11 @@ async def _follow(call: Call[None, wire.StreamQuery], after: str | None) -> Asyn
                     continue
                 if not call.query.follow:
                     return
+                left_s = call.hub.tokens.left_s(call.caller)
+                if left_s <= 0:
+                    return
                 try:
-                    async with asyncio.timeout(BEAT_S):
+                    async with asyncio.timeout(min(BEAT_S, left_s)):
                         await grown.wait()
                 except TimeoutError:
                     yield beat

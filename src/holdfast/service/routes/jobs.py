@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from holdfast.core import wire
-from holdfast.core.errors import HoldfastError, JobNotFound
+from holdfast.core.errors import HoldfastError, JobNotFound, WaitTimeout
 from holdfast.core.job import TERMINAL, AlreadyCompleted, Cancel, Job, JobKey, JobState, NewJob, Queued
 from holdfast.service import intake, views
 from holdfast.service.call import Call, Reply, Route
@@ -44,11 +45,11 @@ async def get(call: Call[None, wire.NoQuery]) -> Reply:
 
 async def result(call: Call[None, wire.WaitQuery]) -> Reply:
     """Waits without polling; ends when the client leaves. [RESULT-2, RESULT-3]"""
-    key = _key(call)
-    job = await _found(call)
-    if job.state not in TERMINAL and call.query.wait_s:
-        with call.leaving() as gone:
-            await call.hub.ended(key, call.query.wait_s, gone)
+    key, job = _key(call), None
+    if call.query.wait_s:
+        with call.leaving() as gone, contextlib.suppress(WaitTimeout):
+            job = await call.hub.ended(key, call.query.wait_s, gone)
+    if job is None:
         job = await _found(call)
     blob = await call.hub.blob(job.result, key)
     return Reply(views.outcome(job, blob), 200 if job.state in TERMINAL else 202)
