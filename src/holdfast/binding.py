@@ -49,6 +49,7 @@ class Binding:
         codec: str = "json",
         blobs: str | Blobs | None = None,
         events: Literal["transitions", "all"] | None = None,
+        token: str | None = None,
     ) -> None:
         if (url is None) == (store is None):
             raise InvalidOption("store", "give a store's URL, or an open store as store=, and not both")
@@ -61,7 +62,8 @@ class Binding:
         self.codec = codecs.get(codec).name
         self.blobs = Blobs.open(blobs) if isinstance(blobs, str) else blobs
         self._url = url
-        self._store = store if store is not None else make_store(url or "")
+        self._token = token
+        self._store = store if store is not None else self._make_store(url or "")
         # A store that was passed in is taken to be open (`open` makes sure), and stays its owner's to close.
         self._is_open = url is None
         self._was_closed = False
@@ -88,10 +90,19 @@ class Binding:
         if not self._is_open:
             if self._url is not None:
                 if self._was_closed:
-                    self._store = make_store(self._url)
+                    self._store = self._make_store(self._url)
                 await self._store.open()
             self._is_open, self._was_closed = True, False
         return self
+
+    def _make_store(self, url: str) -> Store:
+        store = make_store(url)
+        if self._token is not None:
+            use_token: Callable[[str], None] | None = getattr(store, "use_token", None)
+            if use_token is None:
+                raise InvalidOption("token", "is for http:// and https://; other stores have no use for one")
+            use_token(self._token)
+        return store
 
     async def close(self) -> None:
         """Finish what is under way, end every wait, and let go of the store. Twice is harmless.

@@ -109,6 +109,7 @@ class Queue:
         codec: str = "json",
         blobs: str | Blobs | None = None,
         events: Literal["transitions", "all"] | None = None,
+        token: str | None = None,
     ) -> None: ...
     @property
     def store(self) -> Store: ...

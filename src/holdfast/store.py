@@ -532,7 +532,13 @@ def _opener(scheme: str) -> Opener:
                 return cast("Opener", point.load())
             except ModuleNotFoundError as error:
                 family = scheme.partition("+")[0]
-                extra = {"postgresql": "postgres", "rediss": "redis", "valkey": "redis", "valkeys": "redis"}
+                extra = {
+                    "postgresql": "postgres",
+                    "rediss": "redis",
+                    "valkey": "redis",
+                    "valkeys": "redis",
+                    "https": "http",
+                }
                 extra = extra.get(family, family)
                 reason = f"{scheme}: needs {error.name}; install it with: pip install 'holdfast[{extra}]'"
                 raise InvalidOption("store", reason) from error

@@ -286,6 +286,15 @@ async def test_a_quota_is_answered_429_and_says_when_to_come_again(client, servi
     assert int(answer.headers["retry-after"]) > 0
 
 
+async def test_a_token_tells_whose_it_is(client, service, tenant):
+    session = (await client.get("/v1/session")).json()
+    assert (session["tenant"], len(session["scopes"]), "queues" in session) == (tenant, 4, False)
+    assert session["store"]["name"]
+    some = (await (await service.client(tenant, ["read"], queues=["q"])).get("/v1/session")).json()
+    assert (some["scopes"], some["queues"]) == (["jobs:read"], ["q"])
+    problem(await (await service.bare()).get("/v1/session"), 401, "token_missing")
+
+
 async def test_health_needs_no_token(service):
     bare = await service.bare()
     for path in ("/healthz", "/readyz"):

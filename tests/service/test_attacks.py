@@ -21,7 +21,7 @@ from tests.service.support import ALL, KEY, problem, serving, signed, token
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SCOPES = {f"jobs:{name}": name for name in ALL}
-PROTECTED = [route for route in ROUTES if route.scope is not None]
+PROTECTED = [route for route in ROUTES if route.scope]
 SECRET = "/v1/queues/default/jobs/secret"
 STATUS = {"token_invalid": 401, "token_expired": 401, "scope_missing": 403, "queue_forbidden": 403}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from holdfast.core import wire
+from holdfast.core import answers, wire
 from holdfast.core.errors import HoldfastError, JobNotFound, WaitTimeout
 from holdfast.core.job import TERMINAL, AlreadyCompleted, Cancel, Job, JobKey, JobState, NewJob, Queued
 from holdfast.service import intake, views
@@ -59,7 +59,7 @@ async def job_events(call: Call[None, wire.EventQuery]) -> Reply:
     """A page of one job's events: a part of the log is looked through, so it may be empty and have a cursor."""
     key, query = _key(call), call.query
     await _found(call)
-    found: list[wire.Event] = []
+    found: list[answers.Event] = []
     after, scanned, more = query.after, 0, True
     while more and scanned < SCANNED and len(found) < query.limit:
         page = await call.hub.store.events(call.tenant, after, wire.PAGE_LIMIT)
@@ -69,9 +69,9 @@ async def job_events(call: Call[None, wire.EventQuery]) -> Reply:
         room = query.limit - len(found)
         found += [views.event(event) for event in ours[:room]]
         if len(ours) > room:
-            return Reply(wire.Events(events=found, cursor=found[-1].offset))
+            return Reply(answers.Events(events=found, cursor=found[-1].offset))
         after = page.next
-    return Reply(wire.Events(events=found, cursor=after if more else None))
+    return Reply(answers.Events(events=found, cursor=after if more else None))
 
 
 async def cancel(call: Call[None, wire.CancelQuery]) -> Reply:
@@ -80,7 +80,7 @@ async def cancel(call: Call[None, wire.CancelQuery]) -> Reply:
     status = await call.hub.cancel(Cancel(key, call.query.only_waiting))
     if status == "not_found":
         raise JobNotFound(key.queue, key.id)
-    return Reply(wire.Canceled(status=status))
+    return Reply(answers.Canceled(status=status))
 
 
 # The small steps ------------------------------------------------------------------------------------------
@@ -92,19 +92,19 @@ def _new_job(call: Call[Any, Any], item: wire.Enqueue) -> NewJob:
     return new
 
 
-async def _ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer) -> wire.Ticket:
+async def _ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer) -> answers.Ticket:
     queue = new.key.queue
     if isinstance(answer, Queued):
-        return wire.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state)
+        return answers.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state)
     if isinstance(answer, AlreadyCompleted):
         key = new.key._replace(id=answer.id)
         value = views.value(answer.result, await hub.blob(answer.result, key))
         codec = views.codec_name(answer.result.codec)
         state = JobState.COMPLETED
-        return wire.Ticket(status="completed", id=answer.id, queue=queue, state=state, result=value, codec=codec)
+        return answers.Ticket(status="completed", id=answer.id, queue=queue, state=state, result=value, codec=codec)
     if isinstance(answer, HoldfastError):
         raise answer
-    return wire.Ticket(status="duplicate", id=answer.id, queue=queue, state=answer.state)
+    return answers.Ticket(status="duplicate", id=answer.id, queue=queue, state=answer.state)
 
 
 def _key(call: Call[Any, Any]) -> JobKey:
@@ -126,30 +126,30 @@ _REFUSALS = ("invalid_name", "invalid_option", "invalid_payload", "unknown_codec
 ROUTES = (
     Route(
         method="POST", path="/v1/jobs", handler=enqueue, scope=PRODUCE, body=wire.Enqueue,
-        summary="Enqueue one job", answers={201: wire.Ticket, 200: wire.Ticket},
+        summary="Enqueue one job", answers={201: answers.Ticket, 200: answers.Ticket},
         refuses=(*_REFUSALS, "payload_too_large", "quota_exceeded"),
     ),
     Route(
         method="POST", path="/v1/jobs:batch", handler=enqueue_batch, scope=PRODUCE,
         body=wire.EnqueueBatch, batch="jobs", item=wire.Enqueue,
-        summary="Enqueue up to 1000 jobs, answered item by item", answers={200: wire.Ticket},
+        summary="Enqueue up to 1000 jobs, answered item by item", answers={200: answers.Ticket},
     ),
     Route(
         method="GET", path=_JOB, handler=get, scope=READ, summary="A job as it is",
-        answers={200: wire.Job}, refuses=("invalid_name", "job_not_found", "result_expired"),
+        answers={200: answers.Job}, refuses=("invalid_name", "job_not_found", "result_expired"),
     ),
     Route(
         method="DELETE", path=_JOB, handler=cancel, scope=PRODUCE, query=wire.CancelQuery,
-        summary="Cancel a job", answers={200: wire.Canceled}, refuses=("invalid_name", "job_not_found"),
+        summary="Cancel a job", answers={200: answers.Canceled}, refuses=("invalid_name", "job_not_found"),
     ),
     Route(
         method="GET", path=f"{_JOB}/result", handler=result, scope=READ, query=wire.WaitQuery,
-        summary="How a job ended; 202 while it has not", answers={200: wire.Outcomes, 202: wire.Outcomes},
+        summary="How a job ended; 202 while it has not", answers={200: answers.Outcomes, 202: answers.Outcomes},
         refuses=("invalid_name", "job_not_found", "result_expired"),
     ),
     Route(
         method="GET", path=f"{_JOB}/events", handler=job_events, scope=READ, query=wire.EventQuery,
-        summary="What happened to a job, oldest first", answers={200: wire.Events},
+        summary="What happened to a job, oldest first", answers={200: answers.Events},
         refuses=("invalid_name", "invalid_option", "job_not_found", "events_trimmed"),
     ),
 )  # fmt: skip
