@@ -31,7 +31,7 @@ async def enqueue(call: Call[wire.Enqueue, wire.NoQuery]) -> Reply:
 async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQuery]) -> Reply:
     """An item that is refused spoils no other. [ENQ-4]"""
 
-    async def show(new: NewJob, answer: EnqueueAnswer) -> Any:
+    async def show(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
         return await _ticket(call.hub, new, answer)
 
     return Reply(await each(call.body, lambda item: _new_job(call, item), call.hub.enqueue_many, show))
@@ -92,7 +92,7 @@ def _new_job(call: Call[Any, Any], item: wire.Enqueue) -> NewJob:
     return new
 
 
-async def _ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer) -> answers.Ticket:
+async def _ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError) -> answers.Ticket:
     queue = new.key.queue
     if isinstance(answer, Queued):
         return answers.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state)
