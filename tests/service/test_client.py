@@ -18,7 +18,7 @@ from holdfast import (
     current_job,
     job,
 )
-from holdfast.core.job import JobState
+from holdfast.core.job import ClaimRequest, Finish, Finished, JobState, Result
 from holdfast.testing.processes import free_port
 from tests.service.support import token
 
@@ -78,6 +78,16 @@ async def test_a_worker_over_http_runs_jobs_and_whoever_waits_gets_the_result(ad
         (dead,) = await queue.dead_letters(queue="emails")
         assert (dead.id, dead.reason) == ("bad", "permanent")
         assert (await queue.replay("bad", queue="emails")).status == "replayed"
+
+
+async def test_a_result_in_a_blob_store_of_the_workers_own_is_a_failure_that_is_told(address, tenant):
+    """[RESULT-1] The service knows nothing of that blob store."""
+    async with connected(address, tenant) as queue:
+        await queue.enqueue(1, id="x")
+        (held,) = (await queue.store.claim(ClaimRequest(tenant, ("default",), 1, 30_000, "w"))).jobs
+        finish = Finish(held.key, held.token, "complete", Result(b"", "json", "somewhere"))
+        assert await queue.store.finish([finish]) == [Finished(JobState.FAILED)]
+        assert (await queue.get("x")).errors[0].type == "ResultTooLarge"
 
 
 async def test_a_batch_over_http_has_the_errors_of_its_items(address, tenant, service):

@@ -109,7 +109,11 @@ def finish(item: Finish) -> wire.Finish:
     """An acknowledgement."""
     result, error = item.result, item.error
     said = wire.Finish(queue=item.key.queue, id=item.key.id, token=item.token, outcome=item.outcome)
-    if result is not None:
+    if result is not None and result.blob:
+        # The service would not find it, and the job must not be acknowledged for ever.
+        said.outcome = "fail"
+        said.error = wire.JobError(type="ResultTooLarge", message="a worker's own blob store is not used over HTTP")
+    elif result is not None:
         said.result, said.codec = raw(result.data, result.codec), result.codec
     if error is not None:
         said.error = wire.JobError(type=error.type, message=error.message, traceback=error.traceback)
