@@ -316,40 +316,32 @@ PATHS = {
     "environment": ("GET", "/.env", 404, "not_found"),
 }
 
-# fmt: off
 HEAD = "Host: x\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\n"
+POST = "POST /v1/jobs HTTP/1.1\r\n" + HEAD
+GET = "GET /v1/queues HTTP/1.1\r\n" + HEAD
 SMUGGLED = "POST /v1/jobs HTTP/1.1\r\n" + HEAD + 'Content-Length: 17\r\n\r\n{"id":"smuggled"}'
 
 RAW = {
-    "length and chunks": "POST /v1/jobs HTTP/1.1\r\n"
-    + HEAD
-    + "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nG",
-    "chunks and length": "POST /v1/jobs HTTP/1.1\r\n"
-    + HEAD
-    + "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n"
-    + SMUGGLED,
-    "two lengths": "POST /v1/jobs HTTP/1.1\r\n" + HEAD + "Content-Length: 2\r\nContent-Length: 90\r\n\r\n{}" + SMUGGLED,
-    "the same length twice": "POST /v1/jobs HTTP/1.1\r\n" + HEAD + "Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
-    "length in a list": "POST /v1/jobs HTTP/1.1\r\n" + HEAD + "Content-Length: 2, 2\r\n\r\n{}",
-    "length below zero": "POST /v1/jobs HTTP/1.1\r\n" + HEAD + "Content-Length: -2\r\n\r\n{}",
-    "length with a sign": "POST /v1/jobs HTTP/1.1\r\n" + HEAD + "Content-Length: +2\r\n\r\n{}",
-    "length in hex": "POST /v1/jobs HTTP/1.1\r\n" + HEAD + "Content-Length: 0x2\r\n\r\n{}",
-    "length of ages": "POST /v1/jobs HTTP/1.1\r\n" + HEAD + "Content-Length: 99999999999999999999999\r\n\r\n{}",
-    "space before the colon": "POST /v1/jobs HTTP/1.1\r\n" + HEAD + "Content-Length : 2\r\n\r\n{}",
-    "a folded header": "POST /v1/jobs HTTP/1.1\r\n" + HEAD + "Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
-    "xchunked": "POST /v1/jobs HTTP/1.1\r\n" + HEAD + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "chunked, identity": "POST /v1/jobs HTTP/1.1\r\n" + HEAD + "Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
-    "a chunk of a wrong size": "POST /v1/jobs HTTP/1.1\r\n"
-    + HEAD
-    + "Transfer-Encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n",
-    "a chunk longer than it says": "POST /v1/jobs HTTP/1.1\r\n"
-    + HEAD
-    + "Transfer-Encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n",
-    "NUL in a header": "GET /v1/queues HTTP/1.1\r\n" + HEAD + "X-A: a\0b\r\n\r\n",
-    "newline alone in a header": "GET /v1/queues HTTP/1.1\r\n" + HEAD + "X-A: a\rb\r\n\r\n",
-    "a header without a name": "GET /v1/queues HTTP/1.1\r\n" + HEAD + ": x\r\n\r\n",
+    "length and chunks": POST + "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nG",
+    "chunks and length": POST + "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    "two lengths": POST + "Content-Length: 2\r\nContent-Length: 90\r\n\r\n{}" + SMUGGLED,
+    "the same length twice": POST + "Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
+    "length in a list": POST + "Content-Length: 2, 2\r\n\r\n{}",
+    "length below zero": POST + "Content-Length: -2\r\n\r\n{}",
+    "length with a sign": POST + "Content-Length: +2\r\n\r\n{}",
+    "length in hex": POST + "Content-Length: 0x2\r\n\r\n{}",
+    "length of ages": POST + "Content-Length: 99999999999999999999999\r\n\r\n{}",
+    "space before the colon": POST + "Content-Length : 2\r\n\r\n{}",
+    "a folded header": POST + "Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+    "xchunked": POST + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunked, identity": POST + "Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "a chunk of a wrong size": POST + "Transfer-Encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n",
+    "a chunk longer than it says": POST + "Transfer-Encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n",
+    "NUL in a header": GET + "X-A: a\0b\r\n\r\n",
+    "newline alone in a header": GET + "X-A: a\rb\r\n\r\n",
+    "a header without a name": GET + ": x\r\n\r\n",
     "no host": "GET /v1/queues HTTP/1.1\r\nAuthorization: Bearer {token}\r\n\r\n",
-    "two hosts": "GET /v1/queues HTTP/1.1\r\n" + HEAD + "Host: y\r\n\r\n",
+    "two hosts": GET + "Host: y\r\n\r\n",
     "a space in the path": "GET /v1/que ues HTTP/1.1\r\n" + HEAD + "\r\n",
     "HTTP/0.9": "GET /v1/queues\r\n\r\n",
     "HTTP/3.0": "GET /v1/queues HTTP/3.0\r\n" + HEAD + "\r\n",
@@ -358,10 +350,10 @@ RAW = {
     "CONNECT": "CONNECT attacker.example:443 HTTP/1.1\r\n" + HEAD + "\r\n",
     "a TLS hello": "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     "a path of 8-bit": "GET /v1/queues/\xff HTTP/1.1\r\n" + HEAD + "\r\n",
-    "headers of 40 KiB": "GET /v1/queues HTTP/1.1\r\n" + HEAD + "X-A: " + "a" * 40_000 + "\r\n\r\n",
-    "2000 headers": "GET /v1/queues HTTP/1.1\r\n"
-    + HEAD
-    + "".join(f"X-{n}: aaaaaaaaaaa\r\n" for n in range(2000))
-    + "\r\n",
+}
+
+LONG = {
+    "headers of 40 KiB": GET + "X-A: " + "a" * 40_000 + "\r\n\r\n",
+    "2000 headers": GET + "".join(f"X-{n}: aaaaaaaaaaa\r\n" for n in range(2000)) + "\r\n",
     "a path of 40 KiB": "GET /v1/" + "a" * 40_000 + " HTTP/1.1\r\n" + HEAD + "\r\n",
 }

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.eventually import eventually
 from tests.service.support import problem
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -136,6 +137,19 @@ async def test_a_result_is_waited_for(client):
     problem(await client.get("/v1/queues/default/jobs/nothing/result"), 404, "job_not_found")
 
 
+async def test_a_result_that_is_forgotten_during_the_wait_is_told_as_expired(client, service, tenant):
+    """[RESULT-1]"""
+    await client.enqueue(id="x", result_ttl_s=0)
+    path = "/v1/queues/default/jobs/x/result"
+    waiting = asyncio.create_task(client.get(path, params={"wait_s": 30}))
+    (job,) = await client.claim()
+    watches = service.hub._tenant(tenant).waits._watches
+    await eventually(lambda: [watch for lives in watches.values() for watch in lives.values() if watch.seen])
+    await client.finish(job, result="done")
+    problem(await waiting, 404, "result_expired")
+    problem(await client.get(path), 404, "job_not_found")
+
+
 async def test_a_failed_job_says_why(client):
     await client.enqueue(id="x")
     (job,) = await client.claim()
@@ -223,9 +237,8 @@ async def read_events(client, count, **options):
             name, _, value = line.partition(": ")
             if line and name:
                 event[name] = value
-            elif not line:
-                if "data" in event:
-                    found.append((event["id"], event["event"], json.loads(event["data"])))
+            elif not line and event.get("id"):
+                found.append((event["id"], event["event"], json.loads(event["data"])))
                 event = {}
                 if len(found) == count:
                     return found
@@ -271,6 +284,15 @@ async def test_a_quota_is_answered_429_and_says_when_to_come_again(client, servi
     answer = await client.post("/v1/jobs", json={})
     problem(answer, 429, "quota_exceeded")
     assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_a_token_tells_whose_it_is(client, service, tenant):
+    session = (await client.get("/v1/session")).json()
+    assert (session["tenant"], len(session["scopes"]), "queues" in session) == (tenant, 4, False)
+    assert session["store"]["name"]
+    some = (await (await service.client(tenant, ["read"], queues=["q"])).get("/v1/session")).json()
+    assert (some["scopes"], some["queues"]) == (["jobs:read"], ["q"])
+    problem(await (await service.bare()).get("/v1/session"), 401, "token_missing")
 
 
 async def test_health_needs_no_token(service):

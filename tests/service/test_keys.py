@@ -11,6 +11,7 @@ from holdfast.core.errors import InvalidOption
 from holdfast.service import keys as keys_module
 from holdfast.service.settings import TokenSettings
 from holdfast.service.signing import new_pair, sign
+from tests.eventually import eventually
 from tests.service.support import problem, serving
 
 
@@ -73,6 +74,19 @@ async def test_a_new_key_is_found_and_an_old_one_forgotten(issuer, impatient):
         assert (await bare.get("/v1/queues", headers=new)).status_code == 200
         # The old one was known, and is no more: what was checked with it does not outlive it.
         problem(await bare.get("/v1/queues", headers=old), 401, "token_invalid")
+
+
+async def test_a_key_that_is_withdrawn_is_forgotten_although_its_tokens_are_known(issuer, monkeypatch):
+    private, public = new_pair("EdDSA")
+    issuer.keys = [public]
+    settings = TokenSettings(jwks=issuer.url)
+    async with serving("memory:withdrawn", tokens=settings) as service:
+        bare, headers = await service.bare(), bearer(settings, private)
+        assert (await bare.get("/v1/queues", headers=headers)).status_code == 200
+        issuer.keys = []
+        monkeypatch.setattr(keys_module, "RENEW_S", 0.0)
+        refused = await eventually(lambda: bare.get("/v1/queues", headers=headers), lambda answer: answer.is_error)
+        problem(refused, 401, "token_invalid")
 
 
 async def test_made_up_names_of_keys_do_not_make_us_ask_for_each(issuer):

@@ -6,10 +6,11 @@ import socket
 
 import pytest
 
+from holdfast.service.settings import TokenSettings
 from holdfast.testing.failpoints import armed
 from holdfast.testing.servers import ValkeyServer
 from tests.eventually import eventually
-from tests.service.support import problem, serving, token
+from tests.service.support import KEY, problem, serving, token
 
 
 async def connect(service):
@@ -41,6 +42,46 @@ async def test_a_byte_now_and_then_does_not_keep_a_connection_open():
             await asyncio.sleep(0.01)
         assert "request_timeout" in await reading
         writer.close()
+
+
+async def test_empty_lines_between_requests_do_not_keep_a_connection_open():
+    async with serving("memory:lines", header_s=0.2) as service:
+        reader, writer = await connect(service)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200" in await reader.readuntil(b"}")
+        reading = asyncio.create_task(read_all(reader))
+        for _ in range(10_000):
+            if reading.done():
+                break
+            writer.write(b"\r\n")
+            await asyncio.sleep(0.01)
+        assert await reading == ""
+        writer.close()
+
+
+async def test_a_stream_lives_no_longer_than_its_token():
+    tokens = TokenSettings(hs256_key=KEY, leeway_s=0)
+    async with serving("memory:short", tokens=tokens) as service:
+        client = await service.client(lifetime_s=2)
+        assert (await client.get("/v1/events")).status_code == 200
+        problem(await client.get("/v1/events"), 401, "token_expired")
+
+
+async def test_a_large_result_goes_to_the_blob_store_or_the_job_fails(tmp_path):
+    """[RESULT-1]"""
+    large = "x" * 300_000
+    for blobs, status in ((None, "failed"), (f"file:{tmp_path}/blobs", "completed")):
+        async with serving(f"memory:large-{status}", blobs=blobs) as service:
+            client = await service.client()
+            await client.enqueue(id="x")
+            (job,) = await client.claim()
+            assert await client.finish(job, result=large) == {"status": status}
+            answer = (await client.get("/v1/queues/default/jobs/x/result")).json()
+            if blobs is None:
+                assert answer["error"]["type"] == "ResultTooLarge"
+            else:
+                assert answer["result"] == large
+                assert (await client.enqueue(id="x"))["result"] == large
 
 
 async def test_a_body_that_does_not_come_is_answered_408():

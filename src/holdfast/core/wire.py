@@ -1,4 +1,6 @@
-"""What goes over HTTP, both ways: the one description of it, for the service and for clients written in Python.
+"""What is sent to the HTTP service. `core.answers` is what comes back.
+
+The two are the one description of what goes over HTTP, for the service and for clients written in Python.
 
 All bodies are JSON. Instants are RFC 3339 with milliseconds and a time zone, durations seconds (`*_s`). A payload or
 result is any JSON; in another codec than `json` it is the base64 of its bytes, and `codec` names the codec. What is not
@@ -11,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
+from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from holdfast.core.events import EventKind
-from holdfast.core.job import CancelStatus, Jitter, JobState, Outcome, PurgeStatus, TtlStatus
+from holdfast.core.job import Jitter, JobState, Outcome
 
 BATCH_LIMIT = 1000
 """Items in a batch, and jobs in a claim."""
@@ -25,8 +27,6 @@ CLAIM_QUEUES = 100
 PAGE_LIMIT = 1000
 LONGEST_WAIT_S = 60.0
 KINDS: tuple[str, ...] = get_args(EventKind)
-
-T = TypeVar("T")
 
 _SPAN_S = 1000 * 365 * 86400
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
@@ -65,55 +65,6 @@ def _null() -> Raw:
 
 class Wire(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is sent to the service."""
-
-
-class Answer(Struct, kw_only=True, omit_defaults=True):
-    """What the service answers. Clients must take fields that they do not know."""
-
-
-class Problem(Struct, kw_only=True, omit_defaults=True):
-    """An error, by RFC 9457. `code` is stable and safe to match on."""
-
-    type: str
-    title: str
-    status: int
-    code: str
-    detail: str
-    facts: dict[str, Any] | UnsetType = UNSET
-    """What the detail says, for programs. Which facts go with which code: `FACTS`."""
-
-
-class ErrorInfo(Struct, kw_only=True):
-    """Why one item of a batch was refused. The codes are those of problems."""
-
-    code: str
-    message: str
-    facts: dict[str, Any] | UnsetType = UNSET
-
-
-FACTS: dict[str, tuple[str, ...]] = {
-    "invalid_name": ("what", "name", "reason"),
-    "invalid_option": ("option", "reason"),
-    "invalid_payload": ("reason", "path"),
-    "unknown_codec": ("codec", "reason"),
-    "payload_too_large": ("size", "limit"),
-    "quota_exceeded": ("queue", "waiting", "limit"),
-    "not_replayable": ("queue", "id", "reason"),
-    "events_trimmed": ("from", "to"),
-}
-"""The facts of an error, in the order in which the error takes them."""
-
-
-class Refused(Struct, kw_only=True):
-    """One item of a batch that was refused; the others are as if it had not been there. [ENQ-4]"""
-
-    error: ErrorInfo
-
-
-class Items(Struct, Generic[T], kw_only=True):
-    """Answers item by item, in the order of the request."""
-
-    items: list[T]
 
 
 # Enqueue --------------------------------------------------------------------------------------------------
@@ -159,17 +110,6 @@ class EnqueueBatch(Wire):
     jobs: Annotated[list[Enqueue], Meta(max_length=BATCH_LIMIT)]
 
 
-class Ticket(Answer):
-    """A job that was taken in, or was found to be there. [ENQ-2]"""
-
-    status: Literal["queued", "duplicate", "completed"]
-    id: str
-    queue: str
-    state: JobState | None
-    result: Raw | UnsetType = UNSET
-    codec: str = "json"
-
-
 # Work -----------------------------------------------------------------------------------------------------
 
 
@@ -181,41 +121,6 @@ class Claim(Wire):
     lease_s: Lease = 30.0
     wait_s: Wait = 0.0
     worker_id: JobId | None = None
-
-
-class ClaimedJob(Answer):
-    """A job, leased. The `token` is also a fence: it grows with every lease of a job. [LEASE-5]"""
-
-    queue: str
-    id: str
-    type: str
-    payload: Raw
-    token: int
-    attempt: int
-    max_attempts: int
-    deadline: datetime
-    priority: int
-    enqueued_at: datetime
-    visible_at: datetime
-    """Since when it could be claimed."""
-    codec: str = "json"
-    version: int = 1
-    timeout_s: float | None = None
-    trace: dict[str, str] | None = None
-    """The producer's trace context, as headers."""
-
-
-class Claimed(Answer):
-    """What a claim got; `now` is the store's clock, which the deadlines are of.
-
-    If it got less than it wished for, `next_at` is when the next job becomes visible, as far as is known.
-    """
-
-    jobs: list[ClaimedJob]
-    now: datetime
-    next_at: datetime | None = None
-    waited_s: float = 0.0
-    """For so long at least there was nothing: the leases began after that."""
 
 
 class JobError(Wire):
@@ -286,209 +191,7 @@ class ReportBatch(Wire):
     leases: Annotated[list[Report], Meta(max_length=BATCH_LIMIT)]
 
 
-class Finished(Answer):
-    """An acknowledgement that was accepted: the state that the job is in by it."""
-
-    status: JobState
-
-
-class Extended(Answer):
-    """The lease holds until `deadline`; `now` is the store's clock at that moment."""
-
-    status: Literal["extended"]
-    deadline: datetime
-    now: datetime
-
-
-class Reported(Answer):
-    """The progress was recorded."""
-
-    status: Literal["reported"]
-
-
-# Reading --------------------------------------------------------------------------------------------------
-
-
-class AttemptInfo(Answer):
-    """One failed attempt."""
-
-    type: str
-    message: str
-    traceback: str
-    attempt: int
-    at: datetime
-
-
-class ProgressInfo(Answer):
-    """How far a handler says it is."""
-
-    fraction: float
-    message: str
-
-
-class Job(Answer):
-    """A job as it is."""
-
-    id: str
-    tenant: str
-    queue: str
-    type: str
-    state: JobState
-    attempts: int
-    max_attempts: int
-    priority: int
-    replays: int
-    enqueued_at: datetime
-    visible_at: datetime
-    payload: Raw
-    codec: str = "json"
-    version: int = 1
-    claimed_at: datetime | None = None
-    finished_at: datetime | None = None
-    expires_at: datetime | None = None
-    deadline: datetime | None = None
-    worker_id: str | None = None
-    idempotency_key: str | None = None
-    reason: str | None = None
-    progress: ProgressInfo | None = None
-    errors: list[AttemptInfo] = []
-    result: Raw | UnsetType = UNSET
-    result_codec: str = "json"
-    request_id: str | None = None
-    """Of the enqueue that made it."""
-    token: int = 0
-    """Of the last lease."""
-    timeout_s: float | None = None
-    trace: dict[str, str] | None = None
-
-
-class Jobs(Answer):
-    """A page. It goes on at `cursor`, which is null after the last; a page may be empty and still have one."""
-
-    jobs: list[Job]
-    cursor: str | None
-
-
-class FailedWith(Answer):
-    """Why a job failed for good."""
-
-    reason: str
-    type: str
-    message: str
-
-
-class Outcomes(Answer):
-    """How a job ended, or, with status 202, the state that it is in."""
-
-    state: JobState
-    result: Raw | UnsetType = UNSET
-    codec: str = "json"
-    error: FailedWith | None = None
-
-
-class Canceled(Answer):
-    """What a cancel came to. [CANCEL-3]"""
-
-    status: CancelStatus
-
-
-class QueueStats(Answer):
-    """Counts by state."""
-
-    queue: str
-    counts: dict[str, int]
-    oldest_ready_age_s: float | None
-    paused: bool
-    now: datetime
-    """The store's clock."""
-
-
-class Queues(Answer):
-    """Every queue that has jobs or is paused, by name."""
-
-    queues: list[QueueStats]
-
-
-class Event(Answer):
-    """One thing that happened to one job. Instants inside `data` are milliseconds since 1970. [EVENT-1]"""
-
-    kind: str
-    job_id: str
-    queue: str
-    tenant: str
-    type: str
-    at: datetime
-    attempt: int
-    token: int
-    worker_id: str
-    offset: str
-    data: dict[str, Any]
-
-
-class Offset(Answer):
-    """The end of the log as it is now: a stream from here shows only what is still to come."""
-
-    offset: str
-
-
-class Events(Answer):
-    """A page of events. It goes on at `cursor`, which is null at the end of the log."""
-
-    events: list[Event]
-    cursor: str | None
-
-
-class Retain(Wire):
-    """How long to keep one finished job from now on. [RESULT-1]"""
-
-    id: JobId
-    result_ttl_s: Duration
-
-
-class RetainBatch(Wire):
-    """Up to 1000 finished jobs, answered item by item."""
-
-    jobs: Annotated[list[Retain], Meta(max_length=BATCH_LIMIT)]
-
-
-class Retained(Answer):
-    """What came of it."""
-
-    status: TtlStatus
-
-
-class TokenInfo(Answer):
-    """What a token is good for; `now` is the store's clock."""
-
-    tenant: str
-    scopes: list[str]
-    queues: list[str] | None
-    """The only queues; null: all of the tenant's."""
-    expires_at: datetime
-    now: datetime
-    durable: bool
-    """What is acknowledged survives the end of the store's process."""
-    survives_power_loss: bool
-    exact_quota: bool
-
-
 # Operators ------------------------------------------------------------------------------------------------
-
-
-class Paused(Answer):
-    """Whether a queue hands out jobs."""
-
-    tenant: str
-    queue: str
-    paused: bool
-
-
-class DeadLetters(Answer):
-    """A page of failed jobs, oldest first. [DEAD-1]"""
-
-    tenant: str
-    jobs: list[Job]
-    cursor: str | None
 
 
 class Where(Wire):
@@ -505,22 +208,6 @@ class Replay(Wire):
     where: Where | UnsetType = UNSET
 
 
-class ReplayItem(Answer):
-    """What became of one dead letter: a status or an error."""
-
-    id: str
-    status: Literal["replayed"] | None = None
-    error: ErrorInfo | None = None
-
-
-class Replays(Answer):
-    """Item by item. `more` says that others match."""
-
-    tenant: str
-    items: list[ReplayItem]
-    more: bool
-
-
 class Purge(Wire):
     """Dead letters to forget: those that ended before an instant and match."""
 
@@ -529,11 +216,17 @@ class Purge(Wire):
     error: str | None = None
 
 
-class Purged(Answer):
-    """How many dead letters were forgotten."""
+class Retain(Wire):
+    """How long to keep one finished job from now on. [RESULT-1]"""
 
-    tenant: str
-    purged: int
+    id: JobId
+    result_ttl_s: Duration
+
+
+class RetainBatch(Wire):
+    """Up to 1000 finished jobs, answered item by item."""
+
+    jobs: Annotated[list[Retain], Meta(max_length=BATCH_LIMIT)]
 
 
 class Forget(Wire):
@@ -547,18 +240,6 @@ class ForgetBatch(Wire):
     """Up to 1000 finished jobs, answered item by item."""
 
     jobs: Annotated[list[Forget], Meta(max_length=BATCH_LIMIT)]
-
-
-class Forgotten(Answer):
-    """What came of it."""
-
-    status: PurgeStatus
-
-
-class Health(Answer):
-    """All is well."""
-
-    status: Literal["ok"]
 
 
 # Queries --------------------------------------------------------------------------------------------------

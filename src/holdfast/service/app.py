@@ -93,7 +93,8 @@ class _Endpoint:
             caller = await hub.tokens.caller(headers.get(b"authorization"))
             scope["holdfast.tenant"] = caller.tenant
             hub.rates.take(caller.digest)
-            caller.need(route.scope)
+            if route.scope:
+                caller.need(route.scope)
         query = parse_query(scope["query_string"], route.query)
         content: Any = None
         if route.batch and route.item is not None:

@@ -129,7 +129,7 @@ class Route(Struct, frozen=True, kw_only=True):
     handler: Handler
     summary: str
     scope: str | None
-    """What the token must have; None: no token is asked for."""
+    """What the token must have; "": any will do; None: no token is asked for."""
     body: type[Any] | None = None
     batch: str = ""
     """The name of the list in the body, whose items are answered one by one."""

@@ -6,9 +6,18 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from holdfast.core import wire
-from holdfast.core.errors import HoldfastError, InvalidOption, QuotaExceeded, StoreBusy, StoreMismatch, StoreUnavailable
+from holdfast.core import answers
+from holdfast.core.errors import (
+    HoldfastError,
+    InvalidOption,
+    QuotaExceeded,
+    StoreBusy,
+    StoreError,
+    StoreMismatch,
+    StoreUnavailable,
+)
 
 RETRY_AFTER_S = 1
 
@@ -93,35 +102,34 @@ def detail_of(error: BaseException) -> str:
     return str(error)
 
 
-def facts_of(error: BaseException) -> dict[str, Any] | msgspec.UnsetType:
-    """What the detail says, as facts, where it says all of the error."""
-    names = wire.FACTS.get(code_of(error))
-    if names is None or detail_of(error) != str(error) or len(names) != len(error.args):
-        return msgspec.UNSET
-    return dict(zip(names, error.args, strict=True))
-
-
-def info(error: BaseException) -> wire.ErrorInfo:
+def info(error: BaseException) -> answers.ErrorInfo:
     """An error of one item of a batch."""
-    return wire.ErrorInfo(code=code_of(error), message=detail_of(error), facts=facts_of(error))
+    return answers.ErrorInfo(code=code_of(error), message=detail_of(error), args=_args(error))
 
 
 def problem(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
     """Status, body and further headers of an answer that says what is wrong."""
     code = code_of(error)
     status = STATUS[code]
-    body = wire.Problem(
+    body = answers.Problem(
         type=f"urn:holdfast:problem:{code}",
         title=_TITLES.get(status) or HTTPStatus(status).phrase,
         status=status,
         code=code,
         detail=detail_of(error),
-        facts=facts_of(error),
+        args=_args(error),
     )
     headers = dict(error.headers) if isinstance(error, Refusal) else {}
     if code in _AGAIN:
         headers.setdefault("retry-after", str(_retry_after_s(error)))
     return status, msgspec.json.encode(body), headers
+
+
+def _args(error: BaseException) -> list[Any] | UnsetType:
+    """The facts of an error of the library; not those of the store itself, or of the service."""
+    if isinstance(error, (Refusal, StoreError)) or code_of(error) == "internal_error":
+        return UNSET
+    return list(error.args)
 
 
 def _retry_after_s(error: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from typing import NamedTuple
 from holdfast.blobs import Blobs, result_name
 from holdfast.claims import Claimer
 from holdfast.coalesce import Coalescer
-from holdfast.core.errors import ResultExpired, ResultTooLarge, StoreUnavailable, WaitTimeout
+from holdfast.core.errors import HoldfastError, ResultExpired, ResultTooLarge, StoreBusy, StoreUnavailable
 from holdfast.core.failpoint import hit
 from holdfast.core.job import (
     RESULT_LIMIT,
@@ -47,14 +46,19 @@ TENANTS = 10_000
 
 
 class _Tenant(NamedTuple):
+    """What the requests of one tenant share. Not of several: who is blocked must not hold up another. [TENANT-4]"""
+
     queue: Queue
     waits: Waits
+    enqueues: Coalescer[NewJob, EnqueueAnswer | HoldfastError]
+    gets: Coalescer[JobKey, Job | None]
+    cancels: Coalescer[Cancel, CancelStatus]
 
 
 class Hub:
     """One process of the service, without HTTP: a store, open; claims that wait; one Queue for each tenant.
 
-    Requests of all tenants share round trips; each item names its own tenant, which came from a token. [TENANT-1]
+    Concurrent requests of a tenant share round trips. Whose they are came from a token. [TENANT-1]
     """
 
     def __init__(self, settings: Settings, store: Store) -> None:
@@ -67,9 +71,6 @@ class Hub:
         self.claimer = Claimer(store)
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the service is to end: who waits for something answers with what there is."""
-        self.enqueue = Coalescer(self._enqueue)
-        self.get = Coalescer(self._get)
-        self.cancel = Coalescer(self._cancel)
         self._tenants: dict[str, _Tenant] = {}
         self._upkeep: asyncio.Task[None] | None = None
 
@@ -94,8 +95,8 @@ class Hub:
             await asyncio.wait([self._upkeep])
         for tenant in self._tenants.values():
             await tenant.queue.close()
-        for calls in (self.enqueue, self.get, self.cancel):
-            await calls.settle()
+            for calls in (tenant.enqueues, tenant.gets, tenant.cancels):
+                await calls.settle()
         self.claimer.close()
         await self.keys.close()
         await self.store.close()
@@ -104,11 +105,17 @@ class Hub:
         """The tenant's Queue."""
         return self._tenant(tenant).queue
 
-    async def ended(self, key: JobKey, wait_s: float, gone: asyncio.Future[None]) -> None:
-        """Wait for the end of a job, but not for a client that has left. [RESULT-2, RESULT-3]"""
-        with self._tenant(key.tenant).waits.watch(key) as watch, contextlib.suppress(WaitTimeout):
+    async def ended(self, key: JobKey, wait_s: float, gone: asyncio.Future[None]) -> Job | None:
+        """The job as it ended, or None if there is none. Waits, but not for a client that has left. [RESULT-2]
+
+        Raises WaitTimeout, and ResultExpired where the job was there and is no more. [RESULT-1]
+        """
+        with self._tenant(key.tenant).waits.watch(key) as watch:
             watch.look()
-            await watch.wait(wait_s, gone)
+            job = await watch.wait(wait_s, gone)
+            if job is None and watch.seen:
+                raise ResultExpired(key.queue, key.id)
+            return job
 
     def _tenant(self, name: str) -> _Tenant:
         tenant = self._tenants.pop(name, None)
@@ -116,13 +123,27 @@ class Hub:
             if len(self._tenants) >= TENANTS:
                 del self._tenants[next(iter(self._tenants))]
             queue = Queue(store=self.store, tenant=name, blobs=self.blobs)
-            tenant = _Tenant(queue, Waits(name, self.store.listen, self.get))
+            gets = Coalescer(self._get)
+            waits = Waits(name, self.store.listen, gets)
+            tenant = _Tenant(queue, waits, Coalescer(self._enqueue), gets, Coalescer(self._cancel))
         self._tenants[name] = tenant
         return tenant
 
-    async def enqueue_many(self, items: Sequence[NewJob]) -> Sequence[EnqueueAnswer]:
+    async def enqueue(self, item: NewJob) -> EnqueueAnswer | HoldfastError:
+        """One job, with others of its tenant."""
+        return await self._tenant(item.key.tenant).enqueues(item)
+
+    async def enqueue_many(self, items: Sequence[NewJob]) -> Sequence[EnqueueAnswer | HoldfastError]:
         """A batch of one caller, in one trip of its own."""
         return await self._enqueue(items)
+
+    async def get(self, key: JobKey) -> Job | None:
+        """One job as it is, or None."""
+        return await self._tenant(key.tenant).gets(key)
+
+    async def cancel(self, item: Cancel) -> CancelStatus:
+        """Cancel one job."""
+        return await self._tenant(item.key.tenant).cancels(item)
 
     async def claim(self, request: ClaimRequest, wait_s: float, gone: asyncio.Future[None]) -> tuple[Claimed, float]:
         """Claim, and wait while there is nothing, but not for a client that has left; and how long it waited."""
@@ -157,15 +178,15 @@ class Hub:
     async def purge(self, items: Sequence[Purge]) -> Sequence[PurgeStatus]:
         """Forget finished jobs, and the blobs that held their results. [KEEP-1]"""
         jobs = await self.store.get([item.key for item in items]) if self.blobs is not None else []
-        answers = await self.store.purge(items)
+        statuses = await self.store.purge(items)
         names = [
             job.result.blob
-            for job, answer in zip(jobs, answers, strict=False)
-            if answer == "purged" and job is not None and job.result is not None and job.result.blob
+            for job, status in zip(jobs, statuses, strict=False)
+            if status == "purged" and job is not None and job.result is not None and job.result.blob
         ]
         if names and self.blobs is not None:
             await self.blobs.delete(names)
-        return answers
+        return statuses
 
     async def blob(self, result: Result | None, key: JobKey) -> bytes | None:
         """What the blob store has of a result. Raises ResultExpired where it is gone."""
@@ -176,10 +197,15 @@ class Hub:
             raise ResultExpired(key.queue, key.id)
         return data
 
-    async def _enqueue(self, items: Sequence[NewJob]) -> list[EnqueueAnswer]:
+    async def _enqueue(self, items: Sequence[NewJob]) -> Sequence[EnqueueAnswer | HoldfastError]:
         hit("service.before_enqueue")
         try:
-            answers = await self.store.enqueue(items)
+            answers: Sequence[EnqueueAnswer | HoldfastError] = await self.store.enqueue(items)
+        except StoreBusy:
+            if len(items) == 1:
+                raise
+            # One of them is blocked: each alone, and the others are answered as they were. [ENQ-8]
+            answers = await asyncio.gather(*(self._alone(item) for item in items))
         except StoreUnavailable as error:
             # Once more, at once: if only the reply was lost, the request ids make it answer the same. [ENQ-8]
             _log.warning("enqueue repeated", items=len(items), error=error)
@@ -188,6 +214,12 @@ class Hub:
         if http_metrics.current is not None:
             http_metrics.current.jobs("enqueue", answers)
         return answers
+
+    async def _alone(self, item: NewJob) -> EnqueueAnswer | HoldfastError:
+        try:
+            return (await self.store.enqueue([item]))[0]
+        except HoldfastError as error:
+            return error
 
     async def _get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         return await self.store.get(keys)

@@ -75,8 +75,6 @@ class Keys:
             return self._shared
         if self._source is None:
             return None
-        if time.monotonic() - self._read_at > RENEW_S:
-            self._renew()
         key = self._find(algorithm, kid)
         if key is None and time.monotonic() - self._read_at > LEAST_S:
             self._renew()
@@ -84,6 +82,11 @@ class Keys:
             await asyncio.wait([self._reading], timeout=FETCH_S)
             key = self._find(algorithm, kid)
         return key
+
+    def renew_in_time(self) -> None:
+        """Read the keys again if it is time; whoever asks meanwhile is checked with those that are known."""
+        if self._source is not None and time.monotonic() - self._read_at > RENEW_S:
+            self._renew()
 
     async def close(self) -> None:
         """Read no more."""

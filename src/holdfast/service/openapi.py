@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import wire
+from holdfast.core import answers, wire
 from holdfast.service.call import Route
 from holdfast.service.errors import STATUS
 from holdfast.service.tokens import ADMIN, PRODUCE, READ, WORK
@@ -97,8 +97,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         operation["description"] = route.handler.__doc__
     if route.scope is not None:
         operation["security"] = [{"token": []}]
-        if route.scope:
-            operation["x-scope"] = route.scope
+        operation["x-scope"] = route.scope or "any"
     if route.body is not None:
         schema = _batch(route) if route.batch else schemas[_name(route.body)]
         content = {"application/json": {"schema": schema}}
@@ -119,7 +118,7 @@ def _batch(route: Route) -> dict[str, Any]:
 
 
 def _types(routes: Iterable[Route]) -> Iterable[Any]:
-    found: dict[str, Any] = {_name(type): type for type in (wire.Problem, wire.Refused)}
+    found: dict[str, Any] = {_name(type): type for type in (answers.Problem, answers.Refused)}
     for route in routes:
         for type in (route.body, *route.answers.values()):
             if type is not None:
@@ -170,19 +169,19 @@ def _schema(type: Any) -> dict[str, Any]:
 
 
 def _answers(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
-    answers: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for status, type in route.answers.items():
         kind = _KINDS[route.path][0] if type is None else "application/json"
         schema = _KINDS[route.path][1] if type is None else schemas[_name(type)]
         if route.batch:
-            item = {"anyOf": [schema, schemas[_name(wire.Refused)]]}
+            item = {"anyOf": [schema, schemas[_name(answers.Refused)]]}
             schema = {
                 "type": "object",
                 "required": ["items"],
                 "properties": {"items": {"type": "array", "items": item}},
             }
-        answers[str(status)] = {"description": route.summary, "content": {kind: {"schema": schema}}}
-    return answers
+        found[str(status)] = {"description": route.summary, "content": {kind: {"schema": schema}}}
+    return found
 
 
 def _problems(route: Route) -> dict[str, Any]:

@@ -45,10 +45,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._verdict is not None:
             return
         super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._in_head:
             self._head += len(data)
             if self._head > self.limits.header_bytes:
                 self._refuse(_too_long(self.limits))
+        elif self._timer is None and self.cycle.response_complete:
+            # Empty lines before a request, say: they have stopped uvicorn's timer, and started nothing.
+            self._start_timer()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -85,6 +90,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _on_slow_headers(self) -> None:
         self._timer = None
+        if not self._in_head:
+            self.transport.close()
+            return
         self._refuse(Refusal("request_timeout", f"the headers did not come within {self.limits.header_s:g} s"))
 
     def _refuse(self, refusal: Refusal) -> None:

@@ -23,8 +23,6 @@ from holdfast.service.settings import TokenSettings
 
 PRODUCE, WORK, READ, ADMIN = "jobs:produce", "jobs:work", "jobs:read", "jobs:admin"
 SCOPES = (PRODUCE, WORK, READ, ADMIN)
-ANY = ""
-"""Any token will do."""
 ALGORITHMS = ("HS256", "RS256", "ES256", "EdDSA")
 TENANT_ALIASES = ("tid", "tenant", "tenant_id")
 """Claims that name a tenant elsewhere: if a token has several, they must say the same."""
@@ -48,7 +46,7 @@ class Caller(Struct, frozen=True):
 
     def need(self, scope: str) -> None:
         """Raise a refusal unless the token has that scope."""
-        if scope != ANY and scope not in self.scopes:
+        if scope not in self.scopes:
             challenge = f'Bearer realm="holdfast", error="insufficient_scope", scope="{scope}"'
             raise Refusal("scope_missing", f"the token lacks the scope {scope}", {"www-authenticate": challenge})
 
@@ -71,13 +69,14 @@ class Tokens:
     async def caller(self, authorization: bytes | None) -> Caller:
         """Who sent this header. Raises a refusal with 401."""
         token = self._bearer(authorization)
+        self._keys.renew_in_time()
         digest = hashlib.sha256(token).digest()
         if self._generation != self._keys.generation:
             self._generation = self._keys.generation
             self._known.clear()
         caller = self._known.get(digest)
         if caller is not None:
-            if caller.expires_at + self._settings.leeway_s > time.time():
+            if self.left_s(caller) > 0:
                 return caller
             del self._known[digest]
         caller = await self._check(token.decode("ascii"), digest)
@@ -85,6 +84,10 @@ class Tokens:
             del self._known[next(iter(self._known))]
         self._known[digest] = caller
         return caller
+
+    def left_s(self, caller: Caller) -> float:
+        """How much longer the caller's token holds."""
+        return caller.expires_at + self._settings.leeway_s - time.time()
 
     def _bearer(self, authorization: bytes | None) -> bytes:
         if authorization is None:

@@ -7,8 +7,8 @@ import base64
 import msgspec
 from msgspec import UNSET, Raw
 
+from holdfast.core import answers
 from holdfast.core import events as core_events
-from holdfast.core import wire
 from holdfast.core.job import Claimed, Job, JobState, Result
 from holdfast.options import moment
 from holdfast.store import QueueStats
@@ -24,16 +24,16 @@ def codec_name(codec: str) -> str:
     return "json" if codec == "json" else codec
 
 
-def claimed(answer: Claimed, waited_s: float) -> wire.Claimed:
+def claimed(answer: Claimed, waited_s: float) -> answers.Claimed:
     """What a claim got."""
     next_at = None if answer.next_at is None else moment(answer.next_at)
     jobs = [_claimed_job(job) for job in answer.jobs]
-    return wire.Claimed(jobs=jobs, now=moment(answer.now), next_at=next_at, waited_s=waited_s)
+    return answers.Claimed(jobs=jobs, now=moment(answer.now), next_at=next_at, waited_s=waited_s)
 
 
-def _claimed_job(job: Job) -> wire.ClaimedJob:
+def _claimed_job(job: Job) -> answers.ClaimedJob:
     envelope = job.envelope
-    return wire.ClaimedJob(
+    return answers.ClaimedJob(
         queue=job.queue,
         id=job.id,
         type=envelope.type,
@@ -52,11 +52,11 @@ def _claimed_job(job: Job) -> wire.ClaimedJob:
     )
 
 
-def job(found: Job, blob: bytes | None = None) -> wire.Job:
+def job(found: Job, blob: bytes | None = None) -> answers.Job:
     """A job as it is. A result that is in a blob is left out unless `blob` has it."""
     envelope, result = found.envelope, found.result
     progress = found.progress
-    return wire.Job(
+    return answers.Job(
         id=found.id,
         tenant=found.tenant,
         queue=found.queue,
@@ -66,6 +66,8 @@ def job(found: Job, blob: bytes | None = None) -> wire.Job:
         max_attempts=envelope.max_attempts,
         priority=envelope.priority,
         replays=found.replays,
+        sequence=found.seq,
+        request_id=envelope.request_id,
         enqueued_at=moment(found.enqueued_at),
         visible_at=moment(found.visible_at),
         payload=raw(envelope.payload, envelope.codec),
@@ -78,9 +80,11 @@ def job(found: Job, blob: bytes | None = None) -> wire.Job:
         worker_id=found.worker_id or None,
         idempotency_key=None if envelope.idempotency is None else envelope.idempotency.key,
         reason=found.reason or None,
-        progress=None if progress is None else wire.ProgressInfo(fraction=progress.fraction, message=progress.message),
+        progress=None
+        if progress is None
+        else answers.ProgressInfo(fraction=progress.fraction, message=progress.message),
         errors=[
-            wire.AttemptInfo(
+            answers.AttemptInfo(
                 type=error.type,
                 message=error.message,
                 traceback=error.traceback,
@@ -91,7 +95,6 @@ def job(found: Job, blob: bytes | None = None) -> wire.Job:
         ],
         result=value(result, blob),
         result_codec=codec_name(result.codec if result else "json"),
-        request_id=envelope.request_id or None,
         token=found.token,
         timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
         trace=envelope.headers,
@@ -105,21 +108,21 @@ def value(result: Result | None, blob: bytes | None) -> Raw | msgspec.UnsetType:
     return raw(result.data if blob is None else blob, result.codec)
 
 
-def outcome(found: Job, blob: bytes | None) -> wire.Outcomes:
+def outcome(found: Job, blob: bytes | None) -> answers.Outcomes:
     """How a job ended, or where it is."""
     error = None
     if found.state is JobState.FAILED:
         last = found.errors[-1] if found.errors else None
         kind, message = (last.type, last.message) if last else ("", "")
-        error = wire.FailedWith(reason=found.reason, type=kind, message=message)
+        error = answers.FailedWith(reason=found.reason, type=kind, message=message)
     codec = codec_name(found.result.codec if found.result else "json")
-    return wire.Outcomes(state=found.state, result=value(found.result, blob), codec=codec, error=error)
+    return answers.Outcomes(state=found.state, result=value(found.result, blob), codec=codec, error=error)
 
 
-def stats(found: QueueStats) -> wire.QueueStats:
+def stats(found: QueueStats) -> answers.QueueStats:
     """Counts; every state is there."""
     oldest = found.oldest_ready_at
-    return wire.QueueStats(
+    return answers.QueueStats(
         queue=found.queue,
         counts={state.value: found.counts.get(state, 0) for state in JobState},
         oldest_ready_age_s=None if oldest is None else max(0, found.now - oldest) / 1000,
@@ -128,9 +131,9 @@ def stats(found: QueueStats) -> wire.QueueStats:
     )
 
 
-def event(found: core_events.Event) -> wire.Event:
+def event(found: core_events.Event) -> answers.Event:
     """One event."""
-    return wire.Event(
+    return answers.Event(
         kind=found.kind,
         job_id=found.job_id,
         queue=found.queue,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from holdfast.core import wire
+from holdfast.core import answers
 from holdfast.core.errors import HoldfastError
 from holdfast.service.errors import info
 
@@ -19,24 +19,24 @@ async def each(
     make: Callable[[I], X],
     send: Callable[[Sequence[X]], Awaitable[Sequence[A]]],
     show: Callable[[X, A], Awaitable[Any]],
-) -> wire.Items[Any]:
+) -> answers.Items[Any]:
     """Make what a store takes of each item, send what is good in one batch, and show each answer in its place."""
     made = [_made(item, make) for item in items]
     good = [one for one in made if not isinstance(one, HoldfastError)]
-    answers = iter(await send(good) if good else ())
+    replies = iter(await send(good) if good else ())
     shown: list[Any] = []
     for one in made:
         if isinstance(one, HoldfastError):
             shown.append(refused(one))
             continue
-        answer = next(answers)
+        answer = next(replies)
         shown.append(refused(answer) if isinstance(answer, HoldfastError) else await show(one, answer))
-    return wire.Items(items=shown)
+    return answers.Items(items=shown)
 
 
-def refused(error: HoldfastError) -> wire.Refused:
+def refused(error: HoldfastError) -> answers.Refused:
     """The answer for an item that was not taken."""
-    return wire.Refused(error=info(error))
+    return answers.Refused(error=info(error))
 
 
 def _made(item: I | HoldfastError, make: Callable[[I], X]) -> X | HoldfastError:

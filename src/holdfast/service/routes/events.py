@@ -1,8 +1,8 @@
 """Server-sent events: a tenant's log as it grows, resumable. [EVENT-2, EVENT-3]
 
 `id` is the offset, `event` the kind, `data` the event as JSON. A client that comes again with `Last-Event-ID` misses
-nothing and sees nothing twice; an `id` without `data` says how far the log was read. Between events there is a comment
-now and then, so that a line that is dead is noticed.
+nothing and sees nothing twice. Between events there is a comment now and then, so that a line that is dead is noticed.
+A stream lives no longer than its token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from holdfast.core import wire
 from holdfast.core.events import Event
 from holdfast.service import views
-from holdfast.service.call import Call, Reply, Route, Stream
+from holdfast.service.call import Call, Route, Stream
 from holdfast.service.intake import chosen
 from holdfast.service.tokens import READ
 from holdfast.store import Hint
@@ -32,11 +32,6 @@ async def follow_events(call: Call[None, wire.StreamQuery]) -> Stream:
     # The first look decides about the status: an offset that is wrong or trimmed is told as such.
     await call.hub.store.events(call.tenant, after, 1)
     return Stream(_follow(call, after, frozenset(kinds)))
-
-
-async def last_offset(call: Call[None, wire.NoQuery]) -> Reply:
-    """Where a stream of what is still to come begins."""
-    return Reply(wire.Offset(offset=await call.hub.store.last_offset()))
 
 
 async def _follow(
@@ -67,8 +62,11 @@ async def _follow(
                     continue
                 if not call.query.follow:
                     return
+                left_s = call.hub.tokens.left_s(call.caller)
+                if left_s <= 0:
+                    return
                 try:
-                    async with asyncio.timeout(BEAT_S):
+                    async with asyncio.timeout(min(BEAT_S, left_s)):
                         await grown.wait()
                 except TimeoutError:
                     yield beat
@@ -90,9 +88,5 @@ ROUTES = (
         method="GET", path="/v1/events", handler=follow_events, scope=READ, query=wire.StreamQuery,
         summary="The tenant's events as server-sent events, from an offset on", answers={200: None},
         refuses=("invalid_option", "events_trimmed"),
-    ),
-    Route(
-        method="GET", path="/v1/events:last", handler=last_offset, scope=READ,
-        summary="The end of the log", answers={200: wire.Offset},
     ),
 )  # fmt: skip

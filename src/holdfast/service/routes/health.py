@@ -1,15 +1,17 @@
-"""For load balancers and Prometheus, where no token is asked for and no tenant is named; and what a token is for."""
+"""For load balancers and Prometheus, without a token and without the name of a tenant; and for clients: the session."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
-from holdfast.core import wire
+import msgspec
+
+from holdfast.core import answers, wire
 from holdfast.core.errors import StoreUnavailable
 from holdfast.options import moment
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.errors import Refusal
-from holdfast.service.tokens import ANY
 from holdfast.telemetry import http as http_metrics
 
 READY_S = 2.0
@@ -18,7 +20,7 @@ READY_S = 2.0
 async def healthz(call: Call[None, wire.NoQuery]) -> Reply:
     """The process lives, whatever the store does."""
     del call
-    return Reply(wire.Health(status="ok"))
+    return Reply(answers.Health(status="ok"))
 
 
 async def readyz(call: Call[None, wire.NoQuery]) -> Reply:
@@ -30,7 +32,23 @@ async def readyz(call: Call[None, wire.NoQuery]) -> Reply:
             await call.hub.store.now()
     except TimeoutError:
         raise StoreUnavailable("no answer in time") from None
-    return Reply(wire.Health(status="ok"))
+    return Reply(answers.Health(status="ok"))
+
+
+async def session(call: Call[None, wire.NoQuery]) -> Reply:
+    """A client asks once, to know whose jobs it will see."""
+    caller, store = call.caller, call.hub.store
+    return Reply(
+        answers.Session(
+            tenant=caller.tenant,
+            scopes=sorted(caller.scopes),
+            queues=None if caller.queues is None else sorted(caller.queues),
+            expires_at=datetime.fromtimestamp(caller.expires_at, UTC),
+            now=moment(await store.now()),
+            offset=await store.last_offset(),
+            store=msgspec.to_builtins(store.capabilities),
+        )
+    )
 
 
 async def metrics(call: Call[None, wire.NoQuery]) -> Reply:
@@ -40,35 +58,18 @@ async def metrics(call: Call[None, wire.NoQuery]) -> Reply:
     return Reply(text, kind=http_metrics.CONTENT_TYPE)
 
 
-async def token(call: Call[None, wire.NoQuery]) -> Reply:
-    """Whose it is, what it may do and until when, and what time it is at the store."""
-    caller, store = call.caller, call.hub.store
-    return Reply(
-        wire.TokenInfo(
-            tenant=caller.tenant,
-            scopes=sorted(caller.scopes),
-            queues=None if caller.queues is None else sorted(caller.queues),
-            expires_at=moment(int(caller.expires_at * 1000)),
-            now=moment(await store.now()),
-            durable=store.capabilities.durable,
-            survives_power_loss=store.capabilities.survives_power_loss,
-            exact_quota=store.capabilities.exact_quota,
-        )
-    )
-
-
 ROUTES = (
     Route(
-        method="GET", path="/v1/token", handler=token, scope=ANY, summary="What the token is good for",
-        answers={200: wire.TokenInfo},
+        method="GET", path="/v1/session", handler=session, scope="", summary="Whose token this is",
+        answers={200: answers.Session},
     ),
     Route(
         method="GET", path="/healthz", handler=healthz, scope=None, summary="Whether the process lives",
-        answers={200: wire.Health},
+        answers={200: answers.Health},
     ),
     Route(
         method="GET", path="/readyz", handler=readyz, scope=None, summary="Whether it can serve",
-        answers={200: wire.Health}, refuses=("store_unavailable", "stopping"),
+        answers={200: answers.Health}, refuses=("store_unavailable", "stopping"),
     ),
     Route(
         method="GET", path="/metrics", handler=metrics, scope=None, summary="Metrics for Prometheus",

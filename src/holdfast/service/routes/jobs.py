@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-from holdfast.core import wire
-from holdfast.core.errors import HoldfastError, JobNotFound
+from holdfast.core import answers, wire
+from holdfast.core.errors import HoldfastError, JobNotFound, WaitTimeout
 from holdfast.core.job import (
     TERMINAL,
     AlreadyCompleted,
@@ -43,7 +44,7 @@ async def enqueue(call: Call[wire.Enqueue, wire.NoQuery]) -> Reply:
 async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQuery]) -> Reply:
     """An item that is refused spoils no other. [ENQ-4]"""
 
-    async def show(new: NewJob, answer: EnqueueAnswer) -> Any:
+    async def show(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
         return await _ticket(call.hub, new, answer)
 
     return Reply(await each(call.body, lambda item: _new_job(call, item), call.hub.enqueue_many, show))
@@ -57,11 +58,11 @@ async def get(call: Call[None, wire.NoQuery]) -> Reply:
 
 async def result(call: Call[None, wire.WaitQuery]) -> Reply:
     """Waits without polling; ends when the client leaves. [RESULT-2, RESULT-3]"""
-    key = _key(call)
-    job = await _found(call)
-    if job.state not in TERMINAL and call.query.wait_s:
-        with call.leaving() as gone:
-            await call.hub.ended(key, call.query.wait_s, gone)
+    key, job = _key(call), None
+    if call.query.wait_s:
+        with call.leaving() as gone, contextlib.suppress(WaitTimeout):
+            job = await call.hub.ended(key, call.query.wait_s, gone)
+    if job is None:
         job = await _found(call)
     blob = await call.hub.blob(job.result, key)
     return Reply(views.outcome(job, blob), 200 if job.state in TERMINAL else 202)
@@ -71,7 +72,7 @@ async def job_events(call: Call[None, wire.EventQuery]) -> Reply:
     """A page of one job's events: a part of the log is looked through, so it may be empty and have a cursor."""
     key, query = _key(call), call.query
     await _found(call)
-    found: list[wire.Event] = []
+    found: list[answers.Event] = []
     after, scanned, more = query.after, 0, True
     while more and scanned < SCANNED and len(found) < query.limit:
         page = await call.hub.store.events(call.tenant, after, wire.PAGE_LIMIT)
@@ -81,9 +82,9 @@ async def job_events(call: Call[None, wire.EventQuery]) -> Reply:
         room = query.limit - len(found)
         found += [views.event(event) for event in ours[:room]]
         if len(ours) > room:
-            return Reply(wire.Events(events=found, cursor=found[-1].offset))
+            return Reply(answers.Events(events=found, cursor=found[-1].offset))
         after = page.next
-    return Reply(wire.Events(events=found, cursor=after if more else None))
+    return Reply(answers.Events(events=found, cursor=after if more else None))
 
 
 async def cancel(call: Call[None, wire.CancelQuery]) -> Reply:
@@ -92,7 +93,7 @@ async def cancel(call: Call[None, wire.CancelQuery]) -> Reply:
     status = await call.hub.cancel(Cancel(key, call.query.only_waiting))
     if status == "not_found":
         raise JobNotFound(key.queue, key.id)
-    return Reply(wire.Canceled(status=status))
+    return Reply(answers.Canceled(status=status))
 
 
 async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) -> Reply:
@@ -103,8 +104,8 @@ async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) ->
         ttl_ms = duration_ms("result_ttl_s", item.result_ttl_s)
         return SetResultTtl(JobKey(call.tenant, queue, check_id(item.id)), ttl_ms)
 
-    async def show(_: SetResultTtl, status: TtlStatus) -> wire.Retained:
-        return wire.Retained(status=status)
+    async def show(_: SetResultTtl, status: TtlStatus) -> answers.Retained:
+        return answers.Retained(status=status)
 
     return Reply(await each(call.body, make, call.hub.store.set_result_ttl, show))
 
@@ -118,19 +119,19 @@ def _new_job(call: Call[Any, Any], item: wire.Enqueue) -> NewJob:
     return new
 
 
-async def _ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer) -> wire.Ticket:
+async def _ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError) -> answers.Ticket:
     queue = new.key.queue
     if isinstance(answer, Queued):
-        return wire.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state)
+        return answers.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state)
     if isinstance(answer, AlreadyCompleted):
         key = new.key._replace(id=answer.id)
         value = views.value(answer.result, await hub.blob(answer.result, key))
         codec = views.codec_name(answer.result.codec)
         state = JobState.COMPLETED
-        return wire.Ticket(status="completed", id=answer.id, queue=queue, state=state, result=value, codec=codec)
+        return answers.Ticket(status="completed", id=answer.id, queue=queue, state=state, result=value, codec=codec)
     if isinstance(answer, HoldfastError):
         raise answer
-    return wire.Ticket(status="duplicate", id=answer.id, queue=queue, state=answer.state)
+    return answers.Ticket(status="duplicate", id=answer.id, queue=queue, state=answer.state)
 
 
 def _key(call: Call[Any, Any]) -> JobKey:
@@ -152,35 +153,35 @@ _REFUSALS = ("invalid_name", "invalid_option", "invalid_payload", "unknown_codec
 ROUTES = (
     Route(
         method="POST", path="/v1/jobs", handler=enqueue, scope=PRODUCE, body=wire.Enqueue,
-        summary="Enqueue one job", answers={201: wire.Ticket, 200: wire.Ticket},
+        summary="Enqueue one job", answers={201: answers.Ticket, 200: answers.Ticket},
         refuses=(*_REFUSALS, "payload_too_large", "quota_exceeded"),
     ),
     Route(
         method="POST", path="/v1/jobs:batch", handler=enqueue_batch, scope=PRODUCE,
         body=wire.EnqueueBatch, batch="jobs", item=wire.Enqueue,
-        summary="Enqueue up to 1000 jobs, answered item by item", answers={200: wire.Ticket},
+        summary="Enqueue up to 1000 jobs, answered item by item", answers={200: answers.Ticket},
     ),
     Route(
         method="GET", path=_JOB, handler=get, scope=READ, summary="A job as it is",
-        answers={200: wire.Job}, refuses=("invalid_name", "job_not_found", "result_expired"),
+        answers={200: answers.Job}, refuses=("invalid_name", "job_not_found", "result_expired"),
     ),
     Route(
         method="DELETE", path=_JOB, handler=cancel, scope=PRODUCE, query=wire.CancelQuery,
-        summary="Cancel a job", answers={200: wire.Canceled}, refuses=("invalid_name", "job_not_found"),
+        summary="Cancel a job", answers={200: answers.Canceled}, refuses=("invalid_name", "job_not_found"),
     ),
     Route(
         method="GET", path=f"{_JOB}/result", handler=result, scope=READ, query=wire.WaitQuery,
-        summary="How a job ended; 202 while it has not", answers={200: wire.Outcomes, 202: wire.Outcomes},
+        summary="How a job ended; 202 while it has not", answers={200: answers.Outcomes, 202: answers.Outcomes},
         refuses=("invalid_name", "job_not_found", "result_expired"),
     ),
     Route(
         method="GET", path=f"{_JOB}/events", handler=job_events, scope=READ, query=wire.EventQuery,
-        summary="What happened to a job, oldest first", answers={200: wire.Events},
+        summary="What happened to a job, oldest first", answers={200: answers.Events},
         refuses=("invalid_name", "invalid_option", "job_not_found", "events_trimmed"),
     ),
     Route(
         method="POST", path="/v1/queues/{queue}/jobs:set-result-ttl", handler=retain, scope=PRODUCE,
         body=wire.RetainBatch, batch="jobs", item=wire.Retain,
-        summary="Keep finished jobs for longer or shorter", answers={200: wire.Retained}, refuses=("invalid_name",),
+        summary="Keep finished jobs for longer or shorter", answers={200: answers.Retained}, refuses=("invalid_name",),
     ),
 )  # fmt: skip

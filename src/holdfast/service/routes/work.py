@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from holdfast.core import wire
+from holdfast.core import answers, wire
 from holdfast.core.errors import HoldfastError
 from holdfast.core.failpoint import hit
 from holdfast.core.job import ClaimRequest, Extend, Extended, Finish, Finished, Report, Reported
@@ -43,7 +43,7 @@ async def finish(call: Call[list[wire.Finish | HoldfastError], wire.NoQuery]) ->
         return made
 
     async def show(_: Finish, answer: Finished) -> Any:
-        return wire.Finished(status=answer.state)
+        return answers.Finished(status=answer.state)
 
     hit("service.before_finish")
     return Reply(await each(call.body, make, call.hub.finish, show))  # pyright: ignore[reportArgumentType]
@@ -58,7 +58,7 @@ async def extend(call: Call[list[wire.Extend | HoldfastError], wire.NoQuery]) ->
         return made
 
     async def show(_: Extend, answer: Extended) -> Any:
-        return wire.Extended(status="extended", deadline=moment(answer.deadline), now=moment(answer.now))
+        return answers.Extended(status="extended", deadline=moment(answer.deadline), now=moment(answer.now))
 
     return Reply(await each(call.body, make, call.hub.extend, show))  # pyright: ignore[reportArgumentType]
 
@@ -72,7 +72,7 @@ async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) ->
         return made
 
     async def show(_: Report, __: Reported) -> Any:
-        return wire.Reported(status="reported")
+        return answers.Reported(status="reported")
 
     return Reply(await each(call.body, make, call.hub.store.report, show))  # pyright: ignore[reportArgumentType]
 
@@ -80,23 +80,23 @@ async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) ->
 ROUTES = (
     Route(
         method="POST", path="/v1/claims", handler=claim, scope=WORK, body=wire.Claim,
-        summary="Lease jobs, and wait while there are none", answers={200: wire.Claimed},
+        summary="Lease jobs, and wait while there are none", answers={200: answers.Claimed},
         refuses=("invalid_name", "invalid_option"),
     ),
     Route(
         method="POST", path="/v1/leases:finish", handler=finish, scope=WORK,
         body=wire.FinishBatch, batch="leases", item=wire.Finish,
         summary="Complete, fail, retry or release leased jobs",
-        answers={200: wire.Finished},
+        answers={200: answers.Finished},
     ),
     Route(
         method="POST", path="/v1/leases:extend", handler=extend, scope=WORK,
         body=wire.ExtendBatch, batch="leases", item=wire.Extend,
-        summary="Renew leases", answers={200: wire.Extended},
+        summary="Renew leases", answers={200: answers.Extended},
     ),
     Route(
         method="POST", path="/v1/leases:report", handler=report, scope=WORK,
         body=wire.ReportBatch, batch="leases", item=wire.Report,
-        summary="Record progress of leased jobs", answers={200: wire.Reported},
+        summary="Record progress of leased jobs", answers={200: answers.Reported},
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
-from holdfast.core import wire
+from holdfast.core import answers, wire
 from holdfast.stores.http.link import Link
 from holdfast.stores.http.trouble import TooLarge, not_ours
 
@@ -27,22 +27,24 @@ async def send(
     *,
     headers: Mapping[str, str] | None = None,
     repeat: bool = True,
-) -> list[A | wire.ErrorInfo]:
+) -> list[A | answers.ErrorInfo]:
     """The answers to all items of a batch, each in its place."""
-    answers: list[A | wire.ErrorInfo] = []
+    found: list[A | answers.ErrorInfo] = []
     parts = _parts(items)
     while parts:
         part = parts.pop(0)
         body = b'{"%s":[%s]}' % (name.encode(), b",".join(part))
         try:
-            told = await link.call("POST", path, wire.Items[Raw], body=body, headers=headers, repeat=repeat)
+            told = await link.call("POST", path, answers.Items[Raw], body=body, headers=headers, repeat=repeat)
         except TooLarge:
             if len(part) == 1:
                 raise
             parts[:0] = [part[: len(part) // 2], part[len(part) // 2 :]]
             continue
-        answers += [_item(answer, type, link) for answer in told.items]
-    return answers
+        if len(told.items) != len(part):
+            raise not_ours(link.shown)
+        found += [_item(answer, type, link) for answer in told.items]
+    return found
 
 
 def _parts(items: Sequence[bytes]) -> list[list[bytes]]:
@@ -57,10 +59,10 @@ def _parts(items: Sequence[bytes]) -> list[list[bytes]]:
     return parts
 
 
-def _item(answer: Raw, type: type[A], link: Link) -> A | wire.ErrorInfo:
+def _item(answer: Raw, type: type[A], link: Link) -> A | answers.ErrorInfo:
     try:
         if bytes(answer).startswith(b'{"error"'):
-            return msgspec.json.decode(answer, type=wire.Refused).error
+            return msgspec.json.decode(answer, type=answers.Refused).error
         return msgspec.json.decode(answer, type=type)
     except msgspec.MsgspecError:
         raise not_ours(link.shown) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from holdfast.core import wire
+from holdfast.core import answers
 from holdfast.store import Finding
 from holdfast.stores.http.address import Address
 
@@ -13,7 +13,7 @@ SOON_S = 24 * 3600
 OFF_S = 5.0
 
 
-def findings(address: Address, info: wire.TokenInfo, sent: float, came: float) -> Sequence[Finding]:
+def findings(address: Address, info: answers.Session, sent: float, came: float) -> Sequence[Finding]:
     """Lines of `holdfast doctor`: the way there, the token, the clocks."""
     host = urlsplit(address.base).hostname
     found = [Finding("ok", "service", f"{address.base} answers, in {1000 * (came - sent):.0f} ms")]

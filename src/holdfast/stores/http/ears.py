@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from holdfast.core import wire
+from holdfast.core import answers, wire
 from holdfast.core.errors import AccessRefused, EventsTrimmed, HoldfastError
 from holdfast.store import Hint, Listener, Signal
 from holdfast.stores.http.link import Link
@@ -34,7 +34,7 @@ KINDS: dict[Hint, frozenset[str]] = {
 }
 
 _log = logging.getLogger("holdfast")
-_event = msgspec.json.Decoder(wire.Event)
+_event = msgspec.json.Decoder(answers.Event)
 
 
 class Ears:
@@ -118,7 +118,7 @@ class Ears:
 
     async def _follow(self) -> None:
         if self._offset is None:
-            self._offset = (await self._link.call("GET", "/v1/events:last", wire.Offset)).offset
+            self._offset = (await self._link.call("GET", "/v1/session", answers.Session)).offset
         query = {"after": self._offset, "kinds": ",".join(sorted(self._kinds))}
         async with self._link.stream("/v1/events", query) as messages:
             for hint in Hint:
@@ -129,7 +129,7 @@ class Ears:
                         self._told(_event.decode(data))
                 self._offset = offset or self._offset
 
-    def _told(self, event: wire.Event) -> None:
+    def _told(self, event: answers.Event) -> None:
         for hint, kinds in KINDS.items():
             if event.kind in kinds:
                 self.tell(Signal(hint, event.tenant, event.queue, event.job_id))

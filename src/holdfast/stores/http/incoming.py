@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime, timedelta
-from typing import cast
 
 import msgspec
 from msgspec import Raw, UnsetType
 
+from holdfast.core import answers
 from holdfast.core import events as core_events
-from holdfast.core import wire
 from holdfast.core.job import (
     AlreadyCompleted,
     AttemptError,
@@ -48,7 +47,7 @@ def _result(value: Raw | UnsetType, codec: str) -> Result | None:
     return None if isinstance(value, UnsetType) else Result(data(value, codec), codec)
 
 
-def ticket(answer: wire.Ticket) -> Queued | Duplicate | AlreadyCompleted:
+def ticket(answer: answers.Ticket) -> Queued | Duplicate | AlreadyCompleted:
     """The answer to one enqueue."""
     if answer.status == "queued":
         return Queued(answer.id, answer.state or JobState.READY)
@@ -57,13 +56,13 @@ def ticket(answer: wire.Ticket) -> Queued | Duplicate | AlreadyCompleted:
     return AlreadyCompleted(answer.id, _result(answer.result, answer.codec) or Result(b"null"))
 
 
-def claimed(tenant: str, worker_id: str, answer: wire.Claimed) -> Claimed:
+def claimed(tenant: str, worker_id: str, answer: answers.Claimed) -> Claimed:
     """What a claim got."""
     now = ms(answer.now)
     return Claimed([_leased(tenant, worker_id, job, now) for job in answer.jobs], now, _ms(answer.next_at))
 
 
-def _leased(tenant: str, worker_id: str, job: wire.ClaimedJob, now: int) -> Job:
+def _leased(tenant: str, worker_id: str, job: answers.ClaimedJob, now: int) -> Job:
     envelope = Envelope(
         job.type,
         data(job.payload, job.codec),
@@ -91,7 +90,7 @@ def _leased(tenant: str, worker_id: str, job: wire.ClaimedJob, now: int) -> Job:
     )
 
 
-def job(found: wire.Job) -> Job:
+def job(found: answers.Job) -> Job:
     """A job as it is. What the wire does not tell stands at its default."""
     envelope = Envelope(
         found.type,
@@ -101,7 +100,7 @@ def job(found: wire.Job) -> Job:
         found.priority,
         found.max_attempts,
         timeout_ms=None if found.timeout_s is None else round(found.timeout_s * 1000),
-        request_id=found.request_id or "",
+        request_id=found.request_id,
         idempotency=None if found.idempotency_key is None else IdempotencyKey(found.idempotency_key),
         headers=found.trace,
     )
@@ -110,8 +109,7 @@ def job(found: wire.Job) -> Job:
         found.tenant,
         found.queue,
         found.id,
-        # The moment of the enqueue stands for the life of an id: what a store counts by is nobody else's business.
-        ms(found.enqueued_at),
+        found.sequence,
         envelope,
         found.state,
         ms(found.visible_at),
@@ -131,17 +129,17 @@ def job(found: wire.Job) -> Job:
     )
 
 
-def stats(found: wire.QueueStats) -> QueueStats:
+def stats(found: answers.QueueStats) -> QueueStats:
     """Counts of one queue."""
     now, age = ms(found.now), found.oldest_ready_age_s
     oldest = None if age is None else now - round(age * 1000)
     return QueueStats(found.queue, {state: found.counts.get(state, 0) for state in JobState}, oldest, found.paused, now)
 
 
-def event(found: wire.Event) -> core_events.Event:
+def event(found: answers.Event) -> core_events.Event:
     """One event."""
     return core_events.Event(
-        cast("core_events.EventKind", found.kind),
+        found.kind,
         found.tenant,
         found.queue,
         found.job_id,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
-from holdfast.core import wire
+from holdfast.core import answers, wire
 from holdfast.core.errors import JobNotFound, Unsupported
 from holdfast.core.job import (
     Cancel,
@@ -50,19 +50,19 @@ class Jobs(Session):
 
     async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
         _joins_nothing(connection)
-        answers: list[EnqueueAnswer] = []
+        found: list[EnqueueAnswer] = []
         # The trace context goes as headers, one for each request.
         for headers, group in groupby(items, key=outgoing.trace):
             run = list(group)
             made = [encode(outgoing.enqueue(item)) for item in self._own(run, lambda item: item.key)]
             told = await batches.send(
-                self._link, "/v1/jobs:batch", "jobs", made, wire.Ticket,
+                self._link, "/v1/jobs:batch", "jobs", made, answers.Ticket,
                 headers=headers, repeat=all(item.envelope.request_id for item in run),
             )  # fmt: skip
-            for item, answer in zip(run, told, strict=True):
-                refused = isinstance(answer, wire.ErrorInfo)
-                answers.append(cast("EnqueueAnswer", of_item(answer, item.key)) if refused else incoming.ticket(answer))
-        return answers
+            for answer in told:
+                refused = isinstance(answer, answers.ErrorInfo)
+                found.append(cast("EnqueueAnswer", of_item(answer)) if refused else incoming.ticket(answer))
+        return found
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         return (await self._claim(request, 0.0))[0]
@@ -70,39 +70,39 @@ class Jobs(Session):
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         _joins_nothing(connection)
         return await self._leases(
-            "finish", items, outgoing.finish, wire.Finished, lambda answer: Finished(answer.status)
+            "finish", items, outgoing.finish, answers.Finished, lambda answer: Finished(answer.status)
         )
 
     async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
-        def extended(answer: wire.Extended) -> Extended:
+        def extended(answer: answers.Extended) -> Extended:
             return Extended(incoming.ms(answer.deadline), incoming.ms(answer.now))
 
-        return await self._leases("extend", items, outgoing.extend, wire.Extended, extended)
+        return await self._leases("extend", items, outgoing.extend, answers.Extended, extended)
 
     async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
-        return await self._leases("report", items, outgoing.report, wire.Reported, lambda _: Reported())
+        return await self._leases("report", items, outgoing.report, answers.Reported, lambda _: Reported())
 
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         async def cancel(item: Cancel) -> CancelStatus:
             query = {"only_waiting": "true"} if item.only_waiting else None
             try:
-                return (await self._link.call("DELETE", job_path(item.key), wire.Canceled, query=query)).status
+                return (await self._link.call("DELETE", job_path(item.key), answers.Canceled, query=query)).status
             except JobNotFound:
                 return "not_found"
 
         return await at_once(self._own(items, lambda item: item.key), cancel)
 
     async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
-        answers: list[ReplayAnswer] = []
+        found: list[ReplayAnswer] = []
         for queue, group in groupby(self._own(keys, lambda key: key), key=lambda key: key.queue):
             run = list(group)
             body = encode(wire.Replay(ids=[key.id for key in run]))
             path = f"{queue_path(queue)}/dead-letters:replay"
-            told = await self._link.call("POST", path, wire.Replays, body=body, repeat=False)
-            for key, item in zip(run, told.items, strict=True):
-                refused = None if item.error is None else of_item(item.error, key)
-                answers.append(Replayed() if refused is None else cast("ReplayAnswer", refused))
-        return answers
+            told = await self._link.call("POST", path, answers.Replays, body=body, repeat=False)
+            for item in told.items:
+                refused = None if item.error is None else of_item(item.error)
+                found.append(Replayed() if refused is None else cast("ReplayAnswer", refused))
+        return found
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
         def forget(item: Purge) -> wire.Forget:
@@ -111,7 +111,7 @@ class Jobs(Session):
 
         return [
             cast("PurgeStatus", status)
-            for status in await self._by_queue("jobs:purge", items, forget, wire.Forgotten, repeat=False)
+            for status in await self._by_queue("jobs:purge", items, forget, answers.Forgotten, repeat=False)
         ]
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
@@ -120,14 +120,14 @@ class Jobs(Session):
 
         return [
             cast("TtlStatus", status)
-            for status in await self._by_queue("jobs:set-result-ttl", items, retain, wire.Retained)
+            for status in await self._by_queue("jobs:set-result-ttl", items, retain, answers.Retained)
         ]
 
     async def _claim(self, request: ClaimRequest, wait_s: float) -> tuple[Claimed, float]:
         self._check(request.tenant)
         body = encode(outgoing.claim(request, wait_s))
         # Never repeated: a lost reply costs one lease, a second claim would cost another. [ENQ-8]
-        answer = await self._link.call("POST", "/v1/claims", wire.Claimed, body=body, repeat=False, wait_s=wait_s)
+        answer = await self._link.call("POST", "/v1/claims", answers.Claimed, body=body, repeat=False, wait_s=wait_s)
         claimed = incoming.claimed(self._tenant, request.worker_id, answer)
         left = request.limit - wire.BATCH_LIMIT
         if left > 0 and len(claimed.jobs) == wire.BATCH_LIMIT:
@@ -146,10 +146,7 @@ class Jobs(Session):
         """Acknowledge. A token makes a repeat answer like the first time. [LEASE-1]"""
         made = [encode(make(item)) for item in self._own(items, lambda item: item.key)]
         told = await batches.send(self._link, f"/v1/leases:{verb}", "leases", made, type)
-        return [
-            of_item(answer, item.key) if isinstance(answer, wire.ErrorInfo) else show(answer)
-            for item, answer in zip(items, told, strict=True)
-        ]
+        return [of_item(answer) if isinstance(answer, answers.ErrorInfo) else show(answer) for answer in told]
 
     async def _by_queue(
         self, path: str, items: Sequence[Any], make: Callable[[Any], Any], type: type[Any], *, repeat: bool = True
@@ -159,9 +156,9 @@ class Jobs(Session):
             run = list(group)
             made = [encode(make(item)) for item in run]
             told = await batches.send(self._link, f"{queue_path(queue)}/{path}", "jobs", made, type, repeat=repeat)
-            for item, answer in zip(run, told, strict=True):
-                if isinstance(answer, wire.ErrorInfo):
-                    raise of_item(answer, item.key)
+            for answer in told:
+                if isinstance(answer, answers.ErrorInfo):
+                    raise of_item(answer)
                 statuses.append(answer.status)
         return statuses
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.core import wire
+from holdfast.core import answers
 from holdfast.core.errors import JobNotFound, Unsupported
 from holdfast.core.job import (
     Job,
@@ -34,7 +34,7 @@ class Reads(Session):
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         async def get(key: JobKey) -> Job | None:
             try:
-                return incoming.job(await self._link.call("GET", job_path(key), wire.Job))
+                return incoming.job(await self._link.call("GET", job_path(key), answers.Job))
             except JobNotFound:
                 return None
 
@@ -53,17 +53,17 @@ class Reads(Session):
             if not query.states:
                 return Page([], None, 0)
         told = {name: value for name, value in said.items() if value is not None}
-        page = await self._link.call("GET", f"{queue_path(query.queue)}/{path}", wire.Jobs, query=told)
+        page = await self._link.call("GET", f"{queue_path(query.queue)}/{path}", answers.Jobs, query=told)
         return Page([incoming.job(job) for job in page.jobs], page.cursor, int(time.time() * 1000))
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
         self._check(tenant)
         if queues is None:
-            found = (await self._link.call("GET", "/v1/queues", wire.Queues)).queues
+            found = (await self._link.call("GET", "/v1/queues", answers.Queues)).queues
             return [incoming.stats(one) for one in found]
 
         async def stats(queue: str) -> QueueStats:
-            return incoming.stats(await self._link.call("GET", f"{queue_path(queue)}/stats", wire.QueueStats))
+            return incoming.stats(await self._link.call("GET", f"{queue_path(queue)}/stats", answers.QueueStats))
 
         return await at_once(queues, stats)
 
@@ -77,7 +77,7 @@ class Reads(Session):
         async with self._link.stream("/v1/events", query) as messages:
             async for offset, data in messages:
                 if data:
-                    page.events.append(incoming.event(msgspec.json.decode(data, type=wire.Event)))
+                    page.events.append(incoming.event(msgspec.json.decode(data, type=answers.Event)))
                 page = msgspec.structs.replace(page, next=offset or page.next)
                 more = len(page.events) >= limit
                 if more:
@@ -85,7 +85,7 @@ class Reads(Session):
         return msgspec.structs.replace(page, more=more)
 
     async def last_offset(self) -> str:
-        return (await self._link.call("GET", "/v1/events:last", wire.Offset)).offset
+        return (await self._link.call("GET", "/v1/session", answers.Session)).offset
 
     async def set_reader(self, reader: Reader) -> None:
         raise _readers(reader.name)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.core import wire
+from holdfast.core import answers
 from holdfast.core.errors import InvalidOption, Unsupported
 from holdfast.core.job import (
     JobKey,
@@ -47,8 +47,8 @@ class Session:
             raise InvalidOption("tenant", "the token does not say it under a name that is known here; give tenant=")
         return self._tenant
 
-    async def _token(self) -> wire.TokenInfo:
-        return await self._link.call("GET", "/v1/token", wire.TokenInfo)
+    async def _token(self) -> answers.Session:
+        return await self._link.call("GET", "/v1/session", answers.Session)
 
     def _own(self, items: Sequence[A], key: Callable[[A], JobKey]) -> Sequence[A]:
         for item in items:

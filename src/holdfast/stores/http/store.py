@@ -9,7 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from holdfast.core import wire
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core import answers
 from holdfast.core.errors import InvalidOption, Unsupported
 from holdfast.store import (
     ALL_HINTS,
@@ -34,6 +37,12 @@ from holdfast.stores.http.posts import WaitingPost
 from holdfast.stores.http.reads import Reads
 from holdfast.stores.http.session import queue_path
 
+_UNKNOWN = Capabilities(
+    name="http", durable=False, survives_power_loss=False, many_processes=True, many_hosts=True,
+    transactional_enqueue=False, exact_turns=False, exact_quota=False,
+    notes={"durable": "what the store behind the service promises; known once it is open"},
+)  # fmt: skip
+
 
 class HttpStore(Jobs, Reads):
     """One tenant's part of the store behind a service. Belongs to one event loop."""
@@ -42,25 +51,18 @@ class HttpStore(Jobs, Reads):
         super().__init__(address, bearer, tenant)
         self._ears = Ears(self._link)
         self._posts = 0
-        self._info: wire.TokenInfo | None = None
+        self._info: answers.Session | None = None
 
     @property
     def capabilities(self) -> Capabilities:
-        info = self._info
-        return Capabilities(
-            name="http",
-            durable=info is not None and info.durable,
-            survives_power_loss=info is not None and info.survives_power_loss,
-            many_processes=True,
-            many_hosts=True,
-            transactional_enqueue=False,
+        """Those of the store behind the service, as far as HTTP carries them; known once it is open."""
+        if self._info is None:
+            return _UNKNOWN
+        found = msgspec.convert(self._info.store, Capabilities)
+        return replace(
+            found, name=f"http ({found.name})", transactional_enqueue=False, many_processes=True, many_hosts=True,
             exact_turns=False,
-            exact_quota=info is not None and info.exact_quota,
-            notes={
-                "durable": "as durable as the store behind the service, which says so when the queue is opened",
-                "exact_turns": "a token is one tenant's: turns between tenants are for workers at the store",
-            },
-        )
+        )  # fmt: skip
 
     async def open(self) -> None:
         if self._info is not None:
@@ -109,7 +111,7 @@ class HttpStore(Jobs, Reads):
 
     async def pause(self, tenant: str, queue: str, *, paused: bool) -> None:
         self._check(tenant)
-        await self._link.call("POST", f"{queue_path(queue)}/{'pause' if paused else 'resume'}", wire.Paused)
+        await self._link.call("POST", f"{queue_path(queue)}/{'pause' if paused else 'resume'}", answers.Paused)
         if not paused:
             self._ears.tell(Signal(Hint.READY, tenant, queue))
 

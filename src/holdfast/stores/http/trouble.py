@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import httpx
 import msgspec
 
-from holdfast.core import errors, wire
+from holdfast.core import answers, errors
 from holdfast.core.errors import AccessRefused, HoldfastError, StoreBusy, StoreError, StoreMismatch, StoreUnavailable
-from holdfast.core.job import JobKey
 
 BODY_TOO_LARGE, RATE_LIMITED = "body_too_large", "rate_limited"
 
-_BY_KEY: dict[str, type[HoldfastError]] = {
-    error.code: error for error in (errors.JobNotFound, errors.LeaseLost, errors.LeaseExpired, errors.JobCanceled)
-}
-_BY_FACTS: dict[str, type[HoldfastError]] = {
-    error.code: error
-    for error in (
-        errors.InvalidName,
-        errors.InvalidOption,
-        errors.InvalidPayload,
-        errors.UnknownCodec,
-        errors.PayloadTooLarge,
-        errors.QuotaExceeded,
-        errors.NotReplayable,
-        errors.EventsTrimmed,
-    )
+_KINDS: dict[str, type[HoldfastError]] = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, HoldfastError) and not issubclass(kind, StoreError)
 }
 _ACCESS = ("token_missing", "token_invalid", "token_expired", "scope_missing", "queue_forbidden")
 _CURES = {
@@ -42,17 +31,16 @@ _AWAY = ("store_unavailable", "stopping", "internal_error", "request_timeout")
 _GATEWAY = range(500, 600)
 _REDIRECT = range(300, 400)
 
-_problem = msgspec.json.Decoder(wire.Problem)
+_problem = msgspec.json.Decoder(answers.Problem)
 
 
 class TooLarge(StoreError):
     """A request with too long a body. Nothing was done; what can be cut is sent in parts."""
 
 
-def of_item(info: wire.ErrorInfo, key: JobKey) -> HoldfastError:
+def of_item(info: answers.ErrorInfo) -> HoldfastError:
     """Why one item of a batch was refused."""
-    found = _BY_KEY.get(info.code)
-    return found(key.queue, key.id) if found is not None else _known(info.code, info.message, info.facts)
+    return _known(info.code, info.message, info.args)
 
 
 def of_answer(answer: httpx.Response, shown: str) -> HoldfastError:
@@ -63,7 +51,7 @@ def of_answer(answer: httpx.Response, shown: str) -> HoldfastError:
         except msgspec.MsgspecError:
             pass
         else:
-            return _known(said.code, said.detail, said.facts)
+            return _known(said.code, said.detail, said.args)
     status = answer.status_code
     if status in _GATEWAY:
         return StoreUnavailable(f"{shown} answered {status}: something on the way to the service is not well")
@@ -88,13 +76,11 @@ def not_ours(shown: str) -> StoreMismatch:
     return StoreMismatch(f"{shown} does not answer like a Holdfast service of this version; check the URL")
 
 
-def _known(code: str, text: str, facts: dict[str, Any] | msgspec.UnsetType) -> HoldfastError:
-    found, names = _BY_FACTS.get(code), wire.FACTS.get(code, ())
-    if found is not None and facts is not msgspec.UNSET and all(name in facts for name in names):
-        return found(*(facts[name] for name in names))
-    if code in _BY_KEY or code == errors.ResultExpired.code:
-        # Whoever asked for one job knows which.
-        return _BY_KEY.get(code, errors.ResultExpired)("", "")
+def _known(code: str, text: str, args: list[Any] | msgspec.UnsetType) -> HoldfastError:
+    found = _KINDS.get(code)
+    if found is not None and args is not msgspec.UNSET:
+        with contextlib.suppress(TypeError):
+            return found(*args)
     if code in _ACCESS:
         return AccessRefused(f"{text}; {_CURES[code]}", code)
     if code in _BUSY:
