@@ -9,12 +9,12 @@ import msgspec
 from msgspec import Raw
 
 from holdfast.core import wire
-from holdfast.core.errors import Unsupported
 from holdfast.core.job import Backoff, ClaimRequest, Extend, Finish, NewJob, Report
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
 _PLAIN = Backoff()
+_NO_BLOBS = "a worker's own blob store is not used over HTTP; the service has one: `holdfast serve --blobs`"
 _TRACE = ("traceparent", "tracestate")
 
 
@@ -81,23 +81,24 @@ def claim(request: ClaimRequest, wait_s: float) -> wire.Claim:
 
 
 def finish(item: Finish) -> wire.Finish:
-    """One acknowledgement. Raises Unsupported for a result in a blob store that is not the service's."""
+    """One acknowledgement. A result in a blob store of the worker's own is a failure: the service would not find it."""
     result, error = item.result, item.error
-    if result is not None and result.blob:
-        raise Unsupported("results in a blob store of the client's; let the service have one: serve --blobs", "http")
-    return wire.Finish(
+    lost = result is not None and bool(result.blob)
+    said = wire.Finish(
         queue=item.key.queue,
         id=item.key.id,
         token=_token(item.token),
-        outcome=item.outcome,
-        result=Raw(b"null") if result is None else value(result.data, result.codec),
-        codec="json" if result is None else result.codec,
-        error=None
-        if error is None
-        else wire.JobError(type=error.type, message=error.message, traceback=error.traceback),
+        outcome="fail" if lost else item.outcome,
         timed_out=item.timed_out,
         delay_s=None if item.delay_ms is None else item.delay_ms / 1000,
     )
+    if lost:
+        said.error = wire.JobError(type="ResultTooLarge", message=_NO_BLOBS)
+    elif result is not None:
+        said.result, said.codec = value(result.data, result.codec), result.codec
+    if error is not None:
+        said.error = wire.JobError(type=error.type, message=error.message, traceback=error.traceback)
+    return said
 
 
 def _token(token: int) -> int:
