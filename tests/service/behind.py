@@ -2,7 +2,7 @@
 
 Each line of standard input is a wish as JSON, each line of standard output the answer. `open` starts a server on a
 store of its own and answers its port. The others do what is not a client's to do: an operator's settings, the upkeep
-of the service, and the passing of time.
+of the service, the passing of time, and tokens by the clock of the service.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import msgspec
 from holdfast.service.server import listen, running
 from holdfast.service.settings import Settings
 from holdfast.store import TenantSettings
-from tests.service.support import TOKENS
+from tests.service.support import TOKENS, token
 
 
 async def main() -> None:
@@ -40,6 +40,8 @@ async def act(stack: contextlib.AsyncExitStack, stores: dict[str, Any], do: str,
             server = await stack.enter_async_context(running(settings, sock))
             stores[url] = server.hub.store, server.port
         return stores[url][1]
+    if do == "token":
+        return token(more["tenant"])
     store = stores[url][0]
     if do == "set_tenant":
         return await store.set_tenant(more["tenant"], TenantSettings(**more["settings"]))

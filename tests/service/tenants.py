@@ -1,19 +1,57 @@
 """The service as if it were a store: a client with a token for each tenant, and a side door for the rest.
 
 Every job is enqueued, claimed, finished, looked at, listed, canceled, replayed, purged and followed over HTTP. Through
-the side door goes what a client has no say in: the clock, the upkeep, an operator's settings.
+the side door goes what a client has no say in: the clock, the upkeep, an operator's settings. A payload or result of
+a check that is no JSON goes as a string of JSON.
 """
 
 import asyncio
+import base64
 import subprocess
 import sys
 import threading
 
 import msgspec
+from msgspec.structs import replace
 
-from holdfast.core.job import JobKey
+from holdfast.core.job import AlreadyCompleted, Finish, Job, JobKey, NewJob
 from holdfast.store import ALL_HINTS, Pruned, Reaped, TenantSettings, make_store
-from tests.service.support import token
+
+MARK = b'"bytes:'
+
+
+def packed(item):
+    """An item whose payload or result goes over HTTP: what is no JSON as a string of JSON."""
+    if isinstance(item, NewJob):
+        return replace(item, envelope=replace(item.envelope, payload=_text(item.envelope.payload, item.envelope.codec)))
+    if isinstance(item, Finish) and item.result is not None:
+        return replace(item, result=replace(item.result, data=_text(item.result.data, item.result.codec)))
+    return item
+
+
+def unpacked(answer):
+    """The same answer with the bytes that were sent."""
+    if isinstance(answer, AlreadyCompleted):
+        return replace(answer, result=replace(answer.result, data=_bytes(answer.result.data)))
+    if isinstance(answer, Job):
+        result = answer.result and replace(answer.result, data=_bytes(answer.result.data))
+        return replace(
+            answer, envelope=replace(answer.envelope, payload=_bytes(answer.envelope.payload)), result=result
+        )
+    return answer
+
+
+def _text(data, codec):
+    try:
+        if codec == "json":
+            msgspec.json.decode(data)
+        return data
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return MARK + base64.b64encode(data) + b'"'
+
+
+def _bytes(data):
+    return base64.b64decode(data[len(MARK) : -1]) if data.startswith(MARK) else data
 
 
 class Behind:
@@ -23,6 +61,8 @@ class Behind:
         command = [sys.executable, "-m", "tests.service.behind"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._lock = threading.Lock()
+        self.handles = {}
+        """The handles on each store: who listens at one hears of the tenants of all."""
 
     def ask(self, do, url, **more):
         with self._lock:
@@ -56,8 +96,16 @@ class Tenants:
 
     async def open(self):
         self._port = await self._door("open")
+        self._loop = asyncio.get_running_loop()
+        beside = self._behind.handles.setdefault(self._url, [])
+        for tenant in {tenant for other in beside for tenant in other._clients}:
+            await self.of(tenant)
+        beside.append(self)
 
     async def close(self):
+        beside = self._behind.handles[self._url]
+        if self in beside:
+            beside.remove(self)
         for client in self._clients.values():
             await client.close()
         self._clients.clear()
@@ -82,11 +130,14 @@ class Tenants:
         async with self._lock:
             if tenant not in self._clients:
                 client = make_store(f"http://127.0.0.1:{self._port}")
-                client.use_token(token(tenant))
+                client.use_token(await self._door("token", tenant=tenant))
                 await client.open()
                 self._clients[tenant] = client
                 for listener, hints, stops in self._listeners.values():
                     stops.append(client.listen(listener, hints))
+                for other in self._behind.handles[self._url]:
+                    if other is not self and other._loop is self._loop:
+                        await other.of(tenant)
             return self._clients[tenant]
 
     async def _batch(self, verb, items, **more):
@@ -100,10 +151,10 @@ class Tenants:
         return answers
 
     async def enqueue(self, items, *, connection=None):
-        return await self._batch("enqueue", items, connection=connection)
+        return list(map(unpacked, await self._batch("enqueue", list(map(packed, items)), connection=connection)))
 
     async def finish(self, items, *, connection=None):
-        return await self._batch("finish", items, connection=connection)
+        return await self._batch("finish", list(map(packed, items)), connection=connection)
 
     async def extend(self, items):
         return await self._batch("extend", items)
@@ -124,13 +175,15 @@ class Tenants:
         return await self._batch("set_result_ttl", items)
 
     async def get(self, keys):
-        return await self._batch("get", keys)
+        return list(map(unpacked, await self._batch("get", keys)))
 
     async def claim(self, request):
-        return await (await self.of(request.tenant)).claim(request)
+        claimed = await (await self.of(request.tenant)).claim(request)
+        return replace(claimed, jobs=list(map(unpacked, claimed.jobs)))
 
     async def list(self, query):
-        return await (await self.of(query.tenant)).list(query)
+        page = await (await self.of(query.tenant)).list(query)
+        return replace(page, jobs=list(map(unpacked, page.jobs)))
 
     async def stats(self, tenant, queues=None):
         return await (await self.of(tenant)).stats(tenant, queues)

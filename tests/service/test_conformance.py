@@ -18,7 +18,10 @@ def spaces():
     known = stores._opener
 
     def opener(scheme):
-        return (lambda url: Tenants(behind, f"memory:{url.url.partition(':')[2]}")) if scheme == "behind" else known(scheme)
+        return clients if scheme == "behind" else known(scheme)
+
+    def clients(url):
+        return Tenants(behind, f"memory:{url.url.partition(':')[2]}")
 
     stores._opener = opener
     try:

@@ -38,6 +38,7 @@ from holdfast.store import (
     ReportAnswer,
 )
 from holdfast.stores.http import batches, incoming, outgoing
+from holdfast.stores.http.link import Link
 from holdfast.stores.http.session import Session, at_once, encode, job_path, queue_path
 from holdfast.stores.http.trouble import of_item
 
@@ -65,7 +66,7 @@ class Jobs(Session):
         return found
 
     async def claim(self, request: ClaimRequest) -> Claimed:
-        return (await self._claim(request, 0.0))[0]
+        return (await self._claim(request))[0]
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         _joins_nothing(connection)
@@ -123,15 +124,18 @@ class Jobs(Session):
             for status in await self._by_queue("jobs:set-result-ttl", items, retain, answers.Retained)
         ]
 
-    async def _claim(self, request: ClaimRequest, wait_s: float) -> tuple[Claimed, float]:
+    async def _claim(
+        self, request: ClaimRequest, wait_s: float = 0.0, link: Link | None = None
+    ) -> tuple[Claimed, float]:
         self._check(request.tenant)
         body = encode(outgoing.claim(request, wait_s))
         # Never repeated: a lost reply costs one lease, a second claim would cost another. [ENQ-8]
-        answer = await self._link.call("POST", "/v1/claims", answers.Claimed, body=body, repeat=False, wait_s=wait_s)
+        link = link or self._link
+        answer = await link.call("POST", "/v1/claims", answers.Claimed, body=body, repeat=False, wait_s=wait_s)
         claimed = incoming.claimed(self._tenant, request.worker_id, answer)
         left = request.limit - wire.BATCH_LIMIT
         if left > 0 and len(claimed.jobs) == wire.BATCH_LIMIT:
-            more, _ = await self._claim(replace(request, limit=left), 0.0)
+            more, _ = await self._claim(replace(request, limit=left), link=link)
             claimed = replace(more, jobs=claimed.jobs + more.jobs)
         return claimed, answer.waited_s
 

@@ -33,6 +33,7 @@ from holdfast.stores.http.bearer import Bearer
 from holdfast.stores.http.doctor import findings
 from holdfast.stores.http.ears import Ears
 from holdfast.stores.http.jobs import Jobs
+from holdfast.stores.http.link import Link
 from holdfast.stores.http.posts import WaitingPost
 from holdfast.stores.http.reads import Reads
 from holdfast.stores.http.session import queue_path
@@ -105,7 +106,8 @@ class HttpStore(Jobs, Reads):
         def closed() -> None:
             self._posts -= 1
 
-        return WaitingPost(self._claim, deliver, closed)
+        # With a connection of its own: the end of the wait is told by it.
+        return WaitingPost(self._claim, Link(self._address, self._bearer), deliver, closed)
 
     # Settings, workers, upkeep ----------------------------------------------------------------------------------
 
