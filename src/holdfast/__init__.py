@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.blobs import BlobRef
 from holdfast.context import current_job
 from holdfast.core.errors import (
+    AccessRefused,
     EventsTrimmed,
     HoldfastError,
     InvalidName,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from holdfast.worker import Worker
 
 __all__ = [
+    "AccessRefused",
     "BlobRef",
     "Capabilities",
     "Event",

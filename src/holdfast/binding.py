@@ -21,7 +21,7 @@ from holdfast.core.errors import (
 from holdfast.core.job import Cancel, CancelStatus, Job, JobKey, JobState, NewJob, Result
 from holdfast.options import Seconds, check_queue, timeout_s
 from holdfast.records import Cancellation, JobRecord, decode_result
-from holdfast.store import Capabilities, EnqueueAnswer, Hint, Listener, ReplayAnswer, Store, make_store
+from holdfast.store import Capabilities, EnqueueAnswer, Hint, Listener, ReplayAnswer, Store, Tenanted, make_store
 from holdfast.telemetry import metrics
 from holdfast.telemetry.logging import get_logger
 from holdfast.waiting import Waits, Watch
@@ -43,7 +43,8 @@ class Binding:
         self,
         url: str | None = None,
         *,
-        tenant: str,
+        tenant: str | None = None,
+        token: str | Callable[[], str] | None = None,
         name: str = "default",
         store: Store | None = None,
         codec: str = "json",
@@ -56,12 +57,16 @@ class Binding:
             if url is None:
                 raise InvalidOption("events", "is an option of the store; give it where the store is opened")
             url = f"{url}{'&' if '?' in url else '?'}events={events}"
-        self.tenant = names.check_tenant(tenant)
+        if token is not None and url is None:
+            raise InvalidOption("token", "is for a service; give its URL")
+        self._url, self._token = url, token
+        self._store = store if store is not None else self._make()
+        self.tenant = _tenant(self._store, tenant)
         self.name = check_queue(name)
         self.codec = codecs.get(codec).name
+        if blobs is not None and isinstance(self._store, Tenanted):
+            raise InvalidOption("blobs", "the service keeps large results itself: `holdfast serve --blobs`")
         self.blobs = Blobs.open(blobs) if isinstance(blobs, str) else blobs
-        self._url = url
-        self._store = store if store is not None else make_store(url or "")
         # A store that was passed in is taken to be open (`open` makes sure), and stays its owner's to close.
         self._is_open = url is None
         self._was_closed = False
@@ -88,7 +93,8 @@ class Binding:
         if not self._is_open:
             if self._url is not None:
                 if self._was_closed:
-                    self._store = make_store(self._url)
+                    self._store = self._make()
+                    _tenant(self._store, self.tenant)
                 await self._store.open()
             self._is_open, self._was_closed = True, False
         return self
@@ -198,6 +204,14 @@ class Binding:
         # Without the URL: it may hold a password.
         return f"<{type(self).__name__} {self.name!r} of tenant {self.tenant!r} on {self.capabilities.name}>"
 
+    def _make(self) -> Store:
+        store = make_store(self._url or "")
+        if self._token is not None:
+            if not isinstance(store, Tenanted):
+                raise InvalidOption("token", "is for a service, by https://; a store takes tenant=")
+            store.use_token(self._token)
+        return store
+
     # Round trips ------------------------------------------------------------------------------------------
 
     @property
@@ -235,3 +249,11 @@ class Binding:
 
     def _subscribe(self, listener: Listener, hints: frozenset[Hint]) -> Callable[[], None]:
         return self._live.listen(listener, hints)
+
+
+def _tenant(store: Store, tenant: str | None) -> str:
+    if isinstance(store, Tenanted):
+        return names.check_tenant(store.bind(tenant))
+    if tenant is None:
+        raise InvalidOption("tenant", "whose jobs? Give tenant=")
+    return names.check_tenant(tenant)

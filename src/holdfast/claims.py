@@ -14,6 +14,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -99,27 +100,45 @@ class Claimer:
             elif pass_on:
                 _ring_one(waiting)
 
-    async def claim(self, request: ClaimRequest, *, wait_s: float = 0.0) -> Claimed:
-        """Claim, and wait for up to `wait_s` while there is nothing. The queues are rotated between looks."""
+    async def claim(
+        self,
+        request: ClaimRequest,
+        *,
+        wait_s: float = 0.0,
+        gone: asyncio.Future[None] | None = None,
+        on_look: Callable[[], None] | None = None,
+    ) -> Claimed:
+        """Claim, and wait for up to `wait_s` while there is nothing. The queues are rotated between looks.
+
+        Once `gone` is done the wait ends, but never in the middle of a look: what that finds is still answered.
+        `on_look` is called before each look.
+        """
         if wait_s <= 0:
             return await self._store.claim(request)
         end = time.monotonic() + wait_s
         bell = self.bell(request.tenant, request.queues)
+        leave = partial(_ring, bell)
+        if gone is not None:
+            gone.add_done_callback(leave)
         pass_on = True
         try:
             while True:
                 bell.arm()
+                if on_look is not None:
+                    on_look()
                 claimed = await self._store.claim(request)
                 if claimed.jobs:
                     return claimed
                 left = end - time.monotonic()
                 if left <= 0 and not bell.rung:
                     pass_on = False
-                if left <= 0:
+                if left <= 0 or (gone is not None and gone.done()):
                     return claimed
                 request = replace(request, queues=request.queues[1:] + request.queues[:1])
                 await bell.wait(min(left, pause_s(claimed)))
         finally:
+            if gone is not None:
+                gone.remove_done_callback(leave)
             self.leave(bell, pass_on=pass_on)
 
     def _hear(self, signal: Signal) -> None:
@@ -170,6 +189,10 @@ def _ring_one(waiting: dict[Bell, None]) -> None:
             waiting[bell] = waiting.pop(bell)
             bell.ring()
             return
+
+
+def _ring(bell: Bell, _: object) -> None:
+    bell.ring()
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:

@@ -89,6 +89,13 @@ def decode_json_text(data: bytes | str) -> Any:
     return value
 
 
+def check_json_text(data: bytes) -> bytes:
+    """Return JSON from outside, known to be well-formed, if it holds to that rule. Raises InvalidPayload."""
+    if _is_suspect(data):
+        check_value(decode(data))
+    return data
+
+
 def check_size(data: bytes, limit: int = PAYLOAD_LIMIT) -> bytes:
     """Return `data` if it is within the limit. Raises PayloadTooLarge. [ENQ-6]"""
     if len(data) > limit:

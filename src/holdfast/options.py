@@ -94,7 +94,8 @@ def duration_ms(option: str, value: Seconds) -> int:
     if isinstance(value, timedelta):
         ms = value / _ONE_MS
     elif isinstance(value, (int, float)) and not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        ms = value * 1000.0
+        # Without the noise of the product: 4.035 s are 4035 ms.
+        ms = round(value * 1000.0, 6)
     else:
         raise InvalidOption(option, f"{value!r} is neither a timedelta nor a number of seconds")
     if not math.isfinite(ms) or not 0 <= ms <= _LONGEST_MS:

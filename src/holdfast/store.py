@@ -431,6 +431,19 @@ class Posting(Protocol):
         ...
 
 
+@runtime_checkable
+class Tenanted(Protocol):
+    """A store that is one tenant's alone: a token says whose."""
+
+    def use_token(self, token: str | Callable[[], str]) -> None:
+        """Show this token, or the one that the function gives at the moment. Before `open`. Raises InvalidOption."""
+        ...
+
+    def bind(self, tenant: str | None) -> str:
+        """The tenant, which must be this one if one is named. Raises InvalidOption."""
+        ...
+
+
 class StoreUrl(Struct, frozen=True):
     """A store's address, taken apart: `scheme:rest?options`."""
 
@@ -522,6 +535,9 @@ class Options:
             raise InvalidOption(name, f"{self._scheme}: has no such option; it has: {known}")
 
 
+_EXTRAS = {"postgresql": "postgres", "rediss": "redis", "valkey": "redis", "valkeys": "redis", "https": "http"}
+
+
 @cache
 def _opener(scheme: str) -> Opener:
     from importlib.metadata import entry_points
@@ -532,8 +548,7 @@ def _opener(scheme: str) -> Opener:
                 return cast("Opener", point.load())
             except ModuleNotFoundError as error:
                 family = scheme.partition("+")[0]
-                extra = {"postgresql": "postgres", "rediss": "redis", "valkey": "redis", "valkeys": "redis"}
-                extra = extra.get(family, family)
+                extra = _EXTRAS.get(family, family)
                 reason = f"{scheme}: needs {error.name}; install it with: pip install 'holdfast[{extra}]'"
                 raise InvalidOption("store", reason) from error
     known = ", ".join(sorted(f"{point.name}:" for point in entry_points(group="holdfast.stores")))

@@ -66,18 +66,19 @@ class Watch:
         if self._unsure or self._looking is not None:
             self.look()
 
-    async def wait(self, timeout_s: float | None) -> Job | None:
+    async def wait(self, timeout_s: float | None, gone: asyncio.Future[None] | None = None) -> Job | None:
         """The job as it ended, or None if there is none. Raises WaitTimeout, and the job goes on.
 
         Hints can be lost with the process that should have sent them: so there is a look now and then, and a last
-        one before the time is up.
+        one before the time is up. Once `gone` is done nobody waits any more, and the time is up.
         """
         clock = asyncio.get_running_loop().time
         end = math.inf if timeout_s is None else clock() + timeout_s
-        while not self.ended.done() and (left := end - clock()) > 0:
+        futures = [self.ended] if gone is None else [self.ended, gone]
+        while not self.ended.done() and not futures[-1].done() and (left := end - clock()) > 0:
             # Spread, so that a fleet does not look in step.
             pause_s = FALLBACK_S * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
-            await asyncio.wait([self.ended], timeout=min(left, pause_s))
+            await asyncio.wait(futures, timeout=min(left, pause_s), return_when=FIRST_COMPLETED)
             self.look()
         if not self.ended.done():
             self.look()

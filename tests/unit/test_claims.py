@@ -10,6 +10,7 @@ from holdfast.claims import Claimer, PlainPost, post_at
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import ClaimRequest, Envelope, JobKey, NewJob
 from holdfast.store import Hint, Posting, Signal, open_store
+from tests.eventually import eventually
 
 _numbers = itertools.count()
 
@@ -212,3 +213,19 @@ async def test_a_store_that_knows_nothing_of_posts_gives_a_plain_place(store):
     for _ in range(2):
         await place.close()
     assert [job.id for job in (await store.claim(request())).jobs] == ["y"]
+
+
+async def test_a_wait_ends_when_there_is_nobody_to_wait_for(claimer):
+    gone = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(claimer.claim(request(), wait_s=60, gone=gone))
+    await eventually(lambda: claimer._lanes)
+    gone.set_result(None)
+    assert (await asyncio.wait_for(waiting, 20)).jobs == []
+
+
+async def test_what_a_look_finds_is_answered_although_the_client_left_meanwhile(store, claimer):
+    """It is leased: whoever asked must give it back."""
+    gone = asyncio.get_running_loop().create_future()
+    gone.set_result(None)
+    await enqueue(store, "x")
+    assert [job.id for job in (await claimer.claim(request(), wait_s=60, gone=gone)).jobs] == ["x"]

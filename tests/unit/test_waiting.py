@@ -159,6 +159,21 @@ async def test_a_timeout_says_so_and_frees_everything():
 
 
 @asynchronous
+async def test_a_wait_is_over_when_there_is_nobody_to_wait_for():
+    fake = Fake()
+    fake.jobs[KEY] = a_job(KEY, JobState.LEASED)
+    gone = asyncio.get_running_loop().create_future()
+    with fake.waits.watch(KEY) as watch:
+        watch.look()
+        waiting = asyncio.create_task(watch.wait(60, gone))
+        await turns()
+        gone.set_result(None)
+        with pytest.raises(WaitTimeout):
+            await waiting
+    assert fake.listeners == []
+
+
+@asynchronous
 async def test_no_job_is_none_and_whether_one_was_seen_is_known():
     fake = Fake()
     with fake.waits.watch(KEY) as watch:

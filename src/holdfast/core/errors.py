@@ -15,6 +15,7 @@
     ├── Unsupported                                    this store does not have that feature
     ├── StoreError                                     the store itself
     │     ├── StoreUnavailable, StoreBusy              try again later
+    │     ├── AccessRefused                            the token of a service: missing, expired, not for this
     │     └── StoreMismatch                            the data was laid out with other options
     └── Permanent, RetryLater                          raised by handlers, to steer what happens next
 
@@ -298,6 +299,20 @@ class StoreBusy(StoreError):
     """The store is there but cannot take this call now; try again later."""
 
     code = "store_busy"
+
+
+class AccessRefused(StoreError):
+    """The service does not take the token, or not for this; the reason says which. Nothing happened.
+
+    `problem` is the service's own code, for example `token_expired` or `scope_missing`.
+    """
+
+    code = "access_refused"
+
+    def __init__(self, reason: str, problem: str = "token_missing") -> None:
+        super().__init__(reason)
+        self.args = (reason, problem)
+        self.problem = problem
 
 
 class StoreMismatch(StoreError):

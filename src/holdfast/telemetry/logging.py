@@ -50,6 +50,16 @@ def configure(*, json: bool = False, level: str | int = "INFO") -> None:
     logger.propagate = False
 
 
+def configure_access() -> None:
+    """Print the access log on standard output, as JSON lines. For the HTTP service."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("holdfast.access")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
 class Record:
     """An event and its fields, as one log message: `job finished queue=emails attempt=2`."""
 

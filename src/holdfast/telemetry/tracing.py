@@ -36,6 +36,20 @@ def active() -> bool:
 
 
 @contextmanager
+def request_span(method: str, headers: dict[str, str] | None) -> Generator[dict[str, str] | None]:
+    """A span for one HTTP request that continues the caller's trace; what is to travel on from it, as headers."""
+    if not active():
+        yield headers
+        return
+    from opentelemetry.propagate import extract
+
+    trace = _trace()
+    tracer = trace.get_tracer("holdfast")
+    with tracer.start_as_current_span(f"HTTP {method}", context=extract(headers or {}), kind=trace.SpanKind.SERVER):
+        yield inject()
+
+
+@contextmanager
 def job_span(job: Job) -> Generator[None]:
     """A span for one run of a job, continuing the producer's trace. Exceptions are recorded and go on."""
     trace = _trace()

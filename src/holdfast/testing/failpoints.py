@@ -6,7 +6,8 @@
 The steps of a worker, in order: worker.after_claim, worker.before_run, worker.after_effect (the handler has returned),
 worker.mid_batch (an acknowledgement joins others that wait to be sent), worker.before_ack, worker.after_ack; beside
 them worker.mid_renewal, passed before and after each renewal. The file store has file.before_commit and
-file.after_commit.
+file.after_commit. The HTTP service has service.mid_body (a part of a body has come), service.before_enqueue,
+service.after_enqueue (nothing is answered yet), service.after_claim and service.before_finish.
 """
 
 from __future__ import annotations

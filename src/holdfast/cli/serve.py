@@ -1,0 +1,158 @@
+"""`holdfast serve`: the HTTP service, in this process or in several."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from holdfast.cli.options import Blobs, Store, blobs_url, duration, store_url
+from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
+from holdfast.core.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from socket import socket
+
+    from holdfast.service.settings import Settings, TokenSettings
+
+KEY_VARIABLE, JWKS_VARIABLE = "HOLDFAST_JWT_HS256_KEY", "HOLDFAST_JWKS_URL"
+ISSUER_VARIABLE, AUDIENCE_VARIABLE = "HOLDFAST_JWT_ISSUER", "HOLDFAST_JWT_AUDIENCE"
+CLAIM_VARIABLE = "HOLDFAST_TENANT_CLAIM"
+
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--jwt-hs256-key-file", metavar="FILE", help=f"A shared key, in a file. [env, the key: {KEY_VARIABLE}]"
+    ),
+]
+Jwks = Annotated[
+    str | None,
+    typer.Option("--jwks-url", metavar="URL", help=f"Public keys: a file or https://. [env: {JWKS_VARIABLE}]"),
+]
+Issuer = Annotated[str | None, typer.Option("--jwt-issuer", help=f"`iss` of tokens. [env: {ISSUER_VARIABLE}]")]
+Audience = Annotated[str | None, typer.Option("--jwt-audience", help=f"`aud` of tokens. [env: {AUDIENCE_VARIABLE}]")]
+TenantClaim = Annotated[
+    str | None, typer.Option("--tenant-claim", help=f"The claim that names the tenant. [env: {CLAIM_VARIABLE}]")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(serve)
+
+
+def serve(
+    *,
+    store: Store = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8000,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, max=256, help="How many processes; one that dies is started again.")
+    ] = 1,
+    key_file: KeyFile = None,
+    jwks: Jwks = None,
+    issuer: Issuer = None,
+    audience: Audience = None,
+    tenant_claim: TenantClaim = None,
+    rate_limit: Annotated[
+        float, typer.Option(min=0, help="Requests per second for each token, in each process; 0: any number.")
+    ] = 0,
+    max_connections: Annotated[int, typer.Option(min=1, help="Open connections in each process.")] = 10_000,
+    grace: Annotated[str, typer.Option(metavar="SECONDS", help="How long requests may go on after SIGTERM.")] = "30",
+    metrics_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Serve /metrics there, and not with the rest.")
+    ] = None,
+    access_log: Annotated[bool, typer.Option(help="One JSON line for each request, on standard output.")] = True,
+    blobs: Blobs = None,
+    json_logs: JsonLogs = False,
+    log_level: LogLevel = "info",
+) -> None:
+    """Serve the HTTP API until SIGTERM or Ctrl-C. Then let requests end, answer those that wait, and exit with 0."""
+    from holdfast.cli.running import exit_on_term, ignore_signals
+
+    try:
+        from holdfast.service.server import check, listen, shared_metrics
+        from holdfast.service.settings import Limits, Settings
+    except ModuleNotFoundError as error:
+        reason = f"needs {error.name}; install it with: pip install 'holdfast[service]'"
+        raise InvalidOption("serve", reason) from error
+
+    grace_s = duration("grace", grace)
+    settings = Settings(
+        store=store_url(store),
+        tokens=token_settings(key_file, jwks, issuer, audience, tenant_claim).check(),
+        limits=Limits(
+            rate=rate_limit,
+            connections=max_connections,
+            grace_s=30.0 if grace_s is None else grace_s.total_seconds(),
+        ),
+        blobs=blobs_url(blobs),
+        metrics=metrics_port is None,
+        access_log=access_log,
+    )
+    logs: dict[str, Any] = {"json": json_logs, "level": checked_level(log_level).upper()}
+    exit_on_term()
+    sock = listen(host, port, settings.limits.send_s)
+    if processes == 1:
+        _serve(settings, sock, logs, metrics_port)
+        return
+    from holdfast.worker.supervisor import supervise
+
+    check(settings, processes)
+    with shared_metrics():
+        code = supervise(partial(_child, settings, sock, logs, metrics_port), processes)
+    ignore_signals()
+    raise typer.Exit(code)
+
+
+def token_settings(
+    key_file: Path | None, jwks: str | None, issuer: str | None, audience: str | None, tenant_claim: str | None
+) -> TokenSettings:
+    """How tokens are made and checked, by flags and by the environment. Raises InvalidOption."""
+    from holdfast.service.settings import TokenSettings
+
+    key = os.environ.get(KEY_VARIABLE) or None
+    if key_file is not None:
+        key = key_file.read_text(encoding="utf-8").strip()
+    said: dict[str, Any] = {
+        "hs256_key": key,
+        "jwks": jwks or os.environ.get(JWKS_VARIABLE),
+        "issuer": issuer or os.environ.get(ISSUER_VARIABLE),
+        "audience": audience or os.environ.get(AUDIENCE_VARIABLE),
+        "tenant_claim": tenant_claim or os.environ.get(CLAIM_VARIABLE),
+    }
+    return TokenSettings(**{name: value for name, value in said.items() if value})
+
+
+def _child(settings: Settings, sock: socket, logs: dict[str, Any], metrics_port: int | None, number: int) -> NoReturn:
+    """Be one of several processes; the first shows the metrics of all."""
+    from holdfast.cli import told
+    from holdfast.cli.running import exit_on_term
+
+    exit_on_term()
+    sys.exit(told(lambda: _serve(settings, sock, logs, None if number else metrics_port)))
+
+
+def _serve(settings: Settings, sock: socket, logs: dict[str, Any], metrics_port: int | None) -> None:
+    from holdfast.cli.running import ignore_signals
+    from holdfast.cli.session import shown_url
+    from holdfast.service.server import run
+    from holdfast.telemetry import http as http_metrics
+    from holdfast.telemetry import logging
+
+    logging.configure(**logs)
+    if settings.access_log:
+        logging.configure_access()
+    http_metrics.enable()
+    if metrics_port is not None:
+        http_metrics.serve_at(metrics_port)
+    log = logging.get_logger("holdfast.cli")
+    host, port = sock.getsockname()[:2]
+    where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    run(settings, sock, lambda: log.info("serving", url=where, store=shown_url(settings.store)))
+    ignore_signals()
+    log.info("stopped")

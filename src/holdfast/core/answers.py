@@ -1,0 +1,320 @@
+"""What the HTTP service answers; `core.wire` is what is sent to it, and says how values are written."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from holdfast.core.events import EventKind
+from holdfast.core.job import CancelStatus, JobState, PurgeStatus, TtlStatus
+
+T = TypeVar("T")
+
+
+class Answer(Struct, kw_only=True, omit_defaults=True):
+    """What the service answers. Clients must take fields that they do not know."""
+
+
+class Problem(Struct, kw_only=True, omit_defaults=True):
+    """An error, by RFC 9457. `code` is stable and safe to match on."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    args: list[Any] | UnsetType = UNSET
+    """The facts of an error of the library, in the order in which its class takes them."""
+
+
+class ErrorInfo(Struct, kw_only=True, omit_defaults=True):
+    """Why one item of a batch was refused. The codes are those of problems."""
+
+    code: str
+    message: str
+    args: list[Any] | UnsetType = UNSET
+
+
+class Refused(Struct, kw_only=True):
+    """One item of a batch that was refused; the others are as if it had not been there. [ENQ-4]"""
+
+    error: ErrorInfo
+
+
+class Items(Struct, Generic[T], kw_only=True):
+    """Answers item by item, in the order of the request."""
+
+    items: list[T]
+
+
+# Enqueue --------------------------------------------------------------------------------------------------
+
+
+class Ticket(Answer):
+    """A job that was taken in, or was found to be there. [ENQ-2]"""
+
+    status: Literal["queued", "duplicate", "completed"]
+    id: str
+    queue: str
+    state: JobState | None
+    result: Raw | UnsetType = UNSET
+    codec: str = "json"
+
+
+# Work -----------------------------------------------------------------------------------------------------
+
+
+class ClaimedJob(Answer):
+    """A job, leased. The `token` is also a fence: it grows with every lease of a job. [LEASE-5]"""
+
+    queue: str
+    id: str
+    type: str
+    payload: Raw
+    token: int
+    attempt: int
+    max_attempts: int
+    deadline: datetime
+    priority: int
+    enqueued_at: datetime
+    visible_at: datetime
+    """Since when it could be claimed."""
+    codec: str = "json"
+    version: int = 1
+    timeout_s: float | None = None
+    trace: dict[str, str] | None = None
+    """The producer's trace context, as headers."""
+
+
+class Claimed(Answer):
+    """What a claim got; `now` is the store's clock, which the deadlines are of."""
+
+    jobs: list[ClaimedJob]
+    now: datetime
+    next_at: datetime | None = None
+    """When to look again, where it is known that there will be work."""
+    waited_s: float = 0.0
+    """For so long at least there was nothing: the leases began after that."""
+
+
+class Finished(Answer):
+    """An acknowledgement that was accepted: the state that the job is in by it."""
+
+    status: JobState
+
+
+class Extended(Answer):
+    """The lease holds until `deadline`; `now` is the store's clock at that moment."""
+
+    status: Literal["extended"]
+    deadline: datetime
+    now: datetime
+
+
+class Reported(Answer):
+    """The progress was recorded."""
+
+    status: Literal["reported"]
+
+
+# Reading --------------------------------------------------------------------------------------------------
+
+
+class AttemptInfo(Answer):
+    """One failed attempt."""
+
+    type: str
+    message: str
+    traceback: str
+    attempt: int
+    at: datetime
+
+
+class ProgressInfo(Answer):
+    """How far a handler says it is."""
+
+    fraction: float
+    message: str
+
+
+class Job(Answer):
+    """A job as it is."""
+
+    id: str
+    tenant: str
+    queue: str
+    type: str
+    state: JobState
+    attempts: int
+    max_attempts: int
+    priority: int
+    replays: int
+    sequence: int
+    request_id: str
+    enqueued_at: datetime
+    visible_at: datetime
+    payload: Raw
+    codec: str = "json"
+    version: int = 1
+    claimed_at: datetime | None = None
+    finished_at: datetime | None = None
+    expires_at: datetime | None = None
+    deadline: datetime | None = None
+    worker_id: str | None = None
+    idempotency_key: str | None = None
+    reason: str | None = None
+    progress: ProgressInfo | None = None
+    errors: list[AttemptInfo] = []
+    result: Raw | UnsetType = UNSET
+    result_codec: str = "json"
+    token: int = 0
+    """Of the last lease."""
+    timeout_s: float | None = None
+    trace: dict[str, str] | None = None
+
+
+class Jobs(Answer):
+    """A page. It goes on at `cursor`, which is null after the last; a page may be empty and still have one."""
+
+    jobs: list[Job]
+    cursor: str | None
+
+
+class FailedWith(Answer):
+    """Why a job failed for good."""
+
+    reason: str
+    type: str
+    message: str
+
+
+class Outcomes(Answer):
+    """How a job ended, or, with status 202, the state that it is in."""
+
+    state: JobState
+    result: Raw | UnsetType = UNSET
+    codec: str = "json"
+    error: FailedWith | None = None
+
+
+class Canceled(Answer):
+    """What a cancel came to. [CANCEL-3]"""
+
+    status: CancelStatus
+
+
+class QueueStats(Answer):
+    """Counts by state."""
+
+    queue: str
+    counts: dict[str, int]
+    oldest_ready_age_s: float | None
+    paused: bool
+    now: datetime
+    """The store's clock."""
+
+
+class Queues(Answer):
+    """Every queue that has jobs or is paused, by name."""
+
+    queues: list[QueueStats]
+
+
+class Event(Answer):
+    """One thing that happened to one job. Instants inside `data` are milliseconds since 1970. [EVENT-1]"""
+
+    kind: EventKind
+    job_id: str
+    queue: str
+    tenant: str
+    type: str
+    at: datetime
+    attempt: int
+    token: int
+    worker_id: str
+    offset: str
+    data: dict[str, Any]
+
+
+class Events(Answer):
+    """A page of events. It goes on at `cursor`, which is null at the end of the log."""
+
+    events: list[Event]
+    cursor: str | None
+
+
+class Retained(Answer):
+    """Whether a finished job is kept for that long now."""
+
+    status: TtlStatus
+
+
+# Operators ------------------------------------------------------------------------------------------------
+
+
+class Paused(Answer):
+    """Whether a queue hands out jobs."""
+
+    tenant: str
+    queue: str
+    paused: bool
+
+
+class DeadLetters(Answer):
+    """A page of failed jobs, oldest first. [DEAD-1]"""
+
+    tenant: str
+    jobs: list[Job]
+    cursor: str | None
+
+
+class ReplayItem(Answer):
+    """What became of one dead letter: a status or an error."""
+
+    id: str
+    status: Literal["replayed"] | None = None
+    error: ErrorInfo | None = None
+
+
+class Replays(Answer):
+    """Item by item. `more` says that others match."""
+
+    tenant: str
+    items: list[ReplayItem]
+    more: bool
+
+
+class Purged(Answer):
+    """How many dead letters were forgotten."""
+
+    tenant: str
+    purged: int
+
+
+class Forgotten(Answer):
+    """Whether a finished job was forgotten."""
+
+    status: PurgeStatus
+
+
+class Session(Answer):
+    """Whose token it is, what it is good for, and how the store behind the service keeps its promises."""
+
+    tenant: str
+    scopes: list[str]
+    expires_at: datetime
+    now: datetime
+    offset: str
+    """The end of the log as it is now."""
+    store: dict[str, Any]
+    """Its capabilities."""
+    queues: list[str] | None = None
+    """The only ones it is good for."""
+
+
+class Health(Answer):
+    """All is well."""
+
+    status: Literal["ok"]

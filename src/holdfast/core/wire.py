@@ -1,0 +1,294 @@
+"""What is sent to the HTTP service. `core.answers` is what comes back.
+
+The two are the one description of what goes over HTTP, for the service and for clients written in Python.
+
+All bodies are JSON. Instants are RFC 3339 with milliseconds and a time zone, durations seconds (`*_s`). A payload or
+result is any JSON; in another codec than `json` it is the base64 of its bytes, and `codec` names the codec. What is not
+said is left out. Fields that are not known are refused.
+
+The rules for names and numbers are those of `core.names` and are checked there; the schemas state them for readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Annotated, Literal, get_args
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+from holdfast.core.events import EventKind
+from holdfast.core.job import Jitter, JobState, Outcome
+
+BATCH_LIMIT = 1000
+"""Items in a batch, and jobs in a claim."""
+CLAIM_QUEUES = 100
+"""Queues in a claim."""
+PAGE_LIMIT = 1000
+LONGEST_WAIT_S = 60.0
+KINDS: tuple[str, ...] = get_args(EventKind)
+
+_SPAN_S = 1000 * 365 * 86400
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
+
+
+def _one_of(words: Iterable[str]) -> str:
+    return "|".join(words)
+
+
+QueueName = Annotated[str, Meta(description="A queue.", extra_json_schema={"pattern": _NAME})]
+JobType = Annotated[str, Meta(description='A job type; "" has none.', extra_json_schema={"pattern": f"^$|{_NAME}"})]
+JobId = Annotated[
+    str,
+    Meta(
+        description="1 to 200 bytes of UTF-8 without control characters.",
+        extra_json_schema={"minLength": 1, "maxLength": 200, "pattern": r"^[^\u0000-\u001f\u007f-\u009f]+$"},
+    ),
+]
+Instant = Annotated[datetime, Meta(tz=True)]
+Duration = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": _SPAN_S})]
+Lease = Annotated[float, Meta(description="Seconds.", extra_json_schema={"minimum": 1, "maximum": 43200})]
+Wait = Annotated[
+    float,
+    Meta(description="Seconds to wait while there is nothing.", ge=0, le=LONGEST_WAIT_S),
+]
+Token = Annotated[int, Meta(description="The lease's token.", ge=0, le=2**53)]
+Limit = Annotated[int, Meta(ge=1, le=PAGE_LIMIT)]
+States = Annotated[str, Meta(extra_json_schema={"pattern": f"^({_one_of(JobState)})(,({_one_of(JobState)}))*$"})]
+Kinds = Annotated[str, Meta(extra_json_schema={"pattern": f"^({_one_of(KINDS)})(,({_one_of(KINDS)}))*$"})]
+Codec = Annotated[str, Meta(description="The codec of the bytes.", extra_json_schema={"enum": ["json", "msgpack"]})]
+
+
+def _null() -> Raw:
+    return Raw(b"null")
+
+
+class Wire(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is sent to the service."""
+
+
+# Enqueue --------------------------------------------------------------------------------------------------
+
+
+class Retry(Wire):
+    """How long to wait before the next attempt. [RETRY-3]"""
+
+    base_s: Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 30 * 86400})] = 5.0
+    factor: Annotated[float, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] = 2.0
+    cap_s: Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 365 * 86400})] = 300.0
+    jitter: Jitter = "full"
+
+
+class Enqueue(Wire):
+    """One job to take in. [ENQ-1 to ENQ-8]"""
+
+    queue: QueueName = "default"
+    type: JobType = ""
+    payload: Raw = field(default_factory=_null)
+    id: JobId | None = None
+    request_id: JobId | None = None
+    """Repeat it with the same request, and a lost reply costs nothing: the answer is `queued` again. [ENQ-8]"""
+    idempotency_key: JobId | None = None
+    idempotency: Literal["until_terminal", "until_started", "forever"] | None = None
+    idempotency_ttl_s: Annotated[float, Meta(gt=0, le=_SPAN_S)] | None = None
+    """How long a key holds, in place of `idempotency`."""
+    delay_s: Duration | None = None
+    run_at: Instant | None = None
+    priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
+    max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
+    result_ttl_s: Duration | None = None
+    timeout_s: Annotated[float, Meta(gt=0, le=_SPAN_S)] | None = None
+    retry: Retry | None = None
+    replace_failed: bool = False
+    codec: Codec = "json"
+    version: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
+
+
+class EnqueueBatch(Wire):
+    """Up to 1000 jobs, answered item by item."""
+
+    jobs: Annotated[list[Enqueue], Meta(max_length=BATCH_LIMIT)]
+
+
+# Work -----------------------------------------------------------------------------------------------------
+
+
+class Claim(Wire):
+    """A wish for jobs. [CLAIM-1 to CLAIM-5]"""
+
+    queues: Annotated[list[QueueName], Meta(min_length=1, max_length=CLAIM_QUEUES)]
+    limit: Annotated[int, Meta(ge=1, le=BATCH_LIMIT)] = 1
+    lease_s: Lease = 30.0
+    wait_s: Wait = 0.0
+    worker_id: JobId | None = None
+
+
+class JobError(Wire):
+    """Why an attempt failed."""
+
+    type: Annotated[str, Meta(max_length=2048)]
+    message: str = ""
+    traceback: str = ""
+
+
+class Lot(Wire):
+    """Which lease."""
+
+    queue: QueueName
+    id: JobId
+    token: Token
+
+
+class Finish(Lot):
+    """The end of one attempt. [LEASE-1]
+
+    `complete` with a `result`; `retry`: the attempt failed, and the job is dead when none are left; `fail`: for good;
+    `release`: given back, the attempt is not counted.
+    """
+
+    outcome: Outcome
+    result: Raw = field(default_factory=_null)
+    codec: Codec = "json"
+    error: JobError | None = None
+    timed_out: bool = False
+    delay_s: Duration | None = None
+
+
+class Extend(Lot):
+    """Hold a lease for longer. [LEASE-2]"""
+
+    lease_s: Lease = 30.0
+
+
+class Progress(Wire):
+    """How far an attempt is."""
+
+    fraction: Annotated[float, Meta(ge=0, le=1)]
+    message: Annotated[str, Meta(max_length=1024)] = ""
+
+
+class Report(Lot):
+    """Progress of a running job."""
+
+    progress: Progress
+
+
+class FinishBatch(Wire):
+    """Up to 1000 acknowledgements, answered item by item."""
+
+    leases: Annotated[list[Finish], Meta(max_length=BATCH_LIMIT)]
+
+
+class ExtendBatch(Wire):
+    """Up to 1000 renewals, answered item by item."""
+
+    leases: Annotated[list[Extend], Meta(max_length=BATCH_LIMIT)]
+
+
+class ReportBatch(Wire):
+    """Up to 1000 reports, answered item by item."""
+
+    leases: Annotated[list[Report], Meta(max_length=BATCH_LIMIT)]
+
+
+# Operators ------------------------------------------------------------------------------------------------
+
+
+class Where(Wire):
+    """Which dead letters; nothing said: all."""
+
+    type: JobType | None = None
+    error: str | None = None
+
+
+class Replay(Wire):
+    """Dead letters to start again: those of these ids, or up to 1000 that match. [DEAD-1]"""
+
+    ids: Annotated[list[JobId], Meta(max_length=BATCH_LIMIT)] | UnsetType = UNSET
+    where: Where | UnsetType = UNSET
+
+
+class Purge(Wire):
+    """Dead letters to forget: those that ended before an instant and match."""
+
+    before: Instant | None = None
+    type: JobType | None = None
+    error: str | None = None
+
+
+class Retain(Wire):
+    """How long to keep one finished job from now on. [RESULT-1]"""
+
+    id: JobId
+    result_ttl_s: Duration
+
+
+class RetainBatch(Wire):
+    """Up to 1000 finished jobs, answered item by item."""
+
+    jobs: Annotated[list[Retain], Meta(max_length=BATCH_LIMIT)]
+
+
+class Forget(Wire):
+    """One finished job to forget now; with `finished_at` only if it is still that same ending. [KEEP-1]"""
+
+    id: JobId
+    finished_at: Instant | None = None
+
+
+class ForgetBatch(Wire):
+    """Up to 1000 finished jobs, answered item by item."""
+
+    jobs: Annotated[list[Forget], Meta(max_length=BATCH_LIMIT)]
+
+
+# Queries --------------------------------------------------------------------------------------------------
+
+
+class NoQuery(Wire):
+    """No parameters."""
+
+
+class WaitQuery(Wire):
+    """How long to wait for the end of a job."""
+
+    wait_s: Wait = 0.0
+
+
+class CancelQuery(Wire):
+    """Whether to leave a running job alone."""
+
+    only_waiting: bool = False
+
+
+class ListQuery(Wire):
+    """Which jobs of a queue; several states stand with commas between them."""
+
+    state: States | None = None
+    type: JobType | None = None
+    cursor: str | None = None
+    limit: Limit = 100
+
+
+class DeadQuery(Wire):
+    """Which dead letters; `error` is a type, a fingerprint or a part of a message."""
+
+    type: JobType | None = None
+    error: str | None = None
+    cursor: str | None = None
+    limit: Limit = 100
+
+
+class EventQuery(Wire):
+    """From which offset on."""
+
+    after: str | None = None
+    limit: Limit = 100
+
+
+class StreamQuery(Wire):
+    """From which offset on, whether to go on with what comes, and of which kinds (with commas between them)."""
+
+    after: str | None = None
+    follow: bool = True
+    kinds: Kinds | None = None

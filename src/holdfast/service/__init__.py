@@ -1,0 +1,15 @@
+"""The HTTP service: `holdfast serve`. Needs `pip install 'holdfast[service]'`.
+
+    app        the ASGI application: one table of routes, each with its scope, its body and its answers
+    edge       what is around every request: paths, ids, the access log, metrics
+    routes/    what the routes do: jobs, work, queues, events, health
+    call       one request on its way: who calls, what was sent, how it is answered
+    bodies     reading a body, bounded in every way
+    intake     jobs from the wire to the store      views   jobs and events on their way out
+    tokens     who calls: JSON Web Tokens           keys    the keys they are checked with; signing: making some
+    limits     requests for each token              errors  problems and their codes
+    openapi    the document, made from the table    protocol, server   uvicorn, bounded; several processes
+    hub        what all requests of a process share: the store, waiting claims, one queue for each tenant
+
+The wire format is in `holdfast.core.wire` and `holdfast.core.answers`.
+"""

@@ -1,0 +1,164 @@
+"""The ASGI application: one table of routes, and what happens to every request on its way to one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.routing import Route as Path
+
+from holdfast.core.errors import HoldfastError
+from holdfast.service import bodies, openapi
+from holdfast.service.call import (
+    NOBODY,
+    STREAM,
+    Call,
+    Receive,
+    Reply,
+    Route,
+    Scope,
+    Send,
+    Stream,
+    parse_query,
+    send_problem,
+    send_reply,
+)
+from holdfast.service.edge import Edge
+from holdfast.service.errors import Refusal, problem
+from holdfast.service.routes import events, health, jobs, queues, work
+from holdfast.telemetry.logging import get_logger
+
+if TYPE_CHECKING:
+    from holdfast.service.hub import Hub
+
+_log = get_logger("holdfast.service")
+
+ROUTES: tuple[Route, ...] = (*jobs.ROUTES, *work.ROUTES, *queues.ROUTES, *events.ROUTES, *health.ROUTES)
+
+
+def make_app(hub: Hub) -> Edge:
+    """The application for one process."""
+    app = FastAPI(
+        title="Holdfast", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False,
+        exception_handlers={HTTPException: _not_routed, Exception: _went_wrong},
+    )  # fmt: skip
+    routes = [route for route in ROUTES if hub.settings.metrics or route.path != "/metrics"]
+    document = openapi.document(routes)
+    app.openapi = lambda: document
+    for path in dict.fromkeys(route.path for route in routes):
+        by_method = {route.method: route for route in routes if route.path == path}
+        entry = Path(path, endpoint=_Endpoint(hub, by_method), methods=list(by_method))
+        # Starlette adds HEAD wherever there is GET; the document does not have it.
+        (entry.methods or set()).intersection_update(by_method)
+        app.router.routes.append(entry)
+    app.router.routes.append(Path("/openapi.json", endpoint=_document(document), methods=["GET"]))
+    return Edge(app, hub)
+
+
+class _Endpoint:
+    """What is at one path, by method."""
+
+    def __init__(self, hub: Hub, routes: dict[str, Route]) -> None:
+        self._hub = hub
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._routes[scope["method"]]
+        scope["holdfast.route"] = route.path
+        headers: dict[bytes, bytes] = {}
+        body = bodies.Body(receive, headers)
+        try:
+            _gather(scope["headers"], headers)
+            body = bodies.Body(receive, headers)
+            call = await self._call(route, scope, headers, body)
+            reply = await route.handler(call)
+        except HoldfastError as error:
+            # Who is slow has had his time.
+            all_read = error.code != "request_timeout" and await body.drain()
+            await send_problem(send, error, close=not all_read)
+            return
+        if isinstance(reply, Stream):
+            await self._stream(scope, send, reply)
+        else:
+            await send_reply(send, reply)
+
+    async def _call(self, route: Route, scope: Scope, headers: dict[bytes, bytes], body: bodies.Body) -> Call[Any, Any]:
+        """Check everything that can be checked before the route's own work, the cheapest first."""
+        hub, limits = self._hub, self._hub.settings.limits
+        caller = NOBODY
+        if route.scope is not None:
+            caller = await hub.tokens.caller(headers.get(b"authorization"))
+            scope["holdfast.tenant"] = caller.tenant
+            hub.rates.take(caller.digest)
+            if route.scope:
+                caller.need(route.scope)
+        query = parse_query(scope["query_string"], route.query)
+        content: Any = None
+        if route.batch and route.item is not None:
+            data = await body.read(limits.batch_body, limits.body_s)
+            content = bodies.decode_batch(data, route.batch, route.item)
+        elif route.body is not None:
+            content = bodies.decode(await body.read(limits.body, limits.body_s), route.body)
+        elif not body.ended:
+            raise Refusal("invalid_request", "this route takes no body")
+        return Call(hub, scope, caller, content, query)
+
+    async def _stream(self, scope: Scope, send: Send, stream: Stream) -> None:
+        headers = [(b"content-type", STREAM), (b"x-accel-buffering", b"no")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async for part in stream.parts:
+                async with asyncio.timeout(self._hub.settings.limits.send_s):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+        except TimeoutError:
+            scope["holdfast.abort"]()
+        except HoldfastError as error:
+            # Too late for a status: the client comes again with the last id it saw, and is told then.
+            _log.warning("a stream ended early", code=error.code)
+        finally:
+            await stream.parts.aclose()
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _gather(lines: Iterable[tuple[bytes, bytes]], headers: dict[bytes, bytes]) -> None:
+    """Headers by name. Those that decide who calls and what is read must stand once."""
+    for name, value in lines:
+        if name in _ONCE and name in headers:
+            raise Refusal("invalid_request", f"the header {name.decode('latin-1')} stands twice")
+        headers[name] = value
+
+    if b"host" not in headers:
+        raise Refusal("invalid_request", "there is no header host")
+
+
+_ONCE = frozenset({b"authorization", b"content-type", b"content-encoding", b"content-length", b"host"})
+
+
+def _document(document: dict[str, Any]) -> Any:
+    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+        del receive
+        scope["holdfast.route"] = "/openapi.json"
+        await send_reply(send, Reply(document))
+
+    class _Document:
+        __call__ = staticmethod(endpoint)
+
+    return _Document()
+
+
+async def _not_routed(_: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
+    detail = {404: "there is nothing at this path", 405: "not with this method"}.get(status, "refused")
+    headers = dict((error.headers or {}) if isinstance(error, HTTPException) else {})
+    body = problem(Refusal(code, detail))[1]
+    return Response(body, status, headers, media_type="application/problem+json")
+
+
+async def _went_wrong(_: Request, error: Exception) -> Response:
+    """What the client is told; the edge logs the rest."""
+    status, body, headers = problem(error)
+    return Response(body, status, {**headers, "connection": "close"}, media_type="application/problem+json")

@@ -1,0 +1,180 @@
+"""One request on its way: who calls, what was sent, and how it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, MutableMapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.core import wire
+from holdfast.core.names import check_id
+from holdfast.options import check_queue
+from holdfast.service import bodies
+from holdfast.service.errors import invalid, problem
+from holdfast.service.tokens import Caller
+
+if TYPE_CHECKING:
+    from holdfast.service.hub import Hub
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+B = TypeVar("B")
+Q = TypeVar("Q")
+
+JSON, PROBLEM, STREAM = b"application/json", b"application/problem+json", b"text/event-stream"
+NOBODY = Caller("", frozenset(), None, "", 0.0, b"")
+"""Who calls where no token is needed."""
+MOST_PARAMETERS = 20
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Reply(Struct):
+    """An answer: a status and a value for JSON, or bytes as they are."""
+
+    value: Any
+    status: int = 200
+    kind: bytes = JSON
+
+
+class Stream(Struct):
+    """An answer that goes on: parts of server-sent events."""
+
+    parts: AsyncGenerator[bytes]
+
+
+class Call(Generic[B, Q]):
+    """One request to one route. `B` is its body, `Q` its query."""
+
+    def __init__(self, hub: Hub, scope: Scope, caller: Caller, body: B, query: Q) -> None:
+        self.hub = hub
+        self.caller = caller
+        self.body = body
+        self.query = query
+        self._scope = scope
+
+    @property
+    def tenant(self) -> str:
+        return self.caller.tenant
+
+    @property
+    def queue(self) -> str:
+        """The queue that the path names, if the caller may touch it. Raises InvalidName or a refusal."""
+        queue = check_queue(self._segment("queue"))
+        self.caller.need_queue(queue)
+        return queue
+
+    @property
+    def id(self) -> str:
+        """The id that the path names. Raises InvalidName."""
+        return check_id(self._segment("id"))
+
+    def header(self, name: bytes) -> str | None:
+        """One header, if there is exactly one of it."""
+        found = [value for key, value in self._scope["headers"] if key == name]
+        return found[0].decode("latin-1") if len(found) == 1 else None
+
+    @property
+    def trace(self) -> dict[str, str] | None:
+        """The caller's trace context, to travel with jobs."""
+        return self._scope.get("holdfast.trace")
+
+    @contextmanager
+    def leaving(self) -> Generator[asyncio.Future[None]]:
+        """A future that is done once there is nobody to wait for: the client left, or the service ends."""
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def leave(_: object = None) -> None:
+            if not gone.done():
+                gone.set_result(None)
+
+        lost: set[Callable[[], None]] = self._scope["holdfast.lost"]
+        lost.add(leave)
+        self.hub.stopping.add_done_callback(leave)
+        try:
+            yield gone
+        finally:
+            lost.discard(leave)
+            self.hub.stopping.remove_done_callback(leave)
+
+    @property
+    def client_left(self) -> bool:
+        """Whether nobody would get the answer."""
+        return self._scope["holdfast.left"]()
+
+    def _segment(self, name: str) -> str:
+        # Routed on the raw path, so a %2F is a part of the segment.
+        text: str = self._scope["path_params"][name]
+        try:
+            return unquote(text, errors="strict")
+        except UnicodeDecodeError:
+            raise invalid(f"the {name} in the path is not UTF-8") from None
+
+
+Handler = Callable[[Call[Any, Any]], Awaitable[Reply | Stream]]
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """One line of the table of routes."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    scope: str | None
+    """What the token must have; "": any will do; None: no token is asked for."""
+    body: type[Any] | None = None
+    batch: str = ""
+    """The name of the list in the body, whose items are answered one by one."""
+    item: type[Any] | None = None
+    query: type[Any] = wire.NoQuery
+    answers: dict[int, Any] = {}
+    """What is answered when it went well, by status; None: something else than JSON."""
+    refuses: tuple[str, ...] = ()
+    """The codes of its own problems; those that every route has are added."""
+
+
+def parse_query(text: bytes, type: type[Q]) -> Q:
+    """The query of a request. Raises a refusal."""
+    try:
+        pairs = parse_qsl(
+            text.decode("ascii"), keep_blank_values=True, strict_parsing=bool(text), errors="strict",
+            max_num_fields=MOST_PARAMETERS,
+        )  # fmt: skip
+    except ValueError:
+        raise invalid("the query is not name=value&... in UTF-8") from None
+    return bodies.convert_query(pairs, type)
+
+
+async def send_reply(send: Send, reply: Reply, headers: dict[str, str] | None = None) -> None:
+    """Send an answer."""
+    body = reply.value if isinstance(reply.value, bytes) else _encode(reply.value)
+    await _send(send, reply.status, reply.kind, body, headers)
+
+
+async def send_problem(send: Send, error: BaseException, *, close: bool = False) -> None:
+    """Say what is wrong."""
+    status, body, headers = problem(error)
+    if close:
+        headers["connection"] = "close"
+    await _send(send, status, PROBLEM, body, headers)
+
+
+async def _send(send: Send, status: int, kind: bytes, body: bytes, headers: dict[str, str] | None) -> None:
+    lines = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+    if headers:
+        lines += [(name.encode(), _safe(value)) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _safe(value: str) -> bytes:
+    """A header's value: what a client sent may be in it, and must not end the line."""
+    return "".join(c if " " <= c <= "~" else "?" for c in value).encode()

@@ -1,0 +1,136 @@
+"""Every error as a problem (RFC 9457), with a stable code. The table is the reference."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from holdfast.core import answers
+from holdfast.core.errors import (
+    HoldfastError,
+    InvalidOption,
+    QuotaExceeded,
+    StoreBusy,
+    StoreError,
+    StoreMismatch,
+    StoreUnavailable,
+)
+
+RETRY_AFTER_S = 1
+
+STATUS: dict[str, int] = {
+    # The request
+    "invalid_request": 400,
+    "invalid_name": 400,
+    "invalid_option": 400,
+    "invalid_payload": 400,
+    "unknown_codec": 400,
+    "unsupported": 400,
+    "token_missing": 401,
+    "token_invalid": 401,
+    "token_expired": 401,
+    "scope_missing": 403,
+    "queue_forbidden": 403,
+    "not_found": 404,
+    "job_not_found": 404,
+    "result_expired": 404,
+    "method_not_allowed": 405,
+    "request_timeout": 408,
+    "not_replayable": 409,
+    "lease_lost": 409,
+    "lease_expired": 409,
+    "job_canceled": 409,
+    "events_trimmed": 410,
+    "payload_too_large": 413,
+    "body_too_large": 413,
+    "unsupported_media_type": 415,
+    "quota_exceeded": 429,
+    "rate_limited": 429,
+    "headers_too_large": 431,
+    # The service
+    "internal_error": 500,
+    "store_unavailable": 503,
+    "store_busy": 503,
+    "too_many_connections": 503,
+    "stopping": 503,
+}
+
+_AGAIN = frozenset(
+    {"quota_exceeded", "rate_limited", "store_unavailable", "store_busy", "too_many_connections", "stopping"}
+)
+_TITLES = {429: "Too many requests", 413: "Too large"}
+
+
+class Refusal(HoldfastError):
+    """A request that is refused by the service itself."""
+
+    def __init__(self, code: str, detail: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(code, detail, headers)
+        self.code = code  # pyright: ignore[reportAttributeAccessIssue]
+        self.detail, self.headers = detail, headers or {}
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+def invalid(detail: str) -> Refusal:
+    """A request that cannot be understood."""
+    return Refusal("invalid_request", detail)
+
+
+def code_of(error: BaseException) -> str:
+    """The code of an error; one that is nobody's business outside is an internal one."""
+    if isinstance(error, HoldfastError) and not isinstance(error, StoreMismatch) and error.code in STATUS:
+        return error.code
+    return "internal_error"
+
+
+def detail_of(error: BaseException) -> str:
+    """What to tell about it. Of the store itself only that it is away: its errors name hosts and files."""
+    code = code_of(error)
+    if code == "internal_error":
+        return "something went wrong here; the log has it under the request's id"
+    if isinstance(error, StoreUnavailable):
+        return "the store cannot be reached; nothing of this request was acknowledged, try again"
+    if isinstance(error, StoreBusy):
+        return "the store cannot take this request now; try again"
+    if isinstance(error, InvalidOption) and error.option == "store":
+        return "the store does not take this"
+    return str(error)
+
+
+def info(error: BaseException) -> answers.ErrorInfo:
+    """An error of one item of a batch."""
+    return answers.ErrorInfo(code=code_of(error), message=detail_of(error), args=_args(error))
+
+
+def problem(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
+    """Status, body and further headers of an answer that says what is wrong."""
+    code = code_of(error)
+    status = STATUS[code]
+    body = answers.Problem(
+        type=f"urn:holdfast:problem:{code}",
+        title=_TITLES.get(status) or HTTPStatus(status).phrase,
+        status=status,
+        code=code,
+        detail=detail_of(error),
+        args=_args(error),
+    )
+    headers = dict(error.headers) if isinstance(error, Refusal) else {}
+    if code in _AGAIN:
+        headers.setdefault("retry-after", str(_retry_after_s(error)))
+    return status, msgspec.json.encode(body), headers
+
+
+def _args(error: BaseException) -> list[Any] | UnsetType:
+    """The facts of an error of the library; not those of the store itself, or of the service."""
+    if isinstance(error, (Refusal, StoreError)) or code_of(error) == "internal_error":
+        return UNSET
+    return list(error.args)
+
+
+def _retry_after_s(error: Any) -> int:
+    return 5 if isinstance(error, QuotaExceeded) else RETRY_AFTER_S

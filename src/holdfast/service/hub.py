@@ -1,0 +1,238 @@
+"""What all requests of one process share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from holdfast.blobs import Blobs, result_name
+from holdfast.claims import Claimer
+from holdfast.coalesce import Coalescer
+from holdfast.core.errors import HoldfastError, ResultExpired, ResultTooLarge, StoreBusy, StoreUnavailable
+from holdfast.core.failpoint import hit
+from holdfast.core.job import (
+    RESULT_LIMIT,
+    Cancel,
+    CancelStatus,
+    Claimed,
+    ClaimRequest,
+    Extend,
+    Finish,
+    Job,
+    JobKey,
+    NewJob,
+    Purge,
+    PurgeStatus,
+    Result,
+)
+from holdfast.maintenance.runner import Maintenance
+from holdfast.queue import Queue
+from holdfast.service.keys import Keys
+from holdfast.service.limits import Rates
+from holdfast.service.settings import Settings
+from holdfast.service.tokens import Tokens
+from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, Store
+from holdfast.telemetry import http as http_metrics
+from holdfast.telemetry.logging import get_logger
+from holdfast.waiting import Waits
+from holdfast.worker.outcome import describe
+
+_log = get_logger(__name__)
+
+TENANTS = 10_000
+"""How many tenants' queues are kept at hand."""
+
+
+class _Tenant(NamedTuple):
+    """What the requests of one tenant share. Not of several: who is blocked must not hold up another. [TENANT-4]"""
+
+    queue: Queue
+    waits: Waits
+    enqueues: Coalescer[NewJob, EnqueueAnswer | HoldfastError]
+    gets: Coalescer[JobKey, Job | None]
+    cancels: Coalescer[Cancel, CancelStatus]
+
+
+class Hub:
+    """One process of the service, without HTTP: a store, open; claims that wait; one Queue for each tenant.
+
+    Concurrent requests of a tenant share round trips. Whose they are came from a token. [TENANT-1]
+    """
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self.settings = settings
+        self.store = store
+        self.blobs = None if settings.blobs is None else Blobs.open(settings.blobs)
+        self.keys = Keys(settings.tokens.hs256_key, settings.tokens.jwks)
+        self.tokens = Tokens(settings.tokens.check(), self.keys, settings.limits.token_bytes)
+        self.rates = Rates(settings.limits.rate)
+        self.claimer = Claimer(store)
+        self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the service is to end: who waits for something answers with what there is."""
+        self._tenants: dict[str, _Tenant] = {}
+        self._upkeep: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Open the store, read the keys, start the upkeep."""
+        await self.keys.open()
+        await self.store.open()
+        self.claimer.start()
+        if self.settings.upkeep:
+            self._upkeep = asyncio.create_task(Maintenance(self.store, blobs=self.blobs).run())
+
+    def stop(self) -> None:
+        """Let everybody who waits answer now."""
+        if not self.stopping.done():
+            self.stopping.set_result(None)
+
+    async def close(self) -> None:
+        """Let go of everything. Call it when no request is under way."""
+        self.stop()
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.wait([self._upkeep])
+        for tenant in self._tenants.values():
+            await tenant.queue.close()
+            for calls in (tenant.enqueues, tenant.gets, tenant.cancels):
+                await calls.settle()
+        self.claimer.close()
+        await self.keys.close()
+        await self.store.close()
+
+    def queue(self, tenant: str) -> Queue:
+        """The tenant's Queue."""
+        return self._tenant(tenant).queue
+
+    async def ended(self, key: JobKey, wait_s: float, gone: asyncio.Future[None]) -> Job | None:
+        """The job as it ended, or None if there is none. Waits, but not for a client that has left. [RESULT-2]
+
+        Raises WaitTimeout, and ResultExpired where the job was there and is no more. [RESULT-1]
+        """
+        with self._tenant(key.tenant).waits.watch(key) as watch:
+            watch.look()
+            job = await watch.wait(wait_s, gone)
+            if job is None and watch.seen:
+                raise ResultExpired(key.queue, key.id)
+            return job
+
+    def _tenant(self, name: str) -> _Tenant:
+        tenant = self._tenants.pop(name, None)
+        if tenant is None:
+            if len(self._tenants) >= TENANTS:
+                del self._tenants[next(iter(self._tenants))]
+            queue = Queue(store=self.store, tenant=name, blobs=self.blobs)
+            gets = Coalescer(self._get)
+            waits = Waits(name, self.store.listen, gets)
+            tenant = _Tenant(queue, waits, Coalescer(self._enqueue), gets, Coalescer(self._cancel))
+        self._tenants[name] = tenant
+        return tenant
+
+    async def enqueue(self, item: NewJob) -> EnqueueAnswer | HoldfastError:
+        """One job, with others of its tenant."""
+        return await self._tenant(item.key.tenant).enqueues(item)
+
+    async def enqueue_many(self, items: Sequence[NewJob]) -> Sequence[EnqueueAnswer | HoldfastError]:
+        """A batch of one caller, in one trip of its own."""
+        return await self._enqueue(items)
+
+    async def get(self, key: JobKey) -> Job | None:
+        """One job as it is, or None."""
+        return await self._tenant(key.tenant).gets(key)
+
+    async def cancel(self, item: Cancel) -> CancelStatus:
+        """Cancel one job."""
+        return await self._tenant(item.key.tenant).cancels(item)
+
+    async def claim(self, request: ClaimRequest, wait_s: float, gone: asyncio.Future[None]) -> tuple[Claimed, float]:
+        """Claim, and wait while there is nothing, but not for a client that has left; and how long it waited."""
+        started = looked = time.monotonic()
+
+        def look() -> None:
+            nonlocal looked
+            looked = time.monotonic()
+
+        claimed = await self.claimer.claim(request, wait_s=wait_s, gone=gone, on_look=look)
+        hit("service.after_claim")
+        if http_metrics.current is not None:
+            http_metrics.current.jobs("claim", claimed.jobs)
+        return claimed, looked - started
+
+    async def give_back(self, jobs: Sequence[Job]) -> None:
+        """Release jobs that nobody is there to take. [RETRY-5]"""
+        if jobs:
+            await self.store.finish([Finish(job.key, job.token, "release") for job in jobs])
+
+    async def finish(self, items: Sequence[Finish]) -> Sequence[FinishAnswer]:
+        """Acknowledge. A result over the limit goes to the blob store, or the job fails without one. [RESULT-1]"""
+        answers = await self.store.finish([await self._small(item) for item in items])
+        if http_metrics.current is not None:
+            http_metrics.current.jobs("finish", answers)
+        return answers
+
+    async def extend(self, items: Sequence[Extend]) -> Sequence[ExtendAnswer]:
+        """Renew leases."""
+        return await self.store.extend(items)
+
+    async def purge(self, items: Sequence[Purge]) -> Sequence[PurgeStatus]:
+        """Forget finished jobs, and the blobs that held their results. [KEEP-1]"""
+        jobs = await self.store.get([item.key for item in items]) if self.blobs is not None else []
+        statuses = await self.store.purge(items)
+        names = [
+            job.result.blob
+            for job, status in zip(jobs, statuses, strict=False)
+            if status == "purged" and job is not None and job.result is not None and job.result.blob
+        ]
+        if names and self.blobs is not None:
+            await self.blobs.delete(names)
+        return statuses
+
+    async def blob(self, result: Result | None, key: JobKey) -> bytes | None:
+        """What the blob store has of a result. Raises ResultExpired where it is gone."""
+        if result is None or not result.blob or self.blobs is None:
+            return None
+        data = await self.blobs.get(result.blob)
+        if data is None:
+            raise ResultExpired(key.queue, key.id)
+        return data
+
+    async def _enqueue(self, items: Sequence[NewJob]) -> Sequence[EnqueueAnswer | HoldfastError]:
+        hit("service.before_enqueue")
+        try:
+            answers: Sequence[EnqueueAnswer | HoldfastError] = await self.store.enqueue(items)
+        except StoreBusy:
+            if len(items) == 1:
+                raise
+            # One of them is blocked: each alone, and the others are answered as they were. [ENQ-8]
+            answers = await asyncio.gather(*(self._alone(item) for item in items))
+        except StoreUnavailable as error:
+            # Once more, at once: if only the reply was lost, the request ids make it answer the same. [ENQ-8]
+            _log.warning("enqueue repeated", items=len(items), error=error)
+            answers = await self.store.enqueue(items)
+        hit("service.after_enqueue")
+        if http_metrics.current is not None:
+            http_metrics.current.jobs("enqueue", answers)
+        return answers
+
+    async def _alone(self, item: NewJob) -> EnqueueAnswer | HoldfastError:
+        try:
+            return (await self.store.enqueue([item]))[0]
+        except HoldfastError as error:
+            return error
+
+    async def _get(self, keys: Sequence[JobKey]) -> list[Job | None]:
+        return await self.store.get(keys)
+
+    async def _cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
+        return await self.store.cancel(items)
+
+    async def _small(self, item: Finish) -> Finish:
+        if item.result is None or len(item.result.data) <= RESULT_LIMIT:
+            return item
+        if self.blobs is None:
+            error = describe(ResultTooLarge(len(item.result.data), RESULT_LIMIT))
+            return Finish(item.key, item.token, "fail", error=error, random=item.random)
+        name = result_name(item.key, item.token)
+        await self.blobs.put(name, item.result.data)
+        return Finish(item.key, item.token, "complete", Result(b"", item.result.codec, name))

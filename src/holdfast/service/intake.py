@@ -1,0 +1,151 @@
+"""Values on their way in: from the wire to what a store takes, by the same rules as a Queue's."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import random
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+from msgspec import Raw
+from msgspec import json as msgspec_json
+
+from holdfast import codec as codecs
+from holdfast.core import wire
+from holdfast.core.errors import InvalidOption, InvalidPayload
+from holdfast.core.job import (
+    RESULT_TTL,
+    AttemptError,
+    Backoff,
+    Envelope,
+    Extend,
+    Finish,
+    JobKey,
+    NewJob,
+    Progress,
+    Report,
+    Result,
+)
+from holdfast.core.lease import check_lease_ms
+from holdfast.core.names import check_id
+from holdfast.core.retry import check_backoff
+from holdfast.ids import new_id
+from holdfast.options import EnqueueOptions, check_queue, check_type, duration_ms, resolve
+from holdfast.service.errors import invalid
+from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end
+
+W = TypeVar("W")
+
+_DEFAULT_BACKOFF = Backoff()
+
+
+def new_job(tenant: str, item: wire.Enqueue, headers: dict[str, str] | None) -> NewJob:
+    """A job to enqueue. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
+    options = resolve(_options(item))
+    request_id = new_id() if item.request_id is None else check_id(item.request_id, "request id")
+    if item.type:
+        check_type(item.type)
+    envelope = Envelope(
+        item.type,
+        codecs.check_size(_bytes(item.payload, item.codec)),
+        item.codec,
+        item.version,
+        5 if options.priority is None else options.priority,
+        options.max_attempts or 4,
+        _DEFAULT_BACKOFF if item.retry is None else _backoff(item.retry),
+        None if item.timeout_s is None else duration_ms("timeout_s", item.timeout_s),
+        RESULT_TTL if options.result_ttl_ms is None else options.result_ttl_ms,
+        request_id,
+        options.idempotency,
+        headers,
+    )
+    key = JobKey(tenant, check_queue(item.queue), options.id or request_id)
+    return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
+
+
+def finish(tenant: str, item: wire.Finish) -> Finish:
+    """An acknowledgement. Raises InvalidName, InvalidOption or InvalidPayload."""
+    result = error = None
+    if item.outcome == "complete":
+        result = Result(_bytes(item.result, item.codec), item.codec)
+    elif item.outcome != "release":
+        said = item.error or wire.JobError(type="Error")
+        error = AttemptError(
+            clean(said.type, MESSAGE_LIMIT),
+            clean(said.message, MESSAGE_LIMIT),
+            clean_end(said.traceback, TRACEBACK_LIMIT),
+        )
+    delay_ms = None if item.delay_s is None else duration_ms("delay_s", item.delay_s)
+    chance = random.random()  # noqa: S311 - jitter, no secret
+    return Finish(key_of(tenant, item), item.token, item.outcome, result, error, item.timed_out, delay_ms, chance)
+
+
+def extend(tenant: str, item: wire.Extend) -> Extend:
+    """A renewal. Raises InvalidName or InvalidOption."""
+    return Extend(key_of(tenant, item), item.token, lease_ms(item.lease_s))
+
+
+def report(tenant: str, item: wire.Report) -> Report:
+    """Progress. Raises InvalidName or InvalidOption."""
+    message = clean(item.progress.message, MESSAGE_LIMIT)
+    return Report(key_of(tenant, item), item.token, Progress(item.progress.fraction, message))
+
+
+def chosen(option: str, text: str, known: Iterable[W]) -> list[W]:
+    """Words with commas between them, each one that is known. Raises a refusal."""
+    words = {str(word): word for word in known}
+    said = text.split(",")
+    for word in said:
+        if word not in words:
+            raise invalid(f"{option}: {word[:80]!r} is none of {', '.join(words)}")
+    return [words[word] for word in said]
+
+
+def key_of(tenant: str, item: wire.Lot) -> JobKey:
+    """Which job. The tenant is the caller's, whatever else is said. [TENANT-1]"""
+    return JobKey(tenant, check_queue(item.queue), check_id(item.id))
+
+
+def lease_ms(lease_s: float) -> int:
+    """A lease in milliseconds. Raises InvalidOption."""
+    return check_lease_ms(duration_ms("lease_s", lease_s))
+
+
+def _options(item: wire.Enqueue) -> EnqueueOptions:
+    said: dict[str, Any] = {
+        "id": item.id,
+        "delay": item.delay_s,
+        "run_at": item.run_at,
+        "priority": item.priority,
+        "max_attempts": item.max_attempts,
+        "result_ttl": item.result_ttl_s,
+        "idempotency_key": item.idempotency_key,
+        "idempotency": item.idempotency,
+        "replace_failed": item.replace_failed or None,
+    }
+    if item.idempotency_ttl_s is not None:
+        if item.idempotency is not None:
+            raise InvalidOption("idempotency", "give idempotency or idempotency_ttl_s, not both")
+        said["idempotency"] = timedelta(seconds=item.idempotency_ttl_s)
+    return cast("EnqueueOptions", said)
+
+
+def _backoff(retry: wire.Retry) -> Backoff:
+    base_ms, cap_ms = duration_ms("retry.base_s", retry.base_s), duration_ms("retry.cap_s", retry.cap_s)
+    return check_backoff(Backoff(base_ms, float(retry.factor), cap_ms, retry.jitter))
+
+
+def _bytes(raw: Raw, codec: str) -> bytes:
+    """A payload or result as a store keeps it. A codec other than JSON must be known here and able to read it."""
+    if codec == "json":
+        return codecs.check_json_text(bytes(raw))
+    reader = codecs.get(codec)
+    try:
+        text = msgspec_json.decode(raw, type=str)
+        data = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        raise InvalidPayload(f"a value in {codec} is the base64 of its bytes") from None
+    codecs.check_value(codecs.decode(data, reader.name))
+    return data

@@ -1,0 +1,202 @@
+"""The OpenAPI document, made from the table of routes and the types of the wire: what it says is what is checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core import answers, wire
+from holdfast.service.call import Route
+from holdfast.service.errors import STATUS
+from holdfast.service.tokens import ADMIN, PRODUCE, READ, WORK
+
+_REF = "#/components/schemas/{name}"
+_EVERY = ("invalid_request", "internal_error", "too_many_connections", "headers_too_large")
+_WITH_TOKEN = (
+    "token_missing", "token_invalid", "token_expired", "scope_missing", "rate_limited", "store_unavailable",
+    "store_busy",
+)  # fmt: skip
+_WITH_BODY = ("body_too_large", "unsupported_media_type", "request_timeout")
+_SCOPES = {
+    PRODUCE: "Enqueue and cancel jobs",
+    WORK: "Claim and finish jobs",
+    READ: "Look at jobs, queues and events",
+    ADMIN: "Pause queues, replay and purge dead letters",
+}
+_TEXT = {"type": "string"}
+_EVENT = {"type": "object", "properties": {"id": _TEXT, "event": _TEXT, "data": _TEXT}}
+_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "/v1/events": ("text/event-stream", _EVENT),
+    "/metrics": ("text/plain", _TEXT),
+}
+
+
+def _said(*names: str) -> dict[str, Any]:
+    return {"required": list(names), "properties": {name: {"not": {"type": "null"}} for name in names}}
+
+
+_RULES: dict[str, dict[str, Any]] = {
+    "Replay": {"oneOf": [{"required": ["ids"]}, {"required": ["where"]}]},
+    "Enqueue": {
+        "allOf": [
+            {"not": _said("delay_s", "run_at")},
+            {"not": _said("idempotency", "idempotency_ttl_s")},
+            {"anyOf": [_said("idempotency_key"), {"not": _said("idempotency")}]},
+            {"anyOf": [_said("idempotency_key"), {"not": _said("idempotency_ttl_s")}]},
+        ]
+    },
+}
+"""What a type alone cannot say."""
+
+
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    """The document for these routes."""
+    from importlib.metadata import version
+
+    types = list(_types(routes))
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    for name, rule in _RULES.items():
+        components[name] |= rule
+    by_type = dict(zip(map(_name, types), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Holdfast",
+            "version": version("holdfast"),
+            "description": "A multi-tenant job queue. The tenant is the token's.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "bearerFormat": "JWT",
+                    "description": "Scopes: " + "; ".join(f"`{name}`: {text}" for name, text in _SCOPES.items()),
+                }
+            },
+        },
+    }
+
+
+def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": f"{route.handler.__name__}",
+        "summary": route.summary,
+        "parameters": [*_path_parameters(route.path), *_query_parameters(route.query), *_headers(route)],
+        "responses": {**_answers(route, schemas), **_problems(route)},
+    }
+    if route.handler.__doc__:
+        operation["description"] = route.handler.__doc__
+    if route.scope is not None:
+        operation["security"] = [{"token": []}]
+        operation["x-scope"] = route.scope or "any"
+    if route.body is not None:
+        schema = _batch(route) if route.batch else schemas[_name(route.body)]
+        content = {"application/json": {"schema": schema}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def _batch(route: Route) -> dict[str, Any]:
+    """A batch takes items of any form: one that does not fit is answered by an error of its own. [ENQ-4]"""
+    item = {"anyOf": [{"$ref": _REF.format(name=route.item.__name__ if route.item else "")}, {}]}
+    return {
+        "type": "object",
+        "required": [route.batch],
+        "additionalProperties": False,
+        "properties": {route.batch: {"type": "array", "maxItems": wire.BATCH_LIMIT, "items": item}},
+        "description": "An item that does not fit is answered by an error of its own.",
+    }
+
+
+def _types(routes: Iterable[Route]) -> Iterable[Any]:
+    found: dict[str, Any] = {_name(type): type for type in (answers.Problem, answers.Refused)}
+    for route in routes:
+        for type in (route.body, *route.answers.values()):
+            if type is not None:
+                found[_name(type)] = type
+    return found.values()
+
+
+def _name(type: Any) -> str:
+    return str(type)
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    of = {"queue": wire.QueueName, "id": wire.JobId}
+    return [
+        {"name": name, "in": "path", "required": True, "schema": _schema(of[name])}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+
+
+def _query_parameters(query: type[Any]) -> list[dict[str, Any]]:
+    return [
+        {"name": field.name, "in": "query", "required": False, "schema": _schema(_without_none(field.type))}
+        for field in msgspec.structs.fields(query)
+    ]
+
+
+def _headers(route: Route) -> list[dict[str, Any]]:
+    if route.path != "/v1/events":
+        return []
+    text = "Where to go on; wins over `after`."
+    return [
+        {"name": "Last-Event-ID", "in": "header", "required": False, "schema": {"type": "string"}, "description": text}
+    ]
+
+
+def _without_none(type: Any) -> Any:
+    from typing import get_args
+
+    inner = [arg for arg in get_args(type) if arg is not None.__class__]
+    return inner[0] if None.__class__ in get_args(type) and len(inner) == 1 else type
+
+
+def _schema(type: Any) -> dict[str, Any]:
+    (schema,), components = msgspec.json.schema_components([type], ref_template=_REF)
+    while "$ref" in schema:
+        schema = components[schema["$ref"].rpartition("/")[2]]
+    return schema
+
+
+def _answers(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for status, type in route.answers.items():
+        kind = _KINDS[route.path][0] if type is None else "application/json"
+        schema = _KINDS[route.path][1] if type is None else schemas[_name(type)]
+        if route.batch:
+            item = {"anyOf": [schema, schemas[_name(answers.Refused)]]}
+            schema = {
+                "type": "object",
+                "required": ["items"],
+                "properties": {"items": {"type": "array", "items": item}},
+            }
+        found[str(status)] = {"description": route.summary, "content": {kind: {"schema": schema}}}
+    return found
+
+
+def _problems(route: Route) -> dict[str, Any]:
+    codes = [*route.refuses, *_EVERY]
+    if route.scope is not None:
+        codes += _WITH_TOKEN
+        if "{queue}" in route.path or route.path in ("/v1/jobs", "/v1/claims"):
+            codes.append("queue_forbidden")
+    if route.body is not None:
+        codes += _WITH_BODY
+    by_status: dict[int, list[str]] = {}
+    for code in dict.fromkeys(codes):
+        by_status.setdefault(STATUS[code], []).append(code)
+    content = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}}
+    return {
+        str(status): {"description": ", ".join(f"`{code}`" for code in names), "content": content}
+        for status, names in sorted(by_status.items())
+    }

@@ -1,0 +1,119 @@
+"""uvicorn's protocol, with the bounds it does not have: how long headers may take and be, how many connections.
+
+uvicorn's own timer covers only the time between requests, and starts anew with every byte; httptools takes headers of
+any length. A connection here has an end set when it is made and at each request, which only complete headers lift.
+The body has its own, in `bodies`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from holdfast.service.errors import Refusal, problem
+from holdfast.service.settings import Limits
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    limits: Limits = Limits()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._lost: set[Callable[[], None]] = set()
+        self._verdict: Refusal | None = None
+        self._in_head = True
+        self._head = 0
+        self._timer: asyncio.TimerHandle | None = None
+        if len(self.connections) > self.limits.connections:
+            self._refuse(Refusal("too_many_connections", "too many connections are open"))
+        else:
+            self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        for leave in list(self._lost):
+            leave()
+        self._lost.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._verdict is not None:
+            return
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            self._head += len(data)
+            if self._head > self.limits.header_bytes:
+                self._refuse(_too_long(self.limits))
+        elif self._timer is None and self.cycle.response_complete:
+            # Empty lines before a request, say: they have stopped uvicorn's timer, and started nothing.
+            self._start_timer()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head = 0
+        if self._timer is None:
+            self._start_timer()
+
+    def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.limits.header_bytes:
+            self._verdict = _too_long(self.limits)
+            raise ValueError(self._verdict.detail)  # Ends the parsing; the client gets the verdict.
+        self._in_head = False
+        self._stop_timer()
+        scope: Any = self.scope
+        scope["holdfast.lost"] = self._lost
+        scope["holdfast.left"] = self.transport.is_closing
+        scope["holdfast.abort"] = self.transport.abort
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP, or not by the rules, is refused as a problem, and the connection is over."""
+        del msg
+        self._refuse(self._verdict or Refusal("invalid_request", "this is not a well-formed HTTP request"))
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self.limits.header_s, self._on_slow_headers)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_slow_headers(self) -> None:
+        self._timer = None
+        if not self._in_head:
+            self.transport.close()
+            return
+        self._refuse(Refusal("request_timeout", f"the headers did not come within {self.limits.header_s:g} s"))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._verdict = refusal
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        status, body, headers = problem(refusal)
+        lines = {"content-type": "application/problem+json", "content-length": str(len(body)), "connection": "close"}
+        text = "".join(f"{name}: {value}\r\n" for name, value in {**lines, **headers}.items())
+        # A response that is under way would be torn in two by another one.
+        cycle: Any = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(b"".join([STATUS_LINE[status], text.encode(), b"\r\n", body]))
+        self.transport.close()
+
+
+def bounded(limits: Limits) -> type[BoundedProtocol]:
+    """The protocol with these limits."""
+    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits})
+
+
+def _too_long(limits: Limits) -> Refusal:
+    return Refusal("headers_too_large", f"the headers are longer than {limits.header_bytes} bytes")

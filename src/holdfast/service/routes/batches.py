@@ -1,0 +1,48 @@
+"""Batches: answered item by item, in order; one bad item spoils nothing else. [ENQ-4]"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from holdfast.core import answers
+from holdfast.core.errors import HoldfastError
+from holdfast.service.errors import info
+
+I = TypeVar("I")  # noqa: E741 - an item
+X = TypeVar("X")
+A = TypeVar("A")
+
+
+async def each(
+    items: Sequence[I | HoldfastError],
+    make: Callable[[I], X],
+    send: Callable[[Sequence[X]], Awaitable[Sequence[A]]],
+    show: Callable[[X, A], Awaitable[Any]],
+) -> answers.Items[Any]:
+    """Make what a store takes of each item, send what is good in one batch, and show each answer in its place."""
+    made = [_made(item, make) for item in items]
+    good = [one for one in made if not isinstance(one, HoldfastError)]
+    replies = iter(await send(good) if good else ())
+    shown: list[Any] = []
+    for one in made:
+        if isinstance(one, HoldfastError):
+            shown.append(refused(one))
+            continue
+        answer = next(replies)
+        shown.append(refused(answer) if isinstance(answer, HoldfastError) else await show(one, answer))
+    return answers.Items(items=shown)
+
+
+def refused(error: HoldfastError) -> answers.Refused:
+    """The answer for an item that was not taken."""
+    return answers.Refused(error=info(error))
+
+
+def _made(item: I | HoldfastError, make: Callable[[I], X]) -> X | HoldfastError:
+    if isinstance(item, HoldfastError):
+        return item
+    try:
+        return make(item)
+    except HoldfastError as error:
+        return error

@@ -1,0 +1,187 @@
+"""Producers' routes: enqueue, look, wait, cancel."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from holdfast.core import answers, wire
+from holdfast.core.errors import HoldfastError, JobNotFound, WaitTimeout
+from holdfast.core.job import (
+    TERMINAL,
+    AlreadyCompleted,
+    Cancel,
+    Job,
+    JobKey,
+    JobState,
+    NewJob,
+    Queued,
+    SetResultTtl,
+    TtlStatus,
+)
+from holdfast.core.names import check_id
+from holdfast.options import duration_ms
+from holdfast.service import intake, views
+from holdfast.service.call import Call, Reply, Route
+from holdfast.service.hub import Hub
+from holdfast.service.routes.batches import each
+from holdfast.service.tokens import PRODUCE, READ
+from holdfast.store import EnqueueAnswer
+
+SCANNED = 10_000
+"""How much of the log one request looks through for the events of one job."""
+
+
+async def enqueue(call: Call[wire.Enqueue, wire.NoQuery]) -> Reply:
+    """201 for a new job, 200 for one that was there. [ENQ-2]"""
+    new = _new_job(call, call.body)
+    answer = await call.hub.enqueue(new)
+    if isinstance(answer, HoldfastError):
+        raise answer
+    return Reply(await _ticket(call.hub, new, answer), 201 if isinstance(answer, Queued) else 200)
+
+
+async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQuery]) -> Reply:
+    """An item that is refused spoils no other. [ENQ-4]"""
+
+    async def show(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
+        return await _ticket(call.hub, new, answer)
+
+    return Reply(await each(call.body, lambda item: _new_job(call, item), call.hub.enqueue_many, show))
+
+
+async def get(call: Call[None, wire.NoQuery]) -> Reply:
+    """Its payload, its errors, its result."""
+    job = await _found(call)
+    return Reply(views.job(job, await call.hub.blob(job.result, job.key)))
+
+
+async def result(call: Call[None, wire.WaitQuery]) -> Reply:
+    """Waits without polling; ends when the client leaves. [RESULT-2, RESULT-3]"""
+    key, job = _key(call), None
+    if call.query.wait_s:
+        with call.leaving() as gone, contextlib.suppress(WaitTimeout):
+            job = await call.hub.ended(key, call.query.wait_s, gone)
+    if job is None:
+        job = await _found(call)
+    blob = await call.hub.blob(job.result, key)
+    return Reply(views.outcome(job, blob), 200 if job.state in TERMINAL else 202)
+
+
+async def job_events(call: Call[None, wire.EventQuery]) -> Reply:
+    """A page of one job's events: a part of the log is looked through, so it may be empty and have a cursor."""
+    key, query = _key(call), call.query
+    await _found(call)
+    found: list[answers.Event] = []
+    after, scanned, more = query.after, 0, True
+    while more and scanned < SCANNED and len(found) < query.limit:
+        page = await call.hub.store.events(call.tenant, after, wire.PAGE_LIMIT)
+        scanned += wire.PAGE_LIMIT
+        more = page.more
+        ours = [event for event in page.events if event.job_id == key.id and event.queue == key.queue]
+        room = query.limit - len(found)
+        found += [views.event(event) for event in ours[:room]]
+        if len(ours) > room:
+            return Reply(answers.Events(events=found, cursor=found[-1].offset))
+        after = page.next
+    return Reply(answers.Events(events=found, cursor=after if more else None))
+
+
+async def cancel(call: Call[None, wire.CancelQuery]) -> Reply:
+    """Cancel wins. [CANCEL-1 to CANCEL-3]"""
+    key = _key(call)
+    status = await call.hub.cancel(Cancel(key, call.query.only_waiting))
+    if status == "not_found":
+        raise JobNotFound(key.queue, key.id)
+    return Reply(answers.Canceled(status=status))
+
+
+async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) -> Reply:
+    """Counted from now. [RESULT-1]"""
+    queue = call.queue
+
+    def make(item: wire.Retain) -> SetResultTtl:
+        ttl_ms = duration_ms("result_ttl_s", item.result_ttl_s)
+        return SetResultTtl(JobKey(call.tenant, queue, check_id(item.id)), ttl_ms)
+
+    async def show(_: SetResultTtl, status: TtlStatus) -> answers.Retained:
+        return answers.Retained(status=status)
+
+    return Reply(await each(call.body, make, call.hub.store.set_result_ttl, show))
+
+
+# The small steps ------------------------------------------------------------------------------------------
+
+
+def _new_job(call: Call[Any, Any], item: wire.Enqueue) -> NewJob:
+    new = intake.new_job(call.tenant, item, call.trace)
+    call.caller.need_queue(new.key.queue)
+    return new
+
+
+async def _ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError) -> answers.Ticket:
+    queue = new.key.queue
+    if isinstance(answer, Queued):
+        return answers.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state)
+    if isinstance(answer, AlreadyCompleted):
+        key = new.key._replace(id=answer.id)
+        value = views.value(answer.result, await hub.blob(answer.result, key))
+        codec = views.codec_name(answer.result.codec)
+        state = JobState.COMPLETED
+        return answers.Ticket(status="completed", id=answer.id, queue=queue, state=state, result=value, codec=codec)
+    if isinstance(answer, HoldfastError):
+        raise answer
+    return answers.Ticket(status="duplicate", id=answer.id, queue=queue, state=answer.state)
+
+
+def _key(call: Call[Any, Any]) -> JobKey:
+    return JobKey(call.tenant, call.queue, call.id)
+
+
+async def _found(call: Call[Any, Any]) -> Job:
+    """The job that the path names. Another tenant's answers exactly like none. [TENANT-2]"""
+    key = _key(call)
+    job = await call.hub.get(key)
+    if job is None:
+        raise JobNotFound(key.queue, key.id)
+    return job
+
+
+_JOB = "/v1/queues/{queue}/jobs/{id}"
+_REFUSALS = ("invalid_name", "invalid_option", "invalid_payload", "unknown_codec")
+
+ROUTES = (
+    Route(
+        method="POST", path="/v1/jobs", handler=enqueue, scope=PRODUCE, body=wire.Enqueue,
+        summary="Enqueue one job", answers={201: answers.Ticket, 200: answers.Ticket},
+        refuses=(*_REFUSALS, "payload_too_large", "quota_exceeded"),
+    ),
+    Route(
+        method="POST", path="/v1/jobs:batch", handler=enqueue_batch, scope=PRODUCE,
+        body=wire.EnqueueBatch, batch="jobs", item=wire.Enqueue,
+        summary="Enqueue up to 1000 jobs, answered item by item", answers={200: answers.Ticket},
+    ),
+    Route(
+        method="GET", path=_JOB, handler=get, scope=READ, summary="A job as it is",
+        answers={200: answers.Job}, refuses=("invalid_name", "job_not_found", "result_expired"),
+    ),
+    Route(
+        method="DELETE", path=_JOB, handler=cancel, scope=PRODUCE, query=wire.CancelQuery,
+        summary="Cancel a job", answers={200: answers.Canceled}, refuses=("invalid_name", "job_not_found"),
+    ),
+    Route(
+        method="GET", path=f"{_JOB}/result", handler=result, scope=READ, query=wire.WaitQuery,
+        summary="How a job ended; 202 while it has not", answers={200: answers.Outcomes, 202: answers.Outcomes},
+        refuses=("invalid_name", "job_not_found", "result_expired"),
+    ),
+    Route(
+        method="GET", path=f"{_JOB}/events", handler=job_events, scope=READ, query=wire.EventQuery,
+        summary="What happened to a job, oldest first", answers={200: answers.Events},
+        refuses=("invalid_name", "invalid_option", "job_not_found", "events_trimmed"),
+    ),
+    Route(
+        method="POST", path="/v1/queues/{queue}/jobs:set-result-ttl", handler=retain, scope=PRODUCE,
+        body=wire.RetainBatch, batch="jobs", item=wire.Retain,
+        summary="Keep finished jobs for longer or shorter", answers={200: answers.Retained}, refuses=("invalid_name",),
+    ),
+)  # fmt: skip

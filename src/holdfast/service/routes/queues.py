@@ -1,0 +1,168 @@
+"""Queues: lists and counts for readers; pausing and dead letters for operators of one tenant."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from holdfast.core import answers, wire
+from holdfast.core.errors import HoldfastError, InvalidOption
+from holdfast.core.job import Job, JobKey, JobState, Purge, PurgeStatus
+from holdfast.core.names import check_id, check_type
+from holdfast.options import instant_ms
+from holdfast.service import views
+from holdfast.service.call import Call, Reply, Route
+from holdfast.service.errors import info
+from holdfast.service.intake import chosen
+from holdfast.service.routes.batches import each
+from holdfast.service.tokens import ADMIN, READ
+from holdfast.store import ListQuery
+from holdfast.ticket import Ticket
+
+_FAILED = frozenset({JobState.FAILED})
+
+
+async def queues(call: Call[None, wire.NoQuery]) -> Reply:
+    """Of those that the token is for."""
+    found = await call.hub.store.stats(call.tenant)
+    only = call.caller.queues
+    return Reply(answers.Queues(queues=[views.stats(one) for one in found if only is None or one.queue in only]))
+
+
+async def stats(call: Call[None, wire.NoQuery]) -> Reply:
+    """A queue that nobody has used counts nothing."""
+    return Reply(views.stats((await call.hub.store.stats(call.tenant, [call.queue]))[0]))
+
+
+async def jobs(call: Call[None, wire.ListQuery]) -> Reply:
+    """Waiting jobs in claim order, then leased ones, then finished."""
+    query = call.query
+    states = frozenset(JobState) if query.state is None else frozenset(chosen("state", query.state, JobState))
+    wanted = ListQuery(call.tenant, call.queue, states, _type(query.type), cursor=query.cursor, limit=query.limit)
+    page = await call.hub.store.list(wanted)
+    return Reply(answers.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
+
+
+async def pause(call: Call[None, wire.NoQuery]) -> Reply:
+    """It still takes new ones. [CLAIM-5]"""
+    return await _pause(call, paused=True)
+
+
+async def resume(call: Call[None, wire.NoQuery]) -> Reply:
+    """Go on."""
+    return await _pause(call, paused=False)
+
+
+async def dead_letters(call: Call[None, wire.DeadQuery]) -> Reply:
+    """With reason and errors. [DEAD-1]"""
+    query = call.query
+    wanted = ListQuery(call.tenant, call.queue, _FAILED, _type(query.type), query.error, query.cursor, query.limit)
+    page = await call.hub.store.list(wanted)
+    return Reply(answers.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
+
+
+async def replay(call: Call[wire.Replay, wire.NoQuery]) -> Reply:
+    """Of concurrent replays one wins. [DEAD-1, STATE-3]"""
+    body, queue, more = call.body, call.queue, False
+    if (body.ids is UNSET) == (body.where is UNSET):
+        raise InvalidOption("ids", "give ids or where, one of them")
+    if body.where is not UNSET:
+        wanted = ListQuery(
+            call.tenant, queue, _FAILED, _type(body.where.type), body.where.error, limit=wire.BATCH_LIMIT
+        )
+        page = await call.hub.store.list(wanted)
+        ids, more = [job.id for job in page.jobs], page.cursor is not None
+    else:
+        ids = [check_id(id) for id in (() if body.ids is UNSET else body.ids)]
+    tickets = await call.hub.queue(call.tenant).replay_many(ids, queue=queue)
+    return Reply(answers.Replays(tenant=call.tenant, items=[_replayed(ticket) for ticket in tickets], more=more))
+
+
+async def purge(call: Call[wire.Purge, wire.NoQuery]) -> Reply:
+    """Those that ended before an instant, by default now. [DEAD-1]"""
+    body = call.body
+    queue = call.hub.queue(call.tenant)
+    purged = await queue.purge_dead_letters(
+        before=body.before, queue=call.queue, type=_type(body.type), error=body.error
+    )
+    return Reply(answers.Purged(tenant=call.tenant, purged=purged))
+
+
+async def forget(call: Call[list[wire.Forget | HoldfastError], wire.NoQuery]) -> Reply:
+    """With an event. [KEEP-1]"""
+    queue = call.queue
+
+    def make(item: wire.Forget) -> Purge:
+        ended = None if item.finished_at is None else instant_ms("finished_at", item.finished_at)
+        return Purge(JobKey(call.tenant, queue, check_id(item.id)), ended)
+
+    async def show(_: Purge, status: PurgeStatus) -> answers.Forgotten:
+        return answers.Forgotten(status=status)
+
+    return Reply(await each(call.body, make, call.hub.purge, show))
+
+
+# The small steps ------------------------------------------------------------------------------------------
+
+
+async def _pause(call: Call[None, wire.NoQuery], *, paused: bool) -> Reply:
+    await call.hub.store.pause(call.tenant, call.queue, paused=paused)
+    return Reply(answers.Paused(tenant=call.tenant, queue=call.queue, paused=paused))
+
+
+def _type(name: str | None) -> str | None:
+    """A job type to search by; "" finds jobs without one. Raises InvalidName."""
+    return check_type(name) if name else name
+
+
+def _shown(found: list[Job]) -> list[answers.Job]:
+    return [views.job(job) for job in found]
+
+
+def _replayed(ticket: Ticket[object]) -> answers.ReplayItem:
+    if ticket.error is not None:
+        return answers.ReplayItem(id=ticket.id, error=info(ticket.error))
+    return answers.ReplayItem(id=ticket.id, status="replayed")
+
+
+_QUEUE = "/v1/queues/{queue}"
+_LISTS = ("invalid_name", "invalid_option")
+
+ROUTES = (
+    Route(
+        method="GET", path="/v1/queues", handler=queues, scope=READ, summary="Counts of every queue",
+        answers={200: answers.Queues},
+    ),
+    Route(
+        method="GET", path=f"{_QUEUE}/stats", handler=stats, scope=READ, summary="Counts of one queue",
+        answers={200: answers.QueueStats}, refuses=("invalid_name",),
+    ),
+    Route(
+        method="GET", path=f"{_QUEUE}/jobs", handler=jobs, scope=READ, query=wire.ListQuery,
+        summary="A page of a queue's jobs", answers={200: answers.Jobs}, refuses=_LISTS,
+    ),
+    Route(
+        method="POST", path=f"{_QUEUE}/jobs:purge", handler=forget, scope=ADMIN,
+        body=wire.ForgetBatch, batch="jobs", item=wire.Forget,
+        summary="Forget finished jobs", answers={200: answers.Forgotten}, refuses=("invalid_name",),
+    ),
+    Route(
+        method="POST", path=f"{_QUEUE}/pause", handler=pause, scope=ADMIN, summary="Hand out no more jobs",
+        answers={200: answers.Paused}, refuses=("invalid_name",),
+    ),
+    Route(
+        method="POST", path=f"{_QUEUE}/resume", handler=resume, scope=ADMIN, summary="Hand out jobs again",
+        answers={200: answers.Paused}, refuses=("invalid_name",),
+    ),
+    Route(
+        method="GET", path=f"{_QUEUE}/dead-letters", handler=dead_letters, scope=ADMIN, query=wire.DeadQuery,
+        summary="A page of failed jobs, oldest first", answers={200: answers.DeadLetters}, refuses=_LISTS,
+    ),
+    Route(
+        method="POST", path=f"{_QUEUE}/dead-letters:replay", handler=replay, scope=ADMIN, body=wire.Replay,
+        summary="Start failed jobs again", answers={200: answers.Replays}, refuses=_LISTS,
+    ),
+    Route(
+        method="POST", path=f"{_QUEUE}/dead-letters:purge", handler=purge, scope=ADMIN, body=wire.Purge,
+        summary="Forget failed jobs", answers={200: answers.Purged}, refuses=_LISTS,
+    ),
+)  # fmt: skip

@@ -1,0 +1,102 @@
+"""Workers' routes: claim, finish, extend, report. A worker in any language can run on these alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from holdfast.core import answers, wire
+from holdfast.core.errors import HoldfastError
+from holdfast.core.failpoint import hit
+from holdfast.core.job import ClaimRequest, Extend, Extended, Finish, Finished, Report, Reported
+from holdfast.core.names import check_id
+from holdfast.options import check_queue, moment
+from holdfast.service import intake, views
+from holdfast.service.call import Call, Reply, Route
+from holdfast.service.routes.batches import each
+from holdfast.service.tokens import WORK
+
+
+async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
+    """Never repeated: a lost reply costs one lease. What nobody is there to take is given back. [CLAIM-1 to CLAIM-5]"""
+    body = call.body
+    queues = tuple(dict.fromkeys(map(check_queue, body.queues)))
+    for queue in queues:
+        call.caller.need_queue(queue)
+    worker_id = call.caller.subject or "http" if body.worker_id is None else check_id(body.worker_id, "worker id")
+    lease_ms = intake.lease_ms(body.lease_s)
+    chance = random.random()  # noqa: S311 - jitter, no secret
+    request = ClaimRequest(call.tenant, queues, body.limit, lease_ms, worker_id, chance)
+    with call.leaving() as gone:
+        claimed, waited_s = await call.hub.claim(request, body.wait_s, gone)
+    if call.client_left:
+        await call.hub.give_back(claimed.jobs)
+    return Reply(views.claimed(claimed, waited_s))
+
+
+async def finish(call: Call[list[wire.Finish | HoldfastError], wire.NoQuery]) -> Reply:
+    """Complete, fail, retry or release. [LEASE-1]"""
+
+    def make(item: wire.Finish) -> Finish:
+        made = intake.finish(call.tenant, item)
+        call.caller.need_queue(made.key.queue)
+        return made
+
+    async def show(_: Finish, answer: Finished) -> Any:
+        return answers.Finished(status=answer.state)
+
+    hit("service.before_finish")
+    return Reply(await each(call.body, make, call.hub.finish, show))  # pyright: ignore[reportArgumentType]
+
+
+async def extend(call: Call[list[wire.Extend | HoldfastError], wire.NoQuery]) -> Reply:
+    """Renew leases; a canceled job says so here. [LEASE-2, CANCEL-2]"""
+
+    def make(item: wire.Extend) -> Extend:
+        made = intake.extend(call.tenant, item)
+        call.caller.need_queue(made.key.queue)
+        return made
+
+    async def show(_: Extend, answer: Extended) -> Any:
+        return answers.Extended(status="extended", deadline=moment(answer.deadline), now=moment(answer.now))
+
+    return Reply(await each(call.body, make, call.hub.extend, show))  # pyright: ignore[reportArgumentType]
+
+
+async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) -> Reply:
+    """Record progress."""
+
+    def make(item: wire.Report) -> Report:
+        made = intake.report(call.tenant, item)
+        call.caller.need_queue(made.key.queue)
+        return made
+
+    async def show(_: Report, __: Reported) -> Any:
+        return answers.Reported(status="reported")
+
+    return Reply(await each(call.body, make, call.hub.store.report, show))  # pyright: ignore[reportArgumentType]
+
+
+ROUTES = (
+    Route(
+        method="POST", path="/v1/claims", handler=claim, scope=WORK, body=wire.Claim,
+        summary="Lease jobs, and wait while there are none", answers={200: answers.Claimed},
+        refuses=("invalid_name", "invalid_option"),
+    ),
+    Route(
+        method="POST", path="/v1/leases:finish", handler=finish, scope=WORK,
+        body=wire.FinishBatch, batch="leases", item=wire.Finish,
+        summary="Complete, fail, retry or release leased jobs",
+        answers={200: answers.Finished},
+    ),
+    Route(
+        method="POST", path="/v1/leases:extend", handler=extend, scope=WORK,
+        body=wire.ExtendBatch, batch="leases", item=wire.Extend,
+        summary="Renew leases", answers={200: answers.Extended},
+    ),
+    Route(
+        method="POST", path="/v1/leases:report", handler=report, scope=WORK,
+        body=wire.ReportBatch, batch="leases", item=wire.Report,
+        summary="Record progress of leased jobs", answers={200: answers.Reported},
+    ),
+)  # fmt: skip

@@ -1,0 +1,176 @@
+"""Serving: sockets, uvicorn, signals, several processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import uvicorn
+from msgspec.structs import replace
+
+from holdfast.core.errors import InvalidOption
+from holdfast.service.app import make_app
+from holdfast.service.hub import Hub
+from holdfast.service.protocol import bounded
+from holdfast.service.settings import Settings
+from holdfast.store import Store, make_store
+from holdfast.telemetry import http as http_metrics
+from holdfast.telemetry.logging import get_logger
+from holdfast.worker.shutdown import on_signal
+
+_log = get_logger("holdfast.service")
+
+BACKLOG = 2048
+
+
+def listen(host: str, port: int, stalled_s: float) -> socket.socket:
+    """A socket to serve at. Raises InvalidOption."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(AttributeError, OSError):
+            # Connections inherit it: one whose other end takes nothing any more is ended by the kernel.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stalled_s * 1000))
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise InvalidOption("port", f"cannot listen on {host}:{port}: {error.strerror}") from None
+    sock.set_inheritable(True)
+    return sock
+
+
+def run(settings: Settings, sock: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve in this process, on uvloop."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, sock, ready=ready))
+
+
+def check(settings: Settings, processes: int) -> None:
+    """Raise what each of so many processes would: said once, and not again and again by every child."""
+
+    async def look() -> None:
+        hub = Hub(replace(settings, upkeep=False), make_store(settings.store))
+        if processes > 1 and not hub.store.capabilities.many_processes:
+            raise InvalidOption("processes", f"{hub.store.capabilities.name} is for one process alone")
+        try:
+            await hub.open()
+        finally:
+            await hub.close()
+
+    asyncio.run(look())
+
+
+async def serve(settings: Settings, sock: socket.socket, *, ready: Callable[[], None] | None = None) -> None:
+    """Serve in this process until SIGTERM or SIGINT; then let requests end, and answer those that wait."""
+    _raise_file_limit(settings.limits.connections)
+    http_metrics.enable()
+    async with running(settings, sock) as server:
+        if ready is not None:
+            ready()
+        with on_signal(server.stop):
+            await server.ended
+
+
+class Running:
+    """A server at work."""
+
+    def __init__(self, server: uvicorn.Server, hub: Hub, ended: asyncio.Task[None], port: int) -> None:
+        self._server = server
+        self.hub = hub
+        self.ended = ended
+        self.port = port
+
+    def stop(self) -> None:
+        """Take no more connections, let requests end; the second time: at once."""
+        if self._server.should_exit:
+            self._server.force_exit = True
+        self._server.should_exit = True
+        self.hub.stop()
+
+
+@asynccontextmanager
+async def running(settings: Settings, sock: socket.socket, store: Store | None = None) -> AsyncGenerator[Running]:
+    """A server in the current event loop, serving as long as the block lasts, and stopped in peace after it."""
+    hub = Hub(settings, make_store(settings.store) if store is None else store)
+    try:
+        await hub.open()
+        server = _Server(_config(settings, hub))
+        ended = asyncio.create_task(server.serve(sockets=[sock]))
+        await server.up.wait()
+        control = Running(server, hub, ended, sock.getsockname()[1])
+        try:
+            yield control
+        finally:
+            if not ended.done():
+                control.stop()
+            await asyncio.wait([ended])
+    finally:
+        await hub.close()
+
+
+@contextmanager
+def shared_metrics() -> Generator[None]:
+    """A directory by which several processes show their metrics as one. Set up before they start."""
+    import os
+
+    with tempfile.TemporaryDirectory(prefix="holdfast-metrics-") as directory:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
+        try:
+            yield
+        finally:
+            del os.environ["PROMETHEUS_MULTIPROC_DIR"]
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Ours: uvicorn would raise the signal again at the end, and spoil the exit code."""
+        yield
+
+
+def _config(settings: Settings, hub: Hub) -> uvicorn.Config:
+    limits = settings.limits
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    app: Any = make_app(hub)
+    return uvicorn.Config(
+        app,
+        http=bounded(limits),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(limits.idle_s),
+        timeout_graceful_shutdown=int(limits.grace_s),
+        backlog=BACKLOG,
+    )
+
+
+def _raise_file_limit(connections: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, max(soft, connections + 1000))
+    if wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < connections:
+        _log.warning("fewer files can be open than connections", files=wanted, connections=connections)

@@ -1,0 +1,71 @@
+"""What an operator can set."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from holdfast.core.errors import InvalidOption
+
+LEAST_KEY = 32
+KIB, MIB = 1024, 1024 * 1024
+
+
+class TokenSettings(Struct, frozen=True, kw_only=True):
+    """How tokens are checked."""
+
+    hs256_key: str | None = None
+    """A secret that both sides know, of 32 bytes or more."""
+    jwks: str | None = None
+    """Where the public keys are: a file, or an https:// URL."""
+    issuer: str = "holdfast"
+    audience: str = "holdfast"
+    tenant_claim: str = "tid"
+    leeway_s: float = 10.0
+    """How far the clocks of those who issue tokens may be off."""
+
+    def check(self) -> TokenSettings:
+        """Return itself if tokens can be checked with it. Raises InvalidOption, without the key."""
+        if self.hs256_key is None and self.jwks is None:
+            reason = "no key to check tokens with; set HOLDFAST_JWT_HS256_KEY or HOLDFAST_JWKS_URL"
+            raise InvalidOption("tokens", reason)
+        if self.hs256_key is not None and len(self.hs256_key.encode()) < LEAST_KEY:
+            reason = f"a key of HS256 needs {LEAST_KEY} bytes or more; `holdfast keys new` makes one"
+            raise InvalidOption("hs256_key", reason)
+        if not self.issuer or not self.audience or not self.tenant_claim:
+            raise InvalidOption("tokens", "issuer, audience and the tenant's claim must not be empty")
+        return self
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """How much a client may ask for."""
+
+    body: int = 1 * MIB
+    batch_body: int = 4 * MIB
+    header_bytes: int = 32 * KIB
+    token_bytes: int = 8 * KIB
+    header_s: float = 10.0
+    """From the connection, or the end of the last request, to the end of the headers."""
+    body_s: float = 30.0
+    send_s: float = 30.0
+    """How long a client may take nothing of what is sent to it."""
+    idle_s: float = 75.0
+    connections: int = 10_000
+    """Open ones in a process; further ones are answered 503."""
+    rate: float = 0.0
+    """Requests per second for each token, in a process; 0: any number."""
+    grace_s: float = 30.0
+    """How long requests may go on after SIGTERM."""
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """All of it. Travels to child processes."""
+
+    store: str
+    tokens: TokenSettings
+    limits: Limits = Limits()
+    blobs: str | None = None
+    upkeep: bool = True
+    """Whether to run the reaper and the pruner."""
+    metrics: bool = True
+    """Whether /metrics is served with the rest."""
+    access_log: bool = True

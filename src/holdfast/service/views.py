@@ -1,0 +1,148 @@
+"""Values on their way out: jobs and events as the wire has them."""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from holdfast.core import answers
+from holdfast.core import events as core_events
+from holdfast.core.job import Claimed, Job, JobState, Result
+from holdfast.options import moment
+from holdfast.store import QueueStats
+
+
+def raw(data: bytes, codec: str) -> Raw:
+    """A value as it goes over the wire: JSON as it is, the bytes of other codecs in base64."""
+    return Raw(data) if codec == "json" else Raw(msgspec.json.encode(base64.b64encode(data).decode()))
+
+
+def codec_name(codec: str) -> str:
+    """The name of a codec. The default is left out, and msgspec knows it by identity."""
+    return "json" if codec == "json" else codec
+
+
+def claimed(answer: Claimed, waited_s: float) -> answers.Claimed:
+    """What a claim got."""
+    next_at = None if answer.next_at is None else moment(answer.next_at)
+    jobs = [_claimed_job(job) for job in answer.jobs]
+    return answers.Claimed(jobs=jobs, now=moment(answer.now), next_at=next_at, waited_s=waited_s)
+
+
+def _claimed_job(job: Job) -> answers.ClaimedJob:
+    envelope = job.envelope
+    return answers.ClaimedJob(
+        queue=job.queue,
+        id=job.id,
+        type=envelope.type,
+        payload=raw(envelope.payload, envelope.codec),
+        token=job.token,
+        attempt=job.attempts,
+        max_attempts=envelope.max_attempts,
+        deadline=moment(job.deadline),
+        priority=envelope.priority,
+        codec=codec_name(envelope.codec),
+        version=envelope.version,
+        timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
+        trace=envelope.headers,
+        enqueued_at=moment(job.enqueued_at),
+        visible_at=moment(job.visible_at),
+    )
+
+
+def job(found: Job, blob: bytes | None = None) -> answers.Job:
+    """A job as it is. A result that is in a blob is left out unless `blob` has it."""
+    envelope, result = found.envelope, found.result
+    progress = found.progress
+    return answers.Job(
+        id=found.id,
+        tenant=found.tenant,
+        queue=found.queue,
+        type=envelope.type,
+        state=found.state,
+        attempts=found.attempts,
+        max_attempts=envelope.max_attempts,
+        priority=envelope.priority,
+        replays=found.replays,
+        sequence=found.seq,
+        request_id=envelope.request_id,
+        enqueued_at=moment(found.enqueued_at),
+        visible_at=moment(found.visible_at),
+        payload=raw(envelope.payload, envelope.codec),
+        codec=codec_name(envelope.codec),
+        version=envelope.version,
+        claimed_at=None if found.claimed_at is None else moment(found.claimed_at),
+        finished_at=None if found.finished_at is None else moment(found.finished_at),
+        expires_at=None if found.expires_at is None else moment(found.expires_at),
+        deadline=moment(found.deadline) if found.state is JobState.LEASED else None,
+        worker_id=found.worker_id or None,
+        idempotency_key=None if envelope.idempotency is None else envelope.idempotency.key,
+        reason=found.reason or None,
+        progress=None
+        if progress is None
+        else answers.ProgressInfo(fraction=progress.fraction, message=progress.message),
+        errors=[
+            answers.AttemptInfo(
+                type=error.type,
+                message=error.message,
+                traceback=error.traceback,
+                attempt=error.attempt,
+                at=moment(error.at),
+            )
+            for error in found.errors
+        ],
+        result=value(result, blob),
+        result_codec=codec_name(result.codec if result else "json"),
+        token=found.token,
+        timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
+        trace=envelope.headers,
+    )
+
+
+def value(result: Result | None, blob: bytes | None) -> Raw | msgspec.UnsetType:
+    """The value of a result, if there is one and it is at hand."""
+    if result is None or (result.blob and blob is None):
+        return UNSET
+    return raw(result.data if blob is None else blob, result.codec)
+
+
+def outcome(found: Job, blob: bytes | None) -> answers.Outcomes:
+    """How a job ended, or where it is."""
+    error = None
+    if found.state is JobState.FAILED:
+        last = found.errors[-1] if found.errors else None
+        kind, message = (last.type, last.message) if last else ("", "")
+        error = answers.FailedWith(reason=found.reason, type=kind, message=message)
+    codec = codec_name(found.result.codec if found.result else "json")
+    return answers.Outcomes(state=found.state, result=value(found.result, blob), codec=codec, error=error)
+
+
+def stats(found: QueueStats) -> answers.QueueStats:
+    """Counts; every state is there."""
+    oldest = found.oldest_ready_at
+    return answers.QueueStats(
+        queue=found.queue,
+        counts={state.value: found.counts.get(state, 0) for state in JobState},
+        oldest_ready_age_s=None if oldest is None else max(0, found.now - oldest) / 1000,
+        paused=found.paused,
+        now=moment(found.now),
+    )
+
+
+def event(found: core_events.Event) -> answers.Event:
+    """One event."""
+    return answers.Event(
+        kind=found.kind,
+        job_id=found.job_id,
+        queue=found.queue,
+        tenant=found.tenant,
+        type=found.type,
+        at=moment(found.at),
+        attempt=found.attempt,
+        token=found.token,
+        worker_id=found.worker_id,
+        offset=found.offset,
+        data=found.data,
+    )

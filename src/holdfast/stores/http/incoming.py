@@ -1,0 +1,153 @@
+"""What the service answers, as a store has it."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime, timedelta
+
+import msgspec
+from msgspec import Raw, UnsetType
+
+from holdfast.core import answers
+from holdfast.core import events as core_events
+from holdfast.core.job import (
+    AlreadyCompleted,
+    AttemptError,
+    Claimed,
+    Duplicate,
+    Envelope,
+    IdempotencyKey,
+    Job,
+    JobState,
+    Progress,
+    Queued,
+    Result,
+)
+from holdfast.store import QueueStats
+from holdfast.stores.http.outgoing import EPOCH
+
+_ONE_MS = timedelta(milliseconds=1)
+
+
+def ms(at: datetime) -> int:
+    """An instant in milliseconds since 1970."""
+    return (at - EPOCH) // _ONE_MS
+
+
+def _ms(at: datetime | None) -> int | None:
+    return None if at is None else ms(at)
+
+
+def data(value: Raw, codec: str) -> bytes:
+    """A payload or result as bytes: JSON as it is, other codecs from base64."""
+    return bytes(value) if codec == "json" else base64.b64decode(msgspec.json.decode(value, type=str))
+
+
+def _result(value: Raw | UnsetType, codec: str) -> Result | None:
+    return None if isinstance(value, UnsetType) else Result(data(value, codec), codec)
+
+
+def ticket(answer: answers.Ticket) -> Queued | Duplicate | AlreadyCompleted:
+    """The answer to one enqueue."""
+    if answer.status == "queued":
+        return Queued(answer.id, answer.state or JobState.READY)
+    if answer.status == "duplicate":
+        return Duplicate(answer.id, answer.state)
+    return AlreadyCompleted(answer.id, _result(answer.result, answer.codec) or Result(b"null"))
+
+
+def claimed(tenant: str, worker_id: str, answer: answers.Claimed) -> Claimed:
+    """What a claim got."""
+    now = ms(answer.now)
+    return Claimed([_leased(tenant, worker_id, job, now) for job in answer.jobs], now, _ms(answer.next_at))
+
+
+def _leased(tenant: str, worker_id: str, job: answers.ClaimedJob, now: int) -> Job:
+    envelope = Envelope(
+        job.type,
+        data(job.payload, job.codec),
+        job.codec,
+        job.version,
+        job.priority,
+        job.max_attempts,
+        timeout_ms=None if job.timeout_s is None else round(job.timeout_s * 1000),
+        headers=job.trace,
+    )
+    return Job(
+        tenant,
+        job.queue,
+        job.id,
+        0,
+        envelope,
+        JobState.LEASED,
+        ms(job.visible_at),
+        ms(job.enqueued_at),
+        job.attempt,
+        job.token,
+        ms(job.deadline),
+        worker_id,
+        now,
+    )
+
+
+def job(found: answers.Job) -> Job:
+    """A job as it is. What the wire does not tell stands at its default."""
+    envelope = Envelope(
+        found.type,
+        data(found.payload, found.codec),
+        found.codec,
+        found.version,
+        found.priority,
+        found.max_attempts,
+        timeout_ms=None if found.timeout_s is None else round(found.timeout_s * 1000),
+        request_id=found.request_id,
+        idempotency=None if found.idempotency_key is None else IdempotencyKey(found.idempotency_key),
+        headers=found.trace,
+    )
+    progress = found.progress
+    return Job(
+        found.tenant,
+        found.queue,
+        found.id,
+        found.sequence,
+        envelope,
+        found.state,
+        ms(found.visible_at),
+        ms(found.enqueued_at),
+        found.attempts,
+        found.token,
+        0 if found.deadline is None else ms(found.deadline),
+        found.worker_id or "",
+        _ms(found.claimed_at),
+        _ms(found.finished_at),
+        reason=found.reason or "",
+        result=_result(found.result, found.result_codec),
+        expires_at=_ms(found.expires_at),
+        progress=None if progress is None else Progress(progress.fraction, progress.message),
+        errors=[AttemptError(one.type, one.message, one.traceback, one.attempt, ms(one.at)) for one in found.errors],
+        replays=found.replays,
+    )
+
+
+def stats(found: answers.QueueStats) -> QueueStats:
+    """Counts of one queue."""
+    now, age = ms(found.now), found.oldest_ready_age_s
+    oldest = None if age is None else now - round(age * 1000)
+    return QueueStats(found.queue, {state: found.counts.get(state, 0) for state in JobState}, oldest, found.paused, now)
+
+
+def event(found: answers.Event) -> core_events.Event:
+    """One event."""
+    return core_events.Event(
+        found.kind,
+        found.tenant,
+        found.queue,
+        found.job_id,
+        found.type,
+        ms(found.at),
+        found.attempt,
+        found.token,
+        found.worker_id,
+        found.data,
+        found.offset,
+    )

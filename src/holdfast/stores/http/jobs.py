@@ -1,0 +1,172 @@
+"""Jobs on their way: enqueue, claim, acknowledge, cancel, replay, purge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, TypeVar, cast
+
+from msgspec.structs import replace
+
+from holdfast.core import answers, wire
+from holdfast.core.errors import JobNotFound, Unsupported
+from holdfast.core.job import (
+    Cancel,
+    CancelStatus,
+    Claimed,
+    ClaimRequest,
+    Extend,
+    Extended,
+    Finish,
+    Finished,
+    JobKey,
+    NewJob,
+    Purge,
+    PurgeStatus,
+    Replayed,
+    Report,
+    Reported,
+    SetResultTtl,
+    TtlStatus,
+)
+from holdfast.store import (
+    JOINING,
+    EnqueueAnswer,
+    ExtendAnswer,
+    FinishAnswer,
+    ReplayAnswer,
+    ReportAnswer,
+)
+from holdfast.stores.http import batches, incoming, outgoing
+from holdfast.stores.http.link import Link
+from holdfast.stores.http.session import Session, at_once, encode, job_path, queue_path
+from holdfast.stores.http.trouble import of_item
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Jobs(Session):
+    """The calls that change jobs."""
+
+    async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
+        _joins_nothing(connection)
+        found: list[EnqueueAnswer] = []
+        # The trace context goes as headers, one for each request.
+        for headers, group in groupby(items, key=outgoing.trace):
+            run = list(group)
+            made = [encode(outgoing.enqueue(item)) for item in self._own(run, lambda item: item.key)]
+            told = await batches.send(
+                self._link, "/v1/jobs:batch", "jobs", made, answers.Ticket,
+                headers=headers, repeat=all(item.envelope.request_id for item in run),
+            )  # fmt: skip
+            for answer in told:
+                refused = isinstance(answer, answers.ErrorInfo)
+                found.append(cast("EnqueueAnswer", of_item(answer)) if refused else incoming.ticket(answer))
+        return found
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        return (await self._claim(request))[0]
+
+    async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
+        _joins_nothing(connection)
+        return await self._leases(
+            "finish", items, outgoing.finish, answers.Finished, lambda answer: Finished(answer.status)
+        )
+
+    async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
+        def extended(answer: answers.Extended) -> Extended:
+            return Extended(incoming.ms(answer.deadline), incoming.ms(answer.now))
+
+        return await self._leases("extend", items, outgoing.extend, answers.Extended, extended)
+
+    async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
+        return await self._leases("report", items, outgoing.report, answers.Reported, lambda _: Reported())
+
+    async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
+        async def cancel(item: Cancel) -> CancelStatus:
+            query = {"only_waiting": "true"} if item.only_waiting else None
+            try:
+                return (await self._link.call("DELETE", job_path(item.key), answers.Canceled, query=query)).status
+            except JobNotFound:
+                return "not_found"
+
+        return await at_once(self._own(items, lambda item: item.key), cancel)
+
+    async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
+        found: list[ReplayAnswer] = []
+        for queue, group in groupby(self._own(keys, lambda key: key), key=lambda key: key.queue):
+            run = list(group)
+            body = encode(wire.Replay(ids=[key.id for key in run]))
+            path = f"{queue_path(queue)}/dead-letters:replay"
+            told = await self._link.call("POST", path, answers.Replays, body=body, repeat=False)
+            for item in told.items:
+                refused = None if item.error is None else of_item(item.error)
+                found.append(Replayed() if refused is None else cast("ReplayAnswer", refused))
+        return found
+
+    async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
+        def forget(item: Purge) -> wire.Forget:
+            ended = item.finished_at
+            return wire.Forget(id=item.key.id, finished_at=None if ended is None else outgoing.instant(ended))
+
+        return [
+            cast("PurgeStatus", status)
+            for status in await self._by_queue("jobs:purge", items, forget, answers.Forgotten, repeat=False)
+        ]
+
+    async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
+        def retain(item: SetResultTtl) -> wire.Retain:
+            return wire.Retain(id=item.key.id, result_ttl_s=item.ttl_ms / 1000)
+
+        return [
+            cast("TtlStatus", status)
+            for status in await self._by_queue("jobs:set-result-ttl", items, retain, answers.Retained)
+        ]
+
+    async def _claim(
+        self, request: ClaimRequest, wait_s: float = 0.0, link: Link | None = None
+    ) -> tuple[Claimed, float]:
+        self._check(request.tenant)
+        body = encode(outgoing.claim(request, wait_s))
+        # Never repeated: a lost reply costs one lease, a second claim would cost another. [ENQ-8]
+        link = link or self._link
+        answer = await link.call("POST", "/v1/claims", answers.Claimed, body=body, repeat=False, wait_s=wait_s)
+        claimed = incoming.claimed(self._tenant, request.worker_id, answer)
+        left = request.limit - wire.BATCH_LIMIT
+        if left > 0 and len(claimed.jobs) == wire.BATCH_LIMIT:
+            more, _ = await self._claim(replace(request, limit=left), link=link)
+            claimed = replace(more, jobs=claimed.jobs + more.jobs)
+        return claimed, answer.waited_s
+
+    async def _leases(
+        self,
+        verb: str,
+        items: Sequence[Any],
+        make: Callable[[Any], Any],
+        type: type[A],
+        show: Callable[[A], B],
+    ) -> list[Any]:
+        """Acknowledge. A token makes a repeat answer like the first time. [LEASE-1]"""
+        made = [encode(make(item)) for item in self._own(items, lambda item: item.key)]
+        told = await batches.send(self._link, f"/v1/leases:{verb}", "leases", made, type)
+        return [of_item(answer) if isinstance(answer, answers.ErrorInfo) else show(answer) for answer in told]
+
+    async def _by_queue(
+        self, path: str, items: Sequence[Any], make: Callable[[Any], Any], type: type[Any], *, repeat: bool = True
+    ) -> list[Any]:
+        statuses: list[Any] = []
+        for queue, group in groupby(self._own(items, lambda item: item.key), key=lambda item: item.key.queue):
+            run = list(group)
+            made = [encode(make(item)) for item in run]
+            told = await batches.send(self._link, f"{queue_path(queue)}/{path}", "jobs", made, type, repeat=repeat)
+            for answer in told:
+                if isinstance(answer, answers.ErrorInfo):
+                    raise of_item(answer)
+                statuses.append(answer.status)
+        return statuses
+
+
+def _joins_nothing(connection: Any) -> None:
+    if connection is not None:
+        raise Unsupported(JOINING, "http")

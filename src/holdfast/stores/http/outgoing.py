@@ -1,0 +1,123 @@
+"""What a store is asked for, as the wire has it."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from msgspec import Raw
+
+from holdfast.core import wire
+from holdfast.core.job import Backoff, ClaimRequest, Extend, Finish, NewJob, Report
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+_PLAIN = Backoff()
+_NO_BLOBS = "a worker's own blob store is not used over HTTP; the service has one: `holdfast serve --blobs`"
+_TRACE = ("traceparent", "tracestate")
+
+
+def instant(ms: int) -> datetime:
+    """An instant; those that a calendar does not have are as good as never."""
+    try:
+        return EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return _LAST
+
+
+def value(data: bytes, codec: str) -> Raw:
+    """A payload or result: JSON as it is, the bytes of other codecs in base64."""
+    return Raw(data) if codec == "json" else Raw(msgspec.json.encode(base64.b64encode(data).decode()))
+
+
+def enqueue(item: NewJob) -> wire.Enqueue:
+    """One job."""
+    envelope, key = item.envelope, envelope_key(item)
+    idempotency = envelope.idempotency
+    by_ttl = idempotency is not None and idempotency.policy == "ttl"
+    return wire.Enqueue(
+        queue=item.key.queue,
+        type=envelope.type,
+        payload=value(envelope.payload, envelope.codec),
+        id=item.key.id,
+        request_id=envelope.request_id or None,
+        idempotency_key=key,
+        idempotency=None if idempotency is None or idempotency.policy == "ttl" else idempotency.policy,
+        idempotency_ttl_s=idempotency.ttl_ms / 1000 if idempotency is not None and by_ttl else None,
+        delay_s=item.delay_ms / 1000 if item.delay_ms else None,
+        run_at=None if item.run_at is None else instant(item.run_at),
+        priority=envelope.priority,
+        max_attempts=envelope.max_attempts,
+        result_ttl_s=envelope.result_ttl_ms / 1000,
+        timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
+        retry=None if envelope.backoff == _PLAIN else _retry(envelope.backoff),
+        replace_failed=item.replace_failed,
+        codec=envelope.codec,
+        version=envelope.version,
+    )
+
+
+def envelope_key(item: NewJob) -> str | None:
+    """The idempotency key of an enqueue."""
+    return None if item.envelope.idempotency is None else item.envelope.idempotency.key
+
+
+def _retry(backoff: Backoff) -> wire.Retry:
+    return wire.Retry(
+        base_s=backoff.base_ms / 1000, factor=backoff.factor, cap_s=backoff.cap_ms / 1000, jitter=backoff.jitter
+    )
+
+
+def claim(request: ClaimRequest, wait_s: float) -> wire.Claim:
+    """A wish for jobs."""
+    return wire.Claim(
+        queues=list(request.queues),
+        limit=min(request.limit, wire.BATCH_LIMIT),
+        lease_s=request.lease_ms / 1000,
+        wait_s=wait_s,
+        worker_id=request.worker_id or None,
+    )
+
+
+def finish(item: Finish) -> wire.Finish:
+    """One acknowledgement. A result in a blob store of the worker's own is a failure: the service would not find it."""
+    result, error = item.result, item.error
+    lost = result is not None and bool(result.blob)
+    said = wire.Finish(
+        queue=item.key.queue,
+        id=item.key.id,
+        token=_token(item.token),
+        outcome="fail" if lost else item.outcome,
+        timed_out=item.timed_out,
+        delay_s=None if item.delay_ms is None else item.delay_ms / 1000,
+    )
+    if lost:
+        said.error = wire.JobError(type="ResultTooLarge", message=_NO_BLOBS)
+    elif result is not None:
+        said.result, said.codec = value(result.data, result.codec), result.codec
+    if error is not None:
+        said.error = wire.JobError(type=error.type, message=error.message, traceback=error.traceback)
+    return said
+
+
+def _token(token: int) -> int:
+    """A token as the wire takes it: no lease has one outside this range."""
+    return min(max(0, token), 2**53)
+
+
+def trace(item: NewJob) -> dict[str, str]:
+    """The trace context of a job, as the headers that carry it."""
+    headers = item.envelope.headers or {}
+    return {name: headers[name] for name in _TRACE if name in headers and headers[name].isascii()}
+
+
+def extend(item: Extend) -> wire.Extend:
+    """One renewal."""
+    return wire.Extend(queue=item.key.queue, id=item.key.id, token=_token(item.token), lease_s=item.lease_ms / 1000)
+
+
+def report(item: Report) -> wire.Report:
+    """Progress of one job."""
+    progress = wire.Progress(fraction=item.progress.fraction, message=item.progress.message)
+    return wire.Report(queue=item.key.queue, id=item.key.id, token=_token(item.token), progress=progress)

@@ -1,0 +1,104 @@
+"""Looking at jobs, counts and events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.core import answers
+from holdfast.core.errors import JobNotFound, Unsupported
+from holdfast.core.job import (
+    Job,
+    JobKey,
+    JobState,
+)
+from holdfast.store import (
+    EventPage,
+    ListQuery,
+    Page,
+    QueueStats,
+    Reader,
+)
+from holdfast.stores.http import incoming
+from holdfast.stores.http.session import Session, at_once, job_path, queue_path
+
+_ALL = frozenset(JobState)
+_FAILED = frozenset({JobState.FAILED})
+
+
+class Reads(Session):
+    """The calls that change nothing."""
+
+    async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
+        async def get(key: JobKey) -> Job | None:
+            try:
+                return incoming.job(await self._link.call("GET", job_path(key), answers.Job))
+            except JobNotFound:
+                return None
+
+        return await at_once(self._own(keys, lambda key: key), get)
+
+    async def list(self, query: ListQuery) -> Page:
+        self._check(query.tenant)
+        said = {"limit": str(query.limit), "type": query.type, "cursor": query.cursor}
+        if query.error is not None:
+            if query.states != _FAILED:
+                raise Unsupported("searching by error but in dead letters; ask for state failed", "http")
+            path, said["error"] = "dead-letters", query.error
+        else:
+            path = "jobs"
+            said["state"] = None if query.states == _ALL else ",".join(sorted(query.states))
+            if not query.states:
+                return Page([], None, 0)
+        told = {name: value for name, value in said.items() if value is not None}
+        page = await self._link.call("GET", f"{queue_path(query.queue)}/{path}", answers.Jobs, query=told)
+        return Page([incoming.job(job) for job in page.jobs], page.cursor, int(time.time() * 1000))
+
+    async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
+        self._check(tenant)
+        if queues is None:
+            found = (await self._link.call("GET", "/v1/queues", answers.Queues)).queues
+            return [incoming.stats(one) for one in found]
+
+        async def stats(queue: str) -> QueueStats:
+            return incoming.stats(await self._link.call("GET", f"{queue_path(queue)}/stats", answers.QueueStats))
+
+        return await at_once(queues, stats)
+
+    async def tenants(self) -> list[str]:
+        raise Unsupported("listing tenants: a token is one tenant's; ask the store", "http")
+
+    async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
+        self._check(tenant)
+        query = {"follow": "false"} if after is None else {"follow": "false", "after": after}
+        page, more = EventPage([], after or "", False), False
+        async with self._link.stream("/v1/events", query) as messages:
+            async for offset, data in messages:
+                if data:
+                    page.events.append(incoming.event(msgspec.json.decode(data, type=answers.Event)))
+                page = msgspec.structs.replace(page, next=offset or page.next)
+                more = len(page.events) >= limit
+                if more:
+                    break
+        return msgspec.structs.replace(page, more=more)
+
+    async def last_offset(self) -> str:
+        return (await self._link.call("GET", "/v1/session", answers.Session)).offset
+
+    async def set_reader(self, reader: Reader) -> None:
+        raise _readers(reader.name)
+
+    async def drop_reader(self, tenant: str | None, name: str) -> bool:
+        self._check(tenant)
+        raise _readers(name)
+
+    async def readers(self, tenant: str | None) -> list[Reader]:
+        self._check(tenant)
+        raise _readers("")
+
+
+def _readers(name: str) -> Unsupported:
+    which = f"the reader {name!r}" if name else "readers"
+    return Unsupported(f"{which}: they hold back everybody's log; keep the offset yourself", "http")

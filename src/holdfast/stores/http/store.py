@@ -1,0 +1,159 @@
+"""The `Store` face of a service. What HTTP has no words for raises Unsupported, with what to do instead.
+
+The service does the upkeep of its store: `reap` and `prune` have nothing to do here. It keeps no list of workers
+either, so `beat` says nothing to it; who holds a job stands in the job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core import answers
+from holdfast.core.errors import InvalidOption, Unsupported
+from holdfast.store import (
+    ALL_HINTS,
+    Capabilities,
+    Deliver,
+    Finding,
+    Hint,
+    Listener,
+    Pruned,
+    Reaped,
+    Signal,
+    TenantSettings,
+    WorkerInfo,
+)
+from holdfast.stores.http import incoming
+from holdfast.stores.http.address import Address
+from holdfast.stores.http.bearer import Bearer
+from holdfast.stores.http.doctor import findings
+from holdfast.stores.http.ears import Ears
+from holdfast.stores.http.jobs import Jobs
+from holdfast.stores.http.link import Link
+from holdfast.stores.http.posts import WaitingPost
+from holdfast.stores.http.reads import Reads
+from holdfast.stores.http.session import queue_path
+
+_UNKNOWN = Capabilities(
+    name="http", durable=False, survives_power_loss=False, many_processes=True, many_hosts=True,
+    transactional_enqueue=False, exact_turns=False, exact_quota=False,
+    notes={"durable": "what the store behind the service promises; known once it is open"},
+)  # fmt: skip
+
+
+class HttpStore(Jobs, Reads):
+    """One tenant's part of the store behind a service. Belongs to one event loop."""
+
+    def __init__(self, address: Address, bearer: Bearer, tenant: str = "") -> None:
+        super().__init__(address, bearer, tenant)
+        self._ears = Ears(self._link)
+        self._posts = 0
+        self._info: answers.Session | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the store behind the service, as far as HTTP carries them; known once it is open."""
+        if self._info is None:
+            return _UNKNOWN
+        found = msgspec.convert(self._info.store, Capabilities)
+        return replace(
+            found, name=f"http ({found.name})", transactional_enqueue=False, many_processes=True, many_hosts=True,
+            exact_turns=False,
+        )  # fmt: skip
+
+    async def open(self) -> None:
+        if self._info is not None:
+            return
+        self._link.open()
+        try:
+            info = await self._token()
+            tenant = self._tenant or info.tenant
+            _check_tenant(tenant, info.tenant)
+        except BaseException:
+            await self._link.close()
+            raise
+        self._tenant, self._info = tenant, info
+
+    async def close(self) -> None:
+        self._info = None
+        await self._ears.close()
+        await self._link.close()
+
+    async def sibling(self) -> HttpStore:
+        other = HttpStore(self._address, self._bearer, self._tenant)
+        await other.open()
+        return other
+
+    async def now(self) -> int:
+        return incoming.ms((await self._token()).now)
+
+    async def shift_clock(self, ms: int) -> None:
+        raise Unsupported(f"moving the clock by {ms} ms; move that of the store behind the service", "http")
+
+    def listen(self, listener: Listener, hints: Collection[Hint] = ALL_HINTS) -> Callable[[], None]:
+        # Whoever has a place here claims by waiting, and would only wake up for nothing.
+        wanted = [hint for hint in hints if hint is not Hint.READY or not self._posts]
+        return self._ears.listen(listener, wanted)
+
+    def post(self, deliver: Deliver) -> WaitingPost:
+        """A place for one worker, in the current event loop."""
+        self._posts += 1
+
+        def closed() -> None:
+            self._posts -= 1
+
+        # With a connection of its own: the end of the wait is told by it.
+        return WaitingPost(self._claim, Link(self._address, self._bearer), deliver, closed)
+
+    # Settings, workers, upkeep ----------------------------------------------------------------------------------
+
+    async def pause(self, tenant: str, queue: str, *, paused: bool) -> None:
+        self._check(tenant)
+        await self._link.call("POST", f"{queue_path(queue)}/{'pause' if paused else 'resume'}", answers.Paused)
+        if not paused:
+            self._ears.tell(Signal(Hint.READY, tenant, queue))
+
+    async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
+        self._check(tenant)
+        raise _settings(settings.queue)
+
+    async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
+        self._check(tenant)
+        raise _settings(None)
+
+    async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
+        del worker, ttl_ms
+
+    async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
+        self._check(tenant)
+        raise Unsupported("listing workers; ask the store: `holdfast workers`", "http")
+
+    async def reap(self, limit: int, random: float) -> Reaped:
+        del limit, random
+        return Reaped([], 0, None)
+
+    async def prune(self, limit: int, *, blobs: bool = True) -> Pruned:
+        del limit, blobs
+        return Pruned(0, 0, [], False)
+
+    async def doctor(self) -> Sequence[Finding]:
+        sent = time.time()
+        info = await self._token()
+        return findings(self._address, info, sent, time.time())
+
+    def __repr__(self) -> str:
+        return f"<HttpStore of tenant {self._tenant!r} at {self._address.base}>"
+
+
+def _check_tenant(tenant: str, said: str) -> None:
+    if tenant != said:
+        raise InvalidOption("tenant", f"the token is of {said!r}, not of {tenant!r}")
+
+
+def _settings(queue: str | None) -> Unsupported:
+    whose = "the tenant's settings" if queue is None else f"the settings of queue {queue!r}"
+    return Unsupported(f"{whose}: they are an operator's, at the store: `holdfast tenant set`", "http")

@@ -1,0 +1,53 @@
+"""A service in a process of its own, on as many stores as asked for: `python -m tests.service.behind`.
+
+Each line of standard input is a wish as JSON, each line of standard output the answer. `open` starts a server on a
+store of its own and answers its port. The others do what is not a client's to do: an operator's settings, the upkeep
+of the service, the passing of time, and tokens by the clock of the service.
+"""
+
+import asyncio
+import contextlib
+import sys
+from typing import Any
+
+import msgspec
+
+from holdfast.service.server import listen, running
+from holdfast.service.settings import Settings
+from holdfast.store import TenantSettings
+from tests.service.support import TOKENS, token
+
+
+async def main() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        stores: dict[str, Any] = {}
+        while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+            wish = msgspec.json.decode(line)
+            try:
+                answer = {"value": await act(stack, stores, **wish)}
+            except Exception as error:  # noqa: BLE001 - told to who asked
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+            sys.stdout.buffer.flush()
+
+
+async def act(stack: contextlib.AsyncExitStack, stores: dict[str, Any], do: str, url: str, **more: Any) -> Any:
+    if do == "open":
+        if url not in stores:
+            sock = listen("127.0.0.1", 0, 30)
+            stack.callback(sock.close)
+            settings = Settings(store=url, tokens=TOKENS, upkeep=False, access_log=False)
+            server = await stack.enter_async_context(running(settings, sock))
+            stores[url] = server.hub.store, server.port
+        return stores[url][1]
+    if do == "token":
+        return token(more["tenant"])
+    store = stores[url][0]
+    if do == "set_tenant":
+        return await store.set_tenant(more["tenant"], TenantSettings(**more["settings"]))
+    answer = await getattr(store, do)(**more)
+    return msgspec.to_builtins(answer)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

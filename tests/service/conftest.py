@@ -1,0 +1,62 @@
+"""Stores of each kind, and a service on one of them."""
+
+import uuid
+
+import pytest
+import pytest_asyncio
+
+from holdfast.testing.postgres import PostgresServer
+from holdfast.testing.servers import ValkeyServer
+from tests.service.support import serving
+
+
+@pytest.fixture(scope="session")
+def valkey():
+    with ValkeyServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    with PostgresServer(durable=False, max_connections=100) as server:
+        yield server
+
+
+@pytest.fixture
+def tenant():
+    """A tenant of the test's own."""
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="module")
+def prefix():
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="module")
+def database(postgres, prefix):
+    postgres.sql(f"CREATE DATABASE {prefix}")
+    yield prefix
+    postgres.sql(f"DROP DATABASE {prefix} WITH (FORCE)")
+
+
+@pytest.fixture(scope="module", params=["file", "valkey", "postgres"])
+def url(request, tmp_path_factory, prefix):
+    """A place of each kind, with a clock that can be moved."""
+    if request.param == "file":
+        return f"file:{tmp_path_factory.mktemp('store')}/data?test_clock=1"
+    if request.param == "valkey":
+        return request.getfixturevalue("valkey").url(prefix=prefix, test_clock=1)
+    return request.getfixturevalue("postgres").url(request.getfixturevalue("database"), test_clock=1)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(url):
+    """One server for the tests of a module, on each kind of store; they keep apart by their tenants."""
+    async with serving(url) as service:
+        yield service
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(service, tenant):
+    return await service.client(tenant)

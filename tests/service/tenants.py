@@ -1,0 +1,243 @@
+"""The service as if it were a store: a client with a token for each tenant, and a side door for the rest.
+
+Every job is enqueued, claimed, finished, looked at, listed, canceled, replayed, purged and followed over HTTP. Through
+the side door goes what a client has no say in: the clock, the upkeep, an operator's settings. A payload or result of
+a check that is no JSON goes as a string of JSON.
+"""
+
+import asyncio
+import base64
+import subprocess
+import sys
+import threading
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core.job import AlreadyCompleted, Finish, Job, JobKey, NewJob
+from holdfast.store import ALL_HINTS, Pruned, Reaped, TenantSettings, make_store
+
+MARK = b'"bytes:'
+
+
+def packed(item):
+    """An item whose payload or result goes over HTTP: what is no JSON as a string of JSON."""
+    if isinstance(item, NewJob):
+        return replace(item, envelope=replace(item.envelope, payload=_text(item.envelope.payload, item.envelope.codec)))
+    if isinstance(item, Finish) and item.result is not None:
+        return replace(item, result=replace(item.result, data=_text(item.result.data, item.result.codec)))
+    return item
+
+
+def unpacked(answer):
+    """The same answer with the bytes that were sent."""
+    if isinstance(answer, AlreadyCompleted):
+        return replace(answer, result=replace(answer.result, data=_bytes(answer.result.data)))
+    if isinstance(answer, Job):
+        result = answer.result and replace(answer.result, data=_bytes(answer.result.data))
+        return replace(
+            answer, envelope=replace(answer.envelope, payload=_bytes(answer.envelope.payload)), result=result
+        )
+    return answer
+
+
+def _text(data, codec):
+    try:
+        if codec == "json":
+            msgspec.json.decode(data)
+        return data
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return MARK + base64.b64encode(data) + b'"'
+
+
+def _bytes(data):
+    return base64.b64decode(data[len(MARK) : -1]) if data.startswith(MARK) else data
+
+
+class Behind:
+    """The process of `tests.service.behind`."""
+
+    def __init__(self):
+        command = [sys.executable, "-m", "tests.service.behind"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._lock = threading.Lock()
+        self.handles = {}
+        """The handles on each store: who listens at one hears of the tenants of all."""
+
+    def ask(self, do, url, **more):
+        with self._lock:
+            self._process.stdin.write(msgspec.json.encode({"do": do, "url": url, **more}) + b"\n")
+            self._process.stdin.flush()
+            answer = msgspec.json.decode(self._process.stdout.readline())
+        if "error" in answer:
+            raise AssertionError(answer["error"])
+        return answer["value"]
+
+    def close(self):
+        self._process.stdin.close()
+        assert self._process.wait(30) == 0
+        self._process.stdout.close()
+
+
+class Tenants:
+    """A store made of clients. Mixed batches are cut by tenant and put together again."""
+
+    def __init__(self, behind, url):
+        self._behind = behind
+        self._url = url
+        self._clients = {}
+        self._listeners = {}
+        self._port = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def capabilities(self):
+        return make_store("http://localhost").capabilities
+
+    async def open(self):
+        self._port = await self._door("open")
+        self._loop = asyncio.get_running_loop()
+        beside = self._behind.handles.setdefault(self._url, [])
+        for tenant in {tenant for other in beside for tenant in other._clients}:
+            await self.of(tenant)
+        beside.append(self)
+
+    async def close(self):
+        beside = self._behind.handles[self._url]
+        if self in beside:
+            beside.remove(self)
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+
+    async def sibling(self):
+        other = Tenants(self._behind, self._url)
+        await other.open()
+        return other
+
+    def listen(self, listener, hints=ALL_HINTS):
+        number = object()
+        self._listeners[number] = listener, hints, [client.listen(listener, hints) for client in self._clients.values()]
+
+        def stop():
+            for one in self._listeners.pop(number, (None, None, ()))[2]:
+                one()
+
+        return stop
+
+    async def of(self, tenant):
+        assert tenant is not None, "a token is one tenant's"
+        async with self._lock:
+            if tenant not in self._clients:
+                client = make_store(f"http://127.0.0.1:{self._port}")
+                client.use_token(await self._door("token", tenant=tenant))
+                await client.open()
+                self._clients[tenant] = client
+                for listener, hints, stops in self._listeners.values():
+                    stops.append(client.listen(listener, hints))
+                for other in self._behind.handles[self._url]:
+                    if other is not self and other._loop is self._loop:
+                        await other.of(tenant)
+            return self._clients[tenant]
+
+    async def _batch(self, verb, items, **more):
+        keys = [item if isinstance(item, JobKey) else item.key for item in items]
+        answers = [None] * len(items)
+        for tenant in dict.fromkeys(key.tenant for key in keys):
+            places = [n for n, key in enumerate(keys) if key.tenant == tenant]
+            told = await getattr(await self.of(tenant), verb)([items[n] for n in places], **more)
+            for n, answer in zip(places, told, strict=True):
+                answers[n] = answer
+        return answers
+
+    async def enqueue(self, items, *, connection=None):
+        return list(map(unpacked, await self._batch("enqueue", list(map(packed, items)), connection=connection)))
+
+    async def finish(self, items, *, connection=None):
+        return await self._batch("finish", list(map(packed, items)), connection=connection)
+
+    async def extend(self, items):
+        return await self._batch("extend", items)
+
+    async def report(self, items):
+        return await self._batch("report", items)
+
+    async def cancel(self, items):
+        return await self._batch("cancel", items)
+
+    async def replay(self, items):
+        return await self._batch("replay", items)
+
+    async def purge(self, items):
+        return await self._batch("purge", items)
+
+    async def set_result_ttl(self, items):
+        return await self._batch("set_result_ttl", items)
+
+    async def get(self, keys):
+        return list(map(unpacked, await self._batch("get", keys)))
+
+    async def claim(self, request):
+        claimed = await (await self.of(request.tenant)).claim(request)
+        return replace(claimed, jobs=list(map(unpacked, claimed.jobs)))
+
+    async def list(self, query):
+        page = await (await self.of(query.tenant)).list(query)
+        return replace(page, jobs=list(map(unpacked, page.jobs)))
+
+    async def stats(self, tenant, queues=None):
+        return await (await self.of(tenant)).stats(tenant, queues)
+
+    async def events(self, tenant, after, limit):
+        return await (await self.of(tenant)).events(tenant, after, limit)
+
+    async def last_offset(self):
+        return await (await self.of("anybody")).last_offset()
+
+    async def now(self):
+        return await (await self.of("anybody")).now()
+
+    async def pause(self, tenant, queue, *, paused):
+        await (await self.of(tenant)).pause(tenant, queue, paused=paused)
+
+    async def set_reader(self, reader):
+        await (await self.of(reader.tenant)).set_reader(reader)
+
+    async def drop_reader(self, tenant, name):
+        return await (await self.of(tenant)).drop_reader(tenant, name)
+
+    async def readers(self, tenant):
+        return await (await self.of(tenant)).readers(tenant)
+
+    async def beat(self, worker, ttl_ms):
+        pass
+
+    async def workers(self, tenant):
+        return await (await self.of(tenant)).workers(tenant)
+
+    # The side door ------------------------------------------------------------------------------------------------
+
+    async def shift_clock(self, ms):
+        await self._door("shift_clock", ms=ms)
+
+    async def reap(self, limit, random):
+        reaped = await self._door("reap", limit=limit, random=random)
+        return Reaped([JobKey(*key) for key in reaped["jobs"]], reaped["now"], reaped["next_at"])
+
+    async def prune(self, limit, *, blobs=True):
+        return Pruned(**await self._door("prune", limit=limit, blobs=blobs))
+
+    async def tenants(self):
+        return await self._door("tenants")
+
+    async def set_tenant(self, tenant, settings):
+        await self._door("set_tenant", tenant=tenant, settings=msgspec.to_builtins(settings))
+
+    async def tenant_settings(self, tenant):
+        return [TenantSettings(**one) for one in await self._door("tenant_settings", tenant=tenant)]
+
+    async def doctor(self):
+        return []
+
+    async def _door(self, do, **more):
+        return await asyncio.to_thread(self._behind.ask, do, self._url, **more)

@@ -1,0 +1,309 @@
+"""Attacks: each is refused with the right code, and nothing has changed.
+
+What is sent is in `attacks`. All go to one running server, which checks tokens by a shared key and by public ones.
+"""
+
+import asyncio
+import gzip
+import json
+import re
+
+import pytest
+import pytest_asyncio
+
+from holdfast.core.job import JobState
+from holdfast.service.app import ROUTES
+from holdfast.service.settings import TokenSettings
+from holdfast.store import ListQuery
+from tests.service import attacks
+from tests.service.support import ALL, KEY, problem, serving, signed, token
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SCOPES = {f"jobs:{name}": name for name in ALL}
+PROTECTED = [route for route in ROUTES if route.scope]
+SECRET = "/v1/queues/default/jobs/secret"
+STATUS = {"token_invalid": 401, "token_expired": 401, "scope_missing": 403, "queue_forbidden": 403}
+
+
+@pytest.fixture(scope="module")
+def jwks(tmp_path_factory):
+    path = tmp_path_factory.mktemp("keys") / "jwks.json"
+    path.write_text(json.dumps({"keys": list(attacks.PUBLIC.values())}))
+    return str(path)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(jwks):
+    tokens = TokenSettings(hs256_key=KEY, jwks=jwks)
+    async with serving("memory:attacks", tokens=tokens) as service:
+        owner = await service.client()
+        await owner.enqueue(id="secret", payload={"card": 4111})
+        await owner.enqueue(id="held", queue="held")
+        await owner.enqueue(id="dead", queue="dead", max_attempts=1)
+        (service.held,) = await owner.claim("held", lease_s=3600)
+        (dead,) = await owner.claim("dead")
+        await owner.finish(dead, "fail", error={"type": "E"})
+        yield service
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def unchanged(service):
+    """Fail if anything of anybody is not as it was."""
+    before = await snapshot(service.hub.store)
+    yield
+    assert await snapshot(service.hub.store) == before
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bare(service):
+    return await service.bare()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def owner(service):
+    return await service.client()
+
+
+async def snapshot(store):
+    tenants = await store.tenants()
+    jobs = [
+        (tenant, job)
+        for tenant in tenants
+        for stats in await store.stats(tenant)
+        for job in (await store.list(ListQuery(tenant, stats.queue, frozenset(JobState)))).jobs
+    ]
+    paused = [(tenant, one.queue, one.paused) for tenant in tenants for one in await store.stats(tenant)]
+    return jobs, paused, await store.last_offset()
+
+
+@pytest.mark.parametrize("name", attacks.TOKENS)
+async def test_a_token_that_is_not_good_is_refused(bare, unchanged, name):
+    make, code = attacks.TOKENS[name]
+    answer = await bare.get(SECRET, headers={"authorization": f"Bearer {make()}"})
+    problem(answer, STATUS[code], code)
+    assert "www-authenticate" in answer.headers or code == "queue_forbidden"
+
+
+@pytest.mark.parametrize("algorithm", ["HS256", "RS256", "ES256", "EdDSA"])
+async def test_a_good_token_of_each_algorithm_is_accepted(bare, algorithm):
+    good = signed() if algorithm == "HS256" else attacks.pair_signed(algorithm)
+    for scheme in ("Bearer", "bearer"):
+        assert (await bare.get(SECRET, headers={"authorization": f"{scheme} {good}"})).status_code == 200
+
+
+async def test_a_token_with_aliases_that_agree_and_a_clock_that_is_a_little_off_is_accepted(bare):
+    good = signed(tenant="acme", tenant_id="acme", nbf=attacks.NOW, aud=["other", "holdfast"])
+    assert (await bare.get(SECRET, headers={"authorization": f"Bearer {good}"})).status_code == 200
+
+
+@pytest.mark.parametrize("name", attacks.HEADERS)
+async def test_a_request_without_a_token_in_its_place_is_refused(bare, unchanged, name):
+    headers, status, code = attacks.HEADERS[name]
+    problem(await bare.get(SECRET, headers=headers, params={"access_token": signed()}), status, code)
+
+
+@pytest.mark.parametrize("route", PROTECTED, ids=lambda route: f"{route.method} {route.path}")
+async def test_every_route_asks_for_its_scope(service, unchanged, route):
+    others = [name for scope, name in SCOPES.items() if scope != route.scope]
+    client = await service.client(scopes=others)
+    path = route.path.format(queue="default", id="secret") if "{" in route.path else route.path
+    answer = await client.request(route.method, path, **({"json": {}} if route.body else {}))
+    problem(answer, 403, "scope_missing")
+    assert route.scope in answer.headers["www-authenticate"]
+    bare = await service.bare()
+    problem(await bare.request(route.method, path), 401, "token_missing")
+
+
+@pytest.mark.parametrize("name", attacks.BODIES)
+async def test_a_body_that_is_not_good_is_refused(owner, unchanged, name):
+    body, status, code = attacks.BODIES[name]
+    problem(await owner.post("/v1/jobs", content=body, headers={"content-type": "application/json"}), status, code)
+
+
+@pytest.mark.parametrize("name", attacks.KINDS)
+async def test_a_body_that_is_no_json_by_its_headers_is_refused(owner, unchanged, name):
+    headers, status = attacks.KINDS[name]
+    bomb = gzip.compress(b" " * 10_000_000)
+    problem(await owner.post("/v1/jobs", content=bomb, headers=headers), status, "unsupported_media_type")
+
+
+async def test_a_body_in_chunks_is_bounded_too(owner, unchanged):
+    async def chunks():
+        for _ in range(40):
+            yield b" " * 65536
+
+    answer = await owner.post("/v1/jobs", content=chunks(), headers={"content-type": "application/json"})
+    problem(answer, 413, "body_too_large")
+
+
+@pytest.mark.parametrize("name", attacks.BATCHES)
+async def test_a_wish_that_is_too_much_is_refused(owner, unchanged, name):
+    body, path, code = attacks.BATCHES[name]
+    problem(await owner.post(path, json=body), 400, code)
+
+
+@pytest.mark.parametrize("name", attacks.PATHS)
+async def test_a_path_that_is_not_ours_is_refused(service, unchanged, name):
+    method, path, status, code = attacks.PATHS[name]
+    body = b"x" if method.endswith("+") else b""
+    answer = await raw(service, f"{method.rstrip('+')} {path} HTTP/1.1\r\n{attacks.HEAD}", body)
+    assert answer.status == status, answer.text
+    assert answer.code == code
+    assert "set-cookie" not in answer.head.lower()
+
+
+@pytest.mark.parametrize("name", [*attacks.RAW, *attacks.LONG])
+async def test_what_is_not_by_the_rules_of_http_is_refused_and_the_connection_ends(service, unchanged, name):
+    answer = await raw(service, (attacks.RAW | attacks.LONG)[name])
+    refused = (400, "invalid_request") if name in attacks.RAW else (431, "headers_too_large")
+    assert (answer.status, answer.code) == refused, answer.text
+
+
+async def test_a_request_behind_a_body_is_a_request_of_its_own(service):
+    """A pipelined one is answered by itself, in order; nothing of it is taken for the first one's body."""
+    two = "GET /v1/queues HTTP/1.1\r\n" + attacks.HEAD + "\r\nGET /nothing HTTP/1.1\r\n" + attacks.HEAD
+    answer = await raw(service, two)
+    assert answer.statuses == [200, 404]
+
+
+ITEM_ROUTES = [
+    ("GET", "/v1/queues/{queue}/jobs/{id}"),
+    ("DELETE", "/v1/queues/{queue}/jobs/{id}"),
+    ("GET", "/v1/queues/{queue}/jobs/{id}/result"),
+    ("GET", "/v1/queues/{queue}/jobs/{id}/events"),
+    ("GET", "/v1/queues/{queue}/jobs"),
+    ("GET", "/v1/queues/{queue}/stats"),
+    ("GET", "/v1/queues/{queue}/dead-letters"),
+    ("GET", "/v1/queues"),
+]
+
+
+def comparable(answer):
+    skipped = ("date", "x-request-id")
+    return answer.status_code, answer.content, [line for line in answer.headers.raw if line[0].decode() not in skipped]
+
+
+@pytest.mark.parametrize("queue, id", [("default", "secret"), ("held", "held"), ("dead", "dead")])
+@pytest.mark.parametrize("method, path", ITEM_ROUTES)
+async def test_what_is_anothers_answers_byte_for_byte_like_nothing(service, unchanged, method, path, queue, id):
+    """[TENANT-2] A stranger asks where `acme` has something, and where nobody has."""
+    stranger = await service.client("stranger")
+    foreign = await stranger.request(method, path.format(queue=queue, id=id))
+    nothing = await stranger.request(method, path.format(queue=f"{queue[:-1]}x", id=id))
+    status, content, headers = comparable(nothing)
+    made_up = f"{queue[:-1]}x".encode()
+    assert comparable(foreign) == (status, content.replace(made_up, queue.encode()), headers)
+
+
+@pytest.mark.parametrize("path", ["/v1/leases:finish", "/v1/leases:extend", "/v1/leases:report"])
+async def test_a_lease_of_anothers_is_not_found_and_spoils_nothing(service, unchanged, path):
+    """Not even with its true token."""
+    stranger = await service.client("stranger")
+    more = {
+        "/v1/leases:finish": {"outcome": "complete", "result": 1},
+        "/v1/leases:extend": {"lease_s": 60},
+        "/v1/leases:report": {"progress": {"fraction": 1}},
+    }[path]
+    held = service.held
+    true = {"queue": "held", "id": "held", "token": held["token"], **more}
+    made_up = {"queue": "held", "id": "made-up", "token": held["token"], **more}
+    items = (await stranger.post(path, json={"leases": [true, made_up]})).json()["items"]
+    assert [item["error"]["code"] for item in items] == ["job_not_found", "job_not_found"]
+    assert items[0]["error"]["message"].replace("'held' in", "'made-up' in") == items[1]["error"]["message"]
+
+
+async def test_the_dead_letters_of_another_are_neither_replayed_nor_purged(service, unchanged):
+    stranger = await service.client("stranger")
+    path = "/v1/queues/dead/dead-letters"
+    answer = (await stranger.post(f"{path}:replay", json={"ids": ["dead"]})).json()
+    assert answer["tenant"] == "stranger"
+    assert answer["items"][0]["error"]["code"] == "job_not_found"
+    assert (await stranger.post(f"{path}:replay", json={"where": {}})).json()["items"] == []
+    assert (await stranger.post(f"{path}:purge", json={})).json()["purged"] == 0
+
+
+async def test_a_stranger_claims_nothing_and_sees_no_event(service, unchanged):
+    stranger = await service.client("stranger")
+    assert await stranger.claim("default", "held", "dead") == []
+    stream = await stranger.get("/v1/events", params={"follow": "false"})
+    assert "secret" not in stream.text
+    assert "data:" not in stream.text
+
+
+async def test_metrics_name_no_tenant_no_queue_and_no_job(service, owner, bare):
+    text = (await bare.get("/metrics")).text
+    assert not re.search(r"acme|stranger|secret|default|held\b", text)
+
+
+@pytest.mark.parametrize("method, path", [*ITEM_ROUTES[:-1], ("POST", "/v1/queues/{queue}/pause")])
+async def test_a_token_for_some_queues_is_good_for_no_other(service, unchanged, method, path):
+    client = await service.client(queues=["held"])
+    problem(await client.request(method, path.format(queue="default", id="secret")), 403, "queue_forbidden")
+
+
+async def test_a_workers_token_for_some_queues_claims_finishes_and_lists_no_other(service, unchanged):
+    client = await service.client(queues=["held"])
+    problem(await client.post("/v1/claims", json={"queues": ["held", "default"]}), 403, "queue_forbidden")
+    problem(await client.post("/v1/jobs", json={"queue": "default"}), 403, "queue_forbidden")
+    lease = {"queue": "default", "id": "secret", "token": 1, "outcome": "complete"}
+    answer = await client.post("/v1/leases:finish", json={"leases": [lease]})
+    assert answer.json()["items"][0]["error"]["code"] == "queue_forbidden"
+    assert [one["queue"] for one in (await client.get("/v1/queues")).json()["queues"]] == ["held"]
+    events = (await client.get("/v1/events", params={"follow": "false"})).text
+    assert '"queue":"held"' in events
+    assert "secret" not in events
+
+
+async def test_a_cursor_of_another_tenant_shows_nothing_of_his(service):
+    owner = await service.client("rich")
+    await owner.post("/v1/jobs:batch", json={"jobs": [{"id": f"rich-{n}"} for n in range(3)]})
+    cursor = (await owner.get("/v1/queues/default/jobs", params={"limit": 1})).json()["cursor"]
+    stranger = await service.client("stranger")
+    answer = await stranger.get("/v1/queues/default/jobs", params={"cursor": cursor})
+    assert "rich" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "header, value",
+    [("x-request-id", "a\tb"), ("x-request-id", "<script>"), ("traceparent", "00-zz-1-1"), ("x-request-id", "a" * 65)],
+)
+async def test_a_mark_that_is_not_well_formed_is_not_passed_on(owner, header, value):
+    answer = await owner.post("/v1/claims", json={"queues": ["nobodys"]}, headers={header: value})
+    assert answer.status_code == 200
+    assert value not in answer.headers.values()
+
+
+async def test_an_answer_is_never_taken_for_a_page(owner):
+    answer = await owner.get("/v1/queues/default/jobs/%3Cscript%3Ealert(1)%3C%2Fscript%3E")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-store"
+    assert "server" not in answer.headers
+
+
+class Answer:
+    """What came back on a raw connection."""
+
+    def __init__(self, text):
+        self.text = text
+        self.statuses = [int(status) for status in re.findall(r"HTTP/1\.1 (\d{3}) ", text)]
+        self.count = len(self.statuses)
+        self.status = self.statuses[0] if self.statuses else 0
+        self.head, _, body = text.partition("\r\n\r\n")
+        self.code = json.loads(body)["code"] if body.startswith("{") and self.count == 1 else None
+
+
+async def raw(service, text, body=None):
+    """Send bytes as they are, and read until the server ends the connection."""
+    if body is not None or text.endswith(attacks.HEAD):
+        length = f"Content-Length: {len(body)}\r\n" if body else ""
+        text += f"{length}Connection: close\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    try:
+        writer.write(text.replace("{token}", token()).encode("latin-1") + (body or b""))
+        writer.write_eof()
+        async with asyncio.timeout(20):
+            return Answer((await reader.read()).decode("latin-1"))
+    finally:
+        writer.close()

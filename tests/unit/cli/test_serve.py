@@ -1,0 +1,109 @@
+"""`holdfast serve`, `holdfast token` and `holdfast keys new`, as processes."""
+
+import json
+import re
+import signal
+import urllib.error
+import urllib.request
+
+import pytest
+
+KEY = "a shared key that is long enough for everybody here"
+ENV = {"HOLDFAST_JWT_HS256_KEY": KEY}
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    for name, value in ENV.items():
+        monkeypatch.setenv(name, value)
+
+
+def ask(url, bearer=None, body=None):
+    """Status and JSON of an answer."""
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {bearer}"} if bearer else {})
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=30) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def serving(processes, *args, times=1):
+    """A server, and its address."""
+    server = processes.start("serve", "--port", "0", *args)
+    lines = server.wait_for("serving", times)
+    return server, re.search(r"http://\S+", lines[-1])[0]
+
+
+def test_two_processes_serve_what_a_token_allows_and_end_in_peace(processes, tmp_path, environ):
+    server, url = serving(processes, "--store", f"file:{tmp_path}/data", "--processes", "2", times=2)
+    made = processes.run("token", "--tenant", "acme", "--scope", "produce,read").out.strip()
+    assert ask(f"{url}/v1/jobs", made, {"id": "x"})[0] == 201
+    assert ask(f"{url}/v1/queues/default/jobs/x", made)[1]["tenant"] == "acme"
+    assert ask(f"{url}/v1/claims", made, {"queues": ["default"]})[1]["code"] == "scope_missing"
+    assert ask(f"{url}/v1/queues")[1]["code"] == "token_missing"
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        assert b'route="/v1/jobs",status="201"} 1.0' in answer.read()
+    ended = server.end(signal.SIGTERM)
+    assert ended.code == 0
+    assert all(line["event"] == "request" for line in ended.lines)
+    assert made not in ended.out + ended.err
+
+
+def test_a_pair_of_keys_signs_and_checks(processes, tmp_path):
+    private, jwks = str(tmp_path / "private.json"), str(tmp_path / "jwks.json")
+    for algorithm, path in (("ES256", f"{private}.old"), ("EdDSA", private)):
+        answer = processes.run("keys", "new", "--algorithm", algorithm, "--private-key", path, "--jwks", jwks)
+        assert (answer.code, answer.out) == (0, "")
+    assert '"d"' not in (tmp_path / "jwks.json").read_text()
+    assert (tmp_path / "private.json").stat().st_mode & 0o077 == 0
+    _, url = serving(processes, "--store", "memory:", "--jwks-url", jwks, "--no-access-log")
+    made = processes.run("token", "--tenant", "acme", "--scope", "read", "--private-key", private).out.strip()
+    assert ask(f"{url}/v1/queues", made) == (200, {"queues": []})
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (["serve", "--store", "memory:"], "no key to check tokens with"),
+        (["token", "--tenant", "acme", "--scope", "read"], "HOLDFAST_JWT_HS256_KEY"),
+        (["keys", "new", "--algorithm", "EdDSA"], "--private-key"),
+        (["keys", "new", "--algorithm", "none"], "'none'"),
+    ],
+)
+def test_what_is_missing_is_said(cli, args, said):
+    answer = cli(*args)
+    assert answer.code == 2
+    assert said in answer.err
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (["--tenant", "a/b", "--scope", "read"], "tenant"),
+        (["--tenant", "acme", "--scope", "everything"], "'everything'"),
+        (["--tenant", "acme", "--scope", "read", "--queues", "a b"], "queue"),
+    ],
+)
+def test_a_token_of_nonsense_is_not_made(cli, environ, args, said):
+    answer = cli("token", *args)
+    assert answer.code == 2
+    assert said in answer.err
+    assert KEY not in answer.err
+
+
+def test_a_new_shared_key_is_long_enough(cli):
+    assert len(cli("keys", "new").out.strip()) >= 43
+
+
+def test_keys_that_cannot_be_read_are_told(processes):
+    answer = processes.run("serve", "--store", "memory:", "--port", "0", "--jwks-url", "/nowhere/jwks.json")
+    assert answer.code == 2
+    assert "no keys at /nowhere/jwks.json" in answer.err
+
+
+def test_memory_is_for_one_process(processes, environ):
+    answer = processes.run("serve", "--store", "memory:", "--processes", "2", "--port", "0")
+    assert answer.code == 2
+    assert "one process alone" in answer.err
