@@ -4,7 +4,8 @@
 
 PYTHON ?=
 PIP_VERSION := 26.3
-TEST_JOBS ?= auto
+# One more than there are cores: tests wait for disks and processes.
+TEST_JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN || echo 2); echo $$((cores < 4 ? cores + 1 : 4)))
 
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -21,7 +22,7 @@ demo: .venv/.package ## See the queue at work, on a store of its own
 # Tests start many a Python: they keep what one has compiled, whatever the environment says.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.dev ## Run all the tests (ARGS="-k lease -x" is passed to pytest)
-	$(BIN)/python -m pytest -q --durations=10 -n $(TEST_JOBS) --maxprocesses=4 --dist=loadgroup $(ARGS)
+	$(BIN)/python -m pytest -q --durations=10 -n $(TEST_JOBS) --dist=loadgroup $(ARGS)
 
 check: lint types imports ## Check style, format, types and who imports whom
 
