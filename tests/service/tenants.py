@@ -74,8 +74,9 @@ class Behind:
         return answer["value"]
 
     def close(self):
+        self._process.kill()
+        self._process.wait()
         self._process.stdin.close()
-        assert self._process.wait(30) == 0
         self._process.stdout.close()
 
 
@@ -99,7 +100,7 @@ class Tenants:
         self._loop = asyncio.get_running_loop()
         beside = self._behind.handles.setdefault(self._url, [])
         for tenant in {tenant for other in beside for tenant in other._clients}:
-            await self.of(tenant)
+            await self.of(tenant, alone=True)
         beside.append(self)
 
     async def close(self):
@@ -125,20 +126,21 @@ class Tenants:
 
         return stop
 
-    async def of(self, tenant):
+    async def of(self, tenant, *, alone=False):
         assert tenant is not None, "a token is one tenant's"
         async with self._lock:
-            if tenant not in self._clients:
+            is_new = tenant not in self._clients
+            if is_new:
                 client = make_store(f"http://127.0.0.1:{self._port}")
                 client.use_token(await self._door("token", tenant=tenant))
                 await client.open()
                 self._clients[tenant] = client
                 for listener, hints, stops in self._listeners.values():
                     stops.append(client.listen(listener, hints))
-                for other in self._behind.handles[self._url]:
-                    if other is not self and other._loop is self._loop:
-                        await other.of(tenant)
-            return self._clients[tenant]
+        for other in self._behind.handles[self._url] if is_new and not alone else ():
+            if other is not self and other._loop is self._loop:
+                await other.of(tenant, alone=True)
+        return self._clients[tenant]
 
     async def _batch(self, verb, items, **more):
         keys = [item if isinstance(item, JobKey) else item.key for item in items]
