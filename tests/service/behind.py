@@ -12,10 +12,17 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.job import ClaimRequest
+from holdfast.service import openapi
+from holdfast.service.app import ROUTES
 from holdfast.service.server import listen, running
 from holdfast.service.settings import Settings
 from holdfast.store import TenantSettings
 from tests.service.support import TOKENS, token
+
+# The same for all, and the dearest part of a start.
+DOCUMENT = openapi.document(list(ROUTES))
+openapi.document = lambda _: DOCUMENT
 
 
 async def main() -> None:
@@ -45,6 +52,8 @@ async def act(stack: contextlib.AsyncExitStack, stores: dict[str, Any], do: str,
     store = stores[url][0]
     if do == "set_tenant":
         return await store.set_tenant(more["tenant"], TenantSettings(**more["settings"]))
+    if do == "claim":
+        more["request"] = msgspec.convert(more["request"], ClaimRequest)
     answer = await getattr(store, do)(**more)
     return msgspec.to_builtins(answer)
 

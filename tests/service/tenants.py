@@ -1,8 +1,8 @@
 """The service as if it were a store: a client with a token for each tenant, and a side door for the rest.
 
 Every job is enqueued, claimed, finished, looked at, listed, canceled, replayed, purged and followed over HTTP. Through
-the side door goes what a client has no say in: the clock, the upkeep, an operator's settings. A payload or result of
-a check that is no JSON goes as a string of JSON.
+the side door goes what a client has no say in: the clock, the upkeep, an operator's settings and fleet. A payload or
+result of a check that is no JSON goes as a string of JSON.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ import threading
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core.job import AlreadyCompleted, Finish, Job, JobKey, NewJob
-from holdfast.store import ALL_HINTS, Pruned, Reaped, TenantSettings, make_store
+from holdfast.core.job import AlreadyCompleted, Claimed, Finish, Job, JobKey, NewJob
+from holdfast.store import ALL_HINTS, EventPage, Pruned, Reaped, TenantSettings, make_store
 
 MARK = b'"bytes:'
 
@@ -74,8 +74,9 @@ class Behind:
         return answer["value"]
 
     def close(self):
+        self._process.kill()
+        self._process.wait()
         self._process.stdin.close()
-        assert self._process.wait(30) == 0
         self._process.stdout.close()
 
 
@@ -89,6 +90,7 @@ class Tenants:
         self._listeners = {}
         self._port = None
         self._lock = asyncio.Lock()
+        self._loop = None
 
     @property
     def capabilities(self):
@@ -99,11 +101,11 @@ class Tenants:
         self._loop = asyncio.get_running_loop()
         beside = self._behind.handles.setdefault(self._url, [])
         for tenant in {tenant for other in beside for tenant in other._clients}:
-            await self.of(tenant)
+            await self.of(tenant, alone=True)
         beside.append(self)
 
     async def close(self):
-        beside = self._behind.handles[self._url]
+        beside = self._behind.handles.get(self._url, [])
         if self in beside:
             beside.remove(self)
         for client in self._clients.values():
@@ -112,7 +114,8 @@ class Tenants:
 
     async def sibling(self):
         other = Tenants(self._behind, self._url)
-        await other.open()
+        other._port = self._port
+        other._clients = {tenant: await client.sibling() for tenant, client in self._clients.items()}
         return other
 
     def listen(self, listener, hints=ALL_HINTS):
@@ -125,20 +128,21 @@ class Tenants:
 
         return stop
 
-    async def of(self, tenant):
+    async def of(self, tenant, *, alone=False):
         assert tenant is not None, "a token is one tenant's"
         async with self._lock:
-            if tenant not in self._clients:
+            is_new = tenant not in self._clients
+            if is_new:
                 client = make_store(f"http://127.0.0.1:{self._port}")
                 client.use_token(await self._door("token", tenant=tenant))
                 await client.open()
                 self._clients[tenant] = client
                 for listener, hints, stops in self._listeners.values():
                     stops.append(client.listen(listener, hints))
-                for other in self._behind.handles[self._url]:
-                    if other is not self and other._loop is self._loop:
-                        await other.of(tenant)
-            return self._clients[tenant]
+        for other in self._behind.handles.get(self._url, ()) if is_new and not alone else ():
+            if other is not self and other._loop is self._loop:
+                await other.of(tenant, alone=True)
+        return self._clients[tenant]
 
     async def _batch(self, verb, items, **more):
         keys = [item if isinstance(item, JobKey) else item.key for item in items]
@@ -178,7 +182,12 @@ class Tenants:
         return list(map(unpacked, await self._batch("get", keys)))
 
     async def claim(self, request):
-        claimed = await (await self.of(request.tenant)).claim(request)
+        if request.tenant is None:
+            # A fleet for all tenants works at the store, beside the service.
+            wish = msgspec.to_builtins(request)
+            claimed = msgspec.convert(await self._door("claim", request=wish), Claimed)
+        else:
+            claimed = await (await self.of(request.tenant)).claim(request)
         return replace(claimed, jobs=list(map(unpacked, claimed.jobs)))
 
     async def list(self, query):
@@ -189,6 +198,8 @@ class Tenants:
         return await (await self.of(tenant)).stats(tenant, queues)
 
     async def events(self, tenant, after, limit):
+        if tenant is None:
+            return msgspec.convert(await self._door("events", tenant=None, after=after, limit=limit), EventPage)
         return await (await self.of(tenant)).events(tenant, after, limit)
 
     async def last_offset(self):

@@ -212,8 +212,8 @@ class QueueStats(Answer):
     counts: dict[str, int]
     oldest_ready_age_s: float | None
     paused: bool
-    now: datetime
-    """The store's clock."""
+    oldest_ready_at: datetime | None = None
+    """Since when that one has been visible, by the store's clock."""
 
 
 class Queues(Answer):

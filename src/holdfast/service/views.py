@@ -127,7 +127,7 @@ def stats(found: QueueStats) -> answers.QueueStats:
         counts={state.value: found.counts.get(state, 0) for state in JobState},
         oldest_ready_age_s=None if oldest is None else max(0, found.now - oldest) / 1000,
         paused=found.paused,
-        now=moment(found.now),
+        oldest_ready_at=None if oldest is None else moment(oldest),
     )
 
 

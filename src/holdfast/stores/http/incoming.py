@@ -130,10 +130,11 @@ def job(found: answers.Job) -> Job:
 
 
 def stats(found: answers.QueueStats) -> QueueStats:
-    """Counts of one queue."""
-    now, age = ms(found.now), found.oldest_ready_age_s
-    oldest = None if age is None else now - round(age * 1000)
-    return QueueStats(found.queue, {state: found.counts.get(state, 0) for state in JobState}, oldest, found.paused, now)
+    """Counts of one queue. Without a ready job nothing depends on the time."""
+    oldest = _ms(found.oldest_ready_at)
+    now = (oldest or 0) + round((found.oldest_ready_age_s or 0.0) * 1000)
+    counts = {state: found.counts.get(state, 0) for state in JobState}
+    return QueueStats(found.queue, counts, oldest, found.paused, now)
 
 
 def event(found: answers.Event) -> core_events.Event:

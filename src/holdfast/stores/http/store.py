@@ -84,8 +84,10 @@ class HttpStore(Jobs, Reads):
         await self._link.close()
 
     async def sibling(self) -> HttpStore:
+        # Without a request: connections belong to the event loop that makes them.
         other = HttpStore(self._address, self._bearer, self._tenant)
-        await other.open()
+        other._link.open()
+        other._info = self._info
         return other
 
     async def now(self) -> int:
