@@ -31,6 +31,7 @@ SAMPLES = [
     errors.Unsupported("joining a transaction", "memory"),
     errors.StoreUnavailable("disk full"),
     errors.StoreBusy("locked"),
+    errors.AccessRefused("the token has expired", "token_expired"),
     errors.StoreMismatch("other shards"),
     errors.Permanent("never again"),
     errors.RetryLater("not yet", delay=timedelta(seconds=5)),
