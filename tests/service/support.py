@@ -2,7 +2,7 @@
 
 import ssl
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import httpx
 import jwt
@@ -21,6 +21,15 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 def token(tenant="acme", scopes=ALL, settings=TOKENS, **options):
     return sign(settings, tenant=tenant, scopes=scopes, **options)
+
+
+async def read_to_the_end(reader):
+    """All that comes. A server that ends a connection on which more was sent resets it: that is an end as well."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while some := await reader.read(65536):
+            found += some
+    return found
 
 
 def claims(**changes):

@@ -16,7 +16,7 @@ from holdfast.service.app import ROUTES
 from holdfast.service.settings import TokenSettings
 from holdfast.store import ListQuery
 from tests.service import attacks
-from tests.service.support import ALL, KEY, problem, serving, signed, token
+from tests.service.support import ALL, KEY, problem, read_to_the_end, serving, signed, token
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -304,6 +304,6 @@ async def raw(service, text, body=None):
         writer.write(text.replace("{token}", token()).encode("latin-1") + (body or b""))
         writer.write_eof()
         async with asyncio.timeout(20):
-            return Answer((await reader.read()).decode("latin-1"))
+            return Answer((await read_to_the_end(reader)).decode("latin-1"))
     finally:
         writer.close()

@@ -10,7 +10,7 @@ from holdfast.service.settings import TokenSettings
 from holdfast.testing.failpoints import armed
 from holdfast.testing.servers import ValkeyServer
 from tests.eventually import eventually
-from tests.service.support import KEY, problem, serving, token
+from tests.service.support import KEY, problem, read_to_the_end, serving, token
 
 
 async def connect(service):
@@ -19,7 +19,7 @@ async def connect(service):
 
 async def read_all(reader):
     async with asyncio.timeout(20):
-        return (await reader.read()).decode()
+        return (await read_to_the_end(reader)).decode()
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: "])
