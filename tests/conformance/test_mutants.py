@@ -27,6 +27,8 @@ def url_of():
 @pytest.mark.parametrize("store, mutant", [pytest.param(*case, id=f"{case[0]}-{case[1].name}") for case in TRIED])
 def test_the_suite_catches(store: str, mutant: Mutant, url_of) -> None:
     result = trial(mutant, store, url_of(store))
+    if result.caught is None:
+        result = trial(mutant, store, url_of(store))  # Some show only when two meet: a second chance to be seen.
     assert result.held, f"{mutant.name}: {mutant.sentence} {result.verdict}"
 
 
