@@ -1,8 +1,8 @@
 """Hints by NOTIFY and LISTEN.
 
-NOTIFY takes a lock on the whole database at commit. So it is sent after the change, in a statement of its own, at most
-once in 5 ms for each handle, with all that has gathered meanwhile; the last is never dropped. A handle tells its own
-listeners itself and passes over what comes back to it.
+NOTIFY takes a lock on the whole database at commit. So it is sent after the change, in a transaction of its own, at
+most once in 5 ms for each handle after a first burst, with all that has gathered meanwhile; the last is never dropped.
+A handle tells its own listeners itself and passes over what comes back to it.
 
 The listening connection comes and goes; when it has come, at first or again, everybody is told to look.
 """
@@ -29,6 +29,8 @@ Notes = tuple[list[str], list[str]]
 """Channels, and what to send on each."""
 
 GATHER_S = 0.005
+BURST = 20
+"""How many times in a row hints go at once, before their pace is held to one in `GATHER_S`."""
 FIRST_PAUSE_S = 0.05
 LAST_PAUSE_S = 1.0
 LINGER_S = 1.0
@@ -85,6 +87,28 @@ def _watched(connection: Any) -> asyncio.Event:
     return lost
 
 
+class Ear:
+    """One worker's own channel: `take` is called with what comes there."""
+
+    def __init__(self, schema: str, take: Callable[[str], None], stop: Callable[[Ear], None]) -> None:
+        self.take = take
+        self.number = 0
+        """Under which number it is heard: another one with each connection, 0 while there is none."""
+        self._schema = schema
+        self._stop = stop
+
+    @property
+    def channel(self) -> str:
+        return f"hfp{self.number:016x}{self._schema}"[:63]
+
+    def stop(self) -> None:
+        """Hear no more. Twice is harmless."""
+        self._stop(self)
+
+    def heard(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
+        self.take(str(payload))
+
+
 class Ears:
     """The listeners of one handle, in one event loop, and what it tells others."""
 
@@ -99,6 +123,7 @@ class Ears:
         self._asking = asyncio.Lock()
         """A connection can be asked one thing at a time."""
         self._listeners: dict[object, tuple[Listener, frozenset[Hint]]] = {}
+        self._posts: set[Ear] = set()
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._telling: asyncio.Task[None] | None = None
@@ -108,7 +133,8 @@ class Ears:
         """What is untold is in no hurry: it waits for a hint to go with."""
         self._warned = False
         self._closed = False
-        self._told_at = 0.0
+        self._next_at = 0.0
+        """When the next hints would be due if they went at an even pace."""
         self._resting: asyncio.TimerHandle | None = None
 
     # Telling --------------------------------------------------------------------------------------------------
@@ -119,14 +145,23 @@ class Ears:
         What still waits for an urgent hint goes with it. If the change is not made after all, say so by `unsent`.
         """
         now = asyncio.get_running_loop().time()
-        if (self._telling is not None and not self._waits) or self._urgent.is_set() or now - self._told_at < GATHER_S:
+        early = now < self._next_at - BURST * GATHER_S
+        if (self._telling is not None and not self._waits) or self._urgent.is_set() or early:
             return None
         found = payloads(self._origin, [*self._untold, *hints])
         if len(found) > len(Hint):
             return None
-        self._told_at = now
+        self._count(now)
         self._untold = {}
         return notes(self._schema, found)
+
+    def _count(self, now: float) -> None:
+        self._next_at = max(now, self._next_at) + GATHER_S
+
+    def note(self, hint: Told) -> list[str]:
+        """The channel of one hint, and what to send there."""
+        ((_, payload),) = payloads(self._origin, [hint])
+        return [channel_of(self._schema, hint[0]), payload]
 
     def unsent(self) -> None:
         """What `to_send` gave was not sent: of what had gathered only that the log grew is not told of."""
@@ -165,7 +200,7 @@ class Ears:
                     if found:
                         await self._link.rows("hint", *notes(self._schema, found), repeat=True)
                 if found:
-                    self._told_at = asyncio.get_running_loop().time()
+                    self._count(asyncio.get_running_loop().time())
                     await asyncio.sleep(0 if self._closed else GATHER_S)
         finally:
             self._telling = None
@@ -182,25 +217,55 @@ class Ears:
         self._listeners[key] = (listener, frozenset(hints))
         if self._connection is not None and not self._wanted <= self._kinds:
             self._start(self._listen_for_more(self._connection))
+        self._wake()
+
+        def stop() -> None:
+            self._listeners.pop(key, None)
+            self._leave(loop)
+
+        return stop
+
+    def post(self, take: Callable[[str], None]) -> Ear:
+        """Call `take` with what is sent to a channel of one's own.
+
+        When it has begun to be heard, at first or again, whoever waits for jobs is told to look.
+        """
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+        loop = asyncio.get_running_loop()
+
+        def stop(ear: Ear) -> None:
+            if ear in self._posts:
+                self._posts.discard(ear)
+                if self._connection is not None and ear.number:
+                    self._start(self._hear_no_more(self._connection, ear))
+                self._leave(loop)
+
+        ear = Ear(self._schema, take, stop)
+        self._posts.add(ear)
+        if self._connection is not None:
+            self._start(self._hear(self._connection, [ear]))
+        self._wake()
+        return ear
+
+    def _wake(self) -> None:
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None
         if self._task is None:
             self._task = self._start(self._run() if self._link.address.listen else self._poll())
 
-        def stop() -> None:
-            self._listeners.pop(key, None)
-            if not self._listeners and self._task is not None and not loop.is_closed():
-                if self._resting is not None:
-                    self._resting.cancel()
-                self._resting = loop.call_later(LINGER_S, self._rest)
-
-        return stop
+    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._listeners and not self._posts and self._task is not None and not loop.is_closed():
+            if self._resting is not None:
+                self._resting.cancel()
+            self._resting = loop.call_later(LINGER_S, self._rest)
 
     async def close(self) -> None:
         """Tell what is untold, and end it all. Twice is harmless."""
         self._closed = True
         self._listeners.clear()
+        self._posts.clear()
         self._urgent.set()
         if self._telling is not None:
             await asyncio.wait([self._telling])
@@ -230,8 +295,32 @@ class Ears:
             connection.terminate()  # It is lost, and the next one listens for everything.
         self.tell_all(more)
 
+    async def _hear(self, connection: Any, ears: Iterable[Ear]) -> None:
+        """Open channels. The lock says to all that they are heard: it goes with the connection."""
+        sql = self._link.sql
+        try:
+            for ear in ears:
+                number = random.SystemRandom().getrandbits(63) or 1
+                async with self._asking:
+                    await connection.execute(sql["hear"], number)
+                    ear.number = number
+                    await connection.add_listener(ear.channel, ear.heard)
+        except TROUBLES:
+            connection.terminate()
+        self.tell_all((Hint.READY,))
+
+    async def _hear_no_more(self, connection: Any, ear: Ear) -> None:
+        channel, number = ear.channel, ear.number
+        ear.number = 0
+        try:
+            async with self._asking:
+                await connection.remove_listener(channel, ear.heard)
+                await connection.execute(self._link.sql["hear_no_more"], number)
+        except TROUBLES:
+            connection.terminate()
+
     def _rest(self) -> None:
-        if not self._listeners and self._task is not None:
+        if not self._listeners and not self._posts and self._task is not None:
             self._task.cancel()
             self._task = None
 
@@ -247,6 +336,7 @@ class Ears:
                 for hint in self._kinds:
                     await connection.add_listener(channel_of(self._schema, hint), self._heard)
                 self._connection = connection
+                await self._hear(connection, list(self._posts))
                 if not self._wanted <= self._kinds:
                     await self._listen_for_more(connection)
                 pause_s = FIRST_PAUSE_S
@@ -262,6 +352,8 @@ class Ears:
                 reason = str(error) or type(error).__name__
             finally:
                 self._connection = None
+                for ear in self._posts:
+                    ear.number = 0
                 if connection is not None:
                     connection.terminate()
             _log.log(logging.DEBUG if self._warned else logging.WARNING, "hints may be late: %s", reason)

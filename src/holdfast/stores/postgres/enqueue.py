@@ -48,6 +48,13 @@ async def add_lane(link: Link, memory: Memory, tenant: str, queue: str, ranks: i
     return memory.learn(*row.values())
 
 
+async def add_line(link: Link, memory: Memory, queue: str) -> int:
+    """Make a line, or find it."""
+    await link.rows("add_line", queue, repeat=True)
+    number = memory.line(queue).number = await link.value("find_line", queue, repeat=True)
+    return number
+
+
 def fresh_answers(items: Sequence[NewJob], lanes: Sequence[Lane], now: int) -> tuple[list[EnqueueAnswer], News]:
     """What `enqueue` has done, once it says so."""
     news = News(logged=True)

@@ -49,16 +49,29 @@ CALL {s}.enqueue_and_tell($1::text[], $2::text[], $3::text[], $4::int[], $5::int
 CALL {s}.complete_and_tell($1::text[], $2::text[], $3::int[], $4::text::text[], $5::text::bigint[], $6::bytea[],
     $7::text::bigint[], $8::int, NULL);
 -- name: enqueue_one
-SELECT {s}.enqueue_one($1::text, $2::int, $3::int, $4::text, $5::text, $6::text, $7::smallint, $8::int, $9::bigint,
-    $10::bigint, $11::bigint, $12::bytea, $13::bytea);
+SELECT now FROM {s}.enqueue_one($1::text, $2::int, $3::int, $4::text, $5::text, $6::text, $7::smallint, $8::int,
+    $9::bigint, $10::bigint, $11::bigint, $12::bytea, $13::bytea, false);
 -- name: enqueue_one_and_tell
-CALL {s}.enqueue_one_and_tell($1::text[], $2::text[], $3::text, $4::int, $5::int, $6::text, $7::text, $8::text,
-    $9::smallint, $10::int, $11::bigint, $12::bigint, $13::bigint, $14::bytea, $15::bytea, NULL);
+CALL {s}.enqueue_one_and_tell($1::text[], $2::text[], $3::text[], $4::text, $5::int, $6::int, $7::text, $8::text,
+    $9::text, $10::smallint, $11::int, $12::bigint, $13::bigint, $14::bigint, $15::bytea, $16::bytea, NULL, NULL);
 -- name: complete_one
 SELECT {s}.complete_one($1::int, $2::text, $3::bigint, $4::bytea, $5::bigint, $6::int);
 -- name: complete_one_and_tell
 CALL {s}.complete_one_and_tell($1::text[], $2::text[], $3::int, $4::text, $5::bigint, $6::bytea, $7::bigint, $8::int,
     NULL);
+-- Offers of idle workers.
+-- name: make_offer
+SELECT {s}.make_offer($1, $2, $3, $4::int[], $5::int[], $6, $7, $8, $9);
+-- name: take_back
+SELECT * FROM {s}.take_back($1, $2, $3, $4::int[], $5::int[]);
+-- name: forget_offers
+DELETE FROM {s}.offers WHERE until < $1;
+-- name: forget_offer_places
+DELETE FROM {s}.offer_places p WHERE NOT EXISTS (SELECT FROM {s}.offers o WHERE o.post = p.post);
+-- name: hear
+SELECT pg_advisory_lock($1);
+-- name: hear_no_more
+SELECT pg_advisory_unlock($1);
 -- name: claim
 SELECT * FROM {s}.claim($1::text::int[], $2::text::int[], $3::text::int[], $4::text::bigint[], $5::text::boolean[],
     $6::text::int[], $7::text::int[], $8::text::bigint[], $9::text::bigint[], $10::text::int[], $11::text::bigint[], $12,

@@ -86,6 +86,17 @@ def to_claimed(row: Row, tenant: str, queue: str, worker_id: str) -> Job:
     return job
 
 
+def to_handed(  # noqa: PLR0917 - the columns of a row
+    tenant: str, queue: str, id_: str, seq: int, token: int, now: int, deadline: int, ttl: int, type_: str,
+    request_id: str, head: bytes, payload: bytes, worker_id: str,
+) -> Job:  # fmt: skip
+    """A job that was leased as it came, which is nothing special then."""
+    return Job(
+        tenant, queue, id_, seq, _envelope(head, type_, payload, request_id, None), JobState.LEASED, now, now, 1, token,
+        deadline, worker_id, now, result_ttl_ms=ttl,
+    )  # fmt: skip
+
+
 def _envelope(head: bytes, type_: str, payload: bytes, request_id: str, extra: _Extra | None) -> Envelope:
     e = _read_head(head)
     return Envelope(

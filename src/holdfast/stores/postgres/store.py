@@ -35,6 +35,7 @@ from holdfast.core.job import (
 from holdfast.store import (
     ALL_HINTS,
     Capabilities,
+    Deliver,
     EnqueueAnswer,
     EventPage,
     ExtendAnswer,
@@ -44,6 +45,7 @@ from holdfast.store import (
     Listener,
     ListQuery,
     Page,
+    Post,
     Pruned,
     QueueStats,
     Reader,
@@ -60,6 +62,7 @@ from holdfast.stores.postgres.claims import Claims
 from holdfast.stores.postgres.ears import Ears, Told, notes, payloads
 from holdfast.stores.postgres.joining import Joined, join
 from holdfast.stores.postgres.link import LOCK_MS, PATIENT_LOCK_MS, Link, Session
+from holdfast.stores.postgres.offers import PostgresPost
 from holdfast.stores.postgres.quotas import Quotas
 from holdfast.stores.postgres.trouble import TROUBLES, is_blocked, translate
 from holdfast.stores.postgres.unit import News, Unit
@@ -220,17 +223,20 @@ class PostgresStore:
         repeat = all(item.envelope.request_id for item in items)
         request = requests.enqueue(items, found)
         if request is not None:
-            hints = [(Hint.READY, tenant, queue, "") for tenant, queue in {item.key[:2] for item in items}]
-            now, told = None, False
+            now, told, handed = None, False, False
             try:
-                now, told = await self._call(request, [*hints, _LOGGED], joined, repeat=repeat)
+                if len(items) == 1 and joined is None:
+                    now, told, handed = await self._enqueue_one(request, items[0].key, repeat=repeat)
+                else:
+                    hints = [(Hint.READY, tenant, queue, "") for tenant, queue in {item.key[:2] for item in items}]
+                    now, told = await self._call(request, [*hints, _LOGGED], joined, repeat=repeat)
             except StoreBusy as busy:
                 # Somebody is about to take the same id, or has it in an open transaction: the slower path waits longer.
                 if joined is not None or len(items) > 1 or not is_blocked(busy.__cause__):
                     raise
             if now is not None:
                 answers, news = enqueue.fresh_answers(items, found, now)
-                await self._publish(news, joined, told=told)
+                await self._publish(News(logged=True) if handed else news, joined, told=told)
                 return answers
 
         async def work(session: Session) -> tuple[list[EnqueueAnswer], News]:
@@ -245,6 +251,12 @@ class PostgresStore:
         if claimed.jobs:
             self._tell([(Hint.EVENTS, "", "", "")])
         return claimed
+
+    def post(self, deliver: Deliver) -> Post | None:
+        link = self._opened
+        if self._ears is None:
+            raise StoreUnavailable(_CLOSED)
+        return PostgresPost(link, self._memory, self._ears, self.claim, deliver) if self.address.listen else None
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         answers: list[FinishAnswer] = []
@@ -591,6 +603,23 @@ class PostgresStore:
             if not told:
                 ears.unsent()
         return answer, True
+
+    async def _enqueue_one(
+        self, request: requests.Request, key: JobKey, *, repeat: bool
+    ) -> tuple[int | None, bool, bool]:
+        """The clock, whether others are told by now, and whether a worker that waited for it has it."""
+        ears = self._ears
+        name, args = request
+        sent = ears.to_send([_LOGGED]) if ears is not None else None
+        ready = None if sent is None or ears is None else ears.note((Hint.READY, key.tenant, key.queue, ""))
+        now = None
+        try:
+            (found,) = await self._opened.rows(f"{name}_and_tell", *(sent or (None, None)), ready, *args, repeat=repeat)
+            now, handed = found.values()
+        finally:
+            if now is None and sent is not None and ears is not None:
+                ears.unsent()
+        return now, sent is not None, handed
 
     async def _publish(self, news: News, joined: Joined | None, *, told: bool = False) -> None:
         """Tell of a change: now that it is committed, or with the caller's own commit."""

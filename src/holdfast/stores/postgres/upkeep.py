@@ -25,6 +25,8 @@ PARTITION_BYTES = 64 << 20
 
 Seven of them are about what the longest log takes if each event has a row of its own (480 bytes).
 """
+OFFERS_KEPT_MS = 600_000
+"""How long offers of workers that are gone are kept at most, where no enqueue meets them."""
 TRUNCATE_LOCK_MS = 100
 """How long readers of the log wait behind us for somebody who still writes to a partition that is past."""
 
@@ -64,6 +66,8 @@ async def forget(session: Session, limit: int, *, blobs: bool) -> tuple[int, lis
             await session.rows("drop_blobs", dropped)
     await session.rows("drop_expired_keys", now, limit)
     await session.rows("forget_workers", now)
+    await session.rows("forget_offers", now - OFFERS_KEPT_MS)
+    await session.rows("forget_offer_places")
     names = [row["name"] for row in await session.rows("take_blobs", limit)] if blobs else []
     more = len(names) == limit or (len(gone) == limit and await session.value("any_forgotten", now))
     if gone:

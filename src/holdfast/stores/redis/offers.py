@@ -17,33 +17,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
 
-from msgspec import Struct
-
 from holdfast.core.errors import StoreError
 from holdfast.core.job import Claimed, ClaimRequest
+from holdfast.core.offers import LAST_WORD_S, LEAST_LEASE_MS, MOST, Offers, lasts_ms, renew_at
 from holdfast.store import REPAIR_LIMIT, Deliver
 from holdfast.stores.redis.claims import leased
 from holdfast.stores.redis.ears import Ears
 from holdfast.stores.redis.messages import handed_over
 from holdfast.stores.redis.records import encode
 from holdfast.stores.redis.shards import BATCH, Shards
-
-MOST = 16
-"""How many jobs are offered to be taken: so many can a worker that froze just now keep from the others."""
-LEAST_LEASE_MS = 3_000
-"""With shorter leases nothing is offered: too much of one would be over when the job comes."""
-LAST_WORD_S = 1.0
-"""How long a worker that leaves waits for what was already on its way."""
-
-
-class _Offer(Struct, eq=False):
-    """What was offered at `sent`, by this process's clock; `given` is 0 while the store has not confirmed it."""
-
-    number: int = 0
-    sent: float = 0.0
-    until: float = 0.0
-    given: int = 0
-    got: int = 0
 
 
 class RedisPost:
@@ -63,16 +45,14 @@ class RedisPost:
         self._fill = fill
         self._deliver = deliver
         self._channel = f"{shards.prefix}:post:{uuid4().hex}".encode()
-        self._last = _Offer()
-        self._living: dict[int, _Offer] = {}
-        """Offers under which something may still come."""
+        self._offers = Offers()
         self._request: ClaimRequest | None = None
         self._came = asyncio.Event()
         self._stop = ears.post(self._channel, self._take)
 
     @property
     def low(self) -> bool:
-        return self._last.given - self._last.got <= self._last.given // 2
+        return self._offers.low
 
     async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:
         heard = request.lease_ms >= LEAST_LEASE_MS and self._ears.hears(self._channel)
@@ -83,13 +63,11 @@ class RedisPost:
         self._request = request
         free = limit if free is None else free
         now, next_at, offered, *found = await self._ask(request, limit, free if heard else 0)
-        self._last.given = max(0, offered)
-        if offered <= 0:
-            self._living.pop(self._last.number, None)  # Nothing can come under it.
+        self._offers.confirm(max(0, offered))
         jobs = leased(found)
         times = [next_at] if next_at >= 0 else []
         if offered > 0:
-            times.append(now + request.lease_ms * 4 // 15)  # Before the offer is over.
+            times.append(renew_at(now, request.lease_ms))
         if len(jobs) == limit < request.limit:
             times.append(now)
         return await self._fill(Claimed(jobs, now, min(times, default=None)))
@@ -100,7 +78,8 @@ class RedisPost:
         try:
             # Also if the last claim was not answered: the server may have got it.
             if request is not None and self._ears.hears(self._channel):
-                last, got = self._last, self._last.got
+                last = self._offers.last
+                got = last.got
                 with contextlib.suppress(StoreError, TimeoutError):
                     _, _, coming, *_ = await self._ask(request, 0, 0)
                     async with asyncio.timeout(LAST_WORD_S):
@@ -111,12 +90,10 @@ class RedisPost:
             self._stop()
 
     async def _ask(self, request: ClaimRequest, limit: int, free: int) -> list[Any]:
-        last, lease_s = self._last, request.lease_ms / 1000
-        sent = time.monotonic()
-        self._living = {number: offer for number, offer in self._living.items() if offer.until > sent}
-        mine = self._last = self._living[last.number + 1] = _Offer(last.number + 1, sent, sent + lease_s)
-        lasts_ms = request.lease_ms // 3
-        offer = (self._channel.decode(), mine.number, last.number, last.given, last.got, free, MOST, lasts_ms)
+        last = self._offers.last
+        mine = self._offers.begin(time.monotonic(), request.lease_ms)
+        lasts = lasts_ms(request.lease_ms)
+        offer = (self._channel.decode(), mine.number, last.number, last.given, last.got, free, MOST, lasts)
         packed = encode((
             request.tenant or False, request.queues, limit, request.lease_ms, request.worker_id, request.random,
             REPAIR_LIMIT, offer,
@@ -125,9 +102,8 @@ class RedisPost:
 
     def _take(self, data: bytes) -> None:
         number, now, jobs = handed_over(data)
-        offer = self._living.get(number)
+        offer = self._offers.came(number, len(jobs))
         if offer is None:
-            return  # So old that the lease is over by our own clock. [LEASE-4]
-        offer.got += len(jobs)
+            return
         self._came.set()
         self._deliver(Claimed(jobs, now, None), offer.sent)

@@ -192,3 +192,23 @@ CREATE TABLE {s}.workers (
 
 -- Large results of jobs that are gone: prune hands their names out to be deleted from the blob store.
 CREATE TABLE {s}.dropped_blobs (name text COLLATE "C" PRIMARY KEY);
+
+-- Idle workers that offer to take jobs, see 0005_offers.sql. Nothing that must outlive the server: an offer that is lost
+-- costs a claim.
+CREATE UNLOGGED TABLE {s}.offers (
+    post    bigint PRIMARY KEY,                  -- whoever hears it holds the advisory lock of this number
+    until   bigint NOT NULL,                     -- 0: taken back
+    number  bigint NOT NULL,
+    lease   bigint NOT NULL,
+    given   int NOT NULL,                        -- how many jobs it is for
+    sent    int NOT NULL,                        -- and how many were handed over
+    tiring  boolean NOT NULL,                    -- it takes long to see that nothing else waits
+    channel text COLLATE "C" NOT NULL,
+    worker  text COLLATE "C" NOT NULL
+) WITH (fillfactor = 25, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0);
+CREATE UNLOGGED TABLE {s}.offer_places (
+    line int NOT NULL,
+    lane int NOT NULL,                           -- 0: of any tenant
+    post bigint NOT NULL,
+    PRIMARY KEY (line, lane, post)
+) WITH (autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0);

@@ -1,36 +1,63 @@
 -- The same for one job alone, which somebody waits for: without arrays, whose handling takes longer than the job itself.
 
--- As `enqueue`. [ENQ-1, ENQ-2, ENQ-5, ENQ-7]
+-- As `enqueue`; with p_hand it is handed over to a worker that waits for it, if there is one: then `channel` and `message`
+-- say where to send what, once it is committed. [ENQ-1, ENQ-2, ENQ-5, ENQ-7]
 CREATE FUNCTION {s}.enqueue_one(
     p_tenant text, p_line int, p_lane int, p_id text, p_type text, p_request text, p_rank smallint, p_attempts int,
-    p_delay bigint, p_run_at bigint, p_ttl bigint, p_head bytea, p_payload bytea
-) RETURNS bigint LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
-SET lock_timeout = '100ms' AS $$
+    p_delay bigint, p_run_at bigint, p_ttl bigint, p_head bytea, p_payload bytea, p_hand boolean,
+    OUT now bigint, OUT channel text, OUT message text
+) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET lock_timeout = '100ms' AS $$
 DECLARE
     v_seq bigint;
-    v_now bigint;
     v_xid bigint;
     v_visible bigint;
+    v_offer {s}.offers;
+    v_token bigint;
+    v_deadline bigint;
 BEGIN
     IF EXISTS (SELECT FROM {s}.settings WHERE tenant = p_tenant AND max_waiting IS NOT NULL) THEN
-        RETURN NULL;
+        RETURN;
     END IF;
     v_seq := nextval('{s}.seqs');
     INSERT INTO {s}.ids (seq, lane, id) VALUES (v_seq, p_lane, p_id) ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
-        RETURN NULL;
+        RETURN;
     END IF;
     v_xid := {s}.fresh_xid();
-    v_now := {s}.now_ms();
-    v_visible := greatest(v_now, coalesce(p_run_at, v_now + p_delay));
-    INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, line, lane, state, rank, id, type, request_id,
-        head, payload)
-    VALUES (v_seq, v_visible, v_now, p_ttl, v_xid, p_line, p_lane, CASE WHEN v_visible > v_now THEN 1 ELSE 2 END, p_rank,
-        p_id, p_type, p_request, p_head, p_payload);
-    PERFORM {s}.log(v_xid, v_now, 1, '{0}', ARRAY[p_lane], ARRAY[p_id], ARRAY[p_type], '{0}', '{0}', '{""}',
-        ARRAY[p_rank::bigint], ARRAY[p_attempts::bigint], ARRAY[v_visible], NULL);
-    RETURN v_now;
+    now := {s}.now_ms();
+    v_visible := greatest(now, coalesce(p_run_at, now + p_delay));
+    IF p_hand AND v_visible = now AND octet_length(p_head) + octet_length(p_payload) <= 4000 THEN
+        v_offer := {s}.taker(p_line, p_lane, now);
+        IF v_offer.post IS NOT NULL THEN
+            v_token := nextval('{s}.tokens');
+            v_deadline := now + v_offer.lease;
+            SELECT json_build_array(v_offer.number, now, v_deadline, v_seq, v_token, p_lane, p_line, p_ttl, l.tenant,
+                l.queue, p_id, p_type, p_request, encode(p_head, 'hex'), encode(p_payload, 'base64'))::text
+            INTO message FROM {s}.lanes l WHERE l.lane = p_lane AND NOT l.paused;
+            IF octet_length(message) < 7900 THEN
+                channel := v_offer.channel;
+                UPDATE {s}.offers SET sent = sent + 1 WHERE post = v_offer.post;
+            END IF;
+        END IF;
+    END IF;
+    IF channel IS NULL THEN
+        INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, line, lane, state, rank, id, type,
+            request_id, head, payload)
+        VALUES (v_seq, v_visible, now, p_ttl, v_xid, p_line, p_lane, CASE WHEN v_visible > now THEN 1 ELSE 2 END, p_rank,
+            p_id, p_type, p_request, p_head, p_payload);
+        PERFORM {s}.log(v_xid, now, 1, '{0}', ARRAY[p_lane], ARRAY[p_id], ARRAY[p_type], '{0}', '{0}', '{""}',
+            ARRAY[p_rank::bigint], ARRAY[p_attempts::bigint], ARRAY[v_visible], NULL);
+    ELSE
+        INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, line, lane, state, rank, id, type,
+            request_id, head, payload, token, deadline, claimed_at, attempts, worker)
+        VALUES (v_seq, v_visible, now, p_ttl, v_xid, p_line, p_lane, 4, p_rank, p_id, p_type, p_request, p_head, p_payload,
+            v_token, v_deadline, now, 1, v_offer.worker);
+        PERFORM {s}.log(v_xid, now, 2, '{0,1}', ARRAY[p_lane], ARRAY[p_id, p_id], ARRAY[p_type], '{0,1}',
+            ARRAY[0, v_token], ARRAY['', v_offer.worker], ARRAY[p_rank, v_visible], ARRAY[p_attempts, v_deadline],
+            ARRAY[v_visible, NULL], NULL);
+    END IF;
 END $$;
 
 -- As `complete`. [LEASE-1, RESULT-1]
@@ -77,16 +104,24 @@ EXCEPTION WHEN SQLSTATE 'HF001' THEN
     RETURN NULL;
 END $$;
 
+-- Whoever waits for work is told (p_ready) if the job was not handed over; all else in any case. No channels: nobody is.
 CREATE PROCEDURE {s}.enqueue_one_and_tell(
-    p_channels text[], p_hints text[], p_tenant text, p_line int, p_lane int, p_id text, p_type text, p_request text,
-    p_rank smallint, p_attempts int, p_delay bigint, p_run_at bigint, p_ttl bigint, p_head bytea, p_payload bytea,
-    INOUT p_now bigint
+    p_channels text[], p_hints text[], p_ready text[], p_tenant text, p_line int, p_lane int, p_id text, p_type text,
+    p_request text, p_rank smallint, p_attempts int, p_delay bigint, p_run_at bigint, p_ttl bigint, p_head bytea,
+    p_payload bytea, INOUT p_now bigint, INOUT p_handed boolean
 ) LANGUAGE plpgsql AS $$
+DECLARE
+    v_channel text;
+    v_message text;
 BEGIN
-    p_now := {s}.enqueue_one(p_tenant, p_line, p_lane, p_id, p_type, p_request, p_rank, p_attempts, p_delay, p_run_at,
-        p_ttl, p_head, p_payload);
-    IF p_now IS NOT NULL THEN
-        CALL {s}.tell(p_channels, p_hints);
+    SELECT e.now, e.channel, e.message INTO p_now, v_channel, v_message
+    FROM {s}.enqueue_one(p_tenant, p_line, p_lane, p_id, p_type, p_request, p_rank, p_attempts, p_delay, p_run_at, p_ttl,
+        p_head, p_payload, true) e;
+    p_handed := v_channel IS NOT NULL;
+    IF p_handed THEN
+        CALL {s}.tell(ARRAY[v_channel] || p_channels, ARRAY[v_message] || p_hints);
+    ELSIF p_now IS NOT NULL AND p_channels IS NOT NULL THEN
+        CALL {s}.tell(p_ready[1] || p_channels, p_ready[2] || p_hints);
     END IF;
 END $$;
 

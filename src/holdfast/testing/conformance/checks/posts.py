@@ -373,6 +373,12 @@ async def a_claim_takes_back_what_was_offered_before(h: Harness) -> None:
             expect_equal(await states(h, "more", queue=queues[0]), [READY], "state of a job after a full claim")
             await worker.claim(1, queue=queues, tenant=whose)
             await worker.came(2)
+            await worker.offer(5, queue=queues, tenant=whose)
+            await h.store.enqueue(batch_of(h, queues[1]))
+            expect_equal(len(await worker.claim(5, queue=queues, tenant=whose)), 5, "what came together")
+            await h.queued("late", queue=queues[0])
+            expect_equal(await states(h, "late", queue=queues[0]), [READY], "state of a job that nobody has room for")
+            await worker.came(2)
 
 
 @rule("CLAIM-1")

@@ -1,0 +1,172 @@
+"""Offers: a worker that found too little leaves word of what it would take, and is sent it as it comes. [CLAIM-3]
+
+The way from the hint to the claim, and the claim's own commit, fall away. migrations/0005_offers.sql has the rules;
+here is the worker's side of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core.errors import StoreError
+from holdfast.core.job import Claimed, ClaimRequest
+from holdfast.core.offers import LAST_WORD_S, LEAST_LEASE_MS, LOOK_AGAIN_MS, MOST, Offers, lasts_ms, renew_at
+from holdfast.store import Deliver
+from holdfast.stores.postgres import rows
+from holdfast.stores.postgres.ears import Ears
+from holdfast.stores.postgres.enqueue import add_lane, add_line
+from holdfast.stores.postgres.lanes import Memory
+from holdfast.stores.postgres.link import Link
+
+TIRED_S = 10.0
+"""For how long nothing is offered where looking for other jobs takes long."""
+
+Places = tuple[list[int], list[int]]
+"""Lines, and in each the lane, or 0 for all."""
+
+_Message = tuple[int, int, int, int, int, int, int, int, str, str, str, str, str, str, str]
+_decode = msgspec.json.Decoder(_Message).decode
+
+
+class PostgresPost:
+    """One worker's claims and offers. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        link: Link,
+        memory: Memory,
+        ears: Ears,
+        claim: Callable[[ClaimRequest], Awaitable[Claimed]],
+        deliver: Deliver,
+    ) -> None:
+        self._link = link
+        self._memory = memory
+        self._claim = claim
+        self._deliver = deliver
+        self._offers = Offers()
+        self._stands: Places | None = None
+        """Where the last offer stands."""
+        self._worker = ""
+        self._tired_until = 0.0
+        self._came = asyncio.Event()
+        self._ear = ears.post(self._take)
+
+    @property
+    def low(self) -> bool:
+        return self._offers.low
+
+    async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:
+        asked = time.monotonic()
+        heard = request.lease_ms >= LEAST_LEASE_MS and self._ear.number != 0 and asked >= self._tired_until
+        coming, now = await self._take_back(leave=not heard)
+        limit = request.limit - coming
+        claimed = Claimed([], now, None)
+        if limit > 0:
+            claimed = await self._claim(request if not coming else replace(request, limit=limit))
+            now = claimed.now
+        count = len(claimed.jobs)
+        offered = 0
+        if heard and self._tired_until <= asked:
+            room = request.limit if free is None else free
+            offered = max(0, min(limit - count, room - coming - count, MOST))
+        next_at = claimed.next_at
+        if offered and await self._offer(request, offered):
+            next_at = _earlier(next_at, renew_at(now, request.lease_ms))
+        elif self._stands is not None:
+            await self._take_back(leave=True)
+        if coming and not offered:
+            next_at = _earlier(next_at, now + LOOK_AGAIN_MS)
+        return Claimed(claimed.jobs, now, next_at)
+
+    async def close(self) -> None:
+        """Take back what is offered, and wait a moment for what is on its way. Twice is harmless."""
+        last = self._offers.last
+        got = last.got
+        try:
+            with contextlib.suppress(StoreError, TimeoutError):
+                coming, _ = await self._take_back(leave=True)
+                async with asyncio.timeout(LAST_WORD_S):
+                    while last.got < got + coming and self._ear.number == last.post:
+                        self._came.clear()
+                        await self._came.wait()
+        finally:
+            self._ear.stop()
+
+    async def _take_back(self, *, leave: bool) -> tuple[int, int]:
+        """Take the last offer back: how many jobs are on their way, and the store's time (0 where none was made)."""
+        if self._stands is None:
+            return 0, 0
+        last = self._offers.last
+        got = last.got  # What comes while we ask is not known to whoever told us his room.
+        leave = leave or last.post != self._ear.number
+        (found,) = await self._link.rows("take_back", last.post, last.number, leave, *self._stands, repeat=not leave)
+        if leave:
+            self._stands = None
+        if found["tiring"]:
+            self._tired_until = time.monotonic() + TIRED_S
+        sent = last.given if found["sent"] is None else found["sent"]
+        coming = max(0, sent - got)
+        if last.post != self._ear.number:
+            coming = 0  # It went to a connection that is no more.
+        return coming, found["now"]
+
+    async def _offer(self, request: ClaimRequest, count: int) -> bool:
+        places = await self._places(request)
+        if self._stands is not None and self._stands != places:
+            await self._take_back(leave=True)
+        self._stands = places
+        mine = self._offers.begin(time.monotonic(), request.lease_ms)
+        mine.post = self._ear.number
+        self._worker = request.worker_id
+        stands: bool = await self._link.value(
+            "make_offer", mine.post, self._ear.channel, mine.number, *places, count, request.lease_ms,
+            lasts_ms(request.lease_ms), request.worker_id,
+        )  # fmt: skip
+        self._offers.confirm(count if stands else 0)
+        return stands
+
+    async def _places(self, request: ClaimRequest) -> Places:
+        lines: list[int] = []
+        lanes: list[int] = []
+        for queue in dict.fromkeys(sorted(request.queues)):
+            if request.tenant is None:
+                line = self._memory.line(queue).number
+                lines.append(await add_line(self._link, self._memory, queue) if line is None else line)
+                lanes.append(0)
+            else:
+                lane = self._memory.find(request.tenant, queue)
+                if lane is None:
+                    lane = await add_lane(self._link, self._memory, request.tenant, queue)
+                lines.append(lane.line)
+                lanes.append(lane.number)
+        return lines, lanes
+
+    def _take(self, data: str) -> None:
+        (
+            number, now, deadline, seq, token, lane, line, ttl, tenant, queue, id_, type_, request_id, head, payload,
+        ) = _decode(data)  # fmt: skip
+        offer = self._offers.came(number, 1)
+        if offer is None:
+            return
+        self._came.set()
+        job = rows.to_handed(
+            tenant, queue, id_, seq, token, now, deadline, ttl, type_, request_id, bytes.fromhex(head),
+            base64.b64decode(payload), self._worker,
+        )  # fmt: skip
+        memory = self._memory
+        with memory.lock:
+            memory.learn(lane, line, 0, tenant, queue)
+            memory.granted(deadline)
+            memory.lease([(token, seq)])
+        self._deliver(Claimed([job], now, None), offer.sent)
+
+
+def _earlier(one: int | None, other: int) -> int:
+    return other if one is None else min(one, other)
