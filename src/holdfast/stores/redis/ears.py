@@ -139,7 +139,7 @@ class Ears:
                 wire = await self._link.dial()
                 line = _Line(wire, self._link.timeout_s)
                 try:
-                    await self._serve(line)
+                    await self._serve(wire, line)
                 finally:
                     heard = line.heard_anything
                     await line.close()
@@ -157,18 +157,17 @@ class Ears:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
-    async def _serve(self, line: _Line) -> None:
+    async def _serve(self, wire: Wire, line: _Line) -> None:
         """Subscribe, and pass on what comes, until the connection ends."""
         self._line = line
         self._down = False
+        wire.at_once = self._came  # Somebody waits for the job: not even a turn of the event loop is lost.
         self._tune()
         while (message := await line.next()) is not None:
             if message[0] == b"message":
                 hint = self._hints.get(message[1])
                 if hint is not None:
                     self._heard(hint, message[2])
-                else:
-                    self._came(message[1], message[2])
             elif message[0] == b"subscribe" and line.confirm(message[1]):
                 hint = self._hints.get(message[1], Hint.READY)
                 self._warned = False
@@ -220,13 +219,19 @@ class Ears:
 
     # The listeners --------------------------------------------------------------------------------------------
 
-    def _came(self, channel: bytes, data: bytes) -> None:
+    def _came(self, reply: Any) -> bool:
+        """Pass on what came on a channel of one's own; whether that is what it was."""
+        if not isinstance(reply, list) or reply[0] != b"message":
+            return False
+        _, channel, data = cast("list[bytes]", reply)
         take = self._posts.get(channel)
-        if take is not None:
-            try:
-                take(data)
-            except Exception:  # noqa: BLE001  # Whoever published it may be newer than we are.
-                _log.exception("jobs that were handed over cannot be read: they come back when their lease is over")
+        if take is None:
+            return False
+        try:
+            take(data)
+        except Exception:  # noqa: BLE001  # Whoever published it may be newer than we are.
+            _log.exception("jobs that were handed over cannot be read: they come back when their lease is over")
+        return True
 
     def _heard(self, hint: Hint, data: bytes) -> None:
         if not self._listeners[hint]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from typing import Any, cast
 
 import hiredis
@@ -44,6 +45,8 @@ class Wire(asyncio.Protocol):
         self._waiting: asyncio.Future[None] | None = None
         self._trouble: Exception | None = None
         self._gone = self._loop.create_future()
+        self.at_once: Callable[[Any], bool] | None = None
+        """Called with each reply as it comes; what it takes is not read by anybody else."""
         # redis-py hands it out in no other way; from here on it knows of no connection, and has none to close.
         self._writer: asyncio.StreamWriter = connection._writer  # noqa: SLF001
         connection._reader = connection._writer = None  # noqa: SLF001
@@ -112,7 +115,8 @@ class Wire(asyncio.Protocol):
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not _NOT_YET:
-                replies.append(reply)
+                if self.at_once is None or not self.at_once(reply):
+                    replies.append(reply)
         except Exception as error:  # noqa: BLE001 - not the protocol: there is no going on from here
             self._transport.abort()
             self._end(error)
