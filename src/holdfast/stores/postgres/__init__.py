@@ -9,7 +9,7 @@ The parts:
     lanes, turns                what a process knows of lanes, and whose turn it is
     rows, log                   rows and the structs they stand for
     unit, changes, enqueue, claims, quotas, upkeep, reads       the operations
-    ears        hints by NOTIFY
+    ears, offers        hints by NOTIFY, and idle workers that are handed jobs
     doctor      what the server's settings mean for the jobs on it
     store       the `Store` face
 """
