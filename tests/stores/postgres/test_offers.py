@@ -177,6 +177,25 @@ async def test_a_place_that_ends_before_it_was_heard_leaves_nothing(store, offer
             await eventually(lambda: len([name for name in connection._listeners if name.startswith("hfp")]) == 1)
 
 
+async def test_a_connection_that_ends_while_a_place_does_is_no_surprise(store, offers, monkeypatch):
+    """As when the store is closed at once: the driver says so in a way of its own."""
+    prepare = asyncpg.Connection._get_statement
+
+    async def ended(connection, query, *args, **options):
+        found = await prepare(connection, query, *args, **options)
+        if query.startswith("UNLISTEN"):
+            connection.terminate()
+        return found
+
+    async with place(store, offers) as (post, _):
+        monkeypatch.setattr(asyncpg.Connection, "_get_statement", ended)
+        before = set(store._ears._tasks)
+    (task,) = store._ears._tasks - before
+    await asyncio.wait([task])
+    assert task.exception() is None
+    assert post._ear.number == 0
+
+
 @pytest.mark.parametrize("who", ["comes", "goes"])
 async def test_a_worker_that_comes_or_goes_on_a_dead_line_leaves_no_other_deaf(proxy, far, store, offers, asked, who):
     """Its request is never answered; the line is found dead all the same."""

@@ -291,17 +291,23 @@ class Ears:
         return task
 
     @contextlib.asynccontextmanager
-    async def _ask(self) -> AsyncGenerator[None]:
+    async def _ask(self, connection: Any) -> AsyncGenerator[None]:
         """Ask the connection something; on a dead line it does not keep others from finding that out."""
         async with self._asking, asyncio.timeout(self._link.address.timeout_s):
-            yield
+            try:
+                yield
+            except AttributeError as error:
+                # What the driver makes of a connection that is ended while a statement is on its way.
+                if not connection.is_closed():
+                    raise
+                raise ConnectionResetError("the connection was ended") from error
 
     async def _listen_for_more(self, connection: Any) -> None:
         """Listen for what is wanted by now; whoever waits for it is told to look."""
         more = self._wanted - self._kinds
         self._kinds |= more
         try:
-            async with self._ask():
+            async with self._ask(connection):
                 for hint in more:
                     await connection.add_listener(channel_of(self._schema, hint), self._heard)
         except TROUBLES:
@@ -313,7 +319,7 @@ class Ears:
         try:
             for ear in ears:
                 number = random.SystemRandom().getrandbits(63) or 1
-                async with self._ask():
+                async with self._ask(connection):
                     await connection.execute(self._link.sql["hear"], number)
                     await connection.add_listener(ear.channel_of(number), ear.heard)
                 if ear not in self._posts:
@@ -327,7 +333,7 @@ class Ears:
 
     async def _hear_no_more(self, connection: Any, ear: Ear, number: int) -> None:
         try:
-            async with self._ask():
+            async with self._ask(connection):
                 await connection.execute(self._link.sql["hear_no_more"], number)
                 await connection.remove_listener(ear.channel_of(number), ear.heard)
         except TROUBLES:
@@ -347,7 +353,7 @@ class Ears:
                 connection = await self._link.dial()
                 lost = _watched(connection)
                 self._kinds = self._wanted
-                async with self._ask():
+                async with self._ask(connection):
                     for hint in self._kinds:
                         await connection.add_listener(channel_of(self._schema, hint), self._heard)
                 self._connection = connection

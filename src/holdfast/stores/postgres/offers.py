@@ -114,7 +114,7 @@ class PostgresPost:
         now = 0
         if self._stands is not None:
             leave = leave or last.post != self._ear.number
-            (row,) = await self._link.rows("take_back", last.post, last.number, leave, *self._stands, repeat=not leave)
+            (row,) = await self._link.rows("take_back", last.post, last.number, leave, *self._stands, repeat=True)
             if leave:
                 self._stands = None
             if row["tiring"]:
