@@ -134,12 +134,14 @@ async def test_a_line_that_was_cut_costs_no_job_that_comes_afterwards(proxy, far
                 await queue.store.shift_clock(LEASE_S * 1000)
             assert await ticket.wait(timeout=SOON_S) == n
     assert runs.twice == []
-    assert sorted(runs.all) == [f"{n}" for n in range(5)]
+    assert set(runs.all) == {f"{n}" for n in range(5)}
     jobs = await judge(store)
     assert {job.state for job in jobs.values()} == {JobState.COMPLETED}
+    # One that was just about to start when the clock was moved has run again, and that was counted.
+    assert all(runs.all.count(found.id) <= found.attempts for found in jobs.values())
 
 
-async def test_a_job_that_was_sent_and_did_not_arrive_costs_a_lease(proxy, far_url, queue, offers, store, judge):
+async def test_a_job_that_was_sent_and_did_not_arrive_costs_a_lease(proxy, far_url, queue, offers, heard, store, judge):
     runs = Runs()
     async with working(far_url, runs.job):
         await waiting(offers, 1)
@@ -147,6 +149,7 @@ async def test_a_job_that_was_sent_and_did_not_arrive_costs_a_lease(proxy, far_u
         tickets = [await queue.enqueue(runs.job.message(n), id=f"{n}") for n in range(3)]
         assert await states(queue, "0", "1", "2") == [JobState.LEASED] * 3
         proxy.drop_all()
+        await eventually(heard, lambda found: found == 0)
         proxy.thaw()
         assert await queue.enqueue_and_wait(runs.job.message(3), id="3", timeout=SOON_S) == 3
         assert runs.all == ["3"]
