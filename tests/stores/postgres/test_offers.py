@@ -82,13 +82,22 @@ async def test_a_claim_keeps_what_it_got_when_its_offer_fails(store, offers, adm
         await edit(admin, "take_back", "IF p_leave THEN", f"IF p_leave THEN {BROKEN};")
         claimed = await post.claim(wish(limit))
         assert [found.id for found in claimed.jobs] == ["a", "b"]
-        assert {type(answer).__name__ for answer in await store.finish([complete(j) for j in claimed.jobs])} == {
-            "Finished"
-        }
+        answers = await store.finish([complete(found) for found in claimed.jobs])
+        assert [answer.state for answer in answers] == [JobState.COMPLETED] * 2
         # Where nothing would be lost, whoever asks is told.
         if limit > 2:
             with pytest.raises(StoreError, match="broken"):
                 await post.claim(wish(limit))
+
+
+async def test_a_claim_gives_what_it_got_while_it_is_worth_something(store, offers, admin):
+    """An offer that hangs must not use up the leases of the jobs that came with the claim."""
+    async with place(store, offers) as (post, _):
+        await store.enqueue([new("a"), new("b")])
+        await edit(admin, "make_offer", "BEGIN", "BEGIN PERFORM pg_sleep(60);")
+        claimed = await post.claim(wish(5, lease_ms=6000))
+        answers = await store.finish([complete(found) for found in claimed.jobs])
+        assert [answer.state for answer in answers] == [JobState.COMPLETED] * 2
 
 
 async def test_a_job_whose_message_is_late_takes_up_room(store, url, offers, admin, monkeypatch):

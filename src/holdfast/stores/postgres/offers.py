@@ -83,12 +83,13 @@ class PostgresPost:
         if coming and not offered:
             again.append(claimed.now + LOOK_AGAIN_MS)
         try:
-            if await self._settle(request, offered, post):
-                again.append(renew_at(claimed.now, request.lease_ms))
-        except StoreError:
+            # What was claimed must not wait for long, nor be lost: whatever is wrong shows when it is looked at again.
+            async with asyncio.timeout(request.lease_ms / 3000 if count else None):
+                if await self._settle(request, offered, post):
+                    again.append(renew_at(claimed.now, request.lease_ms))
+        except (StoreError, TimeoutError):
             if not count:
                 raise
-            # What was claimed is ours; whatever is wrong shows when it is looked at again.
             again.append(claimed.now + LOOK_AGAIN_MS)
         return Claimed(claimed.jobs, claimed.now, min(again, default=None))
 
