@@ -3,6 +3,7 @@
 A test in this folder runs on each kind of server. In the folder of a store all is of that store's kind.
 """
 
+import asyncpg
 import pytest
 
 from holdfast.store import open_store
@@ -63,3 +64,59 @@ async def far(far_url, store):
     far = await open_store(far_url)
     yield far
     await far.close()
+
+
+@pytest.fixture
+async def asked(request, server):
+    """Ask PostgreSQL for one value, in the database of the test."""
+    connection = await asyncpg.connect(server.url(request.getfixturevalue("database")))
+    yield connection.fetchval
+    await connection.close()
+
+
+@pytest.fixture
+def offers(request, kind, server):
+    """How many workers have offered to take jobs."""
+    if kind == "postgres":
+        asked = request.getfixturevalue("asked")
+        return lambda: asked("SELECT count(*) FROM holdfast.offers WHERE until > 0")
+    prefix = request.getfixturevalue("prefix")
+
+    async def count():
+        places = server.command("KEYS", f"{prefix}:*:o:*")
+        return len({channel for place in places for channel in server.command("HKEYS", place)})
+
+    return count
+
+
+POSTS = """
+pg_locks l JOIN pg_database d ON d.oid = l.database
+WHERE datname = current_database() AND locktype = 'advisory' AND mode = 'ExclusiveLock' AND objsubid = 1
+"""
+
+
+@pytest.fixture
+def heard(request, kind, server):
+    """How many workers can be sent jobs."""
+    if kind == "postgres":
+        asked = request.getfixturevalue("asked")
+        return lambda: asked(f"SELECT count(*) FROM {POSTS}")
+    prefix = request.getfixturevalue("prefix")
+
+    async def count():
+        return len(server.command("PUBSUB", "CHANNELS", f"{prefix}:post:*"))
+
+    return count
+
+
+@pytest.fixture
+def hang_up(request, kind, server):
+    """Cut the connections that workers are sent jobs on, at the server's end; how many there were."""
+    if kind == "postgres":
+        asked = request.getfixturevalue("asked")
+        return lambda: asked(f"SELECT count(pg_terminate_backend(pid)) FROM (SELECT DISTINCT pid FROM {POSTS}) x")
+
+    async def kill():
+        return server.command("CLIENT", "KILL", "TYPE", "pubsub")
+
+    return kill

@@ -7,6 +7,8 @@ those of the worker's own clock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct, field
 
 MOST = 16
@@ -14,7 +16,7 @@ MOST = 16
 LEAST_LEASE_MS = 3_000
 """With shorter leases nothing is offered: too much of one would be over when the job comes."""
 LAST_WORD_S = 1.0
-"""How long a worker that leaves waits for what was already on its way."""
+"""How long what was already on its way is waited for: by a worker that leaves, and in counting the room of one."""
 LOOK_AGAIN_MS = 20
 """When a claim is to be repeated whose room was kept for jobs on their way: they may be lost."""
 
@@ -30,6 +32,10 @@ class Offer(Struct, eq=False):
     got: int = 0
     post: int = 0
     """Where the store keeps it, if it has a number for that."""
+    handed: int = 0
+    """How many jobs were handed over under it, as the store said when it was taken back."""
+    awaited_until: float = 0.0
+    """Until when those of them that have not come are counted on."""
 
 
 class Offers(Struct, eq=False):
@@ -56,6 +62,21 @@ class Offers(Struct, eq=False):
         self.last.given = given
         if not given:
             self.living.pop(self.last.number, None)
+
+    def taken_back(self, handed: int, now: float) -> None:
+        """The store has given the last one back; under it so many jobs came, or are on their way."""
+        if self.last.handed != handed:
+            self.last.handed = handed
+            self.last.awaited_until = now + LAST_WORD_S
+
+    def coming(self, now: float, post: int, got: Mapping[int, int] | None = None) -> int:
+        """How many jobs are on their way to this place: beyond those that we have, or had `got` under each number."""
+        got = {} if got is None else got
+        return sum(
+            max(0, offer.handed - got.get(number, offer.got))
+            for number, offer in self.living.items()
+            if offer.post == post and offer.awaited_until > now
+        )
 
     def came(self, number: int, count: int) -> Offer | None:
         """Jobs came under this offer; None: it is so old that their lease is over by our own clock. [LEASE-4]"""

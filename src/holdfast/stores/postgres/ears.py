@@ -14,7 +14,7 @@ import contextlib
 import logging
 import random
 import uuid
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
 from typing import Any
 
 import msgspec
@@ -96,17 +96,23 @@ class Ear:
         """Under which number it is heard: another one with each connection, 0 while there is none."""
         self._schema = schema
         self._stop = stop
+        self._stopped = False
 
     @property
     def channel(self) -> str:
-        return f"hfp{self.number:016x}{self._schema}"[:63]
+        return self.channel_of(self.number)
+
+    def channel_of(self, number: int) -> str:
+        return f"hfp{number:016x}{self._schema}"[:63]
 
     def stop(self) -> None:
         """Hear no more. Twice is harmless."""
+        self._stopped = True
         self._stop(self)
 
     def heard(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
-        self.take(str(payload))
+        if not self._stopped:
+            self.take(str(payload))
 
 
 class Ears:
@@ -237,8 +243,9 @@ class Ears:
         def stop(ear: Ear) -> None:
             if ear in self._posts:
                 self._posts.discard(ear)
-                if self._connection is not None and ear.number:
-                    self._start(self._hear_no_more(self._connection, ear))
+                number, ear.number = ear.number, 0
+                if self._connection is not None and number:
+                    self._start(self._hear_no_more(self._connection, ear, number))
                 self._leave(loop)
 
         ear = Ear(self._schema, take, stop)
@@ -283,12 +290,24 @@ class Ears:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    @contextlib.asynccontextmanager
+    async def _ask(self, connection: Any) -> AsyncGenerator[None]:
+        """Ask the connection something; on a dead line it does not keep others from finding that out."""
+        async with self._asking, asyncio.timeout(self._link.address.timeout_s):
+            try:
+                yield
+            except AttributeError as error:
+                # What the driver makes of a connection that is ended while a statement is on its way.
+                if not connection.is_closed():
+                    raise
+                raise ConnectionResetError("the connection was ended") from error
+
     async def _listen_for_more(self, connection: Any) -> None:
         """Listen for what is wanted by now; whoever waits for it is told to look."""
         more = self._wanted - self._kinds
         self._kinds |= more
         try:
-            async with self._asking:
+            async with self._ask(connection):
                 for hint in more:
                     await connection.add_listener(channel_of(self._schema, hint), self._heard)
         except TROUBLES:
@@ -297,25 +316,26 @@ class Ears:
 
     async def _hear(self, connection: Any, ears: Iterable[Ear]) -> None:
         """Open channels. The lock says to all that they are heard: it goes with the connection."""
-        sql = self._link.sql
         try:
             for ear in ears:
                 number = random.SystemRandom().getrandbits(63) or 1
-                async with self._asking:
-                    await connection.execute(sql["hear"], number)
+                async with self._ask(connection):
+                    await connection.execute(self._link.sql["hear"], number)
+                    await connection.add_listener(ear.channel_of(number), ear.heard)
+                if ear not in self._posts:
+                    await self._hear_no_more(connection, ear, number)
+                elif connection is self._connection:
+                    # Not before: what is sent where nobody listens yet is lost.
                     ear.number = number
-                    await connection.add_listener(ear.channel, ear.heard)
         except TROUBLES:
             connection.terminate()
         self.tell_all((Hint.READY,))
 
-    async def _hear_no_more(self, connection: Any, ear: Ear) -> None:
-        channel, number = ear.channel, ear.number
-        ear.number = 0
+    async def _hear_no_more(self, connection: Any, ear: Ear, number: int) -> None:
         try:
-            async with self._asking:
-                await connection.remove_listener(channel, ear.heard)
+            async with self._ask(connection):
                 await connection.execute(self._link.sql["hear_no_more"], number)
+                await connection.remove_listener(ear.channel_of(number), ear.heard)
         except TROUBLES:
             connection.terminate()
 
@@ -333,8 +353,9 @@ class Ears:
                 connection = await self._link.dial()
                 lost = _watched(connection)
                 self._kinds = self._wanted
-                for hint in self._kinds:
-                    await connection.add_listener(channel_of(self._schema, hint), self._heard)
+                async with self._ask(connection):
+                    for hint in self._kinds:
+                        await connection.add_listener(channel_of(self._schema, hint), self._heard)
                 self._connection = connection
                 await self._hear(connection, list(self._posts))
                 if not self._wanted <= self._kinds:

@@ -31,7 +31,7 @@ TIRED_S = 10.0
 Places = tuple[list[int], list[int]]
 """Lines, and in each the lane, or 0 for all."""
 
-_Message = tuple[int, int, int, int, int, int, int, int, str, str, str, str, str, str, str]
+_Message = tuple[int, int, int, int, int, int, str, str, str, str, str, str, str]
 _decode = msgspec.json.Decoder(_Message).decode
 
 
@@ -56,6 +56,9 @@ class PostgresPost:
         self._worker = ""
         self._tired_until = 0.0
         self._came = asyncio.Event()
+        self._settling = asyncio.Lock()
+        """Whoever leaves waits for an offer that is being made."""
+        self._leaving = False
         self._ear = ears.post(self._take)
 
     @property
@@ -63,70 +66,90 @@ class PostgresPost:
         return self._offers.low
 
     async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:
-        asked = time.monotonic()
-        heard = request.lease_ms >= LEAST_LEASE_MS and self._ear.number != 0 and asked >= self._tired_until
+        post = self._ear.number
+        heard = request.lease_ms >= LEAST_LEASE_MS and post != 0 and time.monotonic() >= self._tired_until
         coming, now = await self._take_back(leave=not heard)
         limit = request.limit - coming
-        claimed = Claimed([], now, None)
-        if limit > 0:
-            claimed = await self._claim(request if not coming else replace(request, limit=limit))
-            now = claimed.now
+        if limit <= 0:
+            await self._settle(request, 0, post)
+            return Claimed([], now, now + LOOK_AGAIN_MS)
+        claimed = await self._claim(replace(request, limit=limit) if coming else request)
         count = len(claimed.jobs)
         offered = 0
-        if heard and self._tired_until <= asked:
+        if heard and time.monotonic() >= self._tired_until:
             room = request.limit if free is None else free
             offered = max(0, min(limit - count, room - coming - count, MOST))
-        next_at = claimed.next_at
-        if offered and await self._offer(request, offered):
-            next_at = _earlier(next_at, renew_at(now, request.lease_ms))
-        elif self._stands is not None:
-            await self._take_back(leave=True)
+        again = [] if claimed.next_at is None else [claimed.next_at]
         if coming and not offered:
-            next_at = _earlier(next_at, now + LOOK_AGAIN_MS)
-        return Claimed(claimed.jobs, now, next_at)
+            again.append(claimed.now + LOOK_AGAIN_MS)
+        try:
+            # What was claimed must not wait for long, nor be lost: whatever is wrong shows when it is looked at again.
+            async with asyncio.timeout(request.lease_ms / 3000 if count else None):
+                if await self._settle(request, offered, post):
+                    again.append(renew_at(claimed.now, request.lease_ms))
+        except (StoreError, TimeoutError):
+            if not count:
+                raise
+            again.append(claimed.now + LOOK_AGAIN_MS)
+        return Claimed(claimed.jobs, claimed.now, min(again, default=None))
 
     async def close(self) -> None:
         """Take back what is offered, and wait a moment for what is on its way. Twice is harmless."""
-        last = self._offers.last
-        got = last.got
+        self._leaving = True
         try:
             with contextlib.suppress(StoreError, TimeoutError):
-                coming, _ = await self._take_back(leave=True)
+                async with self._settling:
+                    await self._take_back(leave=True)
                 async with asyncio.timeout(LAST_WORD_S):
-                    while last.got < got + coming and self._ear.number == last.post:
+                    while self._offers.coming(time.monotonic(), self._ear.number):
                         self._came.clear()
                         await self._came.wait()
         finally:
             self._ear.stop()
 
     async def _take_back(self, *, leave: bool) -> tuple[int, int]:
-        """Take the last offer back: how many jobs are on their way, and the store's time (0 where none was made)."""
-        if self._stands is None:
-            return 0, 0
-        last = self._offers.last
-        got = last.got  # What comes while we ask is not known to whoever told us his room.
-        leave = leave or last.post != self._ear.number
-        (found,) = await self._link.rows("take_back", last.post, last.number, leave, *self._stands, repeat=not leave)
-        if leave:
-            self._stands = None
-        if found["tiring"]:
-            self._tired_until = time.monotonic() + TIRED_S
-        sent = last.given if found["sent"] is None else found["sent"]
-        coming = max(0, sent - got)
-        if last.post != self._ear.number:
-            coming = 0  # It went to a connection that is no more.
-        return coming, found["now"]
+        """Take the last offer back: how many jobs are on their way, and the store's time, if there are any."""
+        offers, last = self._offers, self._offers.last
+        # What comes while we ask is not known to whoever told us his room.
+        got = {number: offer.got for number, offer in offers.living.items()}
+        now = 0
+        if self._stands is not None:
+            leave = leave or last.post != self._ear.number
+            (row,) = await self._link.rows("take_back", last.post, last.number, leave, *self._stands, repeat=True)
+            if leave:
+                self._stands = None
+            if row["tiring"]:
+                self._tired_until = time.monotonic() + TIRED_S
+            offers.taken_back(last.given if row["sent"] is None else row["sent"], time.monotonic())
+            now = row["now"]
+        # What went to a connection that is no more is not on its way.
+        coming = offers.coming(time.monotonic(), self._ear.number, got)
+        if coming and not now:
+            now = await self._link.value("now", repeat=True)
+        return coming, now
 
-    async def _offer(self, request: ClaimRequest, count: int) -> bool:
+    async def _settle(self, request: ClaimRequest, count: int, post: int) -> bool:
+        """Offer to take so many jobs, if we are still heard as `post`, or see that nothing stands: whether one does."""
+        async with self._settling:
+            if count and await self._offer(request, count, post):
+                return True
+            if self._stands is not None:
+                await self._take_back(leave=True)
+            return False
+
+    async def _offer(self, request: ClaimRequest, count: int, post: int) -> bool:
+        data = self._memory.place
         places = await self._places(request)
         if self._stands is not None and self._stands != places:
             await self._take_back(leave=True)
+        if self._leaving or self._ear.number != post or self._memory.place != data:
+            return False
         self._stands = places
         mine = self._offers.begin(time.monotonic(), request.lease_ms)
-        mine.post = self._ear.number
+        mine.post = post
         self._worker = request.worker_id
         stands: bool = await self._link.value(
-            "make_offer", mine.post, self._ear.channel, mine.number, *places, count, request.lease_ms,
+            "make_offer", post, self._ear.channel, mine.number, *places, count, request.lease_ms,
             lasts_ms(request.lease_ms), request.worker_id,
         )  # fmt: skip
         self._offers.confirm(count if stands else 0)
@@ -150,7 +173,7 @@ class PostgresPost:
 
     def _take(self, data: str) -> None:
         (
-            number, now, deadline, seq, token, lane, line, ttl, tenant, queue, id_, type_, request_id, head, payload,
+            number, now, deadline, seq, token, ttl, tenant, queue, id_, type_, request_id, head, payload,
         ) = _decode(data)  # fmt: skip
         offer = self._offers.came(number, 1)
         if offer is None:
@@ -162,11 +185,6 @@ class PostgresPost:
         )  # fmt: skip
         memory = self._memory
         with memory.lock:
-            memory.learn(lane, line, 0, tenant, queue)
             memory.granted(deadline)
             memory.lease([(token, seq)])
         self._deliver(Claimed([job], now, None), offer.sent)
-
-
-def _earlier(one: int | None, other: int) -> int:
-    return other if one is None else min(one, other)

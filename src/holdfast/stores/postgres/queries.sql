@@ -65,7 +65,8 @@ SELECT {s}.make_offer($1, $2, $3, $4::int[], $5::int[], $6, $7, $8, $9);
 -- name: take_back
 SELECT * FROM {s}.take_back($1, $2, $3, $4::int[], $5::int[]);
 -- name: forget_offers
-DELETE FROM {s}.offers WHERE until < $1;
+DELETE FROM {s}.offers WHERE post IN (
+    SELECT post FROM {s}.offers WHERE until < $1 AND pg_try_advisory_xact_lock_shared(post) FOR UPDATE SKIP LOCKED);
 -- name: forget_offer_places
 DELETE FROM {s}.offer_places p WHERE NOT EXISTS (SELECT FROM {s}.offers o WHERE o.post = p.post);
 -- name: hear

@@ -18,6 +18,7 @@ from holdfast.testing.mutants import (
     pg_enqueue,
     pg_log,
     pg_lone,
+    pg_offers,
     rules,
     sqlite,
     turns,
@@ -28,4 +29,4 @@ from holdfast.testing.mutants.trial import Trial, baseline, scratch, trial
 __all__ = ["Bug", "Mutant", "Trial", "baseline", "mutants", "scratch", "trial"]
 
 del enqueue, lasting, lua_claims, lua_endings, lua_enqueue, lua_lasting, lua_lone, rules, sqlite, turns
-del pg_claims, pg_endings, pg_enqueue, pg_log, pg_lone
+del pg_claims, pg_endings, pg_enqueue, pg_log, pg_lone, pg_offers

@@ -28,7 +28,7 @@ def the_request_id_of_one_is_not_kept(bug: Bug) -> None:
 @mutant("ENQ-5", stores=POSTGRES)
 def the_delay_of_one_is_not_heeded(bug: Bug) -> None:
     """A delayed job that came alone is visible at once."""
-    bug.function("enqueue_one", "v_now + p_delay", "v_now")
+    bug.function("enqueue_one", "now + p_delay", "now")
 
 
 @mutant("ENQ-5", stores=POSTGRES)
@@ -40,7 +40,7 @@ def the_instant_of_one_is_not_heeded(bug: Bug) -> None:
 @mutant("ENQ-5", "CLAIM-2", stores=POSTGRES)
 def one_with_an_instant_in_the_past_overtakes(bug: Bug) -> None:
     """Who came alone and names an instant in the past stands before those who wait."""
-    bug.function("enqueue_one", "greatest(v_now, coalesce(p_run_at", "greatest(0, coalesce(p_run_at")
+    bug.function("enqueue_one", "greatest(now, coalesce(p_run_at", "greatest(0, coalesce(p_run_at")
 
 
 @mutant("STATE-1", "ENQ-5", stores=POSTGRES, seen_by="a_job_is_listed_and_counted_in_exactly_one_state")
@@ -52,7 +52,7 @@ def a_delayed_job_that_came_alone_is_written_as_ready(bug: Bug) -> None:
 @mutant("EVENT-1", stores=POSTGRES)
 def an_enqueue_of_one_is_not_logged(bug: Bug) -> None:
     """A job that came alone has no beginning in the log."""
-    bug.function("enqueue_one", "{s}.log(v_xid, v_now, 1,", "{s}.log(v_xid, v_now, 0,")
+    bug.function("enqueue_one", "{s}.log(v_xid, now, 1,", "{s}.log(v_xid, now, 0,")
 
 
 # Completion of one ----------------------------------------------------------------------------------------------

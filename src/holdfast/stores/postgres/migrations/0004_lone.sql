@@ -33,8 +33,8 @@ BEGIN
         IF v_offer.post IS NOT NULL THEN
             v_token := nextval('{s}.tokens');
             v_deadline := now + v_offer.lease;
-            SELECT json_build_array(v_offer.number, now, v_deadline, v_seq, v_token, p_lane, p_line, p_ttl, l.tenant,
-                l.queue, p_id, p_type, p_request, encode(p_head, 'hex'), encode(p_payload, 'base64'))::text
+            SELECT json_build_array(v_offer.number, now, v_deadline, v_seq, v_token, p_ttl, l.tenant, l.queue, p_id,
+                p_type, p_request, encode(p_head, 'hex'), encode(p_payload, 'base64'))::text
             INTO message FROM {s}.lanes l WHERE l.lane = p_lane AND NOT l.paused;
             IF octet_length(message) < 7900 THEN
                 channel := v_offer.channel;

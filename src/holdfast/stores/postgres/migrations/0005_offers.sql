@@ -79,7 +79,11 @@ BEGIN
     INSERT INTO {s}.offers AS o (post, until, number, lease, given, sent, tiring, channel, worker)
     VALUES (p_post, v_until, p_number, p_lease, p_given, 0, false, p_channel, p_worker)
     ON CONFLICT (post) DO UPDATE SET until = v_until, number = p_number, lease = p_lease, given = p_given, sent = 0,
-        tiring = false, worker = p_worker;
+        tiring = false, worker = p_worker
+    WHERE o.number < p_number;  -- One that was long on its way replaces no newer one.
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
     INSERT INTO {s}.offer_places (line, lane, post) SELECT u.line, u.lane, p_post FROM unnest(p_lines, p_lanes) AS u (line, lane)
     ON CONFLICT DO NOTHING;
     RETURN true;
