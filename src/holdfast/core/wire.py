@@ -223,6 +223,19 @@ class Retain(Wire):
     result_ttl_s: Duration
 
 
+class Cancel(Wire):
+    """One job to cancel; with `only_waiting` a running one is left alone. [CANCEL-1 to CANCEL-3]"""
+
+    id: JobId
+    only_waiting: bool = False
+
+
+class CancelBatch(Wire):
+    """Up to 1000 jobs to cancel, answered item by item."""
+
+    jobs: Annotated[list[Cancel], Meta(max_length=BATCH_LIMIT)]
+
+
 class RetainBatch(Wire):
     """Up to 1000 finished jobs, answered item by item."""
 
