@@ -223,7 +223,10 @@ async def test_what_http_does_not_carry_says_so_and_what_to_do(address, tenant, 
         assert not queue.capabilities.transactional_enqueue
         # As the store behind it says: the Valkey server of the tests writes nothing to disk.
         assert queue.capabilities.durable == (not url.startswith("redis:"))
-        for call in (queue.set_tenant(weight=2), queue.workers(), queue.register_reader("r")):
+        for_all = ClaimRequest(None, ("default",), 1, 30_000, "w")
+        for call in (
+            queue.set_tenant(weight=2), queue.workers(), queue.register_reader("r"), queue.store.claim(for_all),
+        ):  # fmt: skip
             with pytest.raises(Unsupported, match=r"http store does not support .*[:;]"):
                 await call
         with pytest.raises(Unsupported, match="commit first"):
