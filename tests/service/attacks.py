@@ -217,6 +217,8 @@ UNREADABLE = {
     "tid in the body": b'{"id": "a", "tid": "victim"}',
     "__proto__": b'{"id": "a", "__proto__": {"admin": true}}',
     "priority true": b'{"priority": true}',
+    "a key that holds for no time": b'{"idempotency_key": "k", "idempotency_ttl_s": 5e-324}',
+    "a timeout of nothing": b'{"timeout_s": 5e-324}',
     "run_at a number": b'{"run_at": 1}',
     "run_at in no time zone": b'{"run_at": "2030-01-01T00:00:00"}',
 }

@@ -198,6 +198,8 @@ async def test_a_list_is_paged_by_its_cursor(client):
         if cursor is None:
             break
     assert seen == [job["id"] for job in jobs]
+    first = (await client.get("/v1/queues/default/jobs?state=&cursor=&limit=3")).json()
+    assert [job["id"] for job in first["jobs"]] == seen[:3]
     odd = (await client.get("/v1/queues/default/jobs", params={"type": "a", "state": "ready"})).json()
     assert {job["id"] for job in odd["jobs"]} == {"j1", "j3", "j5"}
     problem(await client.get("/v1/queues/default/jobs", params={"cursor": "nonsense"}), 400, "invalid_option")

@@ -71,7 +71,7 @@ async def job_events(call: Call[None, wire.EventQuery]) -> Reply:
     key, query = _key(call), call.query
     await _found(call)
     found: list[answers.Event] = []
-    after, scanned, more = query.after, 0, True
+    after, scanned, more = query.after or None, 0, True
     while more and scanned < SCANNED and len(found) < query.limit:
         page = await call.hub.store.events(call.tenant, after, wire.PAGE_LIMIT)
         scanned += wire.PAGE_LIMIT

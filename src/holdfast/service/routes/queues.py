@@ -36,8 +36,10 @@ async def stats(call: Call[None, wire.NoQuery]) -> Reply:
 async def jobs(call: Call[None, wire.ListQuery]) -> Reply:
     """Waiting jobs in claim order, then leased ones, then finished."""
     query = call.query
-    states = frozenset(JobState) if query.state is None else frozenset(chosen("state", query.state, JobState))
-    wanted = ListQuery(call.tenant, call.queue, states, _type(query.type), cursor=query.cursor, limit=query.limit)
+    states = frozenset(JobState) if not query.state else frozenset(chosen("state", query.state, JobState))
+    wanted = ListQuery(
+        call.tenant, call.queue, states, _type(query.type), cursor=query.cursor or None, limit=query.limit
+    )
     page = await call.hub.store.list(wanted)
     return Reply(answers.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
 
@@ -55,7 +57,9 @@ async def resume(call: Call[None, wire.NoQuery]) -> Reply:
 async def dead_letters(call: Call[None, wire.DeadQuery]) -> Reply:
     """With reason and errors. [DEAD-1]"""
     query = call.query
-    wanted = ListQuery(call.tenant, call.queue, _FAILED, _type(query.type), query.error, query.cursor, query.limit)
+    wanted = ListQuery(
+        call.tenant, call.queue, _FAILED, _type(query.type), query.error, query.cursor or None, query.limit
+    )
     page = await call.hub.store.list(wanted)
     return Reply(answers.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
 
