@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from bench import environments
 from bench.load import Form
 from bench.measure import cpu_of
-from bench.peer import HERE, Gone
+from bench.peer import HERE, Gone, running
 from holdfast.service.settings import TokenSettings
 from holdfast.service.signing import new_secret, sign
 from holdfast.testing.processes import children, free_port
@@ -51,7 +50,8 @@ def ours(store: str, processes: int = 1) -> Iterator[Served]:
     token = sign(TokenSettings(hs256_key=key), tenant="bench", scopes=SCOPES, lifetime_s=86400)
     command = [sys.executable, "-m", "holdfast", "serve", "--store", store, "--port", str(port)]
     command += ["--no-access-log", "--processes", str(processes), "--log-level", "warning"]
-    with _running(command, {**os.environ, "HOLDFAST_JWT_HS256_KEY": key}, port) as process:
+    with running(command, {**os.environ, "HOLDFAST_JWT_HS256_KEY": key}) as process:
+        _wait(process, port)
         yield Served(process, Form(port, token), token)
 
 
@@ -61,26 +61,9 @@ def celery(broker: str, processes: int = 1) -> Iterator[Served]:
     command = [environments.program("celery", "uvicorn"), "celery_api:app", "--port", str(port), "--no-access-log"]
     command += ["--loop", "uvloop", "--http", "httptools", "--log-level", "warning", "--workers", str(processes)]
     variables = {**environments.variables("celery"), "BENCH_URL": broker, "PYTHONPATH": str(HERE)}
-    with _running(command, variables, port) as process:
+    with running(command, variables) as process:
+        _wait(process, port)
         yield Served(process, Form(port))
-
-
-@contextlib.contextmanager
-def _running(command: list[str], variables: dict[str, str], port: int) -> Iterator[subprocess.Popen]:
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(
-            command, cwd=HERE, env=variables, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
-        )
-        try:
-            _wait(process, port)
-            yield process
-        except BaseException as error:
-            said.seek(0)
-            error.add_note(said.read()[-2000:].decode(errors="replace"))
-            raise
-        finally:
-            process.terminate()
-            process.wait()
 
 
 def _wait(process: subprocess.Popen, port: int) -> None:
