@@ -16,6 +16,7 @@ PINNED = {
     "bullmq": ("bullmq@6.7.0", "ioredis@5.11.1"),
     "pgqueuer": ("pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop==0.23.0"),
     "procrastinate": ("procrastinate==3.10.0", "psycopg[binary]==3.3.8"),
+    "celery": ("celery[redis]==5.7.0", "fastapi==0.162.4", "uvicorn[standard]==0.54.0"),
     "graphile": ("graphile-worker@0.18.0",),
 }
 NODE = frozenset({"bullmq", "graphile"})

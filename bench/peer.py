@@ -111,28 +111,35 @@ class Peer:
     @contextlib.contextmanager
     def _working(self, worker: tuple[str, ...], server: Server, **variables: str) -> Iterator[subprocess.Popen]:
         command = [environments.program(self.environment, worker[0]), *worker[1:]]
-        with tempfile.TemporaryFile() as said:
-            process = subprocess.Popen(
-                command,
-                cwd=HERE,
-                env=self._variables(server, variables),
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                yield process
-            except BaseException as error:
-                said.seek(0)
-                error.add_note(said.read()[-2000:].decode(errors="replace"))
-                raise
-            finally:
-                _stop(process)
+        with running(command, self._variables(server, variables)) as process:
+            yield process
 
     def _variables(self, server: Server, more: Mapping[str, str]) -> dict[str, str]:
         mine = {"BENCH_URL": server.url, "PYTHONPATH": str(HERE)}
         return {**environments.variables(self.environment), **mine, **self.variables, **more}
+
+
+@contextlib.contextmanager
+def running(command: list[str], variables: dict[str, str]) -> Iterator[subprocess.Popen]:
+    """A process beside this one; what it said last goes with an error that comes meanwhile."""
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command,
+            cwd=HERE,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        except BaseException as error:
+            said.seek(0)
+            error.add_note(said.read()[-2000:].decode(errors="replace"))
+            raise
+        finally:
+            _stop(process)
 
 
 def _marks(directory: str) -> list[Path]:

@@ -1,8 +1,8 @@
 """A service in a process of its own, on as many stores as asked for: `python -m tests.service.behind`.
 
 Each line of standard input is a wish as JSON, each line of standard output the answer. `open` starts a server on a
-store of its own and answers its port. The others do what is not a client's to do: an operator's settings, the upkeep
-of the service, the passing of time, and tokens by the clock of the service.
+store of its own and answers its port, `close` ends all of them. The others do what is not a client's to do: an
+operator's settings, the upkeep of the service, the passing of time, and tokens by the clock of the service.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from holdfast.service import openapi
 from holdfast.service.app import ROUTES
 from holdfast.service.server import listen, running
 from holdfast.service.settings import Settings
-from holdfast.store import TenantSettings
+from holdfast.store import Reader, TenantSettings
 from tests.service.support import TOKENS, token
 
 # The same for all, and the dearest part of a start.
@@ -39,6 +39,9 @@ async def main() -> None:
 
 
 async def act(stack: contextlib.AsyncExitStack, stores: dict[str, Any], do: str, url: str, **more: Any) -> Any:
+    if do == "close":
+        stores.clear()
+        return await stack.aclose()
     if do == "open":
         if url not in stores:
             sock = listen("127.0.0.1", 0, 30)
@@ -54,6 +57,8 @@ async def act(stack: contextlib.AsyncExitStack, stores: dict[str, Any], do: str,
         return await store.set_tenant(more["tenant"], TenantSettings(**more["settings"]))
     if do == "claim":
         more["request"] = msgspec.convert(more["request"], ClaimRequest)
+    if do == "set_reader":
+        more["reader"] = msgspec.convert(more["reader"], Reader)
     answer = await getattr(store, do)(**more)
     return msgspec.to_builtins(answer)
 

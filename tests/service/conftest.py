@@ -5,21 +5,7 @@ import uuid
 import pytest
 import pytest_asyncio
 
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.servers import ValkeyServer
 from tests.service.support import serving
-
-
-@pytest.fixture(scope="session")
-def valkey():
-    with ValkeyServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def postgres():
-    with PostgresServer(durable=False, max_connections=100) as server:
-        yield server
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """The service as if it were a store: a client with a token for each tenant, and a side door for the rest.
 
 Every job is enqueued, claimed, finished, looked at, listed, canceled, replayed, purged and followed over HTTP. Through
-the side door goes what a client has no say in: the clock, the upkeep, an operator's settings and fleet. A payload or
-result of a check that is no JSON goes as a string of JSON.
+the side door goes what a client has no say in: the clock, the upkeep, an operator's settings, readers and fleet. A
+payload or result of a check that is no JSON goes as a string of JSON. It has no `post`: what is brought to a worker
+over HTTP is the answer to one claim that waits, and the checks of deliveries offer room for several.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.job import AlreadyCompleted, Claimed, Finish, Job, JobKey, NewJob
-from holdfast.store import ALL_HINTS, EventPage, Pruned, Reaped, TenantSettings, make_store
+from holdfast.store import ALL_HINTS, EventPage, Pruned, Reader, Reaped, Signal, TenantSettings, make_store
 
 MARK = b'"bytes:'
 
@@ -94,7 +95,7 @@ class Tenants:
 
     @property
     def capabilities(self):
-        return make_store("http://localhost").capabilities
+        return next(iter(self._clients.values()), make_store("http://localhost")).capabilities
 
     async def open(self):
         self._port = await self._door("open")
@@ -211,15 +212,6 @@ class Tenants:
     async def pause(self, tenant, queue, *, paused):
         await (await self.of(tenant)).pause(tenant, queue, paused=paused)
 
-    async def set_reader(self, reader):
-        await (await self.of(reader.tenant)).set_reader(reader)
-
-    async def drop_reader(self, tenant, name):
-        return await (await self.of(tenant)).drop_reader(tenant, name)
-
-    async def readers(self, tenant):
-        return await (await self.of(tenant)).readers(tenant)
-
     async def beat(self, worker, ttl_ms):
         pass
 
@@ -230,6 +222,11 @@ class Tenants:
 
     async def shift_clock(self, ms):
         await self._door("shift_clock", ms=ms)
+        # As a store does: whoever waits for a moment looks again.
+        for store in self._behind.handles.get(self._url, ()):
+            for listener, hints, _ in list(store._listeners.values()):
+                for hint in hints:
+                    listener(Signal(hint))
 
     async def reap(self, limit, random):
         reaped = await self._door("reap", limit=limit, random=random)
@@ -246,6 +243,15 @@ class Tenants:
 
     async def tenant_settings(self, tenant):
         return [TenantSettings(**one) for one in await self._door("tenant_settings", tenant=tenant)]
+
+    async def set_reader(self, reader):
+        await self._door("set_reader", reader=msgspec.to_builtins(reader))
+
+    async def drop_reader(self, tenant, name):
+        return await self._door("drop_reader", tenant=tenant, name=name)
+
+    async def readers(self, tenant):
+        return [msgspec.convert(one, Reader) for one in await self._door("readers", tenant=tenant)]
 
     async def doctor(self):
         return []

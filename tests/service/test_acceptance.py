@@ -125,6 +125,24 @@ async def test_cancel_wins_and_the_worker_hears_of_it_at_its_next_extend(client)
     problem(await client.delete("/v1/queues/default/jobs/nothing"), 404, "job_not_found")
 
 
+async def test_jobs_of_a_queue_are_canceled_kept_and_forgotten_in_batches(client):
+    await client.post("/v1/jobs:batch", json={"jobs": [{"id": id} for id in "abcd"]})
+    (held,) = await client.claim()
+
+    async def statuses(what, *items):
+        answer = await client.post(f"/v1/queues/default/jobs:{what}", json={"jobs": list(items)})
+        return [item.get("status") or item["error"]["code"] for item in answer.json()["items"]]
+
+    careful = {"id": held["id"], "only_waiting": True}
+    assert await statuses("cancel", careful, {"id": "nothing"}, {"id": ""}, {"id": "c"}, {"id": held["id"]}) == [
+        "processing", "not_found", "invalid_name", "canceled", "canceled",
+    ]  # fmt: skip
+    assert await statuses("set-result-ttl", {"id": "c", "result_ttl_s": 60}, {"id": "d", "result_ttl_s": 60}) == [
+        "updated", "not_terminal",
+    ]  # fmt: skip
+    assert await statuses("purge", {"id": "c"}, {"id": "c"}, {"id": "d"}) == ["purged", "not_found", "not_terminal"]
+
+
 async def test_a_result_is_waited_for(client):
     await client.enqueue(id="x")
     early = await client.get("/v1/queues/default/jobs/x/result")
@@ -180,6 +198,8 @@ async def test_a_list_is_paged_by_its_cursor(client):
         if cursor is None:
             break
     assert seen == [job["id"] for job in jobs]
+    first = (await client.get("/v1/queues/default/jobs?state=&cursor=&limit=3")).json()
+    assert [job["id"] for job in first["jobs"]] == seen[:3]
     odd = (await client.get("/v1/queues/default/jobs", params={"type": "a", "state": "ready"})).json()
     assert {job["id"] for job in odd["jobs"]} == {"j1", "j3", "j5"}
     problem(await client.get("/v1/queues/default/jobs", params={"cursor": "nonsense"}), 400, "invalid_option")

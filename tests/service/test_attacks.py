@@ -213,6 +213,16 @@ async def test_a_lease_of_anothers_is_not_found_and_spoils_nothing(service, unch
     assert items[0]["error"]["message"].replace("'held' in", "'made-up' in") == items[1]["error"]["message"]
 
 
+@pytest.mark.parametrize("verb, more", [("cancel", {}), ("purge", {}), ("set-result-ttl", {"result_ttl_s": 1})])
+@pytest.mark.parametrize("queue, id", [("default", "secret"), ("held", "held"), ("dead", "dead")])
+async def test_a_batch_that_names_anothers_job_answers_as_for_nothing(service, unchanged, verb, more, queue, id):
+    """[TENANT-2]"""
+    stranger = await service.client("stranger")
+    jobs = [{"id": id, **more}, {"id": "made-up", **more}]
+    answer = await stranger.post(f"/v1/queues/{queue}/jobs:{verb}", json={"jobs": jobs})
+    assert answer.json()["items"] == [{"status": "not_found"}] * 2
+
+
 async def test_the_dead_letters_of_another_are_neither_replayed_nor_purged(service, unchanged):
     stranger = await service.client("stranger")
     path = "/v1/queues/dead/dead-letters"

@@ -20,7 +20,7 @@ from holdfast import (
     current_job,
     job,
 )
-from holdfast.core.job import ClaimRequest, Finish, Finished, JobState, Result
+from holdfast.core.job import Cancel, ClaimRequest, Finish, Finished, JobKey, JobState, Result
 from holdfast.service.settings import TokenSettings
 from holdfast.testing.processes import free_port
 from tests.service.support import KEY, PATIENCE_S, token
@@ -223,7 +223,10 @@ async def test_what_http_does_not_carry_says_so_and_what_to_do(address, tenant, 
         assert not queue.capabilities.transactional_enqueue
         # As the store behind it says: the Valkey server of the tests writes nothing to disk.
         assert queue.capabilities.durable == (not url.startswith("redis:"))
-        for call in (queue.set_tenant(weight=2), queue.workers(), queue.register_reader("r")):
+        for_all = ClaimRequest(None, ("default",), 1, 30_000, "w")
+        for call in (
+            queue.set_tenant(weight=2), queue.workers(), queue.register_reader("r"), queue.store.claim(for_all),
+        ):  # fmt: skip
             with pytest.raises(Unsupported, match=r"http store does not support .*[:;]"):
                 await call
         with pytest.raises(Unsupported, match="commit first"):
@@ -243,6 +246,15 @@ async def test_what_operators_do_goes_over_http(address, tenant):
         assert await queue.purge("x") == "purged"
         assert await queue.purge("x") == "not_found"
         assert [event.kind async for event in queue.events()][-1] == "purged"
+
+
+async def test_a_batch_of_cancels_is_done_in_its_order(address, tenant):
+    """[EVENT-1]"""
+    async with connected(address, tenant) as queue:
+        ids = [ticket.id for ticket in await queue.enqueue_many([1] * 100)]
+        statuses = await queue.store.cancel([Cancel(JobKey(tenant, "default", id)) for id in [*ids, "nothing"]])
+        assert statuses == ["canceled"] * len(ids) + ["not_found"]
+        assert [event.job_id async for event in queue.events() if event.kind == "canceled"] == ids
 
 
 async def test_a_large_batch_goes_in_parts(address, tenant):

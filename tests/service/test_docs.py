@@ -5,6 +5,8 @@ from pathlib import Path
 
 from holdfast.service.app import ROUTES
 from holdfast.service.errors import STATUS
+from holdfast.testing.conformance import all_checks
+from tests.service.test_conformance import NOT_OVER_HTTP, WHOLE_RULES
 
 REFERENCE = (Path(__file__).parents[2] / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
 
@@ -24,3 +26,10 @@ def test_every_route_is_in_the_reference_with_its_scope():
 def test_every_code_is_in_the_reference_with_its_status():
     rows = re.findall(r"^\| (\d{3}) \| (.*?) \|", REFERENCE, re.MULTILINE)
     assert {code: int(status) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)} == STATUS
+
+
+def test_every_rule_of_which_http_lacks_something_is_in_the_reference_and_no_other():
+    """Which checks those are, and that they cannot hold, is tested with the conformance suite."""
+    rows = re.findall(r"^\| ([A-Z]+-\d(?:, [A-Z]+-\d)*) \|", REFERENCE, re.MULTILINE)
+    listed = {rule for row in rows for rule in row.split(", ")}
+    assert listed == {check.rule for check in all_checks() if check.name in NOT_OVER_HTTP} | WHOLE_RULES.keys()

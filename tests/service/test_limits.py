@@ -3,11 +3,14 @@
 import asyncio
 import json
 import socket
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from holdfast.service.settings import TokenSettings
 from holdfast.testing.failpoints import armed
+from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyServer
 from tests.eventually import eventually
 from tests.service.support import KEY, problem, read_to_the_end, serving, token
@@ -218,18 +221,52 @@ async def test_a_stop_answers_those_who_wait_and_lets_requests_end():
         await asyncio.wait_for(asyncio.shield(service.server.ended), 20)
 
 
-async def test_a_store_that_is_gone_is_told_and_comes_back():
-    with ValkeyServer() as valkey:
-        async with serving(valkey.url(timeout_s=1, connect_timeout_s=1)) as service:
+async def ask(client, id):
+    return await client.post("/v1/jobs", json={"id": id})
+
+
+@pytest.mark.parametrize("kind", [ValkeyServer, PostgresServer])
+async def test_a_store_that_is_gone_is_told_and_comes_back(kind):
+    """By SIGSTOP, where connections stay open and nobody answers, and by SIGKILL. [ENQ-1]"""
+    with kind() as store:
+        async with serving(store.url(timeout_s=1, connect_timeout_s=1)) as service:
             client = await service.client()
             await client.enqueue(id="a")
-            valkey.kill()
-            assert (await client.get("/healthz")).status_code == 200
-            problem(await client.get("/readyz"), 503, "store_unavailable")
-            answer = await client.post("/v1/jobs", json={"id": "b"})
-            assert problem(answer, 503, "store_unavailable")["detail"].startswith("the store cannot be reached")
+            for leave, come_back, id in ((store.pause, store.resume, "b"), (store.kill, store.restart, "c")):
+                leave()
+                assert (await client.get("/healthz")).status_code == 200
+                problem(await client.get("/readyz"), 503, "store_unavailable")
+                answer = await ask(client, id)
+                assert problem(answer, 503, "store_unavailable")["detail"].startswith("the store cannot be reached")
+                assert answer.headers["retry-after"] == "1"
+                lease = {"queue": "default", "id": "a", "token": 1, "outcome": "complete"}
+                for path, body in (
+                    ("/v1/jobs:batch", {"jobs": [{}]}),
+                    ("/v1/claims", {"queues": ["q"]}),
+                    ("/v1/leases:finish", {"leases": [lease]}),
+                    ("/v1/queues/default/pause", None),
+                ):
+                    refused = await client.post(path, json=body) if body else await client.post(path)
+                    problem(refused, 503, "store_unavailable")
+                    assert refused.headers["retry-after"] == "1"
+                problem(await client.delete("/v1/queues/default/jobs/a"), 503, "store_unavailable")
+                come_back()
+                await eventually(lambda: client.get("/readyz"), lambda answer: answer.status_code == 200)
+                # What nobody acknowledged may have come to pass: whoever asks again in the same words has one job.
+                answered = await eventually(lambda one=id: ask(client, one), lambda answer: answer.status_code < 300)
+                assert answered.json()["status"] in ("queued", "duplicate")
+
+
+async def test_a_file_that_somebody_else_holds_is_told_and_comes_back(tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.stores.file.database.BUSY_S", 0.2)
+    async with serving(f"file:{tmp_path}/data") as service:
+        client = await service.client()
+        await client.enqueue(id="a")
+        with closing(sqlite3.connect(tmp_path / "data" / "holdfast.db", isolation_level=None)) as holder:
+            holder.execute("BEGIN IMMEDIATE")
+            answer = await ask(client, "b")
+            problem(answer, 503, "store_busy")
             assert answer.headers["retry-after"] == "1"
-            problem(await client.post("/v1/claims", json={"queues": ["q"]}), 503, "store_unavailable")
-            valkey.restart()
-            await eventually(lambda: client.get("/readyz"), lambda answer: answer.status_code == 200)
-            assert (await client.enqueue(id="b"))["status"] == "queued"
+            assert (await client.get("/healthz")).status_code == 200
+            assert (await client.get("/v1/queues/default/jobs/a")).json()["state"] == "ready"
+        assert (await client.enqueue(id="b"))["status"] == "queued"

@@ -1,5 +1,9 @@
-"""The OpenAPI document is complete and true: requests made from it are answered as it says. [by schemathesis]"""
+"""The OpenAPI document is complete and true: requests made from it are answered as it says. [by schemathesis]
 
+A few for each route, the same ones each time; HOLDFAST_HTTP_EXAMPLES=100 makes so many, others each time.
+"""
+
+import os
 import subprocess
 import sys
 
@@ -12,9 +16,13 @@ from holdfast.service.errors import STATUS
 from holdfast.service.openapi import document
 from tests.service.support import token
 
-EXAMPLES = 12
+FEW = 12
+EXAMPLES = int(os.environ.get("HOLDFAST_HTTP_EXAMPLES", FEW))
+CURSORS = ("cursor", "after")
 PHASES = (Phase.explicit, Phase.generate)
-CONFIG = schemathesis.Config.from_dict({"phases": {"coverage": {"enabled": False}}, "generation": {"mode": "all"}})
+CONFIG = schemathesis.Config.from_dict(
+    {"phases": {"coverage": {"enabled": EXAMPLES > FEW}}, "generation": {"mode": "all"}}
+)
 schema = schemathesis.openapi.from_dict(document(ROUTES), config=CONFIG)
 
 
@@ -25,16 +33,6 @@ def address():
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
         process.terminate()
-
-
-@schema.hook
-def map_body(context, body):
-    """Nobody waits in here, and what a schema cannot say is left out: other codecs, and values nobody can keep."""
-    if isinstance(body, dict):
-        body.pop("codec", None)
-        if isinstance(body.get("wait_s"), (int, float)):
-            body["wait_s"] = min(body["wait_s"], 0.01)
-    return plain(body)
 
 
 def plain(value):
@@ -50,25 +48,38 @@ def plain(value):
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
-@schema.hook
-def map_query(context, query):
-    """A stream ends, and cursors are those of nobody: only a list can make one."""
-    query = {name: value for name, value in (query or {}).items() if name not in ("cursor", "after")}
-    if "wait_s" in query:
-        query["wait_s"] = 0.01
-    return {**query, "follow": "false"} if context.operation.path == "/v1/events" else query
+def quick(values):
+    """The same, without the wait."""
+    wait_s = values.get("wait_s")
+    is_wait = isinstance(wait_s, (int, float)) and not isinstance(wait_s, bool) and 0 <= wait_s <= 60
+    return {**values, "wait_s": 0.01} if is_wait else values
 
 
-@schema.hook
-def map_headers(context, headers):
-    return {name: value for name, value in (headers or {}).items() if name.lower() != "last-event-id"}
+def tame(case):
+    """Nobody waits in here, and what a schema cannot say is left out.
+
+    That is: values in other codecs, values nobody can keep, and cursors, which only a list can make.
+    """
+    if isinstance(case.body, dict):
+        left_out = ("codec",) if case.body.get("codec") == "msgpack" else ()
+        case.body = quick({name: part for name, part in case.body.items() if name not in left_out})
+    if isinstance(case.body, (dict, list)):
+        case.body = plain(case.body)
+    if isinstance(case.query, dict):
+        case.query = quick({name: part for name, part in case.query.items() if part == "" or name not in CURSORS})
+        if case.operation.path == "/v1/events" and str(case.query.get("follow", True)).lower() == "true":
+            case.query["follow"] = "false"
+    if case.headers:
+        case.headers = {name: part for name, part in case.headers.items() if name.lower() != "last-event-id"}
 
 
 @schema.parametrize()
 @settings(
-    max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=PHASES
-)
+    max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES == FEW, suppress_health_check=list(HealthCheck),
+    phases=PHASES,
+)  # fmt: skip
 def test_every_answer_is_in_the_document(case, address):
+    tame(case)
     case.call_and_validate(base_url=address, headers={"Authorization": f"Bearer {token()}"})
 
 

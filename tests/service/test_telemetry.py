@@ -54,6 +54,7 @@ async def test_a_request_is_one_line_with_its_tenant_and_no_secret(lines):
     assert first["route"] == "/v1/queues/{queue}/jobs/{id}"
     assert (second["status"], second["route"], second["tenant"]) == (404, "", "")
     assert third["status"] == 201
+    assert all(isinstance(line["ms"], float) and line["ms"] > 0 for line in (first, second, third))
     everything = "".join(lines.texts)
     for secret in (made, made.rpartition(".")[2], "secret", "classified", "Bearer"):
         assert secret not in everything

@@ -84,5 +84,10 @@ def test_idempotency_policies(policy, expected):
     assert resolve({"idempotency_key": "k", "idempotency": policy}).idempotency == expected
 
 
+@pytest.mark.parametrize("seconds, ms", [(4.035, 4035), (0.0001, 1), (1.0001, 1001), (0.07, 70), (30, 30_000)])
+def test_seconds_are_whole_milliseconds_never_too_few_and_without_the_noise_of_the_product(seconds, ms):
+    assert duration_ms("delay", seconds) == ms
+
+
 def test_a_delay_of_centuries_is_a_delay():
     assert duration_ms("delay", timedelta(days=300 * 365)) == 300 * 365 * 86_400_000

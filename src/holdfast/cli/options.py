@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Annotated
 
@@ -44,6 +46,16 @@ def tenant_name(given: str | None, flags: str = "--tenant") -> str:
 def blobs_url(given: str | None) -> str | None:
     """The blob store's URL, as given or from the environment."""
     return given or os.environ.get(BLOBS_VARIABLE) or None
+
+
+@contextmanager
+def needing_service(command: str) -> Generator[None]:
+    """Say what to install where the libraries of the service are missing. Raises InvalidOption."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        reason = f"needs {error.name}; install it with: pip install 'holdfast[service]'"
+        raise InvalidOption(command, reason) from error
 
 
 def words(option: str, text: str | None) -> list[str] | None:

@@ -47,7 +47,7 @@ async def work(plan: Plan) -> None:
     log = get_logger("holdfast.cli")
     store = make_store(plan.store)
     worker = make_worker(plan, store)
-    _log_events(worker, plan)
+    log_events(worker, plan)
     if plan.metrics_port is not None:
         _serve_metrics(plan.metrics_port)
     try:
@@ -136,7 +136,7 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _log_events(worker: Worker, plan: Plan) -> None:
+def log_events(worker: Worker, plan: Plan) -> None:
     """Say in the log what becomes of jobs: what goes wrong always, what goes well at the level `debug`."""
     from holdfast.telemetry.logging import get_logger
 

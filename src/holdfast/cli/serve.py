@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from holdfast.cli.options import Blobs, Store, blobs_url, duration, store_url
+from holdfast.cli.options import Blobs, Store, blobs_url, duration, needing_service, store_url
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
-from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from socket import socket
@@ -74,12 +73,9 @@ def serve(
     """Serve the HTTP API until SIGTERM or Ctrl-C. Then let requests end, answer those that wait, and exit with 0."""
     from holdfast.cli.running import exit_on_term, ignore_signals
 
-    try:
+    with needing_service("serve"):
         from holdfast.service.server import check, listen, shared_metrics
         from holdfast.service.settings import Limits, Settings
-    except ModuleNotFoundError as error:
-        reason = f"needs {error.name}; install it with: pip install 'holdfast[service]'"
-        raise InvalidOption("serve", reason) from error
 
     grace_s = duration("grace", grace)
     settings = Settings(
@@ -128,6 +124,12 @@ def token_settings(
     return TokenSettings(**{name: value for name, value in said.items() if value})
 
 
+def address(sock: socket) -> str:
+    """The URL of a service that listens there."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def _child(settings: Settings, sock: socket, logs: dict[str, Any], metrics_port: int | None, number: int) -> NoReturn:
     """Be one of several processes; the first shows the metrics of all."""
     from holdfast.cli import told
@@ -151,8 +153,6 @@ def _serve(settings: Settings, sock: socket, logs: dict[str, Any], metrics_port:
     if metrics_port is not None:
         http_metrics.serve_at(metrics_port)
     log = logging.get_logger("holdfast.cli")
-    host, port = sock.getsockname()[:2]
-    where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    run(settings, sock, lambda: log.info("serving", url=where, store=shown_url(settings.store)))
+    run(settings, sock, lambda: log.info("serving", url=address(sock), store=shown_url(settings.store)))
     ignore_signals()
     log.info("stopped")

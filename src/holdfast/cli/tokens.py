@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.options import Tenant, duration, tenant_name, words
+from holdfast.cli.options import Tenant, duration, needing_service, tenant_name, words
 from holdfast.cli.output import note
 from holdfast.cli.serve import Audience, Issuer, KeyFile, TenantClaim, token_settings
 from holdfast.core.errors import InvalidOption
@@ -83,9 +83,7 @@ def new_key(
 
 
 def _signing() -> ModuleType:
-    try:
+    with needing_service("token"):
         from holdfast.service import signing
-    except ModuleNotFoundError as error:
-        reason = f"needs {error.name}; install it with: pip install 'holdfast[service]'"
-        raise InvalidOption("token", reason) from error
-    return signing
+
+        return signing

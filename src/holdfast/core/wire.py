@@ -32,8 +32,10 @@ _SPAN_S = 1000 * 365 * 86400
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
 
 
-def _one_of(words: Iterable[str]) -> str:
-    return "|".join(words)
+def _list_of(words: Iterable[str]) -> str:
+    """Some of these words with commas between them, or nothing said."""
+    word = f"({'|'.join(words)})"
+    return f"^$|^{word}(,{word})*$"
 
 
 QueueName = Annotated[str, Meta(description="A queue.", extra_json_schema={"pattern": _NAME})]
@@ -47,6 +49,7 @@ JobId = Annotated[
 ]
 Instant = Annotated[datetime, Meta(tz=True)]
 Duration = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": _SPAN_S})]
+Span = Annotated[float, Meta(description="Seconds, a millisecond at least.", ge=0.001, le=_SPAN_S)]
 Lease = Annotated[float, Meta(description="Seconds.", extra_json_schema={"minimum": 1, "maximum": 43200})]
 Wait = Annotated[
     float,
@@ -54,8 +57,8 @@ Wait = Annotated[
 ]
 Token = Annotated[int, Meta(description="The lease's token.", ge=0, le=2**53)]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_LIMIT)]
-States = Annotated[str, Meta(extra_json_schema={"pattern": f"^({_one_of(JobState)})(,({_one_of(JobState)}))*$"})]
-Kinds = Annotated[str, Meta(extra_json_schema={"pattern": f"^({_one_of(KINDS)})(,({_one_of(KINDS)}))*$"})]
+States = Annotated[str, Meta(extra_json_schema={"pattern": _list_of(JobState)})]
+Kinds = Annotated[str, Meta(extra_json_schema={"pattern": _list_of(KINDS)})]
 Codec = Annotated[str, Meta(description="The codec of the bytes.", extra_json_schema={"enum": ["json", "msgpack"]})]
 
 
@@ -90,14 +93,14 @@ class Enqueue(Wire):
     """Repeat it with the same request, and a lost reply costs nothing: the answer is `queued` again. [ENQ-8]"""
     idempotency_key: JobId | None = None
     idempotency: Literal["until_terminal", "until_started", "forever"] | None = None
-    idempotency_ttl_s: Annotated[float, Meta(gt=0, le=_SPAN_S)] | None = None
+    idempotency_ttl_s: Span | None = None
     """How long a key holds, in place of `idempotency`."""
     delay_s: Duration | None = None
     run_at: Instant | None = None
     priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
     max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
     result_ttl_s: Duration | None = None
-    timeout_s: Annotated[float, Meta(gt=0, le=_SPAN_S)] | None = None
+    timeout_s: Span | None = None
     retry: Retry | None = None
     replace_failed: bool = False
     codec: Codec = "json"
@@ -221,6 +224,19 @@ class Retain(Wire):
 
     id: JobId
     result_ttl_s: Duration
+
+
+class Cancel(Wire):
+    """One job to cancel; with `only_waiting` a running one is left alone. [CANCEL-1 to CANCEL-3]"""
+
+    id: JobId
+    only_waiting: bool = False
+
+
+class CancelBatch(Wire):
+    """Up to 1000 jobs to cancel, answered item by item."""
+
+    jobs: Annotated[list[Cancel], Meta(max_length=BATCH_LIMIT)]
 
 
 class RetainBatch(Wire):

@@ -7,6 +7,9 @@ from typing import Any, TypeVar
 
 from holdfast.core import answers
 from holdfast.core.errors import HoldfastError
+from holdfast.core.job import JobKey
+from holdfast.core.names import check_id
+from holdfast.service.call import Call, Reply
 from holdfast.service.errors import info
 
 I = TypeVar("I")  # noqa: E741 - an item
@@ -32,6 +35,24 @@ async def each(
         answer = next(replies)
         shown.append(refused(answer) if isinstance(answer, HoldfastError) else await show(one, answer))
     return answers.Items(items=shown)
+
+
+async def each_of_queue(
+    call: Call[list[Any], Any],
+    make: Callable[[JobKey, Any], X],
+    send: Callable[[Sequence[X]], Awaitable[Sequence[A]]],
+    answer: Callable[..., Any],
+) -> Reply:
+    """The same for items that name jobs of the queue in the path, each answered by a status alone."""
+    queue = call.queue
+
+    async def show(_: X, status: A) -> Any:
+        return answer(status=status)
+
+    def made(item: Any) -> X:
+        return make(JobKey(call.tenant, queue, check_id(item.id)), item)
+
+    return Reply(await each(call.body, made, send, show))
 
 
 def refused(error: HoldfastError) -> answers.Refused:

@@ -17,14 +17,12 @@ from holdfast.core.job import (
     NewJob,
     Queued,
     SetResultTtl,
-    TtlStatus,
 )
-from holdfast.core.names import check_id
 from holdfast.options import duration_ms
 from holdfast.service import intake, views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.hub import Hub
-from holdfast.service.routes.batches import each
+from holdfast.service.routes.batches import each, each_of_queue
 from holdfast.service.tokens import PRODUCE, READ
 from holdfast.store import EnqueueAnswer
 
@@ -73,7 +71,7 @@ async def job_events(call: Call[None, wire.EventQuery]) -> Reply:
     key, query = _key(call), call.query
     await _found(call)
     found: list[answers.Event] = []
-    after, scanned, more = query.after, 0, True
+    after, scanned, more = query.after or None, 0, True
     while more and scanned < SCANNED and len(found) < query.limit:
         page = await call.hub.store.events(call.tenant, after, wire.PAGE_LIMIT)
         scanned += wire.PAGE_LIMIT
@@ -96,18 +94,22 @@ async def cancel(call: Call[None, wire.CancelQuery]) -> Reply:
     return Reply(answers.Canceled(status=status))
 
 
+async def cancel_batch(call: Call[list[wire.Cancel | HoldfastError], wire.NoQuery]) -> Reply:
+    """In the order of the batch; a job that is not there says so. [CANCEL-1 to CANCEL-3]"""
+
+    def make(key: JobKey, item: wire.Cancel) -> Cancel:
+        return Cancel(key, item.only_waiting)
+
+    return await each_of_queue(call, make, call.hub.store.cancel, answers.Canceled)
+
+
 async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) -> Reply:
     """Counted from now. [RESULT-1]"""
-    queue = call.queue
 
-    def make(item: wire.Retain) -> SetResultTtl:
-        ttl_ms = duration_ms("result_ttl_s", item.result_ttl_s)
-        return SetResultTtl(JobKey(call.tenant, queue, check_id(item.id)), ttl_ms)
+    def make(key: JobKey, item: wire.Retain) -> SetResultTtl:
+        return SetResultTtl(key, duration_ms("result_ttl_s", item.result_ttl_s))
 
-    async def show(_: SetResultTtl, status: TtlStatus) -> answers.Retained:
-        return answers.Retained(status=status)
-
-    return Reply(await each(call.body, make, call.hub.store.set_result_ttl, show))
+    return await each_of_queue(call, make, call.hub.store.set_result_ttl, answers.Retained)
 
 
 # The small steps ------------------------------------------------------------------------------------------
@@ -178,6 +180,11 @@ ROUTES = (
         method="GET", path=f"{_JOB}/events", handler=job_events, scope=READ, query=wire.EventQuery,
         summary="What happened to a job, oldest first", answers={200: answers.Events},
         refuses=("invalid_name", "invalid_option", "job_not_found", "events_trimmed"),
+    ),
+    Route(
+        method="POST", path="/v1/queues/{queue}/jobs:cancel", handler=cancel_batch, scope=PRODUCE,
+        body=wire.CancelBatch, batch="jobs", item=wire.Cancel,
+        summary="Cancel jobs of a queue", answers={200: answers.Canceled}, refuses=("invalid_name",),
     ),
     Route(
         method="POST", path="/v1/queues/{queue}/jobs:set-result-ttl", handler=retain, scope=PRODUCE,

@@ -6,14 +6,14 @@ from msgspec import UNSET
 
 from holdfast.core import answers, wire
 from holdfast.core.errors import HoldfastError, InvalidOption
-from holdfast.core.job import Job, JobKey, JobState, Purge, PurgeStatus
+from holdfast.core.job import Job, JobKey, JobState, Purge
 from holdfast.core.names import check_id, check_type
 from holdfast.options import instant_ms
 from holdfast.service import views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.errors import info
 from holdfast.service.intake import chosen
-from holdfast.service.routes.batches import each
+from holdfast.service.routes.batches import each_of_queue
 from holdfast.service.tokens import ADMIN, READ
 from holdfast.store import ListQuery
 from holdfast.ticket import Ticket
@@ -36,8 +36,10 @@ async def stats(call: Call[None, wire.NoQuery]) -> Reply:
 async def jobs(call: Call[None, wire.ListQuery]) -> Reply:
     """Waiting jobs in claim order, then leased ones, then finished."""
     query = call.query
-    states = frozenset(JobState) if query.state is None else frozenset(chosen("state", query.state, JobState))
-    wanted = ListQuery(call.tenant, call.queue, states, _type(query.type), cursor=query.cursor, limit=query.limit)
+    states = frozenset(JobState) if not query.state else frozenset(chosen("state", query.state, JobState))
+    wanted = ListQuery(
+        call.tenant, call.queue, states, _type(query.type), cursor=query.cursor or None, limit=query.limit
+    )
     page = await call.hub.store.list(wanted)
     return Reply(answers.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
 
@@ -55,7 +57,9 @@ async def resume(call: Call[None, wire.NoQuery]) -> Reply:
 async def dead_letters(call: Call[None, wire.DeadQuery]) -> Reply:
     """With reason and errors. [DEAD-1]"""
     query = call.query
-    wanted = ListQuery(call.tenant, call.queue, _FAILED, _type(query.type), query.error, query.cursor, query.limit)
+    wanted = ListQuery(
+        call.tenant, call.queue, _FAILED, _type(query.type), query.error, query.cursor or None, query.limit
+    )
     page = await call.hub.store.list(wanted)
     return Reply(answers.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
 
@@ -89,16 +93,11 @@ async def purge(call: Call[wire.Purge, wire.NoQuery]) -> Reply:
 
 async def forget(call: Call[list[wire.Forget | HoldfastError], wire.NoQuery]) -> Reply:
     """With an event. [KEEP-1]"""
-    queue = call.queue
 
-    def make(item: wire.Forget) -> Purge:
-        ended = None if item.finished_at is None else instant_ms("finished_at", item.finished_at)
-        return Purge(JobKey(call.tenant, queue, check_id(item.id)), ended)
+    def make(key: JobKey, item: wire.Forget) -> Purge:
+        return Purge(key, None if item.finished_at is None else instant_ms("finished_at", item.finished_at))
 
-    async def show(_: Purge, status: PurgeStatus) -> answers.Forgotten:
-        return answers.Forgotten(status=status)
-
-    return Reply(await each(call.body, make, call.hub.purge, show))
+    return await each_of_queue(call, make, call.hub.purge, answers.Forgotten)
 
 
 # The small steps ------------------------------------------------------------------------------------------

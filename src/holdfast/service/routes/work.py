@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from holdfast.core import answers, wire
 from holdfast.core.errors import HoldfastError
@@ -15,6 +16,9 @@ from holdfast.service import intake, views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.routes.batches import each
 from holdfast.service.tokens import WORK
+
+Item = TypeVar("Item")
+Made = TypeVar("Made", Finish, Extend, Report)
 
 
 async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
@@ -37,44 +41,43 @@ async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
 async def finish(call: Call[list[wire.Finish | HoldfastError], wire.NoQuery]) -> Reply:
     """Complete, fail, retry or release. [LEASE-1]"""
 
-    def make(item: wire.Finish) -> Finish:
-        made = intake.finish(call.tenant, item)
-        call.caller.need_queue(made.key.queue)
-        return made
-
     async def show(_: Finish, answer: Finished) -> Any:
         return answers.Finished(status=answer.state)
 
     hit("service.before_finish")
+    make = _allowed(call, intake.finish)
     return Reply(await each(call.body, make, call.hub.finish, show))  # pyright: ignore[reportArgumentType]
 
 
 async def extend(call: Call[list[wire.Extend | HoldfastError], wire.NoQuery]) -> Reply:
     """Renew leases; a canceled job says so here. [LEASE-2, CANCEL-2]"""
 
-    def make(item: wire.Extend) -> Extend:
-        made = intake.extend(call.tenant, item)
-        call.caller.need_queue(made.key.queue)
-        return made
-
     async def show(_: Extend, answer: Extended) -> Any:
         return answers.Extended(status="extended", deadline=moment(answer.deadline), now=moment(answer.now))
 
+    make = _allowed(call, intake.extend)
     return Reply(await each(call.body, make, call.hub.extend, show))  # pyright: ignore[reportArgumentType]
 
 
 async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) -> Reply:
     """Record progress."""
 
-    def make(item: wire.Report) -> Report:
-        made = intake.report(call.tenant, item)
-        call.caller.need_queue(made.key.queue)
-        return made
-
     async def show(_: Report, __: Reported) -> Any:
         return answers.Reported(status="reported")
 
+    make = _allowed(call, intake.report)
     return Reply(await each(call.body, make, call.hub.store.report, show))  # pyright: ignore[reportArgumentType]
+
+
+def _allowed(call: Call[Any, Any], read: Callable[[str, Item], Made]) -> Callable[[Item], Made]:
+    """Reads an item as one of the caller's tenant. Raises a refusal if its queue is none that the token is for."""
+
+    def make(item: Item) -> Made:
+        made = read(call.tenant, item)
+        call.caller.need_queue(made.key.queue)
+        return made
+
+    return make
 
 
 ROUTES = (

@@ -63,22 +63,12 @@ def claimed(tenant: str, worker_id: str, answer: answers.Claimed) -> Claimed:
 
 
 def _leased(tenant: str, worker_id: str, job: answers.ClaimedJob, now: int) -> Job:
-    envelope = Envelope(
-        job.type,
-        data(job.payload, job.codec),
-        job.codec,
-        job.version,
-        job.priority,
-        job.max_attempts,
-        timeout_ms=None if job.timeout_s is None else round(job.timeout_s * 1000),
-        headers=job.trace,
-    )
     return Job(
         tenant,
         job.queue,
         job.id,
         0,
-        envelope,
+        _envelope(job),
         JobState.LEASED,
         ms(job.visible_at),
         ms(job.enqueued_at),
@@ -92,18 +82,8 @@ def _leased(tenant: str, worker_id: str, job: answers.ClaimedJob, now: int) -> J
 
 def job(found: answers.Job) -> Job:
     """A job as it is. What the wire does not tell stands at its default."""
-    envelope = Envelope(
-        found.type,
-        data(found.payload, found.codec),
-        found.codec,
-        found.version,
-        found.priority,
-        found.max_attempts,
-        timeout_ms=None if found.timeout_s is None else round(found.timeout_s * 1000),
-        request_id=found.request_id,
-        idempotency=None if found.idempotency_key is None else IdempotencyKey(found.idempotency_key),
-        headers=found.trace,
-    )
+    idempotency = None if found.idempotency_key is None else IdempotencyKey(found.idempotency_key)
+    envelope = _envelope(found, found.request_id, idempotency)
     progress = found.progress
     return Job(
         found.tenant,
@@ -126,6 +106,23 @@ def job(found: answers.Job) -> Job:
         progress=None if progress is None else Progress(progress.fraction, progress.message),
         errors=[AttemptError(one.type, one.message, one.traceback, one.attempt, ms(one.at)) for one in found.errors],
         replays=found.replays,
+    )
+
+
+def _envelope(
+    said: answers.ClaimedJob | answers.Job, request_id: str = "", idempotency: IdempotencyKey | None = None
+) -> Envelope:
+    return Envelope(
+        said.type,
+        data(said.payload, said.codec),
+        said.codec,
+        said.version,
+        said.priority,
+        said.max_attempts,
+        timeout_ms=None if said.timeout_s is None else round(said.timeout_s * 1000),
+        request_id=request_id,
+        idempotency=idempotency,
+        headers=said.trace,
     )
 
 

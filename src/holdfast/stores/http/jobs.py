@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from msgspec.structs import replace
 
 from holdfast.core import answers, wire
-from holdfast.core.errors import JobNotFound, Unsupported
+from holdfast.core.errors import Unsupported
 from holdfast.core.job import (
     Cancel,
     CancelStatus,
@@ -39,7 +39,7 @@ from holdfast.store import (
 )
 from holdfast.stores.http import batches, incoming, outgoing
 from holdfast.stores.http.link import Link
-from holdfast.stores.http.session import Session, at_once, encode, job_path, queue_path
+from holdfast.stores.http.session import Session, encode, queue_path
 from holdfast.stores.http.trouble import of_item
 
 A = TypeVar("A")
@@ -84,14 +84,10 @@ class Jobs(Session):
         return await self._leases("report", items, outgoing.report, answers.Reported, lambda _: Reported())
 
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
-        async def cancel(item: Cancel) -> CancelStatus:
-            query = {"only_waiting": "true"} if item.only_waiting else None
-            try:
-                return (await self._link.call("DELETE", job_path(item.key), answers.Canceled, query=query)).status
-            except JobNotFound:
-                return "not_found"
+        def cancel(item: Cancel) -> wire.Cancel:
+            return wire.Cancel(id=item.key.id, only_waiting=item.only_waiting)
 
-        return await at_once(self._own(items, lambda item: item.key), cancel)
+        return await self._by_queue("jobs:cancel", items, cancel, answers.Canceled)
 
     async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
         found: list[ReplayAnswer] = []
@@ -110,19 +106,13 @@ class Jobs(Session):
             ended = item.finished_at
             return wire.Forget(id=item.key.id, finished_at=None if ended is None else outgoing.instant(ended))
 
-        return [
-            cast("PurgeStatus", status)
-            for status in await self._by_queue("jobs:purge", items, forget, answers.Forgotten, repeat=False)
-        ]
+        return await self._by_queue("jobs:purge", items, forget, answers.Forgotten, repeat=False)
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
         def retain(item: SetResultTtl) -> wire.Retain:
             return wire.Retain(id=item.key.id, result_ttl_s=item.ttl_ms / 1000)
 
-        return [
-            cast("TtlStatus", status)
-            for status in await self._by_queue("jobs:set-result-ttl", items, retain, answers.Retained)
-        ]
+        return await self._by_queue("jobs:set-result-ttl", items, retain, answers.Retained)
 
     async def _claim(
         self, request: ClaimRequest, wait_s: float = 0.0, link: Link | None = None

@@ -1,0 +1,140 @@
+"""`holdfast dev`: service and worker in one process, on a store of its own, to try things out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.options import TENANT_VARIABLE, Tenant, needing_service, words
+from holdfast.cli.serve import KEY_VARIABLE, address
+from holdfast.cli.session import shown_url
+from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
+from holdfast.core.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from socket import socket
+
+    from holdfast.cli.running import Plan
+    from holdfast.service.settings import Settings
+
+PLACE, VALKEY, SOMEBODY = "file:.holdfast", "valkey", "dev"
+LIFETIME_S = 7 * 86400.0
+SAMPLES = "holdfast.cli.samples"
+
+_GREETING = """\
+Holdfast serves {url} on {store}, with a worker for tenant {tenant}. Ctrl-C ends it.
+This token is good for 7 days, as long as the service runs. Enqueue a job, and ask for its result:
+
+export HOLDFAST_TOKEN={token}
+curl -s {url}/v1/jobs -H "Authorization: Bearer $HOLDFAST_TOKEN" -H 'Content-Type: application/json' \
+-d '{{"queue": "samples", "type": "hello", "payload": {{"name": "you"}}, "id": "first"}}'
+curl -s '{url}/v1/queues/samples/jobs/first/result?wait_s=30' -H "Authorization: Bearer $HOLDFAST_TOKEN"
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(dev)
+
+
+def dev(
+    modules: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODULE[,MODULE...]]", help="Modules whose @job functions to run, beside the samples."),
+    ] = None,
+    *,
+    store: Annotated[
+        str, typer.Option(metavar="URL", help="The store; `valkey` starts a server that ends with this command.")
+    ] = PLACE,
+    tenant: Tenant = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8000,
+    access_log: Annotated[bool, typer.Option(help="One JSON line for each request, on standard output.")] = False,
+    json_logs: JsonLogs = False,
+    log_level: LogLevel = "info",
+) -> None:
+    """Run everything in one process: the HTTP API and a worker with sample jobs. For development.
+
+    Prints the address, a token and a request to try. The store is the directory .holdfast, unless another is named;
+    HOLDFAST_STORE does not count. The key that tokens are signed with is a new one, or that of the environment.
+    """
+    import asyncio
+
+    from holdfast.cli.running import Plan, configure_logs, exit_on_term
+
+    with needing_service("dev"):
+        from holdfast.service.server import listen
+        from holdfast.service.settings import Settings, TokenSettings
+        from holdfast.service.signing import new_secret, sign
+        from holdfast.service.tokens import SCOPES
+        from holdfast.telemetry.logging import configure_access
+
+    exit_on_term()
+    tokens = TokenSettings(hs256_key=os.environ.get(KEY_VARIABLE) or new_secret()).check()
+    whose = tenant or os.environ.get(TENANT_VARIABLE) or SOMEBODY
+    token = sign(tokens, tenant=whose, scopes=SCOPES, lifetime_s=LIFETIME_S)
+    with _place(store) as url, contextlib.closing(listen(host, port, 30.0)) as sock:
+        plan = Plan(
+            store=url, tenant=whose, modules=[SAMPLES, *(words("module", modules) or [])], handler=f"{SAMPLES}:echo",
+            grace_s=5.0, json_logs=json_logs, log_level=checked_level(log_level),
+        )  # fmt: skip
+        configure_logs(plan)
+        if access_log:
+            configure_access()
+
+        def greet() -> None:
+            print(_GREETING.format(url=address(sock), store=shown_url(url), tenant=whose, token=token), flush=True)
+
+        # The worker does the upkeep.
+        settings = Settings(store=url, tokens=tokens, access_log=access_log, upkeep=False)
+        asyncio.run(_run(plan, settings, sock, greet))
+
+
+async def _run(plan: Plan, settings: Settings, sock: socket, greet: Callable[[], None]) -> None:
+    import asyncio
+
+    from holdfast.cli import samples
+    from holdfast.cli.running import ignore_signals, log_events, make_worker
+    from holdfast.queue import Queue
+    from holdfast.service.server import running
+    from holdfast.store import make_store
+    from holdfast.telemetry import http as http_metrics
+    from holdfast.worker.shutdown import on_signal
+
+    store = make_store(plan.store)
+    worker = make_worker(plan, store)
+    log_events(worker, plan)
+    http_metrics.enable()
+    async with running(settings, sock, store) as server:
+        await samples.enqueue_some(Queue(store=store, tenant=plan.tenant))
+        with on_signal(server.stop):
+            # It watches for signals by itself.
+            working = asyncio.create_task(worker.run())
+            await asyncio.sleep(0)
+            greet()
+            await asyncio.wait([server.ended, working], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+            await server.ended
+            await working
+        ignore_signals()
+
+
+@contextlib.contextmanager
+def _place(store: str) -> Generator[str]:
+    """The store's URL, and a server as long as the block lasts, if one is asked for."""
+    if store != VALKEY:
+        yield store
+        return
+    from holdfast.testing.servers import ServerError, ValkeyServer
+
+    try:
+        server = ValkeyServer()
+    except ServerError as error:
+        raise InvalidOption("store", str(error)) from error
+    with server:
+        yield server.url()
