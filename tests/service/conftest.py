@@ -5,7 +5,7 @@ import uuid
 import pytest
 import pytest_asyncio
 
-from tests.service.support import serving
+from tests.service.support import Issuer, serving
 
 
 @pytest.fixture
@@ -46,3 +46,10 @@ async def service(url):
 @pytest_asyncio.fixture(loop_scope="module")
 async def client(service, tenant):
     return await service.client(tenant)
+
+
+@pytest.fixture
+def issuer():
+    issuer = Issuer()
+    yield issuer
+    issuer.close()

@@ -1,6 +1,9 @@
 """A server on a real socket, tokens for it, and clients of it."""
 
+import http.server
+import json
 import ssl
+import threading
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
@@ -106,3 +109,31 @@ def problem(answer, status, code):
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["status"] == status
     return answer.json()
+
+
+class Issuer:
+    """A server that shows a set of keys, and counts who asks."""
+
+    def __init__(self):
+        self.keys, self.asked, self.status = [], 0, 200
+        issuer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                issuer.asked += 1
+                self.send_response(issuer.status)
+                if issuer.status == 302:
+                    self.send_header("location", "/elsewhere")
+                self.end_headers()
+                self.wfile.write(json.dumps({"keys": issuer.keys}).encode())
+
+            def log_message(self, *_):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/jwks.json"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()

@@ -7,7 +7,9 @@ import asyncio
 import gzip
 import json
 import re
+from contextlib import suppress
 
+import jwt
 import pytest
 import pytest_asyncio
 
@@ -15,6 +17,7 @@ from holdfast.core.job import JobState
 from holdfast.service.app import ROUTES
 from holdfast.service.settings import TokenSettings
 from holdfast.store import ListQuery
+from holdfast.telemetry import http as http_metrics
 from tests.service import attacks
 from tests.service.support import ALL, KEY, problem, read_to_the_end, serving, signed, token
 
@@ -81,8 +84,31 @@ async def snapshot(store):
 async def test_a_token_that_is_not_good_is_refused(bare, unchanged, name):
     make, code = attacks.TOKENS[name]
     answer = await bare.get(SECRET, headers={"authorization": f"Bearer {make()}"})
-    problem(answer, STATUS[code], code)
+    assert attacks.WHY.get(name, "") in problem(answer, STATUS[code], code)["detail"]
     assert "www-authenticate" in answer.headers or code == "queue_forbidden"
+
+
+@pytest.mark.parametrize("header", ["jku", "x5u"])
+@pytest.mark.parametrize("kid", [None, "attacker"])
+async def test_an_address_in_a_token_is_never_asked(bare, unchanged, issuer, header, kid):
+    issuer.keys = [attacks.ATTACKER_PUBLIC]
+    made = attacks.pair_signed("RS256", kid=kid, key=attacks.ATTACKER, headers={header: issuer.url})
+    problem(await bare.get(SECRET, headers={"authorization": f"Bearer {made}"}), 401, "token_invalid")
+    assert issuer.asked == 0
+
+
+@pytest.mark.parametrize("algorithm", ["HS256", "RS256", "ES256", "EdDSA"])
+async def test_a_signature_is_checked_by_the_one_algorithm_of_its_key(bare, monkeypatch, algorithm):
+    allowed, decode = [], jwt.decode
+
+    def noted(*args, **options):
+        allowed.append(options["algorithms"])
+        return decode(*args, **options)
+
+    monkeypatch.setattr(jwt, "decode", noted)
+    made = signed(jti="once") if algorithm == "HS256" else attacks.pair_signed(algorithm, jti="once")
+    assert (await bare.get(SECRET, headers={"authorization": f"Bearer {made}"})).status_code == 200
+    assert allowed == [[algorithm]]
 
 
 @pytest.mark.parametrize("algorithm", ["HS256", "RS256", "ES256", "EdDSA"])
@@ -160,6 +186,59 @@ async def test_what_is_not_by_the_rules_of_http_is_refused_and_the_connection_en
     assert (answer.status, answer.code) == refused, answer.text
 
 
+async def answered(service, first, then):
+    """What is answered to `then`, sent when `first` has its answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    try:
+        async with asyncio.timeout(20):
+            writer.write(first.replace("{token}", token()).encode())
+            answer, rest = await reader.readuntil(b"}"), b""
+            with suppress(OSError):  # Where the server has ended the connection.
+                writer.write(then.replace("{token}", token()).encode())
+                writer.write_eof()
+                rest = await read_to_the_end(reader)
+            return Answer(answer.decode()), Answer(rest.decode())
+    finally:
+        writer.close()
+
+
+async def test_what_follows_an_upgrade_is_no_request(service, unchanged):
+    length = f"Content-Length: {len(attacks.SMUGGLED)}\r\n\r\n"
+    head = attacks.NO_TOKEN + "Connection: Upgrade\r\nUpgrade: h2c\r\n" + length
+    first, then = await answered(service, head, attacks.SMUGGLED)
+    assert (first.status, first.code, then.text) == (400, "invalid_request", "")
+
+
+async def test_a_header_after_the_body_that_has_no_end_is_not_kept(service, unchanged):
+    head = "POST /nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: "
+    first, then = await answered(service, head, "a" * 40_000)
+    assert (first.status, then.status, then.code) == (404, 431, "headers_too_large")
+
+
+async def test_a_body_in_the_smallest_of_chunks_is_taken(owner):
+    async def chunks():
+        for byte in b'{"id": "small", "queue": "small", "payload": "' + b"x" * 10_000 + b'"}':
+            yield bytes([byte])
+
+    answer = await owner.post("/v1/jobs", content=chunks(), headers={"content-type": "application/json"})
+    assert answer.status_code == 201
+
+
+async def test_the_document_can_be_read_and_nothing_else(bare):
+    answer = await bare.post("/openapi.json")
+    problem(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == "GET"
+
+
+@pytest.mark.parametrize("sub", ["\0x", "x" * 3000, "a\nb", ""])
+async def test_a_subject_that_can_be_no_worker_is_not_taken_for_one(service, sub):
+    tenant = f"subject-{len(sub)}"
+    client = await service.bare(signed(tid=tenant, sub=sub))
+    await client.enqueue(id="x")
+    await client.claim()
+    assert (await client.get("/v1/queues/default/jobs/x")).json()["worker_id"] == "http"
+
+
 async def test_a_request_behind_a_body_is_a_request_of_its_own(service):
     """A pipelined one is answered by itself, in order; nothing of it is taken for the first one's body."""
     two = "GET /v1/queues HTTP/1.1\r\n" + attacks.HEAD + "\r\nGET /nothing HTTP/1.1\r\n" + attacks.HEAD
@@ -175,7 +254,6 @@ ITEM_ROUTES = [
     ("GET", "/v1/queues/{queue}/jobs"),
     ("GET", "/v1/queues/{queue}/stats"),
     ("GET", "/v1/queues/{queue}/dead-letters"),
-    ("GET", "/v1/queues"),
 ]
 
 
@@ -194,6 +272,12 @@ async def test_what_is_anothers_answers_byte_for_byte_like_nothing(service, unch
     status, content, headers = comparable(nothing)
     made_up = f"{queue[:-1]}x".encode()
     assert comparable(foreign) == (status, content.replace(made_up, queue.encode()), headers)
+
+
+async def test_queues_of_another_are_not_listed(service, unchanged):
+    """[TENANT-2]"""
+    answer = await (await service.client("stranger")).get("/v1/queues")
+    assert (answer.status_code, answer.content) == (200, b'{"queues":[]}')
 
 
 @pytest.mark.parametrize("path", ["/v1/leases:finish", "/v1/leases:extend", "/v1/leases:report"])
@@ -242,23 +326,49 @@ async def test_a_stranger_claims_nothing_and_sees_no_event(service, unchanged):
 
 
 async def test_metrics_name_no_tenant_no_queue_and_no_job(service, owner, bare):
+    http_metrics.enable()
+    assert (await owner.get(SECRET)).status_code == 200
+    await (await service.client("stranger")).get(SECRET)
     text = (await bare.get("/metrics")).text
+    assert 'route="/v1/queues/{queue}/jobs/{id}",status="200"' in text
     assert not re.search(r"acme|stranger|secret|default|held\b", text)
 
 
-@pytest.mark.parametrize("method, path", [*ITEM_ROUTES[:-1], ("POST", "/v1/queues/{queue}/pause")])
-async def test_a_token_for_some_queues_is_good_for_no_other(service, unchanged, method, path):
+QUEUE_ROUTES = [
+    *((method, path, None) for method, path in ITEM_ROUTES),
+    ("POST", "/v1/queues/{queue}/pause", None),
+    ("POST", "/v1/queues/{queue}/resume", None),
+    ("POST", "/v1/queues/{queue}/jobs:cancel", {"jobs": [{"id": "secret"}]}),
+    ("POST", "/v1/queues/{queue}/jobs:purge", {"jobs": [{"id": "secret"}]}),
+    ("POST", "/v1/queues/{queue}/jobs:set-result-ttl", {"jobs": [{"id": "secret", "result_ttl_s": 1}]}),
+    ("POST", "/v1/queues/{queue}/dead-letters:replay", {"ids": ["secret"]}),
+    ("POST", "/v1/queues/{queue}/dead-letters:replay", {"where": {}}),
+    ("POST", "/v1/queues/{queue}/dead-letters:purge", {}),
+]
+NOT_FOR = "the token is not for the queue 'default'"
+
+
+async def test_all_routes_of_a_queue_are_tried_with_a_token_for_another():
+    of_queue = {(route.method, route.path) for route in ROUTES if "{queue}" in route.path}
+    assert of_queue == {(method, path) for method, path, _ in QUEUE_ROUTES}
+
+
+@pytest.mark.parametrize("method, path, body", QUEUE_ROUTES)
+async def test_a_token_for_some_queues_is_good_for_no_other(service, unchanged, method, path, body):
     client = await service.client(queues=["held"])
-    problem(await client.request(method, path.format(queue="default", id="secret")), 403, "queue_forbidden")
+    more = {} if body is None else {"json": body}
+    answer = await client.request(method, path.format(queue="default", id="secret"), **more)
+    assert problem(answer, 403, "queue_forbidden")["detail"] == NOT_FOR
 
 
 async def test_a_workers_token_for_some_queues_claims_finishes_and_lists_no_other(service, unchanged):
     client = await service.client(queues=["held"])
     problem(await client.post("/v1/claims", json={"queues": ["held", "default"]}), 403, "queue_forbidden")
     problem(await client.post("/v1/jobs", json={"queue": "default"}), 403, "queue_forbidden")
-    lease = {"queue": "default", "id": "secret", "token": 1, "outcome": "complete"}
-    answer = await client.post("/v1/leases:finish", json={"leases": [lease]})
-    assert answer.json()["items"][0]["error"]["code"] == "queue_forbidden"
+    lease = {"queue": "default", "id": "secret", "token": 1}
+    for verb, more in (("finish", {"outcome": "complete"}), ("extend", {}), ("report", {"progress": {"fraction": 1}})):
+        answer = await client.post(f"/v1/leases:{verb}", json={"leases": [{**lease, **more}]})
+        assert answer.json()["items"] == [{"error": {"code": "queue_forbidden", "message": NOT_FOR}}]
     assert [one["queue"] for one in (await client.get("/v1/queues")).json()["queues"]] == ["held"]
     events = (await client.get("/v1/events", params={"follow": "false"})).text
     assert '"queue":"held"' in events

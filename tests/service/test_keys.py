@@ -1,9 +1,7 @@
 """Keys from a file and from a URL: found, rotated, and never asked for too often."""
 
 import asyncio
-import http.server
 import json
-import threading
 
 import pytest
 
@@ -18,41 +16,6 @@ from tests.service.support import problem, serving
 def bearer(settings, private):
     made = sign(settings, tenant="acme", scopes=["read"], private_key=json.dumps(private).encode())
     return {"authorization": f"Bearer {made}"}
-
-
-class Issuer:
-    """A server that shows a set of keys, and counts who asks."""
-
-    def __init__(self):
-        self.keys, self.asked, self.status = [], 0, 200
-        issuer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                issuer.asked += 1
-                self.send_response(issuer.status)
-                if issuer.status == 302:
-                    self.send_header("location", "/elsewhere")
-                self.end_headers()
-                self.wfile.write(json.dumps({"keys": issuer.keys}).encode())
-
-            def log_message(self, *_):
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/jwks.json"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@pytest.fixture
-def issuer():
-    issuer = Issuer()
-    yield issuer
-    issuer.close()
 
 
 @pytest.fixture
@@ -169,3 +132,20 @@ def test_a_short_shared_key_is_refused(key):
     with pytest.raises(InvalidOption, match="32 bytes") as caught:
         TokenSettings(hs256_key=key).check()
     assert key not in str(caught.value)
+
+
+async def test_a_key_that_is_malformed_is_skipped_and_the_others_hold(tmp_path):
+    path = tmp_path / "jwks.json"
+    good = new_pair("EdDSA")[1]
+    rsa = {"kty": "RSA", "kid": "bad", "n": "!", "e": "AQAB"}
+    path.write_text(json.dumps({"keys": [rsa, 1, {**good, "kid": 7}, {"kty": ["EC"]}, good, good]}))
+    keys = keys_module.Keys(None, str(path))
+    await keys.open()
+    assert await keys.find("EdDSA", good["kid"]) is not None
+    assert await keys.find("RS256", "bad") is None
+    await keys.close()
+
+
+def test_without_a_key_to_sign_with_the_option_is_named_as_it_is():
+    with pytest.raises(InvalidOption, match="--private-key"):
+        sign(TokenSettings(jwks="keys.json"), tenant="acme", scopes=["read"])

@@ -108,6 +108,14 @@ async def test_a_token_has_so_many_requests_and_is_told_when_to_come_again():
         assert (await other.get("/v1/queues")).status_code == 200
 
 
+async def test_a_token_that_is_spelt_another_way_is_the_same_token():
+    async with serving("memory:spelling", rate=0.001) as service:
+        made = token()
+        assert (await (await service.bare(made)).get("/v1/queues")).status_code == 200
+        answer = await (await service.bare(f"{made}=")).get("/v1/queues")
+        problem(answer, 429, "rate_limited")
+
+
 async def test_one_connection_too_many_is_answered_503():
     async with serving("memory:crowd", connections=2) as service:
         open_ones = [await connect(service) for _ in range(2)]

@@ -50,12 +50,16 @@ def make_app(hub: Hub) -> Edge:
     app.openapi = lambda: document
     for path in dict.fromkeys(route.path for route in routes):
         by_method = {route.method: route for route in routes if route.path == path}
-        entry = Path(path, endpoint=_Endpoint(hub, by_method), methods=list(by_method))
-        # Starlette adds HEAD wherever there is GET; the document does not have it.
-        (entry.methods or set()).intersection_update(by_method)
-        app.router.routes.append(entry)
-    app.router.routes.append(Path("/openapi.json", endpoint=_document(document), methods=["GET"]))
+        app.router.routes.append(_exactly(path, _Endpoint(hub, by_method), list(by_method)))
+    app.router.routes.append(_exactly("/openapi.json", _document(document), ["GET"]))
     return Edge(app, hub)
+
+
+def _exactly(path: str, endpoint: Any, methods: list[str]) -> Path:
+    """Starlette adds HEAD wherever there is GET; the document does not have it."""
+    entry = Path(path, endpoint=endpoint, methods=methods)
+    entry.methods = set(methods)
+    return entry
 
 
 class _Endpoint:
@@ -141,6 +145,11 @@ def _document(document: dict[str, Any]) -> Any:
     async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
         del receive
         scope["holdfast.route"] = "/openapi.json"
+        try:
+            _gather(scope["headers"], {})
+        except Refusal as refusal:
+            await send_problem(send, refusal)
+            return
         await send_reply(send, Reply(document))
 
     class _Document:
@@ -149,7 +158,12 @@ def _document(document: dict[str, Any]) -> Any:
     return _Document()
 
 
-async def _not_routed(_: Request, error: Exception) -> Response:
+async def _not_routed(request: Request, error: Exception) -> Response:
+    try:
+        _gather(request.scope["headers"], {})
+    except Refusal as refusal:
+        status, body, headers = problem(refusal)
+        return Response(body, status, headers, media_type="application/problem+json")
     status = error.status_code if isinstance(error, HTTPException) else 500
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
     detail = {404: "there is nothing at this path", 405: "not with this method"}.get(status, "refused")

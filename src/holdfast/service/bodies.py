@@ -23,6 +23,7 @@ DRAIN_BYTES = 8 * 1024 * 1024
 DRAIN_S = 2.0
 """What is read and thrown away before a refusal, so that a client that is still sending gets to see it."""
 
+_LENGTH_DIGITS = 20
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _RAW_BATCH = msgspec.json.Decoder(dict[str, list[msgspec.Raw]])
 
@@ -34,6 +35,8 @@ class Body:
         self._receive = receive
         self._headers = headers
         length = headers.get(b"content-length", b"0")
+        if len(length) > _LENGTH_DIGITS:
+            raise invalid("the header content-length is too long")
         self.length = int(length) if length.isdigit() else 0
         self.ended = self.length == 0 and b"transfer-encoding" not in headers
 

@@ -148,22 +148,30 @@ def _parse(text: bytes) -> tuple[dict[str, Key], list[Key]]:
     document = msgspec.json.decode(text, type=_Set)
     by_id: dict[str, Key] = {}
     nameless: list[Key] = []
+    skipped = 0
     for entry in document.keys[:MOST_KEYS]:
-        key = _key(entry)
-        kid = entry.get("kid")
-        if key is None:
-            continue
-        if kid is None:
-            nameless.append(key)
-        elif isinstance(kid, str) and kid not in by_id:
-            by_id[kid] = key
-        else:
-            raise ValueError(f"the name of a key is not a string, or stands twice: {kid!r}")
+        try:
+            key, kid = _key(entry), entry.get("kid")
+            if key is not None and kid is None:
+                nameless.append(key)
+            elif key is not None:
+                _name(key, kid, by_id)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one, the others hold
+            skipped += 1
+            _log.warning("a key is skipped", error=error)
+    if skipped and not by_id and not nameless:
+        raise ValueError("none of its keys can be read")
     return by_id, nameless
 
 
+def _name(key: Key, kid: Any, by_id: dict[str, Key]) -> None:
+    if not isinstance(kid, str) or kid in by_id:
+        raise ValueError(f"the name of a key is not a string, or stands twice: {kid!r}")
+    by_id[kid] = key
+
+
 class _Set(msgspec.Struct):
-    keys: list[dict[str, Any]]
+    keys: list[Any]
 
 
 def _key(entry: dict[str, Any]) -> Key | None:

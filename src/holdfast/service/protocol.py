@@ -2,7 +2,8 @@
 
 uvicorn's own timer covers only the time between requests, and starts anew with every byte; httptools takes headers of
 any length. A connection here has an end set when it is made and at each request, which only complete headers lift.
-The body has its own, in `bodies`.
+The body has its own, in `bodies`. Headers are what stood in the head: trailers are refused, and so is an upgrade, after
+which httptools would take the body for the next request.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._verdict: Refusal | None = None
         self._in_head = True
         self._head = 0
+        self._in_body = False
+        self._moved = False
+        self._no_body = 0
         self._timer: asyncio.TimerHandle | None = None
         if len(self.connections) > self.limits.connections:
             self._refuse(Refusal("too_many_connections", "too many connections are open"))
@@ -44,9 +48,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._verdict is not None:
             return
+        self._moved = not self._in_body
         super().data_received(data)
         if self.transport.is_closing():
             return
+        if self._in_body and not self._moved:
+            # A trailer without end, say: httptools keeps it, and tells nobody.
+            self._no_body += len(data)
+            if self._no_body > self.limits.header_bytes:
+                self._refuse(_too_long(self.limits))
+                return
         if self._in_head:
             self._head += len(data)
             if self._head > self.limits.header_bytes:
@@ -62,12 +73,20 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is None:
             self._start_timer()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            raise self._over(Refusal("invalid_request", "headers after the body are not taken"))
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.limits.header_bytes:
-            self._verdict = _too_long(self.limits)
-            raise ValueError(self._verdict.detail)  # Ends the parsing; the client gets the verdict.
+            raise self._over(_too_long(self.limits))
+        if self.parser.should_upgrade() or any(name == b"upgrade" for name, _ in self.headers):
+            raise self._over(Refusal("invalid_request", "there is no other protocol here to upgrade to"))
         self._in_head = False
+        self._in_body = self._moved = True
+        self._no_body = 0
         self._stop_timer()
         scope: Any = self.scope
         scope["holdfast.lost"] = self._lost
@@ -75,10 +94,24 @@ class BoundedProtocol(HttpToolsProtocol):
         scope["holdfast.abort"] = self.transport.abort
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._moved = True
+        self._no_body = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP, or not by the rules, is refused as a problem, and the connection is over."""
         del msg
         self._refuse(self._verdict or Refusal("invalid_request", "this is not a well-formed HTTP request"))
+
+    def _over(self, refusal: Refusal) -> Exception:
+        """What ends the parsing when raised; the client gets the refusal."""
+        self._verdict = refusal
+        return ValueError(refusal.detail)
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(self.limits.header_s, self._on_slow_headers)

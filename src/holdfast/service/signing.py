@@ -51,7 +51,7 @@ def sign(
         headers = {} if kid is None else {"kid": kid}
         return jwt.encode(claims, key.key, algorithm=key.algorithm_name, headers=headers)
     if settings.hs256_key is None:
-        raise InvalidOption("key", "set HOLDFAST_JWT_HS256_KEY, or pass --key with a private key")
+        raise InvalidOption("key", "set HOLDFAST_JWT_HS256_KEY, or pass --private-key with a private key")
     return jwt.encode(claims, settings.check().hs256_key or "", algorithm="HS256")
 
 

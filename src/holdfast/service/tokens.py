@@ -28,6 +28,8 @@ TENANT_ALIASES = ("tid", "tenant", "tenant_id")
 """Claims that name a tenant elsewhere: if a token has several, they must say the same."""
 
 REMEMBERED = 10_000
+_LAST_TIME = 253_402_300_800
+"""The end of the year 9999."""
 _REQUIRED = ["exp", "iss", "aud"]
 _TYPES = ("JWT", "AT+JWT", "APPLICATION/AT+JWT")
 
@@ -42,7 +44,7 @@ class Caller(Struct, frozen=True):
     subject: str
     expires_at: float
     digest: bytes
-    """Stands for the token where it must be told from others."""
+    """Stands for the token, however its signature is spelt, where it must be told from others."""
 
     def need(self, scope: str) -> None:
         """Raise a refusal unless the token has that scope."""
@@ -79,7 +81,7 @@ class Tokens:
             if self.left_s(caller) > 0:
                 return caller
             del self._known[digest]
-        caller = await self._check(token.decode("ascii"), digest)
+        caller = await self._check(token.decode("ascii"))
         if len(self._known) >= REMEMBERED:
             del self._known[next(iter(self._known))]
         self._known[digest] = caller
@@ -99,7 +101,7 @@ class Tokens:
             raise refused("it is too long")
         return token
 
-    async def _check(self, token: str, digest: bytes) -> Caller:
+    async def _check(self, token: str) -> Caller:
         settings = self._settings
         try:
             header = jwt.get_unverified_header(token)
@@ -123,7 +125,10 @@ class Tokens:
         except (PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
             # By its kind alone: some messages repeat a part of the token.
             raise refused(_WHY.get(type(error).__name__, "it cannot be read or its signature is wrong")) from None
+        _check_times(claims)
         subject = claims.get("sub")
+        # A signature can be spelt in many ways, what is signed in one.
+        digest = hashlib.sha256(token.rpartition(".")[0].encode()).digest()
         return Caller(
             self._tenant(claims), _scopes(claims), _queues(claims), subject if isinstance(subject, str) else "",
             float(claims["exp"]), digest,
@@ -173,6 +178,13 @@ def _check_header(header: dict[str, Any]) -> str:
     if kid is not None and not isinstance(kid, str):
         raise refused("its `kid` is not a string")
     return str(algorithm)
+
+
+def _check_times(claims: dict[str, Any]) -> None:
+    """PyJWT takes whatever `int` takes, strings too."""
+    for name in ("exp", "nbf", "iat"):
+        if name in claims and not (type(claims[name]) in (int, float) and 0 <= claims[name] < _LAST_TIME):
+            raise refused(f"its `{name}` is not a time")
 
 
 def _scopes(claims: dict[str, Any]) -> frozenset[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from holdfast.core import answers, wire
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, InvalidName
 from holdfast.core.failpoint import hit
 from holdfast.core.job import ClaimRequest, Extend, Extended, Finish, Finished, Report, Reported
 from holdfast.core.names import check_id
@@ -27,7 +27,7 @@ async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
     queues = tuple(dict.fromkeys(map(check_queue, body.queues)))
     for queue in queues:
         call.caller.need_queue(queue)
-    worker_id = call.caller.subject or "http" if body.worker_id is None else check_id(body.worker_id, "worker id")
+    worker_id = _subject(call) if body.worker_id is None else check_id(body.worker_id, "worker id")
     lease_ms = intake.lease_ms(body.lease_s)
     chance = random.random()  # noqa: S311 - jitter, no secret
     request = ClaimRequest(call.tenant, queues, body.limit, lease_ms, worker_id, chance)
@@ -67,6 +67,14 @@ async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) ->
 
     make = _allowed(call, intake.report)
     return Reply(await each(call.body, make, call.hub.store.report, show))  # pyright: ignore[reportArgumentType]
+
+
+def _subject(call: Call[Any, Any]) -> str:
+    """The worker that the token names, if it names one that can be."""
+    try:
+        return check_id(call.caller.subject, "worker id")
+    except InvalidName:
+        return "http"
 
 
 def _allowed(call: Call[Any, Any], read: Callable[[str, Item], Made]) -> Callable[[Item], Made]:
