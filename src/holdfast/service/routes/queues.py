@@ -38,7 +38,7 @@ async def jobs(call: Call[None, wire.ListQuery]) -> Reply:
     query = call.query
     states = frozenset(JobState) if query.state is None else frozenset(chosen("state", query.state, JobState))
     wanted = ListQuery(call.tenant, call.queue, states, _type(query.type), cursor=query.cursor, limit=query.limit)
-    page = await call.hub.store.list(wanted)
+    page = await call.hub.page(wanted)
     return Reply(answers.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
 
 
@@ -56,7 +56,7 @@ async def dead_letters(call: Call[None, wire.DeadQuery]) -> Reply:
     """With reason and errors. [DEAD-1]"""
     query = call.query
     wanted = ListQuery(call.tenant, call.queue, _FAILED, _type(query.type), query.error, query.cursor, query.limit)
-    page = await call.hub.store.list(wanted)
+    page = await call.hub.page(wanted)
     return Reply(answers.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
 
 
