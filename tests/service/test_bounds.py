@@ -91,7 +91,7 @@ async def test_a_time_that_cannot_be_shown_is_refused(at):
 async def test_a_timeout_of_nothing_is_refused():
     async with serving("memory:no-time") as service:
         client = await service.client()
-        problem(await client.post("/v1/jobs", json={"timeout_s": 1e-300}), 400, "invalid_option")
+        problem(await client.post("/v1/jobs", json={"timeout_s": 1e-300}), 400, "invalid_request")
 
 
 async def test_a_finish_that_is_refused_changes_no_result_and_leaves_no_blob(tmp_path, files):

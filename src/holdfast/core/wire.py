@@ -97,7 +97,7 @@ class Enqueue(Wire):
     priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
     max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
     result_ttl_s: Duration | None = None
-    timeout_s: Annotated[float, Meta(gt=0, le=_SPAN_S)] | None = None
+    timeout_s: Annotated[float, Meta(ge=0.001, le=_SPAN_S)] | None = None
     retry: Retry | None = None
     replace_failed: bool = False
     codec: Codec = "json"

@@ -55,7 +55,7 @@ def new_job(tenant: str, item: wire.Enqueue, headers: dict[str, str] | None) -> 
         5 if options.priority is None else options.priority,
         options.max_attempts or 4,
         _DEFAULT_BACKOFF if item.retry is None else _backoff(item.retry),
-        None if item.timeout_s is None else _timeout_ms(item.timeout_s),
+        None if item.timeout_s is None else duration_ms("timeout_s", item.timeout_s),
         RESULT_TTL if options.result_ttl_ms is None else options.result_ttl_ms,
         request_id,
         options.idempotency,
@@ -130,13 +130,6 @@ def _options(item: wire.Enqueue) -> EnqueueOptions:
             raise InvalidOption("idempotency", "give idempotency or idempotency_ttl_s, not both")
         said["idempotency"] = timedelta(seconds=item.idempotency_ttl_s)
     return cast("EnqueueOptions", said)
-
-
-def _timeout_ms(timeout_s: float) -> int:
-    ms = duration_ms("timeout_s", timeout_s)
-    if ms == 0:
-        raise InvalidOption("timeout_s", "must be longer than 0 seconds")
-    return ms
 
 
 def _backoff(retry: wire.Retry) -> Backoff:
