@@ -20,6 +20,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ONE_MS = timedelta(milliseconds=1)
 # Far beyond any use, and small enough that an instant stays below 2^53 on every store.
 _LONGEST_MS = 1_000 * 365 * DAY
+# What comes after it cannot be shown as a datetime.
+_LAST_MS = (datetime.max.replace(tzinfo=UTC) - EPOCH) // _ONE_MS
 
 _known_queue = lru_cache(maxsize=4096)(names.check_queue)
 check_type = lru_cache(maxsize=4096)(names.check_type)
@@ -123,7 +125,10 @@ def moment(ms: int) -> datetime:
 
 
 def _check_run_at(value: datetime) -> int:
-    return max(0, instant_ms("run_at", value))
+    ms = instant_ms("run_at", value)
+    if ms > _LAST_MS:
+        raise InvalidOption("run_at", f"{value} is after the year 9999 in UTC, to the next millisecond")
+    return max(0, ms)
 
 
 def _check_result_ttl(value: Seconds) -> int:

@@ -22,6 +22,7 @@ STORES = ("memory", "valkey", "postgres")
 WHOLE = "it compares whole records: HTTP leaves out the policies of retries and keys, and how long a result is kept"
 JSON = "it uses bytes that are no JSON, or codecs that the service does not know"
 CHANCE = "it draws lots itself: over HTTP the service does"
+LOOK = "a claim does not tell when to look again: the store counts other tenants' leases too"
 READERS = "readers hold back everybody's log: they are registered at the store"
 
 NOT_OVER_HTTP = {
@@ -33,9 +34,12 @@ NOT_OVER_HTTP = {
     "a_result_in_a_blob_is_named_when_it_is_forgotten": "a blob store is the service's own, not its client's",
     "a_result_is_kept_for_its_ttl_and_then_gone": JSON,
     "a_worker_lives_until_its_last_beat_is_over": "the service keeps no list of workers",
+    "a_worker_that_starts_learns_when_to_look_again": LOOK,
+    "an_empty_claim_learns_when_to_look_again": LOOK,
     "an_enqueue_of_one_does_what_it_does_among_others": WHOLE,
     "an_error_in_an_event_is_short": "the service cuts errors as a worker does, before the store has them",
     "an_offset_that_is_none_is_refused": READERS,
+    "an_urgent_job_that_is_due_late_does_not_hide_when_to_look": LOOK,
     "each_job_of_a_batch_is_taken_as_it_was_sent": WHOLE,
     "errors_keep_type_message_and_traceback_of_each_attempt": "a claim does not tell earlier errors",
     "the_clock_can_be_shifted_only_where_that_was_asked_for": "a client moves no clock",

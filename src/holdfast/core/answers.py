@@ -93,8 +93,6 @@ class Claimed(Answer):
 
     jobs: list[ClaimedJob]
     now: datetime
-    next_at: datetime | None = None
-    """When to look again, where it is known that there will be work."""
     waited_s: float = 0.0
     """For so long at least there was nothing: the leases began after that."""
 
@@ -306,10 +304,10 @@ class Session(Answer):
     scopes: list[str]
     expires_at: datetime
     now: datetime
-    offset: str
-    """The end of the log as it is now."""
     store: dict[str, Any]
     """Its capabilities."""
+    offset: str | None = None
+    """The end of the log as it is now, for a token that may read."""
     queues: list[str] | None = None
     """The only ones it is good for."""
 

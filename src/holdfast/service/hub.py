@@ -7,10 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from holdfast.blobs import Blobs, result_name
 from holdfast.claims import Claimer
 from holdfast.coalesce import Coalescer
-from holdfast.core.errors import HoldfastError, ResultExpired, ResultTooLarge, StoreBusy, StoreUnavailable
+from holdfast.core.errors import HoldfastError, ResultExpired, ResultTooLarge, StoreBusy, StoreError, StoreUnavailable
 from holdfast.core.failpoint import hit
 from holdfast.core.job import (
     RESULT_LIMIT,
@@ -27,13 +29,14 @@ from holdfast.core.job import (
     PurgeStatus,
     Result,
 )
+from holdfast.ids import new_id
 from holdfast.maintenance.runner import Maintenance
 from holdfast.queue import Queue
 from holdfast.service.keys import Keys
 from holdfast.service.limits import Rates
 from holdfast.service.settings import Settings
 from holdfast.service.tokens import Tokens
-from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, Store
+from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, ListQuery, Page, Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
 from holdfast.waiting import Waits
@@ -43,6 +46,10 @@ _log = get_logger(__name__)
 
 TENANTS = 10_000
 """How many tenants' queues are kept at hand."""
+ANSWER_BYTES = 8 * 1024 * 1024
+"""A claim or a page that has so much of payloads, results and errors gets no more."""
+STEP = 100
+"""So many jobs are asked for at a time: what is beyond the bound is no more than that."""
 
 
 class _Tenant(NamedTuple):
@@ -153,11 +160,33 @@ class Hub:
             nonlocal looked
             looked = time.monotonic()
 
-        claimed = await self.claimer.claim(request, wait_s=wait_s, gone=gone, on_look=look)
+        step = replace(request, limit=min(request.limit, STEP))
+        claimed = await self.claimer.claim(step, wait_s=wait_s, gone=gone, on_look=look)
+        jobs, got = claimed.jobs, len(claimed.jobs)
+        while got == step.limit and len(jobs) < request.limit and not gone.done() and _size(jobs) < ANSWER_BYTES:
+            step = replace(request, limit=min(request.limit - len(jobs), STEP))
+            try:
+                more = (await self.store.claim(step)).jobs
+            except StoreError:
+                break  # Those that are leased are answered.
+            jobs, got = [*jobs, *more], len(more)
+        claimed = replace(claimed, jobs=jobs)
         hit("service.after_claim")
         if http_metrics.current is not None:
             http_metrics.current.jobs("claim", claimed.jobs)
         return claimed, looked - started
+
+    async def page(self, query: ListQuery) -> Page:
+        """A page of jobs, shorter than was asked for where they are large."""
+        step = min(query.limit, STEP)
+        page = await self.store.list(replace(query, limit=step))
+        jobs = page.jobs
+        # A step that found less has looked through as much as a store does at a time.
+        while page.cursor and len(page.jobs) == step and len(jobs) < query.limit and _size(jobs) < ANSWER_BYTES:
+            step = min(query.limit - len(jobs), STEP)
+            page = await self.store.list(replace(query, cursor=page.cursor, limit=step))
+            jobs = [*jobs, *page.jobs]
+        return replace(page, jobs=jobs)
 
     async def give_back(self, jobs: Sequence[Job]) -> None:
         """Release jobs that nobody is there to take. [RETRY-5]"""
@@ -166,7 +195,9 @@ class Hub:
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[FinishAnswer]:
         """Acknowledge. A result over the limit goes to the blob store, or the job fails without one. [RESULT-1]"""
-        answers = await self.store.finish([await self._small(item) for item in items])
+        small = [await self._small(item) for item in items]
+        answers = await self.store.finish(small)
+        await self._tidy(small)
         if http_metrics.current is not None:
             http_metrics.current.jobs("finish", answers)
         return answers
@@ -233,6 +264,31 @@ class Hub:
         if self.blobs is None:
             error = describe(ResultTooLarge(len(item.result.data), RESULT_LIMIT))
             return Finish(item.key, item.token, "fail", error=error, random=item.random)
-        name = result_name(item.key, item.token)
+        # Of its own: whether the lease still holds is not known yet, and what was accepted must not change.
+        name = f"{result_name(item.key, item.token)}-{new_id()}"
         await self.blobs.put(name, item.result.data)
         return Finish(item.key, item.token, "complete", Result(b"", item.result.codec, name))
+
+    async def _tidy(self, items: Sequence[Finish]) -> None:
+        """Delete the blobs of results that were refused, or that repeat one which is there. [LEASE-1]"""
+        written = {item.key: item.result.blob for item in items if item.result is not None and item.result.blob}
+        if not written or self.blobs is None:
+            return
+        try:
+            jobs = await self.store.get(list(written))
+            kept = {job.result.blob for job in jobs if job is not None and job.result is not None}
+            names = [item.result.blob for item in items if item.result is not None and item.result.blob]
+            await self.blobs.delete(name for name in names if name not in kept)
+        except StoreError as error:
+            # The acknowledgements hold all the same.
+            _log.warning("blobs of refused results are left", blobs=len(written), error=error)
+
+
+def _size(jobs: Sequence[Job]) -> int:
+    """How large the answer will be, about."""
+    return sum(
+        len(job.envelope.payload)
+        + (0 if job.result is None else len(job.result.data))
+        + sum(len(error.message) + len(error.traceback) for error in job.errors)
+        for job in jobs
+    )

@@ -25,10 +25,9 @@ def codec_name(codec: str) -> str:
 
 
 def claimed(answer: Claimed, waited_s: float) -> answers.Claimed:
-    """What a claim got."""
-    next_at = None if answer.next_at is None else moment(answer.next_at)
+    """What a claim got. When to look again is not told: the store counts other tenants' leases too. [TENANT-2]"""
     jobs = [_claimed_job(job) for job in answer.jobs]
-    return answers.Claimed(jobs=jobs, now=moment(answer.now), next_at=next_at, waited_s=waited_s)
+    return answers.Claimed(jobs=jobs, now=moment(answer.now), waited_s=waited_s)
 
 
 def _claimed_job(job: Job) -> answers.ClaimedJob:

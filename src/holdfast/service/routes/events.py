@@ -8,7 +8,10 @@ A stream lives no longer than its token.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection
+import contextlib
+import random
+from collections.abc import AsyncGenerator, Collection, Generator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -18,11 +21,13 @@ from holdfast.service import views
 from holdfast.service.call import Call, Route, Stream
 from holdfast.service.intake import chosen
 from holdfast.service.tokens import READ
-from holdfast.store import Hint
+from holdfast.store import ALL_HINTS, Signal, Store
 
+BEAT = b": \n\n"
 BEAT_S = 15.0
+EAGER_S = 0.25
+IDLE_S = 1.0
 PAGE = 500
-_EVENTS = frozenset({Hint.EVENTS})
 
 
 async def follow_events(call: Call[None, wire.StreamQuery]) -> Stream:
@@ -37,41 +42,76 @@ async def follow_events(call: Call[None, wire.StreamQuery]) -> Stream:
 async def _follow(
     call: Call[None, wire.StreamQuery], after: str | None, kinds: Collection[str]
 ) -> AsyncGenerator[bytes]:
-    store = call.hub.store
+    clock = asyncio.get_running_loop().time
+    with call.leaving() as gone, _growth(call.hub.store, call.tenant) as grown:
+        gone.add_done_callback(lambda _: grown.set())
+        yield BEAT
+        said, beat_at = after, clock() + BEAT_S
+        while not gone.done():
+            grown.clear()
+            page = await call.hub.store.events(call.tenant, after, PAGE)
+            after = page.next
+            shown = [event for event in page.events if _is_shown(call, event, kinds)]
+            text = b"".join(map(_line, shown))
+            said = shown[-1].offset if shown else said
+            is_last = not page.more and not call.query.follow
+            if is_last or clock() >= beat_at:
+                # Who comes again begins here, also where what came last was not for him. Not at each step of the log:
+                # that would tell when others do something.
+                text += BEAT if said == after else b"id: %s\n\n" % after.encode()
+                said = after
+            if text:
+                yield text
+                beat_at = clock() + BEAT_S
+            if page.more:
+                continue
+            left_s = call.hub.tokens.left_s(call.caller)
+            if is_last or left_s <= 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(beat_at - clock(), left_s)):
+                    await grown.wait()
+
+
+@contextmanager
+def _growth(store: Store, tenant: str) -> Generator[asyncio.Event]:
+    """An event that is set when the log may have grown by something of a tenant.
+
+    A hint that names the tenant sets it at once, and for a moment after that so does one that names nobody. Else those
+    are mostly others' doing, and set it once in `IDLE_S`: who follows a quiet tenant costs a busy one little.
+    """
+    loop = asyncio.get_running_loop()
     grown = asyncio.Event()
-    stop = store.listen(lambda _: grown.set(), _EVENTS)
-    beat = b": \n\n"
-    said = after
+    eager_until = idle_until = 0.0
+    later: asyncio.TimerHandle | None = None
+
+    def look() -> None:
+        nonlocal idle_until, later
+        # Spread, so that followers do not look in step.
+        idle_until = loop.time() + IDLE_S * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        later = None
+        grown.set()
+
+    def hear(signal: Signal) -> None:
+        nonlocal eager_until, later
+        now = loop.time()
+        if signal.tenant == tenant:
+            eager_until = now + EAGER_S
+            grown.set()
+        elif not signal.tenant and now < eager_until:
+            grown.set()
+        elif not signal.tenant and now >= idle_until:
+            look()
+        elif not signal.tenant and later is None:
+            later = loop.call_at(idle_until, look)
+
+    stop = store.listen(hear, ALL_HINTS)
     try:
-        with call.leaving() as gone:
-            gone.add_done_callback(lambda _: grown.set())
-            yield beat
-            while not gone.done():
-                grown.clear()
-                page = await store.events(call.tenant, after, PAGE)
-                after = page.next
-                shown = [event for event in page.events if _is_shown(call, event, kinds)]
-                text = b"".join(map(_line, shown))
-                said = shown[-1].offset if shown else said
-                if not page.more and said != after:
-                    # Who comes again begins here, also where what came last was not for him.
-                    said, text = after, text + b"id: %s\n\n" % after.encode()
-                if text:
-                    yield text
-                if page.more:
-                    continue
-                if not call.query.follow:
-                    return
-                left_s = call.hub.tokens.left_s(call.caller)
-                if left_s <= 0:
-                    return
-                try:
-                    async with asyncio.timeout(min(BEAT_S, left_s)):
-                        await grown.wait()
-                except TimeoutError:
-                    yield beat
+        yield grown
     finally:
         stop()
+        if later is not None:
+            later.cancel()
 
 
 def _is_shown(call: Call[None, wire.StreamQuery], event: Event, kinds: Collection[str]) -> bool:

@@ -12,6 +12,7 @@ from holdfast.core.errors import StoreUnavailable
 from holdfast.options import moment
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.errors import Refusal
+from holdfast.service.tokens import READ
 from holdfast.telemetry import http as http_metrics
 
 READY_S = 2.0
@@ -45,7 +46,7 @@ async def session(call: Call[None, wire.NoQuery]) -> Reply:
             queues=None if caller.queues is None else sorted(caller.queues),
             expires_at=datetime.fromtimestamp(caller.expires_at, UTC),
             now=moment(await store.now()),
-            offset=await store.last_offset(),
+            offset=await store.last_offset() if READ in caller.scopes else None,
             store=msgspec.to_builtins(store.capabilities),
         )
     )

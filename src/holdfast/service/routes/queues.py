@@ -40,7 +40,7 @@ async def jobs(call: Call[None, wire.ListQuery]) -> Reply:
     wanted = ListQuery(
         call.tenant, call.queue, states, _type(query.type), cursor=query.cursor or None, limit=query.limit
     )
-    page = await call.hub.store.list(wanted)
+    page = await call.hub.page(wanted)
     return Reply(answers.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
 
 
@@ -60,7 +60,7 @@ async def dead_letters(call: Call[None, wire.DeadQuery]) -> Reply:
     wanted = ListQuery(
         call.tenant, call.queue, _FAILED, _type(query.type), query.error, query.cursor or None, query.limit
     )
-    page = await call.hub.store.list(wanted)
+    page = await call.hub.page(wanted)
     return Reply(answers.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
 
 

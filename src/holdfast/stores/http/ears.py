@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 
 from holdfast.core import answers, wire
-from holdfast.core.errors import AccessRefused, EventsTrimmed, HoldfastError
+from holdfast.core.errors import AccessRefused, EventsTrimmed
 from holdfast.store import Hint, Listener, Signal
 from holdfast.stores.http.link import Link
 
@@ -101,25 +101,30 @@ class Ears:
 
     async def _hear(self) -> None:
         pause_s, refused = FIRST_S, False
+        clock = asyncio.get_running_loop().time
         while True:
+            began = clock()
             try:
                 await self._follow()
-                pause_s = FIRST_S
             except EventsTrimmed:
                 self._offset = None
             except AccessRefused as error:
                 _log.log(logging.DEBUG if refused else logging.INFO, "no hints from the service: %s", error)
                 refused = True
                 await asyncio.sleep(REFUSED_S)
-            except HoldfastError as error:
+            except Exception as error:  # noqa: BLE001 - also what a function that gives the token raises
                 _log.debug("hints may be late: %s", error)
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-                pause_s = min(2 * pause_s, LAST_S)
+            # Also after an end that was none of an error: who ends every stream at once is not asked in a loop.
+            pause_s = FIRST_S if clock() - began > LAST_S else pause_s
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            pause_s = min(2 * pause_s, LAST_S)
 
     async def _follow(self) -> None:
         if self._offset is None:
             self._offset = (await self._link.call("GET", "/v1/session", answers.Session)).offset
-        query = {"after": self._offset, "kinds": ",".join(sorted(self._kinds))}
+        query = {"kinds": ",".join(sorted(self._kinds))}
+        if self._offset is not None:
+            query["after"] = self._offset
         async with self._link.stream("/v1/events", query) as messages:
             for hint in Hint:
                 self.tell(Signal(hint))

@@ -59,7 +59,7 @@ def ticket(answer: answers.Ticket) -> Queued | Duplicate | AlreadyCompleted:
 def claimed(tenant: str, worker_id: str, answer: answers.Claimed) -> Claimed:
     """What a claim got."""
     now = ms(answer.now)
-    return Claimed([_leased(tenant, worker_id, job, now) for job in answer.jobs], now, _ms(answer.next_at))
+    return Claimed([_leased(tenant, worker_id, job, now) for job in answer.jobs], now)
 
 
 def _leased(tenant: str, worker_id: str, job: answers.ClaimedJob, now: int) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 import ssl
 import time
@@ -28,6 +29,8 @@ KEEP_ALIVE_S = 60.0
 """Less than a service keeps an idle connection, so that few are found closed."""
 SILENCE_S = 45.0
 """A stream that says nothing for so long is dead: the service beats every 15 s."""
+FIRST_S = 0.1
+"""The shortest pause before asking again; it doubles."""
 OFFERED_S = 5.0
 """How long to wait for our turn where the service says that this token asks too often."""
 
@@ -94,6 +97,7 @@ class Link:
         """
         end = time.monotonic() + OFFERED_S
         refused = broken = False
+        least_s = FIRST_S
         while True:
             token = self.bearer.text()
             try:
@@ -109,9 +113,10 @@ class Link:
                 refused = True
                 if self.bearer.text() != token:
                     continue
-            pause_s = _pause_s(answer)
+            pause_s = _pause_s(answer, least_s)
             if pause_s is not None and time.monotonic() + pause_s < end:
                 await asyncio.sleep(pause_s)
+                least_s *= 2
                 continue
             raise trouble.of_answer(answer, self.shown)
 
@@ -198,22 +203,34 @@ def _decoder(type: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(type)
 
 
-def _pause_s(answer: httpx.Response) -> float | None:
+def _pause_s(answer: httpx.Response, least_s: float) -> float | None:
     """When to come again, where the service asks for patience and has done nothing."""
     if answer.status_code != HTTPStatus.TOO_MANY_REQUESTS or trouble.RATE_LIMITED not in answer.text:
         return None
     text = answer.headers.get("retry-after", "")
-    return float(text) if text.isdigit() else 1.0
+    # Spread, so that a fleet does not come back in step.
+    return max(float(text) if text.isdigit() else 1.0, least_s) + least_s * random.random()  # noqa: S311 - no secret
 
 
 async def _messages(answer: httpx.Response) -> AsyncGenerator[tuple[str | None, bytes]]:
     offset: str | None = None
     data = b""
-    async for line in answer.aiter_lines():
-        if line.startswith("id: "):
-            offset = line[4:]
-        elif line.startswith("data: "):
-            data = line[6:].encode()
+    async for line in _lines(answer):
+        if line.startswith(b"id: "):
+            offset = line[4:].decode()
+        elif line.startswith(b"data: "):
+            data = line[6:]
         elif not line and (offset is not None or data):
             yield offset, data
             offset, data = None, b""
+
+
+async def _lines(answer: httpx.Response) -> AsyncGenerator[bytes]:
+    """Lines as server-sent events have them. What else Unicode takes for the end of one may stand in a name."""
+    parts: list[bytes] = []
+    async for some in answer.aiter_bytes():
+        first, *more = some.split(b"\n")
+        parts.append(first)
+        for part in more:
+            yield b"".join(parts)
+            parts = [part]

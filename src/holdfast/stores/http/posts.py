@@ -6,17 +6,19 @@ So a worker needs no hints, and a token that may work but not read is enough for
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
-from holdfast.core.errors import HoldfastError
 from holdfast.core.job import Claimed, ClaimRequest
 from holdfast.store import Deliver
 from holdfast.stores.http.link import Link
 
 WAIT_S = 20.0
+FIRST_S, LAST_S = 0.1, 5.0
+"""How long to stay away after a wait that ended early with nothing: at first, and at most."""
 LEAVE_S = 2.0
 """How long the service may take to notice that nobody waits any more."""
 
@@ -34,7 +36,7 @@ class WaitingPost:
         self._on_close = on_close
         self._closed = False
         self._waiting: asyncio.Task[None] | None = None
-        self._error: HoldfastError | None = None
+        self._error: Exception | None = None
         self._now = 0
 
     @property
@@ -76,14 +78,20 @@ class WaitingPost:
     async def _wait(self, request: ClaimRequest) -> None:
         claimed = Claimed([], self._now)
         sent = time.monotonic()
+        pause_s = FIRST_S
         try:
             while not claimed.jobs and not self._closed:
                 sent = time.monotonic()
                 claimed, waited_s = await self._claim(request, WAIT_S, self._link)
+                early = time.monotonic() - sent < LAST_S
                 # The service did not even look for them before that. [LEASE-4]
                 sent += waited_s
                 request = replace(request, queues=request.queues[1:] + request.queues[:1])
-        except HoldfastError as error:
+                pause_s = pause_s if early else FIRST_S
+                if early and not claimed.jobs and not self._closed:
+                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+                    pause_s = min(2 * pause_s, LAST_S)
+        except Exception as error:  # noqa: BLE001 - also what a function that gives the token raises: the worker is told
             self._error = error
         self._now = claimed.now
         self._waiting = None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.core import answers
-from holdfast.core.errors import JobNotFound, Unsupported
+from holdfast.core.errors import AccessRefused, JobNotFound, Unsupported
 from holdfast.core.job import (
     Job,
     JobKey,
@@ -85,7 +85,10 @@ class Reads(Session):
         return msgspec.structs.replace(page, more=more)
 
     async def last_offset(self) -> str:
-        return (await self._link.call("GET", "/v1/session", answers.Session)).offset
+        offset = (await self._token()).offset
+        if offset is None:
+            raise AccessRefused("the end of the log: the token has no jobs:read; use one that has it", "scope_missing")
+        return offset
 
     async def set_reader(self, reader: Reader) -> None:
         raise _readers(reader.name)
