@@ -82,7 +82,8 @@ class BoundedProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.limits.header_bytes:
             raise self._over(_too_long(self.limits))
-        if self.parser.should_upgrade() or any(name == b"upgrade" for name, _ in self.headers):
+        parser: Any = self.parser
+        if parser.should_upgrade() or any(name == b"upgrade" for name, _ in self.headers):
             raise self._over(Refusal("invalid_request", "there is no other protocol here to upgrade to"))
         self._in_head = False
         self._in_body = self._moved = True
