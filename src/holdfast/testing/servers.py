@@ -219,7 +219,7 @@ class ValkeySentinel:
             self.sentinel = ValkeyServer(
                 lines=[
                     f"sentinel monitor {MASTER} {HOST} {primary} 1",
-                    f"sentinel down-after-milliseconds {MASTER} 500",
+                    f"sentinel down-after-milliseconds {MASTER} 1500",
                     f"sentinel failover-timeout {MASTER} 2000",
                 ]
             )
