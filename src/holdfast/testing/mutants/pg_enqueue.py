@@ -179,13 +179,13 @@ def starting_frees_a_key_of_another_job(bug: Bug) -> None:
     bug.function("claim", "AND k.job_id = j.id", "")
 
 
-@mutant("ENQ-3", stores=POSTGRES, seen_by="the_end_of_a_job_frees_no_key_that_is_anothers_by_now")
+@mutant("ENQ-3", stores=POSTGRES, seen_by="jobs_that_complete_together_free_their_own_keys_alone")
 def completing_frees_a_key_of_another_job(bug: Bug) -> None:
     """A job that completes frees the key that it named, although another job holds it by now."""
     bug.function("complete", "AND k.job_id = d.id", "")
 
 
-@mutant("ENQ-3", "KEEP-1", stores=POSTGRES, seen_by="a_key_for_a_time_outlives_the_job")
+@mutant("ENQ-3", "KEEP-1", stores=POSTGRES, seen_by="jobs_that_complete_together_free_their_own_keys_alone")
 def completing_frees_lasting_keys(bug: Bug) -> None:
     """Keys that are held for a time or for ever go with the job."""
     bug.function("complete", "k.policy IN ('until_terminal', 'until_started')", "true")

@@ -11,6 +11,7 @@ from holdfast.core.job import (
     SECOND,
     AlreadyCompleted,
     Duplicate,
+    Finish,
     IdempotencyKey,
     JobState,
     KeyPolicy,
@@ -233,6 +234,24 @@ async def the_end_of_a_job_frees_no_key_that_is_anothers_by_now(h: Harness) -> N
     await expect_held(h, second, JobState.READY, ONCE, queue=queue)
     expect_equal(await h.purge(first.key), "purged", "purge of the older job")
     await expect_held(h, second, JobState.READY, ONCE, queue=queue)
+
+
+@rule("ENQ-3")
+async def jobs_that_complete_together_free_their_own_keys_alone(h: Harness) -> None:
+    """Of three in one call, one holds its key to the end, one for a time, and one has lost it to another."""
+    own, timed, lost = [
+        await h.leased(id_, queue=h.name("q"), idempotency=key)
+        for id_, key in (("own", ONCE), ("timed", TTL), ("lost", STARTED))
+    ]
+    holder = await expect_free(h, ONCE, "with a key that was free from the start of its job on", queue=lost.queue)
+    answers = await h.store.finish([Finish(job.key, job.token, "complete") for job in (own, timed, lost)])
+    for answer in answers:
+        h.accepted(answer, JobState.COMPLETED)
+    await expect_free(h, ONCE, "with the key of a job that completed", queue=own.queue)
+    again = await h.enqueue("again", queue=timed.queue, idempotency=TTL)
+    holding = expect_a(again, AlreadyCompleted, "enqueue with a key that is held for a time")
+    expect_equal(holding.id, "timed", "who holds it")
+    await expect_held(h, holder, JobState.READY, ONCE, queue=lost.queue)
 
 
 @rule("ENQ-3")
