@@ -206,6 +206,12 @@ def a_key_stays_with_who_had_it_first(bug: Bug) -> None:
 @mutant("ENQ-3", stores=POSTGRES, seen_by="of_concurrent_enqueues_with_one_key_exactly_one_is_queued")
 def keys_are_bound_without_a_lock(bug: Bug) -> None:
     """Of two enqueues with one key at the same moment both are queued."""
+    bug.statement("try_keys", "SELECT {s}.try_keys($1::text[])", "SELECT $1::text[] IS NOT NULL")
+
+
+@mutant("ENQ-3", stores=POSTGRES, seen_by="of_concurrent_replays_with_one_key_exactly_one_goes_through")
+def keys_are_waited_for_without_a_lock(bug: Bug) -> None:
+    """Of two replays with one key at the same moment both go through."""
     bug.statement("hold_keys", "pg_advisory_xact_lock(hashtextextended(k, 3))", "k")
 
 

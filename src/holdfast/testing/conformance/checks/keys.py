@@ -13,6 +13,7 @@ from holdfast.core.job import (
     Duplicate,
     Finish,
     IdempotencyKey,
+    JobKey,
     JobState,
     KeyPolicy,
     Queued,
@@ -289,6 +290,23 @@ async def of_concurrent_enqueues_with_one_key_exactly_one_is_queued(h: Harness) 
     rest = {repr(answer) for answer in answers if not isinstance(answer, Queued)}
     expect_equal(rest, {repr(Duplicate(winners[0], JobState.READY))}, "answers to the others")
     expect_equal([job.id for job in await h.claim(20)], winners, "jobs that are there")
+
+
+@rule("ENQ-3")
+async def of_concurrent_replays_with_one_key_exactly_one_goes_through(h: Harness) -> None:
+    """Dead letters that had one key in turn, replayed from several handles at once: one holds it again."""
+    stores = await h.handles(4)
+    for _ in range(5):
+        queue = h.name("q")
+        failed: list[JobKey] = []
+        for n in range(len(stores)):
+            job = await h.leased(f"job-{n}", queue=queue, idempotency=ONCE)
+            h.accepted(await h.finish(job, "fail"), JobState.FAILED)
+            failed.append(job.key)
+        calls = [store.replay([key]) for store, key in zip(stores, failed, strict=True)]
+        answers = [answer for batch in await asyncio.gather(*calls) for answer in batch]
+        expect_equal(sum(isinstance(answer, Replayed) for answer in answers), 1, "replays that went through")
+        expect_equal(len(await h.claim(20, queue=queue)), 1, "jobs that are there")
 
 
 @rule("ENQ-3")
