@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import hashlib
 import shutil
+import socket
 import ssl
+import struct
 import subprocess
 import time
 
@@ -19,6 +21,7 @@ from holdfast.core.errors import StoreBusy, StoreUnavailable
 from holdfast.store import parse_url
 from holdfast.stores.redis.address import read
 from holdfast.stores.redis.link import Link
+from holdfast.stores.redis.wire import pack
 from holdfast.testing.servers import HOST, MASTER, ValkeyCluster, ValkeySentinel, ValkeyServer, free_port
 from tests.eventually import eventually
 
@@ -608,3 +611,62 @@ async def test_a_link_can_be_made_of_a_client_behind_sentinel(sentinel, prefix):
     assert sentinel.primary.command("GET", prefix) == "1"
     await client.aclose()
     await manager.aclose()
+
+
+PUBLISH = Script("redis.call('PUBLISH', 'news', ARGV[1]) return ARGV[1]")
+STAMPS = 35
+"""SO_TIMESTAMPNS: the kernel says when it got what is read."""
+
+
+class Stamped:
+    """A connection to the server that knows when the kernel got the last thing it read."""
+
+    def __init__(self, server):
+        self._socket = socket.create_connection((HOST, server.port))
+        self._socket.setsockopt(socket.SOL_SOCKET, STAMPS, 1)
+        self._socket.settimeout(20)
+
+    def exchange(self, request, end):
+        self._socket.sendall(request)
+        return self.read(end)
+
+    def read(self, end):
+        answer = b""
+        while not answer.endswith(end):
+            data, (stamp, *_), *_ = self._socket.recvmsg(4096, 64)
+            assert data, "closed"
+            answer += data
+        self.at = struct.unpack("qq", stamp[2])
+        return answer
+
+    def close(self):
+        self._socket.close()
+
+
+async def test_whoever_a_script_publishes_to_is_written_to_first(server):
+    """The worker that waits for a job gets it before the caller is told that it is in."""
+    with contextlib.closing(Stamped(server)) as listener, contextlib.closing(Stamped(server)) as caller:
+        listener.exchange(pack("SUBSCRIBE", "news"), b":1\r\n")
+
+        async def carry(reader, writer):
+            with contextlib.closing(writer):
+                while request := await reader.read(4096):
+                    writer.write(caller.exchange(request, b"\r\n"))
+
+        relay = await asyncio.start_server(carry, HOST, 0)
+        async with relay, linked(f"redis://{HOST}:{relay.sockets[0].getsockname()[1]}") as link:
+            for others_first in (False, True):
+                for n in range(5):
+                    assert await link.run(PUBLISH, "k", [f"{n}"], repeat=False, others_first=others_first) == b"%d" % n
+                    listener.read(b"%d\r\n" % n)
+                    assert (listener.at < caller.at) == others_first
+
+
+async def test_a_script_that_lets_others_go_first_is_as_any_other(link):
+    """Its answer, its errors, and that the server does not know it, or is asked by a user who may not."""
+    assert await link.run(ECHO, "k", [b"new"], repeat=False, others_first=True) == b"new"
+    await link.command("k", "SCRIPT", "FLUSH", "SYNC")
+    assert await link.run(ECHO, "k", [b"again"], repeat=False, others_first=True) == b"again"
+    with pytest.raises(StoreUnavailable, match="broken"):
+        await link.run(Script("return redis.error_reply('ERR broken')"), "k", [], repeat=False, others_first=True)
+    assert await link.command("k", "ECHO", "after") == b"after"

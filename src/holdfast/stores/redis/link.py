@@ -86,20 +86,24 @@ class Link:
         """Close every connection. What is under way fails. Twice is harmless."""
         await self._route.close()
 
-    async def run(self, script: Script, key: str | bytes, args: Sequence[Argument], *, repeat: bool) -> Any:
+    async def run(
+        self, script: Script, key: str | bytes, args: Sequence[Argument], *, repeat: bool, others_first: bool = False
+    ) -> Any:
         """Run a script where `key` lives.
 
         `repeat` says that running it twice does what running it once does: then a lost connection is tried once more.
+        `others_first`: whoever the script publishes to is written to before us, see `_PING`.
         Raises StoreUnavailable or StoreBusy.
         """
         key = _bytes(key)
+        before, count = (_PING, 2) if others_first else (b"", 1)
         try:
-            packed = pack(b"EVALSHA", script.sha, b"1", key, *args)
-            answer = (await self._guarded(key, packed, 1, repeat=repeat, follow=False))[0]
+            packed = before + pack(b"EVALSHA", script.sha, b"1", key, *args)
+            answer = (await self._guarded(key, packed, count, repeat=repeat, follow=False))[-1]
             if isinstance(answer, NoScriptError):
                 # It did not run, so that sending it again is safe for any script.
-                packed = pack(b"EVAL", script.text, b"1", key, *args)
-                answer = (await self._guarded(key, packed, 1, repeat=repeat, follow=False))[0]
+                packed = before + pack(b"EVAL", script.text, b"1", key, *args)
+                answer = (await self._guarded(key, packed, count, repeat=repeat, follow=False))[-1]
             return _checked(answer)
         except TROUBLES as error:
             raise self._trouble(error) from error
@@ -273,6 +277,9 @@ _REFUSALS = (AskError, TryAgain, ClusterDownError, ReadOnlyError)
 _MULTI = pack("MULTI")
 _EXEC = pack("EXEC")
 _ASKING = pack("ASKING")
+_PING = pack("PING")
+"""The server writes first to whom it had something for last. A script's own answer comes after what it published, and
+so would go out before it; with the answer to this one in wait we are the last in line. (ADR 9)"""
 
 
 def _refusal(answers: list[Any]) -> Exception | None:

@@ -27,6 +27,8 @@ BATCH_BYTES = 1024 * 1024
 CLUSTER_SHARDS = 16
 SICK_S = 5.0
 """How long a shard that did not answer is left out where others will do."""
+_AWAITED = frozenset({"enqueue", "finish"})
+"""What others wait for: a worker for a job, a caller for a result."""
 
 
 class Shards:
@@ -77,7 +79,9 @@ class Shards:
 
     async def run(self, name: str, shard: int, request: bytes, *more: bytes, repeat: bool = True) -> Any:
         """Run a script on one shard."""
-        answer = await self.link.run(SCRIPTS[name], self._keys[shard], (self._settings, request, *more), repeat=repeat)
+        args = (self._settings, request, *more)
+        awaited = name in _AWAITED
+        answer = await self.link.run(SCRIPTS[name], self._keys[shard], args, repeat=repeat, others_first=awaited)
         failpoint.hit("redis.after_script")
         return answer
 
