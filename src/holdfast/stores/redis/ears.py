@@ -29,7 +29,7 @@ FIRST_PAUSE_S = 0.05
 LAST_PAUSE_S = 1.0
 """How long to wait before connecting again: at first, and at most."""
 
-LINGER_S = 1.0
+LINGER_S = 5.0
 """How long a subscription is kept after its last listener left, since the next one often comes soon."""
 
 _log = logging.getLogger("holdfast")
@@ -51,6 +51,8 @@ class Ears:
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         """Also those that are about to end."""
+        self._relaxing: asyncio.TimerHandle | None = None
+        self._left_at = 0.0
         self._down = False
         self._warned = False
         self._closed = False
@@ -129,7 +131,9 @@ class Ears:
     def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
         self._release()
         if self._task is not None and not loop.is_closed():
-            loop.call_later(self._linger_s, self._relax)
+            self._left_at = loop.time()
+            if self._relaxing is None:
+                self._relaxing = loop.call_later(self._linger_s, self._relax, loop)
 
     async def _run(self) -> None:
         """Stay connected, whatever happens, until canceled."""
@@ -182,9 +186,13 @@ class Ears:
         self._down = True
         self._release()
 
-    def _relax(self) -> None:
-        """Let go of what nobody has come back for."""
-        if self._wanted():
+    def _relax(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let go of what nobody has come back for, unless somebody was there since."""
+        self._relaxing = None
+        left = self._left_at + self._linger_s - loop.time()
+        if left > 0:
+            self._relaxing = loop.call_later(left, self._relax, loop)
+        elif self._wanted():
             self._tune()
         else:
             self._rest()
