@@ -98,3 +98,9 @@ def the_end_of_one_leaves_its_key(bug: Bug) -> None:
 def the_completion_of_one_is_logged_as_another_end(bug: Bug) -> None:
     """A completion shows in the log as a failure."""
     bug.function("complete_one", "'{7}'", "'{8}'")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="what_an_old_transaction_does_is_told_in_its_place")
+def the_completion_of_one_is_filed_under_its_own_transaction(bug: Bug) -> None:
+    """A completion in a transaction that began early stands in the log before the lease."""
+    bug.function("complete_one", "greatest(v_job.logged, {s}.xid())", "{s}.xid()")

@@ -289,11 +289,15 @@ async def what_an_old_transaction_does_is_told_in_its_place(h: Harness) -> None:
     """One that began before a job was there, and then ends it: the job's events are in order all the same."""
     outcomes: dict[Outcome, str] = {"complete": "completed", "fail": "failed", "retry": "retried"}
     for outcome, kind in outcomes.items():
-        async with h.begin() as connection:
-            await h.store.enqueue([h.new(h.name("first"))], connection=connection)
-            job = await h.leased()
-            await h.store.finish([Finish(job.key, job.token, outcome, error=BOOM)], connection=connection)
-        expect_equal(await h.kinds(job.key), ["enqueued", "claimed", kind], f"events of a job, the last by a {outcome}")
+        for count in (1, 2):
+            async with h.begin() as connection:
+                await h.store.enqueue([h.new(h.name("first"))], connection=connection)
+                jobs = [await h.leased(f"job-{n}", queue=h.name("q")) for n in range(count)]
+                items = [Finish(job.key, job.token, outcome, error=BOOM) for job in jobs]
+                await h.store.finish(items, connection=connection)
+            for job in jobs:
+                what = f"events of one job of {count}, the last by a {outcome}"
+                expect_equal(await h.kinds(job.key), ["enqueued", "claimed", kind], what)
 
 
 @rule("EVENT-2")
