@@ -1,6 +1,8 @@
 """Concurrent calls share round trips: while one is under way the next batch gathers; an idle one leaves at once.
 
-No timers and no added latency: what was asked for in the same turn of the event loop leaves together.
+No timers and no added latency: what was asked for in the same turn of the event loop leaves together. Where nothing
+else is to run in this turn there is nobody to wait for, and `one` goes without a task of its own, which was a tenth of
+the way from an idle caller to an idle worker.
 """
 
 from __future__ import annotations
@@ -29,20 +31,45 @@ class Coalescer(Generic[I, A]):
         self._limit = limit
         self._gathering: deque[tuple[I, asyncio.Future[A]]] = deque()
         self._running: asyncio.Task[None] | None = None
+        self._alone = False
+        self._settled: asyncio.Future[None] | None = None
 
     def __call__(self, item: I) -> asyncio.Future[A]:
         """The answer for `item`, whoever else's it travels with. A caller that is canceled harms no other."""
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._gathering.append((item, answer))
-        if self._running is None:
-            # An empty context: a batch belongs to no single caller's trace.
-            self._running = asyncio.create_task(self._run(), context=Context())
+        if self._running is None and not self._alone:
+            self._start()
         return answer
+
+    async def one(self, item: I) -> A:
+        """As a call; but if it goes by itself, a caller that is canceled takes it along."""
+        # What is to run in this turn is known of asyncio's own loops alone; others are taken to have something.
+        if self._running is not None or self._alone or getattr(asyncio.get_running_loop(), "_ready", True):
+            return await self(item)
+        self._alone = True
+        try:
+            return (await self._send([item]))[0]
+        finally:
+            self._alone = False
+            if self._gathering:
+                self._start()
+            if self._settled is not None:
+                self._settled.set_result(None)
+                self._settled = None
 
     async def settle(self) -> None:
         """Wait until everything asked for so far is answered."""
-        while self._running is not None:
-            await asyncio.wait([self._running])
+        while self._running is not None or self._alone:
+            if self._running is not None:
+                await asyncio.wait([self._running])
+            else:
+                self._settled = self._settled or asyncio.get_running_loop().create_future()
+                await asyncio.wait([self._settled])
+
+    def _start(self) -> None:
+        # An empty context: a batch belongs to no single caller's trace.
+        self._running = asyncio.create_task(self._run(), context=Context())
 
     async def _run(self) -> None:
         try:

@@ -184,7 +184,7 @@ class Queue(Administration):
 
     def _send(self, new: NewJob, connection: Any) -> Awaitable[EnqueueAnswer]:
         self._check_open()
-        return self._enqueues(new) if connection is None else self._join(new, connection)
+        return self._enqueues.one(new) if connection is None else self._join(new, connection)
 
     async def _join(self, new: NewJob, connection: Any) -> EnqueueAnswer:
         return (await self._enqueue_batch([new], connection))[0]

@@ -165,3 +165,98 @@ async def test_callers_are_let_go_when_the_trip_itself_is_canceled():
     for task in waiting:
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+@asynchronous
+async def test_one_that_nobody_can_join_goes_by_itself():
+    """Without a task of its own: it begins before anything else runs."""
+    trips = Trips()
+    calls = Coalescer(trips)
+    one = calls.one(1)
+    one.send(None)
+    assert trips.batches == [[1]]
+    rest = [asyncio.ensure_future(calls.one(2)), asyncio.ensure_future(calls.one(3)), calls(4)]
+    await turns()
+    assert trips.batches == [[1]]
+    trips.gates.pop(0).set_result(None)
+    with pytest.raises(StopIteration, match="10"):
+        one.send(None)
+    await turns()
+    assert trips.batches[0] == [1]
+    assert sorted(trips.batches[1]) == [2, 3, 4]
+    await trips.arrive()
+    assert await asyncio.gather(*rest) == [20, 30, 40]
+
+
+@asynchronous
+async def test_ones_of_one_turn_leave_together():
+    trips = Trips()
+    calls = Coalescer(trips)
+    answers = asyncio.gather(*(calls.one(number) for number in range(5)))
+    await turns()
+    assert trips.batches == [[0, 1, 2, 3, 4]]
+    await trips.arrive()
+    assert await answers == [0, 10, 20, 30, 40]
+
+
+@asynchronous
+async def test_one_that_is_canceled_takes_its_own_trip_along_and_no_other():
+    trips = Trips()
+    calls = Coalescer(trips)
+    first = asyncio.ensure_future(calls.one(1))
+    await asyncio.sleep(0.01)  # Not by `turns`, which is always about to run.
+    second = asyncio.ensure_future(calls.one(2))
+    await turns()
+    first.cancel()
+    await turns()
+    assert first.cancelled()
+    assert trips.gates[0].cancelled()
+    assert trips.batches == [[1], [2]]
+    trips.gates[1].set_result(None)
+    assert await second == 20
+
+
+@asynchronous
+async def test_one_that_goes_by_itself_is_settled_like_any_other():
+    trips = Trips()
+    calls = Coalescer(trips)
+    first = asyncio.ensure_future(calls.one(1))
+    await asyncio.sleep(0.01)  # Not by `turns`, which is always about to run.
+    assert calls._alone
+    settling = [asyncio.ensure_future(calls.settle()) for _ in range(2)]
+    second = asyncio.ensure_future(calls.one(2))
+    await turns()
+    await trips.arrive()
+    assert first.done()
+    assert not any(one.done() for one in settling)
+    await trips.arrive()
+    assert await second == 20
+    await asyncio.gather(*settling)
+
+
+@asynchronous
+async def test_one_that_fails_by_itself_raises_to_its_caller():
+    async def fail(_: Sequence[int]) -> list[int]:
+        raise StoreUnavailable("gone")
+
+    calls = Coalescer(fail)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="gone"):
+            await calls.one(1)
+    await calls.settle()
+
+
+def test_one_goes_with_the_others_on_a_loop_that_does_not_tell_what_is_to_run():
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> list[list[int]]:
+        trips = Trips()
+        calls = Coalescer(trips)
+        first = asyncio.ensure_future(calls.one(1))
+        second = asyncio.ensure_future(calls.one(2))
+        await turns()
+        await trips.arrive()
+        assert await asyncio.gather(first, second) == [10, 20]
+        return trips.batches
+
+    assert uvloop.run(main()) == [[1, 2]]
