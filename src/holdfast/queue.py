@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeVar, Unpack, cast, overload
 
@@ -27,6 +27,12 @@ from holdfast.telemetry import metrics, tracing
 from holdfast.ticket import Ticket
 
 R = TypeVar("R")
+
+PART = 250
+"""Of a long enqueue so many jobs are made at a time: in between the event loop can send on what is on its way."""
+
+_Jobs = list[tuple[Message[Any], NewJob | HoldfastError]]
+"""Messages, and what each came to: a job, or why it is none."""
 
 
 class Queue(Administration):
@@ -96,17 +102,25 @@ class Queue(Administration):
             raise InvalidOption("enqueue_many", "an id or key is one item's: use message.options(id=...)")
         common = resolve(options)
         tickets: list[Ticket[Any]] = []
-        sending: asyncio.Task[list[Ticket[Any]]] | None = None
+        jobs: _Jobs = []
+        sent: _Jobs = []
+        sending: asyncio.Task[Sequence[EnqueueAnswer]] | None = None
         try:
-            async for chunk in _chunks(messages):
-                # While one chunk is on its way the next is made; it leaves when that is answered, so order holds.
-                jobs = self._jobs_of(chunk, options, common)
-                if sending is not None:
-                    tickets += await sending
-                sending = asyncio.create_task(self._enqueue_chunk(jobs, common, connection))
-                await asyncio.sleep(0)
+            async for part in _parts(messages):
+                # While one batch is on its way the next is made; it leaves when that is answered, so order holds.
+                jobs += self._jobs_of(part, options, common)
+                if jobs and (len(jobs) == BATCH_LIMIT or len(part) < PART):
+                    answers = None if sending is None else await sending
+                    answered, sent, jobs = sent, jobs, []
+                    sending = asyncio.create_task(self._answers_to(sent, connection))
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # By now it has left; what else there is to do keeps nobody waiting.
+                    if answers is not None:
+                        tickets += await self._tickets(answered, answers, common)
+                else:
+                    await asyncio.sleep(0)
             if sending is not None:
-                tickets += await sending
+                tickets += await self._tickets(sent, await sending, common)
         except BaseException as error:
             await _end(sending, error)
             raise
@@ -189,22 +203,21 @@ class Queue(Administration):
     async def _join(self, new: NewJob, connection: Any) -> EnqueueAnswer:
         return (await self._enqueue_batch([new], connection))[0]
 
-    def _jobs_of(
-        self, chunk: list[Any], options: EnqueueOptions, common: Resolved
-    ) -> list[tuple[Message[Any], NewJob | HoldfastError]]:
+    def _jobs_of(self, part: list[Any], options: EnqueueOptions, common: Resolved) -> _Jobs:
         headers = tracing.inject()
-        messages = [_message(item) for item in chunk]
+        messages = [_message(item) for item in part]
         return [(message, self._job_or_refusal(message, options, common, headers)) for message in messages]
 
-    async def _enqueue_chunk(
-        self, jobs: list[tuple[Message[Any], NewJob | HoldfastError]], common: Resolved, connection: Any
-    ) -> list[Ticket[Any]]:
+    async def _answers_to(self, jobs: _Jobs, connection: Any) -> Sequence[EnqueueAnswer]:
         good = [job for _, job in jobs if isinstance(job, NewJob)]
-        answers = iter(await self._enqueue_batch(good, connection) if good else ())
+        return await self._enqueue_batch(good, connection) if good else ()
+
+    async def _tickets(self, jobs: _Jobs, answers: Sequence[EnqueueAnswer], common: Resolved) -> list[Ticket[Any]]:
+        coming = iter(answers)
         tickets: list[Ticket[Any]] = []
         for message, job in jobs:
             if isinstance(job, NewJob):
-                ticket = self._ticket(job.key, message, next(answers))
+                ticket = self._ticket(job.key, message, next(coming))
             else:
                 own = message.resolved
                 queue = own.queue or common.queue or message.spec.queue or self.name
@@ -245,7 +258,7 @@ class Queue(Administration):
 
 
 async def _end(sending: asyncio.Task[Any] | None, error: BaseException) -> None:
-    """Leave no chunk on its way: one whose caller was canceled is canceled too, else it is seen through."""
+    """Leave no batch on its way: one whose caller was canceled is canceled too, else it is seen through."""
     if sending is not None and not sending.done():
         if isinstance(error, asyncio.CancelledError):
             sending.cancel()
@@ -263,17 +276,18 @@ def _options(message: Message[Any], options: EnqueueOptions) -> Resolved:
     return resolve({**options, **message.said}) if options else message.resolved
 
 
-async def _chunks(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[list[Any]]:
+async def _parts(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[list[Any]]:
+    """Messages as they come, `PART` at a time; the last part is smaller, or empty."""
+    part: list[Any] = []
     if isinstance(messages, AsyncIterable):
-        chunk: list[Any] = []
         async for message in messages:
-            chunk.append(message)
-            if len(chunk) == BATCH_LIMIT:
-                yield chunk
-                chunk = []
-        if chunk:
-            yield chunk
+            part.append(message)
+            if len(part) == PART:
+                yield part
+                part = []
+        yield part
         return
     source = iter(messages)
-    while chunk := list(islice(source, BATCH_LIMIT)):
-        yield chunk
+    while len(part := list(islice(source, PART))) == PART:
+        yield part
+    yield part

@@ -377,6 +377,33 @@ async def test_many_takes_an_async_iterable_too():
         assert (await queue.stats("emails")).counts[JobState.READY] == 1500
 
 
+@pytest.mark.parametrize("count", [249, 250, 251, 500, 999, 1000, 1001, 1250, 2000])
+@asynchronous
+async def test_enqueue_many_takes_any_number(count: int):
+    async with memory_queue() as queue:
+        tickets = await queue.enqueue_many(send_email.message(f"u{i}") for i in range(count))
+        records = await asyncio.gather(*(ticket.refresh() for ticket in tickets))
+        assert [record.payload["to"] for record in records] == [f"u{i}" for i in range(count)]
+
+
+@asynchronous
+async def test_enqueue_many_leaves_the_event_loop_to_others():
+    """Whoever else is to run does not wait for a thousand jobs to be made."""
+    turns_of_another = 0
+
+    async def another() -> None:
+        nonlocal turns_of_another
+        while True:
+            turns_of_another += 1
+            await asyncio.sleep(0)
+
+    async with memory_queue() as queue:
+        task = asyncio.create_task(another())
+        await queue.enqueue_many(range(2000))
+        task.cancel()
+        assert turns_of_another >= 8
+
+
 @asynchronous
 async def test_a_bad_item_spoils_nothing_else():
     async with memory_queue() as queue:
