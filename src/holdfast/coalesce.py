@@ -21,6 +21,9 @@ I = TypeVar("I")  # noqa: E741 - an item
 A = TypeVar("A")
 
 BATCH_LIMIT = 1000
+ALONE_LIMIT = 16
+"""So many in a row go by themselves: a store that answers without waiting would keep the event loop from its timers and
+sockets."""
 
 
 class Coalescer(Generic[I, A]):
@@ -32,6 +35,7 @@ class Coalescer(Generic[I, A]):
         self._gathering: deque[tuple[I, asyncio.Future[A]]] = deque()
         self._running: asyncio.Task[None] | None = None
         self._alone = False
+        self._in_a_row = 0
         self._settled: asyncio.Future[None] | None = None
 
     def __call__(self, item: I) -> asyncio.Future[A]:
@@ -45,8 +49,11 @@ class Coalescer(Generic[I, A]):
     async def one(self, item: I) -> A:
         """As a call; but if it goes by itself, a caller that is canceled takes it along."""
         # What is to run in this turn is known of asyncio's own loops alone; others are taken to have something.
-        if self._running is not None or self._alone or getattr(asyncio.get_running_loop(), "_ready", True):
+        others = self._running is not None or self._alone or getattr(asyncio.get_running_loop(), "_ready", True)
+        if others or self._in_a_row == ALONE_LIMIT:
+            self._in_a_row = 0
             return await self(item)
+        self._in_a_row += 1
         self._alone = True
         try:
             return (await self._send([item]))[0]

@@ -351,6 +351,17 @@ async def test_concurrent_enqueues_share_round_trips():
     assert [len(trip) for trip in store.trips] == [1000, 1000, 500]
 
 
+@asynchronous
+async def test_enqueues_one_after_another_leave_the_event_loop_its_timers():
+    """On a store that answers without waiting, too."""
+    fired = asyncio.Event()
+    async with memory_queue() as queue:
+        asyncio.get_running_loop().call_later(0, fired.set)
+        for number in range(100):
+            await queue.enqueue(number)
+        assert fired.is_set()
+
+
 # Many ----------------------------------------------------------------------------------------------------------
 
 
