@@ -73,7 +73,7 @@ class Hub:
         self.store = store
         self.blobs = None if settings.blobs is None else Blobs.open(settings.blobs)
         self.keys = Keys(settings.tokens.hs256_key, settings.tokens.jwks)
-        self.tokens = Tokens(settings.tokens.check(), self.keys, settings.limits.token_bytes)
+        self.tokens = Tokens(settings.tokens.check(), self.keys, settings.limits)
         self.rates = Rates(settings.limits.rate)
         self.claimer = Claimer(store)
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
