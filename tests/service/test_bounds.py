@@ -6,7 +6,7 @@ from datetime import datetime
 import pytest
 
 from holdfast import InvalidOption, Queue, Worker
-from holdfast.service import hub
+from holdfast.service import hub, tails
 from holdfast.service.routes import events
 from holdfast.stores.http import ears, posts
 from tests.service.support import PATIENCE_S, problem, serving, token
@@ -31,7 +31,7 @@ async def test_a_claim_tells_nothing_of_others_leases():
 
 async def test_a_stream_tells_what_others_do_only_with_the_beat(monkeypatch):
     """[TENANT-2, EVENT-2]"""
-    monkeypatch.setattr(events, "IDLE_S", 0.0)
+    monkeypatch.setattr(tails, "IDLE_S", 0.0)
     async with serving("memory:others-events") as service:
         alice, bob = await service.client("alice"), await service.client("bob")
         async with asyncio.timeout(PATIENCE_S), alice.stream("GET", "/v1/events") as answer:
@@ -58,7 +58,7 @@ async def test_followers_of_a_quiet_tenant_look_now_and_then(monkeypatch):
     async with serving("memory:quiet-followers") as service:
         alice, bob = await service.client("alice"), await service.client("bob")
         looks = []
-        monkeypatch.setattr(events, "IDLE_S", 1000.0)
+        monkeypatch.setattr(tails, "IDLE_S", 1000.0)
         store = service.hub.store
         look = store.events
         monkeypatch.setattr(store, "events", lambda *args: looks.append(1) or look(*args))
