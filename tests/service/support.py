@@ -92,8 +92,10 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(url, *, tokens=TOKENS, store=None, blobs=None, **limits):
-    settings = Settings(store=url, tokens=tokens, limits=Limits(**limits), blobs=blobs, upkeep=False)
+async def serving(url, *, tokens=TOKENS, store=None, blobs=None, proxies="", **limits):
+    settings = Settings(
+        store=url, tokens=tokens, limits=Limits(**limits), blobs=blobs, upkeep=False, proxies=proxies
+    )  # fmt: skip
     async with AsyncExitStack() as stack:
         sock = listen("127.0.0.1", 0, 30)
         stack.callback(sock.close)

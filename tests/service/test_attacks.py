@@ -317,6 +317,19 @@ async def test_the_dead_letters_of_another_are_neither_replayed_nor_purged(servi
     assert (await stranger.post(f"{path}:purge", json={})).json()["purged"] == 0
 
 
+async def test_every_operators_route_says_on_whom_it_acts(service, unchanged):
+    stranger, asked = await service.client("stranger"), set()
+    for route in ROUTES:
+        if route.scope == "jobs:admin":
+            body = {"json": {route.batch: []} if route.batch else {"where": {}} if "replay" in route.path else {}}
+            answer = await stranger.request(
+                route.method, route.path.format(queue="empty"), **(body if route.body else {})
+            )
+            assert (answer.status_code, answer.json()["tenant"]) == (200, "stranger")
+            asked.add(route.path.rpartition("/")[2])
+    assert asked >= {"pause", "resume", "dead-letters", "dead-letters:replay", "dead-letters:purge", "jobs:purge"}
+
+
 async def test_a_stranger_claims_nothing_and_sees_no_event(service, unchanged):
     stranger = await service.client("stranger")
     assert await stranger.claim("default", "held", "dead") == []

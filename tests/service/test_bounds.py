@@ -6,7 +6,9 @@ from datetime import datetime
 import pytest
 
 from holdfast import InvalidOption, Queue, Worker
-from holdfast.service import hub
+from holdfast.core.errors import QuotaExceeded, StoreBusy, StoreUnavailable
+from holdfast.core.job import Claimed, ClaimRequest
+from holdfast.service import errors, hub, tails
 from holdfast.service.routes import events
 from holdfast.stores.http import ears, posts
 from tests.service.support import PATIENCE_S, problem, serving, token
@@ -31,7 +33,7 @@ async def test_a_claim_tells_nothing_of_others_leases():
 
 async def test_a_stream_tells_what_others_do_only_with_the_beat(monkeypatch):
     """[TENANT-2, EVENT-2]"""
-    monkeypatch.setattr(events, "IDLE_S", 0.0)
+    monkeypatch.setattr(tails, "IDLE_S", 0.0)
     async with serving("memory:others-events") as service:
         alice, bob = await service.client("alice"), await service.client("bob")
         async with asyncio.timeout(PATIENCE_S), alice.stream("GET", "/v1/events") as answer:
@@ -58,7 +60,7 @@ async def test_followers_of_a_quiet_tenant_look_now_and_then(monkeypatch):
     async with serving("memory:quiet-followers") as service:
         alice, bob = await service.client("alice"), await service.client("bob")
         looks = []
-        monkeypatch.setattr(events, "IDLE_S", 1000.0)
+        monkeypatch.setattr(tails, "IDLE_S", 1000.0)
         store = service.hub.store
         look = store.events
         monkeypatch.setattr(store, "events", lambda *args: looks.append(1) or look(*args))
@@ -187,3 +189,30 @@ async def test_who_ends_every_stream_at_once_is_not_asked_in_a_loop(monkeypatch)
         await heard._hear()
     assert pauses[0] >= ears.FIRST_S / 2
     assert pauses[-1] >= ears.LAST_S / 2
+
+
+async def test_who_ends_every_claim_at_once_is_not_asked_in_a_loop(monkeypatch):
+    """Each pause is longer than the one before, up to a bound; what comes at last is delivered without one."""
+    pauses, delivered, empty = [], [], Claimed([], 1)
+
+    async def claim(*_):
+        return (empty if len(pauses) < 10 else Claimed(["job"], 2)), 0.0
+
+    async def sleep(pause_s):
+        pauses.append(pause_s)
+
+    post = posts.WaitingPost(claim, None, lambda claimed, _: delivered.append(claimed.jobs), lambda: None)
+    monkeypatch.setattr(posts.asyncio, "sleep", sleep)
+    await post._wait(ClaimRequest("acme", ("a", "b"), 1, 1000, "w", 0.5))
+    assert delivered == [["job"]]
+    assert len(pauses) == 10
+    assert all(
+        min(posts.FIRST_S * 2**n, posts.LAST_S) / 2 <= pause_s <= posts.LAST_S for n, pause_s in enumerate(pauses)
+    )
+
+
+@pytest.mark.parametrize("code", sorted(errors._AGAIN))
+def test_who_is_to_come_again_is_told_when_and_never_at_once(code):
+    ours = [error for error in (QuotaExceeded(None, 1, 1), StoreBusy(""), StoreUnavailable("")) if error.code == code]
+    for error in (errors.Refusal(code, "x"), *ours):
+        assert int(errors.problem(error)[2]["retry-after"]) >= 1

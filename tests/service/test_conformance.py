@@ -1,7 +1,8 @@
 """The contract through the HTTP client, as if the service were a store: one test for each check of the shipped suite.
 
-The service runs in a process of its own, on real sockets, with a memory, Valkey or PostgreSQL store behind it. Each
-check has one of the three, by its name; HOLDFAST_HTTP_CONFORMANCE=all runs every check on each, and the slow ones too.
+The service runs in a process of its own, on real sockets, with a memory, file, Valkey or PostgreSQL store behind it.
+Each check has one of the four, by its name; HOLDFAST_HTTP_CONFORMANCE=all runs every check on each, and the slow ones
+too.
 See `tests.service.tenants` for what goes over HTTP.
 """
 
@@ -17,7 +18,7 @@ from holdfast.testing.conformance import Check, Skipped, Spaces, all_checks, per
 from tests.service.tenants import Behind, Tenants
 
 ALL = os.environ.get("HOLDFAST_HTTP_CONFORMANCE") == "all"
-STORES = ("memory", "valkey", "postgres")
+STORES = ("memory", "file", "valkey", "postgres")
 
 WHOLE = "it compares whole records: HTTP leaves out the policies of retries and keys, and how long a result is kept"
 JSON = "it uses bytes that are no JSON, or codecs that the service does not know"
@@ -76,11 +77,15 @@ def behind():
 
 
 @pytest.fixture(scope="module")
-def bases(request):
+def bases(request, tmp_path_factory):
     """Where the stores behind the service are, by their kind; a server starts when it is first asked for."""
 
     def base(store):
-        return "memory:behind" if store == "memory" else request.getfixturevalue(store).url()
+        if store == "memory":
+            return "memory:behind"
+        if store == "file":
+            return f"file:{tmp_path_factory.mktemp('behind')}"
+        return request.getfixturevalue(store).url()
 
     made = {}
     return lambda store: made.setdefault(store, Spaces(base(store)))

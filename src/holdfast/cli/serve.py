@@ -60,6 +60,14 @@ def serve(
     rate_limit: Annotated[
         float, typer.Option(min=0, help="Requests per second for each token, in each process; 0: any number.")
     ] = 0,
+    bad_token_limit: Annotated[
+        float,
+        typer.Option(min=0, help="Bad tokens per second from one address, in each process; 0: any number."),
+    ] = 50,
+    trusted_proxies: Annotated[
+        str,
+        typer.Option(metavar="ADDRESSES", help="Whose X-Forwarded-For to believe: addresses, networks, with commas."),
+    ] = "",
     max_connections: Annotated[int, typer.Option(min=1, help="Open connections in each process.")] = 10_000,
     grace: Annotated[str, typer.Option(metavar="SECONDS", help="How long requests may go on after SIGTERM.")] = "30",
     metrics_port: Annotated[
@@ -75,7 +83,7 @@ def serve(
 
     with needing_service("serve"):
         from holdfast.service.server import check, listen, shared_metrics
-        from holdfast.service.settings import Limits, Settings
+        from holdfast.service.settings import Limits, Settings, check_proxies
 
     grace_s = duration("grace", grace)
     settings = Settings(
@@ -83,12 +91,14 @@ def serve(
         tokens=token_settings(key_file, jwks, issuer, audience, tenant_claim).check(),
         limits=Limits(
             rate=rate_limit,
+            bad_tokens=bad_token_limit,
             connections=max_connections,
             grace_s=30.0 if grace_s is None else grace_s.total_seconds(),
         ),
         blobs=blobs_url(blobs),
         metrics=metrics_port is None,
         access_log=access_log,
+        proxies=check_proxies(trusted_proxies),
     )
     logs: dict[str, Any] = {"json": json_logs, "level": checked_level(log_level).upper()}
     exit_on_term()

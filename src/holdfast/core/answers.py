@@ -47,6 +47,8 @@ class Items(Struct, Generic[T], kw_only=True):
     """Answers item by item, in the order of the request."""
 
     items: list[T]
+    tenant: str | UnsetType = UNSET
+    """On whom an operator acted."""
 
 
 # Enqueue --------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@
     bodies     reading a body, bounded in every way
     intake     jobs from the wire to the store      views   jobs and events on their way out
     tokens     who calls: JSON Web Tokens           keys    the keys they are checked with; signing: making some
-    limits     requests for each token              errors  problems and their codes
+    limits     requests and bad tokens              errors  problems and their codes
+    tails      the ends of logs that are followed
     openapi    the document, made from the table    protocol, server   uvicorn, bounded; several processes
     hub        what all requests of a process share: the store, waiting claims, one queue for each tenant
 

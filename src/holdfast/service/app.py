@@ -94,7 +94,8 @@ class _Endpoint:
         hub, limits = self._hub, self._hub.settings.limits
         caller = NOBODY
         if route.scope is not None:
-            caller = await hub.tokens.caller(headers.get(b"authorization"))
+            client = scope.get("client")
+            caller = await hub.tokens.caller(headers.get(b"authorization"), client[0] if client else "")
             scope["holdfast.tenant"] = caller.tenant
             hub.rates.take(caller.digest)
             if route.scope:

@@ -35,6 +35,7 @@ from holdfast.queue import Queue
 from holdfast.service.keys import Keys
 from holdfast.service.limits import Rates
 from holdfast.service.settings import Settings
+from holdfast.service.tails import Tails
 from holdfast.service.tokens import Tokens
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, ListQuery, Page, Store
 from holdfast.telemetry import http as http_metrics
@@ -73,9 +74,10 @@ class Hub:
         self.store = store
         self.blobs = None if settings.blobs is None else Blobs.open(settings.blobs)
         self.keys = Keys(settings.tokens.hs256_key, settings.tokens.jwks)
-        self.tokens = Tokens(settings.tokens.check(), self.keys, settings.limits.token_bytes)
+        self.tokens = Tokens(settings.tokens.check(), self.keys, settings.limits)
         self.rates = Rates(settings.limits.rate)
         self.claimer = Claimer(store)
+        self.tails = Tails(store)
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the service is to end: who waits for something answers with what there is."""
         self._tenants: dict[str, _Tenant] = {}

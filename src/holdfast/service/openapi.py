@@ -172,7 +172,7 @@ def _answers(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for status, type in route.answers.items():
         kind = _KINDS[route.path][0] if type is None else "application/json"
-        schema = _KINDS[route.path][1] if type is None else schemas[_name(type)]
+        schema: dict[str, Any] = _KINDS[route.path][1] if type is None else schemas[_name(type)]
         if route.batch:
             item = {"anyOf": [schema, schemas[_name(answers.Refused)]]}
             schema = {
@@ -180,6 +180,9 @@ def _answers(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
                 "required": ["items"],
                 "properties": {"items": {"type": "array", "items": item}},
             }
+            if route.scope == ADMIN:
+                schema["required"].append("tenant")
+                schema["properties"]["tenant"] = _TEXT
         found[str(status)] = {"description": route.summary, "content": {kind: {"schema": schema}}}
     return found
 

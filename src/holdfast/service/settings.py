@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
+
 from msgspec import Struct
 
 from holdfast.core.errors import InvalidOption
@@ -53,6 +55,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Open ones in a process; further ones are answered 503."""
     rate: float = 0.0
     """Requests per second for each token, in a process; 0: any number."""
+    bad_tokens: float = 50.0
+    """Tokens per second that are not accepted, from one address, in a process; 0: any number."""
     grace_s: float = 30.0
     """How long requests may go on after SIGTERM."""
 
@@ -69,3 +73,15 @@ class Settings(Struct, frozen=True, kw_only=True):
     metrics: bool = True
     """Whether /metrics is served with the rest."""
     access_log: bool = True
+    proxies: str = ""
+    """Addresses and networks, with commas, whose X-Forwarded-For is believed."""
+
+
+def check_proxies(text: str) -> str:
+    """Return it if it is a list of addresses and networks. Raises InvalidOption."""
+    try:
+        for part in text.split(",") if text else ():
+            ip_network(part.strip())
+    except ValueError as error:
+        raise InvalidOption("trusted_proxies", f"addresses and networks, with commas between them: {error}") from None
+    return text

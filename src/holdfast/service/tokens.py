@@ -2,7 +2,8 @@
 
 Checked in this order, and refused at the first that does not hold: size, header (algorithm, critical extensions, key),
 signature, `exp`, `nbf`, `iat`, `iss`, `aud`, the tenant, the scopes. Tokens are never logged and never kept: what was
-checked is remembered by its digest, until it expires or the keys change.
+checked is remembered by its digest until the keys change. Of those that are not known, an address that sends too many
+bad ones has to wait: whoever guesses, or makes us check signatures, is bounded, and who has a good one goes on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from holdfast.core.errors import InvalidName
 from holdfast.core.names import check_queue, check_tenant
 from holdfast.service.errors import Refusal
 from holdfast.service.keys import Keys
-from holdfast.service.settings import TokenSettings
+from holdfast.service.limits import BadTokens
+from holdfast.service.settings import Limits, TokenSettings
 
 PRODUCE, WORK, READ, ADMIN = "jobs:produce", "jobs:work", "jobs:read", "jobs:admin"
 SCOPES = (PRODUCE, WORK, READ, ADMIN)
@@ -61,31 +63,41 @@ class Caller(Struct, frozen=True):
 class Tokens:
     """Checks tokens."""
 
-    def __init__(self, settings: TokenSettings, keys: Keys, most_bytes: int) -> None:
+    def __init__(self, settings: TokenSettings, keys: Keys, limits: Limits) -> None:
         self._settings = settings
         self._keys = keys
-        self._most_bytes = most_bytes
+        self._most_bytes = limits.token_bytes
+        self._bad = BadTokens(limits.bad_tokens)
         self._known: dict[bytes, Caller] = {}
         self._generation = keys.generation
 
-    async def caller(self, authorization: bytes | None) -> Caller:
-        """Who sent this header. Raises a refusal with 401."""
+    async def caller(self, authorization: bytes | None, address: str) -> Caller:
+        """Who sent this header from there. Raises a refusal with 401, or 429 after too many of those."""
         token = self._bearer(authorization)
         self._keys.renew_in_time()
         digest = hashlib.sha256(token).digest()
         if self._generation != self._keys.generation:
             self._generation = self._keys.generation
             self._known.clear()
-        caller = self._known.get(digest)
-        if caller is not None:
-            if self.left_s(caller) > 0:
-                return caller
-            del self._known[digest]
-        caller = await self._check(token.decode("ascii"))
+        caller = self._known.pop(digest, None)
+        if caller is None:
+            caller = await self._check_new(token.decode("ascii"), address)
         if len(self._known) >= REMEMBERED:
+            # Who has not been here for longest.
             del self._known[next(iter(self._known))]
         self._known[digest] = caller
+        if self.left_s(caller) <= 0:
+            # It was good: nobody guesses, and there is nothing to check.
+            raise _expired()
         return caller
+
+    async def _check_new(self, token: str, address: str) -> Caller:
+        self._bad.check(address)
+        try:
+            return await self._check(token)
+        except Refusal:
+            self._bad.count(address)
+            raise
 
     def left_s(self, caller: Caller) -> float:
         """How much longer the caller's token holds."""
@@ -119,7 +131,7 @@ class Tokens:
                 options={"require": _REQUIRED},
             )
         except ExpiredSignatureError:
-            raise Refusal("token_expired", "the token has expired", _challenge("the token has expired")) from None
+            raise _expired() from None
         except ImmatureSignatureError:
             raise refused("it is not valid yet") from None
         except (PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -159,6 +171,10 @@ _WHY = {
 def refused(why: str) -> Refusal:
     """A token that is not accepted."""
     return Refusal("token_invalid", f"the token is not accepted: {why}", _challenge(why))
+
+
+def _expired() -> Refusal:
+    return Refusal("token_expired", "the token has expired", _challenge("the token has expired"))
 
 
 def _challenge(why: str) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+from msgspec import UNSET, UnsetType
+
 from holdfast.core import answers
 from holdfast.core.errors import HoldfastError
 from holdfast.core.job import JobKey
@@ -42,6 +44,7 @@ async def each_of_queue(
     make: Callable[[JobKey, Any], X],
     send: Callable[[Sequence[X]], Awaitable[Sequence[A]]],
     answer: Callable[..., Any],
+    tenant: str | UnsetType = UNSET,
 ) -> Reply:
     """The same for items that name jobs of the queue in the path, each answered by a status alone."""
     queue = call.queue
@@ -52,7 +55,9 @@ async def each_of_queue(
     def made(item: Any) -> X:
         return make(JobKey(call.tenant, queue, check_id(item.id)), item)
 
-    return Reply(await each(call.body, made, send, show))
+    items = await each(call.body, made, send, show)
+    items.tenant = tenant
+    return Reply(items)
 
 
 def refused(error: HoldfastError) -> answers.Refused:

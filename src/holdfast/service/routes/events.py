@@ -2,16 +2,14 @@
 
 `id` is the offset, `event` the kind, `data` the event as JSON. A client that comes again with `Last-Event-ID` misses
 nothing and sees nothing twice. Between events there is a comment now and then, so that a line that is dead is noticed.
-A stream lives no longer than its token.
+A stream lives no longer than its token. Those who follow one tenant share their looks at the store: see `tails`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-from collections.abc import AsyncGenerator, Collection, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Collection
 
 import msgspec
 
@@ -20,14 +18,11 @@ from holdfast.core.events import Event
 from holdfast.service import views
 from holdfast.service.call import Call, Route, Stream
 from holdfast.service.intake import chosen
+from holdfast.service.tails import PAGE
 from holdfast.service.tokens import READ
-from holdfast.store import ALL_HINTS, Signal, Store
 
 BEAT = b": \n\n"
 BEAT_S = 15.0
-EAGER_S = 0.25
-IDLE_S = 1.0
-PAGE = 500
 
 
 async def follow_events(call: Call[None, wire.StreamQuery]) -> Stream:
@@ -43,13 +38,13 @@ async def _follow(
     call: Call[None, wire.StreamQuery], after: str | None, kinds: Collection[str]
 ) -> AsyncGenerator[bytes]:
     clock = asyncio.get_running_loop().time
-    with call.leaving() as gone, _growth(call.hub.store, call.tenant) as grown:
+    with call.leaving() as gone, call.hub.tails.follow(call.tenant) as (tail, grown):
         gone.add_done_callback(lambda _: grown.set())
         yield BEAT
         said, beat_at = after, clock() + BEAT_S
         while not gone.done():
             grown.clear()
-            page = await call.hub.store.events(call.tenant, after, PAGE)
+            page = await (tail.after(after) if call.query.follow else call.hub.store.events(call.tenant, after, PAGE))
             after = page.next
             shown = [event for event in page.events if _is_shown(call, event, kinds)]
             text = b"".join(map(_line, shown))
@@ -71,47 +66,6 @@ async def _follow(
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(beat_at - clock(), left_s)):
                     await grown.wait()
-
-
-@contextmanager
-def _growth(store: Store, tenant: str) -> Generator[asyncio.Event]:
-    """An event that is set when the log may have grown by something of a tenant.
-
-    A hint that names the tenant sets it at once, and for a moment after that so does one that names nobody. Else those
-    are mostly others' doing, and set it once in `IDLE_S`: who follows a quiet tenant costs a busy one little.
-    """
-    loop = asyncio.get_running_loop()
-    grown = asyncio.Event()
-    eager_until = idle_until = 0.0
-    later: asyncio.TimerHandle | None = None
-
-    def look() -> None:
-        nonlocal idle_until, later
-        # Spread, so that followers do not look in step.
-        idle_until = loop.time() + IDLE_S * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
-        later = None
-        grown.set()
-
-    def hear(signal: Signal) -> None:
-        nonlocal eager_until, later
-        now = loop.time()
-        if signal.tenant == tenant:
-            eager_until = now + EAGER_S
-            grown.set()
-        elif not signal.tenant and now < eager_until:
-            grown.set()
-        elif not signal.tenant and now >= idle_until:
-            look()
-        elif not signal.tenant and later is None:
-            later = loop.call_at(idle_until, look)
-
-    stop = store.listen(hear, ALL_HINTS)
-    try:
-        yield grown
-    finally:
-        stop()
-        if later is not None:
-            later.cancel()
 
 
 def _is_shown(call: Call[None, wire.StreamQuery], event: Event, kinds: Collection[str]) -> bool:

@@ -92,12 +92,12 @@ async def purge(call: Call[wire.Purge, wire.NoQuery]) -> Reply:
 
 
 async def forget(call: Call[list[wire.Forget | HoldfastError], wire.NoQuery]) -> Reply:
-    """With an event. [KEEP-1]"""
+    """With an event. Says the tenant. [KEEP-1]"""
 
     def make(key: JobKey, item: wire.Forget) -> Purge:
         return Purge(key, None if item.finished_at is None else instant_ms("finished_at", item.finished_at))
 
-    return await each_of_queue(call, make, call.hub.purge, answers.Forgotten)
+    return await each_of_queue(call, make, call.hub.purge, answers.Forgotten, call.tenant)
 
 
 # The small steps ------------------------------------------------------------------------------------------
