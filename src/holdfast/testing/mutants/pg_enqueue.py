@@ -36,7 +36,7 @@ def a_new_life_is_not_found_by_its_id(bug: Bug) -> None:
     bug.statement("move_ids", "SET seq = u.seq", "SET seq = ids.seq")
 
 
-@mutant("ENQ-8", stores=POSTGRES, seen_by="an_enqueue_of_one_does_what_it_does_among_others")
+@mutant("ENQ-8", "ENQ-4", stores=POSTGRES, seen_by="an_enqueue_of_one_does_what_it_does_among_others")
 def request_id_is_not_kept_in_postgres(bug: Bug) -> None:
     """The same request again is a duplicate of itself."""
     bug.function("enqueue", "u.request,", "'',")
@@ -56,7 +56,7 @@ def request_id_is_not_kept_with_a_key(bug: Bug) -> None:
 # Delays -------------------------------------------------------------------------------------------------------
 
 
-@mutant("ENQ-5", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
+@mutant("ENQ-5", "ENQ-4", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
 def delay_is_not_heeded_by_a_fresh_batch(bug: Bug) -> None:
     """A delayed job is visible at once."""
     bug.function("enqueue", "v_now + coalesce(u.delay, p_delays[1])", "v_now")
@@ -68,7 +68,7 @@ def delay_of_the_first_is_that_of_all(bug: Bug) -> None:
     bug.function("enqueue", "coalesce(u.delay, p_delays[1])", "p_delays[1]")
 
 
-@mutant("ENQ-5", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
+@mutant("ENQ-5", "ENQ-4", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
 def run_at_is_not_heeded_by_a_fresh_batch(bug: Bug) -> None:
     """A job that is to run at an instant runs now."""
     bug.function("enqueue", "coalesce(u.run_at,", "coalesce(NULL::bigint,")
@@ -80,7 +80,7 @@ def an_instant_in_the_past_overtakes(bug: Bug) -> None:
     bug.function("enqueue", "greatest(v_now, coalesce(u.run_at", "greatest(0, coalesce(u.run_at")
 
 
-@mutant("STATE-1", "ENQ-5", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
+@mutant("STATE-1", "ENQ-5", "ENQ-4", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
 def delayed_job_is_written_as_ready(bug: Bug) -> None:
     """A scheduled job shows as ready."""
     bug.function("enqueue", "THEN 1 ELSE 2 END", "THEN 2 ELSE 2 END")

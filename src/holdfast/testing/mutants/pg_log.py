@@ -58,7 +58,7 @@ def a_claim_is_logged_with_another_deadline(bug: Bug) -> None:
     bug.function("claim", "ARRAY[v_now + p_lease]", "ARRAY[v_now]")
 
 
-@mutant("EVENT-1", stores=POSTGRES, seen_by="a_completion_of_one_does_what_it_does_among_others")
+@mutant("EVENT-1", "RESULT-1", stores=POSTGRES, seen_by="a_completion_of_one_does_what_it_does_among_others")
 def a_completion_is_logged_without_its_attempt(bug: Bug) -> None:
     """The log does not say which attempt completed a job."""
     bug.function("complete", "v_types, v_attempts, p_tokens", "v_types, '{0}', p_tokens")
