@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from holdfast.service.server import listen
 from holdfast.service.settings import TokenSettings
 from holdfast.testing.failpoints import armed
 from holdfast.testing.postgres import PostgresServer
@@ -278,3 +279,13 @@ async def test_a_file_that_somebody_else_holds_is_told_and_comes_back(tmp_path, 
             assert (await client.get("/healthz")).status_code == 200
             assert (await client.get("/v1/queues/default/jobs/a")).json()["state"] == "ready"
         assert (await client.enqueue(id="b"))["status"] == "queued"
+
+
+def test_an_answer_in_two_pieces_does_not_wait_for_the_other_end():
+    """On whatever event loop: connections have it from the socket that is listened at."""
+    with (
+        closing(listen("127.0.0.1", 0, 30)) as sock,
+        closing(socket.create_connection(sock.getsockname())),
+        closing(sock.accept()[0]) as connection,
+    ):
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
