@@ -256,6 +256,22 @@ async def test_a_follower_that_joins_while_the_others_begin_anew_misses_nothing(
     assert (await scene.follower(tail, offset))[1] == ["meanwhile"]
 
 
+async def test_a_follower_that_is_given_what_others_found_looks_for_more(scene, tail):
+    """[EVENT-2] One hint woke both: he comes late, when more has happened than the first one found."""
+    start = tail._end
+    await scene.happens("first")
+    tail._hints += 1
+    await tail.after(start)
+    await scene.happens("second")
+    tail._hints += 1
+    seen, page = [], await tail.after(start)
+    seen += page.events
+    while page.more:
+        page = await tail.after(page.next)
+        seen += page.events
+    assert [event.job_id for event in seen] == ["first", "second"]
+
+
 async def test_an_end_of_the_log_is_read_from_the_store(looks):
     """With `follow=false`, hint or no hint."""
     async with serving("memory:ends") as service:

@@ -91,7 +91,8 @@ class Tail:
         begin = place - self._first
         events = self._events[begin : begin + PAGE]
         if place + len(events) == self._count:
-            return EventPage(events, self._end or "", more=self._more)
+            # Who is given what others have found goes on to look himself: the hint that woke him may be of more.
+            return EventPage(events, self._end or "", more=self._more or (bool(events) and not self._is_fresh()))
         return EventPage(events, events[-1].offset, more=True)
 
     async def _read(self, offset: str | None) -> EventPage:
