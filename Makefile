@@ -4,25 +4,33 @@
 
 PYTHON ?=
 PIP_VERSION := 26.3
-# One more than there are cores: tests wait for disks and processes.
-TEST_JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN || echo 2); echo $$((cores < 4 ? cores + 1 : 4)))
+# Two more than there are cores, but no more than four: tests wait for disks and processes.
+TEST_JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN || echo 2); echo $$((cores < 2 ? cores + 2 : 4)))
 
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test check lint types imports format mutants bench-quick clean
+.PHONY: help demo test test-pipeline check lint types imports format mutants bench bench-quick bench-pipeline clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# The last part of the demo runs on Spark, where there is Java: PySpark is installed when the rest has been seen.
+GET_SPARK = $(MAKE) -s .venv/.spark
 demo: .venv/.package ## See the queue at work, on a store of its own
-	@$(BIN)/python -m holdfast.demo
+	@$(BIN)/python -m holdfast.demo --get-spark "$(GET_SPARK)"
 
 # Tests start many a Python: they keep what one has compiled, whatever the environment says.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.dev ## Run all the tests (ARGS="-k lease -x" is passed to pytest)
+	@scripts/get-programs java chromium || true
 	$(BIN)/python -m pytest -q --durations=10 -n $(TEST_JOBS) --dist=loadgroup $(ARGS)
+
+test-pipeline: export HOLDFAST_PIPELINE := full
+test-pipeline: .venv/.dev ## Run all the tests of the pipeline, also those that take long (fifteen minutes)
+	@scripts/get-programs java chromium
+	$(BIN)/python -m pytest -q --durations=10 tests/pipeline $(ARGS)
 
 check: lint types imports ## Check style, format, types and who imports whom
 
@@ -43,8 +51,15 @@ format: .venv/.dev ## Format the code and fix what can be fixed
 mutants: .venv/.dev ## Break the stores on purpose and see that the conformance suite notices
 	$(BIN)/python -m holdfast.testing.mutants $(ARGS)
 
-bench-quick: .venv/.bench ## Measure against other queues, in about ten minutes (ARGS="--only postgres")
+bench: .venv/.bench ## Measure against every peer, into docs/benchmarks.md (ARGS="--only valkey --peers huey,bullmq")
+	$(BIN)/python -m bench.full $(ARGS)
+
+bench-quick: .venv/.bench ## Measure against the strongest peers, in about two minutes (ARGS="--only postgres")
 	$(BIN)/python -m bench.quick $(ARGS)
+
+bench-pipeline: .venv/.bench ## Measure the pipeline on Spark, up to 2,000,000 events (ARGS="--events 50000")
+	@scripts/get-programs java
+	$(BIN)/python -m bench.pipeline $(ARGS)
 
 clean: ## Remove .venv, caches and builds
 	rm -rf .venv .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist bench/out
@@ -59,11 +74,19 @@ clean: ## Remove .venv, caches and builds
 	@touch $@
 
 # Dependency groups need pip 25.1; a fresh venv may have an older one.
-.venv/.dev: .venv/.package
-	@echo "Installing the development tools (once)"
+.venv/.pip: .venv/.package
 	@$(BIN)/python -m pip install -qq pip==$(PIP_VERSION)
-	@$(BIN)/python -m pip install -qq --group dev
 	@touch $@
+
+.venv/.spark: .venv/.pip
+	@echo "Installing PySpark for the last part (once)"
+	@$(BIN)/python -m pip install -qq --group spark
+	@touch $@
+
+.venv/.dev: .venv/.pip
+	@echo "Installing the development tools (once)"
+	@$(BIN)/python -m pip install -qq --group dev
+	@touch $@ .venv/.spark
 
 .venv/.bench: .venv/.dev
 	@$(BIN)/python -m pip install -qq --group bench

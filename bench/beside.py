@@ -1,19 +1,20 @@
-"""The part of `bench.quick` on a server: Holdfast, its peers, and the server alone."""
+"""The part of a run on a server: Holdfast, its peers, and the server alone."""
 
 from __future__ import annotations
 
 import argparse
 import subprocess
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench import depth, environments, ours, tables_peers
+from bench import depth, environments, ours, tables, tables_peers
 from bench.measure import Figures
-from bench.ours import Settings
+from bench.ours import SIZES, Settings
 from bench.peer import Gone, Peer
 
 
@@ -32,7 +33,6 @@ class Ground:
     raw: Callable[[Figures, Any], None]
     alone: Callable[[Figures], Table]
     """What only we are asked, and the server alone."""
-    memory: Callable[[Figures, Any, Settings], Awaitable[None]] | None = None
     prefetch: int | None = None
     """How far our worker claims ahead here, where another number is better than elsewhere."""
 
@@ -46,36 +46,48 @@ async def measure(
 ) -> Any:
     """On one server, emptied in between; who comes first changes from round to round."""
     settings = settings._replace(prefetch=arguments.prefetch or ground.prefetch or settings.prefetch)
-    missing = {} if "peers" in arguments.without else _prepare(ground, console)
-    subjects: list[Peer | None] = [] if "ours" in arguments.without else [None]
-    subjects += [] if "peers" in arguments.without else [peer for peer in ground.peers if peer.name not in missing]
+    asked = wanted(ground, arguments)
+    missing = _prepare(asked, console)
+    subjects: list[Peer | None] = [None] if "ours" in arguments.parts else []
+    subjects += [peer for peer in asked if peer.name not in missing]
     with ground.server() as server:
         for number in range(arguments.rounds):
             console.print(f"{ground.name}, round {number + 1} of {arguments.rounds}", style="dim", highlight=False)
             ground.raw(figures, server)
             turn = number % max(1, len(subjects))
+            # What does not change from round to round is asked once.
+            parts = arguments.parts - ({"bytes"} if number else set())
             for peer in subjects[turn:] + subjects[:turn]:
+                began = time.monotonic()
                 if peer is None:
-                    await ours.on_server(figures, ground.subject, server, settings)
+                    await _measure_ours(figures, ground.subject, server, settings, parts)
                 elif peer.name not in missing:
-                    missing |= _measure_peer(figures, peer, server, console)
-        if "ours" not in arguments.without:
-            console.print(f"{ground.name}, memory and claims", style="dim", highlight=False)
-            if ground.memory is not None:
-                await ground.memory(figures, server, settings)
+                    more = {"cores"} if peer.environment in arguments.on_all_cores else set()
+                    missing |= _measure_peer(figures, peer, server, parts | more, console)
+                name = peer.name if peer else "Holdfast"
+                console.print(f"  {name}: {time.monotonic() - began:.0f} s", style="dim", highlight=False)
+        if {"ours", "depth"} <= arguments.parts:
+            console.print(f"{ground.name}, claims", style="dim", highlight=False)
             server.empty()
-            if "depth" not in arguments.without:
-                await depth.on_server(figures, ground.subject, server.url)
+            await depth.on_server(figures, ground.subject, server.url)
         version = server.version
-    about = {
-        peer.name: {"versions": peer.version, "settings": peer.settings, "lacks": peer.lacks} for peer in ground.peers
-    }
+    about = {peer.name: {"versions": peer.version, "settings": peer.settings, "lacks": peer.lacks} for peer in asked}
     return {"version": version, "missing": missing, "peers": about, "ours": settings._asdict()}
+
+
+def wanted(ground: Ground, arguments: argparse.Namespace) -> list[Peer]:
+    """The peers that are asked for, by the name of their environment."""
+    if "peers" not in arguments.parts:
+        return []
+    return [peer for peer in ground.peers if not arguments.peers or peer.environment in arguments.peers]
 
 
 def show(ground: Ground, console: Console, figures: Figures, rounds: int, about: Any) -> None:
     missing = about["missing"]
-    for table in (tables_peers.beside_peers(ground, figures, rounds, missing), ground.alone(figures)):
+    shown = [*tables_peers.beside_peers(ground, figures, rounds, missing), ground.alone(figures)]
+    if figures.values(depth.measure(depth.LIMITS[0], depth.DEPTHS[0]), ground.subject):
+        shown += [tables.claims(figures, [ground.subject]), tables.claims_of_all(figures, [ground.subject])]
+    for table in shown:
         console.print()
         console.print(table)
     console.print(
@@ -89,22 +101,54 @@ def show(ground: Ground, console: Console, figures: Figures, rounds: int, about:
     )
 
 
-def _measure_peer(figures: Figures, peer: Peer, server: Any, console: Console) -> dict[str, str]:
+async def _measure_ours(figures: Figures, subject: str, server: Any, settings: Settings, parts: frozenset[str]) -> None:
+    await ours.rates(figures, subject, server, settings)
+    if "cores" in parts:
+        await ours.drain_on_all_cores(figures, subject, server, settings)
+    server.empty()
+    await ours.idle(figures, subject, server.url, settings)
+    if "bytes" in parts:
+        await ours.kept(figures, subject, server, settings)
+    if "recovery" in parts:
+        server.empty()
+        await depth.recovery(figures, subject, server.url, SIZES.leases)
+    if "crowd" in parts:
+        await ours.crowd(figures, subject, server)
+
+
+def _measure_peer(figures: Figures, peer: Peer, server: Any, parts: frozenset[str], console: Console) -> dict[str, str]:
     """If it fails, it is named with its error and left out from then on."""
     try:
         peer.rates(figures, server)
+        if "cores" in parts:
+            peer.drain_on_all_cores(figures, server)
         peer.idle(figures, server)
-    except (subprocess.SubprocessError, TimeoutError, Gone) as error:
+        if "bytes" in parts:
+            peer.memory(figures, server)
+        if "recovery" in parts and peer.recovers:
+            peer.recover(figures, server)
+        if "crowd" in parts and peer.crowded is not None:
+            peer.crowd(figures, server)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
         told = "\n".join([f"{peer.name} failed: {error}", *getattr(error, "__notes__", [])])
         console.print(told, style="yellow", highlight=False, markup=False)
-        return {peer.name: f"failed, {error}"}
+        return {peer.name: f"failed, {_reason(error)}"}
     return {}
 
 
-def _prepare(ground: Ground, console: Console) -> dict[str, str]:
+def _reason(error: Exception) -> str:
+    """In words for the page: no commands, and no places of this machine."""
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"its driver ended with {error.returncode}"
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"its driver did not end within {error.timeout:.0f} s"
+    return str(error) if isinstance(error, (TimeoutError, Gone)) else type(error).__name__
+
+
+def _prepare(peers: Sequence[Peer], console: Console) -> dict[str, str]:
     """Install the peers; those that cannot be, and why."""
     missing: dict[str, str] = {}
-    for peer in ground.peers:
+    for peer in peers:
         try:
             if not environments.ready(peer.environment):
                 console.print(f"installing {peer.name} (once)", style="dim", highlight=False)

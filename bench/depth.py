@@ -11,20 +11,23 @@ from contextlib import closing
 from pathlib import Path
 
 from bench.jobs import noop
-from bench.measure import Figures
+from bench.measure import RECOVERED, Figures
 from holdfast import Queue
 from holdfast.core.job import ClaimRequest, Finish, JobKey, NewJob
+from holdfast.maintenance import reaper
 from holdfast.store import Store, open_store
 
-DEPTHS = (1_000, 100_000, 1_000_000)
+DEPTHS = (1_000, 10_000, 100_000, 1_000_000)
 LIMITS = (1, 100)
-TENANTS = (1, 10_000)
+TENANTS = (1, 10, 100, 1_000, 10_000)
 SHARED = 20_000
 """Jobs that the tenants have between them."""
 CHUNK = 1_000
 CHUNKS_AT_ONCE = 4
 TIMES = 40
 LEASE_MS = 60_000
+SHORT_MS = 4_000
+"""Long enough to claim all that are to expire."""
 
 
 def measure(limit: int, waiting: int) -> str:
@@ -45,6 +48,10 @@ async def file(figures: Figures, directory: Path) -> None:
     await _claims(figures, "file", stores)
     for store in stores:
         await store.close()
+    shared = await open_store(f"file:{directory / 'shared'}")
+    await _share(shared)
+    await _claims_of_all(figures, "file", shared)
+    await shared.close()
 
 
 async def memory(figures: Figures) -> None:
@@ -57,6 +64,9 @@ async def memory(figures: Figures) -> None:
     gc.freeze()
     gc.enable()
     await _claims(figures, "memory", stores)
+    shared = await open_store("memory:shared")
+    await _share(shared)
+    await _claims_of_all(figures, "memory", shared)
 
 
 async def on_server(figures: Figures, subject: str, url: str) -> None:
@@ -64,11 +74,24 @@ async def on_server(figures: Figures, subject: str, url: str) -> None:
     store = await open_store(url)
     for depth in DEPTHS:
         await _fill(store, [JobKey(f"depth-{depth}", "bench", f"{n:07}") for n in range(depth)])
-    for tenants in TENANTS:
-        keys = [JobKey(f"tenant-{n % tenants}", f"shared-{tenants}", f"{n:07}") for n in range(SHARED)]
-        await _fill(store, keys)
+    await _share(store)
     await _claims(figures, subject, [store] * len(DEPTHS), [f"depth-{depth}" for depth in DEPTHS])
     await _claims_of_all(figures, subject, store)
+    await store.close()
+
+
+async def recovery(figures: Figures, subject: str, url: str, leases: int) -> None:
+    """How long it takes to end so many expired leases, as the upkeep of a worker does."""
+    store = await open_store(url)
+    await _fill(store, [JobKey("bench", "recovery", f"{n:07}") for n in range(leases)])
+    held = 0
+    while held < leases:
+        held += len((await store.claim(ClaimRequest("bench", ("recovery",), CHUNK, SHORT_MS, "bench"))).jobs)
+    await asyncio.sleep(SHORT_MS / 1000 + 0.1)
+    began = time.perf_counter()
+    while held > 0:
+        held -= len((await store.reap(reaper.BATCH, 0.0)).jobs)
+    figures.add(RECOVERED, subject, (time.perf_counter() - began) * 1000)
     await store.close()
 
 
@@ -79,6 +102,13 @@ async def _fill(store: Store, keys: list[JobKey]) -> None:
         now = keys[start : start + CHUNK * CHUNKS_AT_ONCE]
         chunks = [now[n : n + CHUNK] for n in range(0, len(now), CHUNK)]
         await asyncio.gather(*(store.enqueue([NewJob(key, envelope) for key in chunk]) for chunk in chunks))
+
+
+async def _share(store: Store) -> None:
+    """A queue for each number of tenants, who have the same jobs between them."""
+    for tenants in TENANTS:
+        keys = [JobKey(f"tenant-{n % tenants}", f"shared-{tenants}", f"{n:07}") for n in range(SHARED)]
+        await _fill(store, keys)
 
 
 async def _claims(figures: Figures, subject: str, stores: list[Store], tenants: Sequence[str] = ()) -> None:

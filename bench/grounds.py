@@ -6,14 +6,11 @@ from rich.table import Table
 
 from bench import limits, limits_postgres, peer_list, peer_list_postgres, postgres, tables_peers, valkey
 from bench.beside import Ground
-from bench.measure import Figures
+from bench.measure import FINISHED, Figures
 
 
 def _alone_on_valkey(figures: Figures) -> Table:
-    more = (
-        ("bytes of a waiting job (text of 100)", figures.median(limits.WAITING, "valkey"), "{:,.0f}"),
-        ("bytes of a finished job, with its events", figures.median(limits.FINISHED, "valkey"), "{:,.0f}"),
-    )
+    more = (("bytes of a finished job, with its events", figures.median(FINISHED, "valkey"), "{:,.0f}"),)
     return tables_peers.alone(figures, "Valkey", "valkey", limits.BATCH, more)
 
 
@@ -29,12 +26,12 @@ VALKEY = Ground(
     valkey.Server,
     "without persistence",
     {
-        "best in Python": tuple(peer for peer in peer_list.PEERS if peer is not peer_list.BULLMQ),
+        "best in Python": peer_list.PYTHON,
         "BullMQ": (peer_list.BULLMQ,),
+        "platformatic": (peer_list.PLATFORMATIC,),
     },
     limits.raw,
     _alone_on_valkey,
-    limits.memory,
 )
 POSTGRES = Ground(
     "PostgreSQL",
@@ -42,8 +39,9 @@ POSTGRES = Ground(
     postgres.Server,
     "with fsync and synchronous_commit on",
     {
-        "best in Python": (peer_list_postgres.PGQUEUER, peer_list_postgres.PROCRASTINATE),
+        "best in Python": peer_list_postgres.PYTHON,
         "graphile-worker": (peer_list_postgres.GRAPHILE,),
+        "pg-boss": (peer_list_postgres.PGBOSS,),
     },
     limits_postgres.raw,
     _alone_on_postgres,

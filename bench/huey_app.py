@@ -16,9 +16,10 @@ _state = {"begun": 0.0, "done": 0}
 
 @huey.task()
 def noop(n, last):  # noqa: ARG001 - a payload, as every job has one
-    """Says nothing in particular, and at the end how long all took. Nothing is returned: huey stores no result then."""
+    """Says when the first began, and at the end how long all took. Nothing is returned: huey stores no result then."""
     if not _state["begun"]:
         _state["begun"] = time.monotonic()
+        print(f"begun {_state['begun']}", flush=True)
         _state["cpu"] = time.process_time()
     _state["done"] += 1
     if _state["done"] == last:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from holdfast import job
@@ -27,4 +28,10 @@ async def letter(text: str) -> None:
     """A job with a payload of some size."""
 
 
-JOBS = [noop, stamp, letter]
+@job(queue="bench")
+async def nap() -> None:
+    """A job that takes 10 ms, and no processor."""
+    await asyncio.sleep(0.01)
+
+
+JOBS = [noop, stamp, letter, nap]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from bench.limits import MOVED, SETTLED
-from bench.measure import Figures
+from bench.measure import MOVED, SETTLED, Figures
 from bench.postgres import Server
 
 BATCH = 500

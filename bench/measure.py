@@ -5,15 +5,44 @@ from __future__ import annotations
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
+
+CORES = os.cpu_count() or 1
+ALL_CORES = "drain on all cores"
+COMMIT = "one SQLite commit"
+MOVED, SETTLED = "raw: ids moved", "raw: ids moved and removed"
+WAITING, FINISHED = "bytes of a waiting job", "bytes of a finished job"
+IMPORT, HELP = "import holdfast", "holdfast --help"
+OURS = "Holdfast"
+WARM_UP = 200
+TEXT = 100
+"""Characters that a job has with it where its memory is measured."""
+RECOVERED = "ms to recover 10,000 expired leases"
+SMALL = "small tenants beside a big one"
+NAPS = 2_000
+CROWD = 50
+EVERY = 0.02
+"""Jobs of 10 ms of the big one, then jobs of the small ones, one every so many seconds."""
 
 
-class Server(Protocol):
-    """A server for all, emptied in between."""
+class Place(Protocol):
+    """Where a queue is, emptied in between."""
 
-    url: str
+    @property
+    def url(self) -> str: ...
+
+    def memory(self) -> int:
+        """Bytes that it holds."""
+        ...
+
+    def empty(self) -> None:
+        """As new."""
+
+
+class Server(Place, Protocol):
+    """A server for all."""
 
     @property
     def client(self) -> Any:
@@ -25,9 +54,6 @@ class Server(Protocol):
     def cpu(self) -> float:
         """Seconds of processor time so far."""
         ...
-
-    def empty(self) -> None:
-        """As new."""
 
 
 class Figures:
@@ -46,6 +72,15 @@ class Figures:
         values = self.values(measure, subject)
         return statistics.median(values) if values else float("nan")
 
+    @classmethod
+    def read(cls, told: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Self:
+        """What `as_dict` gave."""
+        figures = cls()
+        for measure, subjects in told.items():
+            for subject, values in subjects.items():
+                figures.add(measure, subject, *values["all"])
+        return figures
+
     def as_dict(self) -> dict[str, dict[str, dict[str, float | list[float]]]]:
         return {
             measure: {
@@ -59,6 +94,11 @@ class Figures:
 def percentile(values: Sequence[float], percent: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+def add_crowd(figures: Figures, subject: str, values: Sequence[float]) -> None:
+    for percent in (50, 99):
+        figures.add(f"{SMALL} p{percent}", subject, percentile(values, percent))
 
 
 def cpu_of(pid: int, *, ended_children: bool = False) -> float:

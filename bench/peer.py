@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,12 +16,29 @@ from pathlib import Path
 from typing import Any
 
 from bench import environments
-from bench.measure import Figures, Server, cpu_of, percentile
-from holdfast.testing.processes import free_port
+from bench.measure import (
+    ALL_CORES,
+    CORES,
+    CROWD,
+    NAPS,
+    RECOVERED,
+    TEXT,
+    WAITING,
+    WARM_UP,
+    Figures,
+    Server,
+    add_crowd,
+    cpu_of,
+    percentile,
+)
+from holdfast.testing.processes import children, free_port
 
 HERE = Path(__file__).parent / "peers"
 LOOK = 0.005
 PATIENCE = 120
+PROCESSES = "{processes}"
+LETTERS = 2_000
+LEASES = 10_000
 
 
 class Gone(Exception):
@@ -35,6 +53,7 @@ class Peer:
     environment: str
     driver: tuple[str, ...]
     worker: tuple[str, ...]
+    """Where it says {processes}, it starts so many itself; else so many of it are started."""
     left: Callable[[Any], int]
     """How many jobs are not yet acknowledged (without acknowledgements: not yet taken), asked of a client."""
     settings: str
@@ -50,6 +69,10 @@ class Peer:
     """The same as no jobs left, where that is cheaper to ask."""
     has_tables: bool = False
     """They are made before anything is measured."""
+    recovers: bool = False
+    """Its driver knows `recover`."""
+    crowded: Mapping[str, str] | None = None
+    """Variables that let it run ten jobs at once and none ahead, if small tenants are measured beside a big one."""
 
     @property
     def version(self) -> str:
@@ -57,28 +80,68 @@ class Peer:
         return ", ".join(environments.PINNED[self.environment])
 
     def rates(self, figures: Figures, server: Server) -> None:
-        """Enqueue, then drain what was enqueued."""
+        """Enqueue, then drain what was enqueued with one worker process."""
         self._begin(server)
         before = server.cpu()
         for measure, value in self._drive(server, "enqueue", self.jobs, self.singles, self.together).items():
             figures.add(measure, self.name, value)
+        used = server.cpu() - before
+        figures.add("enqueue, server time", self.name, used / self.left(server.client) * 1e6)
+        self._drain(figures, server, "drain", 1)
+
+    def drain_on_all_cores(self, figures: Figures, server: Server) -> None:
+        """Drain with as many worker processes as there are cores."""
+        self._begin(server)
+        self._drive(server, "fill", self.jobs, 0)
+        self._drain(figures, server, ALL_CORES, CORES)
+
+    def _drain(self, figures: Figures, server: Server, measure: str, processes: int) -> None:
         jobs = self.left(server.client)
-        figures.add("enqueue, server time", self.name, (server.cpu() - before) / jobs * 1e6)
         is_empty = self.is_empty or (lambda client: not self.left(client))
         with (
             tempfile.TemporaryDirectory() as marks,
-            self._working(self.worker, server, BENCH_MARKS=marks) as worker,
+            self._working(self.worker, server, processes, BENCH_MARKS=marks) as workers,
         ):
-            _until(lambda: bool(_marks(marks)), worker)
-            before = server.cpu()
-            _until(lambda: is_empty(server.client), worker)
+            _until(lambda: bool(_marks(marks)), workers)
+            before, used = server.cpu(), _used(workers)
+            _until(lambda: is_empty(server.client), workers)
             ended, after = time.monotonic(), server.cpu()
+            now = _used(workers)
             begun = {int(file.name): [float(word) for word in file.read_text().split()] for file in _marks(marks)}
-            used = sum(cpu_of(pid) - cpu for pid, (_, cpu) in begun.items())
+        # One that has run a job counts from its first; its parents, and what was later, from when the first was seen.
+        used |= {pid: cpu for pid, (_, cpu) in begun.items()}
         seconds = ended - min(began for began, _ in begun.values())
-        figures.add("drain", self.name, jobs / seconds)
-        figures.add("drain, processor time", self.name, used / jobs * 1e6)
-        figures.add("drain, server time", self.name, (after - before) / jobs * 1e6)
+        figures.add(measure, self.name, jobs / seconds)
+        spent = sum(cpu - used.get(pid, 0.0) for pid, cpu in now.items())
+        figures.add(f"{measure}, processor time", self.name, spent / jobs * 1e6)
+        figures.add(f"{measure}, server time", self.name, (after - before) / jobs * 1e6)
+
+    def memory(self, figures: Figures, server: Server) -> None:
+        """What the server holds more with jobs of a text of 100 characters waiting."""
+        self._begin(server)
+        self._drive(server, "fill", WARM_UP, TEXT)
+        before = server.memory()
+        self._drive(server, "fill", LETTERS, TEXT)
+        figures.add(WAITING, self.name, (server.memory() - before) / LETTERS)
+
+    def recover(self, figures: Figures, server: Server) -> None:
+        """How long it takes to take back 10,000 jobs from workers that are gone."""
+        self._begin(server)
+        (milliseconds,) = self._drive(server, "recover", LEASES).values()
+        figures.add(RECOVERED, self.name, milliseconds)
+
+    def crowd(self, figures: Figures, server: Server) -> None:
+        """How soon jobs begin that come while 2,000 of 10 ms wait, ten at once."""
+        self._begin(server)
+        self._drive(server, "naps", NAPS)
+        stamped = {"BENCH_RESULTS": "1", "BENCH_STAMPS": str(free_port()), **(self.crowded or {})}
+        with (
+            tempfile.TemporaryDirectory() as marks,
+            self._working(self.worker, server, BENCH_MARKS=marks, **stamped) as workers,
+        ):
+            _until(lambda: bool(_marks(marks)), workers)
+            (values,) = self._drive(server, "crowd", CROWD, **stamped).values()
+        add_crowd(figures, self.name, values)
 
     def idle(self, figures: Figures, server: Server) -> None:
         """Latency on an idle queue."""
@@ -109,10 +172,15 @@ class Peer:
         return json.loads(done.stdout)
 
     @contextlib.contextmanager
-    def _working(self, worker: tuple[str, ...], server: Server, **variables: str) -> Iterator[subprocess.Popen]:
+    def _working(
+        self, worker: tuple[str, ...], server: Server, processes: int = 1, **variables: str
+    ) -> Iterator[list[subprocess.Popen]]:
         command = [environments.program(self.environment, worker[0]), *worker[1:]]
-        with running(command, self._variables(server, variables)) as process:
-            yield process
+        started = [[word.replace(PROCESSES, str(processes)) for word in command]]
+        if PROCESSES not in " ".join(worker):
+            started *= processes
+        with contextlib.ExitStack() as stack:
+            yield [stack.enter_context(running(one, self._variables(server, variables))) for one in started]
 
     def _variables(self, server: Server, more: Mapping[str, str]) -> dict[str, str]:
         mine = {"BENCH_URL": server.url, "PYTHONPATH": str(HERE)}
@@ -146,21 +214,31 @@ def _marks(directory: str) -> list[Path]:
     return [file for file in Path(directory).iterdir() if not file.suffix]
 
 
-def _until(true: Callable[[], bool], worker: subprocess.Popen) -> None:
+def _used(workers: list[subprocess.Popen]) -> dict[int, float]:
+    """Seconds of processor time so far, of these processes and their children."""
+    pids = [pid for worker in workers for pid in (worker.pid, *children(worker.pid))]
+    return {pid: cpu for pid in pids if not math.isnan(cpu := cpu_of(pid, ended_children=True))}
+
+
+def _until(true: Callable[[], bool], workers: list[subprocess.Popen]) -> None:
     end = time.monotonic() + PATIENCE
     while not true():
-        if worker.poll() is not None:
-            raise Gone(f"its worker ended with {worker.returncode}")
+        for worker in workers:
+            if worker.poll() is not None:
+                raise Gone(f"its worker ended with {worker.returncode}")
         if time.monotonic() > end:
             raise TimeoutError(f"not within {PATIENCE} s")
         time.sleep(LOOK)
 
 
 def _stop(process: subprocess.Popen) -> None:
-    """By the signal for a clean end, then by force; the session is the process's own, with its children."""
+    """By the signal for a clean end, then soon by force: nothing is left to do, and some would wait for ten seconds.
+
+    The session is the process's own, with its children.
+    """
     process.terminate()
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -12,11 +13,22 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.measure import Figures, percentile
+from bench.disk import pages
+from bench.measure import ALL_CORES, CORES, TEXT, WAITING, Figures, percentile
 
 NAMES = {"default": "huey", "on": "huey fsync=True", "off": "huey fsync=False"}
+SETTINGS = "no-op task that stores no result, consumer with -w 1 -k thread, and on all cores with -k process"
+LACKS = "bulk enqueue (one by one is taken instead), no leases, no acknowledgements and no events"
 POLL = ("-d", "0.01", "-m", "0.01")
 """Looks for work every 10 ms, where the default is 100 ms, and up to 10 s after a while."""
+
+
+def version() -> str:
+    return importlib.metadata.version("huey")
+
+
+def told() -> dict[str, str]:
+    return {"versions": f"huey=={version()}", "settings": SETTINGS, "lacks": LACKS}
 
 
 def rates(figures: Figures, file: Path, fsync: str, jobs: int) -> None:
@@ -35,6 +47,27 @@ def rates(figures: Figures, file: Path, fsync: str, jobs: int) -> None:
             raise RuntimeError("huey's consumer ended early")
     figures.add("drain", NAMES[fsync], jobs / seconds)
     figures.add("drain, processor time", NAMES[fsync], cpu / jobs * 1e6)
+
+
+def on_all_cores(figures: Figures, file: Path, jobs: int) -> None:
+    """Drain with as many worker processes as there are cores, until all were taken."""
+    app = load(file, "default")
+    for n in range(jobs):
+        app.noop(n, jobs)
+    with consumer("-w", str(CORES), "-k", "process") as process:
+        begun = next(float(line.split()[1]) for line in process.stdout if line.startswith("begun"))
+        while app.huey.pending_count():
+            time.sleep(0.005)
+        figures.add(ALL_CORES, NAMES["default"], jobs / (time.monotonic() - begun))
+
+
+def kept(figures: Figures, file: Path, jobs: int) -> None:
+    """What a waiting job takes."""
+    app = load(file, "off")
+    before = pages(file)
+    for _ in range(jobs):
+        app.noop("x" * TEXT, jobs)
+    figures.add(WAITING, NAMES["default"], (pages(file) - before) / jobs)
 
 
 def waits(figures: Figures, file: Path, times: int, *options: str) -> None:

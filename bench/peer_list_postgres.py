@@ -7,14 +7,15 @@ import psycopg
 from bench.peer import Peer
 
 
-def _jobs_in(table: str):
-    """Finished jobs leave these tables. Whether any is left is asked often, and must cost little."""
+def _jobs_in(table: str, *conditions: str):
+    """Jobs that are not finished. Whether any is left is asked often, and must cost little: condition by condition."""
+    parts = [f"{table} WHERE {condition}" for condition in conditions] or [table]
 
     def left(client: psycopg.Connection) -> int:
-        return client.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        return sum(client.execute(f"SELECT count(*) FROM {part}").fetchone()[0] for part in parts)
 
     def is_empty(client: psycopg.Connection) -> bool:
-        return client.execute(f"SELECT NOT EXISTS (SELECT FROM {table})").fetchone()[0]
+        return all(client.execute(f"SELECT NOT EXISTS (SELECT FROM {part})").fetchone()[0] for part in parts)
 
     return {"left": left, "is_empty": is_empty, "has_tables": True}
 
@@ -29,8 +30,8 @@ PGQUEUER = Peer(
     settings="asyncpg pool of 10, uvloop, batches of 1,000; where it is waited for: of 1, a watcher without debounce",
     lacks="results (answered: the job has ended) and no tokens; a log of its jobs is kept",
     jobs=20_000,
-    singles=500,
-    together=1_000,
+    singles=300,
+    together=500,
     idle_worker=(*_PGQ, "1"),
     **_jobs_in("pgqueuer"),
 )
@@ -67,6 +68,24 @@ GRAPHILE = Peer(
     jobs=30_000,
     singles=500,
     together=1_000,
+    crowded={"BENCH_CONCURRENCY": "10", "BENCH_LOCAL_QUEUE": "0"},
     **_jobs_in("graphile_worker._private_jobs"),
 )
-PEERS = (PGQUEUER, PROCRASTINATE, GRAPHILE)
+PGBOSS = Peer(
+    "pg-boss",
+    "pgboss",
+    ("pgboss_driver.cjs",),
+    ("node", "pgboss_worker.cjs"),
+    settings="batchSize 1000 (one call of the handler for a batch), localConcurrency 2, burstWhenBatchFull, notify on, "
+    "polling every 0.5 s, insert of 1,000",
+    lacks="notice that a job has ended, no results of single jobs in a batch, no tokens and no events",
+    jobs=10_000,
+    singles=500,
+    together=1_000,
+    recovers=True,
+    # The first of these has an index of pg-boss's own.
+    **_jobs_in("pgboss.job", "name = 'noop' AND NOT blocked AND state < 'active'", "state = 'active'"),
+)
+PYTHON = (PGQUEUER, PROCRASTINATE)
+NODE = (GRAPHILE, PGBOSS)
+PEERS = (*PYTHON, *NODE)

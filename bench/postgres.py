@@ -63,6 +63,10 @@ class Server:
             used = cpu_of(pid, ended_children=True) + sum(map(cpu_of, living))
         return used
 
+    def memory(self) -> int:
+        """Bytes on the disk."""
+        return self.ask("SELECT pg_database_size(current_database())")
+
     def empty(self) -> None:
         """As new: another database, at another URL, and nothing of the last one left to be written."""
         self._hang_up()

@@ -60,11 +60,25 @@ def claims(figures: Figures, subjects: Sequence[str]) -> Table:
     return table
 
 
+def claims_of_all(figures: Figures, subjects: Sequence[str]) -> Table:
+    limit = depth.LIMITS[-1]
+    table = Table(title=f"Milliseconds for one claim of {limit}, by how many tenants have work", title_justify="left")
+    table.add_column("")
+    for tenants in depth.TENANTS:
+        table.add_column(f"{tenants:,}", justify="right")
+    table.add_column("10,000 / 1", justify="right", style="bold")
+    for subject in subjects:
+        values = [figures.median(depth.measure_tenants(tenants), subject) for tenants in depth.TENANTS]
+        table.add_row(subject, *(text(value, "{:.3f}") for value in values), times(values[-1] / values[0]))
+    return table
+
+
 def cell(figures: Figures, measure: str, subject: str, form: str) -> str:
     values = figures.values(measure, subject)
     if not values:
         return "-"
-    return f"{text(figures.median(measure, subject), form)}\n[dim]{short(min(values))} - {short(max(values))}[/]"
+    middle = text(figures.median(measure, subject), form)
+    return middle if len(values) == 1 else f"{middle}\n[dim]{short(min(values))} - {short(max(values))}[/]"
 
 
 def short(value: float) -> str:

@@ -7,6 +7,7 @@ const port = Number(new URL(process.env.BENCH_URL).port);
 const worker = new Worker('bench', async (job) => {
   if (job.name === 'stamp') return now();
   first();
+  if (job.name === 'nap') await new Promise((resolve) => setTimeout(resolve, 10));
 }, {
   connection: { host: '127.0.0.1', port },
   concurrency: Number(process.env.BENCH_CONCURRENCY || 50),

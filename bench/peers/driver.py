@@ -1,9 +1,15 @@
-"""`python driver.py APP enqueue BULK SINGLES CONCURRENT` or `python driver.py APP waits TIMES`: the side that enqueues.
+"""`python driver.py APP WHAT SIZES...`: the side that enqueues. Prints one line of JSON.
 
-APP is one of the modules beside this one: `one(n)` enqueues a job, `ask()` enqueues one, waits for its result and gives
-back when its handler began; `bulk(jobs)` and `TOGETHER` are there if the peer has a bulk call, or an asyncio interface.
-`ANSWERS = False`: the peer tells nobody when a job has ended. `python driver.py APP install` makes a peer's tables.
-Prints one line of JSON.
+APP is one of the modules beside this one. It has `one(n)`, which enqueues a job, and `ask()`, which enqueues one, waits
+for its result and gives back when its handler began; `many(values)` if the peer has a bulk call, and `TOGETHER` if it
+has an asyncio interface. `ANSWERS = False`: the peer tells nobody when a job has ended. WHAT is one of
+
+    install                         make the peer's tables
+    enqueue BULK SINGLES TOGETHER   jobs a second, in each of the ways there are
+    fill JOBS SIZE                  so many jobs, with a text of SIZE characters if that is not 0
+    waits TIMES                     milliseconds on an idle queue
+    naps JOBS                       so many jobs of 10 ms each, by the app's `nap()`
+    crowd TIMES                     milliseconds until each of TIMES jobs began, one enqueued every 20 ms
 """
 
 from __future__ import annotations
@@ -11,30 +17,53 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import sys
 import time
 
 WARM_UP = 30
+CHUNK = int(os.environ.get("BENCH_CHUNK", "1000"))
+EVERY = 0.02
+
+
+async def install(app) -> dict:
+    await app.install()
+    return {}
 
 
 async def enqueue(app, bulk: int, singles: int, together: int) -> dict[str, float]:
     rates: dict[str, float] = {}
     await app.one(0)
-    if hasattr(app, "bulk"):
+    if hasattr(app, "many"):
         began = time.perf_counter()
-        await app.bulk(bulk)
+        await _put(app, range(bulk))
         rates["bulk enqueue"] = bulk / (time.perf_counter() - began)
-        bulk = 0
+    else:
+        singles = bulk  # One by one fills the queue.
     began, cpu = time.perf_counter(), time.process_time()
-    for n in range(bulk or singles):  # Without a bulk call, one by one fills the queue.
+    for n in range(singles):
         await app.one(n)
-    rates["awaited enqueue"] = (bulk or singles) / (time.perf_counter() - began)
-    rates["enqueue, processor time"] = (time.process_time() - cpu) / (bulk or singles) * 1e6
+    rates["awaited enqueue"] = singles / (time.perf_counter() - began)
+    rates["enqueue, processor time"] = (time.process_time() - cpu) / singles * 1e6
     if getattr(app, "TOGETHER", False):
         began = time.perf_counter()
         await asyncio.gather(*(app.one(n) for n in range(together)))
         rates["concurrent enqueue"] = together / (time.perf_counter() - began)
     return rates
+
+
+async def fill(app, jobs: int, size: int) -> dict:
+    await _put(app, ["x" * size] * jobs if size else range(jobs))
+    return {}
+
+
+async def _put(app, values) -> None:
+    if hasattr(app, "many"):
+        for start in range(0, len(values), CHUNK):
+            await app.many(values[start : start + CHUNK])
+        return
+    for value in values:
+        await app.one(value)
 
 
 async def waits(app, times: int) -> dict[str, list[float]]:
@@ -52,16 +81,28 @@ async def waits(app, times: int) -> dict[str, list[float]]:
     return {"idle enqueue to start": to_start, **answers}
 
 
+async def naps(app, jobs: int) -> dict:
+    for _ in range(jobs):
+        await app.nap()
+    return {}
+
+
+async def crowd(app, times: int) -> dict[str, list[float]]:
+    async def ask(number: int) -> float:
+        await asyncio.sleep(EVERY * number)
+        asked = time.monotonic()
+        return (await app.ask() - asked) * 1000
+
+    return {"small tenants": await asyncio.gather(*map(ask, range(times)))}
+
+
 async def main(name: str, what: str, *sizes: int) -> None:
     app = importlib.import_module(name)
-    if what == "install":
-        await app.install()
-        print("{}")
-        return
-    if hasattr(app, "begin"):
+    asked = {subject.__name__: subject for subject in (install, enqueue, fill, waits, naps, crowd)}[what]
+    if hasattr(app, "begin") and what != "install":
         await app.begin()
-    print(json.dumps(await {"enqueue": enqueue, "waits": waits}[what](app, *sizes)), flush=True)
-    if hasattr(app, "end"):
+    print(json.dumps(await asked(app, *sizes)), flush=True)
+    if hasattr(app, "end") and what != "install":
         await app.end()
 
 

@@ -1,32 +1,33 @@
 // The side that enqueues, for graphile-worker: as driver.py. It keeps no results, so the handler sends its moment itself.
-const dgram = require('dgram');
-const { makeWorkerUtils } = require('graphile-worker');
-const { rates, waits } = require('./clock.cjs');
+const { makeWorkerUtils, Logger } = require('graphile-worker');
+const { drive, rates, fill, stamped, crowd, listen } = require('./clock.cjs');
 
-const subjects = {
-  install: async (utils) => { await utils.migrate(); return {}; },
-  enqueue: (utils, ...sizes) => rates(
-    (n) => utils.addJob('noop', { n }),
-    (ns) => utils.addJobs(ns.map((n) => ({ identifier: 'noop', payload: { n } }))),
-    ...sizes,
-  ),
-  waits: async (utils, times) => {
-    const link = dgram.createSocket('udp4');
-    await new Promise((resolve) => link.bind(Number(process.env.BENCH_STAMPS), '127.0.0.1', resolve));
-    const answer = await waits(async () => {
-      const stamp = new Promise((resolve) => link.once('message', (data) => resolve(Number(data))));
+let utils = null;
+const one = (n) => utils.addJob('noop', { n });
+const many = (identifier) => (values) => utils.addJobs(values.map((n) => ({ identifier, payload: { n } })));
+
+drive({
+  begin: async () => {
+    const logger = new Logger(() => () => {});
+    utils = await makeWorkerUtils({ connectionString: process.env.BENCH_URL, logger });
+  },
+  install: async () => { await utils.migrate(); return {}; },
+  enqueue: (...sizes) => rates(one, many('noop'), ...sizes),
+  fill: (...sizes) => fill(one, many('noop'), ...sizes),
+  naps: (jobs) => fill(null, many('nap'), jobs),
+  waits: (times) => stamped(() => utils.addJob('stamp', {}), times),
+  crowd: async (times) => {
+    // First in, first out: the next to be told is the next that asked.
+    const ear = await listen();
+    const asked = [];
+    ear.on('message', (data) => asked.shift()(Number(data)));
+    const answer = await crowd(async () => {
+      const stamp = new Promise((resolve) => asked.push(resolve));
       await utils.addJob('stamp', {});
       return stamp;
-    }, times, false);
-    link.close();
+    }, times);
+    ear.close();
     return answer;
   },
-};
-
-(async () => {
-  const [what, ...sizes] = process.argv.slice(2);
-  const logger = new (require('graphile-worker').Logger)(() => () => {});
-  const utils = await makeWorkerUtils({ connectionString: process.env.BENCH_URL, logger });
-  console.log(JSON.stringify(await subjects[what](utils, ...sizes.map(Number))));
-  await utils.release();
-})();
+  end: () => utils.release(),
+});

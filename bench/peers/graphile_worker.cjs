@@ -1,17 +1,16 @@
 // One worker process of graphile-worker, as its own page on performance sets it, but for a local queue four times as long.
-const dgram = require('dgram');
 const { run, Logger } = require('graphile-worker');
-const { now, first } = require('./clock.cjs');
+const { first, sendStamp } = require('./clock.cjs');
 
-const link = dgram.createSocket('udp4');
+const size = Number(process.env.BENCH_LOCAL_QUEUE ?? 2000);
 
 run({
   preset: {
     worker: {
       connectionString: process.env.BENCH_URL,
-      concurrentJobs: 24,
+      concurrentJobs: Number(process.env.BENCH_CONCURRENCY || 24),
       maxPoolSize: 25,
-      localQueue: { size: Number(process.env.BENCH_LOCAL_QUEUE || 2000) },
+      ...(size ? { localQueue: { size } } : {}),
       completeJobBatchDelay: 0,
       failJobBatchDelay: 0,
       logger: new Logger(() => () => {}),
@@ -19,6 +18,7 @@ run({
   },
   taskList: {
     noop: async () => first(),
-    stamp: async () => link.send(String(now()), Number(process.env.BENCH_STAMPS), '127.0.0.1'),
+    nap: async () => { first(); await new Promise((resolve) => setTimeout(resolve, 10)); },
+    stamp: async () => sendStamp(),
   },
 });

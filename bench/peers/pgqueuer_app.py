@@ -18,7 +18,6 @@ from pgqueuer.core.completion import CompletionWatcher
 from pgqueuer.queries import Queries
 
 URL = os.environ["BENCH_URL"]
-CHUNK = int(os.environ.get("BENCH_CHUNK", "1000"))
 TOGETHER = True
 
 _mine = contextlib.AsyncExitStack()
@@ -59,13 +58,11 @@ async def end():
 
 
 async def one(n):
-    await _queries().enqueue("noop", b"%d" % n)
+    await _queries().enqueue("noop", str(n).encode())
 
 
-async def bulk(jobs):
-    for start in range(0, jobs, CHUNK):
-        size = min(CHUNK, jobs - start)
-        await _queries().enqueue(["noop"] * size, [b"%d" % n for n in range(start, start + size)], [0] * size)
+async def many(values):
+    await _queries().enqueue(["noop"] * len(values), [str(n).encode() for n in values], [0] * len(values))
 
 
 async def ask():

@@ -8,7 +8,6 @@ import stamps
 from first import first
 from procrastinate import App, PsycopgConnector
 
-CHUNK = int(os.environ.get("BENCH_CHUNK", "1000"))
 TOGETHER = True
 ANSWERS = False
 
@@ -43,9 +42,8 @@ async def one(n):
     await noop.defer_async(n=n)
 
 
-async def bulk(jobs):
-    for start in range(0, jobs, CHUNK):
-        await noop.batch_defer_async(*({"n": n} for n in range(start, min(jobs, start + CHUNK))))
+async def many(values):
+    await noop.batch_defer_async(*({"n": n} for n in values))
 
 
 async def ask():

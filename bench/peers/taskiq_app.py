@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 
@@ -21,8 +22,14 @@ if "BENCH_RESULTS" in os.environ:
 
 
 @broker.task(task_name="noop")
-async def noop(n: int) -> None:  # noqa: ARG001 - a payload, as every job has one
+async def noop(n) -> None:  # noqa: ARG001 - a payload, as every job has one
     first()
+
+
+@broker.task(task_name="nap")
+async def napping() -> None:
+    first()
+    await asyncio.sleep(0.01)
 
 
 @broker.task(task_name="stamp")
@@ -42,7 +49,11 @@ async def one(n):
     await noop.kiq(n)
 
 
+async def nap():
+    await napping.kiq()
+
+
 async def ask():
     task = await stamp.kiq()
-    result = await task.wait_result(check_interval=0.001, timeout=30)
+    result = await task.wait_result(check_interval=0.001, timeout=60)
     return result.return_value

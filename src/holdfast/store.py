@@ -11,11 +11,13 @@ itself: StoreUnavailable, StoreBusy, StoreMismatch, Unsupported. A call that rai
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from msgspec import Struct
 
@@ -431,6 +433,37 @@ class Posting(Protocol):
         ...
 
 
+class Stretch(Struct, frozen=True):
+    """A piece of one shard's log: the events behind `after`, up to `end` and with it."""
+
+    shard: int
+    after: str
+    end: str
+
+
+@runtime_checkable
+class Splitting(Protocol):
+    """A store whose log can be read in pieces, side by side, between places that were fixed before. [EVENT-2]
+
+    All raise EventsTrimmed when some of what they are to read is gone, InvalidOption for what is no offset.
+    """
+
+    async def reach(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
+        """Where to read from (`after`, or the oldest kept), and up to where: about `most` events on, or the end.
+
+        The end is that of the log now, or one that was found before.
+        """
+        ...
+
+    async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
+        """What is between two offsets, in pieces of `size` events or so, in the order of the log within each shard."""
+        ...
+
+    async def read(self, stretch: Stretch, limit: int) -> EventPage:
+        """The first `limit` events or so of a piece; go on with its `after` at `next` while there are `more`."""
+        ...
+
+
 @runtime_checkable
 class Tenanted(Protocol):
     """A store that is one tenant's alone: a token says whose."""
@@ -481,6 +514,33 @@ def make_store(url: str) -> Store:
     """The store at `url`, not opened yet."""
     parsed = parse_url(url)
     return _opener(parsed.scheme)(parsed)
+
+
+_MAKES = {"file": "create", "postgresql": "migrate", "postgres": "migrate"}
+"""The option of a store that lets it be made where it is missing."""
+_PASSWORD = re.compile(r"(?<=://)([^:/?#@]*):[^/?#]*@")
+
+
+def existing(url: str) -> str:
+    """The same store, but not made where it is missing: a mistyped directory or database is no empty queue."""
+    option = _MAKES.get(url.partition(":")[0], "")
+    if not option or f"{option}=" in url.partition("?")[2]:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}{option}=0"
+
+
+def absolute(url: str) -> str:
+    """The same store for processes that run in other directories: a directory is named from the root."""
+    head, mark, query = url.partition("?")
+    scheme, _, rest = head.partition(":")
+    if scheme != "file" or not rest or rest.startswith("/"):
+        return url
+    return f"file:{quote(str(Path(unquote(rest)).expanduser().absolute()))}{mark}{query}"
+
+
+def shown_url(url: str) -> str:
+    """A store's URL without its password, for logs and reports."""
+    return _PASSWORD.sub(r"\1:***@", url)
 
 
 class CommonOptions(Struct, frozen=True):

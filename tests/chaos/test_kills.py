@@ -17,10 +17,10 @@ import pytest
 
 from holdfast.core.job import JobState
 from tests.chaos import ledger
+from tests.chaos.killing import drain, kill_at_any_moment
 from tests.chaos.workers import TENANT, notes, work
-from tests.eventually import eventually
 
-KILLS = {"file": 30, "valkey": 15, "postgres": 15}
+KILLS = {"file": 18, "valkey": 9, "postgres": 9}
 
 # Each step, and how often one worker may pass it before it is killed there.
 STEPS = {
@@ -82,38 +82,11 @@ async def test_nothing_is_lost_and_nothing_happens_twice(zygote, queue, url, log
         assert (job.id, job.token) in effects
 
 
-async def drain(zygote, queue, url):
-    """Let a healthy worker do what is left."""
-    pid = await zygote.start(url, concurrency=50)
-    await eventually(
-        queue.stats,
-        lambda stats: stats.counts[JobState.COMPLETED] == sum(stats.counts.values()),
-        patience_s=60,
-    )
-    os.kill(pid, signal.SIGTERM)
-    assert await zygote.end(pid) == 0
-
-
 async def test_killed_at_any_moment(zygote, queue, url, log):
     """Not at a step but from outside, whatever they are at: also while a statement is on its way to a server."""
     seed = int(os.environ.get("HOLDFAST_SEED", random.randrange(2**32)))
     print(f"HOLDFAST_SEED={seed}")  # noqa: T201 - shown with a failure, to replay it
-    chance = random.Random(seed)
-    ids = []
-    for _ in range(5):
-        new = [f"job-{len(ids) + n}" for n in range(100)]
-        ids.extend(new)
-        await queue.enqueue_many([work.message(log).options(id=id_) for id_ in new])
-        pids = [await zygote.start(url, log=log, concurrency=4) for _ in range(2)]
-        for pid in pids:
-            await asyncio.sleep(0.3 * chance.random())
-            os.kill(pid, signal.SIGKILL)
-        assert {await zygote.end(pid) for pid in pids} == {-signal.SIGKILL}
-        await queue.store.shift_clock(31_000)
-    # Something is surely left to do: a worker is told to end when it has done it, not while it still starts.
-    ids.append("last")
-    await queue.enqueue(work.message(log), id="last")
-    await drain(zygote, queue, url)
+    ids = await kill_at_any_moment(zygote, queue, url, log, random.Random(seed))
     jobs = await ledger.check(queue.store, TENANT, ids)
     effects = {(id_, fence) for id_, _, fence, _ in notes(log, "effect")}
     for job in jobs.values():

@@ -6,26 +6,30 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from holdfast import JobState, Queue
+from holdfast.demo import history
 from holdfast.demo.audit import audit, percentile
 from holdfast.demo.directory import NotOurs, fresh, store_url
 from holdfast.demo.effects import Effect, read
 from holdfast.demo.jobs import thumbnail
 from holdfast.demo.plan import POISON_ID, plans
+from holdfast.pipeline import session
 
 
 def start(*arguments):
+    """Without its last part: tests/pipeline/test_demo.py."""
     return subprocess.Popen(
         [sys.executable, "-m", "holdfast.demo", *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"JAVA_HOME": "/nowhere"},
     )  # fmt: skip
 
 
 async def test_a_small_demo_loses_nothing_and_buries_the_poison(tmp_path):
     directory = tmp_path / "demo data"
     demo = start("--dir", directory, "--jobs", 150, "--lease", 1)
-    output, _ = demo.communicate(timeout=100)
+    output, _ = demo.communicate(timeout=500)
     assert demo.returncode == 0, output
     assert "lost: 0" in output.splitlines()
     assert "SIGKILL to worker-2" in output
@@ -38,6 +42,32 @@ async def test_a_small_demo_loses_nothing_and_buries_the_poison(tmp_path):
             assert sum(stats.counts.values()) == ended
     began = [effect for effect in read(directory / "effects.log") if effect.what == "began"]
     assert sum(effect.id == POISON_ID for effect in began) == 3
+    assert "last part was left out" in output
+
+
+def test_without_java_the_demo_says_in_one_line_what_it_leaves_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    said = Console(record=True, width=200)
+    assert history.prove(said, tmp_path, "file:nowhere")
+    (line,) = filter(None, said.export_text().splitlines())
+    assert "does not run" in line
+    assert "last part was left out" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pyspark_is_brought_last_and_only_where_there_is_java_to_run_it(tmp_path, monkeypatch):
+    brought = tmp_path / "brought"
+    monkeypatch.setattr(session, "find_spec", lambda _: True if brought.exists() else None)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert "does not run" in history.missing(f"touch {brought}")
+    assert not brought.exists()
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.9\"' >&2\n")
+    java.chmod(0o755)
+    assert "needs pyspark" in history.missing("false")
+    assert history.missing(f"touch {brought}") == ""
+    assert brought.exists()
 
 
 async def test_an_interrupted_demo_leaves_no_worker_behind(tmp_path):

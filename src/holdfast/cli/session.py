@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.cli.options import blobs_url, store_url, tenant_name
+from holdfast.store import existing, shown_url
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
     from holdfast.store import Store
 
-T = TypeVar("T")
+__all__ = ["existing", "shown_url", "with_queue", "with_store"]
 
-_MAKES = {"file": "create", "postgresql": "migrate", "postgres": "migrate"}
-"""The option of a store that lets it be made where it is missing."""
-_PASSWORD = re.compile(r"(?<=://)([^:/?#@]*):[^/?#]*@")
+T = TypeVar("T")
 
 
 def with_queue(
@@ -54,16 +52,3 @@ def with_store(store: str | None, act: Callable[[Store], Awaitable[T]]) -> T:
             await opened.close()
 
     return asyncio.run(ask())
-
-
-def existing(url: str) -> str:
-    """The same store, but not made where it is missing: a mistyped directory or database is no empty queue."""
-    option = _MAKES.get(url.partition(":")[0], "")
-    if not option or f"{option}=" in url.partition("?")[2]:
-        return url
-    return f"{url}{'&' if '?' in url else '?'}{option}=0"
-
-
-def shown_url(url: str) -> str:
-    """A store's URL without its password, for logs and reports."""
-    return _PASSWORD.sub(r"\1:***@", url)

@@ -11,7 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from holdfast import HoldfastError
-from holdfast.demo.directory import NotOurs, fresh
+from holdfast.demo import history
+from holdfast.demo.directory import NotOurs, fresh, store_url
 from holdfast.demo.fleet import WorkerBroke
 from holdfast.demo.story import Story
 
@@ -26,6 +27,9 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=4000, help="about how many, 100 to 20000 (default: %(default)s)")
     parser.add_argument("--lease", type=float, default=2.0, help="in seconds, 1 to 10 (default: %(default)g)")
+    parser.add_argument(
+        "--get-spark", metavar="COMMAND", default="", help="run it to bring PySpark, if the last part lacks only that"
+    )
     arguments = parser.parse_args()
     if not 100 <= arguments.jobs <= 20_000:
         parser.error("--jobs must be from 100 to 20000")
@@ -35,6 +39,7 @@ def main() -> int:
     try:
         with fresh(arguments.dir):
             nothing_lost = asyncio.run(_tell(Story(arguments.dir, arguments.jobs, arguments.lease, console)))
+            agrees = history.prove(console, arguments.dir, store_url(arguments.dir), arguments.get_spark)
     except NotOurs as error:
         parser.error(str(error))
     except (HoldfastError, WorkerBroke) as error:
@@ -43,7 +48,7 @@ def main() -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("Interrupted. The workers were ended; the data is still there.", highlight=False)
         return INTERRUPTED
-    return 0 if nothing_lost else 1
+    return 0 if nothing_lost and agrees else 1
 
 
 async def _tell(story: Story) -> bool:

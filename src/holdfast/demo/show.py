@@ -62,7 +62,7 @@ class Show:
 
     def say(self, text: str) -> None:
         """Something happened."""
-        _line(self._console, f"[dim]{self.elapsed_s:5.1f} s[/]  {text}")
+        line(self._console, f"[dim]{self.elapsed_s:5.1f} s[/]  {text}")
 
     def update(self, counts: Mapping[str, Mapping[JobState, int]]) -> None:
         """How far each tenant is."""
@@ -82,12 +82,12 @@ def headline(console: Console, plans: Sequence[Plan], directory: Path, lease_s: 
     """Who is who."""
     total = sum(plan.total for plan in plans)
     who = f"{total:,} jobs of {len(plans)} tenants, {SIZE} worker processes"
-    _line(console, f"[bold]Holdfast demo[/]: {who}, no server, the data in {escape(str(directory))}\n")
+    line(console, f"[bold]Holdfast demo[/]: {who}, no server, the data in {escape(str(directory))}\n")
     for plan in plans:
-        _line(console, f"  [bold]{plan.tenant.name:<8}[/] {plan.total:>5,} jobs, {plan.tenant.habit}")
-    _line(console, "\nSome jobs fail and are retried, some wait for their time, some are canceled. A worker holds")
-    _line(console, f"each job by a lease of {lease_s:g} s, which it renews; when a worker dies, its leases run out and")
-    _line(console, "others get the jobs.\n")
+        line(console, f"  [bold]{plan.tenant.name:<8}[/] {plan.total:>5,} jobs, {plan.tenant.habit}")
+    line(console, "\nSome jobs fail and are retried, some wait for their time, some are canceled. A worker holds")
+    line(console, f"each job by a lease of {lease_s:g} s, which it renews; when a worker dies, its leases run out and")
+    line(console, "others get the jobs.\n")
 
 
 def report(console: Console, plans: Sequence[Plan], found: Audit, killed: tuple[int, int]) -> None:
@@ -98,19 +98,19 @@ def report(console: Console, plans: Sequence[Plan], found: Audit, killed: tuple[
     console.print(_states_table(names, found))
     console.print()
     console.print(_times_table(names, found))
-    _line(console, "  wait: from the moment a job was due until its handler began. Tenants take turns: the")
+    line(console, "  wait: from the moment a job was due until its handler began. Tenants take turns: the")
     sent = f"{len(bulk.messages):,} jobs that {bulk.tenant.name} enqueued at once"
-    _line(console, f"  {sent} held up nobody but itself.\n")
-    _line(console, "[bold]What happened on the way[/]")
+    line(console, f"  {sent} held up nobody but itself.\n")
+    line(console, "[bold]What happened on the way[/]")
     for number, text in _happenings(found, *killed):
-        _line(console, f"  {number:>5,}  {text}")
+        line(console, f"  {number:>5,}  {text}")
     style = "bold red" if found.lost else "bold green"
-    _line(console, f"\n[{style}]lost: {len(found.lost):,}[/]")
+    line(console, f"\n[{style}]lost: {len(found.lost):,}[/]")
     if not found.lost:
-        _line(console, f"  {found.acknowledged.total():,} enqueues were acknowledged. Each of these jobs ended exactly")
-        _line(console, "  once, as completed, failed or canceled; the store and the event log agree on each.")
+        line(console, f"  {found.acknowledged.total():,} enqueues were acknowledged. Each of these jobs ended exactly")
+        line(console, "  once, as completed, failed or canceled; the store and the event log agree on each.")
     for lost in found.lost[:20]:
-        _line(console, f"  [red]{escape('/'.join(lost.job))}: {escape(lost.text)}[/]")
+        line(console, f"  [red]{escape('/'.join(lost.job))}: {escape(lost.text)}[/]")
 
 
 def _happenings(found: Audit, by_us: int, by_poison: int) -> Iterator[tuple[int, str]]:
@@ -127,14 +127,14 @@ def _happenings(found: Audit, by_us: int, by_poison: int) -> Iterator[tuple[int,
 
 def what_next(console: Console, directory: Path, store: str) -> None:
     """What to type to look around."""
-    _line(console, f"\nThe data is in [bold]{escape(str(directory))}[/]. Look around:")
-    command = _command()
+    line(console, f"\nThe data is in [bold]{escape(str(directory))}[/]. Look around:")
+    holdfast = command()
     for text in (
         f"stats --store {shlex.quote(store)} --tenant acme",
         f"dlq list --store {shlex.quote(store)} --tenant initech --queue images",
         f"events --store {shlex.quote(store)} --tenant initech --id {POISON_ID}",
     ):
-        _line(console, escape(f"  {command} {text}"))
+        line(console, escape(f"  {holdfast} {text}"))
 
 
 def _states_table(names: Sequence[str], found: Audit) -> Table:
@@ -163,7 +163,8 @@ def _times_table(names: Sequence[str], found: Audit) -> Table:
     return table
 
 
-def _line(console: Console, text: str) -> None:
+def line(console: Console, text: str) -> None:
+    """Print a line, however long."""
     console.print(text, highlight=False, soft_wrap=True)
 
 
@@ -171,7 +172,7 @@ def _duration(ms: float) -> str:
     return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
 
 
-def _command() -> str:
+def command() -> str:
     """How to call `holdfast` from here: by its name where the shell finds the same one."""
     ours = Path(sys.executable).with_name("holdfast")
     found = shutil.which("holdfast")

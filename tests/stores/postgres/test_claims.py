@@ -21,6 +21,7 @@ from holdfast.core.job import ClaimRequest, Envelope, JobKey, NewJob
 from holdfast.store import Hint
 from holdfast.stores.postgres import lanes
 from holdfast.stores.postgres.claims import HELD_MS, LOCKED_MS
+from holdfast.stores.postgres.turns import FEW
 from tests.eventually import eventually
 from tests.stores.postgres.support import apart, claim, fill, new, opened
 
@@ -241,6 +242,31 @@ async def test_hundreds_of_tenants_with_later_jobs_keep_nobody_from_their_turns(
         served = [job.tenant for _ in range(4) for job in await claim(store, 5, tenant=None)]
         assert served.count("newcomer") == 1
         assert len(served) == 20
+
+
+async def test_a_claim_looks_at_the_newcomers_that_it_may_take_from_and_not_at_all(postgres, database, never_looks):
+    """All have work, as far as is known: those that are not looked at enter, too, and have their turns in order."""
+    async with opened(postgres.url(database)) as store:
+        tenants = [f"t-{n:03}" for n in range(150)]
+        await store.enqueue([new(id_, tenant) for id_ in ("a", "b") for tenant in tenants])
+        served = [job.tenant for job in await claim(store, 20, tenant=None)]
+        sizes, ask = [], store._link.rows
+
+        async def counted(name, *args, **options):
+            if name == "claim":
+                sizes.append(args[0].count(",") + 1)
+            return await ask(name, *args, **options)
+
+        await store.enqueue([new("a", f"u-{n:03}") for n in range(150)])
+        await tick(store)
+        assert await claim(store, 1, tenant=None, queue="other") == []  # By now it is known that they are visible.
+        store._link.rows = counted
+        while len(served) < 450:
+            served += [job.tenant for job in await claim(store, 20, tenant=None)]
+        assert served[:150] == tenants
+        assert sorted(served[150:300]) == sorted(f"u-{n:03}" for n in range(150))
+        assert served[300:] == tenants
+        assert sizes[0] <= 20 + FEW + 1
 
 
 def test_a_line_is_not_added_while_others_go_through_them():

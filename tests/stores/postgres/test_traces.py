@@ -1,13 +1,18 @@
-"""Within one process turns and quotas are exact: then traces compare every claim with the memory store's."""
+"""Within one process turns and quotas are exact: then traces compare every claim with the memory store's.
+
+A few seeds; HOLDFAST_TRACES=100 runs so many.
+"""
+
+import os
 
 import pytest
 from msgspec.structs import replace
 
-from holdfast.stores.postgres import doctor
+from holdfast.stores.postgres import doctor, turns
 from holdfast.testing.traces import check_trace
 
 STEPS = 80
-BLOCK = 10
+SEEDS = int(os.environ.get("HOLDFAST_TRACES", "6"))
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +24,13 @@ def exact(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("first", range(0, 20, BLOCK))
-async def test_the_postgres_store_never_differs_from_the_memory_store(postgres, first):
-    for seed in range(first, first + BLOCK):
-        await check_trace(postgres.url(), seed, STEPS)
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_the_postgres_store_never_differs_from_the_memory_store(postgres, seed):
+    await check_trace(postgres.url(), seed, STEPS)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_nor_does_it_when_newcomers_enter_unseen(postgres, monkeypatch, seed):
+    """As they do when they are many: a claim looks at no more lanes than it wants jobs."""
+    monkeypatch.setattr(turns, "FEW", 0)
+    await check_trace(postgres.url(), seed, STEPS)

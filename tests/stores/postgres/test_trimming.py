@@ -74,6 +74,18 @@ async def test_a_reader_whose_place_is_trimmed_while_it_looks_is_told(postgres, 
 
 
 @pytest.mark.usefixtures("small")
+async def test_a_trim_while_a_piece_is_read_is_told(postgres, database):
+    """The same for a log that is read in pieces."""
+    async with opened(postgres.url(database)) as store, opened(postgres.url(database, keep_events=0)) as pruner:
+        await one_by_one(store, 6)
+        (piece,) = await store.split(*(await store.reach(None)), 100)
+        at_the_nth(store, "events", 1, lambda: trimmed_to_the_end(pruner))
+        with pytest.raises(EventsTrimmed) as gap:
+            await store.read(piece, 100)
+        assert (gap.value.from_, gap.value.to) == (piece.after, piece.end)
+
+
+@pytest.mark.usefixtures("small")
 async def test_who_reads_from_the_oldest_begins_anew_when_that_is_trimmed(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database, keep_events=2)) as pruner:
         await one_by_one(store, 6)

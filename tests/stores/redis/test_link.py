@@ -622,9 +622,12 @@ class Stamped:
     """A connection to the server that knows when the kernel got the last thing it read."""
 
     def __init__(self, server):
+        self.at = None
         self._socket = socket.create_connection((HOST, server.port))
-        self._socket.setsockopt(socket.SOL_SOCKET, STAMPS, 1)
         self._socket.settimeout(20)
+        self._socket.setsockopt(socket.SOL_SOCKET, STAMPS, 1)
+        while self.at is None:  # the kernel turns its stamps on a little later than it was asked to
+            self.exchange(pack("PING"), b"+PONG\r\n")
 
     def exchange(self, request, end):
         self._socket.sendall(request)
@@ -633,10 +636,10 @@ class Stamped:
     def read(self, end):
         answer = b""
         while not answer.endswith(end):
-            data, (stamp, *_), *_ = self._socket.recvmsg(4096, 64)
+            data, stamps, *_ = self._socket.recvmsg(4096, 64)
             assert data, "closed"
             answer += data
-        self.at = struct.unpack("qq", stamp[2])
+        self.at = struct.unpack("qq", stamps[0][2]) if stamps else None
         return answer
 
     def close(self):

@@ -11,7 +11,7 @@ from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
-from holdfast.store import EventPage, ListQuery, Page, QueueStats, Reader, TenantSettings, WorkerInfo
+from holdfast.store import EventPage, ListQuery, Page, QueueStats, Reader, Stretch, TenantSettings, WorkerInfo
 from holdfast.stores.file import rows
 from holdfast.stores.file.sql import FUTURE, OLDEST_READY, SQL
 from holdfast.stores.file.transaction import clock
@@ -111,12 +111,7 @@ def tenants(db: sqlite3.Connection) -> list[str]:
 
 def events(db: sqlite3.Connection, tenant: str | None, after: str | None, limit: int) -> EventPage:
     """Events after an offset; the log is in commit order because there is one writer at a time. [EVENT-2]"""
-    _, _, end, trimmed, *_ = db.execute(SQL["counters"]).fetchone()
-    start = trimmed if after is None else parse_offset(after)
-    if start > end:
-        raise InvalidOption("after", f"{after!r} is not an offset of this store")
-    if start < trimmed:
-        raise EventsTrimmed(str(start), str(trimmed))
+    start, end = _ends(db, after)
     # A tenant's page looks through a bounded stretch of the log, whatever it finds there. [EVENT-3]
     stop = min(end, start + max(limit, SCAN))
     names = _Names(db)
@@ -133,6 +128,38 @@ def events(db: sqlite3.Connection, tenant: str | None, after: str | None, limit:
             if tenant is None or owner == tenant:
                 page.append(rows.to_event(n, logged, owner, queue))
     return EventPage(page, str(reached), more=reached < end)
+
+
+def _ends(db: sqlite3.Connection, after: str | None) -> tuple[int, int]:
+    """Where to go on after an offset, and where the log ends."""
+    _, _, end, trimmed, *_ = db.execute(SQL["counters"]).fetchone()
+    start = trimmed if after is None else parse_offset(after)
+    if start > end:
+        raise InvalidOption("after", f"{after!r} is not an offset of this store")
+    if start < trimmed:
+        raise EventsTrimmed(str(start), str(trimmed))
+    return start, end
+
+
+def reach(db: sqlite3.Connection, after: str | None, most: int | None, end: str | None) -> tuple[str, str]:
+    """From where and up to where to read."""
+    start, last = _ends(db, after)
+    last = last if end is None else parse_offset(end)
+    return str(start), str(max(start, last if most is None else min(last, start + most)))
+
+
+def split(db: sqlite3.Connection, after: str, end: str, size: int) -> list[Stretch]:
+    """The log between two offsets, in pieces: the numbers of events have no holes."""
+    stop = parse_offset(end)
+    start, _ = _ends(db, after)
+    return [Stretch(0, str(n), str(min(n + size, stop))) for n in range(start, stop, size)]
+
+
+def read(db: sqlite3.Connection, stretch: Stretch, limit: int) -> EventPage:
+    """The first events of a piece."""
+    left = parse_offset(stretch.end) - parse_offset(stretch.after)
+    page = events(db, None, stretch.after, min(limit, left))
+    return EventPage(page.events, page.next, more=left > len(page.events))
 
 
 class _Names:

@@ -46,6 +46,7 @@ from holdfast.store import (
     Reaped,
     ReplayAnswer,
     ReportAnswer,
+    Stretch,
     TenantSettings,
     WorkerInfo,
 )
@@ -188,6 +189,15 @@ class FileStore:
 
     async def last_offset(self) -> str:
         return await self._opened.read(reads.last_offset)
+
+    async def reach(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
+        return await self._opened.read(lambda db: reads.reach(db, after, most, end))
+
+    async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
+        return await self._opened.read(lambda db: reads.split(db, after, end, size))
+
+    async def read(self, stretch: Stretch, limit: int) -> EventPage:
+        return await self._opened.read(lambda db: reads.read(db, stretch, limit))
 
     async def set_reader(self, reader: Reader) -> None:
         await self._change(upkeep.set_reader, reader)

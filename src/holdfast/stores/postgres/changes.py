@@ -96,6 +96,8 @@ def cancel(u: Unit, items: Sequence[Cancel], keep: Retention) -> list[CancelStat
         else:
             if job.state is JobState.LEASED:
                 u.news.canceled.append(job.key)
+            else:
+                u.news.withdrawn.add(held.lane.number)
             u.move(held, lambda job=job: lifecycle.cancel(job, u.now, keep))
             answers.append("canceled")
     return answers

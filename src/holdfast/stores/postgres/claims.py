@@ -153,14 +153,16 @@ class Claims:
     def _deal(self, going: list[Part], left: int) -> list[Part]:
         """Share out what is wanted between the queues, one by one in rotation, and plan each one's part."""
         shares = [left // len(going) + (n < left % len(going)) for n in range(len(going))]
-        now = None
-        if self._real_clock and self._clock is not None:
-            now = self._clock[0] + int(1000 * (time.monotonic() - self._clock[1])) + SOON_MS
+        now, past = None, 0
+        if self._clock is not None:
+            past = self._clock[0]
+            if self._real_clock:
+                now = past + int(1000 * (time.monotonic() - self._clock[1])) + SOON_MS
         with self._memory.lock:
             for part, share in zip(going, shares, strict=True):
                 part.got = 0
                 if share:
-                    plan(part, share, now)
+                    plan(part, share, now, past)
         return going[:left]
 
     async def _send(
@@ -184,7 +186,7 @@ class Claims:
             numbers(ties[lane.tenant] for lane in lanes),
             numbers(wanted for part in sent for wanted in part.wanted),
             numbers(marks),
-            numbers(part.line.floor if part.line else 0 for part in sent),
+            some_numbers((part.line.floor if part.line else 0) if part.all_inside else None for part in sent),
             numbers(part.share for part in sent),
             some_numbers(bounds),
             limit,

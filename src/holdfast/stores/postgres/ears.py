@@ -21,6 +21,7 @@ import msgspec
 
 from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.store import Hint, Listener, Signal
+from holdfast.stores.postgres import rows
 from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.trouble import TROUBLES
 
@@ -42,7 +43,17 @@ PAYLOAD = 7500
 
 _log = logging.getLogger("holdfast")
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(tuple[str, list[tuple[Hint, str, str, str]]]).decode
+
+
+class _Heard(msgspec.Struct, array_like=True):
+    """A notification: who sent it, and with one that a job has completed alone perhaps its record."""
+
+    origin: str
+    hints: list[Told]
+    record: rows.Record | None = None
+
+
+_decode = msgspec.json.Decoder(_Heard).decode
 
 
 def channel_of(schema: str, hint: Hint) -> str:
@@ -406,15 +417,18 @@ class Ears:
 
     def _heard(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
         try:
-            origin, hints = _decode(str(payload))
-        except msgspec.MsgspecError:
+            heard = _decode(str(payload))
+            if heard.origin == self._origin:
+                return
+            record = heard.record
+            signals = [Signal(*h, None if record is None else rows.to_ended(record, *h[1:])) for h in heard.hints]
+        except (msgspec.MsgspecError, ValueError):
             # Whoever sent it may be newer than we are.
             self.tell_all()
             return
-        if origin != self._origin:
-            for hint in hints:
-                self._note(hint)
-                self._deliver(Signal(*hint))
+        for hint, signal in zip(heard.hints, signals, strict=True):
+            self._note(hint)
+            self._deliver(signal)
 
     def _deliver(self, signal: Signal) -> None:
         for key, (listener, hints) in list(self._listeners.items()):

@@ -137,6 +137,15 @@ class Lane(Struct, eq=False):
         # Clocks of transactions that overlap, or one that was set back: what is behind a mark moves it.
         self.look_from(visible_at)
 
+    def had_work_at(self, past: int) -> bool:
+        """Whether a job was visible here at this moment, and nobody in this process has taken it or canceled one."""
+        return self.next_at is not None and 0 < self.next_at <= past
+
+    def withdraw(self) -> None:
+        """A job that waited here was canceled: there may be no other."""
+        if not self.in_turns and self.next_at is not None:
+            self.look_at(0)
+
     def pause(self, *, paused: bool) -> None:
         """It leaves the turns at once, and when it goes on it enters them like any other newcomer."""
         self.news += 1

@@ -55,10 +55,10 @@ SELECT now FROM {s}.enqueue_one($1::text, $2::int, $3::int, $4::text, $5::text, 
 CALL {s}.enqueue_one_and_tell($1::text[], $2::text[], $3::text[], $4::text, $5::int, $6::int, $7::text, $8::text,
     $9::text, $10::smallint, $11::int, $12::bigint, $13::bigint, $14::bigint, $15::bytea, $16::bytea, NULL, NULL);
 -- name: complete_one
-SELECT {s}.complete_one($1::int, $2::text, $3::bigint, $4::bytea, $5::bigint, $6::int);
+SELECT now FROM {s}.complete_one($1::int, $2::text, $3::bigint, $4::bytea, $5::bigint, $6::int, false);
 -- name: complete_one_and_tell
-CALL {s}.complete_one_and_tell($1::text[], $2::text[], $3::int, $4::text, $5::bigint, $6::bytea, $7::bigint, $8::int,
-    NULL);
+CALL {s}.complete_one_and_tell($1::text[], $2::text[], $3::text[], $4::int, $5::text, $6::bigint, $7::bytea, $8::bigint,
+    $9::int, NULL);
 -- Offers of idle workers.
 -- name: make_offer
 SELECT {s}.make_offer($1, $2, $3, $4::int[], $5::int[], $6, $7, $8, $9);
@@ -274,6 +274,12 @@ SELECT epoch, xid, n, at, count, kinds, lanes, ids, types, attempts, tokens, wor
 WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6) ORDER BY epoch, xid, n LIMIT $7;
 -- name: trimmed
 SELECT trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k FROM {s}.trimming;
+-- Rows of the log with which a piece of it is full, each with the events up to and with it.
+-- name: log_cuts
+SELECT epoch, xid, n, count FROM (
+    SELECT epoch, xid, n, count, sum(count) OVER (ORDER BY epoch, xid, n) AS total FROM {s}.events
+    WHERE (epoch, xid, n) > ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6)
+) e WHERE total / $7::bigint > (total - count) / $7::bigint ORDER BY epoch, xid, n LIMIT $8;
 -- name: set_reader
 INSERT INTO {s}.readers VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (tenant, name) DO UPDATE
 SET epoch = excluded.epoch, xid = excluded.xid, n = excluded.n, k = excluded.k

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
-from holdfast.store import EventPage, ListQuery, Page, QueueStats
+from holdfast.store import EventPage, ListQuery, Page, QueueStats, Stretch
 from holdfast.stores.postgres import log, rows
 from holdfast.stores.postgres.lanes import Lane, Memory
 from holdfast.stores.postgres.link import Link
@@ -19,7 +20,7 @@ SCAN = 10_000
 """How many jobs a page of a list looks through at most before it answers with what it has."""
 STRETCH = 500
 """How many jobs one statement reads."""
-CHUNKS = 200
+FIRST_CHUNKS, CHUNKS = 8, 200
 """How many rows of the log one statement reads."""
 LOOK_AHEAD = 1000
 """How many events a tenant's page looks through at least."""
@@ -163,19 +164,14 @@ async def events(
 ) -> tuple[EventPage, bool]:
     """Events after an offset, and whether some are held up behind an open transaction. [EVENT-2, EVENT-3]"""
     found = await ends(link)
-    start = found.trimmed if after is None else log.parse_offset(after)
-    if start > found.end:
-        raise InvalidOption("after", f"{after!r} is not an offset of this store")
-    if start < found.trimmed:
-        raise EventsTrimmed(str(start), str(found.trimmed))
+    start = _start(found, after)
     page, reached = await _page(link, memory, tenant, start, found.end, limit)
     if reached > start:
-        # Rows may be missing if it was trimmed meanwhile: no snapshot keeps what is truncated. Its mark was set before.
-        (mark,) = await link.rows("trimmed", repeat=True)
-        trimmed = Place(*mark.values())
-        if trimmed > start and after is not None:
-            raise EventsTrimmed(str(start), str(trimmed))
-        if trimmed > start:
+        try:
+            await _check_whole(link, start)
+        except EventsTrimmed:
+            if after is not None:
+                raise
             return await events(link, memory, tenant, None, limit)
     return EventPage(page, str(reached), more=reached < found.end), found.held
 
@@ -205,6 +201,75 @@ async def _page(
                 if tenant is None or event.tenant == tenant:
                     page.append(event)
     return page, reached
+
+
+async def reach(link: Link, after: str | None, most: int | None, last: str) -> tuple[str, str]:
+    """From where and up to where to read; the log ends, or ended, at `last`."""
+    start, end = await _begin(link, after), log.parse_offset(last)
+    if most is not None:
+        cuts = await _cuts(link, start, end, most, 1)
+        end = cuts[0] if cuts else end
+    return str(start), str(max(start, end))
+
+
+async def split(link: Link, after: str, end: str, size: int) -> list[Stretch]:
+    """The log between two offsets, in pieces of whole rows."""
+    start, stop = await _begin(link, after), log.parse_offset(end)
+    edges = [start, *(cut for cut in await _cuts(link, start, stop, size, None) if start < cut < stop), stop]
+    return [Stretch(0, str(one), str(other)) for one, other in pairwise(edges) if one < other]
+
+
+async def read(link: Link, memory: Memory, stretch: Stretch, limit: int) -> EventPage:
+    """The first events of a piece, in whole rows."""
+    start, end = await _begin(link, stretch.after), log.parse_offset(stretch.end)
+    reached = start
+    page: list[Event] = []
+    wanted = FIRST_CHUNKS
+    while reached < end and len(page) < limit:
+        chunk = await link.rows("events", *reached[:3], *end[:3], wanted, repeat=True)
+        await _learn(link, memory, {lane for row in chunk for lane in row["lanes"]})
+        for row in chunk:
+            place = Place(row["epoch"], row["xid"], row["n"], row["count"])
+            last = min(place, end)
+            skip = reached.k if place[:3] == reached[:3] else 0
+            page += [event for k, event in log.unpack(row, skip, lambda lane: _names(memory, lane)) if k <= last.k]
+            reached = max(reached, last)
+        if len(chunk) < wanted:
+            reached = end
+        # A row may have one event or a thousand; and the first of them has been read already.
+        wanted = max(2, min(CHUNKS, (limit - len(page)) * wanted // max(1, len(page)) + 1))
+    await _check_whole(link, start)
+    return EventPage(page, str(reached), more=reached < end)
+
+
+async def _begin(link: Link, after: str | None) -> Place:
+    """Where to go on after an offset."""
+    return _start(await ends(link), after)
+
+
+def _start(found: Ends, after: str | None) -> Place:
+    start = found.trimmed if after is None else log.parse_offset(after)
+    if start > found.end:
+        raise InvalidOption("after", f"{after!r} is not an offset of this store")
+    if start < found.trimmed:
+        raise EventsTrimmed(str(start), str(found.trimmed))
+    return start
+
+
+async def _check_whole(link: Link, start: Place) -> None:
+    """Raise EventsTrimmed if what was read from `start` on may have gaps.
+
+    Rows are missing if it was trimmed meanwhile: no snapshot keeps what is truncated. Its mark was set before.
+    """
+    (mark,) = await link.rows("trimmed", repeat=True)
+    trimmed = Place(*mark.values())
+    if trimmed > start:
+        raise EventsTrimmed(str(start), str(trimmed))
+
+
+async def _cuts(link: Link, start: Place, end: Place, size: int, most: int | None) -> list[Place]:
+    rows = await link.rows("log_cuts", *start[:3], *end[:3], size, most, repeat=True)
+    return [Place(*row.values()) for row in rows]
 
 
 async def _learn(link: Link, memory: Memory, numbers: set[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, cast
@@ -26,6 +27,8 @@ CODES = {state: code for code, state in enumerate(STATES)}
 LEASED = CODES[JobState.LEASED]
 
 Row = Mapping[str, Any]
+Record = tuple[int, int, int, int, int, int, int, int, str, str, str, str, str, str | None, str | None]
+"""What `complete_one` in migrations/ tells of a job."""
 
 _encode = msgpack.Encoder().encode
 _decode_envelope = msgpack.Decoder(Envelope).decode
@@ -94,6 +97,24 @@ def to_handed(  # noqa: PLR0917 - the columns of a row
     return Job(
         tenant, queue, id_, seq, _envelope(head, type_, payload, request_id, None), JobState.LEASED, now, now, 1, token,
         deadline, worker_id, now, result_ttl_ms=ttl,
+    )  # fmt: skip
+
+
+def to_ended(record: Record, tenant: str, queue: str, id_: str) -> Job:
+    """A job that has completed, as it is told to those who wait for it."""
+    *numbers, type_, request_id, worker, head, payload, extra, result = record
+    seq, visible_at, enqueued_at, ttl, token, claimed_at, finished_at, attempts = numbers
+    return to_job(
+        {
+            "id": id_, "seq": seq, "head": bytes.fromhex(head), "type": type_, "payload": b64decode(payload),
+            "request_id": request_id, "state": CODES[JobState.COMPLETED], "visible_at": visible_at,
+            "enqueued_at": enqueued_at, "attempts": attempts, "token": token, "deadline": 0, "worker": worker,
+            "claimed_at": claimed_at, "finished_at": finished_at, "result_ttl": ttl, "expires_at": finished_at + ttl,
+            "extra": None if extra is None else b64decode(extra),
+            "result": None if result is None else b64decode(result),
+        },
+        tenant,
+        queue,
     )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ from holdfast.store import (
     ReplayAnswer,
     ReportAnswer,
     Signal,
+    Stretch,
     TenantSettings,
     WorkerInfo,
 )
@@ -298,7 +299,10 @@ class PostgresStore:
         # How long the caller's own statements wait is the caller's to say.
         request = requests.complete(items, numbers, seqs, lock_ms if joined is None else None)
         news = News(ended=[item.key for item in items], logged=True)
-        now, told = await self._call(request, news.hints(self._memory), joined, repeat=True)
+        hints, done = news.hints(self._memory), None
+        if len(items) == 1:
+            done, *hints = hints
+        now, told = await self._call(request, hints, joined, repeat=True, done=done)
         if now is None:
             return None
         self._memory.ended(item.token for item in items)
@@ -438,6 +442,15 @@ class PostgresStore:
             await asyncio.sleep(pause_s)
             ends = await reads.ends(self._opened)
         return str(ends.end)
+
+    async def reach(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
+        return await reads.reach(self._opened, after, most, end or await self.last_offset())
+
+    async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
+        return await reads.split(self._opened, after, end, size)
+
+    async def read(self, stretch: Stretch, limit: int) -> EventPage:
+        return await reads.read(self._opened, self._memory, stretch, limit)
 
     async def set_reader(self, reader: Reader) -> None:
         place = log.parse_offset(reader.offset, "offset")
@@ -585,9 +598,18 @@ class PostgresStore:
         return answers
 
     async def _call(
-        self, request: requests.Request, hints: list[Told], joined: Joined | None, *, repeat: bool
+        self,
+        request: requests.Request,
+        hints: list[Told],
+        joined: Joined | None,
+        *,
+        repeat: bool,
+        done: Told | None = None,
     ) -> tuple[int | None, bool]:
-        """Call one of the hot functions: what it answers, and whether others are told by now."""
+        """Call one of the hot functions: what it answers, and whether others are told by now.
+
+        `done` is told with the record of the one job that completes, where it is sent along with the change.
+        """
         name, args = request
         if joined is not None:
             return await joined.value(name, *args), False
@@ -597,7 +619,8 @@ class PostgresStore:
             return await link.value(name, *args, repeat=repeat), False
         told = False
         try:
-            answer = await link.value(f"{name}_and_tell", *sent, *args, repeat=repeat)
+            noted = () if done is None else (ears.note(done),)
+            answer = await link.value(f"{name}_and_tell", *sent, *noted, *args, repeat=repeat)
             told = answer is not None
         finally:
             if not told:
@@ -633,6 +656,8 @@ class PostgresStore:
                 lane = self._memory.by_number.get(number)
                 if lane is not None:
                     lane.arrive(visible_at)
+            for number in news.withdrawn & self._memory.by_number.keys():
+                self._memory.by_number[number].withdraw()
         if told and self._ears is not None:
             self._ears.tell_own(hints)
         else:

@@ -19,6 +19,9 @@ from holdfast.stores.postgres.lanes import LOOKS, Lane, Line
 
 ENTER_LIMIT = 200
 """How many lanes a claim lets in that may have got visible work since the last one, or as many as it wants jobs."""
+FEW = 16
+"""So many of them are looked at in any case, and so many lanes in a further round, then twice as many: as some were
+empty, others may be."""
 
 
 class Part(Struct):
@@ -34,7 +37,13 @@ class Part(Struct):
     got: int = 0
     """Of this round."""
     bound: tuple[int, str] | None = None
-    """Where the first lane begins that is in the turns and not looked at in this round."""
+    """Where the first lane begins that is not looked at in this round: in the turns, or as a newcomer."""
+    unseen: list[Lane] = field(default_factory=list[Lane])
+    """Newcomers that are not looked at in this round: they have work, as far as we know, and enter all the same."""
+    all_inside: bool = True
+    """All lanes in the turns are looked at: if none of them has work, newcomers enter at the floor of the line now."""
+    rounds: int = 0
+    """How many there were."""
     exhausted: set[Lane] = field(default_factory=set[Lane])
     """Lanes that have nothing visible left."""
     empty: set[Lane] = field(default_factory=set[Lane])
@@ -47,8 +56,11 @@ class Part(Struct):
     """It was asked for more than there was."""
 
 
-def plan(part: Part, share: int, now: int | None) -> None:
-    """Say which lanes to look at for `share` more jobs. `now` is about the store's time; None: unknown."""
+def plan(part: Part, share: int, now: int | None, past: int) -> None:
+    """Say which lanes to look at for `share` more jobs. `now` is about the store's time; None: unknown.
+
+    Newcomers of which it is known that they had visible work at the moment `past` need not be looked at to enter.
+    """
     part.share = share
     part.bound = None
     if part.line is None:
@@ -56,25 +68,41 @@ def plan(part: Part, share: int, now: int | None) -> None:
         part.wanted = [share] * len(part.lanes)
         return
     lanes = part.line.lanes
-    inside = list(islice((turn for turn in part.line.turns if lanes[turn[1]] not in part.exhausted), share + 1))
+    wide = max(share, min(FEW << part.rounds, ENTER_LIMIT))
+    waiting = (turn for turn in part.line.turns if lanes[turn[1]] not in part.exhausted)
+    inside = list(islice(waiting, (wide if part.rounds else share) + 1))
     entering: list[Lane] = []
     if not part.began:  # Until then it is not certain where newcomers enter.
         due = takewhile(lambda entry: now is None or entry[0] <= now, part.line.due)
         entering = [lanes[tenant] for _, tenant in islice(due, max(ENTER_LIMIT, share))]
-        entering += _doubtful(part.line, set(entering))
+    doubtful = [] if part.began else _doubtful(part.line, set(entering))
     floor = inside[0][0] if inside else part.line.floor
-    heap = inside[:share] + [(fairness.entry(lane.time, floor), lane.tenant) for lane in entering]
+    newcomers = sorted((fairness.entry(lane.time, floor), lane.tenant) for lane in entering + doubtful)
+    turns = inside + newcomers
+    dealt = _deal(turns, share, lanes)
+    named = set(dealt)
+    named.update(tenant for _, tenant in inside[: wide if part.rounds else min(1, len(newcomers))])
+    named.update(tenant for _, tenant in newcomers[:FEW])
+    named.update(lane.tenant for lane in entering if not lane.had_work_at(past))
+    named.update(lane.tenant for lane in doubtful)
+    part.lanes = [lanes[tenant] for _, tenant in turns if tenant in named]
+    part.wanted = [max(1, dealt.get(lane.tenant, 0)) for lane in part.lanes]
+    part.bound = min((turn for turn in turns if turn[1] not in named), default=None)
+    part.unseen = [lanes[tenant] for _, tenant in newcomers if tenant not in named]
+    # With unseen newcomers the bound holds only if a lane inside has work: else all newcomers wait for the next round.
+    part.all_inside = all(tenant in named for _, tenant in inside) and not (inside and part.unseen)
+
+
+def _deal(turns: list[tuple[int, str]], share: int, lanes: dict[str, Lane]) -> dict[str, int]:
+    """How many of `share` turns each tenant gets, if all have enough for theirs."""
+    heap = turns.copy()
     heapify(heap)
     dealt: dict[str, int] = {}
     for _ in range(share if heap else 0):
         time, tenant = heap[0]
         dealt[tenant] = dealt.get(tenant, 0) + 1
         heapreplace(heap, (time + lanes[tenant].cost, tenant))
-    if inside and entering:
-        dealt.setdefault(inside[0][1], 0)  # Where newcomers enter depends on it.
-    part.lanes = [lanes[tenant] for _, tenant in inside if tenant in dealt] + entering
-    part.wanted = [max(1, dealt.get(lane.tenant, 0)) for lane in part.lanes]
-    part.bound = next(((time, tenant) for time, tenant in inside if tenant not in dealt), None)
+    return dealt
 
 
 def _doubtful(line: Line, entering: set[Lane]) -> list[Lane]:
@@ -96,7 +124,8 @@ def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken
     visible = [lane.time for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and found]
     # Newcomers enter at the time of the first lane that has work. If that was not named, they wait for the next round.
     part.empty |= {lane for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and not found}
-    if not part.began and (visible or part.bound is None):
+    part.rounds += 1
+    if not part.began and (visible or part.all_inside):
         part.began = True
         if line is not None:
             _drop_heads(line, part.empty)
@@ -117,6 +146,14 @@ def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken
             line.floor = max(line.floor, last)
             lane.move(last + lane.cost)
             part.last = max(part.last or (0, ""), (last, lane.tenant))
+    if part.began:
+        _enter_unseen(part, floor)
+
+
+def _enter_unseen(part: Part, floor: int) -> None:
+    for lane in part.unseen:
+        if not lane.in_turns and lane.next_at is not None:  # Nobody has found out more about it meanwhile.
+            lane.enter(fairness.entry(lane.time, floor))
 
 
 def _drop_heads(line: Line, empty: set[Lane]) -> None:

@@ -33,6 +33,9 @@ class News(Struct):
     """By lane the earliest moment at which something becomes visible."""
     ended: list[JobKey] = field(default_factory=list[JobKey])
     canceled: list[JobKey] = field(default_factory=list[JobKey])
+    """Those that were leased."""
+    withdrawn: set[int] = field(default_factory=set[int])
+    """Lanes where waiting jobs were canceled."""
     logged: bool = False
 
     def arrives(self, lane: int, visible_at: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -12,7 +13,7 @@ from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event
 from holdfast.core.job import TERMINAL, WAITING, Job, JobState
-from holdfast.store import EventPage, ListQuery, Page
+from holdfast.store import EventPage, ListQuery, Page, Stretch
 from holdfast.stores.redis import records
 from holdfast.stores.redis.keys import lane_of
 from holdfast.stores.redis.records import encode
@@ -24,6 +25,8 @@ STRETCH = 500
 """How many jobs one script reads."""
 BYTES = 2 * 1024 * 1024
 """How many bytes one script reads, or a little more."""
+CUTS = 1000
+"""How many places one script finds to cut a shard's log at."""
 LOOK_AHEAD = 1000
 """How many events a tenant's page looks through at least."""
 
@@ -165,3 +168,80 @@ def _page(stretches: dict[int, _Stretch], places: list[int], tenant: str | None,
             event.offset = join_offset(places)
             page.append(event)
     return EventPage(page, join_offset(places), more=any(stretch.more for stretch in stretches.values()))
+
+
+# The log in pieces ----------------------------------------------------------------------------------------------
+
+
+async def reach(shards: Shards, after: str | None, most: int | None, end: str | None) -> tuple[str, str]:
+    """From where and up to where to read, in all shards alike: they go on side by side."""
+    places = [-1] * shards.count if after is None else parse_offset(shards, after)
+    ends = [-1] * shards.count if end is None else parse_offset(shards, end)
+    parts = await _parts(shards, after, places, ends, 0, 0)
+    start, ends = [part.start for part in parts], [max(part.start, part.end) for part in parts]
+    count = sum(part.count for part in parts)
+    if most is not None and count > most:
+        shares = [max(1, part.count * most // count) for part in parts]
+        work = (_part(shards, n, start[n], ends[n], share, 1) for n, share in enumerate(shares))
+        ends = [part.cuts[0] if part.cuts else part.end for part in await asyncio.gather(*work)]
+    return join_offset(start), join_offset(ends)
+
+
+async def split(shards: Shards, after: str, end: str, size: int) -> list[Stretch]:
+    """The log between two offsets, in pieces that are each of one shard."""
+    places, ends = parse_offset(shards, after), parse_offset(shards, end)
+    stretches: list[Stretch] = []
+    for shard, part in enumerate(await _parts(shards, after, places, ends, size, CUTS)):
+        edges = [part.start, *part.cuts, part.end] if part.start < part.end else []
+        offsets = [join_offset([*places[:shard], edge, *places[shard + 1 :]]) for edge in edges]
+        stretches += [Stretch(shard, *pair) for pair in pairwise(offsets)]
+    return stretches
+
+
+async def read(shards: Shards, stretch: Stretch, limit: int) -> EventPage:
+    """The first events of a piece, in whole chunks."""
+    shard, places = stretch.shard, parse_offset(shards, stretch.after)
+    end = parse_offset(shards, stretch.end)[shard]
+    found = await _read_log(shards, shard, places[shard], limit)
+    if found.trimmed:
+        places[shard] = found.start
+        raise EventsTrimmed(stretch.after, join_offset(places))
+    before, behind = join_offset([*places[:shard], 0])[:-1], join_offset([0, *places[shard + 1 :]])[1:]
+    events: list[Event] = []
+    for number, event in found.events:
+        if number > end:
+            break
+        event.offset = f"{before}{number}{behind}"
+        events.append(event)
+    more = found.more and found.end < end
+    return EventPage(events, f"{before}{found.end}{behind}" if more else stretch.end, more=more)
+
+
+class _Part(Struct):
+    """A part of one shard's log: how many events there are in it, and where it can be cut."""
+
+    start: int
+    trimmed: bool
+    end: int
+    count: int
+    cuts: list[int]
+
+
+async def _parts(
+    shards: Shards, after: str | None, places: list[int], ends: list[int], size: int, most: int
+) -> list[_Part]:
+    work = (_part(shards, n, places[n], ends[n], size, most) for n in range(shards.count))
+    parts = await asyncio.gather(*work)
+    if any(part.trimmed for part in parts):
+        raise EventsTrimmed(after or "", join_offset([part.start for part in parts]))
+    return parts
+
+
+async def _part(shards: Shards, shard: int, start: int, end: int, size: int, most: int) -> _Part:
+    gone, last, greatest, count, *cuts = await shards.run("cuts", shard, encode((start, end, size, most)))
+    if start > max(last, greatest):
+        raise InvalidOption("after", f"{start} is not an offset of this store")
+    begin = max(start, gone)
+    # What ends before it begins has nothing in it, and what is gone there is not missed.
+    trimmed = 0 <= start < gone and not 0 <= end <= start
+    return _Part(begin, trimmed, max(begin, last) if end < 0 else end, count, cuts)

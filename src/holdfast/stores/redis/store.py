@@ -74,6 +74,7 @@ from holdfast.store import (
     Reaped,
     ReplayAnswer,
     ReportAnswer,
+    Stretch,
     TenantSettings,
     WorkerInfo,
 )
@@ -319,6 +320,15 @@ class RedisStore:
 
     async def last_offset(self) -> str:
         return reads.join_offset([last for _, last in await self._opened.run_everywhere("clock", _NOW)])
+
+    async def reach(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
+        return await reads.reach(self._opened, after, most, end)
+
+    async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
+        return await reads.split(self._opened, after, end, size)
+
+    async def read(self, stretch: Stretch, limit: int) -> EventPage:
+        return await reads.read(self._opened, stretch, limit)
 
     async def set_reader(self, reader: Reader) -> None:
         shards = self._opened

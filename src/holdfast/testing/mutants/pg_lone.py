@@ -67,19 +67,19 @@ def a_completion_of_one_needs_no_token(bug: Bug) -> None:
 @mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
 def a_completion_of_one_has_no_deadline(bug: Bug) -> None:
     """A completion past the deadline goes through as long as nobody has reaped the lease."""
-    bug.function("complete_one", "v_job.deadline <= v_now", "false")
+    bug.function("complete_one", "v_job.deadline <= now", "false")
 
 
 @mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
 def a_completion_of_one_may_be_a_moment_late(bug: Bug) -> None:
     """At the very deadline a completion is still accepted."""
-    bug.function("complete_one", "v_job.deadline <= v_now", "v_job.deadline < v_now")
+    bug.function("complete_one", "v_job.deadline <= now", "v_job.deadline < now")
 
 
 @mutant("RESULT-1", stores=POSTGRES, seen_by="a_result_is_kept_for_its_ttl_and_then_gone")
 def the_result_of_one_is_kept_for_an_hour(bug: Bug) -> None:
     """The TTL of a job is ignored when it completes alone."""
-    bug.function("complete_one", "v_now + v_job.result_ttl", "v_now + 3600000")
+    bug.function("complete_one", "now + v_job.result_ttl", "now + 3600000")
 
 
 @mutant("RESULT-1", stores=POSTGRES)
@@ -104,3 +104,26 @@ def the_completion_of_one_is_logged_as_another_end(bug: Bug) -> None:
 def the_completion_of_one_is_filed_under_its_own_transaction(bug: Bug) -> None:
     """A completion in a transaction that began early stands in the log before the lease."""
     bug.function("complete_one", "greatest(v_job.logged, {s}.xid())", "{s}.xid()")
+
+
+# What is told of it ---------------------------------------------------------------------------------------------
+
+_IN_FULL = "an_end_that_is_told_in_full_is_told_as_it_is_kept"
+
+
+@mutant("RESULT-2", stores=POSTGRES, seen_by=_IN_FULL)
+def whoever_waits_is_told_of_no_result(bug: Bug) -> None:
+    """A completion is told with its record, and without the result."""
+    bug.function("complete_one", "encode(p_result, 'base64'))::text", "NULL)::text")
+
+
+@mutant("RESULT-2", "RESULT-1", stores=POSTGRES, seen_by=_IN_FULL)
+def whoever_waits_is_told_of_what_is_gone(bug: Bug) -> None:
+    """A job that is forgotten as it ends is told of as if it were kept."""
+    bug.function("complete_one", "p_tell AND v_job.result_ttl > 0", "p_tell")
+
+
+@mutant("RESULT-2", stores=POSTGRES, seen_by=_IN_FULL)
+def whoever_waits_is_told_another_time(bug: Bug) -> None:
+    """A completion is told with the time of the lease."""
+    bug.function("complete_one", "v_job.claimed_at, now, v_job.attempts", "now, v_job.deadline, v_job.attempts")

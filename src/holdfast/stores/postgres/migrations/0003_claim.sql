@@ -7,7 +7,8 @@
 --
 -- The r-th job of a lane stands at time + r * cost. Those with the least (time, tie) are next: that is what dealing turns
 -- one by one comes to. Nothing is taken beyond the point up to which this is certain: where a lane found all k that it
--- looked for (it may have more), or where the first lane begins that was not named (p_bounds).
+-- looked for (it may have more), or where the first lane begins that was not named (p_bounds). Newcomers enter at the time of
+-- the first lane in the turns that has work; p_floors says where if there is none, NULL where not all of those are named.
 --
 -- What is looked at is locked until the commit, also where it is not taken; another claim passes over it meanwhile, and is
 -- told to look again.
@@ -107,7 +108,7 @@ BEGIN
                 count(*) OVER (PARTITION BY i) AS n,
                 -- Newcomers enter at the time of the first lane that has work. If that was not named, they wait for it.
                 CASE WHEN inn THEN time
-                    WHEN p_bounds[2 * q + 1] IS NOT NULL AND bool_or(inn) OVER (PARTITION BY q) IS NOT TRUE THEN NULL
+                    WHEN p_floors[q + 1] IS NULL AND bool_or(inn) OVER (PARTITION BY q) IS NOT TRUE THEN NULL
                     ELSE greatest(time, coalesce(min(time) FILTER (WHERE inn) OVER (PARTITION BY q), p_floors[q + 1]))
                 END AS begins
             FROM found f WHERE seq IS NOT NULL

@@ -60,15 +60,16 @@ BEGIN
     END IF;
 END $$;
 
--- As `complete`. [LEASE-1, RESULT-1]
+-- As `complete`; with p_tell `record` is the job as it ended, for those who wait for it: if it is small, and not gone at
+-- once. See ears.py. [LEASE-1, RESULT-1, RESULT-2]
 CREATE FUNCTION {s}.complete_one(
-    p_lane int, p_id text, p_token bigint, p_result bytea, p_seq bigint, p_lock_ms int
-) RETURNS bigint LANGUAGE plpgsql
+    p_lane int, p_id text, p_token bigint, p_result bytea, p_seq bigint, p_lock_ms int, p_tell boolean,
+    OUT now bigint, OUT record text
+) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     v_seq bigint := p_seq;
     v_job {s}.jobs;
-    v_now bigint;
     v_xid bigint;
 BEGIN
     IF p_lock_ms IS NOT NULL THEN
@@ -81,27 +82,33 @@ BEGIN
     WHERE j.seq = v_seq AND j.state + 0 = 4 AND j.token = p_token AND j.lane = p_lane AND j.id = p_id
     RETURNING j.* INTO v_job;
     IF NOT FOUND THEN
-        RETURN NULL;
+        RETURN;
     END IF;
-    v_now := {s}.now_ms();
-    IF v_job.deadline <= v_now THEN
+    now := {s}.now_ms();
+    IF v_job.deadline <= now THEN
         RAISE SQLSTATE 'HF001';
     END IF;
     v_xid := greatest(v_job.logged, {s}.xid());
     INSERT INTO {s}.done (seq, visible_at, enqueued_at, result_ttl, logged, token, claimed_at, finished_at, expires_at,
         line, lane, attempts, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
-    VALUES (v_job.seq, v_job.visible_at, v_job.enqueued_at, v_job.result_ttl, v_xid, v_job.token, v_job.claimed_at, v_now,
-        v_now + v_job.result_ttl, v_job.line, v_job.lane, v_job.attempts, 5, v_job.rank, v_job.id, v_job.type,
+    VALUES (v_job.seq, v_job.visible_at, v_job.enqueued_at, v_job.result_ttl, v_xid, v_job.token, v_job.claimed_at, now,
+        now + v_job.result_ttl, v_job.line, v_job.lane, v_job.attempts, 5, v_job.rank, v_job.id, v_job.type,
         v_job.request_id, v_job.worker, v_job.key, v_job.head, v_job.payload, v_job.extra, p_result);
     IF v_job.key IS NOT NULL THEN
         DELETE FROM {s}.keys k WHERE k.lane = p_lane AND k.type = v_job.type AND k.key = v_job.key AND k.job_id = p_id
             AND k.policy IN ('until_terminal', 'until_started');
     END IF;
-    PERFORM {s}.log(v_xid, v_now, 1, '{7}', ARRAY[p_lane], ARRAY[p_id], ARRAY[v_job.type], ARRAY[v_job.attempts],
+    PERFORM {s}.log(v_xid, now, 1, '{7}', ARRAY[p_lane], ARRAY[p_id], ARRAY[v_job.type], ARRAY[v_job.attempts],
         ARRAY[p_token], ARRAY[v_job.worker], NULL, NULL, NULL, NULL);
-    RETURN v_now;
+    IF p_tell AND v_job.result_ttl > 0
+        AND octet_length(v_job.payload) + octet_length(v_job.head) + coalesce(octet_length(v_job.extra), 0)
+            + coalesce(octet_length(p_result), 0) <= 4000 THEN
+        record := json_build_array(v_job.seq, v_job.visible_at, v_job.enqueued_at, v_job.result_ttl, v_job.token,
+            v_job.claimed_at, now, v_job.attempts, v_job.type, v_job.request_id, v_job.worker, encode(v_job.head, 'hex'),
+            encode(v_job.payload, 'base64'), encode(v_job.extra, 'base64'), encode(p_result, 'base64'))::text;
+    END IF;
 EXCEPTION WHEN SQLSTATE 'HF001' THEN
-    RETURN NULL;
+    now := NULL;
 END $$;
 
 -- Whoever waits for work is told (p_ready) if the job was not handed over; all else in any case. No channels: nobody is.
@@ -125,13 +132,18 @@ BEGIN
     END IF;
 END $$;
 
+-- Whoever waits for the job is told (p_done), with its record where that fits into a notification.
 CREATE PROCEDURE {s}.complete_one_and_tell(
-    p_channels text[], p_hints text[], p_lane int, p_id text, p_token bigint, p_result bytea, p_seq bigint,
+    p_channels text[], p_hints text[], p_done text[], p_lane int, p_id text, p_token bigint, p_result bytea, p_seq bigint,
     p_lock_ms int, INOUT p_now bigint
 ) LANGUAGE plpgsql AS $$
+DECLARE
+    v_message text;
 BEGIN
-    p_now := {s}.complete_one(p_lane, p_id, p_token, p_result, p_seq, p_lock_ms);
+    SELECT c.now, left(p_done[2], -1) || ',' || c.record || ']' INTO p_now, v_message
+    FROM {s}.complete_one(p_lane, p_id, p_token, p_result, p_seq, p_lock_ms, true) c;
     IF p_now IS NOT NULL THEN
-        CALL {s}.tell(p_channels, p_hints);
+        CALL {s}.tell(p_done[1] || p_channels,
+            CASE WHEN octet_length(v_message) < 7900 THEN v_message ELSE p_done[2] END || p_hints);
     END IF;
 END $$;

@@ -15,6 +15,8 @@ from holdfast.core.errors import JobCanceled, JobFailed, JobNotFound, ResultExpi
 from holdfast.core.job import HOUR, SECOND, Cancel, ClaimRequest, Job, JobState
 from holdfast.jobs import job
 from holdfast.queue import Queue
+from holdfast.store import Hint
+from holdfast.testing.conformance.checks.events import quiet
 from holdfast.testing.conformance.expect import Broken, expect, expect_equal
 from holdfast.testing.conformance.harness import PATIENCE_S, Harness
 from holdfast.testing.conformance.rules import rule
@@ -75,6 +77,20 @@ async def a_wait_ends_when_the_job_does(h: Harness) -> None:
                 expect_equal(
                     [type(end) for end in ends], [want] * 3, f"ends of waiting for a job that ended by {outcome}"
                 )
+
+
+@rule("RESULT-2")
+async def an_end_that_is_told_in_full_is_told_as_it_is_kept(h: Harness) -> None:
+    """By another handle: whoever is told so looks no more. What is gone at once is told by name, if at all."""
+    other = (await h.handles(2))[1]
+    with h.listening(other) as far:
+        for id_, ttl_ms in (("kept", HOUR), ("gone", 0)):
+            job = await h.leased(id_, result_ttl_ms=ttl_ms)
+            await quiet(job.key, far)
+            h.accepted(await h.complete(job, b'"done"'), JobState.COMPLETED)
+            await far.expect(Hint.DONE, job.key, "after a completion through another handle")
+            told = [signal.job for signal in far.signals if signal.job is not None]
+            expect_equal(told, [await h.find(job.key)] * len(told), "what is told of a job that has ended")
 
 
 @rule("RESULT-2")

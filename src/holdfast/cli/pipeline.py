@@ -1,0 +1,143 @@
+"""The log as tables, on Spark. PySpark is loaded when one of these runs, and not before."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.options import Json, Store, duration, store_url
+from holdfast.cli.output import emit, note
+from holdfast.core.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.ingest import Ingested
+
+LakePath = Annotated[str, typer.Option("--lake", metavar="DIR", help="The directory of the tables.")]
+Master = Annotated[
+    str | None, typer.Option("--master", metavar="URL", help="Spark's master; by default all cores of this machine.")
+]
+Remote = Annotated[str | None, typer.Option("--remote", metavar="URL", help="Spark Connect, such as sc://host:15002.")]
+Conf = Annotated[
+    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; can be repeated.")
+]
+
+app = typer.Typer(
+    name="pipeline",
+    help="The log as tables, on Spark.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def register(parent: typer.Typer) -> None:
+    """Add these commands."""
+    # They use what is defined here.
+    from holdfast.cli import pipeline_jobs, pipeline_tables
+
+    app.command()(ingest)
+    pipeline_tables.register(app)
+    pipeline_jobs.register(app)
+    parent.add_typer(app)
+
+
+def session(master: str | None, remote: str | None, conf: list[str] | None) -> Any:
+    """The SparkSession that a command was told to use. Raises InvalidOption."""
+    from holdfast.pipeline.session import make_session
+
+    settings: dict[str, str] = {}
+    for pair in conf or ():
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise InvalidOption("conf", f"{pair!r} is not NAME=VALUE")
+        settings[name.strip()] = value.strip()
+    return make_session(master, remote, conf=settings)
+
+
+def check_spark(remote: str | None) -> None:
+    """Say what is missing before anything is begun."""
+    from holdfast.pipeline.session import CONNECT_LIBRARIES, check_java, check_libraries
+
+    if remote is None:
+        check_libraries()
+        check_java()
+    else:
+        check_libraries(CONNECT_LIBRARIES)
+
+
+def ingest(
+    *,
+    lake: LakePath,
+    store: Store = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's events.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    interval: Annotated[str, typer.Option(help="With --follow: how often to look.")] = "10s",
+    payloads: Annotated[
+        str, typer.Option(metavar="none|hash|full", help="What to keep of payloads; they can hold personal data.")
+    ] = "none",
+    accept_gap: Annotated[
+        bool, typer.Option("--accept-gap", help="Go on behind events that were trimmed before they were read.")
+    ] = False,
+    moved: Annotated[bool, typer.Option("--moved", help="The store is the same under a new address.")] = False,
+    max_events: Annotated[int, typer.Option(help="Events in one batch, about.", min=1)] = 1_000_000,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Take the log into a lake, exactly once: to its end as it is now, or following it."""
+    check_spark(remote)
+    from holdfast.pipeline.ingest import Plan, check_payloads
+    from holdfast.pipeline.ingest import ingest as take_in
+    from holdfast.pipeline.lake import Lake
+    from holdfast.pipeline.reader import OpenStore
+
+    url = store_url(store)
+    every = duration("interval", interval)
+    plan = Plan(
+        url, tenant, check_payloads(payloads), follow, every.total_seconds() if every else 0.0, max_events,
+        accept_gap=accept_gap, moved=moved,
+    )  # fmt: skip
+    # What is wrong with the store or the lake is said before Spark takes its time to start.
+    with OpenStore(url) as opened:
+        _ = opened.log
+    place = Lake(lake, create=True)
+    stop = _stopping()
+    spark = session(master, remote, conf)
+    try:
+        done = take_in(spark, place, plan, _tell, stop.is_set)
+    finally:
+        spark.stop()
+    if json:
+        emit(done)
+    else:
+        print(_summary(done, place.root))
+
+
+def _stopping() -> threading.Event:
+    """Set when this process is asked to end."""
+    stop = threading.Event()
+
+    def ask(*_: Any) -> None:
+        if stop.is_set():
+            sys.exit(1)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    return stop
+
+
+def _tell(done: Ingested) -> None:
+    note(f"batch {done.batches}: {done.events} events so far, {done.events / max(done.seconds, 0.001):.0f}/s")
+
+
+def _summary(done: Ingested, root: object) -> str:
+    text = f"{done.events} events in {done.batches} batches, into {root}"
+    if done.payloads or done.missing_payloads:
+        text += f"; {done.payloads} payloads, {done.missing_payloads} were gone already"
+    return text

@@ -1,0 +1,286 @@
+"""Jobs in bulk, on Spark: replay dead letters, run workers on executors, enqueue files."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import uuid
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.options import (
+    Blobs,
+    Json,
+    Store,
+    Tenant,
+    blobs_url,
+    duration,
+    store_url,
+    tenant_name,
+    words,
+)
+from holdfast.cli.output import clock, emit, note, show
+from holdfast.cli.pipeline import Conf, Master, Remote, check_spark
+from holdfast.cli.pipeline_tables import Yes, spark_session
+from holdfast.core.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.replay import Preview, Receipt
+
+Tasks = Annotated[int, typer.Option(min=1, help="In how many tasks at once.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    for command in (replay, work, enqueue):
+        app.command()(command)
+
+
+# Replay -----------------------------------------------------------------------------------------------------------
+
+
+def replay(
+    *,
+    where: Annotated[str, typer.Option(metavar="SQL", help="Which dead letters, by the columns of the store's jobs.")],
+    store: Store = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's; if not given, all.")] = None,
+    yes: Yes = False,
+    receipt: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where the set and the answers are kept, for executors to see. Again: goes on with it."
+        ),
+    ] = None,
+    rate: Annotated[float, typer.Option(help="How many a second at most, in all tasks together.")] = 1000.0,
+    tasks: Tasks = 4,
+    patience: Annotated[str, typer.Option(help="How long to wait for room in a quota, or the store.")] = "5m",
+    sample: Annotated[int, typer.Option(min=0, help="How many of them to show.")] = 10,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Replay exactly the dead letters that a condition picks, each once; without --yes only show them.
+
+    A dry run with --receipt keeps the set, and --yes with the same receipt replays that set and no other. Exits with 1
+    if some could not be replayed, or if the store does not agree with the receipt.
+    """
+    check_spark(remote)
+    from holdfast.pipeline import replay as replaying
+
+    waits = duration("patience", patience)
+    plan = replaying.Plan(store_url(store), where, tenant, rate, tasks, waits.total_seconds() if waits else 0.0)
+    with spark_session(master, remote, conf) as spark:
+        if yes:
+            place = (receipt or Path(f"holdfast-replay-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")).absolute()
+            _tell_replayed(replaying.replay(spark, plan, place), place, json)
+            return
+        if receipt is None:
+            found = replaying.preview(spark, plan, sample)
+        else:
+            replaying.choose(spark, plan, receipt.absolute())
+            found = replaying.shown(spark, receipt.absolute(), sample)
+        _tell_chosen(found, json)
+
+
+def _tell_chosen(found: Preview, json: bool) -> None:
+    if json:
+        emit({"dry_run": True, "matching": found.total, "groups": found.groups, "sample": found.sample})
+        return
+    columns = ["tenant", "queue", "type", "count"]
+    show(columns, [[str(group[name]) for name in columns] for group in found.groups], "No dead letters like that.")
+    if found.sample:
+        print()
+        show(
+            ["id", "type", "error", "runs", "failed"],
+            [
+                [row["job_id"], row["type"], row["error_type"] or "", str(row["attempts"]), clock(row["finished_at"])]
+                for row in found.sample
+            ],
+        )
+    print(f"would replay {found.total}; --yes does it")
+
+
+def _tell_replayed(done: Receipt, place: Path, json: bool) -> None:
+    check = done.check
+    agrees = check is not None and check.ok
+    if json:
+        emit({"receipt": str(place), "agrees": agrees, **_document(done)})
+    else:
+        print(f"replayed {done.answers.get('replayed', 0)} of {done.chosen}; receipt: {place}")
+        for answer in ("gone", "refused", "quota"):
+            if count := done.answers.get(answer, 0):
+                note(f"{answer}: {count}, named in {place / 'answers'}")
+        if check is not None and not agrees:
+            note(
+                f"Error: the store shows {check.found} replayed once and {check.more} more often, not {check.expected}"
+            )
+        if done.state == "partial":
+            note("Some found no room in a quota; the same command goes on with them")
+    if not agrees or done.answers.get("refused") or done.state != "done":
+        raise typer.Exit(1)
+
+
+def _document(done: Receipt) -> dict[str, Any]:
+    import msgspec
+
+    return msgspec.to_builtins(done)
+
+
+# Work -------------------------------------------------------------------------------------------------------------
+
+
+def work(
+    modules: Annotated[
+        str | None, typer.Argument(metavar="[MODULE[,MODULE...]]", help="The modules whose @job functions to run.")
+    ] = None,
+    *,
+    store: Store = None,
+    tenant: Tenant = None,
+    all_tenants: Annotated[bool, typer.Option("--all-tenants", help="Serve every tenant, in fair turns.")] = False,
+    queues: Annotated[
+        str | None, typer.Option(metavar="QUEUE[,QUEUE...]", help="The queues; if not given, those of the jobs.")
+    ] = None,
+    handler: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="What gets the payloads of jobs without a type.")
+    ] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="How many workers; each takes one core of the cluster.")] = 2,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="How many jobs a worker runs at once.")] = 10,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when nothing is left to do.")] = False,
+    for_: Annotated[str | None, typer.Option("--for", metavar="DURATION", help="End after this time.")] = None,
+    stop_file: Annotated[
+        Path | None, typer.Option(help="End when this file appears, on a disk that the executors see.")
+    ] = None,
+    code: Annotated[
+        list[Path] | None,
+        typer.Option(help="A module or package to send along; if not given, those modules that are found here."),
+    ] = None,
+    lease: Annotated[str, typer.Option(metavar="SECONDS", help="How long a job stays ours without a sign.")] = "30",
+    grace: Annotated[str, typer.Option(metavar="SECONDS", help="How long jobs may go on after the end.")] = "20",
+    blobs: Blobs = None,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Run workers on Spark's executors, under the same leases as any worker.
+
+    Ctrl-C lets running jobs finish where the executors see the stop file, as they do on one machine; a second one
+    ends them at once, and their leases run out.
+    """
+    check_spark(remote)
+    from holdfast.cli.running import Plan, make_worker
+    from holdfast.pipeline import work as working
+
+    if all_tenants and tenant is not None:
+        raise InvalidOption("tenant", "give --tenant or --all-tenants, not both")
+    if modules is None and handler is None:
+        raise InvalidOption("module", "nothing to run; name the modules with your @job functions, or pass --handler")
+    lease_s, grace_s, for_s = duration("lease", lease), duration("grace", grace), duration("for", for_)
+    plan = Plan(
+        store=store_url(store),
+        tenant=None if all_tenants else tenant_name(tenant, "--tenant, --all-tenants"),
+        modules=words("module", modules) or [],
+        handler=handler,
+        queues=words("queues", queues),
+        concurrency=concurrency,
+        lease_s=lease_s.total_seconds() if lease_s else 30.0,
+        grace_s=grace_s.total_seconds() if grace_s else 0.0,
+        blobs=blobs_url(blobs),
+    )
+    stop = (stop_file or Path(tempfile.gettempdir()) / f"holdfast-stop-{uuid.uuid4().hex}").absolute()
+    crew = working.Plan(plan.store, tasks, until_empty, None if for_s is None else for_s.total_seconds(), str(stop))
+    named = [name.partition(":")[0].partition(".")[0] for name in (*plan.modules, handler or "")]
+    packed = working.pack(code if code is not None else _found_here(named))
+    with spark_session(master, remote, conf) as spark:
+        _stop_by(stop)
+        try:
+            done = working.work(spark, crew, partial(make_worker, plan), packed)
+        finally:
+            if stop_file is None:
+                stop.unlink(missing_ok=True)
+    if json:
+        emit({"totals": done.totals, "left": done.left, "workers": done.workers})
+    else:
+        said = ", ".join(f"{count} {name}" for name, count in done.totals.items() if count or name == "completed")
+        left = ", ".join(f"{count} {state}" for state, count in done.left.items() if count)
+        print(f"{said}; left: {left or 'nothing'}")
+
+
+def _found_here(names: list[str]) -> list[Path]:
+    """Top-level modules in the current directory: executors would not find them."""
+    paths: list[Path] = []
+    for name in dict.fromkeys(name for name in names if name):
+        here = Path.cwd()
+        paths += [path for path in (here / f"{name}.py", here / name) if path.exists()][:1]
+    return paths
+
+
+def _stop_by(stop: Path) -> None:
+    """Have the first signal ask the workers to end, and the second end this process."""
+
+    def ask(*_: Any) -> None:
+        if stop.exists():
+            sys.exit(1)
+        stop.touch()
+        note("stopping; once more ends it at once")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+
+
+# Enqueue ----------------------------------------------------------------------------------------------------------
+
+
+def enqueue(
+    *,
+    from_: Annotated[str, typer.Option("--from", metavar="PATH", help="A Parquet, CSV or JSON file, or a directory.")],
+    store: Store = None,
+    tenant: Tenant = None,
+    queue: Annotated[str, typer.Option("--queue", "-q", help="Of rows without a column queue.")] = "default",
+    type: Annotated[str | None, typer.Option("--type", help="Of rows without a column type.")] = None,
+    id: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="The column that names each job.")] = None,
+    format: Annotated[str | None, typer.Option(metavar="parquet|csv|json", help="If the name does not tell.")] = None,
+    write: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A name of this write: again, it adds only what is missing."),
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="0 (last) to 9 (first).")] = None,
+    max_attempts: Annotated[int | None, typer.Option(help="How often a job is tried.")] = None,
+    patience: Annotated[str, typer.Option(help="How long to wait for room in a quota, or the store.")] = "5m",
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Enqueue a file, a job for each row: no row comes twice, however often Spark tries.
+
+    Columns: id or idempotency_key, payload, queue, type, priority, max_attempts, run_at or delay. Without a column
+    payload, all others together are the payload.
+    """
+    check_spark(remote)
+    from holdfast.pipeline.enqueue import enqueue as put_in
+    from holdfast.pipeline.enqueue import read_rows
+
+    waits = duration("patience", patience)
+    given = {
+        "queue": queue,
+        "type": type,
+        "write": write,
+        "priority": priority,
+        "maxAttempts": max_attempts,
+        "patience": waits.total_seconds() if waits else 0.0,
+    }
+    options = {name: str(value) for name, value in given.items() if value is not None}
+    url, whose = store_url(store), tenant_name(tenant)
+    with spark_session(master, remote, conf) as spark:
+        count = put_in(read_rows(spark, from_, format, id), url, whose, options)
+    if json:
+        emit({"rows": count})
+    else:
+        print(f"enqueued {count} rows")

@@ -1,0 +1,254 @@
+"""The tables of a lake: make them, prove them, ask them, keep them small."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.options import Json, duration
+from holdfast.cli.output import clock, emit, note, show
+from holdfast.cli.pipeline import Conf, LakePath, Master, Remote, check_spark, session
+from holdfast.core.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.lake import Lake
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    for command in (build, audit, triage, report, query, compact, retain):
+        app.command()(command)
+
+
+@contextmanager
+def spark_session(master: str | None, remote: str | None, conf: list[str] | None) -> Generator[Any]:
+    """The SparkSession that a command was told to use, for as long as the command runs."""
+    spark = session(master, remote, conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def open_lake(path: str, remote: str | None) -> Lake:
+    """The lake, with all that Spark needs there. Raises InvalidOption, StoreMismatch."""
+    check_spark(remote)
+    from holdfast.pipeline.lake import Lake
+
+    return Lake(path)
+
+
+def build(
+    *,
+    lake: LakePath,
+    full: Annotated[bool, typer.Option("--full", help="Everything anew, not only what is new.")] = False,
+    target: Annotated[float, typer.Option(help="The share of jobs that is to do well.")] = 0.99,
+    start_within: Annotated[str, typer.Option(help="How soon a job is to start.")] = "30s",
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Make job runs, attempts and figures of the events, as far as they are new."""
+    place = open_lake(lake, remote)
+    from holdfast.pipeline.build import build as make
+    from holdfast.pipeline.transforms.slo import Objective
+
+    within = duration("start_within", start_within)
+    objective = Objective(target, within.total_seconds() if within else 0.0)
+    with spark_session(master, remote, conf) as spark:
+        built = make(spark, place, full=full, objective=objective)
+    if json:
+        emit(built)
+    elif built.full:
+        print(f"built everything, from {built.batches} batches")
+    else:
+        print(f"built {built.batches} new batches; days written: {', '.join(built.days) or 'none'}")
+
+
+def audit(
+    *,
+    lake: LakePath,
+    store: Annotated[
+        str | None,
+        typer.Option("--store", metavar="URL", help="Compare with this store too; first takes in the rest of its log."),
+    ] = None,
+    payloads: Annotated[
+        str | None, typer.Option(metavar="none|hash|full", help="With --store, where the lake keeps payloads.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many violations of each rule to show.")] = 20,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Prove the whole history against the contract. Exits with 1 and the offending events if a rule is broken."""
+    place = open_lake(lake, remote)
+    from holdfast.pipeline.audit import audit as judge
+    from holdfast.pipeline.comparing import store_jobs
+
+    with spark_session(master, remote, conf) as spark:
+        known = None if store is None else store_jobs(spark, place, store, payloads)
+        found = judge(spark, place, store=known, limit=limit)
+        if json:
+            emit(found.document())
+        else:
+            print(found.text())
+        found.violations.unpersist()
+    if found.broken:
+        raise typer.Exit(1)
+
+
+def triage(
+    *,
+    lake: LakePath,
+    where: Annotated[str | None, typer.Option(metavar="SQL", help="Only these, by the columns of job_runs.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many causes to show.")] = 50,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Group dead letters by cause, the most frequent first, each with what replays it."""
+    place = open_lake(lake, remote)
+    from holdfast.pipeline.triage import triage as sort_out
+
+    with spark_session(master, remote, conf) as spark:
+        found = sort_out(spark, place, where=where, limit=limit)
+    if json:
+        emit(found.document())
+        return
+    rows = [
+        [str(cause.count), cause.type, cause.error_type or "", str(cause.tenants), ", ".join(cause.queues),
+         clock(cause.last_at), cause.sample or "", cause.where]
+        for cause in found.causes
+    ]  # fmt: skip
+    columns = ["jobs", "type", "error", "tenants", "queues", "last", "sample", "where"]
+    show(columns, rows, "No dead letters in the built tables.")
+    if found.causes:
+        note(f'{found.total} dead letters. Replay some: holdfast pipeline replay --where "{found.causes[0].where}"')
+
+
+def report(
+    *,
+    lake: LakePath,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    days: Annotated[int, typer.Option(min=1, help="How far back.")] = 7,
+    title: Annotated[str, typer.Option(help="Its heading.")] = "Holdfast report",
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+) -> None:
+    """Write one page with charts: throughput, wait and run times, failures, tenants, and the next day."""
+    place = open_lake(lake, remote)
+    from holdfast.pipeline.report import report as draw
+
+    with spark_session(master, remote, conf) as spark:
+        print(draw(spark, place, out, days=days, title=title))
+
+
+def query(
+    sql: Annotated[str, typer.Argument(metavar="SELECT", help="The question, on the lake's tables by name.")],
+    *,
+    lake: LakePath,
+    format: Annotated[str, typer.Option(metavar="table|json|csv", help="How to print the rows.")] = "table",
+    limit: Annotated[int, typer.Option(min=0, help="How many rows at most; 0: all.")] = 1000,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+) -> None:
+    """Ask the tables in SQL: events, payloads, gaps, job_runs, attempts, hourly, failures, slo.
+
+    hourly also has percentiles, such as run_p95_ms. percentile_ms(merged(collect_list(run_histogram)), 95) rolls up.
+    """
+    place = open_lake(lake, remote)
+    from holdfast.pipeline.query import query as ask
+
+    if format not in ("table", "json", "csv"):
+        raise InvalidOption("format", f"{format!r} is not 'table', 'json' or 'csv'")
+    with spark_session(master, remote, conf) as spark:
+        answer = ask(spark, place, sql, limit or None)
+    if format == "json":
+        emit([dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
+    elif format == "csv":
+        _write_csv(answer.columns, answer.rows)
+    else:
+        show(answer.columns, [[_cell(value) for value in row] for row in answer.rows], "No rows.")
+    if answer.more:
+        note(f"There are more than {limit} rows: --limit 0 shows all")
+
+
+def compact(
+    *,
+    lake: LakePath,
+    file_size: Annotated[int, typer.Option(min=1, metavar="MB", help="How large files may get.")] = 128,
+    least_files: Annotated[int, typer.Option(min=2, help="Leave days alone that have fewer files.")] = 2,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Write many small files of a day as few. Not while an ingest or a build runs."""
+    place = open_lake(lake, remote)
+    from holdfast.pipeline.compact import compact as press
+
+    with spark_session(master, remote, conf) as spark:
+        done = press(spark, place, file_bytes=file_size * 1024 * 1024, least_files=least_files)
+    if json:
+        emit(done)
+    else:
+        print(f"{done.files_before} files of {done.days} days are {done.files_after} now, with {done.rows} rows")
+
+
+def retain(
+    *,
+    lake: LakePath,
+    days: Annotated[int, typer.Option(min=1, help="Keep so many days.")],
+    yes: Yes = False,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Drop days that are older, from all tables. Events that no build has seen stay."""
+    place = open_lake(lake, remote)
+    from holdfast.pipeline.compact import retain as keep
+
+    with spark_session(master, remote, conf) as spark:
+        dropped = keep(spark, place, days, dry_run=not yes)
+    if json:
+        emit({"dry_run": not yes, "dropped": dropped})
+        return
+    rows = [[table, str(len(found)), found[0], found[-1]] for table, found in dropped.days.items()]
+    show(["table", "days", "first", "last"], rows, f"Nothing is older than {dropped.before}.")
+    if dropped.unbuilt:
+        note(f"{len(dropped.unbuilt)} days stay that no build has seen: run holdfast pipeline build first")
+    if dropped.open_jobs:
+        note(f"{dropped.open_jobs} jobs of those days had not ended; their history will lack its beginning")
+    if rows:
+        print(f"{'dropped' if yes else 'would drop'} {dropped.bytes / 1e6:.1f} MB" + ("" if yes else "; --yes does it"))
+
+
+def _write_csv(columns: list[str], rows: list[list[Any]]) -> None:
+    import csv
+    import sys
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+
+
+def _cell(value: Any) -> str:
+    from datetime import datetime
+
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value.isoformat(sep=" ") if isinstance(value, datetime) else str(value)

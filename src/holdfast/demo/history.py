@@ -1,0 +1,86 @@
+"""The last part of the demo: its own event log as tables on Spark, proved against the contract, and charts of it."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+import subprocess
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from holdfast.core.errors import InvalidOption
+from holdfast.demo.show import command, line
+
+INSTEAD = "so its last part was left out: the event log as tables on Spark, an audit of it, and charts"
+
+
+def missing(get_spark: str = "") -> str:
+    """What this part lacks here, as the reason it is left out; "" if nothing.
+
+    Where only PySpark is missing, the command `get_spark` is run first to bring it.
+    """
+    from holdfast.pipeline.session import check_java, check_libraries
+
+    try:
+        check_java()
+        if get_spark and not _has_libraries():
+            subprocess.run(shlex.split(get_spark), check=False)
+            importlib.invalidate_caches()
+        check_libraries()
+    except InvalidOption as error:
+        return f"{error}; {INSTEAD}"
+    return ""
+
+
+def _has_libraries() -> bool:
+    from holdfast.pipeline.session import check_libraries
+
+    try:
+        check_libraries()
+    except InvalidOption:
+        return False
+    return True
+
+
+def prove(console: Console, directory: Path, store: str, get_spark: str = "") -> bool:
+    """Take the log in, build, audit and report; whether no rule was broken. Says in one line what is missing."""
+    if lack := missing(get_spark):
+        line(console, f"\n[dim]{escape(lack)}[/]")
+        return True
+    line(console, "\n[bold]The same from the event log alone[/], on Spark:")
+    from holdfast.pipeline.audit import audit
+    from holdfast.pipeline.build import build
+    from holdfast.pipeline.ingest import Plan, ingest
+    from holdfast.pipeline.lake import Lake
+    from holdfast.pipeline.report import report
+    from holdfast.pipeline.session import make_session
+
+    spark = make_session("local[2]", app="holdfast demo")
+    try:
+        lake = Lake(directory / "lake", create=True)
+        done = ingest(spark, lake, Plan(store))
+        line(console, f"  ingest  {done.events:,} events, as Parquet in {escape(str(directory / 'lake'))}")
+        build(spark, lake)
+        runs = lake.read(spark, "job_runs").count()
+        line(console, f"  build   {runs:,} job runs, their attempts, and figures by hour")
+        found = audit(spark, lake)
+        style = "bold red" if found.broken else "bold green"
+        said, _, rest = found.text().partition("\n")
+        line(console, f"  audit   [{style}]{said}[/]")
+        if found.broken:
+            line(console, escape(rest))
+        page = report(spark, lake, directory / "report.html", title="Holdfast demo")
+        line(console, f"  report  {escape(str(page.absolute()))}")
+    finally:
+        spark.stop()
+    _ask(console, directory / "lake")
+    return not found.broken
+
+
+def _ask(console: Console, lake: Path) -> None:
+    line(console, "Ask it something:")
+    question = "SELECT tenant, queue, count(*) AS jobs, max(wait_ms) AS longest_wait FROM job_runs GROUP BY ALL"
+    text = f'pipeline query --lake {shlex.quote(str(lake))} "{question}"'
+    line(console, escape(f"  {command()} {text}"))

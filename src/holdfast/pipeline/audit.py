@@ -1,0 +1,213 @@
+"""Prove a history against the contract: every rule that it can show, and the events that break one.
+
+What it cannot show is not judged: the order of claims, turns between tenants, quotas, and whether a lease that was
+renewed ended in time where the store does not record renewals (`events=all` does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as fn
+
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.rows import rows
+from holdfast.pipeline.transforms.histories import ENDS
+from holdfast.pipeline.transforms.rules import RULES
+from holdfast.pipeline.transforms.runs import job_runs
+from holdfast.pipeline.transforms.violations import (
+    FINDING,
+    census,
+    cleared,
+    doubtful,
+    of_jobs,
+    set_back,
+    shared_tokens,
+    suspects,
+    unlike_store,
+)
+
+LIMIT = 20
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that was broken, and by which events: their positions in the log of the shard, the offending one last."""
+
+    rule: str
+    explanation: str
+    tenant: str
+    queue: str
+    job_id: str
+    shard: int | None
+    positions: list[str]
+    offsets: list[str]
+    at: datetime | None
+
+
+@dataclass(frozen=True)
+class StoreJobs:
+    """The jobs of the store, as the data source reads them, and the store's time before it did.
+
+    They must be read first and the rest of the log after them: then every one of them has its events in the log.
+    """
+
+    jobs: DataFrame
+    taken_at: datetime
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found."""
+
+    events: int
+    accepted: int
+    waiting: int
+    """Jobs that had been accepted, and had not ended where the log ends. With a store, none of them is lost."""
+    counts: dict[str, int]
+    """How often each rule was broken."""
+    samples: list[Violation]
+    """Up to a few of each rule."""
+    violations: DataFrame
+    """All of them, cached; `unpersist()` it when done."""
+    notes: list[str] = field(default_factory=list[str])
+    """What was found and breaks nothing."""
+
+    @property
+    def broken(self) -> bool:
+        """Whether any rule was."""
+        return bool(self.counts)
+
+    @property
+    def total(self) -> int:
+        """How many violations there are."""
+        return sum(self.counts.values())
+
+    def text(self) -> str:
+        """For people."""
+        lines = [f"{self.total:,} violation{'' if self.total == 1 else 's'} over {self.events:,} events"]
+        lines.append(f"{self.accepted:,} jobs accepted, {self.waiting:,} of them had not ended")
+        lines += self.notes
+        for rule, count in self.counts.items():
+            shown = [violation for violation in self.samples if violation.rule == rule]
+            lines.append(f"{rule}: {count:,}" + (f", the first {len(shown)}:" if len(shown) < count else ""))
+            lines += [f"  {_line(violation)}" for violation in shown]
+        return "\n".join(lines)
+
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "events": self.events,
+            "accepted": self.accepted,
+            "waiting": self.waiting,
+            "total": self.total,
+            "rules": list(RULES),
+            "counts": self.counts,
+            "violations": self.samples,
+            "notes": self.notes,
+        }
+
+
+def audit(
+    spark: SparkSession,
+    lake: Lake,
+    *,
+    store: StoreJobs | None = None,
+    extensions: bool | None = None,
+    limit: int = LIMIT,
+) -> Audit:
+    """Audit all events of a lake, and with `store` also that the store agrees with them.
+
+    `extensions` says whether the store records them (`events=all`); None: as far as the log itself shows it.
+    """
+    events, gaps = lake.read(spark, "events"), lake.read(spark, "gaps")
+    return audit_events(events, gaps, store=store, extensions=extensions, limit=limit)
+
+
+def audit_events(
+    events: DataFrame,
+    gaps: DataFrame,
+    *,
+    store: StoreJobs | None = None,
+    extensions: bool | None = None,
+    limit: int = LIMIT,
+) -> Audit:
+    """The same for events in any table, with the gaps that are known of their log."""
+    told = census(events).collect()
+    kinds = {row["kind"]: int(row["count"]) for row in told}
+    notes: list[str] = []
+    jobs = doubtful(events).persist()
+    held = [jobs]
+    plain, twice = jobs.isEmpty(), any(row["twice"] for row in told)
+    found = suspects(events.limit(0)).select(*FINDING)
+    if twice or not plain:
+        looked_at = events.limit(0) if plain else of_jobs(events, jobs)
+        suspected = cleared(suspects(looked_at), events, gaps, extensions=extensions).persist()
+        # Who bears a token without having claimed it is among the jobs that are looked at.
+        shared = shared_tokens(events, events if twice else looked_at).persist()
+        held += [suspected, shared]
+        left = _left(suspected, events, notes)
+        # What another job's token explains is one fault, not two.
+        left = left.join(shared, ["shard", "position"], "left_anti")
+        found = left.select(*FINDING).unionByName(shared.select(*FINDING))
+    if store is not None:
+        lost = unlike_store(job_runs(events), store.jobs, store.taken_at, whole=gaps.isEmpty())
+        found = found.unionByName(lost.select(*FINDING))
+    found = found.persist()
+    # Where all is plain, that is known by now.
+    rules = found.groupBy("rule").count().orderBy("rule").collect() if twice or not plain or store is not None else []
+    counts = {row["rule"]: int(row["count"]) for row in rules}
+    for frame in held:
+        frame.unpersist()
+    return Audit(
+        events=sum(kinds.values()),
+        accepted=kinds.get("enqueued", 0),
+        waiting=_waiting(kinds),
+        counts=counts,
+        samples=_samples(found, limit) if counts else [],
+        violations=found,
+        notes=notes,
+    )
+
+
+def _left(suspected: DataFrame, events: DataFrame, notes: list[str]) -> DataFrame:
+    """The suspects that nothing explains; what explains the others is noted."""
+    groups = suspected.groupBy("needs", "truncated", "unsure").count().collect()
+
+    def count(**facts: Any) -> int:
+        return sum(int(row["count"]) for row in groups if all(row[name] == fact for name, fact in facts.items()))
+
+    if truncated := count(truncated=True):
+        notes.append(
+            f"the log was cut before it was read: {truncated:,} events follow on what is missing, and are not judged"
+        )
+    if unsure := count(truncated=False, unsure=True):
+        notes.append(f"{unsure:,} leases ended after the deadline of their claim; renewals were not recorded")
+    left = suspected.where(~fn.col("truncated") & ~fn.col("unsure"))
+    if count(truncated=False, needs="clock"):
+        back = set_back(left, events).persist()
+        if steps := back.count():
+            notes.append(f"the store's clock was set back: {steps:,} events came before their time, and are not judged")
+        left = left.join(back, ["shard", "position"], "left_anti")
+    return left
+
+
+def _waiting(kinds: dict[str, int]) -> int:
+    ended = sum(kinds.get(kind, 0) for kind in ENDS) - kinds.get("replayed", 0)
+    return max(0, kinds.get("enqueued", 0) - ended)
+
+
+def _samples(found: DataFrame, limit: int) -> list[Violation]:
+    first = Window.partitionBy("rule").orderBy("at", "shard", "positions")
+    shown = found.withColumn("n", fn.row_number().over(first)).where(fn.col("n") <= limit).orderBy("rule", "n")
+    return [Violation(**row) for row in rows(shown.select(*FINDING))]
+
+
+def _line(violation: Violation) -> str:
+    where = f"{violation.tenant}/{violation.queue} {violation.job_id}"
+    places: Sequence[str] = violation.offsets or violation.positions
+    return f"{where}: {violation.explanation} (shard {violation.shard}, {', '.join(places) or 'no event'})"

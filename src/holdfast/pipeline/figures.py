@@ -1,0 +1,165 @@
+"""The numbers of a report, read from the gold tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as fn
+
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.rows import rows
+from holdfast.pipeline.transforms.hourly import KINDS
+from holdfast.pipeline.transforms.sketches import merged, percentile
+
+HOUR = timedelta(hours=1)
+PAST = timedelta(days=28)
+"""How far back the forecast looks."""
+ROWS = 20
+"""How many tenants, queues and failures are listed."""
+PERCENTS = (50, 95, 99)
+
+Histogram = Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an hour to come may bring."""
+
+    hour: datetime
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Everything that a report shows; `hours` are without a hole, the last one may still go on."""
+
+    hours: list[datetime] = field(default_factory=list[datetime])
+    counts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    waits: list[Histogram] = field(default_factory=list[Histogram])
+    runs: list[Histogram] = field(default_factory=list[Histogram])
+    good: list[int] = field(default_factory=list[int])
+    bad: list[int] = field(default_factory=list[int])
+    target: float = 0.0
+    start_within_ms: int = 0
+    tenants: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    queues: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    failures: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    forecast: list[Expected] = field(default_factory=list[Expected])
+
+    def percentiles(self, measure: Sequence[Histogram], percent: float) -> list[float | None]:
+        """One percentile of each hour."""
+        return [percentile(histogram, percent) for histogram in measure]
+
+    @property
+    def burn_rates(self) -> list[float | None]:
+        """How fast each hour used up the error budget; 1 uses it up exactly."""
+        pairs = zip(self.good, self.bad, strict=True)
+        return [bad / (good + bad) / (1 - self.target) if good + bad else None for good, bad in pairs]
+
+
+def figures(spark: SparkSession, lake: Lake, days: int) -> Figures:
+    """The last `days` that the tables know of; without hours where nothing has been built."""
+    hourly = lake.read(spark, "hourly")
+    last: datetime | None = rows(hourly.agg(fn.max("hour").alias("last")))[0]["last"]
+    if last is None:
+        return Figures()
+    first: datetime = last - timedelta(days=days) + HOUR
+    known = hourly.where(fn.col("hour") >= fn.lit(min(first, last - PAST)))
+    totals = {row["hour"]: row for row in rows(_totals(known, "hour"))}
+    hours = _hours(max(first, min(totals)), last)
+    recent = hourly.where(fn.col("hour") >= fn.lit(hours[0]))
+    objective = {row["hour"]: row for row in rows(_objective(lake.read(spark, "slo"), hours[0]))}
+    latest = next(iter(objective.values()), None)
+    enqueued = {hour: int(row["enqueued"]) for hour, row in totals.items()}
+    return Figures(
+        hours=hours,
+        counts={kind: [int(totals[hour][kind]) if hour in totals else 0 for hour in hours] for kind in KINDS},
+        waits=_by_hour(recent, "wait_histogram", hours),
+        runs=_by_hour(recent, "run_histogram", hours),
+        good=[int(objective[hour]["good"]) if hour in objective else 0 for hour in hours],
+        bad=[int(objective[hour]["bad"]) if hour in objective else 0 for hour in hours],
+        target=float(latest["target"]) if latest else 0.0,
+        start_within_ms=int(latest["start_within_ms"]) if latest else 0,
+        tenants=rows(_totals(recent, "tenant").orderBy(fn.desc("enqueued"), "tenant").limit(ROWS)),
+        queues=_queues(recent),
+        failures=rows(_failures(lake.read(spark, "failures"), hours[0])),
+        forecast=forecast(enqueued, last),
+    )
+
+
+def forecast(enqueued: Mapping[datetime, int], last: datetime, ahead: int = 24) -> list[Expected]:
+    """For each hour of the next day: mean, lowest and highest of the same hour on the days before, up to 28.
+
+    The last hour may still go on and is left out; hours in which nothing came count as 0. Where an hour of the day has
+    never been seen, all hours stand in for it.
+    """
+    past = _hours(max(min(enqueued), last - PAST), last - HOUR)
+    counts = {hour: enqueued.get(hour, 0) for hour in past}
+    if not counts:
+        return []
+    expected: list[Expected] = []
+    for n in range(1, ahead + 1):
+        hour = last + n * HOUR
+        same = [count for seen, count in counts.items() if seen.hour == hour.hour] or list(counts.values())
+        expected.append(Expected(hour, sum(same) / len(same), min(same), max(same)))
+    return expected
+
+
+def _hours(first: datetime, last: datetime) -> list[datetime]:
+    count = int((last - first) / HOUR) + 1
+    return [first + n * HOUR for n in range(count)]
+
+
+def _totals(hourly: DataFrame, *names: str) -> DataFrame:
+    return hourly.groupBy(*names).agg(*(fn.sum(kind).alias(kind) for kind in KINDS))
+
+
+def _objective(slo: DataFrame, first: datetime) -> DataFrame:
+    recent = slo.where(fn.col("hour") >= fn.lit(first))
+    return recent.groupBy("hour", "target", "start_within_ms").agg(
+        fn.sum("good").alias("good"), fn.sum("bad").alias("bad")
+    )
+
+
+def _by_hour(hourly: DataFrame, column: str, hours: Sequence[datetime]) -> list[Histogram]:
+    """One histogram for each hour, those of all tenants and queues added up."""
+    buckets = hourly.select("hour", fn.explode(column).alias("bucket", "count"))
+    found: dict[datetime, dict[int, int]] = {}
+    for row in rows(buckets.groupBy("hour", "bucket").agg(fn.sum("count").alias("count"))):
+        found.setdefault(row["hour"], {})[row["bucket"]] = row["count"]
+    return [found.get(hour, {}) for hour in hours]
+
+
+def _queues(hourly: DataFrame) -> list[dict[str, Any]]:
+    """The busiest queues, with how long their jobs waited and ran."""
+    busiest = _totals(hourly, "tenant", "queue").orderBy(fn.desc("enqueued"), "tenant", "queue").limit(ROWS)
+    listed = rows(busiest)
+    mine = hourly.join(fn.broadcast(busiest.select("tenant", "queue")), ["tenant", "queue"], "left_semi")
+    for measure in ("wait", "run"):
+        buckets = mine.select("tenant", "queue", fn.explode(f"{measure}_histogram").alias("bucket", "count"))
+        found: dict[tuple[str, str], list[Histogram]] = {}
+        for row in rows(buckets.groupBy("tenant", "queue", "bucket").agg(fn.sum("count").alias("count"))):
+            found.setdefault((row["tenant"], row["queue"]), []).append({row["bucket"]: row["count"]})
+        for row in listed:
+            histogram = merged(found.get((row["tenant"], row["queue"]), []))
+            row |= {f"{measure}_p{percent}": percentile(histogram, percent) for percent in PERCENTS}
+    return listed
+
+
+def _failures(failures: DataFrame, first: datetime) -> DataFrame:
+    recent = failures.where(fn.col("date") >= fn.lit(first.date()))
+    grouped = recent.groupBy("fingerprint", "type", "error_type").agg(
+        fn.sum("count").alias("count"),
+        fn.sum("dead").alias("dead"),
+        fn.min("first_seen_at").alias("first_seen_at"),
+        fn.max("last_seen_at").alias("last_seen_at"),
+        fn.max("tenants").alias("tenants"),
+        fn.max_by("sample", "last_seen_at").alias("sample"),
+    )
+    return grouped.orderBy(fn.desc("count"), "fingerprint", "type").limit(ROWS)

@@ -1,0 +1,337 @@
+"""A lake: a directory of Parquet tables that any tool can read.
+
+    LAKE/_holdfast.json              which layout this is; another one is refused
+    LAKE/_checkpoint/                how far Spark has read
+    LAKE/_batches/00000012.json      micro-batch 12 is wholly in the bronze tables
+    LAKE/_locks/ingest.lock          who writes
+    LAKE/bronze/events/date=2030-01-31/batch=12/*.parquet
+    LAKE/bronze/payloads, gaps       LAKE/silver/job_runs, attempts       LAKE/gold/hourly, failures, slo
+
+The driver and the executors must see it under the same path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Generator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import Struct, ValidationError
+from msgspec import json as msgjson
+
+from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMAT = 1
+LAYER = {
+    "events": "bronze", "payloads": "bronze", "gaps": "bronze",
+    "job_runs": "silver", "attempts": "silver",
+    "hourly": "gold", "failures": "gold", "slo": "gold",
+}  # fmt: skip
+"""Where each table is."""
+
+POSITION_WIDTH = 20
+"""Digits of each number in a position."""
+
+_MARK = "_holdfast.json"
+_LONG_TAKEN_S = 30.0
+
+
+class Batch(Struct, frozen=True):
+    """A micro-batch that is wholly in the bronze tables."""
+
+    batch: int
+    events: int
+    payloads: int = 0
+    missing_payloads: int = 0
+    """Jobs that were gone before their payload could be read."""
+
+
+class Gap(Struct, frozen=True, rename={"from_": "from"}):
+    """A stretch of the log that was cut before it was read."""
+
+    from_: str
+    to: str
+    seen_at: datetime
+
+
+class Lake:
+    """The directory, and what is in it."""
+
+    def __init__(self, root: str | Path, *, create: bool = False) -> None:
+        """Open a lake. Raises InvalidOption where there is none, StoreMismatch for another format."""
+        self.root = Path(root).expanduser().absolute()
+        mark = self.root / _MARK
+        if not mark.exists():
+            if not create:
+                reason = f"there is no lake in {self.root}; make one with: holdfast pipeline ingest --lake {root}"
+                raise InvalidOption("lake", reason)
+            if self.root.exists() and any(self.root.iterdir()):
+                raise InvalidOption("lake", f"{self.root} is neither a lake nor empty")
+            self.root.mkdir(parents=True, exist_ok=True)
+            write_json(mark, {"format": FORMAT, "made_by": _version()})
+        self._check_format(mark)
+        self._finish_swaps()
+
+    def _check_format(self, mark: Path) -> None:
+        try:
+            said: dict[str, Any] = json.loads(mark.read_text())
+            found = said["format"]
+        except (ValueError, KeyError, TypeError):
+            raise StoreMismatch(f"{mark} is damaged; the lake was left as it is") from None
+        if found != FORMAT:
+            made_by = said.get("made_by", "another version")
+            raise StoreMismatch(
+                f"the lake in {self.root} has format {found}, made by holdfast {made_by}; this is {_version()} "
+                f"and reads format {FORMAT}. It was left as it is: use that version, or ingest into a new directory."
+            )
+
+    # Tables -----------------------------------------------------------------------------------------------
+
+    def path(self, table: str) -> Path:
+        """The directory of a table."""
+        return self.root / LAYER[table] / table
+
+    def has(self, table: str) -> bool:
+        """Whether the table has been written."""
+        return self.path(table).is_dir()
+
+    def read(self, spark: SparkSession, table: str) -> DataFrame:
+        """A table as a DataFrame, empty where it has not been written. Bronze tables show whole batches alone."""
+        from pyspark.sql import functions as f
+
+        from holdfast.pipeline.schemas import GAPS, TABLES
+
+        schema = GAPS if table == "gaps" else TABLES[table]
+        if table == "gaps" or not self.has(table):
+            rows = self._gap_rows() if table == "gaps" else []
+            return cast("Any", spark).createDataFrame(rows, schema)
+        frame = spark.read.schema(schema).parquet(str(self.path(table)))
+        if LAYER[table] == "bronze" and (half := self.unfinished_batches()):
+            frame = frame.where(~f.col("batch").isin(half))
+        return frame
+
+    def replace(self, table: str, frame: DataFrame, partition_by: Sequence[str] = ()) -> None:
+        """Write a table anew. Readers see the old one or the new one, and a crash leaves one of them."""
+        place = self.path(table)
+        fresh = place.with_name(f".{table}.new-{uuid.uuid4().hex}")
+        try:
+            frame.write.partitionBy(*partition_by).parquet(str(fresh))
+            self.swap(place, fresh)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    def overwrite_partitions(self, table: str, frame: DataFrame, partition_by: Sequence[str]) -> None:
+        """Replace those partitions of a table that `frame` has rows of; the others stay as they are."""
+        writer = frame.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
+        writer.partitionBy(*partition_by).parquet(str(self.path(table)))
+
+    def swap(self, place: Path, fresh: Path) -> None:
+        """Put a directory in a table's place. A crash in between leaves the old table to be put back."""
+        old = place.with_name(f".{place.name}.old-{uuid.uuid4().hex}")
+        if place.exists():
+            # From here on the old table is found under its other name if the next step does not come.
+            place.rename(old)
+        fresh.rename(place)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _finish_swaps(self) -> None:
+        """Put a table back that was on its way when its writer died."""
+        for table, layer in LAYER.items():
+            for old in (self.root / layer).glob(f".{table}.old-*"):
+                if not self.has(table):
+                    with contextlib.suppress(OSError):
+                        old.rename(self.path(table))
+
+    # Batches ----------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where Spark notes how far it has read."""
+        return self.root / "_checkpoint"
+
+    def _batch_file(self, batch: int) -> Path:
+        return self.root / "_batches" / f"{batch:08}.json"
+
+    def mark_batch(self, batch: Batch) -> None:
+        """Note that a batch is wholly in the bronze tables."""
+        write_json(self._batch_file(batch.batch), batch)
+
+    def batch(self, number: int) -> Batch | None:
+        """What was noted of a batch, or None: it is not wholly there."""
+        try:
+            return msgjson.decode(self._batch_file(number).read_bytes(), type=Batch)
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            raise StoreMismatch(f"{self._batch_file(number)} is damaged: {error}") from None
+
+    def batches(self) -> list[Batch]:
+        """Every whole batch, in order."""
+        numbers = sorted(int(path.stem) for path in self.root.glob("_batches/*.json"))
+        return [batch for number in numbers if (batch := self.batch(number)) is not None]
+
+    def unfinished_batches(self) -> list[int]:
+        """Batches of which something is there and not all: their writer died, and the next ingest does them again."""
+        seen = {int(path.name.partition("=")[2]) for path in self.path("events").glob("date=*/batch=*")}
+        return sorted(seen - {int(path.stem) for path in self.root.glob("_batches/*.json")})
+
+    def read_up_to(self) -> str | None:
+        """The store's offset where the last whole batch ends, by Spark's checkpoint; None: there is none."""
+        last = max((batch.batch for batch in self.batches()), default=None)
+        if last is None:
+            return None
+        *_, offset = (self.checkpoint / "offsets" / str(last)).read_text().splitlines()
+        return str(json.loads(offset)["offset"])
+
+    def count_rows(self, table: str, batch: int) -> int:
+        """How many rows of a batch a bronze table has, by what its files say."""
+        from pyarrow import parquet  # pyright: ignore[reportMissingTypeStubs]
+
+        files = self.path(table).glob(f"date=*/batch={batch}/*.parquet")
+        return sum(cast("Any", parquet).read_metadata(file).num_rows for file in files)
+
+    # Gaps -------------------------------------------------------------------------------------------------
+
+    def gaps(self) -> list[Gap]:
+        """Where the log had been cut before it was read."""
+        files = sorted(self.path("gaps").glob("*.json"))
+        return sorted((msgjson.decode(file.read_bytes(), type=Gap) for file in files), key=lambda gap: gap.seen_at)
+
+    def _gap_rows(self) -> list[tuple[int, str, str, datetime]]:
+        """The gaps in positions of each shard, as events have them."""
+        origin = self.root / "_origin.json"
+        store = str(json.loads(origin.read_text())["store"]) if origin.exists() else ""
+        rows: list[tuple[int, str, str, datetime]] = []
+        for gap in self.gaps():
+            ends = positions(store, gap.to)
+            starts = positions(store, gap.from_) if gap.from_ else [""] * len(ends)
+            pairs = enumerate(zip(starts, ends, strict=True))
+            rows += [(shard, start, end, gap.seen_at) for shard, (start, end) in pairs if start < end]
+        return rows
+
+    def note_gap(self, from_: str, to: str) -> Gap:
+        """Record a gap, once; a later look at the same gap may find that it has grown. "" is the log's beginning."""
+        known = {gap.from_: gap for gap in self.gaps()}
+        seen_at = known[from_].seen_at if from_ in known else datetime.now(UTC)
+        gap = Gap(from_, to, seen_at)
+        name = uuid.uuid5(uuid.NAMESPACE_URL, from_).hex
+        write_json(self.path("gaps") / f"{name}.json", gap)
+        return gap
+
+    # One writer at a time ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Generator[Lock]:
+        """Be the one who does `name` here. Raises StoreBusy with who it is where somebody else does.
+
+        The lock ends with its process, however that ends; and if that left a Java machine behind, with that.
+        """
+        path = self.root / "_locks" / f"{name}.lock"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a+") as file:
+            lock = Lock(file.fileno(), path)
+            lock.take(name)
+            try:
+                yield lock
+            finally:
+                lock.note({})
+
+
+def take_lock(descriptor: int) -> bool:
+    """Lock an open file for as long as it is open, unless somebody else has."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def release_lock(descriptor: int) -> None:
+    """Let others lock it."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+class Lock:
+    """A held lock."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self._descriptor, self._path = descriptor, path
+
+    def take(self, name: str) -> None:
+        """Take it, or say who has it."""
+        if not take_lock(self._descriptor):
+            raise StoreBusy(f"{name} is already running on this lake: {self._holder()}")
+        said = self._said()
+        java = said.get("java")
+        if isinstance(java, int) and said.get("host") == socket.gethostname():
+            self._wait_for(java, name)
+        self.note({"pid": os.getpid()})
+
+    def note(self, facts: dict[str, Any]) -> None:
+        """Write down who holds it; nothing for nobody."""
+        known = {"host": socket.gethostname(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
+        self._path.write_text(json.dumps({**self._said(), **known, **facts} if facts else {}))
+
+    def _said(self) -> dict[str, Any]:
+        try:
+            return json.loads(self._path.read_text() or "{}")
+        except ValueError:
+            return {}
+
+    def _holder(self) -> str:
+        said = self._said()
+        return f"process {said.get('pid', '?')} on {said.get('host', '?')}, since {said.get('since', '?')}"
+
+    def _wait_for(self, pid: int, name: str) -> None:
+        """Wait for the Java machine of a killed driver: it may still be writing, and ends on its own."""
+        until = time.monotonic() + _LONG_TAKEN_S
+        while _runs_java(pid):
+            if time.monotonic() > until:
+                raise StoreBusy(f"{name} was killed and left its Java process {pid} behind; end that first")
+            time.sleep(0.05)
+
+
+def _runs_java(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    with contextlib.suppress(OSError):
+        # Its number may be somebody else's by now.
+        return b"java" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return True
+
+
+def positions(store: str, offset: str) -> list[str]:
+    """The position in each shard that an offset stands for, as `reader` makes them of whole columns."""
+    parts = [part.zfill(POSITION_WIDTH) for part in offset.split(".")]
+    return parts if "redis" in store.partition(":")[0] or "valkey" in store.partition(":")[0] else [".".join(parts)]
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a small file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with fresh.open("wb") as file:
+        file.write(msgjson.encode(document))
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("holdfast")

@@ -1,0 +1,309 @@
+"""From a store to Arrow: its log in pieces and its jobs in pages, read in short steps and built column by column.
+
+Only what is asked for is built: a reader with a schema of three columns makes three.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+import msgspec
+import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
+import pyarrow.compute as pc  # pyright: ignore[reportMissingTypeStubs]
+from msgspec.structs import replace
+
+from holdfast.core.errors import InvalidOption, Unsupported
+from holdfast.core.events import Event, fingerprint
+from holdfast.core.job import Job, JobState
+from holdfast.pipeline.lake import POSITION_WIDTH
+from holdfast.store import ListQuery, Splitting, Store, Stretch, existing, open_store, parse_url
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+T = TypeVar("T")
+
+PAGE = 10_000
+"""How many events, about, are read and handed on at a time."""
+JOBS_PAGE = 1000
+
+# Arrow comes without types.
+_arrow, _compute = cast("Any", pa), cast("Any", pc)
+_encode_lines = msgspec.json.Encoder().encode_lines
+
+
+class OpenStore:
+    """A store that exists already, for code without an event loop: that runs in a thread of its own."""
+
+    def __init__(self, url: str) -> None:
+        if parse_url(url).scheme == "memory":
+            reason = "memory: lives in one process and Spark runs in several; use file:, redis: or postgresql:"
+            raise InvalidOption("store", reason)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-pipeline", daemon=True)
+        self._thread.start()
+        try:
+            self.store: Store = self.run(open_store(existing(url)))
+        except BaseException:
+            self._end()
+            raise
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin something and go on."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns or raises."""
+        future = self.start(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    @property
+    def log(self) -> Splitting:
+        """The store, as one whose log can be read in pieces. Raises Unsupported."""
+        if not isinstance(self.store, Splitting):
+            raise Unsupported("reading its log in pieces, which Spark needs", self.store.capabilities.name)
+        return self.store
+
+    def close(self) -> None:
+        self.run(self.store.close())
+        self._end()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which events are wanted. None: all. Instants in milliseconds, `until` not included."""
+
+    tenant: frozenset[str] | None = None
+    queue: frozenset[str] | None = None
+    kind: frozenset[str] | None = None
+    type: frozenset[str] | None = None
+    job_id: frozenset[str] | None = None
+    since: int | None = None
+    until: int | None = None
+
+    def of(self, events: list[Event]) -> list[Event]:
+        """Those of the events that are wanted."""
+        for name in ("tenant", "queue", "kind", "type", "job_id"):
+            values: frozenset[str] | None = getattr(self, name)
+            if values is not None:
+                events = [event for event in events if getattr(event, name) in values]
+        if self.since is not None:
+            events = [event for event in events if event.at >= self.since]
+        if self.until is not None:
+            events = [event for event in events if event.at < self.until]
+        return events
+
+
+def read_stretch(url: str, stretch: Stretch, schema: StructType, wanted: Wanted) -> Iterator[Any]:
+    """The events of a piece of the log as record batches. Raises EventsTrimmed."""
+    batches = Batches(schema, _EVENTS)
+    with OpenStore(url) as opened:
+        position = _position(opened.store.capabilities.name)
+        page = opened.run(opened.log.read(stretch, PAGE))
+        while True:
+            following = None
+            if page.more:
+                # The next page is on its way while this one is built and taken.
+                stretch = replace(stretch, after=page.next)
+                following = opened.start(opened.log.read(stretch, PAGE))
+            if events := wanted.of(page.events):
+                yield batches.make(_Events(events, stretch.shard, position))
+            if following is None:
+                return
+            page = following.result()
+
+
+def read_jobs(url: str, tenant: str, queue: str, states: frozenset[JobState], schema: StructType) -> Iterator[Any]:
+    """The jobs of one queue as record batches, a page at a time: what moves meanwhile may be seen twice, or not."""
+    batches = Batches(schema, _JOBS)
+    with OpenStore(url) as opened:
+        cursor: str | None = None
+        while True:
+            query = ListQuery(tenant, queue, states, cursor=cursor, limit=JOBS_PAGE)
+            page = opened.run(opened.store.list(query))
+            jobs: Sequence[Job] = page.jobs
+            if "payload" in schema.fieldNames():
+                # A list leaves out large payloads.
+                found = opened.run(opened.store.get([job.key for job in jobs])) if jobs else []
+                jobs = [job for job in found if job is not None]
+            if jobs:
+                yield batches.make(jobs)
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+
+class Batches:
+    """Makes record batches of a schema: each column by the function of its name."""
+
+    def __init__(self, schema: StructType, columns: dict[str, Callable[[Any], Any]]) -> None:
+        from pyspark.sql.pandas import types
+
+        unknown = [name for name in schema.fieldNames() if name not in columns]
+        if unknown:
+            raise InvalidOption("schema", f"there is no column {unknown[0]!r}; there are {', '.join(columns)}")
+        self._schema: Any = cast("Any", types).to_arrow_schema(schema, timezone="UTC")
+        self._columns = [columns[name] for name in schema.fieldNames()]
+
+    def make(self, source: Any) -> Any:
+        """One record batch."""
+        arrays = [_column(make(source), field.type) for make, field in zip(self._columns, self._schema, strict=True)]
+        return _arrow.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _column(values: Any, type_: Any) -> Any:
+    if not isinstance(values, list):
+        return values if values.type == type_ else values.cast(type_)
+    if _arrow.types.is_timestamp(type_):
+        # Milliseconds come as whole numbers.
+        return _arrow.array(values, _arrow.timestamp("ms", "UTC")).cast(type_)
+    return _arrow.array(values, type_)
+
+
+# Positions -----------------------------------------------------------------------------------------------------
+
+
+def _position(store: str) -> Callable[[Any, int], Any]:
+    """How the offsets of a store become positions, which sort byte by byte as the log does within a shard.
+
+    file: one number. redis: a number for each shard. postgres: four numbers, of which all count.
+    """
+    return _of_shard if store == "redis" else _of_all
+
+
+def _of_shard(offsets: Any, shard: int) -> Any:
+    parts = _compute.list_element(_compute.split_pattern(offsets, "."), shard)
+    return _compute.ascii_lpad(parts, POSITION_WIDTH, "0")
+
+
+def _of_all(offsets: Any, shard: int) -> Any:
+    del shard
+    parts = _compute.split_pattern(offsets, ".")
+    count = len(parts[0])
+    padded = [_compute.ascii_lpad(_compute.list_element(parts, n), POSITION_WIDTH, "0") for n in range(count)]
+    return _compute.binary_join_element_wise(*padded, ".") if count > 1 else padded[0]
+
+
+# Columns -------------------------------------------------------------------------------------------------------
+
+
+class _Events:
+    """Events of one shard, and what several columns are made from."""
+
+    def __init__(self, events: list[Event], shard: int, position: Callable[[Any, int], Any]) -> None:
+        self.events, self.shard, self.position = events, shard, position
+        self.data = [event.data for event in events]
+        self.errors: list[dict[str, Any]] = [data.get("error", _NOTHING) for data in self.data]
+        self.offsets: Any = _arrow.array([event.offset for event in events], _arrow.string())
+
+
+_NOTHING: dict[str, Any] = {}
+
+
+def _said(name: str) -> Callable[[_Events], list[Any]]:
+    return lambda source: [data.get(name) for data in source.data]
+
+
+def _error(name: str) -> Callable[[_Events], list[Any]]:
+    return lambda source: [error.get(name) for error in source.errors]
+
+
+_EVENTS: dict[str, Callable[[Any], Any]] = {
+    "shard": lambda source: [source.shard] * len(source.events),
+    "position": lambda source: source.position(source.offsets, source.shard),
+    "offset": lambda source: source.offsets,
+    "kind": lambda source: [event.kind for event in source.events],
+    "tenant": lambda source: [event.tenant for event in source.events],
+    "queue": lambda source: [event.queue for event in source.events],
+    "job_id": lambda source: [event.job_id for event in source.events],
+    "type": lambda source: [event.type for event in source.events],
+    "at": lambda source: [event.at for event in source.events],
+    "attempt": lambda source: [event.attempt for event in source.events],
+    "token": lambda source: [event.token for event in source.events],
+    "worker_id": lambda source: [event.worker_id for event in source.events],
+    "priority": _said("priority"),
+    "max_attempts": _said("max_attempts"),
+    "visible_at": _said("visible_at"),
+    "deadline": _said("deadline"),
+    "reason": _said("reason"),
+    "error_type": _error("type"),
+    "error_message": _error("message"),
+    "fingerprint": _error("fingerprint"),
+    # JSON has its line ends escaped.
+    "data": lambda source: _encode_lines(source.data).split(b"\n")[:-1],
+}
+
+
+def _of_job(value: Callable[[Job], Any]) -> Callable[[Sequence[Job]], list[Any]]:
+    return lambda jobs: [value(job) for job in jobs]
+
+
+_JOBS: dict[str, Callable[[Any], Any]] = {
+    "tenant": _of_job(lambda job: job.tenant),
+    "queue": _of_job(lambda job: job.queue),
+    "id": _of_job(lambda job: job.id),
+    "state": _of_job(lambda job: job.state.value),
+    "type": _of_job(lambda job: job.envelope.type),
+    "priority": _of_job(lambda job: job.envelope.priority),
+    "attempts": _of_job(lambda job: job.attempts),
+    "max_attempts": _of_job(lambda job: job.envelope.max_attempts),
+    "replays": _of_job(lambda job: job.replays),
+    "token": _of_job(lambda job: job.token),
+    "worker_id": _of_job(lambda job: job.worker_id),
+    "enqueued_at": _of_job(lambda job: job.enqueued_at),
+    "visible_at": _of_job(lambda job: job.visible_at),
+    "claimed_at": _of_job(lambda job: job.claimed_at),
+    "deadline": _of_job(lambda job: job.deadline or None),
+    "finished_at": _of_job(lambda job: job.finished_at),
+    "expires_at": _of_job(lambda job: job.expires_at),
+    "reason": _of_job(lambda job: job.reason or None),
+    "error_type": _of_job(lambda job: job.errors[-1].type if job.errors else None),
+    "error_message": _of_job(lambda job: job.errors[-1].message if job.errors else None),
+    "fingerprint": _of_job(lambda job: fingerprint(job.errors[-1]) if job.errors else None),
+    "idempotency_key": _of_job(lambda job: job.envelope.idempotency.key if job.envelope.idempotency else None),
+    "codec": _of_job(lambda job: job.envelope.codec),
+    "version": _of_job(lambda job: job.envelope.version),
+    "size": _of_job(lambda job: len(job.envelope.payload)),
+    "payload": _of_job(lambda job: job.envelope.payload),
+}
+
+
+def payload_columns(*, full: bool) -> dict[str, Callable[[Any], Any]]:
+    """The columns of the table `payloads`, made of jobs and the `enqueued` events they come from."""
+
+    def of(value: Callable[[Job], Any]) -> Callable[[Any], Any]:
+        return lambda pairs: [value(job) for job, _ in pairs]
+
+    return {
+        "tenant": of(lambda job: job.tenant),
+        "queue": of(lambda job: job.queue),
+        "job_id": of(lambda job: job.id),
+        "enqueued_at": of(lambda job: job.enqueued_at),
+        "type": of(lambda job: job.envelope.type),
+        "codec": of(lambda job: job.envelope.codec),
+        "version": of(lambda job: job.envelope.version),
+        "payload": of(lambda job: job.envelope.payload if full else None),
+        "payload_sha256": of(lambda job: None if full else hashlib.sha256(job.envelope.payload).hexdigest()),
+        "size": of(lambda job: len(job.envelope.payload)),
+        "date": lambda pairs: [row["date"] for _, row in pairs],
+        "batch": lambda pairs: [row["batch"] for _, row in pairs],
+    }

@@ -1,0 +1,1 @@
+"""From events to tables: pure functions from DataFrame to DataFrame."""

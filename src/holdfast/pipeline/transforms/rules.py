@@ -1,0 +1,209 @@
+"""The rules of the contract that a job's history can show, each as a condition in SQL on one event.
+
+An event is seen with what came before it in its job (`violations.suspects`):
+
+    previous    the event before
+    change      the last transition before: enqueued, claimed, ...; `extended` and `progressed` are none
+    born        the last `enqueued` before
+    due_at, until, bound, highest
+                the last visible_at, deadline and max_attempts before, and the highest token
+
+The table is read from the top, and an event is charged with the first rule that it breaks, so that one fault makes
+one finding. A null condition is no violation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.pipeline.transforms.histories import ENDS, NOTES
+
+
+@dataclass(frozen=True)
+class Check:
+    """One way to break a rule. A gap in the log between the event named by `since` and this one may explain it."""
+
+    rule: str
+    broken: str
+    explanation: str
+    since: str = "change"
+    needs: str = ""
+    """`extensions`: it holds only where these are recorded; `clock`: only if the clock was not set back."""
+
+
+def one_of(*names: str) -> str:
+    """A list for SQL."""
+    return "(" + ", ".join(f"'{name}'" for name in names) + ")"
+
+
+WAITS = ("enqueued", "retried", "released", "expired", "replayed")
+"""After these a job waits."""
+ACKS = ("completed", "failed", "retried", "released", *NOTES)
+"""What the holder of a lease does."""
+KINDS = (*WAITS, "claimed", *NOTES, *ENDS, "purged")
+
+_IS_ACK = f"kind IN {one_of(*ACKS)}"
+_IS_NOTE = f"kind IN {one_of(*NOTES)}"
+_WAITED = f"change.kind IN {one_of(*WAITS)}"
+_LEASED = "change.kind = 'claimed'"
+_LIVE = f"({_WAITED} OR {_LEASED})"
+_ENDED = f"change.kind IN {one_of(*ENDS)}"
+_RAN_OUT = "(kind = 'expired' OR (kind = 'failed' AND reason <=> 'lease_expired'))"
+_LATE = f"{_LEASED} AND {_IS_ACK} AND NOT {_RAN_OUT} AND at >= until"
+_COUNTED = "change.attempt - int(change.kind = 'released')"
+
+CHECKS = (
+    # Is it an event, and is the log whole?
+    Check("EVENT-1", f"kind NOT IN {one_of(*KINDS)}", "there is no event `{kind}`", "previous"),
+    Check("EVENT-1", "previous.position = position", "`{kind}` is in the log twice", "previous"),
+    Check(
+        "EVENT-1",
+        f"NOT {_IS_NOTE} AND (kind, at, attempt, token) = "
+        "(previous.kind, previous.at, previous.attempt, previous.token)",
+        "`{kind}` was recorded twice",
+        "previous",
+    ),
+    Check("EVENT-1", "kind != 'enqueued' AND previous IS NULL", "`{kind}` of a job that was not enqueued before"),
+    Check(
+        "EVENT-1",
+        "kind NOT IN ('enqueued', 'claimed') AND change IS NOT NULL AND token > highest",
+        "`{kind}` with token {token}, of which there is no claim",
+    ),
+    # Is there such a move?
+    Check("ENQ-2", f"kind = 'enqueued' AND {_LIVE}", "enqueued again while it was live, after `{change.kind}`"),
+    Check("CLAIM-1", f"kind = 'claimed' AND {_LEASED}", "claimed while the lease {change.token} had not ended"),
+    Check("CANCEL-1", f"{_IS_ACK} AND change.kind = 'canceled'", "`{kind}` after it was canceled"),
+    Check(
+        "STATE-3",
+        f"kind = 'replayed' AND ({_LIVE} OR change.kind IN ('completed', 'canceled'))",
+        "replayed after `{change.kind}`: only a failed job can be",
+    ),
+    Check("STATE-2", f"kind NOT IN ('enqueued', 'replayed', 'purged') AND {_ENDED}", "`{kind}` after `{change.kind}`"),
+    Check("STATE-2", "kind != 'enqueued' AND change.kind = 'purged'", "`{kind}` after it was purged"),
+    Check("KEEP-1", f"kind = 'purged' AND {_LIVE}", "purged while it was live, after `{change.kind}`"),
+    Check("LEASE-2", f"kind = 'extended' AND {_WAITED}", "extended although `{change.kind}` had ended the lease"),
+    Check("LEASE-1", f"{_IS_ACK} AND {_WAITED}", "`{kind}` although `{change.kind}` had ended the lease"),
+    Check("STATE-1", f"kind = 'expired' AND {_WAITED}", "`{kind}` after `{change.kind}`"),
+    # Whose lease is it?
+    Check(
+        "LEASE-1",
+        f"{_LEASED} AND ({_IS_ACK} OR kind = 'expired') AND token != change.token",
+        "`{kind}` with token {token}, the lease has {change.token}",
+    ),
+    Check(
+        "LEASE-1",
+        f"{_LEASED} AND ({_IS_ACK} OR kind = 'expired') AND worker_id != change.worker_id",
+        "`{kind}` by worker {worker_id}, the lease is of {change.worker_id}",
+    ),
+    Check("LEASE-5", "kind = 'claimed' AND token <= highest", "claimed with token {token} after token {highest}"),
+    Check("LEASE-5", f"kind = 'claimed' AND token >= {2**53}", "token {token} is not below 2^53"),
+    # Are attempts counted right?
+    Check("RETRY-1", "kind = 'claimed' AND attempt > bound", "claimed for attempt {attempt} of {bound}", "born"),
+    Check(
+        "RETRY-1",
+        "kind IN ('retried', 'expired') AND attempt >= bound",
+        "`{kind}`, to be tried again, after attempt {attempt} of {bound}",
+        "born",
+    ),
+    Check(
+        "RETRY-1",
+        "kind = 'failed' AND reason IN ('max_attempts', 'lease_expired') AND attempt < bound",
+        "given up after attempt {attempt} of {bound}",
+        "born",
+    ),
+    Check(
+        "RETRY-1",
+        f"attempt != IF(kind IN ('enqueued', 'replayed'), 0, {_COUNTED} + int(kind = 'claimed'))",
+        "`{kind}` says attempt {attempt}, after `{change.kind}` of attempt {change.attempt}",
+    ),
+    # Is it the right moment?
+    Check("CLAIM-2", "kind = 'enqueued' AND priority NOT BETWEEN 0 AND 9", "priority {priority} is not from 0 to 9"),
+    Check(
+        "ENQ-5",
+        "kind = 'claimed' AND change.kind = 'enqueued' AND at < due_at",
+        "claimed at {at}, asked for at {due_at}",
+        needs="clock",
+    ),
+    Check("CLAIM-2", "kind = 'claimed' AND at < due_at", "claimed at {at}, visible from {due_at}", needs="clock"),
+    Check("CLAIM-1", "kind = 'claimed' AND deadline <= at", "claimed at {at} with a lease until {deadline}"),
+    Check("LEASE-3", f"{_LEASED} AND {_RAN_OUT} AND at < until", "expired at {at}, the lease ran until {until}"),
+    Check("LEASE-2", "kind = 'extended' AND deadline < until", "the lease was cut from {until} to {deadline}"),
+    Check(
+        "LEASE-2",
+        f"kind = 'extended' AND {_LATE}",
+        "extended at {at}, the lease ran until {until}",
+        needs="extensions",
+    ),
+    Check("LEASE-1", _LATE, "`{kind}` at {at}, the lease ran until {until}", needs="extensions"),
+    Check("EVENT-2", "at < previous.at", "`{kind}` at {at}, after {previous.at}", "previous", "clock"),
+)
+
+# Most events are plainly right, and that is told from the event before alone: none of the checks can be true of them.
+# Whoever changes a check looks here too; what is not named here is looked at by every check.
+#
+# All jobs go through this, so it is made of numbers that are never null, which are quick to move and to compare, and
+# what an event tells by itself is worked out before it is moved.
+NUMBERS = {kind: number for number, kind in enumerate(KINDS, 1)}
+_HELD = ("claimed", "extended")
+_FOLLOWS = {
+    "enqueued": ENDS,
+    "claimed": WAITS,
+    "canceled": (*WAITS, *_HELD),
+    **dict.fromkeys(("completed", "released", "retried", "extended", "failed", "expired"), _HELD),
+}
+_FOR_GOOD = "reason IS NOT NULL AND reason NOT IN ('max_attempts', 'lease_expired')"
+
+
+def _by_kind(numbers: dict[str, object], other: object) -> str:
+    cases = " ".join(f"WHEN '{name}' THEN {number}" for name, number in numbers.items())
+    return f"CASE kind {cases} ELSE {other} END"
+
+
+def _bits(kinds: tuple[str, ...]) -> int:
+    return sum(1 << NUMBERS[kind] for kind in kinds)
+
+
+_SOUND = (
+    "position IS NOT NULL AND at IS NOT NULL AND attempt IS NOT NULL AND token IS NOT NULL AND coalesce(CASE kind "
+    "WHEN 'enqueued' THEN attempt = 0 AND token = 0 AND priority BETWEEN 0 AND 9 "
+    f"WHEN 'claimed' THEN deadline > at AND token < {2**53} ELSE true END, false)"
+)
+FACTS = {
+    "kind": _by_kind(dict(NUMBERS), 0),
+    # A bit for each kind that it may come after, the lowest for none before; none if it is not right by itself.
+    "follows": f"IF({_SOUND}, "
+    + _by_kind({kind: _bits(before) | (kind == "enqueued") for kind, before in _FOLLOWS.items()}, 0)
+    + ", 0)",
+    "at": "coalesce(unix_micros(at), 0)",
+    # When the wait or the lease ends that it begins or goes on with; 0 if it does not say.
+    "due": "coalesce(unix_micros(IF(kind IN ('claimed', 'extended'), deadline, visible_at)), 0)",
+    # Whether what it comes after must be due (1), must not be (-1), or whether that does not matter.
+    "late": "CASE WHEN kind IN ('claimed', 'expired') OR (kind = 'failed' AND reason <=> 'lease_expired') THEN 1 "
+    "WHEN kind IN ('enqueued', 'canceled') THEN 0 ELSE -1 END",
+    "token": "coalesce(token, 0)",
+    "run": "xxhash64(worker_id, attempt, token)",
+    # Attempts that are counted before it and behind it, and the least and the most that the limit can be.
+    "used": "coalesce(attempt, 0) - int(kind = 'claimed')",
+    "left": "coalesce(attempt, 0) - int(kind = 'released')",
+    "least": f"CASE WHEN kind IN ('retried', 'expired') THEN attempt + 1 WHEN kind = 'claimed' THEN attempt "
+    f"WHEN kind = 'failed' AND NOT ({_FOR_GOOD}) THEN attempt ELSE -1 END",
+    "most": f"IF(kind = 'failed' AND NOT ({_FOR_GOOD}), attempt, {2**31 - 1})",
+}
+"""Of an event, beside `position` and `max_attempts`."""
+PRIOR = {"position": "", "kind": 0, "at": 0, "due": 0, "token": 0, "run": 0, "left": 0}
+"""Of the event before, as `prior_...`, and what stands there where there is none."""
+
+_AFTER_HELD = f"prior_kind IN ({', '.join(str(NUMBERS[kind]) for kind in _HELD)})"
+PLAIN = f"""
+getbit(follows, prior_kind) = 1 AND position > prior_position AND at >= prior_at AND bound BETWEEN least AND most
+AND (late = 0 OR (prior_due > 0 AND (late = 1) = (at >= prior_due)))
+AND CASE kind
+  WHEN {NUMBERS["enqueued"]} THEN true
+  WHEN {NUMBERS["claimed"]} THEN used = prior_left AND token > highest
+  WHEN {NUMBERS["extended"]} THEN run = prior_run AND due >= prior_due
+  ELSE IF({_AFTER_HELD}, run = prior_run, used = prior_left AND token = prior_token) END
+"""
+
+MORE = ("EVENT-3", "STATE-1", "LEASE-5", "EVENT-1")
+"""Rules that are judged over several jobs, or with the store's help."""
+RULES = tuple(sorted({check.rule for check in CHECKS} | set(MORE)))

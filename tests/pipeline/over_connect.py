@@ -1,0 +1,30 @@
+"""Everything by Spark Connect, in a process of its own: a process has one kind of session.
+
+python -m tests.pipeline.over_connect REMOTE STORE LAKE
+"""
+
+import json
+import sys
+
+from holdfast.pipeline.ingest import Plan, ingest
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.session import make_session
+from tests.pipeline.on_a_master import built
+
+
+def main(remote, url, root):
+    spark = make_session(remote=remote)
+    events = spark.read.format("holdfast").option("store", url).load()
+    claimed = events.where("kind = 'claimed'").count()
+    rows = spark.range(20).selectExpr("concat('c', id) AS id", "named_struct('n', id) AS payload")
+    rows.write.format("holdfast").options(store=url, tenant="connect").mode("append").save()
+    lake = Lake(root, create=True)
+    done = ingest(spark, lake, Plan(url, max_events=100, payloads="full"))
+    kept = lake.read(spark, "events").count()
+    said = {"claimed": claimed, "batches": done.batches, "kept": kept, "payloads": done.payloads}
+    print(json.dumps(said | {"results": built(spark, lake)}))  # noqa: T201
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,32 @@
+"""The audit over what happened while workers were killed, on each store that several processes share."""
+
+import random
+
+import pytest
+
+from holdfast import Queue
+from holdfast.pipeline.audit import audit
+from holdfast.pipeline.comparing import store_jobs
+from holdfast.pipeline.ingest import Plan, ingest
+from holdfast.pipeline.lake import Lake
+from tests.chaos.killing import kill_at_any_moment
+from tests.chaos.workers import TENANT
+from tests.pipeline.conftest import STORES
+from tests.pipeline.settings import only_full
+from tests.pipeline.traffic import all_events
+
+
+@only_full
+@pytest.mark.parametrize("kind", STORES)
+async def test_an_audit_finds_nothing_wrong_with_workers_that_were_killed(spark, zygote, kind, request, log, tmp_path):
+    url = request.getfixturevalue(f"{kind}_url")
+    url += f"{'&' if '?' in url else '?'}test_clock=1"
+    async with Queue(url, tenant=TENANT) as queue:
+        ids = await kill_at_any_moment(zygote, queue, url, log, random.Random(11))
+        events = await all_events(queue.store)
+    lake = Lake(tmp_path / "lake", create=True)
+    ingest(spark, lake, Plan(url))
+    found = audit(spark, lake, store=store_jobs(spark, lake, url))
+    assert (found.total, found.events, found.accepted, found.waiting) == (0, len(events), len(ids), 0), found.text()
+    # Somebody died with a lease in hand.
+    assert sum(event.kind == "expired" for event in events) > 0

@@ -1,0 +1,151 @@
+"""The log into the lake: each event once, whatever happens in between."""
+
+import json
+import shutil
+
+import pytest
+
+from holdfast.core.errors import EventsTrimmed, InvalidOption, StoreBusy, StoreMismatch
+from holdfast.pipeline.ingest import Plan, ingest
+from holdfast.pipeline.lake import Batch, Lake
+from tests.pipeline.settings import only_full
+from tests.pipeline.traffic import all_events, as_rows, make_traffic, of_store
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path / "lake", create=True)
+
+
+def taken_in(spark, lake):
+    return as_rows(lake.read(spark, "events").collect())
+
+
+def readers(url):
+    return of_store(url, lambda store: store.readers(None))
+
+
+def test_the_lake_has_the_log_and_goes_on_where_it_stopped(spark, url, lake):
+    of_store(url, lambda store: make_traffic(store, 50))
+    told = []
+    plan = Plan(url, max_events=100, per_partition=60, payloads="hash")
+    done = ingest(spark, lake, plan, lambda done: told.append(done.events))
+    events = of_store(url, all_events)
+    assert taken_in(spark, lake) == as_rows(events)
+    assert done.events == told[-1] == len(events)
+    assert done.batches == len(told) == len(lake.batches()) > 1
+    assert max(batch.events for batch in lake.batches()) <= 100 + 3 * 40
+    assert (done.payloads, done.missing_payloads) == (50, 0)
+    assert lake.read(spark, "payloads").where("payload IS NULL AND length(payload_sha256) = 64").count() == 50
+    of_store(url, lambda store: make_traffic(store, 10, seed=2))
+    more = ingest(spark, lake, plan)
+    assert taken_in(spark, lake) == as_rows(of_store(url, all_events))
+    # Trimming waits for what is not in the lake, and for no more.
+    (reader,) = readers(url)
+    assert reader.offset == more.offset == of_store(url, lambda store: store.last_offset())
+
+
+def forget_commit(lake):
+    """As a driver leaves it that dies before Spark notes that the batch has ended."""
+    (lake.checkpoint / "commits" / "0").unlink()
+    (lake.checkpoint / "commits" / ".0.crc").unlink()
+
+
+def test_a_lake_has_one_ingest_and_one_store_and_each_batch_once(spark, file_url, lake, tmp_path):
+    of_store(file_url, lambda store: make_traffic(store, 30))
+    with lake.lock("ingest"), pytest.raises(StoreBusy, match="already running on this lake: process"):
+        ingest(spark, lake, Plan(file_url))
+    ingest(spark, lake, Plan(file_url))
+    want = taken_in(spark, lake)
+    assert want == as_rows(of_store(file_url, all_events))
+
+    # A batch that was all there is not read again.
+    forget_commit(lake)
+    files = sorted(lake.path("events").rglob("*.parquet"))
+    ingest(spark, lake, Plan(file_url))
+    assert sorted(lake.path("events").rglob("*.parquet")) == files
+
+    # One that is begun, and of which some is there, and nothing says so, is written anew.
+    forget_commit(lake)
+    (lake.root / "_batches" / "00000000.json").unlink()
+    (written,) = lake.path("events").glob("date=*/batch=0/*.parquet")
+    shutil.copy(written, written.with_name("part-9.parquet"))
+    assert lake.unfinished_batches() == [0]
+    assert taken_in(spark, lake) == []
+    done = ingest(spark, lake, Plan(file_url))
+    assert (done.batches, lake.unfinished_batches()) == (1, [])
+    assert taken_in(spark, lake) == want
+
+    other = f"file:{tmp_path / 'other'}"
+    of_store(other, lambda store: make_traffic(store, 5))
+    with pytest.raises(StoreMismatch, match="--moved"):
+        ingest(spark, lake, Plan(other))
+    with pytest.raises(StoreMismatch, match="events of all tenants"):
+        ingest(spark, lake, Plan(file_url, tenant="acme"))
+
+    # What stops a query is told in a line.
+    offsets = lake.checkpoint / "offsets" / "0"
+    offsets.write_text(offsets.read_text().replace('{"offset": "', '{"offset": "9'))
+    (lake.checkpoint / "offsets" / ".0.crc").unlink()
+    with pytest.raises(InvalidOption, match="is not an offset of this store") as error:
+        ingest(spark, lake, Plan(file_url))
+    assert "\n" not in str(error.value)
+    shutil.rmtree(lake.checkpoint)
+    with pytest.raises(StoreMismatch, match="is gone"):
+        ingest(spark, lake, Plan(file_url))
+
+
+@only_full
+def test_a_log_that_was_cut_is_told_noted_and_gone_on_behind(spark, valkey_url, lake):
+    url = f"{valkey_url}&keep_events=0"
+    of_store(url, lambda store: make_traffic(store, 20))
+    ingest(spark, lake, Plan(url))
+    before = taken_in(spark, lake)
+    (reader,) = readers(url)
+
+    async def cut(store):
+        await store.drop_reader(None, reader.name)
+        await make_traffic(store, 20, seed=2)
+        while (await store.prune(1000)).more:
+            pass
+
+    of_store(url, cut)
+    of_store(url, lambda store: make_traffic(store, 5, seed=3))
+    with pytest.raises(EventsTrimmed) as error:
+        ingest(spark, lake, Plan(url))
+    assert "--accept-gap" in error.value.__notes__[0]
+    assert taken_in(spark, lake) == before
+    (gap,) = lake.gaps()
+    assert (gap.from_, gap.to) == (reader.offset, error.value.to)
+    ingest(spark, lake, Plan(url, accept_gap=True))
+    assert taken_in(spark, lake) == sorted(before + as_rows(of_store(url, all_events)))
+    assert lake.gaps() == [gap]
+    # The table has it shard by shard, in positions.
+    first = min(lake.read(spark, "gaps").collect(), key=lambda row: row.shard)
+    assert int(first["from"]) == int(gap.from_.split(".")[first.shard])
+
+
+def test_a_lake_of_another_format_is_left_alone(tmp_path):
+    with pytest.raises(InvalidOption, match="there is no lake in"):
+        Lake(tmp_path / "lake")
+    Lake(tmp_path / "lake", create=True)
+    mark = tmp_path / "lake" / "_holdfast.json"
+    mark.write_text(json.dumps({"format": 7, "made_by": "9.9"}))
+    with pytest.raises(StoreMismatch, match=r"format 7, made by holdfast 9\.9"):
+        Lake(tmp_path / "lake", create=True)
+    mark.write_text("half a wo")
+    with pytest.raises(StoreMismatch, match="damaged"):
+        Lake(tmp_path / "lake")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").touch()
+    with pytest.raises(InvalidOption, match="neither a lake nor empty"):
+        Lake(tmp_path / "home", create=True)
+
+
+def test_batches_are_noted_whole(lake):
+    lake.mark_batch(Batch(3, 10))
+    assert lake.batches() == [Batch(3, 10)]
+    assert lake.batch(4) is None
+    (lake.root / "_batches" / "00000003.json").write_text("{}")
+    with pytest.raises(StoreMismatch, match="damaged"):
+        lake.batch(3)

@@ -1,0 +1,60 @@
+"""A job that completes alone is told of with its record: whoever waits for it need not look. [RESULT-2]"""
+
+import asyncio
+
+import pytest
+
+from holdfast.core.job import Finish, IdempotencyKey, Progress, Report, Result
+from holdfast.store import Hint
+from tests.stores.postgres.support import claim, new, opened
+from tests.stores.postgres.test_hints import Ear
+
+
+async def told_of(postgres, database, item, result, change=None):
+    """How another handle hears of the end of a job, and what it finds when it looks."""
+    async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
+        ear = Ear()
+        stop = other.listen(ear, {Hint.DONE})
+        await ear.expect(lambda signal: not signal.queue)
+        await store.enqueue([item])
+        (job,) = await claim(store, 1)
+        if change is not None:
+            await change(store, job)
+        if store._ears._telling is not None:  # While hints go by themselves, this one would go with them.
+            await asyncio.wait([store._ears._telling])
+        await store.finish([Finish(job.key, job.token, "complete", result)])
+        await ear.expect(lambda signal: signal.id == item.key.id)
+        stop()
+        (found,) = await other.get([item.key])
+        return next(signal.job for signal in ear.signals if signal.id == item.key.id), found
+
+
+async def report(store, job):
+    await store.report([Report(job.key, job.token, Progress(0.5, "half"))])
+
+
+@pytest.mark.parametrize(
+    "item, result, change",
+    [
+        (new("plain"), Result(b'"ok"'), None),
+        (new("nothing"), None, None),
+        (new('"ü\\'), Result(b"\x00\xff", "raw"), None),
+        (new("keyed", idempotency=IdempotencyKey("k"), priority=9, headers={"a": "b"}), Result(b"1"), None),
+        (new("progress"), Result(b"x" * 3000), report),
+    ],
+    ids=["plain", "no result", "odd letters", "key and headers", "progress"],
+)
+async def test_the_record_is_what_a_look_would_find(postgres, database, item, result, change):
+    job, found = await told_of(postgres, database, item, result, change)
+    assert found is not None
+    assert job == found
+
+
+@pytest.mark.parametrize(
+    "item, result",
+    [(new("large"), Result(b"x" * 5000)), (new("gone", result_ttl_ms=0), Result(b"1"))],
+    ids=["too large", "gone at once"],
+)
+async def test_what_does_not_fit_or_is_gone_at_once_is_told_by_name(postgres, database, item, result):
+    job, _ = await told_of(postgres, database, item, result)
+    assert job is None
