@@ -2,15 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from inspect import cleandoc
+from typing import Annotated, Any
 
 import typer
-from typer.main import get_command
+from typer.core import TyperCommand, TyperGroup
+from typer.main import (
+    get_command,
+    get_command_from_info,
+    get_command_name,
+    get_group_from_info,
+    solve_typer_info_defaults,
+    solve_typer_info_help,
+)
 
 from holdfast.cli import checks, dev, dlq, events, jobs, pipeline, queues, serve, tenants, tokens, upkeep, worker
 
+
+class Commands(Mapping[str, Any]):
+    """The commands by name, each made when it is asked for: making all takes as long as loading the library."""
+
+    def __init__(self, parts: typer.Typer) -> None:
+        self._made = cache(self._make)
+        self._makers: dict[str, Callable[[], Any]] = {}
+        self.help: dict[str, str] = {}
+        """What each is for, known without making it."""
+        plain: dict[str, Any] = {"pretty_exceptions_short": False, "rich_markup_mode": None}
+        for info in parts.registered_commands:
+            name = info.name or get_command_name(getattr(info.callback, "__name__", ""))
+            self._makers[name] = partial(get_command_from_info, info, **plain)
+            self.help[name] = cleandoc(info.help or info.callback.__doc__ or "")
+        for group in parts.registered_groups:
+            name = solve_typer_info_defaults(group).name or ""
+            self._makers[name] = partial(get_group_from_info, group, suggest_commands=True, **plain)
+            self.help[name] = solve_typer_info_help(group)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._made(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    def _make(self, name: str) -> Any:
+        return self._makers[name]()
+
+
+class Root(TyperGroup):
+    """`holdfast`: lists its commands without making them."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - they need none
+        width = formatter.width - 6 - max(map(len, commands))
+        named = ((name, TyperCommand(name, help=text)) for name, text in commands.help.items())
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(width)) for name, one in named])
+
+
 app = typer.Typer(
     name="holdfast",
+    cls=Root,
     help="A reliable multi-tenant job queue.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage. HOLDFAST_STORE and HOLDFAST_TENANT stand in for --store and "
     "--tenant. Durations: 30, 30s, 10m, 2h, 1d.",
@@ -34,7 +88,10 @@ def holdfast(
         print(ctx.get_help())
 
 
+_parts = typer.Typer()
 for _group in (dev, worker, serve, upkeep, jobs, queues, events, dlq, tenants, pipeline, tokens, checks):
-    _group.register(app)
+    _group.register(_parts)
 
-command = get_command(app)
+commands = Commands(_parts)
+command: Any = get_command(app)
+command.commands = commands
