@@ -53,7 +53,8 @@ async def test_who_listens_for_more_is_told_of_that_too(postgres, database):
         stops = [other.listen(ended, {Hint.DONE})]
         await ended.expect(lambda signal: not signal.queue)  # It listens from now on.
         channels = "SELECT DISTINCT query FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = '{}'"
-        assert postgres.sql(channels.format(database)) == [['LISTEN "hfdholdfast"']]
+        [[secret]] = postgres.sql("SELECT place FROM holdfast.meta", database)
+        assert postgres.sql(channels.format(database)) == [[f'LISTEN "hfd{secret.replace("-", "")}"']]
         stops.append(other.listen(ready, {Hint.READY}))
         await ready.expect(lambda signal: not signal.queue)
         await store.enqueue([new("a")])

@@ -124,10 +124,11 @@ async def test_hints_can_be_left_out_of_the_transaction(postgres, database, noti
     url = postgres.url(database)
     heard = []
     listener = await asyncpg.connect(url)
-    await listener.add_listener("hfrholdfast", lambda *args: heard.append(args))
     async with opened(postgres.url(database, notify=notify)) as store, of_asyncpg(url) as connection:
+        channel = "hfr" + (await listener.fetchval("SELECT place FROM holdfast.meta")).hex
+        await listener.add_listener(channel, lambda *args: heard.append(args))
         await store.enqueue([new("a")], connection=connection)
-    await listener.execute("NOTIFY hfrholdfast, 'end'")
+    await listener.execute(f"NOTIFY {channel}, 'end'")
     await eventually(lambda: heard and heard[-1][3] == "end")
     assert len(heard) == 1 + notify
     await listener.close()

@@ -22,6 +22,7 @@ import msgspec
 from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.store import Hint, Listener, Signal
 from holdfast.stores.postgres import rows
+from holdfast.stores.postgres.lanes import Memory
 from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.trouble import TROUBLES
 
@@ -56,9 +57,12 @@ class _Heard(msgspec.Struct, array_like=True):
 _decode = msgspec.json.Decoder(_Heard).decode
 
 
-def channel_of(schema: str, hint: Hint) -> str:
-    """The channel of a schema for one kind of hint: whoever listens for one is not woken by the others."""
-    return f"hf{hint.value[0]}{schema}"[:63]
+def channel_of(secret: str, hint: Hint) -> str:
+    """The channel of a schema for one kind of hint: whoever listens for one is not woken by the others.
+
+    Any role that may connect can LISTEN, so the name is one that only those can know who may read the tables.
+    """
+    return f"hf{hint.value[0]}{secret}"
 
 
 def payloads(origin: str, hints: Iterable[Told]) -> list[tuple[Hint, str]]:
@@ -81,10 +85,10 @@ def payloads(origin: str, hints: Iterable[Told]) -> list[tuple[Hint, str]]:
     return found
 
 
-def notes(schema: str, found: Iterable[tuple[Hint, str]]) -> Notes:
+def notes(secret: str, found: Iterable[tuple[Hint, str]]) -> Notes:
     """The channels and what is to be sent there, as the server takes them."""
     pairs = list(found)
-    return [channel_of(schema, kind) for kind, _ in pairs], [payload for _, payload in pairs]
+    return [channel_of(secret, kind) for kind, _ in pairs], [payload for _, payload in pairs]
 
 
 def _watched(connection: Any) -> asyncio.Event:
@@ -101,11 +105,11 @@ def _watched(connection: Any) -> asyncio.Event:
 class Ear:
     """One worker's own channel: `take` is called with what comes there."""
 
-    def __init__(self, schema: str, take: Callable[[str], None], stop: Callable[[Ear], None]) -> None:
+    def __init__(self, secret: str, take: Callable[[str], None], stop: Callable[[Ear], None]) -> None:
         self.take = take
         self.number = 0
         """Under which number it is heard: another one with each connection, 0 while there is none."""
-        self._schema = schema
+        self._secret = secret
         self._stop = stop
         self._stopped = False
 
@@ -114,7 +118,7 @@ class Ear:
         return self.channel_of(self.number)
 
     def channel_of(self, number: int) -> str:
-        return f"hfp{number:016x}{self._schema}"[:63]
+        return f"hfp{number:016x}{self._secret}"
 
     def stop(self) -> None:
         """Hear no more. Twice is harmless."""
@@ -129,11 +133,11 @@ class Ear:
 class Ears:
     """The listeners of one handle, in one event loop, and what it tells others."""
 
-    def __init__(self, link: Link, note: Callable[[Told], None]) -> None:
+    def __init__(self, link: Link, memory: Memory, note: Callable[[Told], None]) -> None:
         self._link = link
+        self._memory = memory
         self._note = note
         self._origin = uuid.uuid4().hex[:12]
-        self._schema = link.address.schema
         self._connection: Any = None
         self._kinds: set[Hint] = set()
         """What the connection listens for."""
@@ -170,7 +174,7 @@ class Ears:
             return None
         self._count(now)
         self._untold = {}
-        return notes(self._schema, found)
+        return notes(self._memory.secret, found)
 
     def _count(self, now: float) -> None:
         self._next_at = max(now, self._next_at) + GATHER_S
@@ -178,7 +182,7 @@ class Ears:
     def note(self, hint: Told) -> list[str]:
         """The channel of one hint, and what to send there."""
         ((_, payload),) = payloads(self._origin, [hint])
-        return [channel_of(self._schema, hint[0]), payload]
+        return [channel_of(self._memory.secret, hint[0]), payload]
 
     def unsent(self) -> None:
         """What `to_send` gave was not sent: of what had gathered only that the log grew is not told of."""
@@ -215,7 +219,7 @@ class Ears:
                 # A hint that cannot be sent costs those who wait for it a look of their own, later.
                 with contextlib.suppress(StoreError):
                     if found:
-                        await self._link.rows("hint", *notes(self._schema, found), repeat=True)
+                        await self._link.rows("hint", *notes(self._memory.secret, found), repeat=True)
                 if found:
                     self._count(asyncio.get_running_loop().time())
                     await asyncio.sleep(0 if self._closed else GATHER_S)
@@ -259,7 +263,7 @@ class Ears:
                     self._start(self._hear_no_more(self._connection, ear, number))
                 self._leave(loop)
 
-        ear = Ear(self._schema, take, stop)
+        ear = Ear(self._memory.secret, take, stop)
         self._posts.add(ear)
         if self._connection is not None:
             self._start(self._hear(self._connection, [ear]))
@@ -320,7 +324,7 @@ class Ears:
         try:
             async with self._ask(connection):
                 for hint in more:
-                    await connection.add_listener(channel_of(self._schema, hint), self._heard)
+                    await connection.add_listener(channel_of(self._memory.secret, hint), self._heard)
         except TROUBLES:
             connection.terminate()  # It is lost, and the next one listens for everything.
         self.tell_all(more)
@@ -366,7 +370,7 @@ class Ears:
                 self._kinds = self._wanted
                 async with self._ask(connection):
                     for hint in self._kinds:
-                        await connection.add_listener(channel_of(self._schema, hint), self._heard)
+                        await connection.add_listener(channel_of(self._memory.secret, hint), self._heard)
                 self._connection = connection
                 await self._hear(connection, list(self._posts))
                 if not self._wanted <= self._kinds:

@@ -201,6 +201,11 @@ class Memory:
         """Which data all this is about."""
         self._forget()
 
+    @property
+    def secret(self) -> str:
+        """A random number that stands in the table `meta`: who may not read that does not know it."""
+        return self.place.partition(" ")[0].replace("-", "")
+
     def meet(self, place: str) -> None:
         """A connection was made. If it is to other data, after a restore or a failover, nothing that we know holds."""
         with self.lock:

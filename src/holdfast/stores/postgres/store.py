@@ -131,7 +131,7 @@ class PostgresStore:
             except BaseException:
                 self._link.distrust()  # Nobody would close what was never open.
                 raise
-            self._ears = Ears(self._link, self._noted)
+            self._ears = Ears(self._link, self._memory, self._noted)
 
     def _check_clock(self, *, frozen: bool) -> None:
         if frozen != (self.options.test_clock == "frozen"):
@@ -151,8 +151,9 @@ class PostgresStore:
         _ = self._opened
         other = PostgresStore(self.address, self._link_to)
         other._capabilities = self._capabilities
+        other._memory.meet(self._memory.place)
         other._link.meet = other._memory.meet
-        other._ears = Ears(other._link, other._noted)
+        other._ears = Ears(other._link, other._memory, other._noted)
         return other
 
     async def now(self) -> int:
@@ -649,7 +650,7 @@ class PostgresStore:
         hints = news.hints(self._memory)
         if joined is not None:
             if hints and self.address.notify:
-                await joined.rows("hint_joined", *notes(self.address.schema, payloads("", hints)))
+                await joined.rows("hint_joined", *notes(self._memory.secret, payloads("", hints)))
             return
         with self._memory.lock:
             for number, visible_at in news.ready.items():
