@@ -216,13 +216,13 @@ async def test_a_locked_lease_that_has_run_out_is_not_asked_for_again_and_again(
 
         store._claims._reap = counted
         async with locked(postgres.url(database)):
-            store._memory.reap_looked = 0.0
+            store._memory.reap_looked = lanes.NEVER
             for _ in range(5):
                 claimed = await store.claim(wish(1))
                 assert claimed.jobs == []
                 assert claimed.next_at == claimed.now + HELD_MS
             assert len(reaps) == 1
-        store._memory.reap_looked = 0.0
+        store._memory.reap_looked = lanes.NEVER
         (again,) = (await store.claim(wish(1))).jobs
         assert again.attempts == 2
 
@@ -238,7 +238,7 @@ async def test_hundreds_of_tenants_with_later_jobs_keep_nobody_from_their_turns(
         await other.enqueue([new("a", tenant="newcomer")])
         for tenant in [*tenants, "newcomer"]:
             store._noted((Hint.READY, tenant, "mail", ""))
-        store._memory.line("mail").looked = 0.0
+        store._memory.line("mail").looked = lanes.NEVER
         served = [job.tenant for _ in range(4) for job in await claim(store, 5, tenant=None)]
         assert served.count("newcomer") == 1
         assert len(served) == 20

@@ -23,6 +23,8 @@ from holdfast.core.fairness import STRIDE
 RANKS = 10
 SEQS = 100_000
 """How many leases are remembered at most."""
+NEVER = float("-inf")
+"""By the monotonic clock, which begins anew with the machine: 0 may have been just now."""
 LOOK_S = 1.0
 """How often a claim looks at everything: what was committed behind the marks, and lanes that nobody told us of."""
 
@@ -62,7 +64,7 @@ class Line(Struct, eq=False):
     lanes: dict[str, Lane] = field(default_factory=dict["str", "Lane"])
     number: int | None = None
     floor: int = 0
-    looked: float = 0.0
+    looked: float = NEVER
     """When it was last seen which of its lanes have work."""
     news: int = 0
     """How often we heard that there may be more of them."""
@@ -76,7 +78,7 @@ class Line(Struct, eq=False):
     def told(self) -> None:
         """Another process has put jobs here, in lanes that we may not know."""
         self.news += 1
-        self.looked = 0.0
+        self.looked = NEVER
 
     def first_doubt(self) -> tuple[float, Lane] | None:
         """The lane that is to be looked at first without marks, and when."""
@@ -101,7 +103,7 @@ class Lane(Struct, eq=False):
     """Not later than the moment at which a waiting job becomes visible; None: nothing waits, as far as is known."""
     marks: list[int] = field(default_factory=lambda: [0] * RANKS)
     """For each priority the moment before which nothing is left to take."""
-    looked: float = 0.0
+    looked: float = NEVER
     """When it was last looked at without marks."""
     doubtful: bool = False
     """A job may stand behind the marks: it was locked when younger ones were taken, or its transaction took long."""
@@ -149,7 +151,7 @@ class Lane(Struct, eq=False):
     def pause(self, *, paused: bool) -> None:
         """It leaves the turns at once, and when it goes on it enters them like any other newcomer."""
         self.news += 1
-        self.looked = 0.0
+        self.looked = NEVER
         self.look_at(None if paused else 0)
         if paused:
             self.leave()
@@ -218,9 +220,9 @@ class Memory:
         self.by_number: dict[int, Lane] = {}
         self.reaped = 0
         """No lease that was granted before has its deadline before this moment."""
-        self.reap_looked = 0.0
+        self.reap_looked = NEVER
         self.next_deadline: int | None = None
-        self.deadline_looked = 0.0
+        self.deadline_looked = NEVER
         self._seqs: dict[int, int] = {}
         """By token, the numbers of jobs that were leased here: they save finding them by their ids."""
 
@@ -281,9 +283,9 @@ class Memory:
         """The clock was moved: nothing is known of moments any more."""
         with self.lock:
             self.reaped = 0
-            self.deadline_looked = self.reap_looked = 0.0
+            self.deadline_looked = self.reap_looked = NEVER
             for lane in self.by_number.values():
-                lane.looked = 0.0
+                lane.looked = NEVER
 
 
 _memories: WeakValueDictionary[tuple[str, str], Memory] = WeakValueDictionary()
