@@ -36,7 +36,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.job import JobState
 from holdfast.jobs import JobDefinition, Message, RetryPolicy, job
-from holdfast.records import Event, JobRecord
+from holdfast.records import Event, JobRecord, Schedule
 from holdfast.store import Capabilities
 from holdfast.ticket import Ticket
 
@@ -72,6 +72,7 @@ __all__ = [
     "ResultTooLarge",
     "RetryLater",
     "RetryPolicy",
+    "Schedule",
     "StoreBusy",
     "StoreMismatch",
     "StoreUnavailable",

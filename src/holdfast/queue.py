@@ -19,12 +19,16 @@ from holdfast.core.job import (
     NewJob,
     Queued,
 )
+from holdfast.core.schedule import target_of
 from holdfast.ids import new_id
 from holdfast.jobs import Message, untyped
-from holdfast.options import EnqueueOptions, Resolved, Seconds, resolve, timeout_s
+from holdfast.options import EnqueueOptions, Resolved, ScheduleOptions, Seconds, resolve, timeout_s
+from holdfast.records import Schedule
+from holdfast.schedules import check_plain, scheduling
 from holdfast.store import EnqueueAnswer
 from holdfast.telemetry import metrics, tracing
 from holdfast.ticket import Ticket
+from holdfast.ticks import check_name, timing
 
 R = TypeVar("R")
 
@@ -171,6 +175,29 @@ class Queue(Administration):
                 watch.enqueued()
                 return await self._outcome(watch, None if end is None else max(0.0, end - clock()), ticket.result_type)
         return await ticket.wait(None if end is None else max(0.0, end - clock()))
+
+    async def schedule(
+        self,
+        name: str,
+        message: Any,
+        *,
+        cron: str | None = None,
+        every: Seconds | None = None,
+        timezone: str = "UTC",
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
+        """Have a message enqueued at every tick: of a `cron` expression in a `timezone`, or `every` so often.
+
+        The same again changes nothing, so call it at every start; another takes the place of the one of that name.
+        For each tick there is one job at most, `name@tick`. Of ticks that nobody was there for, the last one is run.
+        Raises InvalidName, InvalidOption, InvalidPayload, PayloadTooLarge or QuotaExceeded.
+        """
+        check_name(name)
+        when = timing(cron, every, timezone)
+        item = _message(message)
+        new = self._new_job(item, check_plain(_options(item, cast("EnqueueOptions", options))), None)
+        put = scheduling(self._live).put_schedule(self.tenant, name, when, target_of(new))
+        return Schedule(await self._counted("schedule", put))
 
     # The small steps --------------------------------------------------------------------------------------
 

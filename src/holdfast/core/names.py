@@ -3,7 +3,7 @@
 The rules:
 
     tenant      1 to 63 of letters, digits, `.` `_` `-`, starting with a letter or digit
-    queue       1 to 128 of the same and `:` `/`
+    queue       1 to 128 of the same and `:` `/`; those that begin with `holdfast:` are Holdfast's own
     job type    the same as a queue
     id, key     1 to 200 bytes of UTF-8 without control characters
 """
@@ -16,6 +16,9 @@ import unicodedata
 from holdfast.core.errors import InvalidName, InvalidOption
 
 ID_BYTES = 200
+RESERVED = "holdfast:"
+"""How the names of Holdfast's own queues begin: nothing else is enqueued there, and no worker claims from them."""
+SCHEDULES, FLOWS = f"{RESERVED}schedules", f"{RESERVED}flows"
 PRIORITIES = range(10)
 MAX_ATTEMPTS = range(1, 101)
 
@@ -25,6 +28,7 @@ _PLAIN_ID = re.compile(r"[ -~]{1,200}\Z")
 
 _TENANT_RULE = "use 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit"
 _QUEUE_RULE = "use 1 to 128 letters, digits, '.', '_', '-', ':' or '/', starting with a letter or digit"
+_RESERVED_RULE = "queues that begin with 'holdfast:' are Holdfast's own; schedules and flows have calls of their own"
 
 
 def check_tenant(name: str) -> str:
@@ -35,6 +39,13 @@ def check_tenant(name: str) -> str:
 def check_queue(name: str) -> str:
     """Return `name` if it may name a queue. Raises InvalidName."""
     return _check(_QUEUE, "queue", name, _QUEUE_RULE)
+
+
+def check_work_queue(name: str) -> str:
+    """Return `name` if jobs can be enqueued to it and claimed from it. Raises InvalidName."""
+    if check_queue(name).startswith(RESERVED):
+        raise InvalidName("queue", name, _RESERVED_RULE)
+    return name
 
 
 def check_type(name: str) -> str:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from holdfast.core import wire
 from holdfast.core.names import check_id
-from holdfast.options import check_queue
+from holdfast.options import check_queue, check_work_queue
 from holdfast.service import bodies
 from holdfast.service.errors import invalid, problem
 from holdfast.service.tokens import Caller
@@ -70,6 +70,11 @@ class Call(Generic[B, Q]):
         queue = check_queue(self._segment("queue"))
         self.caller.need_queue(queue)
         return queue
+
+    @property
+    def work_queue(self) -> str:
+        """The same for a call that changes something there: what is Holdfast's own is refused."""
+        return check_work_queue(self.queue)
 
     @property
     def id(self) -> str:
