@@ -19,7 +19,7 @@ from holdfast.core.errors import (
     StoreUnavailable,
 )
 from holdfast.core.job import Cancel, CancelStatus, Job, JobKey, JobState, NewJob, Result
-from holdfast.options import Seconds, check_queue, check_work_queue, timeout_s
+from holdfast.options import Seconds, check_own_queue, check_queue, timeout_s
 from holdfast.records import Cancellation, JobRecord, decode_result
 from holdfast.store import Capabilities, EnqueueAnswer, Hint, Listener, ReplayAnswer, Store, Tenanted, make_store
 from holdfast.telemetry import metrics
@@ -62,7 +62,7 @@ class Binding:
         self._url, self._token = url, token
         self._store = store if store is not None else self._make()
         self.tenant = _tenant(self._store, tenant)
-        self.name = check_work_queue(name)
+        self.name = check_own_queue(name)
         self.codec = codecs.get(codec).name
         if blobs is not None and isinstance(self._store, Tenanted):
             raise InvalidOption("blobs", "the service keeps large results itself: `holdfast serve --blobs`")

@@ -24,7 +24,7 @@ _LONGEST_MS = 1_000 * 365 * DAY
 _LAST_MS = (datetime.max.replace(tzinfo=UTC) - EPOCH) // _ONE_MS
 
 _known_queue = lru_cache(maxsize=4096)(names.check_queue)
-_known_work_queue = lru_cache(maxsize=4096)(names.check_work_queue)
+_own_queue = lru_cache(maxsize=4096)(names.check_own_queue)
 check_type = lru_cache(maxsize=4096)(names.check_type)
 
 
@@ -33,9 +33,9 @@ def check_queue(name: str) -> str:
     return _known_queue(name) if isinstance(name, str) else names.check_queue(name)  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
-def check_work_queue(name: str) -> str:
-    """As `names.check_work_queue`, and remembered."""
-    return _known_work_queue(name) if isinstance(name, str) else names.check_work_queue(name)  # pyright: ignore[reportUnnecessaryIsInstance]
+def check_own_queue(name: str) -> str:
+    """As `names.check_own_queue`, and remembered."""
+    return _own_queue(name) if isinstance(name, str) else names.check_own_queue(name)  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 class EnqueueOptions(TypedDict, total=False):
@@ -95,7 +95,7 @@ def resolve(options: EnqueueOptions) -> Resolved:
         raise InvalidOption("idempotency", "says how long a key holds, and needs idempotency_key")
     return Resolved(
         id=_or_none(names.check_id, said.get("id")),
-        queue=_or_none(check_work_queue, said.get("queue")),
+        queue=_or_none(check_own_queue, said.get("queue")),
         delay_ms=duration_ms("delay", said.get("delay", 0)),
         run_at=_or_none(_check_run_at, said.get("run_at")),
         priority=_or_none(names.check_priority, said.get("priority")),

@@ -214,7 +214,7 @@ async def test_bad_names_and_large_payloads_are_refused():
             await queue.schedule("n" * 171, {}, every=60)
         with pytest.raises(PayloadTooLarge):
             await queue.schedule("big", {"text": "x" * 300_000}, every=60)
-        with pytest.raises(InvalidName, match="Holdfast's own"):
+        with pytest.raises(InvalidName, match="kept for schedules and flows"):
             await queue.schedule("it", {}, every=60, queue="holdfast:schedules")
 
 

@@ -3,7 +3,7 @@
 The rules:
 
     tenant      1 to 63 of letters, digits, `.` `_` `-`, starting with a letter or digit
-    queue       1 to 128 of the same and `:` `/`; those that begin with `holdfast:` are Holdfast's own
+    queue       1 to 128 of the same and `:` `/`; what begins with `holdfast:` is ours (see RESERVED)
     job type    the same as a queue
     id, key     1 to 200 bytes of UTF-8 without control characters
 """
@@ -15,10 +15,12 @@ import unicodedata
 
 from holdfast.core.errors import InvalidName, InvalidOption
 
-ID_BYTES = 200
 RESERVED = "holdfast:"
-"""How the names of Holdfast's own queues begin: nothing else is enqueued there, and no worker claims from them."""
-SCHEDULES, FLOWS = f"{RESERVED}schedules", f"{RESERVED}flows"
+"""Queues that begin so hold what Holdfast itself keeps as jobs: nobody else enqueues or claims there."""
+SCHEDULES = f"{RESERVED}schedules"
+FLOWS = f"{RESERVED}flows"
+
+ID_BYTES = 200
 PRIORITIES = range(10)
 MAX_ATTEMPTS = range(1, 101)
 
@@ -28,7 +30,6 @@ _PLAIN_ID = re.compile(r"[ -~]{1,200}\Z")
 
 _TENANT_RULE = "use 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit"
 _QUEUE_RULE = "use 1 to 128 letters, digits, '.', '_', '-', ':' or '/', starting with a letter or digit"
-_RESERVED_RULE = "queues that begin with 'holdfast:' are Holdfast's own; schedules and flows have calls of their own"
 
 
 def check_tenant(name: str) -> str:
@@ -41,10 +42,10 @@ def check_queue(name: str) -> str:
     return _check(_QUEUE, "queue", name, _QUEUE_RULE)
 
 
-def check_work_queue(name: str) -> str:
-    """Return `name` if jobs can be enqueued to it and claimed from it. Raises InvalidName."""
+def check_own_queue(name: str) -> str:
+    """Return `name` if it may name a queue for the jobs of applications. Raises InvalidName."""
     if check_queue(name).startswith(RESERVED):
-        raise InvalidName("queue", name, _RESERVED_RULE)
+        raise InvalidName("queue", name, f"names that begin with {RESERVED!r} are kept for schedules and flows")
     return name
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from holdfast.core import wire
 from holdfast.core.names import check_id
-from holdfast.options import check_queue, check_work_queue
+from holdfast.options import check_own_queue, check_queue
 from holdfast.service import bodies
 from holdfast.service.errors import invalid, problem
 from holdfast.service.tokens import Caller
@@ -66,15 +66,14 @@ class Call(Generic[B, Q]):
 
     @property
     def queue(self) -> str:
-        """The queue that the path names, if the caller may touch it. Raises InvalidName or a refusal."""
-        queue = check_queue(self._segment("queue"))
+        """The queue that the path names, if the caller may touch it. Raises InvalidName or a refusal.
+
+        What Holdfast keeps for itself can be looked at, and changed by the routes of schedules and flows alone.
+        """
+        check = check_queue if self._scope["method"] == "GET" else check_own_queue
+        queue = check(self._segment("queue"))
         self.caller.need_queue(queue)
         return queue
-
-    @property
-    def work_queue(self) -> str:
-        """The same for a call that changes something there: what is Holdfast's own is refused."""
-        return check_work_queue(self.queue)
 
     @property
     def id(self) -> str:

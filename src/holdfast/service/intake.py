@@ -32,7 +32,7 @@ from holdfast.core.lease import check_lease_ms
 from holdfast.core.names import check_id
 from holdfast.core.retry import check_backoff
 from holdfast.ids import new_id
-from holdfast.options import EnqueueOptions, check_type, check_work_queue, duration_ms, resolve
+from holdfast.options import EnqueueOptions, check_own_queue, check_type, duration_ms, resolve
 from holdfast.service.errors import invalid
 from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end
 
@@ -61,7 +61,7 @@ def new_job(tenant: str, item: wire.Enqueue, headers: dict[str, str] | None) -> 
         options.idempotency,
         headers,
     )
-    key = JobKey(tenant, check_work_queue(item.queue), options.id or request_id)
+    key = JobKey(tenant, check_own_queue(item.queue), options.id or request_id)
     return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
 
 
@@ -105,7 +105,7 @@ def chosen(option: str, text: str, known: Iterable[W]) -> list[W]:
 
 def key_of(tenant: str, item: wire.Lot) -> JobKey:
     """Which job. The tenant is the caller's, whatever else is said. [TENANT-1]"""
-    return JobKey(tenant, check_work_queue(item.queue), check_id(item.id))
+    return JobKey(tenant, check_own_queue(item.queue), check_id(item.id))
 
 
 def lease_ms(lease_s: float) -> int:

@@ -47,7 +47,7 @@ async def each_of_queue(
     tenant: str | UnsetType = UNSET,
 ) -> Reply:
     """The same for items that name jobs of the queue in the path, each answered by a status alone."""
-    queue = call.work_queue
+    queue = call.queue
 
     async def show(_: X, status: A) -> Any:
         return answer(status=status)

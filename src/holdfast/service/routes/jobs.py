@@ -87,7 +87,7 @@ async def job_events(call: Call[None, wire.EventQuery]) -> Reply:
 
 async def cancel(call: Call[None, wire.CancelQuery]) -> Reply:
     """Cancel wins. [CANCEL-1 to CANCEL-3]"""
-    key = JobKey(call.tenant, call.work_queue, call.id)
+    key = _key(call)
     status = await call.hub.cancel(Cancel(key, call.query.only_waiting))
     if status == "not_found":
         raise JobNotFound(key.queue, key.id)

@@ -66,7 +66,7 @@ async def dead_letters(call: Call[None, wire.DeadQuery]) -> Reply:
 
 async def replay(call: Call[wire.Replay, wire.NoQuery]) -> Reply:
     """Of concurrent replays one wins. [DEAD-1, STATE-3]"""
-    body, queue, more = call.body, call.work_queue, False
+    body, queue, more = call.body, call.queue, False
     if (body.ids is UNSET) == (body.where is UNSET):
         raise InvalidOption("ids", "give ids or where, one of them")
     if body.where is not UNSET:
@@ -86,7 +86,7 @@ async def purge(call: Call[wire.Purge, wire.NoQuery]) -> Reply:
     body = call.body
     queue = call.hub.queue(call.tenant)
     purged = await queue.purge_dead_letters(
-        before=body.before, queue=call.work_queue, type=_type(body.type), error=body.error
+        before=body.before, queue=call.queue, type=_type(body.type), error=body.error
     )
     return Reply(answers.Purged(tenant=call.tenant, purged=purged))
 
@@ -104,9 +104,8 @@ async def forget(call: Call[list[wire.Forget | HoldfastError], wire.NoQuery]) ->
 
 
 async def _pause(call: Call[None, wire.NoQuery], *, paused: bool) -> Reply:
-    queue = call.work_queue
-    await call.hub.store.pause(call.tenant, queue, paused=paused)
-    return Reply(answers.Paused(tenant=call.tenant, queue=queue, paused=paused))
+    await call.hub.store.pause(call.tenant, call.queue, paused=paused)
+    return Reply(answers.Paused(tenant=call.tenant, queue=call.queue, paused=paused))
 
 
 def _type(name: str | None) -> str | None:

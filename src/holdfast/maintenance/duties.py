@@ -1,0 +1,11 @@
+"""Which of the reserved queues is taken care of how."""
+
+from __future__ import annotations
+
+from holdfast.core.names import FLOWS
+from holdfast.maintenance.conductor import conduct
+from holdfast.maintenance.coordinator import Duty
+
+DUTIES = {
+    FLOWS: Duty(conduct),
+}
