@@ -11,12 +11,14 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 from msgspec import Raw, Struct
 
-from holdfast.core.job import DAY, Envelope, IdempotencyKey, JobKey, JobState, NewJob
+from holdfast.core.job import DAY, SECOND, Backoff, Envelope, IdempotencyKey, JobKey, JobState, NewJob
 from holdfast.core.names import SCHEDULES
 
 TYPE = "holdfast:schedule"
 """The type of the jobs that schedules are."""
 MAX_ATTEMPTS = 100
+SOON = Backoff(SECOND, 1.0, SECOND)
+"""After the death of a holder: attempts add up over a long life, and must not make it wait ever longer."""
 NAME_BYTES = 170
 """With the instant of a tick behind it, a name is still an id."""
 KEPT = frozenset(JobState) - {JobState.CANCELED, JobState.COMPLETED}
@@ -103,7 +105,9 @@ def read(payload: bytes) -> Definition:
 
 def to_job(tenant: str, name: str, definition: Definition, run_at: int, request_id: str) -> NewJob:
     """The job that a schedule is."""
-    envelope = Envelope(TYPE, write(definition), max_attempts=MAX_ATTEMPTS, result_ttl_ms=0, request_id=request_id)
+    envelope = Envelope(
+        TYPE, write(definition), max_attempts=MAX_ATTEMPTS, backoff=SOON, result_ttl_ms=0, request_id=request_id
+    )
     return NewJob(JobKey(tenant, SCHEDULES, name), envelope, run_at=run_at, replace_failed=True)
 
 
