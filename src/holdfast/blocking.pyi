@@ -6,6 +6,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 from holdfast.blobs import BlobRef, Blobs
 from holdfast.core.errors import HoldfastError
 from holdfast.core.job import JobKey, JobState, PurgeStatus, TtlStatus
+from holdfast.flows import Flow, FlowRecord
 from holdfast.jobs import Message
 from holdfast.options import EnqueueOptions, Seconds
 from holdfast.records import Cancellation, Event, JobPage, JobRecord, Stats, WorkerRecord
@@ -42,6 +43,8 @@ class Queue:
     def enqueue_and_wait(
         self, message: Any, *, timeout: Seconds | None = None, connection: Any = None, **options: Unpack[EnqueueOptions]
     ) -> Any: ...
+    def start(self, flow: Flow, *, connection: Any = None) -> Ticket[dict[str, Any]]: ...
+    def flow(self, id: str) -> FlowRecord | None: ...
     def stats(self, queue: str | None = None) -> Stats: ...
     def queues(self) -> Sequence[Stats]: ...
     def list(

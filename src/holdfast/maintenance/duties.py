@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from holdfast.core.names import FLOWS
-from holdfast.maintenance.conductor import conduct
+from holdfast.maintenance import conductor
 from holdfast.maintenance.coordinator import Duty
 
 DUTIES = {
-    FLOWS: Duty(conduct),
+    FLOWS: Duty(conductor.conduct, conductor.after),
 }
