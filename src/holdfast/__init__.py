@@ -35,6 +35,7 @@ from holdfast.core.errors import (
     WaitTimeout,
 )
 from holdfast.core.job import JobState
+from holdfast.flows import Flow, FlowRecord
 from holdfast.jobs import JobDefinition, Message, RetryPolicy, job
 from holdfast.records import Event, JobRecord, Schedule
 from holdfast.store import Capabilities
@@ -50,6 +51,8 @@ __all__ = [
     "Capabilities",
     "Event",
     "EventsTrimmed",
+    "Flow",
+    "FlowRecord",
     "HoldfastError",
     "InvalidName",
     "InvalidOption",

@@ -6,6 +6,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 from holdfast.blobs import BlobRef, Blobs
 from holdfast.core.errors import HoldfastError
 from holdfast.core.job import JobKey, JobState, PurgeStatus, TtlStatus
+from holdfast.flows import Flow, FlowRecord
 from holdfast.jobs import Message
 from holdfast.options import EnqueueOptions, ScheduleOptions, Seconds
 from holdfast.records import Cancellation, Event, JobPage, JobRecord, Schedule, Stats, WorkerRecord
@@ -52,6 +53,8 @@ class Queue:
         timezone: str = "UTC",
         **options: Unpack[ScheduleOptions],
     ) -> Schedule: ...
+    def start(self, flow: Flow, *, connection: Any = None) -> Ticket[dict[str, Any]]: ...
+    def flow(self, id: str) -> FlowRecord | None: ...
     def stats(self, queue: str | None = None) -> Stats: ...
     def queues(self) -> Sequence[Stats]: ...
     def list(

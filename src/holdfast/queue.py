@@ -19,7 +19,9 @@ from holdfast.core.job import (
     NewJob,
     Queued,
 )
+from holdfast.core.names import FLOWS
 from holdfast.core.schedule import target_of
+from holdfast.flows import Flow, FlowRecord, flow_record
 from holdfast.ids import new_id
 from holdfast.jobs import Message, untyped
 from holdfast.options import EnqueueOptions, Resolved, ScheduleOptions, Seconds, resolve, timeout_s
@@ -198,6 +200,28 @@ class Queue(Administration):
         new = self._new_job(item, check_plain(_options(item, cast("EnqueueOptions", options))), None)
         put = scheduling(self._live).put_schedule(self.tenant, name, when, target_of(new))
         return Schedule(await self._counted("schedule", put))
+
+    async def start(self, flow: Flow, *, connection: Any = None) -> Ticket[dict[str, Any]]:
+        """Start a flow: its steps are enqueued in their turn, by whoever does the upkeep of the store.
+
+        The ticket is that of the flow: `wait()` gives a dict of the steps by name, each with its `state` and, where
+        they are not too large together, its `result`; it raises JobFailed, naming the steps that did not complete.
+        `cancel()` cancels the flow and its open steps. A flow id that is known answers as in `enqueue`. [ENQ-2]
+        Raises InvalidOption, PayloadTooLarge or QuotaExceeded, and then nothing was started.
+        """
+        headers = tracing.inject()
+        jobs = [self._new_job(step.message, step.options, headers) for step in flow.steps]
+        new = flow.job(self.tenant, jobs, headers)
+        ticket = self._ticket(new.key, untyped(None), await self._send(new, connection))
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket
+
+    async def flow(self, id: str) -> FlowRecord | None:
+        """A flow and its steps as they are now, or None."""
+        self._check_open()
+        job = await self._gets(self._key(id, FLOWS))
+        return None if job is None else await flow_record(self._live, job)
 
     # The small steps --------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from msgspec import Struct
 from holdfast.claims import Claimer, pause_s
 from holdfast.core.errors import JobCanceled, LeaseExpired, StoreBusy
 from holdfast.core.failpoint import hit
-from holdfast.core.job import SECOND, ClaimRequest, Extend, Extended, Finish, Finished, Job, JobKey
+from holdfast.core.job import SECOND, TERMINAL, ClaimRequest, Extend, Extended, Finish, Finished, Job, JobKey, JobState
 from holdfast.core.lease import Refusal
 from holdfast.maintenance.backoff import AWAY, Pause
 from holdfast.store import ExtendAnswer, Hint, Signal, Store
@@ -53,10 +53,13 @@ class Place:
     def watch(self, keys: Iterable[JobKey]) -> None:
         """Wait for the end of these jobs from now on, and of no others. Watch first, then look. [RESULT-2]"""
 
-    async def changed(self, timeout_s: float) -> bool:
-        """Wait until one of them may have ended, or the time is over. False: do not wait, give the job back."""
+    async def changed(self, timeout_s: float) -> frozenset[JobKey] | None:
+        """Wait until some of them may have ended, or the time is over, and say which: none named stands for all.
+
+        None says: do not wait here, give the job back.
+        """
         del timeout_s
-        return False
+        return None
 
 
 class Duty(Struct, frozen=True):
@@ -67,8 +70,8 @@ class Duty(Struct, frozen=True):
 
     It can be ended at any await and begun again elsewhere. What it raises is logged, and the job comes back later.
     """
-    canceled: Callable[[Job, Place], Awaitable[None]] | None = None
-    """Cleans up after a job that was canceled while it was held."""
+    after: Callable[[Job, Place, JobState], Awaitable[None]] | None = None
+    """Cleans up after a job that was held and has ended as told; not after a crash in between."""
 
 
 class _Held(Place):
@@ -84,20 +87,30 @@ class _Held(Place):
         self.ending = False
         self.watched: frozenset[JobKey] = frozenset()
         self.rung = asyncio.Event()
+        self._heard: set[JobKey] | None = set()
         self.task: asyncio.Task[None] | None = None
         self._coordinator = coordinator
 
     def watch(self, keys: Iterable[JobKey]) -> None:
         self._coordinator.watch(self, frozenset(keys))
 
-    async def changed(self, timeout_s: float) -> bool:
+    async def changed(self, timeout_s: float) -> frozenset[JobKey] | None:
         if self._coordinator.crowded:
-            return False
+            return None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self.rung.wait()
+        heard, self._heard = self._heard, set()
         self.rung.clear()
-        return True
+        return frozenset(heard or ())
+
+    def hear(self, key: JobKey | None) -> None:
+        """This job, or any, may have ended."""
+        if key is None:
+            self._heard = None
+        elif self._heard is not None:
+            self._heard.add(key)
+        self.rung.set()
 
 
 class Coordinator:
@@ -184,22 +197,26 @@ class Coordinator:
     # Working ---------------------------------------------------------------------------------------------------
 
     async def _work(self, held: _Held) -> None:
+        state: JobState | None = None
         try:
             answer = await self._end(held, await self._outcome(held))
-            if isinstance(answer, JobCanceled):
-                held.verdict = "canceled"
+            if isinstance(answer, Finished):
+                state = answer.state
+            elif isinstance(answer, JobCanceled):
+                state = JobState.CANCELED
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if held.verdict != "canceled" or task is None:
                 raise
             task.uncancel()
+            state = JobState.CANCELED
         finally:
             if self._held.get(held.key) is held:
                 del self._held[held.key]
             self.watch(held, frozenset())
             self._room.set()
-        if held.verdict == "canceled":
-            await self._clean_up(held)
+        if state is not None and state in TERMINAL:
+            await self._clean_up(held, state)
 
     async def _outcome(self, held: _Held) -> Finish:
         """How the job ends, or when it comes back; a store that is away is waited for."""
@@ -234,14 +251,14 @@ class Coordinator:
                 await asyncio.sleep(pause.next_s())
         return None
 
-    async def _clean_up(self, held: _Held) -> None:
-        clean = self._duties[held.job.queue].canceled
+    async def _clean_up(self, held: _Held, state: JobState) -> None:
+        clean = self._duties[held.job.queue].after
         if clean is None:
             return
         try:
-            await clean(held.job, held)
-        except Exception as error:  # noqa: BLE001 - it is canceled all the same
-            self._report("a canceled schedule or flow could not be cleaned up", error)
+            await clean(held.job, held, state)
+        except Exception as error:  # noqa: BLE001 - it has ended all the same
+            self._report("nothing was cleaned up after a schedule or flow", error)
 
     # Leases ----------------------------------------------------------------------------------------------------
 
@@ -339,11 +356,11 @@ class Coordinator:
         if signal.tenant and signal.queue and signal.id:
             held = self._watched.get(JobKey(signal.tenant, signal.queue, signal.id))
             if held is not None:
-                held.rung.set()
+                held.hear(JobKey(signal.tenant, signal.queue, signal.id))
             return
         for key, held in self._watched.items():
             if signal.tenant in ("", key.tenant) and signal.queue in ("", key.queue) and signal.id in ("", key.id):
-                held.rung.set()
+                held.hear(None)
 
     def _suspect(self, signal: Signal) -> None:
         """One that we hold may have been canceled: the next renewal tells. [CANCEL-2]"""

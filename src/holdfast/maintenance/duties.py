@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from holdfast.core.names import FLOWS, SCHEDULES
-from holdfast.maintenance.conductor import conduct
+from holdfast.maintenance import conductor, scheduler
 from holdfast.maintenance.coordinator import Duty
-from holdfast.maintenance.scheduler import tick
 
 DUTIES = {
-    SCHEDULES: Duty(tick),
-    FLOWS: Duty(conduct),
+    SCHEDULES: Duty(scheduler.tick),
+    FLOWS: Duty(conductor.conduct, conductor.after),
 }

@@ -22,8 +22,8 @@ async def store():
 
 
 @asynccontextmanager
-async def coordinating(store, run, canceled=None, tenant=None):
-    task = asyncio.create_task(Coordinator(store, tenant, {QUEUE: Duty(run, canceled)}).run())
+async def coordinating(store, run, after=None, tenant=None):
+    task = asyncio.create_task(Coordinator(store, tenant, {QUEUE: Duty(run, after)}).run())
     try:
         yield
     finally:
@@ -89,20 +89,20 @@ async def test_what_raises_comes_back_later_and_is_never_given_up(store):
 
 
 async def test_a_canceled_job_ends_its_task_and_is_cleaned_up_after(store):
-    cleaned = asyncio.Event()
+    cleaned = asyncio.Queue()
 
     async def waits(job, at):
         at.watch([JobKey("acme", "any", "x")])
         await asyncio.Event().wait()
 
-    async def clean(job, at):
-        cleaned.set()
+    async def clean(job, at, state):
+        cleaned.put_nowait((job.id, state))
 
     keys = await add(store, "a")
     async with coordinating(store, waits, clean):
         await eventually(lambda: states(store, keys), lambda found: found == [JobState.LEASED])
         await store.cancel([Cancel(keys[0])])
-        await asyncio.wait_for(cleaned.wait(), 5)
+        assert await asyncio.wait_for(cleaned.get(), 5) == ("a", JobState.CANCELED)
 
 
 async def test_whoever_watches_a_job_is_told_of_its_end(store):
@@ -115,7 +115,7 @@ async def test_whoever_watches_a_job_is_told_of_its_end(store):
             looks.append(found.state)
             if found.state is JobState.COMPLETED:
                 return await complete(job, at)
-            assert await at.changed(60)
+            assert await at.changed(60) == {other}
 
     other = JobKey("acme", "work", "x")
     await store.enqueue([NewJob(other, Envelope("", b"1"))])
@@ -160,4 +160,4 @@ async def test_in_a_crowd_those_who_wait_are_told_to_leave(store, monkeypatch):
     await add(store, "a", "b", "c")
     async with coordinating(store, waits):
         await eventually(lambda: len(answers) >= 1)
-    assert answers[0] is False
+    assert answers[0] is None
