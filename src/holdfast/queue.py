@@ -27,7 +27,7 @@ from holdfast.jobs import Message, untyped
 from holdfast.options import EnqueueOptions, Resolved, ScheduleOptions, Seconds, resolve, timeout_s
 from holdfast.records import Schedule
 from holdfast.schedules import check_plain, scheduling
-from holdfast.store import EnqueueAnswer
+from holdfast.store import EnqueueAnswer, Scheduling
 from holdfast.telemetry import metrics, tracing
 from holdfast.ticket import Ticket
 from holdfast.ticks import check_name, timing
@@ -195,7 +195,7 @@ class Queue(Administration):
         Raises InvalidName, InvalidOption, InvalidPayload, PayloadTooLarge or QuotaExceeded.
         """
         check_name(name)
-        when = timing(cron, every, timezone)
+        when = timing(cron, every, timezone, here=not isinstance(self._live, Scheduling))
         item = _message(message)
         new = self._new_job(item, check_plain(_options(item, cast("EnqueueOptions", options))), None)
         put = scheduling(self._live).put_schedule(self.tenant, name, when, target_of(new))

@@ -27,8 +27,11 @@ _EXAMPLE = "Europe/Berlin"
 _INSTALL = "install it with: pip install 'holdfast[schedules]'"
 
 
-def timing(cron: str | None, every: Seconds | None, timezone: str = "UTC") -> Timing:
-    """When a schedule is due, checked. Raises InvalidOption with what to write."""
+def timing(cron: str | None, every: Seconds | None, timezone: str = "UTC", *, here: bool = True) -> Timing:
+    """When a schedule is due, checked: the expression and its time zone `here`, or where a service does it.
+
+    Raises InvalidOption with what to write.
+    """
     if (cron is None) == (every is None):
         raise InvalidOption("cron", 'give cron="30 2 * * *" or every=timedelta(minutes=10), one of them')
     if every is not None:
@@ -41,10 +44,11 @@ def timing(cron: str | None, every: Seconds | None, timezone: str = "UTC") -> Ti
     if not isinstance(cron, str) or not isinstance(timezone, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidOption("cron", "the expression and the time zone are strings")
     made = Timing(" ".join(cron[: _LONGEST + 1].split()), None, timezone)
-    _check_expression(made.cron or "")
-    _zone(timezone)
-    if next_tick(made, 0, _now_ms()) is None:
-        raise InvalidOption("cron", f"{cron!r} never comes: no such day in 50 years")
+    if here:
+        _check_expression(made.cron or "")
+        _zone(timezone)
+        if next_tick(made, 0, _now_ms()) is None:
+            raise InvalidOption("cron", f"{cron!r} never comes: no such day in 50 years")
     return made
 
 

@@ -299,6 +299,44 @@ class Forgotten(Answer):
     status: PurgeStatus
 
 
+class Schedule(Answer):
+    """A schedule as it is. `next_at` is the tick that it waits for, or that is overdue."""
+
+    tenant: str
+    name: str
+    state: JobState
+    next_at: datetime
+    created_at: datetime
+    queue: str
+    type: str
+    payload: Raw
+    priority: int
+    max_attempts: int
+    result_ttl_s: float
+    cron: str | None = None
+    every_s: float | None = None
+    timezone: str = "UTC"
+    codec: str = "json"
+    version: int = 1
+    timeout_s: float | None = None
+
+
+class Schedules(Answer):
+    """A page. It goes on at `cursor`, which is null after the last; a page may be empty and still have one."""
+
+    tenant: str
+    schedules: list[Schedule]
+    cursor: str | None
+
+
+class Unscheduled(Answer):
+    """A schedule that is no more."""
+
+    tenant: str
+    name: str
+    status: Literal["removed"]
+
+
 class Session(Answer):
     """Whose token it is, what it is good for, and how the store behind the service keeps its promises."""
 

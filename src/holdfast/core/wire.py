@@ -29,6 +29,7 @@ LONGEST_WAIT_S = 60.0
 KINDS: tuple[str, ...] = get_args(EventKind)
 
 _SPAN_S = 1000 * 365 * 86400
+_CRON = r"^ *[^ ]+( +[^ ]+){4} *$"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
 
 
@@ -45,6 +46,13 @@ JobId = Annotated[
     Meta(
         description="1 to 200 bytes of UTF-8 without control characters.",
         extra_json_schema={"minLength": 1, "maxLength": 200, "pattern": r"^[^\u0000-\u001f\u007f-\u009f]+$"},
+    ),
+]
+ScheduleName = Annotated[
+    str,
+    Meta(
+        description="1 to 170 bytes of UTF-8 without control characters.",
+        extra_json_schema={"minLength": 1, "maxLength": 170, "pattern": r"^[^\u0000-\u001f\u007f-\u009f]+$"},
     ),
 ]
 Instant = Annotated[datetime, Meta(tz=True)]
@@ -258,6 +266,27 @@ class ForgetBatch(Wire):
     jobs: Annotated[list[Forget], Meta(max_length=BATCH_LIMIT)]
 
 
+# Schedules ------------------------------------------------------------------------------------------------
+
+
+class PutSchedule(Wire):
+    """When, by `cron` or `every_s`, and the job that is enqueued then. A time zone is for cron."""
+
+    cron: Annotated[str, Meta(description="Five fields.", extra_json_schema={"pattern": _CRON})] | None = None
+    every_s: Annotated[float, Meta(extra_json_schema={"minimum": 1, "maximum": _SPAN_S})] | None = None
+    timezone: Annotated[str, Meta(extra_json_schema={"pattern": r"^[A-Za-z0-9_+/-]+$"})] = "UTC"
+    queue: QueueName = "default"
+    type: JobType = ""
+    payload: Raw = field(default_factory=_null)
+    priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
+    max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
+    result_ttl_s: Duration | None = None
+    timeout_s: Span | None = None
+    retry: Retry | None = None
+    codec: Codec = "json"
+    version: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
+
+
 # Queries --------------------------------------------------------------------------------------------------
 
 
@@ -282,6 +311,13 @@ class ListQuery(Wire):
 
     state: States | None = None
     type: JobType | None = None
+    cursor: str | None = None
+    limit: Limit = 100
+
+
+class PageQuery(Wire):
+    """Which page."""
+
     cursor: str | None = None
     limit: Limit = 100
 

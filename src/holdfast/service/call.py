@@ -17,6 +17,7 @@ from holdfast.options import check_own_queue, check_queue
 from holdfast.service import bodies
 from holdfast.service.errors import invalid, problem
 from holdfast.service.tokens import Caller
+from holdfast.ticks import check_name
 
 if TYPE_CHECKING:
     from holdfast.service.hub import Hub
@@ -79,6 +80,11 @@ class Call(Generic[B, Q]):
     def id(self) -> str:
         """The id that the path names. Raises InvalidName."""
         return check_id(self._segment("id"))
+
+    @property
+    def name(self) -> str:
+        """The schedule that the path names. Raises InvalidName."""
+        return check_name(self._segment("name"))
 
     def header(self, name: bytes) -> str | None:
         """One header, if there is exactly one of it."""

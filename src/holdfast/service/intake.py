@@ -31,9 +31,11 @@ from holdfast.core.job import (
 from holdfast.core.lease import check_lease_ms
 from holdfast.core.names import check_id
 from holdfast.core.retry import check_backoff
+from holdfast.core.schedule import Target, Timing, target_of
 from holdfast.ids import new_id
 from holdfast.options import EnqueueOptions, check_own_queue, check_type, duration_ms, resolve
 from holdfast.service.errors import invalid
+from holdfast.ticks import timing
 from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end
 
 W = TypeVar("W")
@@ -63,6 +65,24 @@ def new_job(tenant: str, item: wire.Enqueue, headers: dict[str, str] | None) -> 
     )
     key = JobKey(tenant, check_own_queue(item.queue), options.id or request_id)
     return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
+
+
+def schedule(tenant: str, item: wire.PutSchedule) -> tuple[Timing, Target]:
+    """When, and what. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
+    when = timing(item.cron, item.every_s, item.timezone)
+    said = wire.Enqueue(
+        queue=item.queue,
+        type=item.type,
+        payload=item.payload,
+        priority=item.priority,
+        max_attempts=item.max_attempts,
+        result_ttl_s=item.result_ttl_s,
+        timeout_s=item.timeout_s,
+        retry=item.retry,
+        codec=item.codec,
+        version=item.version,
+    )
+    return when, target_of(new_job(tenant, said, None))
 
 
 def finish(tenant: str, item: wire.Finish) -> Finish:
