@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from msgspec import Struct
 
-from holdfast.core import lifecycle
+from holdfast.core import answers, lifecycle
 from holdfast.core.errors import (
     InvalidOption,
     JobNotFound,
@@ -474,6 +474,15 @@ class Tenanted(Protocol):
 
     def bind(self, tenant: str | None) -> str:
         """The tenant, which must be this one if one is named. Raises InvalidOption."""
+        ...
+
+
+@runtime_checkable
+class FlowShowing(Protocol):
+    """A store that can show a flow with all its steps in one go: a service."""
+
+    async def flow(self, tenant: str, id: str) -> answers.Flow | None:
+        """The flow as it is, or None. [TENANT-2]"""
         ...
 
 

@@ -320,7 +320,7 @@ async def test_the_dead_letters_of_another_are_neither_replayed_nor_purged(servi
 async def test_every_operators_route_says_on_whom_it_acts(service, unchanged):
     stranger, asked = await service.client("stranger"), set()
     for route in ROUTES:
-        if route.scope == "jobs:admin":
+        if route.scope == "jobs:admin" and "{id}" not in route.path:
             body = {"json": {route.batch: []} if route.batch else {"where": {}} if "replay" in route.path else {}}
             answer = await stranger.request(
                 route.method, route.path.format(queue="empty"), **(body if route.body else {})

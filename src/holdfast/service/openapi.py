@@ -40,6 +40,7 @@ def _said(*names: str) -> dict[str, Any]:
 
 _RULES: dict[str, dict[str, Any]] = {
     "Replay": {"oneOf": [{"required": ["ids"]}, {"required": ["where"]}]},
+    "NewStep": {"not": _said("delay_s", "run_at")},
     "Enqueue": {
         "allOf": [
             {"not": _said("delay_s", "run_at")},
@@ -191,7 +192,7 @@ def _problems(route: Route) -> dict[str, Any]:
     codes = [*route.refuses, *_EVERY]
     if route.scope is not None:
         codes += _WITH_TOKEN
-        if "{queue}" in route.path or route.path in ("/v1/jobs", "/v1/claims"):
+        if "{queue}" in route.path or route.path in ("/v1/jobs", "/v1/claims", "/v1/flows"):
             codes.append("queue_forbidden")
     if route.body is not None:
         codes += _WITH_BODY
