@@ -21,13 +21,14 @@ from msgspec.structs import replace
 from holdfast import codec as codecs
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import RESULT_TTL, TERMINAL, Cancel, Job, JobKey, JobState, NewJob, SetResultTtl
-from holdfast.core.names import FLOWS, check_id, check_type
+from holdfast.core.names import FLOWS, check_type
 from holdfast.core.workflow import (
     MOST_STEPS,
     PIN_MS,
     VERSION,
     Plan,
     Step,
+    check_flow_id,
     check_plan,
     check_step_name,
     flow_job,
@@ -82,7 +83,7 @@ class Flow:
 
     def __init__(self, name: str, id: str | None = None, *, result_ttl: Seconds | None = None) -> None:
         self.name = check_type(name)
-        self.id = new_id() if id is None else check_id(id, "flow id")
+        self.id = new_id() if id is None else check_flow_id(id)
         self.result_ttl_ms = RESULT_TTL if result_ttl is None else duration_ms("result_ttl", result_ttl)
         self._steps: dict[str, FlowStep[Any]] = {}
 

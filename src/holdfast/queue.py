@@ -8,6 +8,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, S
 from itertools import islice
 from typing import Any, TypeVar, Unpack, cast, overload
 
+from msgspec import convert
+
 from holdfast.administration import Administration
 from holdfast.coalesce import BATCH_LIMIT
 from holdfast.core.errors import HoldfastError, InvalidOption, ResultExpired
@@ -27,7 +29,7 @@ from holdfast.jobs import Message, untyped
 from holdfast.options import EnqueueOptions, Resolved, ScheduleOptions, Seconds, resolve, timeout_s
 from holdfast.records import Schedule
 from holdfast.schedules import check_plain, scheduling
-from holdfast.store import EnqueueAnswer, Scheduling
+from holdfast.store import EnqueueAnswer, FlowShowing, Scheduling
 from holdfast.telemetry import metrics, tracing
 from holdfast.ticket import Ticket
 from holdfast.ticks import check_name, timing
@@ -220,7 +222,11 @@ class Queue(Administration):
     async def flow(self, id: str) -> FlowRecord | None:
         """A flow and its steps as they are now, or None."""
         self._check_open()
-        job = await self._gets(self._key(id, FLOWS))
+        key, store = self._key(id, FLOWS), self._live
+        if isinstance(store, FlowShowing):
+            shown = await self._counted("flow", store.flow(self.tenant, key.id))
+            return None if shown is None else convert(shown, FlowRecord, from_attributes=True)
+        job = await self._gets(key)
         return None if job is None else await flow_record(self._live, job)
 
     # The small steps --------------------------------------------------------------------------------------

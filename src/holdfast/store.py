@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from msgspec import Struct
 
-from holdfast.core import lifecycle
+from holdfast.core import answers, lifecycle
 from holdfast.core.errors import (
     InvalidOption,
     JobNotFound,
@@ -496,6 +496,15 @@ class Scheduling(Protocol):
 
     async def remove_schedule(self, tenant: str, name: str) -> bool:
         """End a schedule; whether there was one."""
+        ...
+
+
+@runtime_checkable
+class FlowShowing(Protocol):
+    """A store that can show a flow with all its steps in one go: a service."""
+
+    async def flow(self, tenant: str, id: str) -> answers.Flow | None:
+        """The flow as it is, or None. [TENANT-2]"""
         ...
 
 

@@ -19,7 +19,7 @@ ERRORS = _words("""
 """)
 NAMES = _words("""
     Queue Worker Ticket JobRecord Message RetryPolicy Permanent RetryLater JobState Event Capabilities BlobRef Schedule
-    job current_job
+    job current_job Flow FlowRecord
 """)
 
 

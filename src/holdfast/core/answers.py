@@ -65,6 +65,39 @@ class Ticket(Answer):
     codec: str = "json"
 
 
+# Flows ----------------------------------------------------------------------------------------------------
+
+
+class Step(Answer):
+    """A step of a flow. One that is no job yet is `blocked`, or `ready` if its turn has come."""
+
+    name: str
+    id: str
+    queue: str
+    type: str
+    after: list[str]
+    state: JobState
+    attempts: int = 0
+    error: str | None = None
+    enqueued_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class Flow(Answer):
+    """A flow and its steps as they are."""
+
+    id: str
+    name: str
+    tenant: str
+    state: JobState
+    steps: list[Step]
+    enqueued_at: datetime
+    finished_at: datetime | None = None
+    replays: int = 0
+    error: str | None = None
+    """Of a failed flow: which steps did not complete."""
+
+
 # Work -----------------------------------------------------------------------------------------------------
 
 

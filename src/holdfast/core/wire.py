@@ -115,6 +115,56 @@ class Enqueue(Wire):
     version: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
 
 
+StepName = Annotated[
+    str,
+    Meta(
+        description="1 to 100 bytes of UTF-8 without control characters and without `/`.",
+        extra_json_schema={"minLength": 1, "maxLength": 100, "pattern": r"^[^/\u0000-\u001f\u007f-\u009f]+$"},
+    ),
+]
+
+
+class NewStep(Wire):
+    """A step of a flow: the job it is to be, and the names of the steps that must have completed before."""
+
+    name: StepName
+    after: Annotated[list[StepName], Meta(max_length=BATCH_LIMIT)] = []
+    queue: QueueName = "default"
+    type: JobType = ""
+    payload: Raw = field(default_factory=_null)
+    delay_s: Duration | None = None
+    """Counts from its turn."""
+    run_at: Instant | None = None
+    priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
+    max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
+    result_ttl_s: Duration | None = None
+    """Counts from the end of the flow."""
+    timeout_s: Span | None = None
+    retry: Retry | None = None
+    codec: Codec = "json"
+    version: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
+
+
+class NewFlow(Wire):
+    """Jobs that wait for each other. Their payloads together are up to 256 KiB."""
+
+    name: Annotated[str, Meta(description="What kind of flow it is.", extra_json_schema={"pattern": _NAME})]
+    steps: Annotated[list[NewStep], Meta(min_length=1, max_length=BATCH_LIMIT)]
+    id: (
+        Annotated[
+            str,
+            Meta(
+                description="1 to 99 bytes of UTF-8 without control characters.",
+                extra_json_schema={"minLength": 1, "maxLength": 99, "pattern": r"^[^\u0000-\u001f\u007f-\u009f]+$"},
+            ),
+        ]
+        | None
+    ) = None
+    request_id: JobId | None = None
+    """Repeat it with the same request, and a lost reply costs nothing: the answer is `queued` again. [ENQ-8]"""
+    result_ttl_s: Duration | None = None
+
+
 class EnqueueBatch(Wire):
     """Up to 1000 jobs, answered item by item."""
 

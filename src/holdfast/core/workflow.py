@@ -18,6 +18,8 @@ from holdfast.core.job import DAY, SECOND, TERMINAL, Backoff, Envelope, Job, Job
 from holdfast.core.names import check_id, check_type
 
 MOST_STEPS = 1_000
+FLOW_ID_BYTES, STEP_NAME_BYTES = 99, 100
+"""A step's job has both in its id, and a `/` between them."""
 VERSION = 1
 HEADER = "holdfast-flow"
 """In the headers of a step: the id of its flow."""
@@ -54,19 +56,30 @@ class Plan(Struct, frozen=True, array_like=True):
     steps: tuple[Step, ...]
 
 
+def check_flow_id(id: str) -> str:
+    """Return `id` if it may be a flow's. Raises InvalidName."""
+    return _check_bytes(check_id(id, "flow id"), "flow id", FLOW_ID_BYTES)
+
+
 def check_step_name(name: str) -> str:
     """Return `name` if it may name a step. Raises InvalidName."""
-    check_id(name, "step name")
+    _check_bytes(check_id(name, "step name"), "step name", STEP_NAME_BYTES)
     if "/" in name:
         # The last `/` of a step's job id is the one between flow and step: no two flows meet in one id. [TENANT-3]
         raise InvalidName("step name", name, "it must not have a '/'")
     return name
 
 
+def _check_bytes(name: str, what: str, limit: int) -> str:
+    if (size := len(name.encode())) > limit:
+        raise InvalidName(what, name, f"it is {size} bytes of UTF-8, 1 to {limit} are allowed")
+    return name
+
+
 def check_plan(plan: Plan, flow_id: str) -> Plan:
     """Return `plan` if it can be led. Raises InvalidName or InvalidOption."""
     check_type(plan.name)
-    check_id(flow_id, "flow id")
+    check_flow_id(flow_id)
     if not plan.steps:
         raise InvalidOption("flow", "has no steps; add(...) at least one")
     if len(plan.steps) > MOST_STEPS:
@@ -79,7 +92,6 @@ def check_plan(plan: Plan, flow_id: str) -> Plan:
         if step.name in seen:
             raise InvalidOption("flow", f"two steps are named {step.name[:80]!r}; give each its own name=")
         seen.add(step.name)
-        check_id(step_id(flow_id, step.name), "id of a step")
         if any(before not in range(place) for before in step.after):
             raise InvalidOption("after", f"step {step.name[:80]!r} waits for one that does not come before it")
     return plan

@@ -245,7 +245,10 @@ class Coordinator:
         pause = Pause()
         while held.until > time.monotonic():
             try:
-                return (await self.store.finish([finish]))[0]
+                hit("coordinator.before_finish")
+                answer = (await self.store.finish([finish]))[0]
+                hit("coordinator.after_finish")
+                return answer
             except Exception as error:  # noqa: BLE001 - the same outcome, sent again, is answered the same [LEASE-1]
                 self._report("a schedule or flow could not be ended", error)
                 await asyncio.sleep(pause.next_s())

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from msgspec import Raw
 from msgspec import json as msgspec_json
+from msgspec.structs import replace
 
 from holdfast import codec as codecs
 from holdfast.core import wire
@@ -29,9 +30,11 @@ from holdfast.core.job import (
     Result,
 )
 from holdfast.core.lease import check_lease_ms
-from holdfast.core.names import check_id
+from holdfast.core.names import FLOWS, check_id
 from holdfast.core.retry import check_backoff
 from holdfast.core.schedule import Target, Timing, target_of
+from holdfast.core.workflow import VERSION, Plan, Step, check_flow_id, in_order
+from holdfast.flows import new_flow
 from holdfast.ids import new_id
 from holdfast.options import EnqueueOptions, check_own_queue, check_type, duration_ms, resolve
 from holdfast.service.errors import invalid
@@ -83,6 +86,27 @@ def schedule(tenant: str, item: wire.PutSchedule) -> tuple[Timing, Target]:
         version=item.version,
     )
     return when, target_of(new_job(tenant, said, None))
+
+
+def flow(tenant: str, body: wire.NewFlow, headers: dict[str, str] | None) -> NewJob:
+    """A flow to start. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
+    said = {step.name: step for step in body.steps}
+    if len(said) < len(body.steps):
+        raise InvalidOption("steps", "two have the same name")
+    order = in_order({step.name: step.after for step in body.steps})
+    places = {name: place for place, name in enumerate(order)}
+    steps = [_step(tenant, said[name], places, headers) for name in order]
+    request_id = new_id() if body.request_id is None else check_id(body.request_id, "request id")
+    key = JobKey(tenant, FLOWS, new_id() if body.id is None else check_flow_id(body.id))
+    ttl_ms = RESULT_TTL if body.result_ttl_s is None else duration_ms("result_ttl_s", body.result_ttl_s)
+    return new_flow(key, Plan(VERSION, body.name, tuple(steps)), request_id, ttl_ms, headers)
+
+
+def _step(tenant: str, step: wire.NewStep, places: dict[str, int], headers: dict[str, str] | None) -> Step:
+    fields = {name: getattr(step, name) for name in wire.NewStep.__struct_fields__ if name not in ("name", "after")}
+    job = new_job(tenant, wire.Enqueue(**fields), headers)
+    after = tuple(sorted({places[name] for name in step.after}))
+    return Step(step.name, job.key.queue, replace(job.envelope, request_id=""), after, job.delay_ms, job.run_at)
 
 
 def finish(tenant: str, item: wire.Finish) -> Finish:

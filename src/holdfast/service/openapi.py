@@ -44,6 +44,7 @@ _RULES: dict[str, dict[str, Any]] = {
         "oneOf": [_said("cron"), _said("every_s")],
         "anyOf": [_said("cron"), {"properties": {"timezone": {"const": "UTC"}}}],
     },
+    "NewStep": {"not": _said("delay_s", "run_at")},
     "Enqueue": {
         "allOf": [
             {"not": _said("delay_s", "run_at")},
@@ -195,7 +196,7 @@ def _problems(route: Route) -> dict[str, Any]:
     codes = [*route.refuses, *_EVERY]
     if route.scope is not None:
         codes += _WITH_TOKEN
-        if "{queue}" in route.path or route.path in ("/v1/jobs", "/v1/claims"):
+        if "{queue}" in route.path or route.path in ("/v1/jobs", "/v1/claims", "/v1/flows"):
             codes.append("queue_forbidden")
     if route.body is not None:
         codes += _WITH_BODY
