@@ -7,7 +7,22 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from holdfast.cli import checks, dev, dlq, events, flows, jobs, pipeline, queues, serve, tenants, tokens, upkeep, worker
+from holdfast.cli import (
+    checks,
+    dev,
+    dlq,
+    events,
+    flows,
+    jobs,
+    pipeline,
+    queues,
+    schedules,
+    serve,
+    tenants,
+    tokens,
+    upkeep,
+    worker,
+)
 
 app = typer.Typer(
     name="holdfast",
@@ -34,7 +49,22 @@ def holdfast(
         print(ctx.get_help())
 
 
-for _group in (dev, worker, serve, upkeep, jobs, queues, events, dlq, flows, tenants, pipeline, tokens, checks):
+for _group in (
+    dev,
+    worker,
+    serve,
+    upkeep,
+    jobs,
+    queues,
+    events,
+    dlq,
+    schedules,
+    flows,
+    tenants,
+    pipeline,
+    tokens,
+    checks,
+):
     _group.register(app)
 
 command = get_command(app)

@@ -28,7 +28,7 @@ from holdfast.ids import new_id
 from holdfast.jobs import JobDefinition, Message, find
 from holdfast.maintenance.coordinator import Place
 from holdfast.maintenance.duties import DUTIES
-from holdfast.options import Resolved, duration_ms
+from holdfast.options import Resolved, duration_ms, instant_ms
 from holdfast.queue import Queue
 from holdfast.worker.handlers import Handler, table
 from holdfast.worker.held import Held
@@ -36,6 +36,7 @@ from holdfast.worker.runner import Runner
 
 DRAIN_LIMIT = 10_000
 REAP_LIMIT = 1000
+TICK_LIMIT = 1000
 
 
 class InlineQueue(Queue):
@@ -86,15 +87,24 @@ class InlineQueue(Queue):
     ) -> None:
         """Move the store's clock, end the leases that have run out by then, and fire the schedules that are due.
 
+        On the way it stops at each of their ticks, up to 1,000 of them; of those beyond that the last one is run.
         With the name of a reader and an offset it is `Queue.advance`, which moves that reader.
         """
         if name:
             await super().advance(name, offset)
         by = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-        await self.store.shift_clock(duration_ms("advance", by))
-        while len((await self.store.reap(REAP_LIMIT, 0.5)).jobs) == REAP_LIMIT:
-            pass
-        await self._take_care()
+        now = await self.store.now()
+        end = now + duration_ms("advance", by)
+        for tick in range(TICK_LIMIT):
+            ticks = [instant_ms("next_at", schedule.next_at) for schedule in await self.schedules()]
+            stop = min([end, *(at for at in ticks if at > now)]) if tick < TICK_LIMIT - 1 else end
+            await self.store.shift_clock(stop - now)
+            now = stop
+            while len((await self.store.reap(REAP_LIMIT, 0.5)).jobs) == REAP_LIMIT:
+                pass
+            await self._take_care()
+            if stop == end:
+                return
 
     def _new_job(self, message: Message[Any], options: Resolved, headers: dict[str, str] | None) -> NewJob:
         if message.definition is not None:
