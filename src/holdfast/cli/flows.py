@@ -67,7 +67,7 @@ def show_flow(
 
 
 def _row(step: StepRecord) -> list[str]:
-    both = step.enqueued_at is not None and step.finished_at is not None
-    took = span(step.finished_at - step.enqueued_at) if both else ""  # pyright: ignore[reportOptionalOperand]
+    begun, ended = step.enqueued_at, step.finished_at
+    took = "" if begun is None or ended is None else span(ended - begun)
     after, runs = ",".join(step.after), str(step.attempts or "")
     return [step.name, step.state.value, step.type, step.queue, after, runs, took, step.error or ""]
