@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import MsgspecError
 
+from holdfast import codec
 from holdfast.core import schedule as core
 from holdfast.core.errors import HoldfastError, InvalidOption, QuotaExceeded, StoreBusy
 from holdfast.core.job import Cancel, Job, JobKey, JobState, Purge, Queued
@@ -19,6 +20,7 @@ from holdfast.ticks import last_tick, next_tick
 
 TRIES = 10
 PAGE = 1000
+_LATEST = 2**53
 
 
 def scheduling(store: Store) -> Scheduling:
@@ -51,8 +53,9 @@ class AsJobs:
         """The same again changes nothing; another takes the place of the one that was there.
 
         Not atomic: the old one is canceled first. Of those who do so at the same time, one comes last and wins.
-        Raises QuotaExceeded, and StoreBusy where others never cease to change it.
+        Raises PayloadTooLarge, QuotaExceeded, and StoreBusy where others never cease to change it.
         """
+        codec.check_size(core.write(Definition(timing, _LATEST, target)))
         key = JobKey(tenant, SCHEDULES, name)
         refusal: HoldfastError = _busy(name)
         old: tuple[Job, Definition] | None = None

@@ -79,8 +79,9 @@ def last_tick(timing: Timing, anchor: int, until: int) -> int | None:
             return None
         back = min(back * _FURTHER, _FAR_MS)
     high = until
-    while low < high:
-        middle = (low + high) // 2
+    # Mostly the first is the last; where it is not, halve what is left.
+    while (tick := next_tick(timing, anchor, low)) is not None and tick <= until:
+        low, middle = tick, (tick + high) // 2
         tick = next_tick(timing, anchor, middle)
         if tick is not None and tick <= until:
             low = tick

@@ -176,6 +176,21 @@ async def test_a_full_tenant_gets_no_new_schedule_and_keeps_the_ones_it_has():
 
 
 @asynchronous
+async def test_one_that_is_being_replaced_waits_for_room_that_others_took(monkeypatch):
+    async with memory_queue() as queue:
+        first = await queue.schedule("it", {"n": 1}, every=60)
+        ours, refusals = queue.store.enqueue, [QuotaExceeded(None, 1, 1), QuotaExceeded(None, 1, 1)]
+
+        async def enqueue(items):
+            return [refusals.pop()] if refusals else await ours(items)
+
+        monkeypatch.setattr(queue.store, "enqueue", enqueue)
+        changed = await queue.schedule("it", {"n": 2}, every=60)
+        assert (changed.next_at, refusals) == (first.next_at, [])
+        assert [one.payload for one in await queue.schedules()] == [{"n": 2}]
+
+
+@asynchronous
 async def test_one_that_a_newer_version_wrote_is_not_shown_and_can_be_replaced():
     async with memory_queue() as queue:
         await queue.schedule("it", {"n": 1}, every=60)
@@ -212,8 +227,10 @@ async def test_bad_names_and_large_payloads_are_refused():
     async with memory_queue() as queue:
         with pytest.raises(InvalidName, match="up to 170"):
             await queue.schedule("n" * 171, {}, every=60)
-        with pytest.raises(PayloadTooLarge):
-            await queue.schedule("big", {"text": "x" * 300_000}, every=60)
+        for size in (300_000, 262_144 - 20):
+            with pytest.raises(PayloadTooLarge):
+                await queue.schedule("big", {"text": "x" * size}, every=60)
+        assert (await queue.schedule("big", {"text": "x" * 261_000}, every=60)).state is JobState.SCHEDULED
         with pytest.raises(InvalidName, match="kept for schedules and flows"):
             await queue.schedule("it", {}, every=60, queue="holdfast:schedules")
 

@@ -73,7 +73,9 @@ async def test_of_ticks_that_nobody_was_there_for_the_last_one_is_run(queue):
     await advance(queue, 10 * MINUTE + 5)
     assert await tick(queue) == 1
     assert await ids(queue) == of(made, made.created_at + timedelta(minutes=10))
-    assert (await queue.get_schedule("it")).next_at == made.created_at + timedelta(minutes=11)
+    following = made.created_at + timedelta(minutes=11)
+    assert (await queue.get_schedule("it")).next_at == following
+    assert (await queue.get("it", queue=SCHEDULES)).visible_at == following
 
 
 @pytest.mark.parametrize("ending", ["waits", "completed", "canceled", "forgotten"])
@@ -92,6 +94,7 @@ async def test_a_crash_before_the_release_makes_no_second_job(queue, ending):
     # Nobody is there for long: the lease is over, and so is what the job left.
     await advance(queue, 24 * 60 * MINUTE if ending == "forgotten" else 31_000)
     await advance(queue, 6 * MINUTE)
+    await queue.store.prune(100)
     events = [event async for event in queue.events() if event.kind == "enqueued" and event.queue == "default"]
     assert await tick(queue) == 1
     again = [event async for event in queue.events() if event.kind == "enqueued" and event.queue == "default"]
