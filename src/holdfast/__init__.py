@@ -35,8 +35,9 @@ from holdfast.core.errors import (
     WaitTimeout,
 )
 from holdfast.core.job import JobState
+from holdfast.flows import Flow, FlowRecord
 from holdfast.jobs import JobDefinition, Message, RetryPolicy, job
-from holdfast.records import Event, JobRecord
+from holdfast.records import Event, JobRecord, Schedule
 from holdfast.store import Capabilities
 from holdfast.ticket import Ticket
 
@@ -50,6 +51,8 @@ __all__ = [
     "Capabilities",
     "Event",
     "EventsTrimmed",
+    "Flow",
+    "FlowRecord",
     "HoldfastError",
     "InvalidName",
     "InvalidOption",
@@ -72,6 +75,7 @@ __all__ = [
     "ResultTooLarge",
     "RetryLater",
     "RetryPolicy",
+    "Schedule",
     "StoreBusy",
     "StoreMismatch",
     "StoreUnavailable",

@@ -18,14 +18,17 @@ from holdfast.records import (
     Event,
     JobPage,
     JobRecord,
+    Schedule,
     Stats,
     WorkerRecord,
     event_of,
     stats_of,
     worker_of,
 )
+from holdfast.schedules import scheduling
 from holdfast.store import Hint, ListQuery, Reader, ReplayAnswer, TenantSettings
 from holdfast.ticket import Ticket
+from holdfast.ticks import check_name
 from holdfast.waiting import FALLBACK_S
 
 PAGE_LIMIT = 1000
@@ -145,6 +148,22 @@ class Administration(Binding):
         """Keep a finished job for `ttl` from now: "updated", "not_terminal" or "not_found". [RESULT-1]"""
         item = SetResultTtl(self._key(id, queue), duration_ms("result_ttl", ttl))
         return (await self._counted("set_result_ttl", self._live.set_result_ttl([item])))[0]
+
+    # Schedules --------------------------------------------------------------------------------------------
+
+    async def schedules(self) -> Sequence[Schedule]:
+        """The tenant's schedules, by name."""
+        found = await self._counted("schedules", scheduling(self._live).list_schedules(self.tenant))
+        return [Schedule(one) for one in found]
+
+    async def get_schedule(self, name: str) -> Schedule | None:
+        """A schedule as it is now, or None. Another tenant's answers exactly like none. [TENANT-2]"""
+        found = await self._counted("schedules", scheduling(self._live).get_schedule(self.tenant, check_name(name)))
+        return None if found is None else Schedule(found)
+
+    async def unschedule(self, name: str) -> bool:
+        """End a schedule; whether there was one. Jobs that it has enqueued stay as they are."""
+        return await self._counted("schedule", scheduling(self._live).remove_schedule(self.tenant, check_name(name)))
 
     # Events -----------------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from holdfast.core.errors import (
     StoreUnavailable,
 )
 from holdfast.core.job import Cancel, CancelStatus, Job, JobKey, JobState, NewJob, Result
-from holdfast.options import Seconds, check_queue, timeout_s
+from holdfast.flows import end_steps
+from holdfast.options import Seconds, check_own_queue, check_queue, timeout_s
 from holdfast.records import Cancellation, JobRecord, decode_result
 from holdfast.store import Capabilities, EnqueueAnswer, Hint, Listener, ReplayAnswer, Store, Tenanted, make_store
 from holdfast.telemetry import metrics
@@ -62,7 +63,7 @@ class Binding:
         self._url, self._token = url, token
         self._store = store if store is not None else self._make()
         self.tenant = _tenant(self._store, tenant)
-        self.name = check_queue(name)
+        self.name = check_own_queue(name)
         self.codec = codecs.get(codec).name
         if blobs is not None and isinstance(self._store, Tenanted):
             raise InvalidOption("blobs", "the service keeps large results itself: `holdfast serve --blobs`")
@@ -134,9 +135,15 @@ class Binding:
         return await self.wait_for(self._key(id, queue), timeout, known=False)
 
     async def cancel(self, id: str, *, queue: str | None = None, only_waiting: bool = False) -> Cancellation:
-        """Cancel a job; a running one too, unless `only_waiting`. [CANCEL-1 to CANCEL-3]"""
+        """Cancel a job; a running one too, unless `only_waiting`. A flow takes its steps along. [CANCEL-1]"""
         self._check_open()
-        return Cancellation(await self._cancels(Cancel(self._key(id, queue), only_waiting)))
+        key = self._key(id, queue)
+        status = await self._cancels(Cancel(key, only_waiting))
+        if key.queue == names.FLOWS and status == "canceled" and not isinstance(self._store, Tenanted):
+            flow = await self._gets(key)
+            if flow is not None:
+                await end_steps(self._live, flow, JobState.CANCELED)
+        return Cancellation(status)
 
     async def put_blob(self, data: bytes) -> BlobRef:
         """Keep a large payload in the blob store; the answer goes into a message in its place.

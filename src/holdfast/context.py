@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast.blobs import BlobRef, Blobs, check_owner
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import Envelope, Job, JobState, Progress
+from holdfast.core.workflow import HEADER as FLOW_HEADER
 from holdfast.options import EPOCH
 from holdfast.telemetry.logging import Logger, NullLogger, get_logger
 
@@ -159,6 +160,11 @@ class JobContext:
     def headers(self) -> Mapping[str, str]:
         """What the producer sent along, such as its trace."""
         return self._job.envelope.headers or {}
+
+    @property
+    def flow(self) -> str | None:
+        """The id of the flow that this job is a step of, if it is one."""
+        return self.headers.get(FLOW_HEADER)
 
     @property
     def log(self) -> Logger:

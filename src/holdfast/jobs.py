@@ -278,7 +278,7 @@ def job(
     """
     spec = Spec(
         type="",
-        queue=None if queue is None else names.check_queue(queue),
+        queue=None if queue is None else names.check_own_queue(queue),
         codec=None if codec is None else codecs.get(codec).name,
         version=_check_version(version),
         priority=names.check_priority(priority),

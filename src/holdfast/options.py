@@ -24,12 +24,18 @@ _LONGEST_MS = 1_000 * 365 * DAY
 _LAST_MS = (datetime.max.replace(tzinfo=UTC) - EPOCH) // _ONE_MS
 
 _known_queue = lru_cache(maxsize=4096)(names.check_queue)
+_own_queue = lru_cache(maxsize=4096)(names.check_own_queue)
 check_type = lru_cache(maxsize=4096)(names.check_type)
 
 
 def check_queue(name: str) -> str:
     """As `names.check_queue`, and remembered: queue names are few, and checked with every job."""
     return _known_queue(name) if isinstance(name, str) else names.check_queue(name)  # pyright: ignore[reportUnnecessaryIsInstance]
+
+
+def check_own_queue(name: str) -> str:
+    """As `names.check_own_queue`, and remembered."""
+    return _own_queue(name) if isinstance(name, str) else names.check_own_queue(name)  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 class EnqueueOptions(TypedDict, total=False):
@@ -45,6 +51,15 @@ class EnqueueOptions(TypedDict, total=False):
     idempotency_key: str | None
     idempotency: Idempotency | None
     replace_failed: bool
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """What a schedule can say about its jobs besides the message."""
+
+    queue: str | None
+    priority: int | None
+    max_attempts: int | None
+    result_ttl: Seconds | None
 
 
 class Resolved(Struct, frozen=True, gc=False):
@@ -80,7 +95,7 @@ def resolve(options: EnqueueOptions) -> Resolved:
         raise InvalidOption("idempotency", "says how long a key holds, and needs idempotency_key")
     return Resolved(
         id=_or_none(names.check_id, said.get("id")),
-        queue=_or_none(check_queue, said.get("queue")),
+        queue=_or_none(check_own_queue, said.get("queue")),
         delay_ms=duration_ms("delay", said.get("delay", 0)),
         run_at=_or_none(_check_run_at, said.get("run_at")),
         priority=_or_none(names.check_priority, said.get("priority")),

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, S
 from itertools import islice
 from typing import Any, TypeVar, Unpack, cast, overload
 
+from msgspec import convert
+
 from holdfast.administration import Administration
 from holdfast.coalesce import BATCH_LIMIT
 from holdfast.core.errors import HoldfastError, InvalidOption, ResultExpired
@@ -19,12 +21,18 @@ from holdfast.core.job import (
     NewJob,
     Queued,
 )
+from holdfast.core.names import FLOWS
+from holdfast.core.schedule import target_of
+from holdfast.flows import Flow, FlowRecord, flow_record
 from holdfast.ids import new_id
 from holdfast.jobs import Message, untyped
-from holdfast.options import EnqueueOptions, Resolved, Seconds, resolve, timeout_s
-from holdfast.store import EnqueueAnswer
+from holdfast.options import EnqueueOptions, Resolved, ScheduleOptions, Seconds, resolve, timeout_s
+from holdfast.records import Schedule
+from holdfast.schedules import check_plain, scheduling
+from holdfast.store import EnqueueAnswer, FlowShowing, Scheduling
 from holdfast.telemetry import metrics, tracing
 from holdfast.ticket import Ticket
+from holdfast.ticks import check_name, timing
 
 R = TypeVar("R")
 
@@ -171,6 +179,55 @@ class Queue(Administration):
                 watch.enqueued()
                 return await self._outcome(watch, None if end is None else max(0.0, end - clock()), ticket.result_type)
         return await ticket.wait(None if end is None else max(0.0, end - clock()))
+
+    async def schedule(
+        self,
+        name: str,
+        message: Any,
+        *,
+        cron: str | None = None,
+        every: Seconds | None = None,
+        timezone: str = "UTC",
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
+        """Have a message enqueued at every tick: of a `cron` expression in a `timezone`, or `every` so often.
+
+        The same again changes nothing, so call it at every start; another takes the place of the one of that name.
+        For each tick there is one job at most, `name@tick`. Of ticks that nobody was there for, the last one is run.
+        Raises InvalidName, InvalidOption, InvalidPayload, PayloadTooLarge or QuotaExceeded.
+        """
+        check_name(name)
+        when = timing(cron, every, timezone, here=not isinstance(self._live, Scheduling))
+        item = _message(message)
+        new = self._new_job(item, check_plain(_options(item, cast("EnqueueOptions", options))), None)
+        put = scheduling(self._live).put_schedule(self.tenant, name, when, target_of(new))
+        return Schedule(await self._counted("schedule", put))
+
+    async def start(self, flow: Flow, *, connection: Any = None) -> Ticket[dict[str, Any]]:
+        """Start a flow: its steps are enqueued in their turn, by whoever does the upkeep of the store.
+
+        The ticket is that of the flow: `wait()` gives a dict of the steps by name, each with its `state` and, where
+        they are not too large together, its `result`; it raises JobFailed, naming the steps that did not complete.
+        `cancel()` cancels the flow and its open steps. A flow id that is known answers as in `enqueue`. [ENQ-2]
+        Raises InvalidOption, PayloadTooLarge or QuotaExceeded, and then nothing was started.
+        """
+        headers = tracing.inject()
+        jobs = [self._new_job(step.message, step.options, headers) for step in flow.steps]
+        new = flow.job(self.tenant, jobs, headers)
+        ticket = self._ticket(new.key, untyped(None), await self._send(new, connection))
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket
+
+    async def flow(self, id: str) -> FlowRecord | None:
+        """A flow and its steps as they are now, or None."""
+        self._check_open()
+        key, store = self._key(id, FLOWS), self._live
+        if isinstance(store, FlowShowing):
+            shown = await self._counted("flow", store.flow(self.tenant, key.id))
+            return None if shown is None else convert(shown, FlowRecord, from_attributes=True)
+        job = await self._gets(key)
+        return None if job is None else await flow_record(self._live, job)
 
     # The small steps --------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from holdfast import codec
 from holdfast.core import events as core_events
+from holdfast.core import schedule as core_schedule
 from holdfast.core.errors import HoldfastError, InvalidOption
 from holdfast.core.events import EventKind
 from holdfast.core.job import CancelStatus, Job, JobState, Progress, Result
@@ -161,6 +162,88 @@ _FIELDS = (
     "id", "tenant", "queue", "type", "state", "attempts", "max_attempts", "priority", "progress", "errors",
     "reason", "replays", "worker_id", "idempotency_key", "enqueued_at", "visible_at", "claimed_at", "finished_at",
     "expires_at", "deadline",
+)  # fmt: skip
+
+
+class Schedule:
+    """A schedule as it was when it was looked up."""
+
+    def __init__(self, schedule: core_schedule.Schedule) -> None:
+        self._schedule = schedule
+        self._definition = schedule.definition
+
+    @property
+    def name(self) -> str:
+        return self._schedule.name
+
+    @property
+    def cron(self) -> str | None:
+        """The expression, where it goes by one."""
+        return self._definition.timing.cron
+
+    @property
+    def every(self) -> timedelta | None:
+        """The time between two ticks, where it goes by that."""
+        every_ms = self._definition.timing.every_ms
+        return None if every_ms is None else timedelta(milliseconds=every_ms)
+
+    @property
+    def timezone(self) -> str:
+        return self._definition.timing.timezone
+
+    @property
+    def next_at(self) -> datetime:
+        """The tick that it waits for, or that is overdue."""
+        return moment(self._schedule.next_at)
+
+    @property
+    def created_at(self) -> datetime:
+        """Since when it is as it is."""
+        return moment(self._schedule.created_at)
+
+    @property
+    def state(self) -> JobState:
+        """The state of its job: `scheduled` while it waits; `failed` if it cannot go on."""
+        return self._schedule.state
+
+    @property
+    def queue(self) -> str:
+        """Where its jobs go."""
+        return self._definition.target.queue
+
+    @property
+    def type(self) -> str:
+        """The type of its jobs; "" for a payload without one."""
+        return self._definition.target.envelope.type
+
+    @property
+    def priority(self) -> int:
+        return self._definition.target.envelope.priority
+
+    @property
+    def max_attempts(self) -> int:
+        return self._definition.target.envelope.max_attempts
+
+    @cached_property
+    def payload(self) -> Any:
+        """What is enqueued at each tick."""
+        envelope = self._definition.target.envelope
+        return codec.decode(envelope.payload, envelope.codec)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as one dict, for programs. A payload that cannot be read here is left out."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in _SCHEDULE_FIELDS}
+        fields["every_s"] = None if self.every is None else self.every.total_seconds()
+        with contextlib.suppress(HoldfastError):
+            fields["payload"] = self.payload
+        return fields
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.name} of {self.queue}, next at {self.next_at.isoformat()}>"
+
+
+_SCHEDULE_FIELDS = (
+    "name", "cron", "timezone", "queue", "type", "priority", "max_attempts", "state", "next_at", "created_at",
 )  # fmt: skip
 
 

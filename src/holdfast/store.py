@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from msgspec import Struct
 
-from holdfast.core import lifecycle
+from holdfast.core import answers, lifecycle
 from holdfast.core.errors import (
     InvalidOption,
     JobNotFound,
@@ -56,6 +56,7 @@ from holdfast.core.job import (
 )
 from holdfast.core.lease import Refusal
 from holdfast.core.lifecycle import Retention
+from holdfast.core.schedule import Schedule, Target, Timing
 
 EnqueueAnswer = Queued | Duplicate | AlreadyCompleted | QuotaExceeded
 FinishAnswer = Finished | Refusal
@@ -474,6 +475,36 @@ class Tenanted(Protocol):
 
     def bind(self, tenant: str | None) -> str:
         """The tenant, which must be this one if one is named. Raises InvalidOption."""
+        ...
+
+
+@runtime_checkable
+class Scheduling(Protocol):
+    """A store that keeps schedules by itself: a service, which also does what they say."""
+
+    async def put_schedule(self, tenant: str, name: str, timing: Timing, target: Target) -> Schedule:
+        """Have `target` enqueued at the ticks of `timing`, in place of what the name stood for."""
+        ...
+
+    async def get_schedule(self, tenant: str, name: str) -> Schedule | None:
+        """A schedule as it is, or None. [TENANT-2]"""
+        ...
+
+    async def list_schedules(self, tenant: str) -> Sequence[Schedule]:
+        """The tenant's schedules, by name."""
+        ...
+
+    async def remove_schedule(self, tenant: str, name: str) -> bool:
+        """End a schedule; whether there was one."""
+        ...
+
+
+@runtime_checkable
+class FlowShowing(Protocol):
+    """A store that can show a flow with all its steps in one go: a service."""
+
+    async def flow(self, tenant: str, id: str) -> answers.Flow | None:
+        """The flow as it is, or None. [TENANT-2]"""
         ...
 
 

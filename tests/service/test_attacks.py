@@ -133,7 +133,7 @@ async def test_a_request_without_a_token_in_its_place_is_refused(bare, unchanged
 async def test_every_route_asks_for_its_scope(service, unchanged, route):
     others = [name for scope, name in SCOPES.items() if scope != route.scope]
     client = await service.client(scopes=others)
-    path = route.path.format(queue="default", id="secret") if "{" in route.path else route.path
+    path = route.path.format(queue="default", id="secret", name="it") if "{" in route.path else route.path
     answer = await client.request(route.method, path, **({"json": {}} if route.body else {}))
     problem(answer, 403, "scope_missing")
     assert route.scope in answer.headers["www-authenticate"]
@@ -320,7 +320,8 @@ async def test_the_dead_letters_of_another_are_neither_replayed_nor_purged(servi
 async def test_every_operators_route_says_on_whom_it_acts(service, unchanged):
     stranger, asked = await service.client("stranger"), set()
     for route in ROUTES:
-        if route.scope == "jobs:admin":
+        # Those of one schedule or flow do so in tests of their own, where there is one.
+        if route.scope == "jobs:admin" and not {"{name}", "{id}"} & {*re.findall(r"{\w+}", route.path)}:
             body = {"json": {route.batch: []} if route.batch else {"where": {}} if "replay" in route.path else {}}
             answer = await stranger.request(
                 route.method, route.path.format(queue="empty"), **(body if route.body else {})

@@ -18,8 +18,8 @@ ERRORS = _words("""
     UnknownCodec Unsupported StoreUnavailable StoreBusy StoreMismatch
 """)
 NAMES = _words("""
-    Queue Worker Ticket JobRecord Message RetryPolicy Permanent RetryLater JobState Event Capabilities BlobRef job
-    current_job
+    Queue Worker Ticket JobRecord Message RetryPolicy Permanent RetryLater JobState Event Capabilities BlobRef Schedule
+    job current_job Flow FlowRecord
 """)
 
 

@@ -18,7 +18,22 @@ from typer.main import (
     solve_typer_info_help,
 )
 
-from holdfast.cli import checks, dev, dlq, events, jobs, pipeline, queues, serve, tenants, tokens, upkeep, worker
+from holdfast.cli import (
+    checks,
+    dev,
+    dlq,
+    events,
+    flows,
+    jobs,
+    pipeline,
+    queues,
+    schedules,
+    serve,
+    tenants,
+    tokens,
+    upkeep,
+    worker,
+)
 
 
 class Commands(Mapping[str, Any]):
@@ -89,7 +104,22 @@ def holdfast(
 
 
 _parts = typer.Typer()
-for _group in (dev, worker, serve, upkeep, jobs, queues, events, dlq, tenants, pipeline, tokens, checks):
+for _group in (
+    dev,
+    worker,
+    serve,
+    upkeep,
+    jobs,
+    queues,
+    events,
+    dlq,
+    schedules,
+    flows,
+    tenants,
+    pipeline,
+    tokens,
+    checks,
+):
     _group.register(_parts)
 
 commands = Commands(_parts)

@@ -89,7 +89,7 @@ def enqueue(
     """
     from holdfast.jobs import Message
 
-    value = _payload(type, payload, payload_file)
+    value = read_payload(type, payload, payload_file)
     patience = _patience(wait)
     message = Message.raw(value, "" if type == "-" else type)
     options: EnqueueOptions = {
@@ -127,6 +127,35 @@ def enqueue(
         emit(answer if json else answer["result"])
 
     with_queue(store, tenant, act, blobs, create=True)
+
+
+def read_payload(type: str, text: str | None, file: str | None) -> Any:
+    """A payload as it was given: as text, in a file, or by standard input. Raises InvalidOption or InvalidPayload."""
+    import msgspec
+
+    if text is not None and file is not None:
+        raise InvalidOption("payload", "give --payload or --payload-file, not both")
+    if text is not None:
+        data, source = text.encode(), "--payload"
+    elif file is not None and file != "-":
+        try:
+            data, source = Path(file).read_bytes(), file
+        except OSError as error:
+            raise InvalidOption("payload_file", f"{file}: {error.strerror}") from None
+    elif file is None and sys.stdin.isatty():
+        data, source = b"", ""
+    else:
+        data, source = sys.stdin.buffer.read(), "standard input"
+    if not data.strip():
+        if type == "-":
+            raise InvalidPayload(
+                "a job without a type is its payload; pass --payload, --payload-file or standard input"
+            )
+        return {}
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise InvalidPayload(f"{source} is not JSON: {error}") from None
 
 
 def status(
@@ -288,34 +317,6 @@ async def _with_queues(bound: Queue, error: JobNotFound) -> JobNotFound:
     if others:
         error.add_note(f"Other queues of {bound.tenant}: {', '.join(others)}. Name one with --queue.")
     return error
-
-
-def _payload(type: str, text: str | None, file: str | None) -> Any:
-    import msgspec
-
-    if text is not None and file is not None:
-        raise InvalidOption("payload", "give --payload or --payload-file, not both")
-    if text is not None:
-        data, source = text.encode(), "--payload"
-    elif file is not None and file != "-":
-        try:
-            data, source = Path(file).read_bytes(), file
-        except OSError as error:
-            raise InvalidOption("payload_file", f"{file}: {error.strerror}") from None
-    elif file is None and sys.stdin.isatty():
-        data, source = b"", ""
-    else:
-        data, source = sys.stdin.buffer.read(), "standard input"
-    if not data.strip():
-        if type == "-":
-            raise InvalidPayload(
-                "a job without a type is its payload; pass --payload, --payload-file or standard input"
-            )
-        return {}
-    try:
-        return msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise InvalidPayload(f"{source} is not JSON: {error}") from None
 
 
 def _give_up(document: dict[str, Any]) -> NoReturn:

@@ -30,7 +30,8 @@ def maintain(
 ) -> None:
     """Run the upkeep of a store until SIGTERM or Ctrl-C.
 
-    It ends expired leases at once, and forgets what is past its retention. Every worker does so too.
+    It ends expired leases at once, forgets what is past its retention, fires schedules and leads flows. Every worker
+    does so too.
     """
     import asyncio
 

@@ -65,6 +65,39 @@ class Ticket(Answer):
     codec: str = "json"
 
 
+# Flows ----------------------------------------------------------------------------------------------------
+
+
+class Step(Answer):
+    """A step of a flow. One that is no job yet is `blocked`, or `ready` if its turn has come."""
+
+    name: str
+    id: str
+    queue: str
+    type: str
+    after: list[str]
+    state: JobState
+    attempts: int = 0
+    error: str | None = None
+    enqueued_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class Flow(Answer):
+    """A flow and its steps as they are."""
+
+    id: str
+    name: str
+    tenant: str
+    state: JobState
+    steps: list[Step]
+    enqueued_at: datetime
+    finished_at: datetime | None = None
+    replays: int = 0
+    error: str | None = None
+    """Of a failed flow: which steps did not complete."""
+
+
 # Work -----------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +330,44 @@ class Forgotten(Answer):
     """Whether a finished job was forgotten."""
 
     status: PurgeStatus
+
+
+class Schedule(Answer):
+    """A schedule as it is. `next_at` is the tick that it waits for, or that is overdue."""
+
+    tenant: str
+    name: str
+    state: JobState
+    next_at: datetime
+    created_at: datetime
+    queue: str
+    type: str
+    payload: Raw
+    priority: int
+    max_attempts: int
+    result_ttl_s: float
+    cron: str | None = None
+    every_s: float | None = None
+    timezone: str = "UTC"
+    codec: str = "json"
+    version: int = 1
+    timeout_s: float | None = None
+
+
+class Schedules(Answer):
+    """A page. It goes on at `cursor`, which is null after the last; a page may be empty and still have one."""
+
+    tenant: str
+    schedules: list[Schedule]
+    cursor: str | None
+
+
+class Unscheduled(Answer):
+    """A schedule that is no more."""
+
+    tenant: str
+    name: str
+    status: Literal["removed"]
 
 
 class Session(Answer):

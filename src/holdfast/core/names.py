@@ -3,7 +3,7 @@
 The rules:
 
     tenant      1 to 63 of letters, digits, `.` `_` `-`, starting with a letter or digit
-    queue       1 to 128 of the same and `:` `/`
+    queue       1 to 128 of the same and `:` `/`; what begins with `holdfast:` is ours (see RESERVED)
     job type    the same as a queue
     id, key     1 to 200 bytes of UTF-8 without control characters
 """
@@ -14,6 +14,11 @@ import re
 import unicodedata
 
 from holdfast.core.errors import InvalidName, InvalidOption
+
+RESERVED = "holdfast:"
+"""Queues that begin so hold what Holdfast itself keeps as jobs: nobody else enqueues or claims there."""
+SCHEDULES = f"{RESERVED}schedules"
+FLOWS = f"{RESERVED}flows"
 
 ID_BYTES = 200
 PRIORITIES = range(10)
@@ -35,6 +40,13 @@ def check_tenant(name: str) -> str:
 def check_queue(name: str) -> str:
     """Return `name` if it may name a queue. Raises InvalidName."""
     return _check(_QUEUE, "queue", name, _QUEUE_RULE)
+
+
+def check_own_queue(name: str) -> str:
+    """Return `name` if it may name a queue for the jobs of applications. Raises InvalidName."""
+    if check_queue(name).startswith(RESERVED):
+        raise InvalidName("queue", name, f"names that begin with {RESERVED!r} are kept for schedules and flows")
+    return name
 
 
 def check_type(name: str) -> str:

@@ -29,6 +29,7 @@ LONGEST_WAIT_S = 60.0
 KINDS: tuple[str, ...] = get_args(EventKind)
 
 _SPAN_S = 1000 * 365 * 86400
+_CRON = r"^ *[^ ]+( +[^ ]+){4} *$"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
 
 
@@ -45,6 +46,13 @@ JobId = Annotated[
     Meta(
         description="1 to 200 bytes of UTF-8 without control characters.",
         extra_json_schema={"minLength": 1, "maxLength": 200, "pattern": r"^[^\u0000-\u001f\u007f-\u009f]+$"},
+    ),
+]
+ScheduleName = Annotated[
+    str,
+    Meta(
+        description="1 to 170 bytes of UTF-8 without control characters.",
+        extra_json_schema={"minLength": 1, "maxLength": 170, "pattern": r"^[^\u0000-\u001f\u007f-\u009f]+$"},
     ),
 ]
 Instant = Annotated[datetime, Meta(tz=True)]
@@ -105,6 +113,56 @@ class Enqueue(Wire):
     replace_failed: bool = False
     codec: Codec = "json"
     version: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
+
+
+StepName = Annotated[
+    str,
+    Meta(
+        description="1 to 100 bytes of UTF-8 without control characters and without `/`.",
+        extra_json_schema={"minLength": 1, "maxLength": 100, "pattern": r"^[^/\u0000-\u001f\u007f-\u009f]+$"},
+    ),
+]
+
+
+class NewStep(Wire):
+    """A step of a flow: the job it is to be, and the names of the steps that must have completed before."""
+
+    name: StepName
+    after: Annotated[list[StepName], Meta(max_length=BATCH_LIMIT)] = []
+    queue: QueueName = "default"
+    type: JobType = ""
+    payload: Raw = field(default_factory=_null)
+    delay_s: Duration | None = None
+    """Counts from its turn."""
+    run_at: Instant | None = None
+    priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
+    max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
+    result_ttl_s: Duration | None = None
+    """Counts from the end of the flow."""
+    timeout_s: Span | None = None
+    retry: Retry | None = None
+    codec: Codec = "json"
+    version: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
+
+
+class NewFlow(Wire):
+    """Jobs that wait for each other. Their payloads together are up to 256 KiB."""
+
+    name: Annotated[str, Meta(description="What kind of flow it is.", extra_json_schema={"pattern": _NAME})]
+    steps: Annotated[list[NewStep], Meta(min_length=1, max_length=BATCH_LIMIT)]
+    id: (
+        Annotated[
+            str,
+            Meta(
+                description="1 to 99 bytes of UTF-8 without control characters.",
+                extra_json_schema={"minLength": 1, "maxLength": 99, "pattern": r"^[^\u0000-\u001f\u007f-\u009f]+$"},
+            ),
+        ]
+        | None
+    ) = None
+    request_id: JobId | None = None
+    """Repeat it with the same request, and a lost reply costs nothing: the answer is `queued` again. [ENQ-8]"""
+    result_ttl_s: Duration | None = None
 
 
 class EnqueueBatch(Wire):
@@ -258,6 +316,27 @@ class ForgetBatch(Wire):
     jobs: Annotated[list[Forget], Meta(max_length=BATCH_LIMIT)]
 
 
+# Schedules ------------------------------------------------------------------------------------------------
+
+
+class PutSchedule(Wire):
+    """When, by `cron` or `every_s`, and the job that is enqueued then. A time zone is for cron."""
+
+    cron: Annotated[str, Meta(description="Five fields.", extra_json_schema={"pattern": _CRON})] | None = None
+    every_s: Annotated[float, Meta(extra_json_schema={"minimum": 1, "maximum": _SPAN_S})] | None = None
+    timezone: Annotated[str, Meta(extra_json_schema={"pattern": r"^[A-Za-z0-9_+/-]+$"})] = "UTC"
+    queue: QueueName = "default"
+    type: JobType = ""
+    payload: Raw = field(default_factory=_null)
+    priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
+    max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
+    result_ttl_s: Duration | None = None
+    timeout_s: Span | None = None
+    retry: Retry | None = None
+    codec: Codec = "json"
+    version: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
+
+
 # Queries --------------------------------------------------------------------------------------------------
 
 
@@ -282,6 +361,13 @@ class ListQuery(Wire):
 
     state: States | None = None
     type: JobType | None = None
+    cursor: str | None = None
+    limit: Limit = 100
+
+
+class PageQuery(Wire):
+    """Which page."""
+
     cursor: str | None = None
     limit: Limit = 100
 

@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from holdfast.blobs import Blobs
 from holdfast.core.errors import StoreError
 from holdfast.maintenance.backoff import AWAY, Pause
+from holdfast.maintenance.coordinator import Coordinator
+from holdfast.maintenance.duties import DUTIES
 from holdfast.maintenance.pruner import prune
 from holdfast.maintenance.reaper import reap
-from holdfast.store import Store, open_store
+from holdfast.store import Store, Tenanted, open_store
 from holdfast.telemetry.logging import get_logger
 
 _log = get_logger(__name__)
@@ -20,12 +22,16 @@ Duty = Callable[[], Awaitable[float]]
 
 
 class Maintenance:
-    """Reaps and prunes one store. Any number may run at once; each duty is safe beside others of its kind."""
+    """Reaps and prunes one store, and takes care of the schedules and flows of one tenant or of all.
+
+    Any number may run at once; each duty is safe beside others of its kind.
+    """
 
     def __init__(
         self,
         store: Store,
         *,
+        tenant: str | None = None,
         blobs: Blobs | None = None,
         duties: Mapping[str, Duty] | None = None,
         on_error: Callable[[BaseException], None] | None = None,
@@ -36,10 +42,16 @@ class Maintenance:
             **(duties or {}),
         }
         self._on_error = on_error
+        # What is one tenant's alone is a service, which does it itself.
+        self._coordinator = (
+            None if isinstance(store, Tenanted) else Coordinator(store, tenant, DUTIES, on_error=on_error)
+        )
 
     async def run(self) -> None:
         """Do every duty, for ever. Ends by being cancelled."""
         async with asyncio.TaskGroup() as group:
+            if self._coordinator is not None:
+                group.create_task(self._coordinator.run(), name="holdfast coordinate")
             for name, duty in self._duties.items():
                 group.create_task(self._repeat(name, duty), name=f"holdfast {name}")
 

@@ -111,7 +111,7 @@ class WriteOptions:
         if "tenant" not in said:
             raise InvalidOption("tenant", "not given; use .option('tenant', NAME)")
         self.tenant = names.check_tenant(said["tenant"])
-        self.queue = names.check_queue(said.get("queue", "default"))
+        self.queue = names.check_own_queue(said.get("queue", "default"))
         self.type = names.check_type(said["type"]) if said.get("type") else ""
         self.codec = codecs.get(said.get("codec", "json")).name
         self.priority = names.check_priority(int(said.get("priority", "5")))
@@ -283,5 +283,5 @@ def _request_id(write: str, queue: str, id_: str) -> str:
     return hashlib.blake2b(names.join_key(write, queue, id_).encode(), digest_size=16).hexdigest()
 
 
-_queue = lru_cache(maxsize=1024)(names.check_queue)
+_queue = lru_cache(maxsize=1024)(names.check_own_queue)
 _type = lru_cache(maxsize=1024)(names.check_type)

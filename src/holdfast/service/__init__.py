@@ -2,7 +2,7 @@
 
     app        the ASGI application: one table of routes, each with its scope, its body and its answers
     edge       what is around every request: paths, ids, the access log, metrics
-    routes/    what the routes do: jobs, work, queues, events, health
+    routes/    what the routes do: jobs, work, queues, schedules, flows, events, health
     call       one request on its way: who calls, what was sent, how it is answered
     bodies     reading a body, bounded in every way
     intake     jobs from the wire to the store      views   jobs and events on their way out

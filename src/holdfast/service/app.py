@@ -28,7 +28,7 @@ from holdfast.service.call import (
 )
 from holdfast.service.edge import Edge
 from holdfast.service.errors import Refusal, problem
-from holdfast.service.routes import events, health, jobs, queues, work
+from holdfast.service.routes import events, flows, health, jobs, queues, schedules, work
 from holdfast.telemetry.logging import get_logger
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 _log = get_logger("holdfast.service")
 
-ROUTES: tuple[Route, ...] = (*jobs.ROUTES, *work.ROUTES, *queues.ROUTES, *events.ROUTES, *health.ROUTES)
+ROUTES: tuple[Route, ...] = (
+    *jobs.ROUTES, *work.ROUTES, *queues.ROUTES, *schedules.ROUTES, *flows.ROUTES, *events.ROUTES, *health.ROUTES,
+)  # fmt: skip
 
 
 def make_app(hub: Hub) -> Edge:

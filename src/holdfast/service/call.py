@@ -13,10 +13,11 @@ from msgspec import Struct
 
 from holdfast.core import wire
 from holdfast.core.names import check_id
-from holdfast.options import check_queue
+from holdfast.options import check_own_queue, check_queue
 from holdfast.service import bodies
 from holdfast.service.errors import invalid, problem
 from holdfast.service.tokens import Caller
+from holdfast.ticks import check_name
 
 if TYPE_CHECKING:
     from holdfast.service.hub import Hub
@@ -66,8 +67,12 @@ class Call(Generic[B, Q]):
 
     @property
     def queue(self) -> str:
-        """The queue that the path names, if the caller may touch it. Raises InvalidName or a refusal."""
-        queue = check_queue(self._segment("queue"))
+        """The queue that the path names, if the caller may touch it. Raises InvalidName or a refusal.
+
+        What Holdfast keeps for itself can be looked at, and changed by the routes of schedules and flows alone.
+        """
+        check = check_queue if self._scope["method"] == "GET" else check_own_queue
+        queue = check(self._segment("queue"))
         self.caller.need_queue(queue)
         return queue
 
@@ -75,6 +80,11 @@ class Call(Generic[B, Q]):
     def id(self) -> str:
         """The id that the path names. Raises InvalidName."""
         return check_id(self._segment("id"))
+
+    @property
+    def name(self) -> str:
+        """The schedule that the path names. Raises InvalidName."""
+        return check_name(self._segment("name"))
 
     def header(self, name: bytes) -> str | None:
         """One header, if there is exactly one of it."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from msgspec import Raw
 from msgspec import json as msgspec_json
+from msgspec.structs import replace
 
 from holdfast import codec as codecs
 from holdfast.core import wire
@@ -29,11 +30,15 @@ from holdfast.core.job import (
     Result,
 )
 from holdfast.core.lease import check_lease_ms
-from holdfast.core.names import check_id
+from holdfast.core.names import FLOWS, check_id
 from holdfast.core.retry import check_backoff
+from holdfast.core.schedule import Target, Timing, target_of
+from holdfast.core.workflow import VERSION, Plan, Step, check_flow_id, in_order
+from holdfast.flows import new_flow
 from holdfast.ids import new_id
-from holdfast.options import EnqueueOptions, check_queue, check_type, duration_ms, resolve
+from holdfast.options import EnqueueOptions, check_own_queue, check_type, duration_ms, resolve
 from holdfast.service.errors import invalid
+from holdfast.ticks import timing
 from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end
 
 W = TypeVar("W")
@@ -61,8 +66,47 @@ def new_job(tenant: str, item: wire.Enqueue, headers: dict[str, str] | None) -> 
         options.idempotency,
         headers,
     )
-    key = JobKey(tenant, check_queue(item.queue), options.id or request_id)
+    key = JobKey(tenant, check_own_queue(item.queue), options.id or request_id)
     return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
+
+
+def schedule(tenant: str, item: wire.PutSchedule) -> tuple[Timing, Target]:
+    """When, and what. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
+    when = timing(item.cron, item.every_s, item.timezone)
+    said = wire.Enqueue(
+        queue=item.queue,
+        type=item.type,
+        payload=item.payload,
+        priority=item.priority,
+        max_attempts=item.max_attempts,
+        result_ttl_s=item.result_ttl_s,
+        timeout_s=item.timeout_s,
+        retry=item.retry,
+        codec=item.codec,
+        version=item.version,
+    )
+    return when, target_of(new_job(tenant, said, None))
+
+
+def flow(tenant: str, body: wire.NewFlow, headers: dict[str, str] | None) -> NewJob:
+    """A flow to start. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
+    said = {step.name: step for step in body.steps}
+    if len(said) < len(body.steps):
+        raise InvalidOption("steps", "two have the same name")
+    order = in_order({step.name: step.after for step in body.steps})
+    places = {name: place for place, name in enumerate(order)}
+    steps = [_step(tenant, said[name], places, headers) for name in order]
+    request_id = new_id() if body.request_id is None else check_id(body.request_id, "request id")
+    key = JobKey(tenant, FLOWS, new_id() if body.id is None else check_flow_id(body.id))
+    ttl_ms = RESULT_TTL if body.result_ttl_s is None else duration_ms("result_ttl_s", body.result_ttl_s)
+    return new_flow(key, Plan(VERSION, body.name, tuple(steps)), request_id, ttl_ms, headers)
+
+
+def _step(tenant: str, step: wire.NewStep, places: dict[str, int], headers: dict[str, str] | None) -> Step:
+    fields = {name: getattr(step, name) for name in wire.NewStep.__struct_fields__ if name not in ("name", "after")}
+    job = new_job(tenant, wire.Enqueue(**fields), headers)
+    after = tuple(sorted({places[name] for name in step.after}))
+    return Step(step.name, job.key.queue, replace(job.envelope, request_id=""), after, job.delay_ms, job.run_at)
 
 
 def finish(tenant: str, item: wire.Finish) -> Finish:
@@ -105,7 +149,7 @@ def chosen(option: str, text: str, known: Iterable[W]) -> list[W]:
 
 def key_of(tenant: str, item: wire.Lot) -> JobKey:
     """Which job. The tenant is the caller's, whatever else is said. [TENANT-1]"""
-    return JobKey(tenant, check_queue(item.queue), check_id(item.id))
+    return JobKey(tenant, check_own_queue(item.queue), check_id(item.id))
 
 
 def lease_ms(lease_s: float) -> int:

@@ -24,7 +24,7 @@ _SCOPES = {
     PRODUCE: "Enqueue and cancel jobs",
     WORK: "Claim and finish jobs",
     READ: "Look at jobs, queues and events",
-    ADMIN: "Pause queues, replay and purge dead letters",
+    ADMIN: "Pause queues, replay and purge dead letters, keep schedules",
 }
 _TEXT = {"type": "string"}
 _EVENT = {"type": "object", "properties": {"id": _TEXT, "event": _TEXT, "data": _TEXT}}
@@ -40,6 +40,11 @@ def _said(*names: str) -> dict[str, Any]:
 
 _RULES: dict[str, dict[str, Any]] = {
     "Replay": {"oneOf": [{"required": ["ids"]}, {"required": ["where"]}]},
+    "PutSchedule": {
+        "oneOf": [_said("cron"), _said("every_s")],
+        "anyOf": [_said("cron"), {"properties": {"timezone": {"const": "UTC"}}}],
+    },
+    "NewStep": {"not": _said("delay_s", "run_at")},
     "Enqueue": {
         "allOf": [
             {"not": _said("delay_s", "run_at")},
@@ -131,7 +136,7 @@ def _name(type: Any) -> str:
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
-    of = {"queue": wire.QueueName, "id": wire.JobId}
+    of = {"queue": wire.QueueName, "id": wire.JobId, "name": wire.ScheduleName}
     return [
         {"name": name, "in": "path", "required": True, "schema": _schema(of[name])}
         for name in re.findall(r"{(\w+)}", path)
@@ -191,7 +196,7 @@ def _problems(route: Route) -> dict[str, Any]:
     codes = [*route.refuses, *_EVERY]
     if route.scope is not None:
         codes += _WITH_TOKEN
-        if "{queue}" in route.path or route.path in ("/v1/jobs", "/v1/claims"):
+        if "{queue}" in route.path or route.path in ("/v1/jobs", "/v1/claims", "/v1/flows"):
             codes.append("queue_forbidden")
     if route.body is not None:
         codes += _WITH_BODY

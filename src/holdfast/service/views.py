@@ -10,6 +10,7 @@ from msgspec import UNSET, Raw
 from holdfast.core import answers
 from holdfast.core import events as core_events
 from holdfast.core.job import Claimed, Job, JobState, Result
+from holdfast.core.schedule import Schedule
 from holdfast.options import moment
 from holdfast.store import QueueStats
 
@@ -116,6 +117,31 @@ def outcome(found: Job, blob: bytes | None) -> answers.Outcomes:
         error = answers.FailedWith(reason=found.reason, type=kind, message=message)
     codec = codec_name(found.result.codec if found.result else "json")
     return answers.Outcomes(state=found.state, result=value(found.result, blob), codec=codec, error=error)
+
+
+def schedule(tenant: str, found: Schedule) -> answers.Schedule:
+    """A schedule as it is."""
+    timing, target = found.definition.timing, found.definition.target
+    envelope = target.envelope
+    return answers.Schedule(
+        tenant=tenant,
+        name=found.name,
+        state=found.state,
+        next_at=moment(found.next_at),
+        created_at=moment(found.created_at),
+        queue=target.queue,
+        type=envelope.type,
+        payload=raw(envelope.payload, envelope.codec),
+        priority=envelope.priority,
+        max_attempts=envelope.max_attempts,
+        result_ttl_s=envelope.result_ttl_ms / 1000,
+        cron=timing.cron,
+        every_s=None if timing.every_ms is None else timing.every_ms / 1000,
+        timezone="UTC" if timing.timezone == "UTC" else timing.timezone,
+        codec=codec_name(envelope.codec),
+        version=envelope.version,
+        timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
+    )
 
 
 def stats(found: QueueStats) -> answers.QueueStats:

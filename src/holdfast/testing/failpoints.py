@@ -5,7 +5,9 @@
 
 The steps of a worker, in order: worker.after_claim, worker.before_run, worker.after_effect (the handler has returned),
 worker.mid_batch (an acknowledgement joins others that wait to be sent), worker.before_ack, worker.after_ack; beside
-them worker.mid_renewal, passed before and after each renewal. The file store has file.before_commit and
+them worker.mid_renewal, passed before and after each renewal. Who takes care of schedules and flows passes
+coordinator.after_claim, coordinator.before_finish and coordinator.after_finish, and with each flow flows.after_enqueue
+(steps were enqueued). The file store has file.before_commit and
 file.after_commit. The HTTP service has service.mid_body (a part of a body has come), service.before_enqueue,
 service.after_enqueue (nothing is answered yet), service.after_claim and service.before_finish.
 """

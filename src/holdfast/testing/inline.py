@@ -8,11 +8,27 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.blobs import Blobs
-from holdfast.core.job import LEASE_MAX, ClaimRequest, Finish, Job, NewJob, Progress, Report
+from holdfast.core.job import (
+    LEASE_MAX,
+    TERMINAL,
+    ClaimRequest,
+    Finish,
+    Finished,
+    Job,
+    JobKey,
+    NewJob,
+    Progress,
+    Report,
+)
+from holdfast.core.names import RESERVED
 from holdfast.ids import new_id
 from holdfast.jobs import JobDefinition, Message, find
-from holdfast.options import Resolved, duration_ms
+from holdfast.maintenance.coordinator import Place
+from holdfast.maintenance.duties import DUTIES
+from holdfast.options import Resolved, duration_ms, instant_ms
 from holdfast.queue import Queue
 from holdfast.worker.handlers import Handler, table
 from holdfast.worker.held import Held
@@ -20,6 +36,7 @@ from holdfast.worker.runner import Runner
 
 DRAIN_LIMIT = 10_000
 REAP_LIMIT = 1000
+TICK_LIMIT = 1000
 
 
 class InlineQueue(Queue):
@@ -44,11 +61,12 @@ class InlineQueue(Queue):
     async def drain(self) -> int:
         """Run every job that is claimable now, in claim order, and those they enqueue; how many runs it took.
 
+        Flows go on as far as they can, and schedules that are due fire.
         A job that failed waits for its retry: `advance` the clock and drain again. Raises AssertionError if
         there is no end to it.
         """
         runs = 0
-        while job := await self._claim():
+        while job := await self._claim() or await self._coordinate():
             runs += 1
             assert runs <= DRAIN_LIMIT, f"drain() ran {DRAIN_LIMIT} jobs and there are still more"
             finish = await self._run(job)
@@ -67,16 +85,26 @@ class InlineQueue(Queue):
         minutes: float = 0,
         seconds: float = 0,
     ) -> None:
-        """Move the store's clock, and end the leases that have run out by then.
+        """Move the store's clock, end the leases that have run out by then, and fire the schedules that are due.
 
+        On the way it stops at each of their ticks, up to 1,000 of them; of those beyond that the last one is run.
         With the name of a reader and an offset it is `Queue.advance`, which moves that reader.
         """
         if name:
             await super().advance(name, offset)
         by = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-        await self.store.shift_clock(duration_ms("advance", by))
-        while len((await self.store.reap(REAP_LIMIT, 0.5)).jobs) == REAP_LIMIT:
-            pass
+        now = await self.store.now()
+        end = now + duration_ms("advance", by)
+        for tick in range(TICK_LIMIT):
+            ticks = [instant_ms("next_at", schedule.next_at) for schedule in await self.schedules()]
+            stop = min([end, *(at for at in ticks if at > now)]) if tick < TICK_LIMIT - 1 else end
+            await self.store.shift_clock(stop - now)
+            now = stop
+            while len((await self.store.reap(REAP_LIMIT, 0.5)).jobs) == REAP_LIMIT:
+                pass
+            await self._take_care()
+            if stop == end:
+                return
 
     def _new_job(self, message: Message[Any], options: Resolved, headers: dict[str, str] | None) -> NewJob:
         if message.definition is not None:
@@ -84,10 +112,25 @@ class InlineQueue(Queue):
         return super()._new_job(message, options, headers)
 
     async def _claim(self) -> Job | None:
-        queues = tuple(stats.queue for stats in await self.queues())
+        queues = tuple(stats.queue for stats in await self.queues() if not stats.queue.startswith(RESERVED))
         request = ClaimRequest(self.tenant, queues, 1, LEASE_MAX, "inline")
         claimed = await self.store.claim(request)
         return claimed.jobs[0] if claimed.jobs else None
+
+    async def _coordinate(self) -> Job | None:
+        """Go on with schedules and flows; the next job, if that made one."""
+        await self._take_care()
+        return await self._claim()
+
+    async def _take_care(self) -> None:
+        """What the coordinator does in a worker, once for each schedule and flow that is due, and without waiting."""
+        request = ClaimRequest(self.tenant, tuple(DUTIES), DRAIN_LIMIT, LEASE_MAX, "inline")
+        for job in (await self.store.claim(request)).jobs:
+            duty, place = DUTIES[job.queue], _Place(self.store)
+            finish = await duty.run(job, place)
+            (answer,) = await self.store.finish([replace(finish, delay_ms=None) if place.waits else finish])
+            if duty.after is not None and isinstance(answer, Finished) and answer.state in TERMINAL:
+                await duty.after(job, place, answer.state)
 
     async def _run(self, job: Job) -> Finish:
         ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
@@ -107,6 +150,16 @@ class InlineQueue(Queue):
             return await ended
         finally:
             await runner.close()
+
+
+class _Place(Place):
+    """Where a duty that would have to wait gives its job back instead."""
+
+    waits = False
+
+    async def changed(self, timeout_s: float) -> frozenset[JobKey] | None:
+        self.waits = True
+        return await super().changed(timeout_s)
 
 
 def inline_queue(

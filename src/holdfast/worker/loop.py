@@ -100,7 +100,12 @@ class Loop:
 
     async def run(self) -> None:
         """Work until `stop`, then finish or release what is held. Raises what makes work impossible."""
-        maintenance = Maintenance(self._store, blobs=self._settings.blobs, on_error=self._on_error("maintain"))
+        maintenance = Maintenance(
+            self._store,
+            tenant=self._settings.tenant,
+            blobs=self._settings.blobs,
+            on_error=self._on_error("maintain"),
+        )
         self._heartbeat.start()
         _, acking, claiming = tasks = [
             asyncio.create_task(duty) for duty in (maintenance.run(), self._acks.run(), self._claim())

@@ -17,7 +17,7 @@ from holdfast.core.errors import InvalidOption
 from holdfast.core.lease import check_lease_ms
 from holdfast.core.names import check_id
 from holdfast.jobs import JobDefinition
-from holdfast.options import Seconds, check_queue, duration_ms
+from holdfast.options import Seconds, check_own_queue, duration_ms
 from holdfast.queue import Queue
 from holdfast.store import Store, make_store
 from holdfast.worker.callbacks import Callback, Callbacks, EventName
@@ -49,7 +49,7 @@ class AllTenants:
     tenant = None
 
     def __init__(self, store: str | Store, name: str, codec: str, blobs: str | Blobs | None) -> None:
-        self.name = check_queue(name)
+        self.name = check_own_queue(name)
         self.codec = codecs.get(codec).name
         self.blobs = Blobs.open(blobs) if isinstance(blobs, str) else blobs
         self._url = store if isinstance(store, str) else None
@@ -227,4 +227,4 @@ def _queues(
         names.append(source.name)
     if not names:
         raise InvalidOption("queues", "is empty: name at least one, or leave it out")
-    return tuple(dict.fromkeys(check_queue(name) for name in names))
+    return tuple(dict.fromkeys(check_own_queue(name) for name in names))

@@ -251,3 +251,28 @@ async def test_a_queue_on_another_store_is_told_apart():
     queue = Queue(store=Elsewhere(), tenant="acme")
     with pytest.raises(TypeError, match="inline_queue"):
         assert_enqueued(queue, add)
+
+
+@asynchronous
+async def test_advancing_the_clock_fires_schedules_tick_by_tick():
+    async with inline_queue(tenant="acme", handler=str) as queue:
+        made = await queue.schedule("hourly", {"n": 1}, every=timedelta(hours=1))
+        await queue.advance(minutes=59)
+        assert await queue.drain() == 0
+        await queue.advance(hours=3)
+        at = [record.enqueued_at - made.created_at for record in await queue.list()]
+        assert at == [timedelta(hours=n) for n in (1, 2, 3)]
+        assert await queue.drain() == 3
+        await queue.unschedule("hourly")
+        await queue.advance(days=1)
+        assert await queue.drain() == 0
+
+
+@asynchronous
+async def test_a_clock_moved_far_ahead_does_not_stop_at_every_tick_for_ever():
+    async with inline_queue(tenant="acme", handler=str) as queue:
+        made = await queue.schedule("often", {"n": 1}, every=1)
+        await queue.advance(days=365)
+        counts = (await queue.stats()).counts
+        assert counts["ready"] == 1000
+        assert (await queue.get_schedule("often")).next_at == made.created_at + timedelta(days=365, seconds=1)

@@ -36,14 +36,14 @@ async def enqueue(call: Call[wire.Enqueue, wire.NoQuery]) -> Reply:
     answer = await call.hub.enqueue(new)
     if isinstance(answer, HoldfastError):
         raise answer
-    return Reply(await _ticket(call.hub, new, answer), 201 if isinstance(answer, Queued) else 200)
+    return Reply(await ticket(call.hub, new, answer), 201 if isinstance(answer, Queued) else 200)
 
 
 async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQuery]) -> Reply:
     """An item that is refused spoils no other. [ENQ-4]"""
 
     async def show(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
-        return await _ticket(call.hub, new, answer)
+        return await ticket(call.hub, new, answer)
 
     return Reply(await each(call.body, lambda item: _new_job(call, item), call.hub.enqueue_many, show))
 
@@ -121,7 +121,8 @@ def _new_job(call: Call[Any, Any], item: wire.Enqueue) -> NewJob:
     return new
 
 
-async def _ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError) -> answers.Ticket:
+async def ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError) -> answers.Ticket:
+    """The answer to one enqueue. Raises that of one which was refused."""
     queue = new.key.queue
     if isinstance(answer, Queued):
         return answers.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state)

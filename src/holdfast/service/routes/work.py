@@ -11,7 +11,7 @@ from holdfast.core.errors import HoldfastError, InvalidName
 from holdfast.core.failpoint import hit
 from holdfast.core.job import ClaimRequest, Extend, Extended, Finish, Finished, Report, Reported
 from holdfast.core.names import check_id
-from holdfast.options import check_queue, moment
+from holdfast.options import check_own_queue, moment
 from holdfast.service import intake, views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.routes.batches import each
@@ -24,7 +24,7 @@ Made = TypeVar("Made", Finish, Extend, Report)
 async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
     """Never repeated: a lost reply costs one lease. What nobody is there to take is given back. [CLAIM-1 to CLAIM-5]"""
     body = call.body
-    queues = tuple(dict.fromkeys(map(check_queue, body.queues)))
+    queues = tuple(dict.fromkeys(map(check_own_queue, body.queues)))
     for queue in queues:
         call.caller.need_queue(queue)
     worker_id = _subject(call) if body.worker_id is None else check_id(body.worker_id, "worker id")

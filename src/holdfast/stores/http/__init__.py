@@ -7,6 +7,7 @@ The parts:
     link, trouble   requests, which of them may be sent twice, what answers mean
     outgoing, incoming   values as the wire has them, both ways
     ears        hints, from the tenant's events
+    schedules, flows   the routes that these have of their own
     posts       a worker's place: claims that wait at the service
     store       the `Store` face
 """

@@ -29,6 +29,7 @@ from holdfast.core.job import (
     SetResultTtl,
     TtlStatus,
 )
+from holdfast.core.names import FLOWS
 from holdfast.store import (
     JOINING,
     EnqueueAnswer,
@@ -37,7 +38,7 @@ from holdfast.store import (
     ReplayAnswer,
     ReportAnswer,
 )
-from holdfast.stores.http import batches, incoming, outgoing
+from holdfast.stores.http import batches, flows, incoming, outgoing
 from holdfast.stores.http.link import Link
 from holdfast.stores.http.session import Session, encode, queue_path
 from holdfast.stores.http.trouble import of_item
@@ -53,9 +54,12 @@ class Jobs(Session):
         _joins_nothing(connection)
         found: list[EnqueueAnswer] = []
         # The trace context goes as headers, one for each request.
-        for headers, group in groupby(items, key=outgoing.trace):
-            run = list(group)
-            made = [encode(outgoing.enqueue(item)) for item in self._own(run, lambda item: item.key)]
+        for (is_flow, headers), group in groupby(items, key=lambda item: (_is_flow(item.key), outgoing.trace(item))):
+            run = self._own(list(group), lambda item: item.key)
+            if is_flow:
+                found += [await flows.start(self._link, item) for item in run]
+                continue
+            made = [encode(outgoing.enqueue(item)) for item in run]
             told = await batches.send(
                 self._link, "/v1/jobs:batch", "jobs", made, answers.Ticket,
                 headers=headers, repeat=all(item.envelope.request_id for item in run),
@@ -87,12 +91,23 @@ class Jobs(Session):
         def cancel(item: Cancel) -> wire.Cancel:
             return wire.Cancel(id=item.key.id, only_waiting=item.only_waiting)
 
-        return await self._by_queue("jobs:cancel", items, cancel, answers.Canceled)
+        found: list[CancelStatus] = []
+        for is_flow, group in groupby(items, key=lambda item: _is_flow(item.key)):
+            run = list(group)
+            if is_flow:
+                for item in self._own(run, lambda item: item.key):
+                    found.append(await flows.cancel(self._link, item))  # noqa: PERF401 - pyright would see a list[str]
+            else:
+                found += await self._by_queue("jobs:cancel", run, cancel, answers.Canceled)
+        return found
 
     async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
         found: list[ReplayAnswer] = []
         for queue, group in groupby(self._own(keys, lambda key: key), key=lambda key: key.queue):
             run = list(group)
+            if queue == FLOWS:
+                found += [await flows.replay(self._link, key) for key in run]
+                continue
             body = encode(wire.Replay(ids=[key.id for key in run]))
             path = f"{queue_path(queue)}/dead-letters:replay"
             told = await self._link.call("POST", path, answers.Replays, body=body, repeat=False)
@@ -155,6 +170,10 @@ class Jobs(Session):
                     raise of_item(answer)
                 statuses.append(answer.status)
         return statuses
+
+
+def _is_flow(key: JobKey) -> bool:
+    return key.queue == FLOWS
 
 
 def _joins_nothing(connection: Any) -> None:

@@ -10,6 +10,7 @@ from msgspec import Raw
 
 from holdfast.core import wire
 from holdfast.core.job import Backoff, ClaimRequest, Extend, Finish, NewJob, Report
+from holdfast.core.schedule import Target, Timing
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
@@ -53,6 +54,26 @@ def enqueue(item: NewJob) -> wire.Enqueue:
         timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
         retry=None if envelope.backoff == _PLAIN else _retry(envelope.backoff),
         replace_failed=item.replace_failed,
+        codec=envelope.codec,
+        version=envelope.version,
+    )
+
+
+def schedule(timing: Timing, target: Target) -> wire.PutSchedule:
+    """A schedule."""
+    envelope = target.envelope
+    return wire.PutSchedule(
+        cron=timing.cron,
+        every_s=None if timing.every_ms is None else timing.every_ms / 1000,
+        timezone=timing.timezone,
+        queue=target.queue,
+        type=envelope.type,
+        payload=value(envelope.payload, envelope.codec),
+        priority=envelope.priority,
+        max_attempts=envelope.max_attempts,
+        result_ttl_s=envelope.result_ttl_ms / 1000,
+        timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
+        retry=None if envelope.backoff == _PLAIN else _retry(envelope.backoff),
         codec=envelope.codec,
         version=envelope.version,
     )

@@ -14,6 +14,7 @@ from holdfast.core.job import (
     JobKey,
     JobState,
 )
+from holdfast.core.names import FLOWS
 from holdfast.store import (
     EventPage,
     ListQuery,
@@ -21,7 +22,7 @@ from holdfast.store import (
     QueueStats,
     Reader,
 )
-from holdfast.stores.http import incoming
+from holdfast.stores.http import flows, incoming
 from holdfast.stores.http.session import Session, at_once, job_path, queue_path
 
 _ALL = frozenset(JobState)
@@ -39,6 +40,10 @@ class Reads(Session):
                 return None
 
         return await at_once(self._own(keys, lambda key: key), get)
+
+    async def flow(self, tenant: str, id: str) -> answers.Flow | None:
+        self._check(tenant)
+        return await flows.get(self._link, JobKey(tenant, FLOWS, id))
 
     async def list(self, query: ListQuery) -> Page:
         self._check(query.tenant)

@@ -36,6 +36,7 @@ from holdfast.stores.http.jobs import Jobs
 from holdfast.stores.http.link import Link
 from holdfast.stores.http.posts import WaitingPost
 from holdfast.stores.http.reads import Reads
+from holdfast.stores.http.schedules import Schedules
 from holdfast.stores.http.session import queue_path
 
 _UNKNOWN = Capabilities(
@@ -45,7 +46,7 @@ _UNKNOWN = Capabilities(
 )  # fmt: skip
 
 
-class HttpStore(Jobs, Reads):
+class HttpStore(Jobs, Reads, Schedules):
     """One tenant's part of the store behind a service. Belongs to one event loop."""
 
     def __init__(self, address: Address, bearer: Bearer, tenant: str = "") -> None:

@@ -1,0 +1,101 @@
+"""Schedules: list, add, remove."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.jobs import read_payload
+from holdfast.cli.options import Json, QueueName, Store, Tenant, duration
+from holdfast.cli.output import emit, moment, show, span, when
+from holdfast.cli.session import with_queue
+from holdfast.core.errors import JobNotFound
+
+if TYPE_CHECKING:
+    from holdfast.records import Schedule
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    group = typer.Typer(help="Schedules: jobs enqueued by the clock.", no_args_is_help=True, rich_markup_mode=None)
+    group.command("list")(list_schedules)
+    group.command()(add)
+    group.command()(remove)
+    app.add_typer(group, name="schedule")
+
+
+def list_schedules(*, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
+    """List the tenant's schedules by name, each with its next tick."""
+    found = with_queue(store, tenant, lambda bound: bound.schedules())
+    if json:
+        emit({"schedules": [one.as_dict() for one in found]})
+        return
+    rows = [
+        [one.name, _rhythm(one), one.timezone if one.cron else "", when(one.next_at, 2), one.queue, one.type, one.state]
+        for one in found
+    ]
+    columns = ["name", "when", "time zone", "next", "queue", "type", "state"]
+    show(columns, rows, "No schedules yet: add one with `holdfast schedule add`.")
+
+
+def add(
+    name: NameArgument,
+    type: Annotated[str, typer.Argument(metavar="TYPE", help="The job type, or - for a payload without one.")],
+    *,
+    store: Store = None,
+    tenant: Tenant = None,
+    cron: Annotated[str | None, typer.Option(metavar="EXPRESSION", help="When: five fields, '30 2 * * *'.")] = None,
+    every: Annotated[str | None, typer.Option(metavar="DURATION", help="How often, in place of --cron.")] = None,
+    timezone: Annotated[str, typer.Option(metavar="ZONE", help="Of --cron, such as Europe/Berlin.")] = "UTC",
+    queue: QueueName = "default",
+    payload: Annotated[str | None, typer.Option(metavar="JSON", help="The arguments, as JSON.")] = None,
+    payload_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The same from a file; - is standard input.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="From 0 (last) to 9 (first).")] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(help="How often each may run at most; 4 if not given, whatever its @job says.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Have a job enqueued by the clock; it takes the place of a schedule of that name.
+
+    Without --payload or --payload-file the payload is read from standard input, as in `holdfast enqueue`.
+    """
+    from holdfast.jobs import Message
+
+    message = Message.raw(read_payload(type, payload, payload_file), "" if type == "-" else type)
+    how_often = duration("every", every)
+    made = with_queue(
+        store,
+        tenant,
+        lambda bound: bound.schedule(
+            name, message, cron=cron, every=how_often, timezone=timezone,
+            queue=queue, priority=priority, max_attempts=max_attempts,
+        ),
+        create=True,
+    )  # fmt: skip
+    if json:
+        emit(made.as_dict())
+    else:
+        print(f"scheduled {made.name}: next {moment(made.next_at)}, to queue {made.queue}")
+
+
+def remove(name: NameArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
+    """End a schedule. Jobs that it has enqueued stay as they are."""
+    from holdfast.core.names import SCHEDULES
+
+    if not with_queue(store, tenant, lambda bound: bound.unschedule(name)):
+        raise JobNotFound(SCHEDULES, name)
+    if json:
+        emit({"name": name, "status": "removed"})
+    else:
+        print(f"removed {name}")
+
+
+def _rhythm(schedule: Schedule) -> str:
+    return schedule.cron or f"every {re.sub(' 0[hms]$', '', span(schedule.every))}"

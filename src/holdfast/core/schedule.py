@@ -1,0 +1,135 @@
+"""Schedules as they are kept: each is a job of the tenant's queue `holdfast:schedules`, under the schedule's name.
+
+Its payload is a `Definition`: when, and what is enqueued then. It waits for its next tick like any job for its time.
+"""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from msgspec import Raw, Struct
+
+from holdfast.core.job import DAY, SECOND, Backoff, Envelope, IdempotencyKey, JobKey, JobState, NewJob
+from holdfast.core.names import SCHEDULES
+
+TYPE = "holdfast:schedule"
+"""The type of the jobs that schedules are."""
+MAX_ATTEMPTS = 100
+SOON = Backoff(SECOND, 1.0, SECOND)
+"""After the death of a holder: attempts add up over a long life, and must not make it wait ever longer."""
+NAME_BYTES = 170
+"""With the instant of a tick behind it, a name is still an id."""
+KEPT = frozenset(JobState) - {JobState.CANCELED, JobState.COMPLETED}
+"""The states of a schedule that is there. One that failed is there, too: somebody has to see it."""
+OPEN = KEPT - {JobState.FAILED}
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Timing(Struct, frozen=True):
+    """When: at the ticks of a cron expression in a time zone, or every so many milliseconds."""
+
+    cron: str | None = None
+    every_ms: int | None = None
+    timezone: str = "UTC"
+
+
+class Target(Struct, frozen=True):
+    """What is enqueued at each tick."""
+
+    queue: str
+    envelope: Envelope
+
+
+class Definition(Struct, frozen=True):
+    """A schedule. `anchor` is the instant from which `every_ms` counts."""
+
+    timing: Timing
+    anchor: int
+    target: Target
+
+
+class Schedule(Struct, frozen=True):
+    """A schedule as it is. `next_at` is the tick that it waits for, or that is overdue."""
+
+    name: str
+    definition: Definition
+    state: JobState
+    next_at: int
+    created_at: int
+
+
+class _Document(Struct, frozen=True, omit_defaults=True):
+    """A definition as the payload of a job: JSON, with a payload in JSON as it is."""
+
+    anchor: int
+    queue: str
+    envelope: Envelope
+    payload: Raw
+    cron: str | None = None
+    every_ms: int | None = None
+    timezone: str = "UTC"
+    format: int = 1
+
+
+_read = msgspec.json.Decoder(_Document).decode
+
+
+def write(definition: Definition) -> bytes:
+    """The payload of a schedule's job."""
+    timing, target = definition.timing, definition.target
+    payload, codec = target.envelope.payload, target.envelope.codec
+    if codec != "json":
+        payload = msgspec.json.encode(base64.b64encode(payload).decode())
+    bare = msgspec.structs.replace(target.envelope, payload=b"")
+    document = _Document(
+        definition.anchor, target.queue, bare, Raw(payload), timing.cron, timing.every_ms, timing.timezone
+    )
+    return msgspec.json.encode(document)
+
+
+def read(payload: bytes) -> Definition:
+    """What a schedule's job says. Raises ValueError for what this version cannot read."""
+    document = _read(payload)
+    if document.format != 1:
+        raise ValueError(f"the schedule is written in format {document.format}; this version knows 1")
+    data = bytes(document.payload)
+    if document.envelope.codec != "json":
+        data = base64.b64decode(msgspec.json.decode(data, type=str))
+    timing = Timing(document.cron, document.every_ms, document.timezone)
+    envelope = msgspec.structs.replace(document.envelope, payload=data)
+    return Definition(timing, document.anchor, Target(document.queue, envelope))
+
+
+def to_job(tenant: str, name: str, definition: Definition, run_at: int, request_id: str) -> NewJob:
+    """The job that a schedule is."""
+    envelope = Envelope(
+        TYPE, write(definition), max_attempts=MAX_ATTEMPTS, backoff=SOON, result_ttl_ms=0, request_id=request_id
+    )
+    return NewJob(JobKey(tenant, SCHEDULES, name), envelope, run_at=run_at, replace_failed=True)
+
+
+def target_of(new: NewJob) -> Target:
+    """What an enqueue would make, as it is kept for later: what belongs to one enqueue alone is left out."""
+    envelope = msgspec.structs.replace(new.envelope, request_id="", idempotency=None, headers=None)
+    return Target(new.key.queue, envelope)
+
+
+def job_of(tenant: str, name: str, target: Target, tick: int, next_tick: int | None) -> NewJob:
+    """The job of one tick. Whoever makes it again makes the same one: for a tick there is one job at most.
+
+    The id and the request id find it as long as it is kept, whatever became of it; the key when it is not kept any
+    more, until another tick has had its turn.
+    """
+    id = f"{name}@{tick_text(tick)}"
+    ttl_ms = DAY + (0 if next_tick is None else next_tick - tick)
+    envelope = msgspec.structs.replace(target.envelope, request_id=id, idempotency=IdempotencyKey(id, "ttl", ttl_ms))
+    return NewJob(JobKey(tenant, target.queue, id), envelope)
+
+
+def tick_text(tick: int) -> str:
+    """A tick as it stands in the id of its job: 2026-11-16T01:30:00Z, with milliseconds where it has some."""
+    at = _EPOCH + timedelta(milliseconds=tick)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{tick % 1000:03}Z" if tick % 1000 else f"{at:%Y-%m-%dT%H:%M:%S}Z"

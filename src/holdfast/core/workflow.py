@@ -1,0 +1,201 @@
+"""Flows as plans: which steps there are, what each waits for, and what may be started now.
+
+A flow is a job in the reserved queue `holdfast:flows`, and its plan is the payload. A step becomes a job when its turn
+has come: `{flow id}/{step name}` in the step's own queue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.core.errors import InvalidName, InvalidOption, UnknownCodec
+from holdfast.core.job import DAY, SECOND, TERMINAL, Backoff, Envelope, Job, JobKey, JobState, NewJob
+from holdfast.core.names import check_id, check_type
+
+MOST_STEPS = 1_000
+FLOW_ID_BYTES, STEP_NAME_BYTES = 99, 100
+"""A step's job has both in its id, and a `/` between them."""
+VERSION = 1
+HEADER = "holdfast-flow"
+"""In the headers of a step: the id of its flow."""
+CODEC = "msgpack"
+MAX_ATTEMPTS = 100
+"""Each crash of the process that leads a flow costs one."""
+BACKOFF = Backoff(1 * SECOND, 2.0, 60 * SECOND, "full")
+PIN_MS = 30 * DAY
+"""So long the steps of a flow that has not completed are kept: they are its memory. [RESULT-1]"""
+STEPS_FAILED = "StepsFailed"
+"""The type of a failed flow's error."""
+
+
+class Step(Struct, frozen=True, array_like=True):
+    """One step: the job it will be, and by their places those that come before it."""
+
+    name: str
+    queue: str
+    envelope: Envelope
+    after: tuple[int, ...] = ()
+    delay_ms: int = 0
+    run_at: int | None = None
+
+
+class _Version(Struct, frozen=True, array_like=True):
+    version: int
+
+
+class Plan(Struct, frozen=True, array_like=True):
+    """All of a flow, in an order in which each step comes after those that it waits for."""
+
+    version: int
+    name: str
+    steps: tuple[Step, ...]
+
+
+def check_flow_id(id: str) -> str:
+    """Return `id` if it may be a flow's. Raises InvalidName."""
+    return _check_bytes(check_id(id, "flow id"), "flow id", FLOW_ID_BYTES)
+
+
+def check_step_name(name: str) -> str:
+    """Return `name` if it may name a step. Raises InvalidName."""
+    _check_bytes(check_id(name, "step name"), "step name", STEP_NAME_BYTES)
+    if "/" in name:
+        # The last `/` of a step's job id is the one between flow and step: no two flows meet in one id. [TENANT-3]
+        raise InvalidName("step name", name, "it must not have a '/'")
+    return name
+
+
+def _check_bytes(name: str, what: str, limit: int) -> str:
+    if (size := len(name.encode())) > limit:
+        raise InvalidName(what, name, f"it is {size} bytes of UTF-8, 1 to {limit} are allowed")
+    return name
+
+
+def check_plan(plan: Plan, flow_id: str) -> Plan:
+    """Return `plan` if it can be led. Raises InvalidName or InvalidOption."""
+    check_type(plan.name)
+    check_flow_id(flow_id)
+    if not plan.steps:
+        raise InvalidOption("flow", "has no steps; add(...) at least one")
+    if len(plan.steps) > MOST_STEPS:
+        raise InvalidOption(
+            "flow", f"has {len(plan.steps)} steps, {MOST_STEPS} are allowed; start another flow at its end"
+        )
+    seen: set[str] = set()
+    for place, step in enumerate(plan.steps):
+        check_step_name(step.name)
+        if step.name in seen:
+            raise InvalidOption("flow", f"two steps are named {step.name[:80]!r}; give each its own name=")
+        seen.add(step.name)
+        if any(before not in range(place) for before in step.after):
+            raise InvalidOption("after", f"step {step.name[:80]!r} waits for one that does not come before it")
+    return plan
+
+
+def in_order(after: Mapping[str, Sequence[str]]) -> list[str]:
+    """Names of steps, each behind those that it waits for, else as they came. Raises InvalidOption."""
+    ordered: dict[str, None] = {}
+    waiting = dict(after)
+    for name, others in after.items():
+        for other in others:
+            if other not in after:
+                raise InvalidOption("after", f"step {name[:80]!r} waits for {other[:80]!r}, and there is no such step")
+    while waiting:
+        found = [name for name, others in waiting.items() if all(other in ordered for other in others)]
+        if not found:
+            circle = ", ".join(repr(name[:80]) for name in list(waiting)[:5])
+            raise InvalidOption("after", f"steps wait for each other in a circle: among {circle}")
+        for name in found:
+            ordered[name] = None
+            del waiting[name]
+    return list(ordered)
+
+
+def flow_job(key: JobKey, plan: Plan, request_id: str, result_ttl_ms: int, headers: dict[str, str] | None) -> NewJob:
+    """The job that a flow is."""
+    envelope = Envelope(
+        plan.name,
+        msgspec.msgpack.encode(plan),
+        CODEC,
+        max_attempts=MAX_ATTEMPTS,
+        backoff=BACKOFF,
+        result_ttl_ms=result_ttl_ms,
+        request_id=request_id,
+        headers=headers,
+    )
+    return NewJob(key, envelope)
+
+
+def plan_of(envelope: Envelope) -> Plan:
+    """The plan in a flow's payload. Raises UnknownCodec for one of a later version."""
+    version = msgspec.msgpack.decode(envelope.payload, type=_Version).version
+    if version != VERSION:
+        raise UnknownCodec(envelope.codec, f"the flow is of version {version}, this process knows version {VERSION}")
+    return msgspec.msgpack.decode(envelope.payload, type=Plan)
+
+
+def step_id(flow_id: str, name: str) -> str:
+    """The id of a step's job."""
+    return f"{flow_id}/{name}"
+
+
+def step_key(flow: Job, step: Step) -> JobKey:
+    """Which job a step is, once it is one."""
+    return JobKey(flow.tenant, step.queue, step_id(flow.id, step.name))
+
+
+def step_job(flow: Job, plan: Plan, place: int) -> NewJob:
+    """A step as the job it becomes. Made twice it is the same request, so it is enqueued once. [ENQ-8]"""
+    step = plan.steps[place]
+    envelope = replace(
+        step.envelope,
+        request_id=f"{_life(flow)}:{place}:{flow.replays}",
+        result_ttl_ms=max(PIN_MS, step.envelope.result_ttl_ms),
+        headers={**(step.envelope.headers or {}), HEADER: flow.id},
+    )
+    return NewJob(step_key(flow, step), envelope, step.delay_ms, step.run_at)
+
+
+def is_own(flow: Job, job: Job) -> bool:
+    """Whether a job that has a step's id was made by this life of the flow."""
+    return job.envelope.request_id.partition(":")[0] == _life(flow)
+
+
+def is_earlier(flow: Job, job: Job) -> bool:
+    """Whether it was made by an earlier life of the same flow."""
+    return (job.envelope.headers or {}).get(HEADER) == flow.id and not is_own(flow, job)
+
+
+def startable(plan: Plan, states: Mapping[int, JobState]) -> list[int]:
+    """Steps that are no jobs yet and wait for nothing any more."""
+    return [
+        place
+        for place, step in enumerate(plan.steps)
+        if place not in states and all(states.get(before) is JobState.COMPLETED for before in step.after)
+    ]
+
+
+def is_over(plan: Plan, states: Mapping[int, JobState]) -> bool:
+    """Whether nothing runs and nothing can be started."""
+    return all(state in TERMINAL for state in states.values()) and not startable(plan, states)
+
+
+def shown_state(plan: Plan, place: int, states: Mapping[int, JobState], flow: JobState) -> JobState:
+    """What a step looks like: one that is no job yet is blocked, or ready if its turn has come."""
+    if place in states:
+        return states[place]
+    if flow is JobState.COMPLETED:
+        return JobState.COMPLETED  # Its record has been forgotten.
+    if flow in TERMINAL or any(states.get(before) is not JobState.COMPLETED for before in plan.steps[place].after):
+        return JobState.BLOCKED
+    return JobState.READY
+
+
+def _life(flow: Job) -> str:
+    """One life of a flow's id: a flow that is started again under the same id has other steps."""
+    return hashlib.sha256(flow.envelope.request_id.encode()).hexdigest()[:32]

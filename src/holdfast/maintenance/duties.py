@@ -1,0 +1,12 @@
+"""Which of the reserved queues is taken care of how."""
+
+from __future__ import annotations
+
+from holdfast.core.names import FLOWS, SCHEDULES
+from holdfast.maintenance import conductor, scheduler
+from holdfast.maintenance.coordinator import Duty
+
+DUTIES = {
+    SCHEDULES: Duty(scheduler.tick),
+    FLOWS: Duty(conductor.conduct, conductor.after),
+}

@@ -1,0 +1,93 @@
+"""Flows: start one, look at it, cancel it, replay it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.core import answers, wire
+from holdfast.core.errors import HoldfastError, JobNotFound
+from holdfast.core.job import Job, JobKey, Queued
+from holdfast.core.names import FLOWS
+from holdfast.core.workflow import plan_of
+from holdfast.flows import flow_record
+from holdfast.service import intake
+from holdfast.service.call import Call, Reply, Route
+from holdfast.service.routes.jobs import ticket
+from holdfast.service.tokens import ADMIN, PRODUCE, READ
+
+
+async def start_flow(call: Call[wire.NewFlow, wire.NoQuery]) -> Reply:
+    """201 for a new flow, 200 for one that was there. Its steps are enqueued in their turn. [ENQ-2]"""
+    new = intake.flow(call.tenant, call.body, call.trace)
+    for step in call.body.steps:
+        call.caller.need_queue(step.queue)
+    answer = await call.hub.enqueue(new)
+    if isinstance(answer, HoldfastError):
+        raise answer
+    return Reply(await ticket(call.hub, new, answer), 201 if isinstance(answer, Queued) else 200)
+
+
+async def get_flow(call: Call[None, wire.NoQuery]) -> Reply:
+    """A step that is no job yet is `blocked`, or `ready` if its turn has come."""
+    record = await flow_record(call.hub.store, await _found(call))
+    return Reply(msgspec.convert(record, answers.Flow, from_attributes=True))
+
+
+async def cancel_flow(call: Call[None, wire.CancelQuery]) -> Reply:
+    """Cancels its open steps too. [CANCEL-1]"""
+    flow = await _found(call)
+    queue = call.hub.queue(call.tenant)
+    canceled = await queue.cancel(flow.id, queue=FLOWS, only_waiting=call.query.only_waiting)
+    if canceled.status == "not_found":
+        raise JobNotFound(FLOWS, flow.id)
+    return Reply(answers.Canceled(status=canceled.status))
+
+
+async def replay_flow(call: Call[None, wire.NoQuery]) -> Reply:
+    """Its failed and canceled steps start again, and what hangs on them goes on. Says the tenant. [DEAD-1]"""
+    flow = await _found(call)
+    await call.hub.queue(call.tenant).replay(flow.id, queue=FLOWS)
+    item = answers.ReplayItem(id=flow.id, status="replayed")
+    return Reply(answers.Replays(tenant=call.tenant, items=[item], more=False))
+
+
+async def _found(call: Call[Any, Any]) -> Job:
+    """The flow that the path names. Another tenant's answers exactly like none. [TENANT-2]
+
+    So does one with a step in a queue that the token is not for.
+    """
+    key = JobKey(call.tenant, FLOWS, call.id)
+    flow = await call.hub.get(key)
+    only = call.caller.queues
+    if flow is None or (only is not None and any(step.queue not in only for step in plan_of(flow.envelope).steps)):
+        raise JobNotFound(key.queue, key.id)
+    return flow
+
+
+_FLOW = "/v1/flows/{id}"
+_NAMED = ("invalid_name", "job_not_found")
+
+ROUTES = (
+    Route(
+        method="POST", path="/v1/flows", handler=start_flow, scope=PRODUCE, body=wire.NewFlow,
+        summary="Start jobs that wait for each other", answers={201: answers.Ticket, 200: answers.Ticket},
+        refuses=(
+            "invalid_name", "invalid_option", "invalid_payload", "unknown_codec", "payload_too_large", "quota_exceeded",
+        ),
+    ),
+    Route(
+        method="GET", path=_FLOW, handler=get_flow, scope=READ, summary="A flow and its steps as they are",
+        answers={200: answers.Flow}, refuses=_NAMED,
+    ),
+    Route(
+        method="DELETE", path=_FLOW, handler=cancel_flow, scope=PRODUCE, query=wire.CancelQuery,
+        summary="Cancel a flow and its open steps", answers={200: answers.Canceled}, refuses=_NAMED,
+    ),
+    Route(
+        method="POST", path=f"{_FLOW}/replay", handler=replay_flow, scope=ADMIN,
+        summary="Start a failed flow again, where it failed", answers={200: answers.Replays},
+        refuses=(*_NAMED, "not_replayable", "quota_exceeded"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,210 @@
+"""Schedules over HTTP: the routes, whom they are for, and the same Queue with a service in place of a store."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+import pytest_asyncio
+
+from holdfast import AccessRefused, InvalidOption, Queue, QuotaExceeded, RetryPolicy, job
+from holdfast.core import schedule as core
+from holdfast.core.job import JobKey
+from holdfast.core.names import FLOWS, SCHEDULES
+from holdfast.maintenance import Maintenance
+from holdfast.service.app import ROUTES
+from tests.eventually import eventually
+from tests.service.support import problem, serving, token
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NIGHTLY = {"cron": "30 2 * * *", "timezone": "Europe/Berlin", "queue": "emails", "type": "send", "payload": {"n": 1}}
+PATH = "/v1/schedules/nightly"
+
+
+@job(queue="emails", retry=RetryPolicy(base=timedelta(seconds=1)), timeout=9)
+async def send_email(to: str) -> None: ...
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(prefix):
+    async with serving(f"memory:{prefix}?test_clock=1") as service:
+        yield service
+
+
+async def test_a_schedule_is_put_shown_listed_and_removed(client, tenant):
+    put = await client.put(PATH, json=NIGHTLY)
+    assert put.status_code == 200, put.text
+    shown = put.json()
+    assert {name: shown[name] for name in NIGHTLY} == NIGHTLY
+    assert (shown["tenant"], shown["name"], shown["state"]) == (tenant, "nightly", "scheduled")
+    found = await client.get(PATH)
+    assert (found.status_code, found.json()["next_at"]) == (200, shown["next_at"])
+    await client.put("/v1/schedules/a%2Fb", json={"every_s": 60})
+    listed = (await client.get("/v1/schedules")).json()
+    assert (listed["tenant"], listed["cursor"]) == (tenant, None)
+    assert {one["name"]: one.get("every_s") for one in listed["schedules"]} == {"nightly": None, "a/b": 60.0}
+    page = (await client.get("/v1/schedules", params={"limit": 1})).json()
+    assert len(page["schedules"]) == 1
+    rest = (await client.get("/v1/schedules", params={"cursor": page["cursor"]})).json()["schedules"]
+    assert {one["name"] for one in (*page["schedules"], *rest)} == {"nightly", "a/b"}
+    removed = await client.delete(PATH)
+    assert (removed.status_code, removed.json()) == (200, {"tenant": tenant, "name": "nightly", "status": "removed"})
+    problem(await client.delete(PATH), 404, "job_not_found")
+    problem(await client.get(PATH), 404, "job_not_found")
+
+
+async def test_the_same_again_changes_nothing_and_another_takes_its_place(client):
+    first = (await client.put(PATH, json=NIGHTLY)).json()
+    again = (await client.put(PATH, json=NIGHTLY)).json()
+    assert again["next_at"] == first["next_at"]
+    events = (await client.get(f"/v1/queues/{SCHEDULES}/jobs/nightly/events")).json()["events"]
+    assert [event["kind"] for event in events] == ["enqueued"]
+    other = (await client.put(PATH, json={"every_s": 60})).json()
+    assert (other["every_s"], other["queue"], "cron" in other) == (60, "default", False)
+
+
+async def test_the_service_ticks(service, client):
+    await client.put("/v1/schedules/often", json={"every_s": 60, "payload": "tick"})
+    upkeep = asyncio.create_task(Maintenance(service.hub.store).run())
+    try:
+        await service.hub.store.shift_clock(60_000)
+        (job,) = await eventually(client.claim)
+        assert (job["id"].partition("@")[0], job["payload"]) == ("often", "tick")
+    finally:
+        upkeep.cancel()
+        await asyncio.wait([upkeep])
+
+
+BAD = {
+    "nothing": ({}, 400, "invalid_option"),
+    "both": ({"cron": "* * * * *", "every_s": 60}, 400, "invalid_option"),
+    "no cron": ({"cron": "often"}, 400, "invalid_option"),
+    "a day that never comes": ({"cron": "0 0 30 2 *"}, 400, "invalid_option"),
+    "no such zone": ({"cron": "* * * * *", "timezone": "../../etc/passwd"}, 400, "invalid_option"),
+    "too often": ({"every_s": 0.1}, 400, "invalid_option"),
+    "a number beyond": ({"every_s": 1e300}, 400, "invalid_option"),
+    "a tenant in the body": ({"every_s": 60, "tenant": "acme"}, 400, "invalid_request"),
+    "an id": ({"every_s": 60, "id": "x"}, 400, "invalid_request"),
+    "a queue of holdfast's own": ({"every_s": 60, "queue": SCHEDULES}, 400, "invalid_name"),
+    "a type that is none": ({"every_s": 60, "type": "a b"}, 400, "invalid_name"),
+    "a large payload": ({"every_s": 60, "payload": "x" * 300_000}, 413, "payload_too_large"),
+    "a codec that is none": ({"every_s": 60, "codec": "pickle", "payload": ""}, 400, "unknown_codec"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_what_is_no_schedule_is_refused_and_nothing_is_kept(client, case):
+    body, status, code = BAD[case]
+    problem(await client.put(PATH, json=body), status, code)
+    assert (await client.get("/v1/schedules")).json()["schedules"] == []
+
+
+async def test_a_name_that_is_none_is_refused(client):
+    for name in ("a%00b", "n" * 171, "a%0Ab"):
+        problem(await client.put(f"/v1/schedules/{name}", json={"every_s": 60}), 400, "invalid_name")
+
+
+async def test_a_full_tenant_is_told(service, client, tenant):
+    await Queue(store=service.hub.store, tenant=tenant).set_tenant(max_waiting=0)
+    answer = await client.put(PATH, json=NIGHTLY)
+    problem(answer, 429, "quota_exceeded")
+    assert "retry-after" in answer.headers
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+async def test_a_schedule_of_another_answers_byte_for_byte_like_none(service, client, method):
+    """[TENANT-2] And stays as it is."""
+    await client.put(PATH, json=NIGHTLY)
+    stranger = await service.client(f"stranger-{method.lower()}")
+    more = {"json": NIGHTLY} if method == "PUT" else {}
+    foreign = await stranger.request(method, PATH, **more)
+    nothing = await stranger.request(method, "/v1/schedules/nightlx", **more)
+    assert foreign.status_code == nothing.status_code == (200 if method == "PUT" else 404)
+    if method != "PUT":
+        assert foreign.content.replace(b"nightly", b"nightlx") == nothing.content
+        assert (await stranger.get("/v1/schedules")).json()["schedules"] == []
+    assert (await client.get(PATH)).json()["payload"] == {"n": 1}
+
+
+async def test_only_operators_may(service, tenant):
+    reader = await service.client(tenant, scopes=("produce", "work", "read"))
+    routes = [route for route in ROUTES if route.path.startswith("/v1/schedules")]
+    assert len(routes) == 4
+    for route in routes:
+        more = {"json": NIGHTLY} if route.method == "PUT" else {}
+        problem(await reader.request(route.method, route.path.format(name="x"), **more), 403, "scope_missing")
+
+
+async def test_a_token_for_some_queues_is_good_for_schedules_of_those(service, client, tenant):
+    await client.put(PATH, json=NIGHTLY)
+    other = await service.client(tenant, queues=["other"])
+    assert (await other.get("/v1/schedules")).json()["schedules"] == []
+    for method, more in (("GET", {}), ("DELETE", {}), ("PUT", {"json": NIGHTLY})):
+        problem(await other.request(method, PATH, **more), 403, "queue_forbidden")
+    problem(await other.put(PATH, json={"every_s": 60, "queue": "other"}), 403, "queue_forbidden")
+    assert (await other.put("/v1/schedules/own", json={"every_s": 60, "queue": "other"})).status_code == 200
+    assert [one["name"] for one in (await other.get("/v1/schedules")).json()["schedules"]] == ["own"]
+    assert (await client.get(PATH)).json()["payload"] == {"n": 1}
+
+
+def _calls(queue):
+    """Every call that would change something in a queue, and what it says."""
+    lot = {"queue": queue, "id": "nightly", "token": 1}
+    path = f"/v1/queues/{queue}"
+    return {
+        "enqueue": ("POST", "/v1/jobs", {"queue": queue, "id": "mine"}),
+        "claim": ("POST", "/v1/claims", {"queues": ["default", queue]}),
+        "cancel": ("DELETE", f"{path}/jobs/nightly", None),
+        "cancel many": ("POST", f"{path}/jobs:cancel", {"jobs": [{"id": "nightly"}]}),
+        "purge": ("POST", f"{path}/jobs:purge", {"jobs": [{"id": "nightly"}]}),
+        "keep": ("POST", f"{path}/jobs:set-result-ttl", {"jobs": [{"id": "nightly", "result_ttl_s": 1}]}),
+        "pause": ("POST", f"{path}/pause", None),
+        "resume": ("POST", f"{path}/resume", None),
+        "replay": ("POST", f"{path}/dead-letters:replay", {"ids": ["nightly"]}),
+        "purge dead letters": ("POST", f"{path}/dead-letters:purge", {}),
+        "enqueue many": ("POST", "/v1/jobs:batch", {"jobs": [{"queue": queue, "id": "mine"}]}),
+        "finish": ("POST", "/v1/leases:finish", {"leases": [{**lot, "outcome": "complete"}]}),
+        "extend": ("POST", "/v1/leases:extend", {"leases": [lot]}),
+        "report": ("POST", "/v1/leases:report", {"leases": [{**lot, "progress": {"fraction": 1}}]}),
+    }
+
+
+@pytest.mark.parametrize("call", _calls(SCHEDULES))
+async def test_the_routes_of_jobs_change_nothing_in_queues_of_holdfasts_own(service, client, tenant, call):
+    await client.put(PATH, json=NIGHTLY)
+    before = await service.hub.store.get([JobKey(tenant, SCHEDULES, "nightly")])
+    for queue in (SCHEDULES, FLOWS, "holdfast:any"):
+        method, path, body = _calls(queue)[call]
+        answer = await client.request(method, path, **({} if body is None else {"json": body}))
+        if answer.status_code == 200:
+            assert [item["error"]["code"] for item in answer.json()["items"]] == ["invalid_name"]
+        else:
+            problem(answer, 400, "invalid_name")
+    assert await service.hub.store.get([JobKey(tenant, SCHEDULES, "nightly")]) == before
+    assert (await client.get(f"/v1/queues/{SCHEDULES}/jobs/nightly")).json()["type"] == core.TYPE
+
+
+async def test_a_queue_over_http_keeps_schedules_like_one_on_a_store(service, tenant):
+    address = f"http://127.0.0.1:{service.port}"
+    async with Queue(address, tenant=tenant, token=token(tenant)) as queue:
+        made = await queue.schedule("nightly", send_email.message("a"), cron="30  2 * * *", timezone="Europe/Berlin")
+        here = await Queue(store=service.hub.store, tenant=tenant).get_schedule("nightly")
+        assert here.as_dict() | {"created_at": 0} == made.as_dict() | {"created_at": 0}
+        assert (await queue.get_schedule("nightly")).as_dict() == here.as_dict()
+        assert [one.as_dict() for one in await queue.schedules()] == [here.as_dict()]
+        (kept,) = await service.hub.store.get([JobKey(tenant, SCHEDULES, "nightly")])
+        envelope = core.read(kept.envelope.payload).target.envelope
+        assert (envelope.backoff.base_ms, envelope.timeout_ms, envelope.payload) == (1000, 9000, b'{"to":"a"}')
+        assert await queue.unschedule("nightly") is True
+        assert await queue.unschedule("nightly") is False
+        assert await queue.get_schedule("nightly") is None
+        packed = await queue.schedule("packed", send_email.message("a"), every=1.5, queue="other")
+        assert (packed.every, packed.queue) == (timedelta(seconds=1.5), "other")
+        with pytest.raises(InvalidOption, match="is no time zone"):
+            await queue.schedule("bad", {}, cron="* * * * *", timezone="Mars/Base")
+        await Queue(store=service.hub.store, tenant=tenant).set_tenant(max_waiting=1)
+        with pytest.raises(QuotaExceeded):
+            await queue.schedule("more", {}, every=60)
+    async with Queue(address, tenant=tenant, token=token(tenant, ("produce",))) as queue:
+        with pytest.raises(AccessRefused, match="jobs:admin"):
+            await queue.schedules()

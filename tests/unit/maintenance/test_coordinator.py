@@ -1,0 +1,163 @@
+"""The coordinator: who takes care of the jobs that Holdfast keeps for itself, and how they are let go of."""
+
+import asyncio
+import itertools
+from contextlib import asynccontextmanager
+
+import pytest
+
+from holdfast.core.job import Cancel, ClaimRequest, Envelope, Finish, JobKey, JobState, NewJob, Result
+from holdfast.maintenance import coordinator as module
+from holdfast.maintenance.coordinator import Coordinator, Duty
+from holdfast.store import open_store
+from tests.eventually import eventually
+
+QUEUE = "holdfast:trial"
+_numbers = itertools.count()
+
+
+@pytest.fixture
+async def store():
+    return await open_store(f"memory:coordinator-{next(_numbers)}?test_clock=1")
+
+
+@asynccontextmanager
+async def coordinating(store, run, after=None, tenant=None):
+    task = asyncio.create_task(Coordinator(store, tenant, {QUEUE: Duty(run, after)}).run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def add(store, *ids, tenant="acme"):
+    keys = [JobKey(tenant, QUEUE, id) for id in ids]
+    await store.enqueue([NewJob(key, Envelope("", b"1", max_attempts=100)) for key in keys])
+    return keys
+
+
+async def states(store, keys):
+    return [job and job.state for job in await store.get(keys)]
+
+
+async def complete(job, at):
+    return Finish(job.key, job.token, "complete", Result(b'"done"'))
+
+
+async def for_ever(job, at):
+    await asyncio.Event().wait()
+
+
+async def test_jobs_of_every_tenant_are_taken_care_of(store):
+    async with coordinating(store, complete):
+        keys = await add(store, "a", "b") + await add(store, "a", tenant="globex")
+        await eventually(lambda: states(store, keys), lambda found: found == [JobState.COMPLETED] * 3)
+
+
+async def test_one_tenants_coordinator_leaves_the_others_alone(store):
+    foreign = await add(store, "a", tenant="globex")
+    own = await add(store, "a")
+    async with coordinating(store, complete, tenant="acme"):
+        await eventually(lambda: states(store, own), lambda found: found == [JobState.COMPLETED])
+    assert await states(store, foreign) == [JobState.READY]
+
+
+async def test_what_is_held_at_the_end_is_given_back_with_its_attempt(store):
+    keys = await add(store, "a", "b")
+    async with coordinating(store, for_ever):
+        await eventually(lambda: states(store, keys), lambda found: found == [JobState.LEASED] * 2)
+    assert [(job.state, job.attempts) for job in await store.get(keys)] == [(JobState.READY, 0)] * 2
+
+
+async def test_what_raises_comes_back_later_and_is_never_given_up(store):
+    calls = []
+
+    async def broken(job, at):
+        calls.append(job.attempts)
+        raise ValueError("it broke")
+
+    keys = await add(store, "a")
+    async with coordinating(store, broken):
+        for n in range(1, 8):
+            await eventually(lambda n=n: len(calls) >= n)
+            await eventually(lambda: states(store, keys), lambda found: found == [JobState.SCHEDULED])
+            await store.shift_clock(60_000)
+    assert calls[:7] == [1] * 7, "no attempt is used up"
+    (job,) = await store.get(keys)
+    assert job.errors == []
+
+
+async def test_a_canceled_job_ends_its_task_and_is_cleaned_up_after(store):
+    cleaned = asyncio.Queue()
+
+    async def waits(job, at):
+        at.watch([JobKey("acme", "any", "x")])
+        await asyncio.Event().wait()
+
+    async def clean(job, at, state):
+        cleaned.put_nowait((job.id, state))
+
+    keys = await add(store, "a")
+    async with coordinating(store, waits, clean):
+        await eventually(lambda: states(store, keys), lambda found: found == [JobState.LEASED])
+        await store.cancel([Cancel(keys[0])])
+        assert await asyncio.wait_for(cleaned.get(), 5) == ("a", JobState.CANCELED)
+
+
+async def test_whoever_watches_a_job_is_told_of_its_end(store):
+    looks = []
+
+    async def waits(job, at):
+        at.watch([other])
+        while True:
+            (found,) = await store.get([other])
+            looks.append(found.state)
+            if found.state is JobState.COMPLETED:
+                return await complete(job, at)
+            assert await at.changed(60) == {other}
+
+    other = JobKey("acme", "work", "x")
+    await store.enqueue([NewJob(other, Envelope("", b"1"))])
+    keys = await add(store, "a")
+    async with coordinating(store, waits):
+        await eventually(lambda: looks)
+        (work,) = (await store.claim(ClaimRequest("acme", ("work",), 1, 30_000, "w"))).jobs
+        await store.finish([Finish(other, work.token, "complete", Result(b"1"))])
+        await eventually(lambda: states(store, keys), lambda found: found == [JobState.COMPLETED])
+
+
+async def test_leases_are_renewed_and_one_that_is_lost_ends_its_task(store, monkeypatch):
+    monkeypatch.setattr(module, "LEASE_MS", 1000)
+    ended = []
+
+    async def waits(job, at):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(job.id)
+
+    keys = await add(store, "a")
+    async with coordinating(store, waits):
+        await eventually(lambda: states(store, keys), lambda found: found == [JobState.LEASED])
+        (first,) = await store.get(keys)
+        await eventually(lambda: store.get(keys), lambda found: found[0].deadline > first.deadline + 500)
+        assert ended == []
+        await store.shift_clock(10_000)
+        await store.reap(10, 0.0)
+        await eventually(lambda: ended == ["a"])
+
+
+async def test_in_a_crowd_those_who_wait_are_told_to_leave(store, monkeypatch):
+    monkeypatch.setattr(module, "CROWDED", 3)
+    answers = []
+
+    async def waits(job, at):
+        at.watch([JobKey("acme", "any", job.id)])
+        answers.append(await at.changed(60))
+        return Finish(job.key, job.token, "release", delay_ms=1000)
+
+    await add(store, "a", "b", "c")
+    async with coordinating(store, waits):
+        await eventually(lambda: len(answers) >= 1)
+    assert answers[0] is None
