@@ -36,7 +36,7 @@ MOST = 1_000
 CROWDED = 900
 """From so many on, those that only wait are given back for a while: the others get their turn. [TENANT-4]"""
 CLAIM_LIMIT = 100
-END_S = 2.0
+END_S = 1.0
 """How long the last release may take."""
 LONGEST_DELAY_MS = 60 * SECOND
 

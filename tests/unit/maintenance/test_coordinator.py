@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from holdfast import Flow, Queue
 from holdfast.core.job import Cancel, ClaimRequest, Envelope, Finish, JobKey, JobState, NewJob, Result
 from holdfast.maintenance import coordinator as module
+from holdfast.maintenance import maintain
 from holdfast.maintenance.coordinator import Coordinator, Duty
 from holdfast.store import open_store
 from tests.eventually import eventually
@@ -146,6 +148,44 @@ async def test_leases_are_renewed_and_one_that_is_lost_ends_its_task(store, monk
         await store.shift_clock(10_000)
         await store.reap(10, 0.0)
         await eventually(lambda: ended == ["a"])
+
+
+async def test_it_looks_once_and_not_again_for_the_jobs_of_others(store):
+    claims, real = [], store.claim
+
+    async def claim(request):
+        claims.append(request.queues)
+        return await real(request)
+
+    store.claim = claim
+    async with coordinating(store, complete):
+        await eventually(lambda: claims)
+        for n in range(20):
+            key = JobKey("acme", "work", str(n))
+            await store.enqueue([NewJob(key, Envelope("", b"1"))])
+            (job,) = (await real(ClaimRequest("acme", ("work",), 1, 30_000, "w"))).jobs
+            await store.finish([Finish(key, job.token, "complete", Result(b"1"))])
+            await asyncio.sleep(0)
+        assert claims == [(QUEUE,)]
+        keys = await add(store, "a")
+        await eventually(lambda: states(store, keys), lambda found: found == [JobState.COMPLETED])
+
+
+async def test_upkeep_alone_leads_the_flows_of_every_tenant(store):
+    """As in `holdfast maintain` and `holdfast serve`."""
+    queue = Queue(store=store, tenant="acme")
+    stop = asyncio.Event()
+    upkeep = asyncio.create_task(maintain(store, stop=stop))
+    flow = Flow("report")
+    flow.add(2, name="second", after=[flow.add(1, name="first")])
+    ticket = await queue.start(flow)
+    for name in ("first", "second"):
+        await eventually(lambda name=name: queue.get(f"{flow.id}/{name}"))
+        (job,) = (await store.claim(ClaimRequest("acme", ("default",), 5, 30_000, "w"))).jobs
+        await store.finish([Finish(job.key, job.token, "complete", Result(b"1"))])
+    assert set(await ticket.wait(20)) == {"first", "second"}
+    stop.set()
+    await upkeep
 
 
 async def test_in_a_crowd_those_who_wait_are_told_to_leave(store, monkeypatch):
