@@ -75,7 +75,7 @@ def reached(lake, point, since):
     if point == "begun":
         found = numbers(lake.checkpoint / "offsets")
     elif point == "writing":
-        found = {since} if any(lake.path("events").glob(".spark-staging*")) else set()
+        found = {since} if any(lake.landing.glob("*")) else set()
     else:
         found = numbers(lake.root / "_batches")
     return any(number >= since for number in found - committed)
