@@ -154,7 +154,8 @@ _FOLLOWS = {
 _FOR_GOOD = "reason IS NOT NULL AND reason NOT IN ('max_attempts', 'lease_expired')"
 
 
-def _by_kind(numbers: dict[str, object], other: object) -> str:
+def by_kind(numbers: dict[str, object], other: object) -> str:
+    """SQL for the number that goes with the event's kind."""
     cases = " ".join(f"WHEN '{name}' THEN {number}" for name, number in numbers.items())
     return f"CASE kind {cases} ELSE {other} END"
 
@@ -169,10 +170,10 @@ _SOUND = (
     f"WHEN 'claimed' THEN deadline > at AND token < {2**53} ELSE true END, false)"
 )
 FACTS = {
-    "kind": _by_kind(dict(NUMBERS), 0),
+    "kind": by_kind(dict(NUMBERS), 0),
     # A bit for each kind that it may come after, the lowest for none before; none if it is not right by itself.
     "follows": f"IF({_SOUND}, "
-    + _by_kind({kind: _bits(before) | (kind == "enqueued") for kind, before in _FOLLOWS.items()}, 0)
+    + by_kind({kind: _bits(before) | (kind == "enqueued") for kind, before in _FOLLOWS.items()}, 0)
     + ", 0)",
     "at": "coalesce(unix_micros(at), 0)",
     # When the wait or the lease ends that it begins or goes on with; 0 if it does not say.
