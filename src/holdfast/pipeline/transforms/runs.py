@@ -17,7 +17,7 @@ from holdfast.pipeline.transforms.histories import (
     ms_between,
     so_far,
 )
-from holdfast.pipeline.transforms.rules import NUMBERS, by_kind
+from holdfast.pipeline.transforms.rules import NUMBER, NUMBERS
 
 _COLUMNS = (
     "shard", "type", "at", "attempt", "worker_id", "priority", "max_attempts", "visible_at", "reason", "error_type",
@@ -34,8 +34,9 @@ def job_runs(events: DataFrame) -> DataFrame:
     tells is fetched when none but the first and the last are left. Kinds are numbers, which are quick to compare.
     `state` is as the log says: a job that became due since still shows as scheduled or retrying.
     """
-    numbered = fn.expr(by_kind(dict(NUMBERS), 0)).alias("number")
-    events = by_job(events.select("*", numbered), *_COLUMNS, "number").withColumnRenamed("number", "kind")
+    events = by_job(events.withColumn("number", fn.expr(NUMBER)), *_COLUMNS, "number").withColumnRenamed(
+        "number", "kind"
+    )
     born, failed = _is("enqueued"), fn.col("fingerprint").isNotNull()
     lives = fn.sum(born.cast("int")).over(so_far())
     if LIVES_BEFORE in events.columns:
