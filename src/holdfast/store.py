@@ -28,7 +28,7 @@ from holdfast.core.errors import (
     NotReplayable,
     QuotaExceeded,
 )
-from holdfast.core.events import Event, fingerprint
+from holdfast.core.events import Event, EventColumns, fingerprint
 from holdfast.core.job import (
     DAY,
     AlreadyCompleted,
@@ -177,6 +177,19 @@ class EventPage(Struct, frozen=True):
     events: list[Event]
     next: str
     more: bool
+
+
+class LogPage(Struct, frozen=True):
+    """The same of a piece of the log, column by column."""
+
+    columns: EventColumns
+    next: str
+    more: bool
+
+    @property
+    def events(self) -> list[Event]:
+        """One by one."""
+        return self.columns.events()
 
 
 class Reader(Struct, frozen=True):
@@ -460,7 +473,7 @@ class Splitting(Protocol):
         """What is between two offsets, in pieces of `size` events or so, in the order of the log within each shard."""
         ...
 
-    async def read(self, stretch: Stretch, limit: int) -> EventPage:
+    async def read(self, stretch: Stretch, limit: int) -> LogPage:
         """The first `limit` events or so of a piece; go on with its `after` at `next` while there are `more`."""
         ...
 

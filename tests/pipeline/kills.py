@@ -75,10 +75,17 @@ def reached(lake, point, since):
     if point == "begun":
         found = numbers(lake.checkpoint / "offsets")
     elif point == "writing":
-        found = {since} if any(lake.path("events").glob(".spark-staging*")) else set()
+        found = {since} if is_landing(lake) else set()
     else:
         found = numbers(lake.root / "_batches")
     return any(number >= since for number in found - committed)
+
+
+def is_landing(lake):
+    """Whether tasks have written something that is not in the table yet."""
+    with contextlib.suppress(FileNotFoundError):
+        return any(lake.landing.iterdir())
+    return False
 
 
 @contextlib.contextmanager

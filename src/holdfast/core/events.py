@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any, Literal
+from itertools import compress
+from typing import Any, Literal, cast
 
 from msgspec import Struct, field
+from msgspec.structs import astuple
 
 from holdfast.core.job import AttemptError, Job
 
@@ -36,6 +38,45 @@ class Event(Struct, gc=False):
     worker_id: str
     data: dict[str, Any] = field(default_factory=dict[str, Any])
     offset: str = ""
+
+
+class EventColumns(Struct):
+    """Events in their order, column by column: quicker to make and to take than a struct for each."""
+
+    kind: list[EventKind] = field(default_factory=list[EventKind])
+    tenant: list[str] = field(default_factory=list[str])
+    queue: list[str] = field(default_factory=list[str])
+    job_id: list[str] = field(default_factory=list[str])
+    type: list[str] = field(default_factory=list[str])
+    at: list[int] = field(default_factory=list[int])
+    attempt: list[int] = field(default_factory=list[int])
+    token: list[int] = field(default_factory=list[int])
+    worker_id: list[str] = field(default_factory=list[str])
+    data: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    offset: list[str] = field(default_factory=list[str])
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def add(self, more: EventColumns) -> None:
+        """Put others behind them."""
+        for mine, theirs in zip(self._columns(), more._columns(), strict=True):
+            mine.extend(theirs)
+
+    def part(self, start: int, stop: int) -> EventColumns:
+        """Those from one place up to another."""
+        return EventColumns(*(column[start:stop] for column in self._columns()))
+
+    def chosen(self, which: list[bool]) -> EventColumns:
+        """Those of which `which` says so."""
+        return EventColumns(*(list(compress(column, which)) for column in self._columns()))
+
+    def events(self) -> list[Event]:
+        """The same, one by one."""
+        return list(map(Event, *self._columns()))
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        return cast("tuple[list[Any], ...]", astuple(self))
 
 
 def of(job: Job, kind: EventKind, at: int, data: dict[str, Any]) -> Event:

@@ -1,8 +1,9 @@
 """The log into the lake, exactly once: to its end as it is now, or following it.
 
-Spark fixes the ends of a micro-batch before it begins and notes when it has ended. A driver that dies in between does
-the same batch again, and what it writes replaces what was there: a partition (date, batch) has all events of that
-batch and day. The reader registered in the store is moved on when a batch is in the lake, and trimming waits for it.
+Spark fixes the ends of a micro-batch before it begins and notes when it has ended. Its tasks write files, and the
+driver moves those that they tell into the partitions (date, batch), which have all events of that batch and day. A
+driver that dies in between does the same batch again, and what is moved there then replaces what was there. The reader
+registered in the store is moved on when a batch is in the lake, and trimming waits for it.
 """
 
 from __future__ import annotations
@@ -215,6 +216,7 @@ class _Run:
             store=plan.store,
             maxEventsPerBatch=str(plan.max_events),
             eventsPerPartition=str(plan.per_partition),
+            into=str(self._lake.landing),
         )
         if plan.tenant is not None:
             reader = reader.option("tenant", plan.tenant)
@@ -277,17 +279,17 @@ class WriteBatch:
         self._root, self._store, self._payloads = root, store, payloads
 
     def __call__(self, frame: DataFrame, number: int) -> None:
-        from pyspark.sql import functions as f
-
-        from holdfast.pipeline.schemas import PARTITIONS
+        from holdfast.pipeline.rows import rows
 
         lake = Lake(self._root)
         if lake.batch(number) is not None:
             # It was all there when the driver died: by now the store may not have all of it any more.
             return
-        dated = frame.withColumn("date", f.to_date("at")).withColumn("batch", f.lit(number).cast("long"))
-        lake.overwrite_partitions("events", dated, PARTITIONS)
-        batch = Batch(number, lake.count_rows("events", number))
+        lake.clear_landing()
+        files = rows(frame)
+        lake.take_files("events", number, [(file["date"], file["file"]) for file in files])
+        batch = Batch(number, sum(file["rows"] for file in files))
+        lake.clear_landing()
         if self._payloads != "none":
             batch = self._add_payloads(frame.sparkSession, lake, batch)
         lake.mark_batch(batch)

@@ -4,6 +4,7 @@
     LAKE/_checkpoint/                how far Spark has read
     LAKE/_batches/00000012.json      micro-batch 12 is wholly in the bronze tables
     LAKE/_locks/ingest.lock          who writes
+    LAKE/_landing/                   what tasks have written of the batch that is being taken in
     LAKE/bronze/events/date=2030-01-31/batch=12/*.parquet
     LAKE/bronze/payloads, gaps       LAKE/silver/job_runs, attempts       LAKE/gold/hourly, failures, slo
 
@@ -21,7 +22,7 @@ import socket
 import time
 import uuid
 from collections.abc import Generator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -194,6 +195,28 @@ class Lake:
             return None
         *_, offset = (self.checkpoint / "offsets" / str(last)).read_text().splitlines()
         return str(json.loads(offset)["offset"])
+
+    @property
+    def landing(self) -> Path:
+        """Where tasks write what becomes a batch."""
+        return self.root / "_landing"
+
+    def clear_landing(self) -> None:
+        """Remove what tasks have written that no batch took."""
+        shutil.rmtree(self.landing, ignore_errors=True)
+
+    def take_files(self, table: str, batch: int, files: Sequence[tuple[date, str]]) -> None:
+        """Have a batch be these files out of `landing`, whatever was there of it; the files of a day appear at once."""
+        for old in self.path(table).glob(f"date=*/batch={batch}"):
+            shutil.rmtree(old)
+        for day in sorted({day for day, _ in files}):
+            fresh = self.landing / f"{day}"
+            fresh.mkdir()
+            for name in (name for of, name in files if of == day):
+                (self.landing / name).rename(fresh / f"part-{name}")
+            place = self.path(table) / f"date={day}" / f"batch={batch}"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            fresh.rename(place)
 
     def count_rows(self, table: str, batch: int) -> int:
         """How many rows of a batch a bronze table has, by what its files say."""

@@ -6,19 +6,23 @@ Only what is asked for is built: a reader with a schema of three columns makes t
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import hashlib
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import msgspec
+import numpy as np
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.compute as pc  # pyright: ignore[reportMissingTypeStubs]
 from msgspec.structs import replace
 
 from holdfast.core.errors import InvalidOption, Unsupported
-from holdfast.core.events import Event, fingerprint
+from holdfast.core.events import EventColumns, fingerprint
 from holdfast.core.job import Job, JobState
 from holdfast.pipeline.lake import POSITION_WIDTH
 from holdfast.store import ListQuery, Splitting, Store, Stretch, existing, open_store, parse_url
@@ -100,23 +104,23 @@ class Wanted(msgspec.Struct, frozen=True):
     since: int | None = None
     until: int | None = None
 
-    def of(self, events: list[Event]) -> list[Event]:
+    def of(self, events: EventColumns) -> EventColumns:
         """Those of the events that are wanted."""
         for name in ("tenant", "queue", "kind", "type", "job_id"):
             values: frozenset[str] | None = getattr(self, name)
             if values is not None:
-                events = [event for event in events if getattr(event, name) in values]
+                events = events.chosen([value in values for value in getattr(events, name)])
         if self.since is not None:
-            events = [event for event in events if event.at >= self.since]
+            events = events.chosen([at >= self.since for at in events.at])
         if self.until is not None:
-            events = [event for event in events if event.at < self.until]
+            events = events.chosen([at < self.until for at in events.at])
         return events
 
 
 def read_stretch(url: str, stretch: Stretch, schema: StructType, wanted: Wanted) -> Iterator[Any]:
     """The events of a piece of the log as record batches. Raises EventsTrimmed."""
     batches = Batches(schema, _EVENTS)
-    with OpenStore(url) as opened:
+    with OpenStore(url) as opened, _no_cycles():
         position = _position(opened.store.capabilities.name)
         page = opened.run(opened.log.read(stretch, PAGE))
         while True:
@@ -125,11 +129,23 @@ def read_stretch(url: str, stretch: Stretch, schema: StructType, wanted: Wanted)
                 # The next page is on its way while this one is built and taken.
                 stretch = replace(stretch, after=page.next)
                 following = opened.start(opened.log.read(stretch, PAGE))
-            if events := wanted.of(page.events):
+            if events := wanted.of(page.columns):
                 yield batches.make(_Events(events, stretch.shard, position))
             if following is None:
                 return
             page = following.result()
+
+
+@contextlib.contextmanager
+def _no_cycles() -> Generator[None]:
+    """Have Python not look for cycles: pages have none, and looking took longer than all the rest."""
+    looked = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if looked:
+            gc.enable()
 
 
 def read_jobs(url: str, tenant: str, queue: str, states: frozenset[JobState], schema: StructType) -> Iterator[Any]:
@@ -171,12 +187,12 @@ class Batches:
 
 
 def _column(values: Any, type_: Any) -> Any:
-    if not isinstance(values, list):
-        return values if values.type == type_ else values.cast(type_)
-    if _arrow.types.is_timestamp(type_):
+    if isinstance(values, list):
         # Milliseconds come as whole numbers.
-        return _arrow.array(values, _arrow.timestamp("ms", "UTC")).cast(type_)
-    return _arrow.array(values, type_)
+        values = _arrow.array(values, _arrow.int64() if _arrow.types.is_timestamp(type_) else type_)
+    if _arrow.types.is_timestamp(type_) and _arrow.types.is_int64(values.type):
+        values = values.view(_arrow.timestamp("ms", "UTC"))
+    return values if values.type == type_ else values.cast(type_)
 
 
 # Positions -----------------------------------------------------------------------------------------------------
@@ -209,47 +225,66 @@ def _of_all(offsets: Any, shard: int) -> Any:
 class _Events:
     """Events of one shard, and what several columns are made from."""
 
-    def __init__(self, events: list[Event], shard: int, position: Callable[[Any, int], Any]) -> None:
+    def __init__(self, events: EventColumns, shard: int, position: Callable[[Any, int], Any]) -> None:
         self.events, self.shard, self.position = events, shard, position
-        self.data = [event.data for event in events]
-        self.errors: list[dict[str, Any]] = [data.get("error", _NOTHING) for data in self.data]
-        self.offsets: Any = _arrow.array([event.offset for event in events], _arrow.string())
+
+    @cached_property
+    def offsets(self) -> Any:
+        return _arrow.array(self.events.offset, _arrow.string())
+
+    @cached_property
+    def said(self) -> dict[str, Any]:
+        """What only events of some kinds say, each as a column: nothing where an event does not."""
+        said = _arrow.array(self.events.data, _SAID)
+        error = said.field("error")
+        columns = dict(zip(_SAID.names, said.flatten(), strict=True))
+        return columns | {f"error_{name}": error.flatten()[n] for n, name in enumerate(_ERROR.names)}
 
 
-_NOTHING: dict[str, Any] = {}
+_ERROR: Any = _arrow.struct([(name, _arrow.string()) for name in ("type", "message", "fingerprint")])
+_SAID: Any = _arrow.struct({
+    "priority": _arrow.int32(), "max_attempts": _arrow.int32(), "visible_at": _arrow.int64(),
+    "deadline": _arrow.int64(), "reason": _arrow.string(), "error": _ERROR,
+})  # fmt: skip
 
 
-def _said(name: str) -> Callable[[_Events], list[Any]]:
-    return lambda source: [data.get(name) for data in source.data]
+def _of_event(name: str) -> Callable[[_Events], list[Any]]:
+    return lambda source: getattr(source.events, name)
 
 
-def _error(name: str) -> Callable[[_Events], list[Any]]:
-    return lambda source: [error.get(name) for error in source.errors]
+def _said(name: str) -> Callable[[_Events], Any]:
+    return lambda source: source.said[name]
 
 
+def _as_json(source: _Events) -> Any:
+    """JSON has its line ends escaped: what is between them are the values."""
+    lines = np.frombuffer(_encode_lines(source.events.data), np.uint8)
+    ends = np.flatnonzero(lines == _LINE_END)
+    count = len(ends)
+    places = np.zeros(count + 1, np.int32)
+    places[1:] = ends - np.arange(count)
+    text = lines[lines != _LINE_END]
+    return _arrow.StringArray.from_buffers(count, _arrow.py_buffer(places), _arrow.py_buffer(text))
+
+
+_LINE_END = ord("\n")
 _EVENTS: dict[str, Callable[[Any], Any]] = {
-    "shard": lambda source: [source.shard] * len(source.events),
+    "shard": lambda source: _arrow.repeat(source.shard, len(source.events)),
     "position": lambda source: source.position(source.offsets, source.shard),
     "offset": lambda source: source.offsets,
-    "kind": lambda source: [event.kind for event in source.events],
-    "tenant": lambda source: [event.tenant for event in source.events],
-    "queue": lambda source: [event.queue for event in source.events],
-    "job_id": lambda source: [event.job_id for event in source.events],
-    "type": lambda source: [event.type for event in source.events],
-    "at": lambda source: [event.at for event in source.events],
-    "attempt": lambda source: [event.attempt for event in source.events],
-    "token": lambda source: [event.token for event in source.events],
-    "worker_id": lambda source: [event.worker_id for event in source.events],
+    **{
+        name: _of_event(name)
+        for name in ("kind", "tenant", "queue", "job_id", "type", "at", "attempt", "token", "worker_id")
+    },
     "priority": _said("priority"),
     "max_attempts": _said("max_attempts"),
     "visible_at": _said("visible_at"),
     "deadline": _said("deadline"),
     "reason": _said("reason"),
-    "error_type": _error("type"),
-    "error_message": _error("message"),
-    "fingerprint": _error("fingerprint"),
-    # JSON has its line ends escaped.
-    "data": lambda source: _encode_lines(source.data).split(b"\n")[:-1],
+    "error_type": _said("error_type"),
+    "error_message": _said("error_message"),
+    "fingerprint": _said("error_fingerprint"),
+    "data": _as_json,
 }
 
 

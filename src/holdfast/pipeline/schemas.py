@@ -89,6 +89,9 @@ JOBS = _struct(
     ("codec", TEXT),
     ("version", INT),
 )
+# With the option `into`: the files that the events were written to.
+FILES = _struct(("date", DATE), ("file", TEXT), ("rows", LONG))
+
 JOBS_WITH_PAYLOAD = _join(JOBS, _struct(("size", LONG), ("payload", BYTES)))
 
 # Bronze: what was read, as it was read ----------------------------------------------------------------------

@@ -18,6 +18,8 @@ Options for reading (of the log, unless they say otherwise):
     eventsPerPartition  how many events one task reads, about (100000)
     maxEventsPerBatch   how many events a micro-batch takes in, about (1000000)
     acceptGap           an offset: if the log was cut up to exactly there, go on from there
+    into                a directory that all tasks see: they write the events there as Parquet, and the rows are the
+                        files (date, file, rows); see `holdfast.pipeline.landing`
 
 Options for writing are those of `holdfast.pipeline.sink`. This module imports no Arrow: Spark loads it in every
 session where the package is installed.
@@ -50,7 +52,7 @@ from pyspark.sql.types import StructType
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import EventKind
 from holdfast.core.job import JobState
-from holdfast.pipeline.schemas import EVENTS, JOBS, JOBS_WITH_PAYLOAD
+from holdfast.pipeline.schemas import EVENTS, FILES, JOBS, JOBS_WITH_PAYLOAD
 from holdfast.store import Stretch, absolute, parse_url
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ EARLIEST, LATEST = "earliest", "latest"
 STORE_VARIABLE = "HOLDFAST_STORE"
 _READING = frozenset({
     "store", "table", "tenant", "queue", "kind", "states", "payload", "startingoffset", "endingoffset",
-    "eventsperpartition", "maxeventsperbatch", "acceptgap", "path",
+    "eventsperpartition", "maxeventsperbatch", "acceptgap", "into", "path",
 })  # fmt: skip
 
 
@@ -75,7 +77,7 @@ class HoldfastSource(DataSource):
     def schema(self) -> StructType:
         options = ReadOptions(self.options)
         if options.table == "events":
-            return EVENTS
+            return EVENTS if options.into is None else FILES
         return JOBS_WITH_PAYLOAD if options.payload else JOBS
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -120,6 +122,7 @@ class ReadOptions:
         self.per_partition = number("eventsPerPartition", said.get("eventsperpartition", "100000"))
         self.per_batch = number("maxEventsPerBatch", said.get("maxeventsperbatch", "1000000"))
         self.accept_gap = said.get("acceptgap")
+        self.into = said.get("into")
 
     def wanted(self) -> Wanted:
         """Which events are asked for by options."""
@@ -284,11 +287,17 @@ class EventsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _read(options: ReadOptions, schema: StructType, wanted: Wanted, partition: InputPartition) -> Iterator[Any]:
-    from holdfast.pipeline.reader import read_stretch
-
     # Spark makes a partition of its own where there is nothing to read.
-    if isinstance(partition, Piece):
+    if not isinstance(partition, Piece):
+        return
+    if options.into is None:
+        from holdfast.pipeline.reader import read_stretch
+
         yield from read_stretch(options.store, partition.stretch, schema, wanted)
+    else:
+        from holdfast.pipeline.landing import land
+
+        yield from land(options.store, partition.stretch, wanted, options.into)
 
 
 # Filters --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ def attempts(events: DataFrame) -> DataFrame:
     end = fn.struct("kind", "at", "error_type", "error_message", "fingerprint")
     began = is_kind("enqueued") | fn.lag("kind").over(in_order()).isNull()
     followed = events.withColumns({"life": life(events), "end": fn.lead(end).over(in_order()), "began": began})
-    followed = followed.withColumn("date", fn.to_date(instant(moment_in_this_life(fn.col("began")))))
+    began_at = moment_in_this_life(fn.col("began"), is_kind("enqueued"))
+    followed = followed.withColumn("date", fn.to_date(instant(began_at)))
     ended = fn.col("end.kind").isin(*OUTCOMES)
     ended_at = fn.when(ended, fn.col("end.at"))
     columns = {name: fn.col(name) for name in ATTEMPTS.fieldNames() if name in followed.columns} | {

@@ -51,19 +51,12 @@ def life(events: DataFrame) -> Column:
     return begun.cast("int")
 
 
-def in_this_life(value: Column, where: Column) -> Column:
-    """`value` of the last event so far that is like `where`, in the same life; null if there was none."""
-    # An `enqueued` puts a null in place, packed so that it counts as a value.
-    fresh = fn.when(is_kind("enqueued") & ~where, fn.struct(fn.lit(None).alias("value")))
-    return fn.last(fresh.when(where, fn.struct(value.alias("value"))), ignorenulls=True).over(so_far())["value"]
-
-
-def moment_in_this_life(where: Column) -> Column:
-    """When the last event like `where` was, in the same life, in ms; null or -1 if there was none.
+def moment_in_this_life(where: Column, born: Column) -> Column:
+    """When the last event like `where` was, in the life that an event like `born` began, in ms; null or -1: never.
 
     A number, since whatever is not copies its value for each event that it is carried past.
     """
-    ms = fn.when(where, fn.unix_millis("at")).when(is_kind("enqueued"), -1)
+    ms = fn.when(where, fn.unix_millis("at")).when(born, -1)
     return fn.last(ms, ignorenulls=True).over(so_far())
 
 

@@ -141,8 +141,8 @@ CHECKS = (
 # Most events are plainly right, and that is told from the event before alone: none of the checks can be true of them.
 # Whoever changes a check looks here too; what is not named here is looked at by every check.
 #
-# All jobs go through this, so it is made of numbers that are never null, which are quick to move and to compare, and
-# what an event tells by itself is worked out before it is moved.
+# All jobs go through this, so it is made of few numbers that are never null, which are quick to move and to compare.
+# What an event tells by itself is worked out before it is moved, and packed into one of them.
 NUMBERS = {kind: number for number, kind in enumerate(KINDS, 1)}
 _HELD = ("claimed", "extended")
 _FOLLOWS = {
@@ -155,8 +155,13 @@ _FOR_GOOD = "reason IS NOT NULL AND reason NOT IN ('max_attempts', 'lease_expire
 
 
 def _by_kind(numbers: dict[str, object], other: object) -> str:
+    """SQL for the number that goes with the event's kind."""
     cases = " ".join(f"WHEN '{name}' THEN {number}" for name, number in numbers.items())
     return f"CASE kind {cases} ELSE {other} END"
+
+
+def _is(*kinds: str, of: str = "number") -> str:
+    return f"{of} IN ({', '.join(str(NUMBERS[kind]) for kind in kinds)})"
 
 
 def _bits(kinds: tuple[str, ...]) -> int:
@@ -164,44 +169,60 @@ def _bits(kinds: tuple[str, ...]) -> int:
 
 
 _SOUND = (
-    "position IS NOT NULL AND at IS NOT NULL AND attempt IS NOT NULL AND token IS NOT NULL AND coalesce(CASE kind "
-    "WHEN 'enqueued' THEN attempt = 0 AND token = 0 AND priority BETWEEN 0 AND 9 "
-    f"WHEN 'claimed' THEN deadline > at AND token < {2**53} ELSE true END, false)"
+    "position IS NOT NULL AND at IS NOT NULL AND attempt IS NOT NULL AND token IS NOT NULL AND coalesce(CASE "
+    f"WHEN {_is('enqueued')} THEN attempt = 0 AND token = 0 AND priority BETWEEN 0 AND 9 "
+    f"WHEN {_is('claimed')} THEN deadline > at AND token < {2**53} ELSE true END, false)"
 )
+# A bit for each kind that it may come after, the lowest for none before; none if it is not right by itself.
+_MAY_FOLLOW = (
+    f"IF({_SOUND}, CASE number "
+    + " ".join(f"WHEN {NUMBERS[kind]} THEN {_bits(before) | (kind == 'enqueued')}" for kind, before in _FOLLOWS.items())
+    + " ELSE 0 END, 0)"
+)
+# Whether what it comes after must be due (2), must not be (0), or whether that does not matter.
+_IS_LATE = (
+    f"CASE WHEN {_is('claimed', 'expired')} OR ({_is('failed')} AND reason <=> 'lease_expired') THEN 2 "
+    f"WHEN {_is('enqueued', 'canceled')} THEN 1 ELSE 0 END"
+)
+NUMBER = _by_kind(dict(NUMBERS), 0)
+"""Of an event, as `number`."""
 FACTS = {
-    "kind": _by_kind(dict(NUMBERS), 0),
-    # A bit for each kind that it may come after, the lowest for none before; none if it is not right by itself.
-    "follows": f"IF({_SOUND}, "
-    + _by_kind({kind: _bits(before) | (kind == "enqueued") for kind, before in _FOLLOWS.items()}, 0)
-    + ", 0)",
+    "code": f"number + 16 * ({_IS_LATE}) + 64 * int({_is('failed')} AND NOT ({_FOR_GOOD})) + 128 * ({_MAY_FOLLOW})",
     "at": "coalesce(unix_micros(at), 0)",
     # When the wait or the lease ends that it begins or goes on with; 0 if it does not say.
-    "due": "coalesce(unix_micros(IF(kind IN ('claimed', 'extended'), deadline, visible_at)), 0)",
-    # Whether what it comes after must be due (1), must not be (-1), or whether that does not matter.
-    "late": "CASE WHEN kind IN ('claimed', 'expired') OR (kind = 'failed' AND reason <=> 'lease_expired') THEN 1 "
-    "WHEN kind IN ('enqueued', 'canceled') THEN 0 ELSE -1 END",
+    "due": f"coalesce(unix_micros(IF({_is('claimed', 'extended')}, deadline, visible_at)), 0)",
     "token": "coalesce(token, 0)",
     "run": "xxhash64(worker_id, attempt, token)",
-    # Attempts that are counted before it and behind it, and the least and the most that the limit can be.
-    "used": "coalesce(attempt, 0) - int(kind = 'claimed')",
-    "left": "coalesce(attempt, 0) - int(kind = 'released')",
-    "least": f"CASE WHEN kind IN ('retried', 'expired') THEN attempt + 1 WHEN kind = 'claimed' THEN attempt "
-    f"WHEN kind = 'failed' AND NOT ({_FOR_GOOD}) THEN attempt ELSE -1 END",
-    "most": f"IF(kind = 'failed' AND NOT ({_FOR_GOOD}), attempt, {2**31 - 1})",
+    "attempt": "coalesce(attempt, 0)",
 }
-"""Of an event, beside `position` and `max_attempts`."""
-PRIOR = {"position": "", "kind": 0, "at": 0, "due": 0, "token": 0, "run": 0, "left": 0}
+"""Of an event with its number, beside `position` and `max_attempts`."""
+PRIOR = {"position": "", "code": 0, "at": 0, "due": 0, "token": 0, "run": 0, "attempt": 0}
 """Of the event before, as `prior_...`, and what stands there where there is none."""
+UNPACKED = {
+    "kind": "code & 15",
+    "prior_kind": "prior_code & 15",
+    "late": "shiftright(code, 4) & 3",
+    "given_up": "(code & 64) != 0",
+    "follows": "shiftright(code, 7)",
+}
+"""What was packed."""
 
-_AFTER_HELD = f"prior_kind IN ({', '.join(str(NUMBERS[kind]) for kind in _HELD)})"
+# Attempts that are counted before it and behind the one before, and the least and the most that the limit can be.
+_USED = f"attempt - int({_is('claimed', of='kind')})"
+_LEFT = f"prior_attempt - int({_is('released', of='prior_kind')})"
+_LEAST = (
+    f"CASE WHEN {_is('retried', 'expired', of='kind')} THEN attempt + 1 "
+    f"WHEN {_is('claimed', of='kind')} OR given_up THEN attempt ELSE -1 END"
+)
 PLAIN = f"""
-getbit(follows, prior_kind) = 1 AND position > prior_position AND at >= prior_at AND bound BETWEEN least AND most
-AND (late = 0 OR (prior_due > 0 AND (late = 1) = (at >= prior_due)))
-AND CASE kind
-  WHEN {NUMBERS["enqueued"]} THEN true
-  WHEN {NUMBERS["claimed"]} THEN used = prior_left AND token > highest
-  WHEN {NUMBERS["extended"]} THEN run = prior_run AND due >= prior_due
-  ELSE IF({_AFTER_HELD}, run = prior_run, used = prior_left AND token = prior_token) END
+getbit(follows, prior_kind) = 1 AND position > prior_position AND at >= prior_at
+AND bound >= {_LEAST} AND (NOT given_up OR bound <= attempt)
+AND (late = 1 OR (prior_due > 0 AND (late = 2) = (at >= prior_due)))
+AND CASE
+  WHEN {_is("enqueued", of="kind")} THEN true
+  WHEN {_is("claimed", of="kind")} THEN {_USED} = {_LEFT} AND token > highest
+  WHEN {_is("extended", of="kind")} THEN run = prior_run AND due >= prior_due
+  ELSE IF({_is(*_HELD, of="prior_kind")}, run = prior_run, {_USED} = {_LEFT} AND token = prior_token) END
 """
 
 MORE = ("EVENT-3", "STATE-1", "LEASE-5", "EVENT-1")

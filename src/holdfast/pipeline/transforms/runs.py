@@ -8,63 +8,64 @@ from pyspark.sql import functions as fn
 from holdfast.pipeline.schemas import JOB_RUNS
 from holdfast.pipeline.transforms.histories import (
     ENDS,
+    LIVES_BEFORE,
     NOTES,
     by_job,
     in_order,
-    in_this_life,
     instant,
-    is_kind,
-    life,
     moment_in_this_life,
     ms_between,
     so_far,
 )
+from holdfast.pipeline.transforms.rules import NUMBER, NUMBERS
 
 _COLUMNS = (
-    "shard", "kind", "type", "at", "attempt", "worker_id", "priority", "max_attempts", "visible_at", "reason",
-    "error_type", "error_message", "fingerprint",
+    "shard", "type", "at", "attempt", "worker_id", "priority", "max_attempts", "visible_at", "reason", "error_type",
+    "error_message", "fingerprint",
 )  # fmt: skip
+_OF_BIRTH = ("kind", "at", "position", "priority", "max_attempts", "visible_at", "replayed", "after", "after_at")
+"""What is told of a life by its first event."""
 
 
 def job_runs(events: DataFrame) -> DataFrame:
     """The lives of the jobs that these events are of, each as its last event leaves it.
 
-    One shuffle and one sort: what a life was is carried along from event to event, and its last row is kept.
+    One shuffle and one sort. Little is carried along from event to event, and what only the first event of a life
+    tells is fetched when none but the first and the last are left. Kinds are numbers, which are quick to compare.
     `state` is as the log says: a job that became due since still shows as scheduled or retrying.
     """
-    events = by_job(events, *_COLUMNS)
-    born = is_kind("enqueued")
-    error = fn.struct("error_type", "error_message", "fingerprint")
+    events = by_job(events.withColumn("number", fn.expr(NUMBER)), *_COLUMNS, "number").withColumnRenamed(
+        "number", "kind"
+    )
+    born, failed = _is("enqueued"), fn.col("fingerprint").isNotNull()
+    lives = fn.sum(born.cast("int")).over(so_far())
+    if LIVES_BEFORE in events.columns:
+        lives += fn.col(LIVES_BEFORE)
+    error = fn.when(failed, fn.struct("error_type", "error_message", "fingerprint"))
     followed = events.withColumns(
         {
-            "life": life(events),
+            "life": lives.cast("int"),
             "before": fn.lag("kind").over(in_order()),
             "before_at": fn.lag("at").over(in_order()),
             "before_reason": fn.lag("reason").over(in_order()),
             "after": fn.lead("kind").over(in_order()),
-            "replayed": fn.sum(is_kind("replayed").cast("int")).over(so_far()),
-            "born_priority": fn.last("priority", ignorenulls=True).over(so_far()),
-            "born_max_attempts": fn.last("max_attempts", ignorenulls=True).over(so_far()),
-            "born_at": fn.last(fn.when(born, fn.col("at")), ignorenulls=True).over(so_far()),
-            "due_at": fn.last(fn.when(born, fn.col("visible_at")), ignorenulls=True).over(so_far()),
-            "claimed": moment_in_this_life(is_kind("claimed")),
-            "error": in_this_life(error, fn.col("fingerprint").isNotNull()),
+            "after_at": fn.lead("at").over(in_order()),
+            "replayed": fn.sum(_is("replayed").cast("int")).over(so_far()),
+            "claimed": moment_in_this_life(_is("claimed"), born),
+            "failed": moment_in_this_life(failed, born),
+            "error": fn.last(error, ignorenulls=True).over(so_far()),
         }
     )
-    began = born | fn.col("before").isNull()
-    carried = followed.withColumns(
-        {
-            "first_position": fn.last(fn.when(began, fn.col("position")), ignorenulls=True).over(so_far()),
-            "began_at": fn.last(fn.when(began, fn.col("at")), ignorenulls=True).over(so_far()),
-            "replayed_before": fn.last(fn.when(began, fn.col("replayed")), ignorenulls=True).over(so_far()),
-            "first_claimed": moment_in_this_life(is_kind("claimed") & (fn.col("before") == "enqueued")),
-        }
-    )
-    last = carried.where(fn.col("after").isNull() | (fn.col("after") == "enqueued"))
+    first = born | fn.col("before").isNull()
+    last = fn.col("after").isNull() | (fn.col("after") == NUMBERS["enqueued"])
+    # Of each life its first and its last event, next to each other, or one that is both.
+    edges = followed.where(first | last)
+    of_birth = (fn.when(first, fn.col(name)).otherwise(fn.lag(name).over(in_order())) for name in _OF_BIRTH)
+    edges = edges.withColumns(dict(zip((f"birth_{name}" for name in _OF_BIRTH), of_birth, strict=True)))
     # The last transition: a purge comes behind it, and a note is made under a lease.
-    purged = is_kind("purged")
-    change = fn.when(purged, fn.col("before")).when(is_kind(*NOTES), "claimed").otherwise(fn.col("kind"))
-    last = last.withColumns(
+    purged = _is("purged")
+    change = fn.when(purged, fn.col("before")).when(_is(*NOTES), NUMBERS["claimed"]).otherwise(fn.col("kind"))
+    ended = edges.where(last).withColumns(
         {
             "change": change,
             "changed_at": fn.when(purged, fn.col("before_at")).otherwise(fn.col("at")),
@@ -72,45 +73,55 @@ def job_runs(events: DataFrame) -> DataFrame:
         }
     )
     columns = _columns()
-    return last.select(*(columns[name].alias(name) for name in JOB_RUNS.fieldNames()))
+    return ended.select(*(columns[name].alias(name) for name in JOB_RUNS.fieldNames()))
+
+
+def _is(*kinds: str, of: str = "kind") -> Column:
+    """Whether the event is one of these; or the one that another column says the kind of."""
+    return fn.col(of).isin(*(NUMBERS[kind] for kind in kinds))
 
 
 def _columns() -> dict[str, Column]:
-    ended_at = fn.when(fn.col("change").isin(*ENDS), fn.col("changed_at"))
-    first_claimed_at, last_claimed_at = instant(fn.col("first_claimed")), instant(fn.col("claimed"))
-    straight = ("tenant", "queue", "job_id", "life", "type", "shard", "first_position")
+    is_end = _is(*ENDS, of="change")
+    ended_at = fn.when(is_end, fn.col("changed_at"))
+    whole = _is("enqueued", of="birth_kind")
+    enqueued_at, due_at = (fn.when(whole, fn.col(name)) for name in ("birth_at", "birth_visible_at"))
+    first_claimed_at = fn.when(whole & _is("claimed", of="birth_after"), fn.col("birth_after_at"))
+    straight = ("tenant", "queue", "job_id", "life", "type", "shard")
+    error = fn.when(fn.col("failed") >= 0, fn.col("error"))
     return {name: fn.col(name) for name in straight} | {
-        "priority": fn.col("born_priority"),
-        "max_attempts": fn.col("born_max_attempts"),
-        "enqueued_at": fn.col("born_at"),
-        "first_visible_at": fn.col("due_at"),
+        "priority": fn.col("birth_priority"),
+        "max_attempts": fn.col("birth_max_attempts"),
+        "enqueued_at": enqueued_at,
+        "first_visible_at": due_at,
         "first_claimed_at": first_claimed_at,
         "ended_at": ended_at,
         "state": _state(),
-        "attempts": fn.col("attempt") - is_kind("released").cast("int"),
-        "replays": (fn.col("replayed") - fn.col("replayed_before")).cast("int"),
-        "wait_ms": ms_between(fn.col("due_at"), first_claimed_at),
-        "run_ms": ms_between(last_claimed_at, ended_at),
-        "total_ms": ms_between(fn.col("born_at"), ended_at),
+        "attempts": fn.col("attempt") - _is("released").cast("int"),
+        "replays": (fn.col("replayed") - fn.col("birth_replayed")).cast("int"),
+        "wait_ms": ms_between(due_at, first_claimed_at),
+        "run_ms": ms_between(instant(fn.col("claimed")), ended_at),
+        "total_ms": ms_between(enqueued_at, ended_at),
         "worker_id": fn.when(fn.col("worker_id") != "", fn.col("worker_id")),
-        "reason": fn.when(fn.col("change") == "failed", fn.col("why")),
-        "error_type": fn.col("error.error_type"),
-        "error_message": fn.col("error.error_message"),
-        "fingerprint": fn.col("error.fingerprint"),
+        "reason": fn.when(_is("failed", of="change"), fn.col("why")),
+        "error_type": error["error_type"],
+        "error_message": error["error_message"],
+        "fingerprint": error["fingerprint"],
+        "first_position": fn.col("birth_position"),
         "last_position": fn.col("position"),
-        "purged": is_kind("purged"),
-        "date": fn.to_date("began_at"),
+        "purged": _is("purged"),
+        "date": fn.to_date("birth_at"),
     }
 
 
 def _state() -> Column:
     """The state that the last transition led to."""
-    kind = fn.col("change")
-    later = fn.col("visible_at") > fn.col("at")
+    ends = fn.when(_is(ENDS[0], of="change"), ENDS[0])
+    for kind in ENDS[1:]:
+        ends = ends.when(_is(kind, of="change"), kind)
     return (
-        fn.when(kind.isin(*ENDS), kind)
-        .when(kind == "claimed", "leased")
-        .when(kind.isin("retried", "expired"), "retrying")
-        .when(later, "scheduled")
+        ends.when(_is("claimed", of="change"), "leased")
+        .when(_is("retried", "expired", of="change"), "retrying")
+        .when(fn.col("visible_at") > fn.col("at"), "scheduled")
         .otherwise("ready")
     )

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
 from holdfast.pipeline.transforms.histories import ENDS, JOB, MARK, NOTES, by_job, in_order, is_kind, mark
-from holdfast.pipeline.transforms.rules import CHECKS, FACTS, PLAIN, PRIOR
+from holdfast.pipeline.transforms.rules import CHECKS, FACTS, NUMBER, PLAIN, PRIOR, UNPACKED
 
 FINDING = ("rule", "explanation", *JOB, "shard", "positions", "offsets", "at")
 """The columns of a finding; `positions` and `offsets` are those of its events, the offending one last."""
@@ -36,7 +36,7 @@ def doubtful(events: DataFrame) -> DataFrame:
     Two jobs with one mark, should that ever be, are taken for one, which is no less doubtful than they are.
     """
     facts = (fn.expr(sql).alias(name) for name, sql in FACTS.items())
-    events = events.select(mark(), "position", "max_attempts", *facts)
+    events = events.withColumn("number", fn.expr(NUMBER)).select(mark(), "position", "max_attempts", *facts)
     in_mark = Window.partitionBy(MARK).orderBy("position")
     before = in_mark.rowsBetween(Window.unboundedPreceding, -1)
     known = events.withColumns(
@@ -46,6 +46,7 @@ def doubtful(events: DataFrame) -> DataFrame:
             "highest": fn.coalesce(fn.max("token").over(before), fn.lit(0)),
         }
     )
+    known = known.withColumns({name: fn.expr(sql) for name, sql in UNPACKED.items()})
     return known.where(~fn.expr(PLAIN)).select(MARK).distinct()
 
 

@@ -11,7 +11,17 @@ from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
-from holdfast.store import EventPage, ListQuery, Page, QueueStats, Reader, Stretch, TenantSettings, WorkerInfo
+from holdfast.store import (
+    EventPage,
+    ListQuery,
+    LogPage,
+    Page,
+    QueueStats,
+    Reader,
+    Stretch,
+    TenantSettings,
+    WorkerInfo,
+)
 from holdfast.stores.file import rows
 from holdfast.stores.file.sql import FUTURE, OLDEST_READY, SQL
 from holdfast.stores.file.transaction import clock
@@ -155,11 +165,18 @@ def split(db: sqlite3.Connection, after: str, end: str, size: int) -> list[Stret
     return [Stretch(0, str(n), str(min(n + size, stop))) for n in range(start, stop, size)]
 
 
-def read(db: sqlite3.Connection, stretch: Stretch, limit: int) -> EventPage:
+def read(db: sqlite3.Connection, stretch: Stretch, limit: int) -> LogPage:
     """The first events of a piece."""
-    left = parse_offset(stretch.end) - parse_offset(stretch.after)
-    page = events(db, None, stretch.after, min(limit, left))
-    return EventPage(page.events, page.next, more=left > len(page.events))
+    start, _ = _ends(db, stretch.after)
+    end = parse_offset(stretch.end)
+    stop = min(end, start + limit)
+    found: list[rows.LoggedEvent] = []
+    for first, chunk in db.execute(SQL["events"], (start,)):
+        if first > stop:
+            break
+        found += rows.unpack_events(chunk)[max(0, start + 1 - first) : stop + 1 - first]
+    reached = start + len(found)
+    return LogPage(rows.to_columns(start + 1, found, _Names(db).of), str(reached), more=reached < end)
 
 
 class _Names:

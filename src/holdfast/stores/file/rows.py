@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
 
 from msgspec import Struct, field, msgpack
 from msgspec.structs import replace
 
-from holdfast.core.events import Event, EventKind
+from holdfast.core.events import Event, EventColumns, EventKind
 from holdfast.core.job import AttemptError, Envelope, IdempotencyKey, Job, JobState, Progress, Result
 
 JOB_COLUMNS = (
@@ -159,6 +160,17 @@ def to_event(n: int, logged: LoggedEvent, tenant: str, queue: str) -> Event:
     """The n-th event of the log."""
     at, kind, _, id_, type_, attempt, token, worker_id, data = logged
     return Event(cast("EventKind", kind), tenant, queue, id_, type_, at, attempt, token, worker_id, data, str(n))
+
+
+def to_columns(first: int, logged: list[LoggedEvent], names: Callable[[int], tuple[str, str]]) -> EventColumns:
+    """Events of the log, from the `first` on."""
+    if not logged:
+        return EventColumns()
+    at, kind, lanes, id_, type_, attempt, token, worker_id, data = map(list, zip(*logged, strict=True))
+    known = {lane: names(lane) for lane in set(lanes)}
+    tenant, queue = [known[lane][0] for lane in lanes], [known[lane][1] for lane in lanes]
+    offset = list(map(str, range(first, first + len(logged))))
+    return EventColumns(kind, tenant, queue, id_, type_, at, attempt, token, worker_id, data, offset)
 
 
 @lru_cache(maxsize=4096)

@@ -39,6 +39,7 @@ from holdfast.store import (
     Hint,
     Listener,
     ListQuery,
+    LogPage,
     Page,
     Pruned,
     QueueStats,
@@ -196,7 +197,7 @@ class FileStore:
     async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
         return await self._opened.read(lambda db: reads.split(db, after, end, size))
 
-    async def read(self, stretch: Stretch, limit: int) -> EventPage:
+    async def read(self, stretch: Stretch, limit: int) -> LogPage:
         return await self._opened.read(lambda db: reads.read(db, stretch, limit))
 
     async def set_reader(self, reader: Reader) -> None:

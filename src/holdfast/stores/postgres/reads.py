@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
-from holdfast.core.events import Event
+from holdfast.core.events import Event, EventColumns
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
-from holdfast.store import EventPage, ListQuery, Page, QueueStats, Stretch
+from holdfast.store import EventPage, ListQuery, LogPage, Page, QueueStats, Stretch
 from holdfast.stores.postgres import log, rows
 from holdfast.stores.postgres.lanes import Lane, Memory
 from holdfast.stores.postgres.link import Link
@@ -219,11 +219,11 @@ async def split(link: Link, after: str, end: str, size: int) -> list[Stretch]:
     return [Stretch(0, str(one), str(other)) for one, other in pairwise(edges) if one < other]
 
 
-async def read(link: Link, memory: Memory, stretch: Stretch, limit: int) -> EventPage:
+async def read(link: Link, memory: Memory, stretch: Stretch, limit: int) -> LogPage:
     """The first events of a piece, in whole rows."""
     start, end = await _begin(link, stretch.after), log.parse_offset(stretch.end)
     reached = start
-    page: list[Event] = []
+    page = EventColumns()
     wanted = FIRST_CHUNKS
     while reached < end and len(page) < limit:
         chunk = await link.rows("events", *reached[:3], *end[:3], wanted, repeat=True)
@@ -232,14 +232,14 @@ async def read(link: Link, memory: Memory, stretch: Stretch, limit: int) -> Even
             place = Place(row["epoch"], row["xid"], row["n"], row["count"])
             last = min(place, end)
             skip = reached.k if place[:3] == reached[:3] else 0
-            page += [event for k, event in log.unpack(row, skip, lambda lane: _names(memory, lane)) if k <= last.k]
+            page.add(log.columns(row, skip, last.k, lambda lane: _names(memory, lane)))
             reached = max(reached, last)
         if len(chunk) < wanted:
             reached = end
         # A row may have one event or a thousand; and the first of them has been read already.
         wanted = max(2, min(CHUNKS, (limit - len(page)) * wanted // max(1, len(page)) + 1))
     await _check_whole(link, start)
-    return EventPage(page, str(reached), more=reached < end)
+    return LogPage(page, str(reached), more=reached < end)
 
 
 async def _begin(link: Link, after: str | None) -> Place:

@@ -44,6 +44,7 @@ from holdfast.store import (
     Hint,
     Listener,
     ListQuery,
+    LogPage,
     Page,
     Post,
     Pruned,
@@ -450,7 +451,7 @@ class PostgresStore:
     async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
         return await reads.split(self._opened, after, end, size)
 
-    async def read(self, stretch: Stretch, limit: int) -> EventPage:
+    async def read(self, stretch: Stretch, limit: int) -> LogPage:
         return await reads.read(self._opened, self._memory, stretch, limit)
 
     async def set_reader(self, reader: Reader) -> None:

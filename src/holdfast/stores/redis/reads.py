@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
-from holdfast.core.events import Event
+from holdfast.core.events import Event, EventColumns
 from holdfast.core.job import TERMINAL, WAITING, Job, JobState
-from holdfast.store import EventPage, ListQuery, Page, Stretch
+from holdfast.store import EventPage, ListQuery, LogPage, Page, Stretch
 from holdfast.stores.redis import records
 from holdfast.stores.redis.keys import lane_of
 from holdfast.stores.redis.records import encode
@@ -135,14 +135,20 @@ async def events(shards: Shards, tenant: str | None, after: str | None, limit: i
     return _page(stretches, places, tenant, limit)
 
 
-async def _read_log(shards: Shards, shard: int, start: int, wanted: int) -> _Stretch:
+async def _chunks(shards: Shards, shard: int, start: int, wanted: int) -> tuple[int, int, list[records.Chunk]]:
+    """Up to where a shard's log is gone, where it ends, and chunks from a place on."""
     gone, last, most, *chunks = await shards.run("events", shard, encode((start, wanted, BYTES)))
     if start > max(last, most):
         raise InvalidOption("after", f"{start} is not an offset of this store")
+    return gone, last, list(zip(*(chunks[n::4] for n in range(4)), strict=True))
+
+
+async def _read_log(shards: Shards, shard: int, start: int, wanted: int) -> _Stretch:
+    gone, last, chunks = await _chunks(shards, shard, start, wanted)
     begin = max(start, gone)
     read: list[tuple[int, Event]] = []
-    for at in range(0, len(chunks), 4):
-        read += [(number, event) for number, event in records.to_events(*chunks[at : at + 4]) if number > begin]
+    for chunk in chunks:
+        read += [(number, event) for number, event in records.to_events(*chunk) if number > begin]
     end = read[-1][0] if read else begin
     return _Stretch(begin, 0 <= start < gone, end, end < last, read)
 
@@ -198,23 +204,28 @@ async def split(shards: Shards, after: str, end: str, size: int) -> list[Stretch
     return stretches
 
 
-async def read(shards: Shards, stretch: Stretch, limit: int) -> EventPage:
+async def read(shards: Shards, stretch: Stretch, limit: int) -> LogPage:
     """The first events of a piece, in whole chunks."""
     shard, places = stretch.shard, parse_offset(shards, stretch.after)
-    end = parse_offset(shards, stretch.end)[shard]
-    found = await _read_log(shards, shard, places[shard], limit)
-    if found.trimmed:
-        places[shard] = found.start
+    start, end = places[shard], parse_offset(shards, stretch.end)[shard]
+    gone, last, chunks = await _chunks(shards, shard, start, limit)
+    if start < gone:
+        places[shard] = gone
         raise EventsTrimmed(stretch.after, join_offset(places))
     before, behind = join_offset([*places[:shard], 0])[:-1], join_offset([0, *places[shard + 1 :]])[1:]
-    events: list[Event] = []
-    for number, event in found.events:
-        if number > end:
-            break
-        event.offset = f"{before}{number}{behind}"
-        events.append(event)
-    more = found.more and found.end < end
-    return EventPage(events, f"{before}{found.end}{behind}" if more else stretch.end, more=more)
+    columns, reached = EventColumns(), start
+    for number, count, at, raw in chunks:
+        # Numbers go up to that of the chunk; a piece may begin or end within.
+        first = number - count + 1
+        part = records.to_columns(count, at, raw)
+        if first <= start or number > end:
+            part = part.part(max(0, start + 1 - first), max(0, end + 1 - first))
+        columns.add(part)
+        begin = max(first, start + 1)
+        columns.offset += [f"{before}{n}{behind}" for n in range(begin, begin + len(part))]
+        reached = number
+    more = reached < min(last, end)
+    return LogPage(columns, f"{before}{reached}{behind}" if more else stretch.end, more=more)
 
 
 class _Part(Struct):

@@ -14,7 +14,7 @@ from typing import Any, cast
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
-from holdfast.core.events import ERROR_TEXT_LIMIT, Event, EventKind, fingerprint
+from holdfast.core.events import ERROR_TEXT_LIMIT, Event, EventColumns, EventKind, fingerprint
 from holdfast.core.job import (
     AttemptError,
     Backoff,
@@ -61,6 +61,8 @@ _decode_chunk = msgpack.Decoder(tuple[list[str], list[Any]]).decode
 _NO_ERROR = AttemptError("Error", "")
 
 
+Chunk = tuple[int, int, int, bytes]
+"""Of the log: the number of its last event, how many there are, when, and the events."""
 _Row = tuple[int, int, str, int, int, int, int]
 """Kind, lane, id, type, attempt, token and worker of an event; lane, type and worker as numbers of words."""
 
@@ -219,6 +221,63 @@ def to_events(number: int, count: int, at: int, raw: bytes) -> Iterator[tuple[in
         name = _KINDS[kind]
         event_data = _event_data(name, data)
         yield n, Event(name, tenant, queue, id_, words[type_ - 1], at, attempt, token, words[worker - 1], event_data)
+
+
+def to_columns(count: int, at: int, raw: bytes) -> EventColumns:
+    """The events of a chunk, but for their offsets."""
+    words, flat = _decode_chunk(raw)
+    parts = _uniform(flat, count) or _mixed(flat, count)
+    columns = EventColumns()
+    for number, (lanes, ids, types, attempts, tokens, workers, *more) in parts:
+        kind = _KINDS[number]
+        names = {lane: names_of(words[lane - 1]) for lane in set(cast("list[int]", lanes))}
+        part = EventColumns(
+            [kind] * len(ids), [names[lane][0] for lane in lanes], [names[lane][1] for lane in lanes], ids,
+            [words[type_ - 1] for type_ in types], [at] * len(ids), attempts, tokens,
+            [words[worker - 1] for worker in workers], _columns_data(kind, more, len(ids)),
+        )  # fmt: skip
+        columns.add(part)
+    return columns
+
+
+_Part = tuple[int, list[list[Any]]]
+"""A kind, and the columns behind it of events that follow on each other and are all of this kind."""
+
+
+def _uniform(flat: list[Any], count: int) -> list[_Part] | None:
+    """A chunk whose events are all of one kind, as those of most calls are; None: they are not."""
+    kind: int = flat[0]
+    step = 7 + _SIZES[kind]
+    if len(flat) != count * step or flat[::step].count(kind) != count:
+        return None
+    return [(kind, [flat[n::step] for n in range(1, step)])]
+
+
+def _mixed(flat: list[Any], count: int) -> list[_Part]:
+    parts: list[_Part] = []
+    place = 0
+    for _ in range(count):
+        kind: int = flat[place]
+        step = 7 + _SIZES[kind]
+        values = flat[place + 1 : place + step]
+        if parts and parts[-1][0] == kind:
+            for column, value in zip(parts[-1][1], values, strict=True):
+                column.append(value)
+        else:
+            parts.append((kind, [[value] for value in values]))
+        place += step
+    return parts
+
+
+def _columns_data(kind: EventKind, more: list[list[Any]], count: int) -> list[dict[str, Any]]:
+    if kind == "enqueued":
+        keys = zip(*more, strict=True)
+        return [{"priority": priority, "max_attempts": most, "visible_at": at} for priority, most, at in keys]
+    if kind == "claimed":
+        return [{"visible_at": at, "deadline": deadline} for at, deadline in zip(*more, strict=True)]
+    if not more:
+        return [{} for _ in range(count)]
+    return [_event_data(kind, list(values)) for values in zip(*more, strict=True)]
 
 
 def _event_data(kind: EventKind, data: list[Any]) -> dict[str, Any]:

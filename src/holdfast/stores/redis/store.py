@@ -66,6 +66,7 @@ from holdfast.store import (
     Hint,
     Listener,
     ListQuery,
+    LogPage,
     Page,
     Post,
     Pruned,
@@ -327,7 +328,7 @@ class RedisStore:
     async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
         return await reads.split(self._opened, after, end, size)
 
-    async def read(self, stretch: Stretch, limit: int) -> EventPage:
+    async def read(self, stretch: Stretch, limit: int) -> LogPage:
         return await reads.read(self._opened, stretch, limit)
 
     async def set_reader(self, reader: Reader) -> None:
