@@ -72,6 +72,24 @@ async def test_what_is_held_at_the_end_is_given_back_with_its_attempt(store):
     assert [(job.state, job.attempts) for job in await store.get(keys)] == [(JobState.READY, 0)] * 2
 
 
+async def test_what_a_claim_brings_at_the_end_is_given_back_too(store):
+    claimed, gate, real = asyncio.Event(), asyncio.Event(), store.claim
+
+    async def claim(request):
+        found = await real(request)
+        claimed.set()
+        await gate.wait()
+        return found
+
+    store.claim = claim
+    keys = await add(store, "a")
+    async with coordinating(store, for_ever):
+        await claimed.wait()
+        assert await states(store, keys) == [JobState.LEASED]
+        asyncio.get_running_loop().call_later(0.05, gate.set)
+    assert [(job.state, job.attempts) for job in await store.get(keys)] == [(JobState.READY, 0)]
+
+
 async def test_what_raises_comes_back_later_and_is_never_given_up(store):
     calls = []
 
