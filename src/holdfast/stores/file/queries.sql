@@ -23,6 +23,11 @@ SELECT {job} FROM jobs WHERE lane = ? AND id = ?;
 -- name: add_job
 INSERT INTO jobs (seq, lane, id, state, rank, visible_at, origin, head, payload, extra)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (lane, id) DO NOTHING;
+-- name: add_leased
+INSERT INTO jobs (seq, lane, id, state, rank, visible_at, origin, head, payload, extra, attempts, token, deadline, held)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (lane, id) DO NOTHING;
+-- name: extra_of
+SELECT extra FROM jobs WHERE seq = ?;
 -- name: add_payload
 INSERT INTO payloads VALUES (?, ?);
 -- name: save_job
@@ -83,6 +88,12 @@ SELECT time, tenant, lane FROM lanes WHERE queue = ? AND in_turns = 1 ORDER BY t
 -- name: lanes_entering
 SELECT tenant, lane, time FROM lanes
 WHERE queue = ? AND in_turns = 0 AND paused = 0 AND next_at IS NOT NULL AND next_at <= ? ORDER BY next_at LIMIT ?;
+-- name: lane_state
+SELECT paused, waiting FROM lanes WHERE lane = ?;
+-- name: lanes_with_work
+SELECT lane, waiting FROM lanes WHERE queue = ?1 AND in_turns = 1
+UNION ALL SELECT lane, waiting FROM lanes
+WHERE queue = ?1 AND in_turns = 0 AND paused = 0 AND next_at IS NOT NULL AND next_at <= ?2 LIMIT ?3;
 -- name: next_entering
 SELECT min(next_at) FROM lanes WHERE queue = ? AND in_turns = 0 AND paused = 0 AND next_at IS NOT NULL;
 -- name: enter_turns
