@@ -9,7 +9,6 @@ still under the lock. So what was handed over before an offer is taken back is i
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import select
@@ -26,7 +25,7 @@ from msgspec import Struct, msgpack
 from holdfast.core.job import Job
 from holdfast.core.offers import lasts_ms
 from holdfast.stores.file import rows
-from holdfast.stores.file.wakeup import capacity_of
+from holdfast.stores.file.wakeup import Lines, capacity_of
 
 HEAD = struct.Struct(">II")
 """The length of what follows and its checksum: a process can die while it writes, and a disk lose what was."""
@@ -81,7 +80,7 @@ class Book:
     """The offers of all workers, for one writer. Only under the lock between processes."""
 
     def __init__(self, directory: Path, posts: Mapping[str, Mine]) -> None:
-        self._folder = directory / "posts"
+        self._lines = Lines(directory / "posts")
         self._posts = posts
         """Those of this process."""
         self._file = os.open(directory / "offers", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -93,10 +92,10 @@ class Book:
         self._loaded = False
         self._handed: list[Handed] = []
         self._kept_handed = 0
-        self._opened: dict[str, int] = {}
 
     def close(self) -> None:
         os.close(self._file)
+        self._lines.close()
 
     # In a transaction -----------------------------------------------------------------------------------------
 
@@ -163,10 +162,11 @@ class Book:
     def settle(self) -> None:
         """What the group changed is on the disk: write it down, and send what was handed over."""
         try:
-            if self._kept != self._read and self._loaded:
-                self._write()
+            # Whoever dies between these two leaves an offer of one job more than there is room for.
             for handed in self._handed:
                 self._send(handed)
+            if self._loaded and self._kept != self._read:
+                self._write()
         finally:
             self._end()
 
@@ -176,9 +176,6 @@ class Book:
         self._end()
 
     def _end(self) -> None:
-        for descriptor in self._opened.values():
-            os.close(descriptor)
-        self._opened.clear()
         self._handed.clear()
         self._kept_handed = 0
         self._loaded = False
@@ -195,6 +192,7 @@ class Book:
                     self._offers = []
                 self._read = data
                 self._kept = _encode(self._offers)
+                self._lines.keep([offer.post for offer in self._offers])
             self._loaded = True
         return self._offers
 
@@ -230,17 +228,12 @@ class Book:
         mine = self._posts.get(post)
         if mine is not None:
             return mine.hears
-        descriptor = self._opened.get(post)
+        try:
+            descriptor = self._lines.get(post, post)
+        except FileNotFoundError:
+            return False
         if descriptor is None:
-            path = self._folder / post
-            try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # Left over by a process that is gone.
-                    with contextlib.suppress(OSError):
-                        path.unlink()
-                return False
-            self._opened[post] = descriptor
+            return False
         unread = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0]
         taken = 2 * -(-unread // PAGE) + sum(handed.offer.post == post for handed in self._handed)
         return taken < capacity_of(descriptor) // PAGE
@@ -252,4 +245,5 @@ class Book:
         elif handed.message:
             # A worker that ended since we looked has got it and lost it: its lease will be over.
             with contextlib.suppress(OSError):
-                os.write(self._opened[handed.offer.post], LENGTH.pack(len(handed.message)) + handed.message)
+                message = LENGTH.pack(len(handed.message)) + handed.message
+                os.write(self._lines.get(handed.offer.post, handed.offer.post) or -1, message)

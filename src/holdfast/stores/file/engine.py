@@ -96,6 +96,8 @@ class Engine:
         self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Listener, frozenset[Hint]]] = {}
         self._ears: dict[asyncio.AbstractEventLoop, wakeup.Ear] = {}
         self._ears_lock = threading.Lock()
+        self._tuning: set[asyncio.AbstractEventLoop] = set()
+        self._voice = wakeup.Voice(self._folder, self._is_mine)
         self.posts: dict[str, FilePost] = {}
         self._inode = database.hold(self.path)
         with contextlib.ExitStack() as undo, database.opening():
@@ -198,6 +200,7 @@ class Engine:
         database.let_go(self._inode)
         os.close(self._lock_file)
         self._book.close()
+        self._voice.close()
         _forks.engines.discard(self)
 
     def is_frozen(self) -> bool:
@@ -233,6 +236,7 @@ class Engine:
             connection.close()
         os.close(self._lock_file)
         self._book.close()
+        self._voice.close()
         for fifo in (*self._ears.values(), *self.posts.values()):
             fifo.forked()
 
@@ -300,7 +304,7 @@ class Engine:
             transaction = Transaction(self._db, self._memory, self.settings, self._book)
             for call in group:
                 if call.start():
-                    self._run_one(transaction, call)
+                    self._run_one(transaction, call, alone=len(group) == 1)
                     signals += transaction.take_signals()
             transaction.save_counters()
             failpoint.hit("file.before_commit")
@@ -316,20 +320,25 @@ class Engine:
         self._book.settle()
         return signals
 
-    def _run_one(self, transaction: Transaction, call: _Call[Any]) -> None:
-        self._db.execute("SAVEPOINT call")
+    def _run_one(self, transaction: Transaction, call: _Call[Any], *, alone: bool) -> None:
+        if not alone:  # Who is alone takes nobody along.
+            self._db.execute("SAVEPOINT call")
         try:
             call.result = call.change(transaction)
             transaction.keep()
-            self._db.execute("RELEASE call")
+            if not alone:
+                self._db.execute("RELEASE call")
         except sqlite3.Error:
             raise  # The disk, not the call: nobody in this group gets through.
-        except BaseException as error:  # noqa: BLE001 - it is this call's own, and goes to whoever made it
+        except BaseException as error:
+            call.error = database.translate(error, self.path) if isinstance(error, msgspec.DecodeError) else error
+            if alone:
+                raise
+            # It is this call's own, and goes to whoever made it.
             self._db.execute("ROLLBACK TO call")
             self._db.execute("RELEASE call")
             transaction.forget()
             self._memory.clear()
-            call.error = database.translate(error, self.path) if isinstance(error, msgspec.DecodeError) else error
 
     # Reading ----------------------------------------------------------------------------------------------
 
@@ -361,7 +370,7 @@ class Engine:
                 with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
                     loop.call_soon_threadsafe(_deliver, listener, wanted)
         with contextlib.suppress(OSError):
-            wakeup.call(self._folder, signals, self._is_mine)
+            self._voice.call(signals)
 
     def _is_mine(self, name: str) -> bool:
         with self._ears_lock:
@@ -381,13 +390,15 @@ class Engine:
             ear.want(ear.mask | mask)
             if ear.mask == mask:
                 return
-        if wakeup.running() is loop:
-            loop.call_later(LINGER_S, self._tune_down, loop)
-        else:
+        if wakeup.running() is not loop:
             self._tune_down(loop)
+        elif loop not in self._tuning:
+            self._tuning.add(loop)
+            loop.call_later(LINGER_S, self._tune_down, loop)
 
     def _tune_down(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._ears_lock:
+            self._tuning.discard(loop)
             mask, ear = self._wanted(loop), self._ears.get(loop)
             if ear is not None and mask:
                 ear.want(mask)
@@ -399,6 +410,7 @@ class Engine:
         """Let go of the FIFOs of event loops that ended while theirs was still open."""
         for loop in [loop for loop, ear in self._ears.items() if ear.is_dead]:
             self._ears.pop(loop).close()
+            self._tuning.discard(loop)
 
     def _wanted(self, loop: asyncio.AbstractEventLoop) -> int:
         owned = [hints for owner, _, hints in list(self._listeners.values()) if owner is loop]

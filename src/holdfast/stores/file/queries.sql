@@ -44,6 +44,10 @@ UPDATE jobs SET state = 5, deadline = 0, finished_at = ?1, expires_at = batch.va
     result = substr(?2, batch.value ->> 3, batch.value ->> 4)
 FROM json_each(?3) AS batch
 WHERE jobs.seq = batch.value ->> 0 AND state = 4 AND token = batch.value ->> 1 AND deadline > ?1;
+-- The same for one alone.
+-- name: save_one_completed
+UPDATE jobs SET state = 5, deadline = 0, finished_at = ?1, expires_at = ?2, result = ?3
+WHERE seq = ?4 AND state = 4 AND token = ?5 AND deadline > ?1;
 -- name: save_deadline
 UPDATE jobs SET deadline = ? WHERE seq = ?;
 -- name: save_extra

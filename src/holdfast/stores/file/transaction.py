@@ -286,6 +286,11 @@ class Transaction:
 
     def save_completed(self, completed: list[tuple[Job, Result | None]]) -> bool:
         """Write completions in one statement, if every one of these leases is still live; else nothing."""
+        if len(completed) == 1:
+            job, result = completed[0]
+            data = None if result is None else rows.pack_result(result)
+            one = (self.now, self.now + job.result_ttl_ms, data, job.seq, job.token)
+            return self.db.execute(SQL["save_one_completed"], one).rowcount == 1
         results: list[bytes] = []
         batch: list[tuple[int, int, int, int | None, int]] = []
         position = 1

@@ -146,28 +146,112 @@ def capacity_of(descriptor: int) -> int:
         return CAPACITY
 
 
-def call(folder: Path, signals: Collection[Signal], mine: Callable[[str], bool]) -> None:
-    """Tell every FIFO that wants one of these hints, but for those of this process."""
-    mask = mask_of({signal.hint for signal in signals})
-    done = BITS[Hint.DONE]
-    with_records: bytes | None = None
-    told: set[str] = set()
-    # A FIFO that was renamed after it was listed has to hear of it too: look again.
-    for _ in range(LOOKS):
-        missed = False
-        for name, unique in _wanting(folder, mask):
-            if unique not in told and not mine(name):
-                message = bytes((mask,))
-                if mask & done and int(name.partition("-")[0], 16) & done:
-                    if with_records is None:
-                        with_records = _with_records(mask, signals)
-                    message = with_records
-                if _send(folder / name, message, mask):
-                    told.add(unique)
-                else:
-                    missed = True
-        if not missed:
-            return
+class Lines:
+    """The FIFOs of others that were written to, by their names; they stay open for the next time. Of one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+        self._open: dict[str, int] = {}
+
+    def get(self, name: str, path: str) -> int | None:
+        """The descriptor of a FIFO that has a reader. One that has none is left over, and unlinked.
+
+        Raises FileNotFoundError if there is none at this path.
+        """
+        descriptor = self._open.get(name)
+        if descriptor is None:
+            try:
+                descriptor = os.open(f"{self._folder}/{path}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    self._unlink(path)
+                return None
+            self._open[name] = descriptor
+        elif not has_reader(descriptor):
+            self.drop(name)
+            self._unlink(path)
+            return None
+        return descriptor
+
+    def drop(self, name: str) -> None:
+        """Close one."""
+        descriptor = self._open.pop(name, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Close all but these."""
+        for name in self._open.keys() - set(names):
+            self.drop(name)
+
+    def close(self) -> None:
+        self.keep(())
+
+    def _unlink(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{self._folder}/{path}")  # noqa: PTH108 - beside `os.open`
+
+
+def has_reader(descriptor: int) -> bool:
+    """Whether somebody can read what is written to this FIFO."""
+    asked = select.poll()
+    asked.register(descriptor, select.POLLOUT)
+    return not any(events & (select.POLLERR | select.POLLHUP) for _, events in asked.poll(0))
+
+
+class Voice:
+    """Tells others. Of one thread."""
+
+    def __init__(self, folder: Path, mine: Callable[[str], bool]) -> None:
+        self._folder = folder
+        self._mine = mine
+        self._lines = Lines(folder)
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def call(self, signals: Collection[Signal]) -> None:
+        """Tell every FIFO that wants one of these hints, but for those of this process."""
+        mask = mask_of({signal.hint for signal in signals})
+        done = BITS[Hint.DONE]
+        with_records = b""
+        told: set[str] = set()
+        # A FIFO that was renamed after it was listed has to hear of it too: look again.
+        for _ in range(LOOKS):
+            missed = False
+            for name, wanted, unique in self._wanting(mask):
+                if unique not in told and not self._mine(name):
+                    message = bytes((mask,))
+                    if wanted & mask & done:
+                        with_records = message = with_records or _with_records(mask, signals)
+                    if self._send(name, unique, message, mask):
+                        told.add(unique)
+                    else:
+                        missed = True
+            if not missed:
+                return
+
+    def _wanting(self, mask: int) -> list[tuple[str, int, str]]:
+        found = list(_named(self._folder))
+        self._lines.keep([unique for _, _, unique in found])
+        return [one for one in found if one[1] & mask]
+
+    def _send(self, name: str, unique: str, message: bytes, mask: int) -> bool:
+        """Whether the FIFO still had this name."""
+        try:
+            descriptor = self._lines.get(unique, name)
+        except FileNotFoundError:
+            return False
+        if descriptor is not None:
+            # Full: what is in it will be read. There may be room for the hints alone.
+            with contextlib.suppress(OSError):
+                try:
+                    os.write(descriptor, message)
+                except BlockingIOError:
+                    os.write(descriptor, bytes((mask,)))
+        return True
 
 
 def _with_records(mask: int, signals: Collection[Signal]) -> bytes:
@@ -196,7 +280,8 @@ def _unpack(data: bytes) -> tuple[int, list[Signal]]:
     return mask, told
 
 
-def _wanting(folder: Path, mask: int) -> Iterator[tuple[str, str]]:
+def _named(folder: Path) -> Iterator[tuple[str, int, str]]:
+    """The FIFOs: their names, the hints that they want, and what is unique in their names."""
     try:
         names = os.listdir(folder)  # noqa: PTH208 - names alone, after every commit
     except FileNotFoundError:
@@ -204,31 +289,8 @@ def _wanting(folder: Path, mask: int) -> Iterator[tuple[str, str]]:
     for name in names:
         wanted, _, unique = name.partition("-")
         with contextlib.suppress(ValueError):
-            if unique and int(wanted, 16) & mask:
-                yield name, unique
-
-
-def _send(path: Path, message: bytes, mask: int) -> bool:
-    """Whether the FIFO still had this name."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            with contextlib.suppress(OSError):
-                path.unlink()
-        return True
-    try:
-        # Full: what is in it will be read. There may be room for the hints alone.
-        with contextlib.suppress(OSError):
-            try:
-                os.write(descriptor, message)
-            except BlockingIOError:
-                os.write(descriptor, bytes((mask,)))
-    finally:
-        os.close(descriptor)
-    return True
+            if unique:
+                yield name, int(wanted, 16), unique
 
 
 def running() -> asyncio.AbstractEventLoop | None:
