@@ -261,7 +261,7 @@ class Engine:
             self._commit(group)
             if last:
                 return
-            if self._calls.empty() and self._log.is_short():
+            if self._log.is_short():
                 self._lengthen_log()
 
     def _commit(self, group: list[_Call[Any]]) -> None:
