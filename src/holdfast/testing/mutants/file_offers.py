@@ -198,11 +198,11 @@ def what_is_on_its_way_takes_up_no_room(bug: Bug) -> None:
 def a_worker_that_leaves_does_not_look_into_its_fifo(bug: Bug) -> None:
     """What was handed over just before the end is lost for the time of a lease."""
 
-    def end(original: Planted, post: Any) -> None:
+    async def close(_: Planted, post: Any) -> None:
         post._fifo.read = lambda: None  # noqa: SLF001 - inside the store, where the bug is
-        original(post)
+        post.end()
 
-    bug.around(bug.file("offers").FilePost, "end", end)
+    bug.around(bug.file("offers").FilePost, "close", close)
 
 
 # Alone ----------------------------------------------------------------------------------------------------------
