@@ -183,6 +183,19 @@ async def test_a_large_job_goes_by_a_claim(directory):
 # Nothing left behind -------------------------------------------------------------------------------------------------
 
 
+async def test_the_next_worker_clears_away_what_dead_ones_left(directory):
+    async with opened(directory) as store, waiting(store):
+        (mine,) = names_in(directory / "posts")
+        for name in ("old", "new", mine):
+            with contextlib.suppress(FileExistsError):
+                os.mkfifo(directory / "posts" / name)
+            if name != "new":
+                os.utime(directory / "posts" / name, (1, 1))
+        async with waiting(store):
+            assert {"new", mine} < set(names_in(directory / "posts"))
+            assert "old" not in names_in(directory / "posts")
+
+
 async def test_a_handle_that_closes_takes_its_places_along(directory):
     async with opened(directory) as store:
         twin = await store.sibling()

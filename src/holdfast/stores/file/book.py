@@ -84,9 +84,9 @@ class Book:
         self._posts = posts
         """Those of this process."""
         self._file = os.open(directory / "offers", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._read = b""
+        self._read: bytes = b""
         """What stands in the file, and in `_offers` but for what this group changed."""
-        self._kept = b""
+        self._kept: bytes = b""
         """What the calls of this group made of it that went through."""
         self._offers: list[Offer] = []
         self._loaded = False

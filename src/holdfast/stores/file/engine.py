@@ -150,7 +150,9 @@ class Engine:
     def post(self, deliver: Deliver) -> FilePost:
         """A worker's place, in the current event loop."""
         self._check_open()
-        post = FilePost(self, self._folder.with_name("posts"), deliver)
+        folder = self._folder.with_name("posts")
+        wakeup.sweep(folder)
+        post = FilePost(self, folder, deliver)
         self.posts[post.name] = post
         return post
 

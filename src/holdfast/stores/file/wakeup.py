@@ -15,6 +15,7 @@ import fcntl
 import os
 import secrets
 import select
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -32,6 +33,8 @@ LOOKS = 3
 """How often a caller looks at the names in the directory at most."""
 MOST_RECORDS = 4
 """Of more jobs that ended together no records are sent."""
+OLD_S = 60.0
+"""A FIFO without a reader that is younger may be getting one."""
 CAPACITY = 65536
 """Of a FIFO, where the system does not tell."""
 
@@ -291,6 +294,17 @@ def _named(folder: Path) -> Iterator[tuple[str, int, str]]:
         with contextlib.suppress(ValueError):
             if unique:
                 yield name, int(wanted, 16), unique
+
+
+def sweep(folder: Path) -> None:
+    """Remove the FIFOs that dead processes left; not those that are just being made."""
+    lines = Lines(folder)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):  # noqa: PTH208 - as above
+            with contextlib.suppress(OSError):
+                if time.time() - (folder / name).stat().st_mtime > OLD_S:
+                    lines.get(name, name)
+    lines.close()
 
 
 def running() -> asyncio.AbstractEventLoop | None:
