@@ -219,6 +219,37 @@ async def stop_at(directory, point):
     say("done")
 
 
+# Offers ----------------------------------------------------------------------------------------------------------
+
+
+async def enqueue_and_die(directory, options, point):
+    """Enqueue one job, and die at a failpoint of its commit."""
+    store = await open_at(directory, options)
+    failpoint.install(lambda name: die() if name == point else None)
+    await store.enqueue([new("1")])
+
+
+async def wait_for_jobs(directory, options, limit):
+    """Wait as a worker with room for `limit`, and say what comes."""
+    async with opened(directory, options) as store:
+        post = store.post(lambda claimed, _: [say(job.id) for job in claimed.jobs])
+        await post.claim(wish(limit))
+        say("waiting")
+        await asyncio.to_thread(wait_for_word)
+
+
+async def wait_with_a_fork(directory):
+    """Wait as a worker, beside a fork of this process that lives on."""
+    store = await open_at(directory)
+    post = store.post(lambda *_: None)
+    await post.claim(wish(5))
+    heir = os.fork()
+    if heir == 0:
+        signal.pause()
+    say(heir)
+    await asyncio.to_thread(wait_for_word)
+
+
 # Wake-ups --------------------------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.job import Cancel
-from holdfast.store import Hint, TenantSettings
-from holdfast.stores.file import wakeup
+from holdfast.store import Hint, Signal, TenantSettings
+from holdfast.stores.file import engine, wakeup
+from tests.eventually import eventually
 from tests.stores.file.support import (
     Child,
     complete,
@@ -103,16 +104,18 @@ async def test_a_listener_that_starts_while_another_waits_takes_nothing_from_it(
         ears = Ears()
         store.listen(ears, {Hint.READY})
         ear = next(iter(store._engine._ears.values()))
-        found = wakeup._wanting
+        found = wakeup._named
 
-        def listed_before_it_is_renamed(folder, mask):
-            names = list(found(folder, mask))
+        def listed_before_it_is_renamed(folder):
+            names = list(found(folder))
             ear.want(ear.mask | wakeup.BITS[Hint.DONE])
             return names
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(wakeup, "_wanting", listed_before_it_is_renamed)
-            wakeup.call(directory / "wake", wakeup.BITS[Hint.READY], lambda _: False)
+            patch.setattr(wakeup, "_named", listed_before_it_is_renamed)
+            voice = wakeup.Voice(directory / "wake", lambda _: False)
+            voice.call([Signal(Hint.READY)])
+            voice.close()
         await ears.hear()
 
 
@@ -152,17 +155,60 @@ async def test_a_store_that_nobody_listens_to_has_no_fifo(directory):
         assert not (directory / "wake").exists()
 
 
-async def test_the_fifo_goes_with_the_last_listener_and_with_the_store(directory):
-    store = await open_at(directory)
-    stops = [store.listen(Ears(), {hint}) for hint in Hint]
-    assert len(names_in(directory / "wake")) == 1
-    for stop in stops:
-        stop()
+async def test_the_fifo_goes_after_the_last_listener_and_with_the_store(directory, monkeypatch):
+    monkeypatch.setattr(engine, "LINGER_S", 0)
+    async with opened(directory) as store:
+        stops = [store.listen(Ears(), {hint}) for hint in Hint]
+        assert len(names_in(directory / "wake")) == 1
+        for stop in stops:
+            stop()
+        await eventually(lambda: names_in(directory / "wake") == [])
+        store.listen(Ears())
+        assert len(names_in(directory / "wake")) == 1
     assert names_in(directory / "wake") == []
-    store.listen(Ears())
-    assert len(names_in(directory / "wake")) == 1
-    await store.close()
-    assert names_in(directory / "wake") == []
+
+
+async def test_who_waits_again_soon_finds_his_fifo(directory):
+    async with opened(directory) as store:
+        store.listen(Ears(), {Hint.DONE})()
+        (name,) = names_in(directory / "wake")
+        ears = Ears()
+        store.listen(ears, {Hint.DONE})
+        assert names_in(directory / "wake") == [name]
+        with Child("enqueue", directory=directory, ids=["1"]) as child:
+            assert await child.heard() == "open"
+            child.go_on()
+            assert await child.heard() == ["1"]
+        assert (await store.finish([complete((await store.claim(wish())).jobs[0])]))[0].state == "completed"
+        await ears.hear()
+
+
+async def test_a_process_that_waits_gets_the_record_of_a_job_that_ended(directory):
+    async with opened(directory) as store, opened(directory) as other:
+        ears = Ears()
+        other.listen(ears, {Hint.DONE})
+        await store.enqueue([new("1"), new("large", b"x" * 5000)])
+        for job in (await store.claim(wish())).jobs:
+            await store.finish([complete(job)])
+            await ears.hear()
+        records = [signal.job for signal in ears.signals if signal.job is not None]
+        assert records == await store.get([key("1")])  # The other is too large, and is looked at.
+        assert len(ears.signals) == 2
+
+
+async def test_who_was_behind_looks_at_everything(directory):
+    # Of what was sent to a full FIFO there is no trace in it.
+    async with opened(directory) as store:
+        ears = Ears()
+        store.listen(ears, {Hint.READY, Hint.DONE})
+        (name,) = names_in(directory / "wake")
+        descriptor = os.open(directory / "wake" / name, os.O_WRONLY | os.O_NONBLOCK)
+        with contextlib.suppress(BlockingIOError):
+            while os.write(descriptor, bytes((wakeup.BITS[Hint.READY],)) * 4096):
+                pass
+        os.close(descriptor)
+        await ears.hear()
+        assert {signal.hint for signal in ears.signals} == {Hint.READY, Hint.DONE}
 
 
 async def test_the_fifo_of_a_dead_process_is_removed_by_the_next_commit(directory):
@@ -212,7 +258,7 @@ async def test_strange_names_beside_the_fifos_are_left_alone(directory):
 
 
 async def _after_the_hints(store):
-    """Hints go out after the answer, by the same thread: when it has done something else, they are out."""
+    """Hints go out by the thread that writes: when it has done something else, they are out."""
     await store.set_tenant("other", TenantSettings(weight=2.0))
 
 

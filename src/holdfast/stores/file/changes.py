@@ -32,6 +32,7 @@ from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, Hint, Repl
 from holdfast.stores.file import rows
 from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Transaction
+from holdfast.stores.file.wakeup import MOST_RECORDS
 
 _COMPLETED = Finished(JobState.COMPLETED)
 
@@ -53,6 +54,11 @@ def _enqueue_fresh(t: Transaction, items: Sequence[NewJob]) -> list[EnqueueAnswe
                 return None
             lanes[names] = t.lane(*names)
     made = [lifecycle.enqueue(item, t.seq + n, t.now) for n, item in enumerate(items, 1)]
+    if len(made) == 1:
+        job, event = made[0]
+        if t.hand_over(job, event, lanes[job.tenant, job.queue]):
+            t.seq += 1
+            return [Queued(job.id, job.state)]
     t.db.execute("SAVEPOINT fresh")
     added = t.db.executemany(SQL["add_job"], [rows.new_row(job, lanes[job.tenant, job.queue]) for job, _ in made])
     if added.rowcount != len(items):
@@ -138,8 +144,13 @@ def _complete_at_once(t: Transaction, items: Sequence[Finish]) -> dict[JobKey, t
         t.leases.pop(key, None)
         t.count(lane, job.state, -1)
         events[key] = (lifecycle.finish(job, item, t.now, t.settings.retention), lane)
-        t.ended(job, lane)
+        t.ended(job, lane, job if len(held) <= MOST_RECORDS and _is_plain(t, job) else None)
     return events
+
+
+def _is_plain(t: Transaction, job: Job) -> bool:
+    """Whether the record of a completed job that was remembered has all that its row has."""
+    return rows.pack_extra(job) is None and t.one("extra_of", job.seq) is None
 
 
 def extend(t: Transaction, items: Sequence[Extend]) -> list[ExtendAnswer]:

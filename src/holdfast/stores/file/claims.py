@@ -14,7 +14,7 @@ from holdfast.core.job import Claimed, ClaimRequest, Job, JobKey
 from holdfast.core.retry import spread
 from holdfast.store import REPAIR_LIMIT
 from holdfast.stores.file import rows
-from holdfast.stores.file.sql import ANY_VISIBLE, SOONEST, SQL, VISIBLE
+from holdfast.stores.file.sql import SOONEST, SQL, VISIBLE
 from holdfast.stores.file.transaction import Transaction
 
 ENTER_LIMIT = 1000
@@ -168,18 +168,15 @@ class _Picker:
         t = self._t
         floor: int = t.one("floor", self._queue) or 0
         while (head := t.db.execute(SQL["lanes_in_turns"] + " LIMIT 1", (self._queue,)).fetchone()) is not None:
-            if self._has_visible(head[2]):
+            if self._t.has_visible(head[2]):
                 floor = head[0]
                 break
             t.db.execute(SQL["leave_turns"], (_soonest(t, head[2]), head[2]))
         for _, number, time in t.db.execute(SQL["lanes_entering"], (self._queue, t.now, ENTER_LIMIT)).fetchall():
-            if self._has_visible(number):
+            if self._t.has_visible(number):
                 t.db.execute(SQL["enter_turns"], (fairness.entry(time, floor), number))
             else:
                 t.db.execute(SQL["leave_turns"], (_soonest(t, number), number))
-
-    def _has_visible(self, number: int) -> bool:
-        return self._t.db.execute(ANY_VISIBLE, (number, self._t.now)).fetchone() is not None
 
     def _next(self, lane: _Lane) -> Job | None:
         if lane.taken == lane.read:

@@ -15,7 +15,7 @@ import queue
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -24,15 +24,21 @@ import msgspec
 
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreUnavailable
-from holdfast.store import Hint, Listener, Signal
+from holdfast.core.job import Job
+from holdfast.store import Deliver, Hint, Listener, Signal
 from holdfast.stores.file import database, wakeup
+from holdfast.stores.file.book import Book
+from holdfast.stores.file.offers import FilePost
 from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Memory, Settings, Transaction
+from holdfast.stores.file.wal import Log
 
 T = TypeVar("T")
 
 GROUP = 64
 """How many calls one commit carries at most: a bound on how long the lock is held."""
+LINGER_S = 5.0
+"""How long hints still come that nobody wants any more: who waited once mostly waits again, and names cost a commit."""
 
 
 class _Call(Generic[T]):
@@ -86,9 +92,13 @@ class Engine:
         self._readers = ThreadPoolExecutor(2, "holdfast-file-reader")
         self._local = threading.local()
         self._memory = Memory()
+        self._log = Log(self.path)
         self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Listener, frozenset[Hint]]] = {}
         self._ears: dict[asyncio.AbstractEventLoop, wakeup.Ear] = {}
         self._ears_lock = threading.Lock()
+        self._tuning: set[asyncio.AbstractEventLoop] = set()
+        self._voice = wakeup.Voice(self._folder, self._is_mine)
+        self.posts: dict[str, FilePost] = {}
         self._inode = database.hold(self.path)
         with contextlib.ExitStack() as undo, database.opening():
             undo.callback(database.let_go, self._inode)
@@ -96,6 +106,8 @@ class Engine:
             undo.callback(self._db.close)
             with database.translated(self.path):
                 self._lock_file = database.open_lock(directory)
+                undo.callback(os.close, self._lock_file)
+                self._book = Book(directory, self.posts)
             self._connections = [_Guarded(self._db)]
             _forks.engines.add(self)
             undo.pop_all()
@@ -135,6 +147,19 @@ class Engine:
 
         return stop
 
+    def post(self, deliver: Deliver) -> FilePost:
+        """A worker's place, in the current event loop."""
+        self._check_open()
+        folder = self._folder.with_name("posts")
+        wakeup.sweep(folder)
+        post = FilePost(self, folder, deliver)
+        self.posts[post.name] = post
+        return post
+
+    def remember(self, job: Job, lane: int) -> None:
+        """A job was leased to a worker of this process. From any thread."""
+        self._memory.delivered.append((job.snapshot(), lane))
+
     def join(self) -> None:
         """One more handle uses this engine."""
         with self._users_lock:
@@ -162,6 +187,8 @@ class Engine:
             for ear in self._ears.values():
                 ear.close()
             self._ears.clear()
+        for post in list(self.posts.values()):
+            post.end()
         self._calls.put(None)
         self._thread.join(database.BUSY_S)
         if self._thread.is_alive() and self._ending.acquire(blocking=False):
@@ -174,6 +201,8 @@ class Engine:
             connection.close()
         database.let_go(self._inode)
         os.close(self._lock_file)
+        self._book.close()
+        self._voice.close()
         _forks.engines.discard(self)
 
     def is_frozen(self) -> bool:
@@ -208,8 +237,10 @@ class Engine:
         for connection in self._connections:
             connection.close()
         os.close(self._lock_file)
-        for ear in self._ears.values():
-            ear.forked()
+        self._book.close()
+        self._voice.close()
+        for fifo in (*self._ears.values(), *self.posts.values()):
+            fifo.forked()
 
     # Writing ----------------------------------------------------------------------------------------------
 
@@ -232,9 +263,11 @@ class Engine:
             self._commit(group)
             if last:
                 return
+            if self._log.is_short():
+                self._lengthen_log()
 
     def _commit(self, group: list[_Call[Any]]) -> None:
-        signals: set[Signal] = set()
+        signals: list[Signal] = []
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX)
             try:
@@ -245,48 +278,69 @@ class Engine:
         except BaseException as error:  # noqa: BLE001 - whoever asked gets it; the thread must live on
             for call in group:
                 call.error = call.error or error
-        _answer(group)
+        # First whoever waits elsewhere: to hand an answer over to another thread can take long.
         if signals:
             self._tell(signals)
+        _answer(group)
 
-    def _run(self, group: list[_Call[Any]]) -> set[Signal]:
+    def _lengthen_log(self) -> None:
+        """When everyone has his answer: the next ones come sooner."""
+        fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+        try:
+            with contextlib.suppress(sqlite3.Error), self._connections[0].guard:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    self._log.lengthen()
+                finally:
+                    self._db.execute("ROLLBACK")
+        finally:
+            fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+
+    def _run(self, group: list[_Call[Any]]) -> list[Signal]:
         if not database.is_there(self.path, self._inode):
             # What would be written now would go with the file that nobody can find any more.
             raise StoreUnavailable(f"{self.path} was removed or replaced while it was open; open the store anew")
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            signals: set[Signal] = set()
-            transaction = Transaction(self._db, self._memory, self.settings)
+            signals: list[Signal] = []
+            transaction = Transaction(self._db, self._memory, self.settings, self._book)
             for call in group:
                 if call.start():
-                    self._run_one(transaction, call)
-                    signals |= transaction.take_signals()
+                    self._run_one(transaction, call, alone=len(group) == 1)
+                    signals += transaction.take_signals()
             transaction.save_counters()
             failpoint.hit("file.before_commit")
             self._db.execute("COMMIT")
         except BaseException:
             # What was asked may have made lanes that are now rolled back.
             self._memory.clear()
+            self._book.drop()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
         failpoint.hit("file.after_commit")
+        self._book.settle()
         return signals
 
-    def _run_one(self, transaction: Transaction, call: _Call[Any]) -> None:
-        self._db.execute("SAVEPOINT call")
+    def _run_one(self, transaction: Transaction, call: _Call[Any], *, alone: bool) -> None:
+        if not alone:  # Who is alone takes nobody along.
+            self._db.execute("SAVEPOINT call")
         try:
             call.result = call.change(transaction)
             transaction.keep()
-            self._db.execute("RELEASE call")
+            if not alone:
+                self._db.execute("RELEASE call")
         except sqlite3.Error:
             raise  # The disk, not the call: nobody in this group gets through.
-        except BaseException as error:  # noqa: BLE001 - it is this call's own, and goes to whoever made it
+        except BaseException as error:
+            call.error = database.translate(error, self.path) if isinstance(error, msgspec.DecodeError) else error
+            if alone:
+                raise
+            # It is this call's own, and goes to whoever made it.
             self._db.execute("ROLLBACK TO call")
             self._db.execute("RELEASE call")
             transaction.forget()
             self._memory.clear()
-            call.error = database.translate(error, self.path) if isinstance(error, msgspec.DecodeError) else error
 
     # Reading ----------------------------------------------------------------------------------------------
 
@@ -311,38 +365,60 @@ class Engine:
 
     # Hints ------------------------------------------------------------------------------------------------
 
-    def _tell(self, signals: set[Signal]) -> None:
+    def _tell(self, signals: Sequence[Signal]) -> None:
         for loop, listener, hints in list(self._listeners.values()):
             wanted = [signal for signal in signals if signal.hint in hints]
             if wanted:
                 with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
                     loop.call_soon_threadsafe(_deliver, listener, wanted)
         with contextlib.suppress(OSError):
-            wakeup.call(self._folder, wakeup.mask_of({signal.hint for signal in signals}), self._is_mine)
+            self._voice.call(signals)
 
     def _is_mine(self, name: str) -> bool:
         with self._ears_lock:
             return any(ear.is_mine(name) for ear in self._ears.values())
 
     def _tune(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the FIFO of `loop` ask for just what its listeners want."""
-        wanted = {hint for owner, _, hints in list(self._listeners.values()) if owner is loop for hint in hints}
+        """Have the FIFO of `loop` ask for what its listeners want; what they want no more goes later."""
         with self._ears_lock:
             if self._closed:
                 return
-            ear = self._ears.get(loop)
+            mask, ear = self._wanted(loop), self._ears.get(loop)
+            if mask and ear is None:
+                self._drop_dead()
+                ear = self._ears[loop] = wakeup.Ear(self._folder, loop, lambda signals: self._heard(loop, signals))
             if ear is None:
-                if not wanted:
-                    return
-                ear = self._ears[loop] = wakeup.Ear(self._folder, loop, lambda mask: self._heard(loop, mask))
-            if wanted:
-                ear.want(wakeup.mask_of(wanted))
-            else:
+                return
+            ear.want(ear.mask | mask)
+            if ear.mask == mask:
+                return
+        if wakeup.running() is not loop:
+            self._tune_down(loop)
+        elif loop not in self._tuning:
+            self._tuning.add(loop)
+            loop.call_later(LINGER_S, self._tune_down, loop)
+
+    def _tune_down(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._ears_lock:
+            self._tuning.discard(loop)
+            mask, ear = self._wanted(loop), self._ears.get(loop)
+            if ear is not None and mask:
+                ear.want(mask)
+            elif ear is not None:
                 del self._ears[loop]
                 ear.close()
 
-    def _heard(self, loop: asyncio.AbstractEventLoop, mask: int) -> None:
-        signals = [Signal(hint) for hint, bit in wakeup.BITS.items() if bit & mask]
+    def _drop_dead(self) -> None:
+        """Let go of the FIFOs of event loops that ended while theirs was still open."""
+        for loop in [loop for loop, ear in self._ears.items() if ear.is_dead]:
+            self._ears.pop(loop).close()
+            self._tuning.discard(loop)
+
+    def _wanted(self, loop: asyncio.AbstractEventLoop) -> int:
+        owned = [hints for owner, _, hints in list(self._listeners.values()) if owner is loop]
+        return wakeup.mask_of({hint for hints in owned for hint in hints})
+
+    def _heard(self, loop: asyncio.AbstractEventLoop, signals: Sequence[Signal]) -> None:
         for owner, listener, hints in list(self._listeners.values()):
             if owner is loop:
                 # Each in a step of its own: one that raises takes nothing from the others.

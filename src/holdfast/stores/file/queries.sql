@@ -23,6 +23,11 @@ SELECT {job} FROM jobs WHERE lane = ? AND id = ?;
 -- name: add_job
 INSERT INTO jobs (seq, lane, id, state, rank, visible_at, origin, head, payload, extra)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (lane, id) DO NOTHING;
+-- name: add_leased
+INSERT INTO jobs (seq, lane, id, state, rank, visible_at, origin, head, payload, extra, attempts, token, deadline, held)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (lane, id) DO NOTHING;
+-- name: extra_of
+SELECT extra FROM jobs WHERE seq = ?;
 -- name: add_payload
 INSERT INTO payloads VALUES (?, ?);
 -- name: save_job
@@ -39,6 +44,10 @@ UPDATE jobs SET state = 5, deadline = 0, finished_at = ?1, expires_at = batch.va
     result = substr(?2, batch.value ->> 3, batch.value ->> 4)
 FROM json_each(?3) AS batch
 WHERE jobs.seq = batch.value ->> 0 AND state = 4 AND token = batch.value ->> 1 AND deadline > ?1;
+-- The same for one alone.
+-- name: save_one_completed
+UPDATE jobs SET state = 5, deadline = 0, finished_at = ?1, expires_at = ?2, result = ?3
+WHERE seq = ?4 AND state = 4 AND token = ?5 AND deadline > ?1;
 -- name: save_deadline
 UPDATE jobs SET deadline = ? WHERE seq = ?;
 -- name: save_extra
@@ -83,6 +92,12 @@ SELECT time, tenant, lane FROM lanes WHERE queue = ? AND in_turns = 1 ORDER BY t
 -- name: lanes_entering
 SELECT tenant, lane, time FROM lanes
 WHERE queue = ? AND in_turns = 0 AND paused = 0 AND next_at IS NOT NULL AND next_at <= ? ORDER BY next_at LIMIT ?;
+-- name: lane_state
+SELECT paused, waiting FROM lanes WHERE lane = ?;
+-- name: lanes_with_work
+SELECT lane, waiting FROM lanes WHERE queue = ?1 AND in_turns = 1
+UNION ALL SELECT lane, waiting FROM lanes
+WHERE queue = ?1 AND in_turns = 0 AND paused = 0 AND next_at IS NOT NULL AND next_at <= ?2 LIMIT ?3;
 -- name: next_entering
 SELECT min(next_at) FROM lanes WHERE queue = ? AND in_turns = 0 AND paused = 0 AND next_at IS NOT NULL;
 -- name: enter_turns

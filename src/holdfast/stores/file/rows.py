@@ -70,6 +70,19 @@ def new_row(job: Job, lane: int) -> Row:
     )  # fmt: skip
 
 
+def full_row(job: Job, lane: int) -> Row:
+    """A job in all its columns, for `to_job`; a large payload is not in it."""
+    return (
+        *new_row(job, lane)[:-1], pack_extra(job), job.attempts, job.token, job.deadline, pack_held(job),
+        job.finished_at, job.expires_at, None if job.result is None else _encode(job.result),
+    )  # fmt: skip
+
+
+def is_small(job: Job) -> bool:
+    """Whether the payload is at hand and stands in the row."""
+    return job.envelope.payload is not ELSEWHERE and len(job.envelope.payload) <= SMALL
+
+
 def changed_row(job: Job) -> Row:
     """A job's changing columns, and last its seq."""
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from holdfast.store import (
     JOINING,
     Capabilities,
     CommonOptions,
+    Deliver,
     EnqueueAnswer,
     EventPage,
     ExtendAnswer,
@@ -53,6 +55,7 @@ from holdfast.store import (
 )
 from holdfast.stores.file import changes, claims, database, reads, upkeep
 from holdfast.stores.file.engine import Engine
+from holdfast.stores.file.offers import FilePost
 from holdfast.stores.file.transaction import Settings, Transaction
 
 CAPABILITIES = Capabilities(
@@ -84,6 +87,7 @@ class FileStore:
         self.options = options
         self._engine = engine
         self._opening = asyncio.Lock()
+        self._posts: weakref.WeakSet[FilePost] = weakref.WeakSet()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -117,6 +121,9 @@ class FileStore:
     async def close(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
+            # Others may go on with the engine: what is sent to this handle would not be heard any more.
+            for post in self._posts:
+                post.end()
             await asyncio.to_thread(engine.leave)
 
     async def sibling(self) -> FileStore:
@@ -145,6 +152,11 @@ class FileStore:
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         return await self._change(claims.claim, request)
+
+    def post(self, deliver: Deliver) -> FilePost | None:
+        post = self._opened.post(deliver)
+        self._posts.add(post)
+        return post
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         if connection is not None:

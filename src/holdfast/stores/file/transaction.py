@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
-from holdfast.core import dedup, fairness
+from holdfast.core import dedup, fairness, lifecycle
 from holdfast.core.errors import QuotaExceeded
 from holdfast.core.events import Event
 from holdfast.core.job import WAITING, Envelope, Job, JobKey, JobState, Result
 from holdfast.core.lifecycle import Retention, forgotten
 from holdfast.store import Hint, Signal
 from holdfast.stores.file import rows
-from holdfast.stores.file.sql import SQL
+from holdfast.stores.file.book import Book
+from holdfast.stores.file.sql import ANY_VISIBLE, SQL
 
 _COUNTED = (JobState.LEASED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
 _COLUMN = {**dict.fromkeys(WAITING, 0), **{state: n for n, state in enumerate(_COUNTED, 1)}}
@@ -30,6 +33,8 @@ _encode_json = msgspec.json.Encoder().encode
 CHUNK = 1000
 """How many events stand in one row of the log at most."""
 LEASES_REMEMBERED = 10_000
+LANES = 8
+"""Nothing is handed over to a worker for all tenants where so many lanes may have work: looking would take too long."""
 
 
 class Settings(Struct, frozen=True):
@@ -58,6 +63,8 @@ class Memory(Struct):
     lanes: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     leases: dict[JobKey, tuple[Job, int]] = field(default_factory=dict[JobKey, tuple[Job, int]])
     """Jobs that this process leased, as they were then. The row decides whether the lease still lives."""
+    delivered: deque[tuple[Job, int]] = field(default_factory=deque[tuple[Job, int]])
+    """Those that were leased to it by others; to be remembered with the next transaction."""
 
     def clear(self) -> None:
         """Forget all, after a rollback."""
@@ -68,9 +75,10 @@ class Memory(Struct):
 class Transaction:
     """The changes of one group."""
 
-    def __init__(self, db: sqlite3.Connection, memory: Memory, settings: Settings) -> None:
+    def __init__(self, db: sqlite3.Connection, memory: Memory, settings: Settings, offers: Book) -> None:
         self.db = db
         self.settings = settings
+        self.offers = offers
         self._lanes = memory.lanes
         self.leases = memory.leases
         counters = db.execute(SQL["counters"]).fetchone()
@@ -78,8 +86,10 @@ class Transaction:
         self.seq, self.token, self.event, self.trimmed, shift, frozen_at = counters
         self.now = clock(shift, frozen_at)
         self._kept = self.event
-        self._signals: set[tuple[Hint, str, str, str]] = set()
+        self._signals: dict[tuple[Hint, str, str, str], Job | None] = {}
         self._clear()
+        while memory.delivered:
+            self.remember(*memory.delivered.popleft())
 
     def _clear(self) -> None:
         self._moved: dict[int, Moved] = {}
@@ -117,12 +127,14 @@ class Transaction:
         """The call went through: write what it changed and stand by it."""
         self.flush()
         self._kept = self.event
+        self.offers.keep()
 
     def forget(self) -> None:
         """Drop what a failed call had gathered. Its token and number are not used again."""
         self._clear()
         self._signals.clear()
         self.event = self._kept
+        self.offers.forget()
 
     def save_counters(self) -> None:
         """Write the counters, once for the group."""
@@ -130,13 +142,13 @@ class Transaction:
         if counters != self._saved:
             self.db.execute(SQL["save_counters"], counters)
 
-    def signal(self, hint: Hint, tenant: str = "", queue: str = "", id_: str = "") -> None:
+    def signal(self, hint: Hint, tenant: str = "", queue: str = "", id_: str = "", job: Job | None = None) -> None:
         """Something to tell once the change is on the disk."""
-        self._signals.add((hint, tenant, queue, id_))
+        self._signals[hint, tenant, queue, id_] = job
 
-    def take_signals(self) -> set[Signal]:
+    def take_signals(self) -> list[Signal]:
         """What there is to tell after the commit."""
-        signals = {Signal(*signal) for signal in self._signals}
+        signals = [Signal(*signal, job) for signal, job in self._signals.items()]
         self._signals.clear()
         return signals
 
@@ -215,7 +227,7 @@ class Transaction:
             self.count(lane, job.state, +1)
             self.becomes_visible(job, lane)
         else:
-            self.ended(job, lane)
+            self.ended(job, lane, None if job.envelope.payload is rows.ELSEWHERE else job)
         return event
 
     def arrive(self, job: Job, event: Event, lane: int) -> None:
@@ -224,16 +236,61 @@ class Transaction:
         self.becomes_visible(job, lane)
         self.append(event, lane)
 
+    def hand_over(self, job: Job, event: Event, lane: int) -> bool:
+        """Take in a job, the only one of its enqueue, as leased to a worker that waits; else nothing. [CLAIM-1]"""
+        if job.state is not JobState.READY or not rows.is_small(job):
+            return False
+        paused, waiting = self.db.execute(SQL["lane_state"], (lane,)).fetchone()
+        if paused:
+            return False
+        alone = partial(self._nothing_waits, job.queue, lane, waiting)
+        offer = self.offers.find(job.tenant, job.queue, self.now, alone)
+        if offer is None:
+            return False
+        leased = job.snapshot()
+        claimed = lifecycle.claim(leased, self.token + 1, self.now + offer.lease_ms, offer.worker, self.now)
+        handed = self.offers.packed(offer, leased, lane, self.now)
+        if handed is None or self.db.execute(SQL["add_leased"], rows.full_row(leased, lane)[:-3]).rowcount != 1:
+            return False
+        self.offers.hand_over(handed)
+        self.token += 1
+        self.count(lane, leased.state, +1)
+        self.append(event, lane)
+        self.append(claimed, lane)
+        return True
+
+    def _nothing_waits(self, queue: str, lane: int, waiting: int, whose: str | None) -> bool:
+        """Whether a claim of this tenant, or of all, would find nothing. [CLAIM-2, TENANT-4]"""
+        if waiting and self.has_visible(lane):
+            return False
+        if whose is not None:
+            return True
+        others = self.db.execute(SQL["lanes_with_work"], (queue, self.now, LANES)).fetchall()
+        return len(others) < LANES and not any(count and self.has_visible(number) for number, count in others)
+
+    def has_visible(self, lane: int) -> bool:
+        """Whether a job of this lane can be claimed now, but for a pause."""
+        return self.db.execute(ANY_VISIBLE, (lane, self.now)).fetchone() is not None
+
     def claimed(self, job: Job, lane: int) -> None:
         """A job was leased: write it with the batch, and remember it for its completion."""
         self._claimed.append(job)
+        self.remember(job.snapshot(), lane)
+
+    def remember(self, job: Job, lane: int) -> None:
+        """Spare the completion of a job that was leased to this process the look at its row."""
         if job.envelope.idempotency is None:
             if len(self.leases) >= LEASES_REMEMBERED:
                 del self.leases[next(iter(self.leases))]
-            self.leases[job.key] = (job.snapshot(), lane)
+            self.leases[job.key] = (job, lane)
 
     def save_completed(self, completed: list[tuple[Job, Result | None]]) -> bool:
         """Write completions in one statement, if every one of these leases is still live; else nothing."""
+        if len(completed) == 1:
+            job, result = completed[0]
+            data = None if result is None else rows.pack_result(result)
+            one = (self.now, self.now + job.result_ttl_ms, data, job.seq, job.token)
+            return self.db.execute(SQL["save_one_completed"], one).rowcount == 1
         results: list[bytes] = []
         batch: list[tuple[int, int, int, int | None, int]] = []
         position = 1
@@ -251,10 +308,10 @@ class Transaction:
         self.db.execute("RELEASE completions")
         return done
 
-    def ended(self, job: Job, lane: int) -> None:
-        """What follows a job's end: counted, told, its key free. [ENQ-3]"""
+    def ended(self, job: Job, lane: int, told: Job | None = None) -> None:
+        """What follows a job's end: counted, told, maybe with its record, its key free. [ENQ-3]"""
         self.count(lane, job.state, +1)
-        self.signal(Hint.DONE, *job.key)
+        self.signal(Hint.DONE, *job.key, None if told is None or forgotten(told, self.now) else told)
         if job.envelope.idempotency is not None:
             self.drop_key(job, lane, "until_terminal")
             self.drop_key(job, lane, "until_started")
@@ -296,7 +353,7 @@ class Transaction:
         """Add an event, in the same transaction as its change. [EVENT-1]"""
         self.event += 1
         self._events.append(rows.logged(event, lane))
-        self._signals.add(_EVENTS)
+        self._signals[_EVENTS] = None
 
     # Keys ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,135 @@
+"""Offers: a worker that found too little leaves word of what it would take, and is sent it as it comes. [CLAIM-3]
+
+The enqueue of one job writes it as leased to such a worker, in the commit that it has anyway, and sends it along: the
+way from the hint to the claim, and the claim's own commit, fall away. Here is the worker's side; see book.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import msgpack
+from msgspec.structs import replace
+
+from holdfast.core.errors import StoreError
+from holdfast.core.job import Claimed, ClaimRequest, Job
+from holdfast.core.offers import LAST_WORD_S, LEAST_LEASE_MS, LOOK_AGAIN_MS, MOST, Offers, lasts_ms, renew_at
+from holdfast.store import Deliver
+from holdfast.stores.file import claims, rows
+from holdfast.stores.file.book import LENGTH, Handed, Offer
+from holdfast.stores.file.transaction import Transaction
+from holdfast.stores.file.wakeup import Fifo, unique
+
+if TYPE_CHECKING:
+    from holdfast.stores.file.engine import Engine
+
+_decode_message = msgpack.Decoder(tuple[int, int, str, str, rows.Row]).decode
+
+
+class FilePost:
+    """One worker's claims and offers. Belongs to one event loop."""
+
+    def __init__(self, engine: Engine, folder: Path, deliver: Deliver) -> None:
+        self.name = unique()
+        self._engine = engine
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._offers = Offers()
+        self._leaving = False
+        self._ended = False
+        self._fifo = Fifo(folder / self.name, self._loop, self._read)
+
+    @property
+    def low(self) -> bool:
+        return self._offers.low
+
+    @property
+    def hears(self) -> bool:
+        """Whether what is sent here arrives."""
+        return not self._ended and not self._fifo.is_dead
+
+    async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:
+        # What comes while we ask is not known to whoever told us his room.
+        got = {number: offer.got for number, offer in self._offers.living.items()}
+        offers = request.lease_ms >= LEAST_LEASE_MS and self.hears and not self._leaving
+        mine = self._offers.begin(time.monotonic(), request.lease_ms)
+        room = (request.limit if free is None else free) if offers else 0
+        claimed, given = await self._engine.change(lambda t: _claim(t, request, room, self.name, mine.number, got))
+        if self._offers.last is mine:
+            self._offers.confirm(given)
+        return claimed
+
+    async def close(self) -> None:
+        """Take back what is offered; what was handed over before is here by then. Twice is harmless."""
+        self._leaving = True
+        if self._ended:
+            return
+        try:
+            if self._offers.last.number:
+                with contextlib.suppress(StoreError, TimeoutError):
+                    async with asyncio.timeout(LAST_WORD_S):
+                        await self._engine.change(lambda t: t.offers.take_back(self.name))
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Hear nothing more but what was sent. From any thread."""
+        if not self._ended:
+            self._ended = True
+            if self._fifo.is_here:
+                self._fifo.read()
+            self._fifo.close()
+            self._engine.posts.pop(self.name, None)
+
+    def forked(self) -> None:
+        """In the child of a fork."""
+        self._fifo.forked()
+
+    def take_soon(self, handed: Handed) -> None:
+        """Take a job that was handed over in this process. From any thread."""
+        with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
+            self._loop.call_soon_threadsafe(self._take, handed.offer.number, handed.now, handed.job, handed.lane)
+
+    def _read(self, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            (size,) = LENGTH.unpack_from(data, at)
+            at += LENGTH.size
+            number, now, tenant, queue, row = _decode_message(data[at : at + size])
+            at += size
+            self._take(number, now, rows.to_job(row, tenant, queue), row[1])
+
+    def _take(self, number: int, now: int, job: Job, lane: int) -> None:
+        offer = self._offers.came(number, 1)
+        if offer is not None:
+            self._engine.remember(job, lane)
+            self._deliver(Claimed([job], now, None), offer.sent)
+
+
+def _claim(
+    t: Transaction, request: ClaimRequest, room: int, post: str, number: int, got: Mapping[int, int]
+) -> tuple[Claimed, int]:
+    """Claim, and offer to take the rest; the claimed jobs, and how many are offered to be taken."""
+    before, sent = t.offers.take_back(post)
+    # What was handed over and was not here when we were asked takes up room.
+    coming = max(0, sent - got.get(before, sent))
+    limit = request.limit - coming
+    if limit <= 0:
+        return Claimed([], t.now, t.now + LOOK_AGAIN_MS), 0
+    claimed = claims.claim(t, replace(request, limit=limit) if coming else request)
+    count = len(claimed.jobs)
+    given = max(0, min(limit - count, room - coming - count, MOST))
+    again = [] if claimed.next_at is None else [claimed.next_at]
+    if given:
+        until = t.now + lasts_ms(request.lease_ms)
+        queues = list(dict.fromkeys(request.queues))
+        t.offers.add(Offer(post, number, request.worker_id, request.tenant, queues, request.lease_ms, given, until))
+        again.append(renew_at(t.now, request.lease_ms))
+    elif coming:
+        again.append(t.now + LOOK_AGAIN_MS)
+    return Claimed(claimed.jobs, claimed.now, min(again, default=None)), given

@@ -1,0 +1,57 @@
+"""The write-ahead log is made longer ahead of need, so that single commits overwrite what is there.
+
+To flush a file that grew, the file system has to write its size and where its new blocks are, and waits for its own
+journal: several times what it takes to flush blocks that it has. Zeros are no frame to SQLite, as no page has the
+number 0: it ends reading there, as it does at the frames that are left over when it begins the log anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+STEP = 1 << 20
+"""The log is made longer up to a multiple of this: where it ends at another place, SQLite has made it longer."""
+LEAST = 128 << 10
+"""A shorter log is left alone: most programs that write so little end soon."""
+MOST = 64 << 20
+"""So is a longer one, which some reader keeps from being begun anew."""
+SINGLE = 64 << 10
+"""A commit that adds more than this is a batch: its flush costs each job little."""
+
+
+class Log:
+    """The log of one open database. Belongs to the thread that writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = f"{path}-wal"
+        self._size = 0
+
+    def is_short(self) -> bool:
+        """Whether the last commit was a small one and had to make the log longer. After each commit."""
+        try:
+            size = os.stat(self._path).st_size  # noqa: PTH116 - after every commit
+        except OSError:
+            return False
+        grew, self._size = size - self._size, size
+        return grew <= SINGLE and _has_grown(size)
+
+    def lengthen(self) -> None:
+        """Add zeros, and put them on the disk. Only for who holds SQLite's own lock for writing."""
+        # It must be SQLite's: whoever has that alone can know that no frame is being written where the zeros go.
+        # A log without a lock of its own can be opened and closed, unlike the database (see database.py).
+        with contextlib.suppress(OSError):  # A full disk, or a limit: then the log grows by itself, or cannot.
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                size = os.fstat(descriptor).st_size
+                if _has_grown(size):
+                    os.pwrite(descriptor, bytes(STEP - size % STEP), size)
+                    os.fdatasync(descriptor)
+                    self._size = os.fstat(descriptor).st_size
+            finally:
+                os.close(descriptor)
+
+
+def _has_grown(size: int) -> bool:
+    return LEAST <= size < MOST and size % STEP != 0

@@ -1,0 +1,109 @@
+"""The log is longer than what is in it: commits do not make it grow, and zeros behind it are nothing to recovery."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import struct
+
+import pytest
+
+from holdfast.core.job import JobState
+from holdfast.stores.file import wal
+from tests.stores.file.support import key, new, opened, quick_check, wish
+
+SINGLES = 40
+
+
+def _log(directory):
+    return directory / "holdfast.db-wal"
+
+
+def _frames(directory):
+    """How many frames of the log are in use: those with the salt of its head, one behind another."""
+    data = _log(directory).read_bytes()
+    salt, size = data[16:24], 24 + struct.unpack_from(">I", data, 8)[0]
+    count = 0
+    while data[32 + count * size + 8 :][:8] == salt:
+        count += 1
+    return count, size
+
+
+async def _fill(store, singles=SINGLES):
+    for n in range(singles):
+        await store.enqueue([new(f"{n}")])
+
+
+@pytest.fixture
+async def killed(directory, tmp_path):
+    """What a process leaves behind that dies after some single commits."""
+    copy = tmp_path / "copy"
+    async with opened(directory) as store:
+        await _fill(store)
+        copy.mkdir()
+        for name in ("holdfast.db", "holdfast.db-wal"):
+            shutil.copy(directory / name, copy / name)
+    return copy
+
+
+async def test_single_commits_overwrite_what_is_there(directory):
+    async with opened(directory) as store:
+        await _fill(store)
+        size = _log(directory).stat().st_size
+        assert size % wal.STEP == 0
+        used = _frames(directory)[0]
+        await store.enqueue([new("one more")])
+        assert _log(directory).stat().st_size == size
+        assert _frames(directory)[0] > used
+
+
+async def test_a_program_that_writes_little_leaves_the_log_as_it_is(directory):
+    async with opened(directory) as store:
+        await _fill(store, 3)
+        assert _log(directory).stat().st_size < wal.LEAST
+
+
+async def test_what_was_acknowledged_is_there_after_a_crash(killed):
+    assert _log(killed).stat().st_size % wal.STEP == 0
+    async with opened(killed) as store:
+        assert None not in await store.get([key(f"{n}") for n in range(SINGLES)])
+        assert len((await store.claim(wish(100))).jobs) == SINGLES
+    assert quick_check(killed) == "ok"
+
+
+@pytest.mark.parametrize(
+    "tail", ["cut in the zeros", "cut behind the last", "torn", "garbled", "garbage behind", "gone"]
+)
+async def test_a_log_that_is_torn_ends_where_it_is_torn(killed, tail):
+    used, size = _frames(killed)
+    end = 32 + used * size
+    with _log(killed).open("r+b") as log:
+        if tail == "garbled":
+            os.pwrite(log.fileno(), b"\xff" * 100, end - size // 2)
+        elif tail == "garbage behind":
+            os.pwrite(log.fileno(), os.urandom(2 * size), end)
+        else:
+            cuts = {"cut in the zeros": end + 5000, "cut behind the last": end, "torn": end - size // 2, "gone": 0}
+            log.truncate(cuts[tail])
+    async with opened(killed) as store:
+        there = [job is not None for job in await store.get([key(f"{n}") for n in range(SINGLES)])]
+        lost = {"torn": 1, "garbled": 1, "gone": SINGLES}.get(tail, 0)
+        assert there == [True] * (SINGLES - lost) + [False] * lost
+        await _fill(store)  # It goes on, and what is left over behind comes to nothing.
+        assert len((await store.claim(wish(100))).jobs) == SINGLES
+    assert quick_check(killed) == "ok"
+
+
+async def test_a_disk_that_has_no_room_for_zeros_takes_jobs(directory, monkeypatch):
+    asked = []
+
+    def full(descriptor, data, offset):
+        asked.append(len(data))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(wal.os, "pwrite", full)
+    async with opened(directory) as store:
+        await _fill(store)
+        assert asked
+        assert all(job.state is JobState.READY for job in await store.get([key(f"{n}") for n in range(SINGLES)]))
