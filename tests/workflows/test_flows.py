@@ -11,8 +11,9 @@ from datetime import timedelta
 import pytest
 
 from holdfast import Flow, JobFailed, JobState, Message, Permanent, Worker, current_job
-from holdfast.core.job import ClaimRequest, Finish, JobKey, Result
+from holdfast.core.job import ClaimRequest, Finish, JobKey, Queued, Result
 from holdfast.core.names import FLOWS
+from holdfast.core.workflow import plan_of, step_job
 from holdfast.maintenance import conductor
 from tests.eventually import eventually
 
@@ -211,6 +212,20 @@ async def test_whoever_takes_over_makes_no_step_a_second_job(queue):
     assert found["extract"]["result"] == "by hand"
     assert sorted(handler.ran) == ["left", "load", "right"]
     assert (await queue.get(flow.id, queue=FLOWS)).attempts == 2
+
+
+async def test_a_leader_that_is_late_brings_no_canceled_step_back(queue):
+    """It lost its lease and does not know yet: what it enqueues is the same request, and so nothing new. [ENQ-8]"""
+    flow = Flow("report")
+    flow.add("one", name="one", delay=3600)
+    await queue.start(flow)
+    (job,) = (await queue.store.claim(ClaimRequest(queue.tenant, (FLOWS,), 1, 30_000, "late"))).jobs
+    plan = plan_of(job.envelope)
+    (first,) = await queue.store.enqueue([step_job(job, plan, 0)])
+    assert (first.id, first.state) == (f"{flow.id}/one", JobState.SCHEDULED)
+    await queue.cancel(first.id)
+    (again,) = await queue.store.enqueue([step_job(job, plan, 0)])
+    assert (again, (await queue.get(first.id)).state) == (Queued(first.id, JobState.CANCELED), JobState.CANCELED)
 
 
 class Deaf(conductor.Place):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 import msgspec
 from msgspec import Struct
@@ -98,22 +99,16 @@ def check_plan(plan: Plan, flow_id: str) -> Plan:
 
 
 def in_order(after: Mapping[str, Sequence[str]]) -> list[str]:
-    """Names of steps, each behind those that it waits for, else as they came. Raises InvalidOption."""
-    ordered: dict[str, None] = {}
-    waiting = dict(after)
+    """Names of steps, each behind those that it waits for. Raises InvalidOption."""
     for name, others in after.items():
         for other in others:
             if other not in after:
                 raise InvalidOption("after", f"step {name[:80]!r} waits for {other[:80]!r}, and there is no such step")
-    while waiting:
-        found = [name for name, others in waiting.items() if all(other in ordered for other in others)]
-        if not found:
-            circle = ", ".join(repr(name[:80]) for name in list(waiting)[:5])
-            raise InvalidOption("after", f"steps wait for each other in a circle: among {circle}")
-        for name in found:
-            ordered[name] = None
-            del waiting[name]
-    return list(ordered)
+    try:
+        return list(TopologicalSorter(after).static_order())
+    except CycleError as error:
+        circle = " before ".join(repr(name[:80]) for name in error.args[1][:10])
+        raise InvalidOption("after", f"steps wait for each other in a circle: {circle}") from None
 
 
 def flow_job(key: JobKey, plan: Plan, request_id: str, result_ttl_ms: int, headers: dict[str, str] | None) -> NewJob:

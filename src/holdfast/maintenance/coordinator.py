@@ -24,7 +24,19 @@ from msgspec import Struct
 from holdfast.claims import Claimer, pause_s
 from holdfast.core.errors import JobCanceled, LeaseExpired, StoreBusy
 from holdfast.core.failpoint import hit
-from holdfast.core.job import SECOND, TERMINAL, ClaimRequest, Extend, Extended, Finish, Finished, Job, JobKey, JobState
+from holdfast.core.job import (
+    SECOND,
+    TERMINAL,
+    Claimed,
+    ClaimRequest,
+    Extend,
+    Extended,
+    Finish,
+    Finished,
+    Job,
+    JobKey,
+    JobState,
+)
 from holdfast.core.lease import Refusal
 from holdfast.maintenance.backoff import AWAY, Pause
 from holdfast.store import ExtendAnswer, Hint, Signal, Store
@@ -36,7 +48,7 @@ MOST = 1_000
 CROWDED = 900
 """From so many on, those that only wait are given back for a while: the others get their turn. [TENANT-4]"""
 CLAIM_LIMIT = 100
-END_S = 2.0
+END_S = 1.0
 """How long the last release may take."""
 LONGEST_DELAY_MS = 60 * SECOND
 
@@ -131,6 +143,7 @@ class Coordinator:
         self._on_error = on_error
         self._worker_id = f"coordinator-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._claimer = Claimer(store)
+        self._claiming: asyncio.Future[Claimed] | None = None
         self._held: dict[JobKey, _Held] = {}
         self._tasks: dict[asyncio.Task[None], _Held] = {}
         self._failures: dict[JobKey, int] = {}
@@ -171,14 +184,17 @@ class Coordinator:
             self._queues = self._queues[1:] + self._queues[:1]
             chance = random.random()  # noqa: S311 - jitter, no secret
             request = ClaimRequest(self._tenant, self._queues, room, LEASE_MS, self._worker_id, chance)
+            # A task of its own: one that is under way at the end is waited for, and what it brings is given back.
+            self._claiming = asyncio.ensure_future(self.store.claim(request))
             try:
-                claimed = await self.store.claim(request)
+                claimed = await asyncio.shield(self._claiming)
             except Exception as error:  # noqa: BLE001 - upkeep outlives a store's troubles
                 self._report("a claim of schedules and flows failed", error)
                 await asyncio.sleep(pause.next_s())
                 continue
             pause.reset()
             hit("coordinator.after_claim")
+            self._claiming = None
             for job in claimed.jobs:
                 self._take(job, sent)
             if len(claimed.jobs) < room:
@@ -323,10 +339,15 @@ class Coordinator:
     async def _give_back(self) -> None:
         """Stop everything, and let others have it at once; what is on its way gets a moment."""
         held = [one for one in self._tasks.values() if not one.ending and not one.verdict]
+        items = [Finish(one.key, one.token, "release") for one in held]
         for one in held:
             one.verdict = "released"
             if one.task is not None:
                 one.task.cancel()
+        if self._claiming is not None:
+            await asyncio.wait([self._claiming], timeout=END_S)
+            if not self._claiming.cancel() and not self._claiming.cancelled() and self._claiming.exception() is None:
+                items += [Finish(job.key, job.token, "release") for job in self._claiming.result().jobs]
         if self._tasks:
             await asyncio.wait([*self._tasks], timeout=END_S)
             for task in [*self._tasks]:
@@ -334,17 +355,17 @@ class Coordinator:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(Exception):
             async with asyncio.timeout(END_S):
-                if held:
-                    await self.store.finish([Finish(one.key, one.token, "release") for one in held])
+                if items:
+                    await self.store.finish(items)
 
     # Hints -----------------------------------------------------------------------------------------------------
 
     def watch(self, held: _Held, keys: frozenset[JobKey]) -> None:
         """Ring `held` when one of `keys` ends. The store is listened to only while somebody waits."""
         for key in held.watched - keys:
-            self._watched.pop(key, None)
-        for key in keys - held.watched:
-            self._watched[key] = held
+            if self._watched.get(key) is held:  # Else another lease of the same job waits for it by now.
+                del self._watched[key]
+        self._watched.update(dict.fromkeys(keys, held))
         held.watched = keys
         if self._watched and self._unlisten is None:
             self._unlisten = self.store.listen(self._hear, _HINTS)

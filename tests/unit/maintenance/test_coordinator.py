@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from holdfast import Flow, Queue
 from holdfast.core.job import Cancel, ClaimRequest, Envelope, Finish, JobKey, JobState, NewJob, Result
 from holdfast.maintenance import coordinator as module
+from holdfast.maintenance import maintain
 from holdfast.maintenance.coordinator import Coordinator, Duty
 from holdfast.store import open_store
 from tests.eventually import eventually
@@ -68,6 +70,24 @@ async def test_what_is_held_at_the_end_is_given_back_with_its_attempt(store):
     async with coordinating(store, for_ever):
         await eventually(lambda: states(store, keys), lambda found: found == [JobState.LEASED] * 2)
     assert [(job.state, job.attempts) for job in await store.get(keys)] == [(JobState.READY, 0)] * 2
+
+
+async def test_what_a_claim_brings_at_the_end_is_given_back_too(store):
+    claimed, gate, real = asyncio.Event(), asyncio.Event(), store.claim
+
+    async def claim(request):
+        found = await real(request)
+        claimed.set()
+        await gate.wait()
+        return found
+
+    store.claim = claim
+    keys = await add(store, "a")
+    async with coordinating(store, for_ever):
+        await claimed.wait()
+        assert await states(store, keys) == [JobState.LEASED]
+        asyncio.get_running_loop().call_later(0.05, gate.set)
+    assert [(job.state, job.attempts) for job in await store.get(keys)] == [(JobState.READY, 0)]
 
 
 async def test_what_raises_comes_back_later_and_is_never_given_up(store):
@@ -146,6 +166,44 @@ async def test_leases_are_renewed_and_one_that_is_lost_ends_its_task(store, monk
         await store.shift_clock(10_000)
         await store.reap(10, 0.0)
         await eventually(lambda: ended == ["a"])
+
+
+async def test_it_looks_once_and_not_again_for_the_jobs_of_others(store):
+    claims, real = [], store.claim
+
+    async def claim(request):
+        claims.append(request.queues)
+        return await real(request)
+
+    store.claim = claim
+    async with coordinating(store, complete):
+        await eventually(lambda: claims)
+        for n in range(20):
+            key = JobKey("acme", "work", str(n))
+            await store.enqueue([NewJob(key, Envelope("", b"1"))])
+            (job,) = (await real(ClaimRequest("acme", ("work",), 1, 30_000, "w"))).jobs
+            await store.finish([Finish(key, job.token, "complete", Result(b"1"))])
+            await asyncio.sleep(0)
+        assert claims == [(QUEUE,)]
+        keys = await add(store, "a")
+        await eventually(lambda: states(store, keys), lambda found: found == [JobState.COMPLETED])
+
+
+async def test_upkeep_alone_leads_the_flows_of_every_tenant(store):
+    """As in `holdfast maintain` and `holdfast serve`."""
+    queue = Queue(store=store, tenant="acme")
+    stop = asyncio.Event()
+    upkeep = asyncio.create_task(maintain(store, stop=stop))
+    flow = Flow("report")
+    flow.add(2, name="second", after=[flow.add(1, name="first")])
+    ticket = await queue.start(flow)
+    for name in ("first", "second"):
+        await eventually(lambda name=name: queue.get(f"{flow.id}/{name}"))
+        (job,) = (await store.claim(ClaimRequest("acme", ("default",), 5, 30_000, "w"))).jobs
+        await store.finish([Finish(job.key, job.token, "complete", Result(b"1"))])
+    assert set(await ticket.wait(20)) == {"first", "second"}
+    stop.set()
+    await upkeep
 
 
 async def test_in_a_crowd_those_who_wait_are_told_to_leave(store, monkeypatch):
