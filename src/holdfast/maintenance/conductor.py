@@ -53,6 +53,7 @@ QUOTA_S = 10.0
 RESULTS_LIMIT = 128 * 1024
 """The results of the steps are in the flow's own as long as they are no more than this together."""
 ERROR_LIMIT = 2 * 1024
+AWAY_MOST_MS = 300 * SECOND
 PIN_AGAIN_S = 86_400.0
 
 COMPLETED, FAILED, CANCELED, BLOCKED = JobState.COMPLETED, JobState.FAILED, JobState.CANCELED, JobState.BLOCKED
@@ -107,7 +108,7 @@ class _Conductor:
             self._at.watch(key for place, key in enumerate(self._keys) if self._states.get(place) is not COMPLETED)
             heard = await self._at.changed(QUOTA_S if self._refused else FALLBACK_S)
             if heard is None:
-                return Finish(self._flow.key, self._flow.token, "release", delay_ms=int(FALLBACK_S * SECOND))
+                return Finish(self._flow.key, self._flow.token, "release", delay_ms=_away_ms(self._flow))
             open_ = {place for place, state in self._states.items() if state is not COMPLETED}
             look_at = open_ & {self._places[key] for key in heard} if heard and not self._refused else open_
 
@@ -254,5 +255,14 @@ class _Conductor:
         return shown
 
 
+def _age_ms(flow: Job) -> int:
+    return (flow.claimed_at or 0) - flow.enqueued_at
+
+
 def _is_old(flow: Job) -> bool:
-    return (flow.claimed_at or 0) - flow.enqueued_at > DAY
+    return _age_ms(flow) > DAY
+
+
+def _away_ms(flow: Job) -> int:
+    """For how long a flow is given back where many wait: a twentieth of its age, 15 s at least and 5 min at most."""
+    return min(AWAY_MOST_MS, max(int(FALLBACK_S * SECOND), _age_ms(flow) // 20))

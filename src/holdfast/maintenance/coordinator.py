@@ -47,6 +47,8 @@ MOST = 1_000
 """So many jobs are held at once."""
 CROWDED = 900
 """From so many on, those that only wait are given back for a while: the others get their turn. [TENANT-4]"""
+PATIENCE_S = 1.0
+"""So long they may wait all the same: what goes on quickly is not held up."""
 CLAIM_LIMIT = 100
 END_S = 1.0
 """How long the last release may take."""
@@ -107,11 +109,13 @@ class _Held(Place):
         self._coordinator.watch(self, frozenset(keys))
 
     async def changed(self, timeout_s: float) -> frozenset[JobKey] | None:
-        if self._coordinator.crowded:
-            return None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self.rung.wait()
+        end = time.monotonic() + timeout_s
+        while not self.rung.is_set() and (left := end - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, PATIENCE_S)):
+                    await self.rung.wait()
+            if self._coordinator.crowded and not self.rung.is_set():
+                return None
         heard, self._heard = self._heard, set()
         self.rung.clear()
         return frozenset(heard or ())

@@ -208,6 +208,7 @@ async def test_upkeep_alone_leads_the_flows_of_every_tenant(store):
 
 async def test_in_a_crowd_those_who_wait_are_told_to_leave(store, monkeypatch):
     monkeypatch.setattr(module, "CROWDED", 3)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
     answers = []
 
     async def waits(job, at):
