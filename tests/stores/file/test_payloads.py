@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from holdfast.core.job import DAY, PAYLOAD_LIMIT, Backoff, Finish, Purge, Result
+from holdfast.core.job import DAY, PAYLOAD_LIMIT, Backoff, Finish, Purge, Queued, Result
 from holdfast.store import ListQuery
 from holdfast.stores.file.rows import SMALL
-from tests.stores.file.support import complete, key, look, new, opened, wish
+from tests.stores.file.support import complete, key, look, new, opened, payload_of, wish
 
 SIZES = (0, 1, SMALL - 1, SMALL, SMALL + 1, 4096, 65_537, PAYLOAD_LIMIT)
 ORPHANS = "SELECT count(*) FROM payloads WHERE seq NOT IN (SELECT seq FROM jobs)"
@@ -93,3 +93,14 @@ async def test_a_duplicate_leaves_no_second_payload(directory, large):
     assert look(directory, "SELECT count(*) FROM payloads") == [(5,)]
     (job,) = await large.get([key(f"{PAYLOAD_LIMIT}")])
     assert job.envelope.payload == _payload(PAYLOAD_LIMIT)
+
+
+async def test_a_long_batch_with_ids_that_are_there_is_taken_item_by_item(directory):
+    # So many jobs are added by statements for many at once, and the rest one by one.
+    async with opened(directory) as store:
+        await store.enqueue([new("7"), new("205")])
+        answers = await store.enqueue([new(f"{n}", payload_of(f"{n}")) for n in range(210)])
+        assert [n for n, answer in enumerate(answers) if not isinstance(answer, Queued)] == [7, 205]
+        jobs = (await store.claim(wish(300))).jobs
+        assert [job.id for job in jobs] == ["7", "205", *(f"{n}" for n in range(210) if n not in {7, 205})]
+        assert all(job.envelope.payload == payload_of(job.id) for job in jobs[2:])

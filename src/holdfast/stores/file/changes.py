@@ -60,8 +60,7 @@ def _enqueue_fresh(t: Transaction, items: Sequence[NewJob]) -> list[EnqueueAnswe
             t.seq += 1
             return [Queued(job.id, job.state)]
     t.db.execute("SAVEPOINT fresh")
-    added = t.db.executemany(SQL["add_job"], [rows.new_row(job, lanes[job.tenant, job.queue]) for job, _ in made])
-    if added.rowcount != len(items):
+    if t.add_jobs([rows.new_row(job, lanes[job.tenant, job.queue]) for job, _ in made]) != len(items):
         t.db.execute("ROLLBACK TO fresh")
         t.db.execute("RELEASE fresh")
         return None

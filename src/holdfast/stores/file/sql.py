@@ -27,6 +27,10 @@ def arms(name: str) -> str:
 
 
 SQL = _load()
+ROWS = 100
+"""How many jobs `ADD_JOBS` adds."""
+_ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+ADD_JOBS = SQL["add_job"].replace(_ROW, ", ".join([_ROW] * ROWS))
 VISIBLE = f"{arms('visible_arm')} LIMIT ?3 OFFSET ?4"
 ANY_VISIBLE = f"{arms('any_visible_arm')} LIMIT 1"
 SOONEST = f"SELECT min(at) FROM ({arms('soonest_arm')})"  # noqa: S608 - no outside text in it
