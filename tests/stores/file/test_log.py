@@ -9,6 +9,7 @@ import struct
 
 import pytest
 
+from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import JobState
 from holdfast.stores.file import wal
 from tests.stores.file.support import key, new, opened, quick_check, wish
@@ -107,3 +108,35 @@ async def test_a_disk_that_has_no_room_for_zeros_takes_jobs(directory, monkeypat
         await _fill(store)
         assert asked
         assert all(job.state is JobState.READY for job in await store.get([key(f"{n}") for n in range(SINGLES)]))
+
+
+async def test_a_store_that_was_made_anew_keeps_its_own_log(directory, tmp_path):
+    """Whoever still has the old one open is refused, and must not touch the log of the new one."""
+    async with opened(directory) as old:
+        await _fill(old, 10)
+        directory.rename(tmp_path / "moved")
+        async with opened(directory) as store:
+            await store.enqueue([new(f"{n}") for n in range(500)])  # A batch: its log is left as long as it is.
+            size = _log(directory).stat().st_size
+            assert size > wal.LEAST
+            assert size % wal.STEP
+            for n in range(20):
+                with pytest.raises(StoreUnavailable, match="removed or replaced"):
+                    await old.enqueue([new(f"{n}")])
+            old._engine._log.is_short()
+            old._engine._lengthen_log()
+            assert _log(directory).stat().st_size == size
+
+
+async def test_a_system_without_fdatasync_and_troubles_of_any_kind_leave_the_writer_alive(directory, monkeypatch):
+    asked = []
+
+    def broken(descriptor):
+        asked.append(descriptor)
+        raise RuntimeError("anything")
+
+    monkeypatch.setattr(wal, "_flush", broken)
+    async with opened(directory) as store:
+        await _fill(store)
+        assert asked
+        assert all(job is not None for job in await store.get([key(f"{n}") for n in range(SINGLES)]))

@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import os
 import signal
+import warnings
 
 import pytest
+from msgspec import msgpack
 
 from holdfast.core import failpoint, lifecycle
 from holdfast.core.job import JobState
 from holdfast.store import Hint
 from holdfast.stores.file import rows
+from holdfast.stores.file.book import LENGTH
 from tests.eventually import eventually
-from tests.stores.file.support import Child, all_events, complete, key, names_in, new, opened, threads, wish
+from tests.stores.file.support import Child, all_events, complete, key, names_in, new, open_at, opened, threads, wish
 
 CLOCK = "?test_clock=1"
 LEASE = 600_000
@@ -155,7 +158,7 @@ def _made(t, item):
     return lifecycle.enqueue(item, t.seq + 1, t.now)
 
 
-@pytest.mark.parametrize("damage", [b"", b"\0" * 8, b"\0\0\0\5\0\0\0\0ab", b"\xff" * 5000])
+@pytest.mark.parametrize("damage", [b"", b"\0" * 8, b"\0\0\0\5\0\0\0\0ab", b"\xff" * 5000, b"\x7f" + b"\0" * 5000])
 async def test_a_damaged_book_of_offers_is_an_empty_one(directory, damage):
     async with opened(directory) as store, waiting(store) as (post, jobs):
         (directory / "offers").write_bytes(damage)
@@ -216,3 +219,63 @@ async def test_a_job_that_was_handed_over_is_completed_as_one_that_was_claimed(d
         assert (await store.finish([complete(jobs[0])]))[0].state is JobState.COMPLETED
         (stats,) = await store.stats("acme", ["mail"])
         assert {state: count for state, count in stats.counts.items() if count} == {JobState.COMPLETED: 1}
+
+
+async def test_what_cannot_be_read_is_skipped_and_the_next_is_taken(directory):
+    """Of another version, say: its lease runs out."""
+    async with opened(directory) as store, waiting(store, 3) as (_, jobs):
+        (name,) = names_in(directory / "posts")
+        strange = msgpack.encode(["of", "another", "version"])
+        with (directory / "posts" / name).open("wb", buffering=0) as fifo:
+            fifo.write(LENGTH.pack(len(strange)) + strange)
+        async with opened(directory) as other:
+            await other.enqueue([new("1")])
+        await eventually(lambda: [job.id for job in jobs] == ["1"])
+
+
+async def test_a_lease_that_has_run_out_comes_before_what_is_new(directory):
+    """It is not handed over past it: a claim ends that lease first. [LEASE-3]"""
+    async with opened(directory, CLOCK) as store:
+        await store.enqueue([new("old")])
+        await store.claim(wish(1))
+        async with waiting(store) as (_, jobs), opened(directory, CLOCK) as other:
+            await store.shift_clock(LEASE)
+            await other.enqueue([new("new")])
+            assert await states(store, "new") == [JobState.READY]
+            assert jobs == []
+
+
+def test_a_worker_whose_loop_is_gone_is_handed_nothing(directory):
+    """By others, who only see that its FIFO has a reader: so it goes with the next thing this process does."""
+    store = None
+
+    async def wait_and_go():
+        sibling = await store.sibling()
+        await sibling.post(lambda *_: None).claim(wish(5))
+
+    async def main():
+        nonlocal store
+        store = await open_at(directory)
+        await asyncio.to_thread(asyncio.run, wait_and_go())
+        await store.enqueue([new("1")])
+        assert names_in(directory / "posts") == []
+        assert await states(store, "1") == [JobState.READY]
+        store._engine.leave()
+        await store.close()
+
+    asyncio.run(main())
+    assert threads() == []
+
+
+async def test_a_fork_that_closes_what_it_inherited_leaves_it_to_its_parent(directory):
+    async with opened(directory) as store, waiting(store):
+        before = names_in(directory / "posts")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # That threads are running: that is what is tried.
+            child = os.fork()
+        if child == 0:
+            for post in store._posts:
+                post.end()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0  # noqa: ASYNC222 - it ends at once
+        assert names_in(directory / "posts") == before

@@ -338,5 +338,28 @@ def test_a_listener_whose_loop_is_gone_does_not_stop_the_store(directory):
     assert names_in(directory / "wake") == []
 
 
+async def test_more_who_wait_than_files_that_may_be_open_hear_all_the_same(directory, monkeypatch):
+    monkeypatch.setattr(wakeup, "MOST_LINES", 2)
+    lines = wakeup.Lines(directory / "wake")
+    directory.mkdir(exist_ok=True)
+    loop, heard = asyncio.get_running_loop(), []
+    fifos = [wakeup.Fifo(directory / "wake" / f"{n}", loop, heard.append) for n in range(5)]
+    before = _descriptors()
+    for fifo in fifos:
+        os.write(lines.get(fifo.path.name, fifo.path.name), fifo.path.name.encode())
+    assert _descriptors() == before + 2
+    await eventually(lambda: sorted(heard) == [b"0", b"1", b"2", b"3", b"4"])
+    lines.close()
+    for fifo in fifos:
+        fifo.close()
+    assert _descriptors() == before - 5
+
+
+def test_what_another_version_wrote_means_that_anything_may_have_changed():
+    mask, told = wakeup._unpack(bytes((wakeup.RECORDS,)) + b"\0\3abc" + bytes((1,)))
+    assert mask == wakeup.ALL
+    assert told == []
+
+
 def _descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))

@@ -200,7 +200,7 @@ class Book:
         data = os.pread(self._file, PAGE, 0)
         if len(data) >= HEAD.size:
             size, checksum = HEAD.unpack_from(data)
-            if size > PAGE - HEAD.size:
+            if PAGE - HEAD.size < size <= os.fstat(self._file).st_size:
                 data += os.pread(self._file, size, PAGE)
             content = data[HEAD.size : HEAD.size + size]
             if zlib.crc32(content) == checksum:
@@ -245,5 +245,6 @@ class Book:
         elif handed.message:
             # A worker that ended since we looked has got it and lost it: its lease will be over.
             with contextlib.suppress(OSError):
-                message = LENGTH.pack(len(handed.message)) + handed.message
-                os.write(self._lines.get(handed.offer.post, handed.offer.post) or -1, message)
+                descriptor = self._lines.get(handed.offer.post, handed.offer.post)
+                if descriptor is not None:
+                    os.write(descriptor, LENGTH.pack(len(handed.message)) + handed.message)

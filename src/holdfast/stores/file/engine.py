@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import queue
 import sqlite3
@@ -34,6 +35,8 @@ from holdfast.stores.file.transaction import Memory, Settings, Transaction
 from holdfast.stores.file.wal import Log
 
 T = TypeVar("T")
+
+_logger = logging.getLogger("holdfast")
 
 GROUP = 64
 """How many calls one commit carries at most: a bound on how long the lock is held."""
@@ -150,11 +153,18 @@ class Engine:
     def post(self, deliver: Deliver) -> FilePost:
         """A worker's place, in the current event loop."""
         self._check_open()
+        self._drop_dead_posts()
         folder = self._folder.with_name("posts")
         wakeup.sweep(folder)
         post = FilePost(self, folder, deliver)
         self.posts[post.name] = post
         return post
+
+    def _drop_dead_posts(self) -> None:
+        """Those whose event loop was closed before them: others would go on sending jobs there."""
+        for post in list(self.posts.values()):
+            if post.is_dead:
+                post.end()
 
     def remember(self, job: Job, lane: int) -> None:
         """A job was leased to a worker of this process. From any thread."""
@@ -260,41 +270,54 @@ class Engine:
                         last = True
                         break
                     group.append(call)
-            self._commit(group)
+            self._drop_dead_posts()
+            went_through = self._commit(group)
             if last:
                 return
-            if self._log.is_short():
+            if went_through and self._log.is_short():
                 self._lengthen_log()
 
-    def _commit(self, group: list[_Call[Any]]) -> None:
+    def _commit(self, group: list[_Call[Any]]) -> bool:
+        """Whether it went through; whoever asked has been answered."""
         signals: list[Signal] = []
+        went_through = False
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX)
             try:
                 with database.translated(self.path), self._connections[0].guard:
                     signals = self._run(group)
+                    went_through = True
             finally:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
         except BaseException as error:  # noqa: BLE001 - whoever asked gets it; the thread must live on
             for call in group:
                 call.error = call.error or error
         # First whoever waits elsewhere: to hand an answer over to another thread can take long.
-        if signals:
-            self._tell(signals)
-        _answer(group)
+        try:
+            if signals:
+                self._tell(signals)
+        except Exception:  # the change is made, and the thread must live on
+            _logger.exception("whoever waits could not be told of a change")
+        finally:
+            _answer(group)
+        return went_through
 
     def _lengthen_log(self) -> None:
         """When everyone has his answer: the next ones come sooner."""
-        fcntl.flock(self._lock_file, fcntl.LOCK_EX)
         try:
-            with contextlib.suppress(sqlite3.Error), self._connections[0].guard:
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
-                    self._log.lengthen()
-                finally:
-                    self._db.execute("ROLLBACK")
-        finally:
-            fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+            try:
+                with contextlib.suppress(sqlite3.Error), self._connections[0].guard:
+                    self._db.execute("BEGIN IMMEDIATE")
+                    try:
+                        if database.is_there(self.path, self._inode):
+                            self._log.lengthen()
+                    finally:
+                        self._db.execute("ROLLBACK")
+            finally:
+                fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+        except Exception:  # nothing depends on it, and the thread must live on
+            _logger.exception("the log could not be made longer")
 
     def _run(self, group: list[_Call[Any]]) -> list[Signal]:
         if not database.is_there(self.path, self._inode):

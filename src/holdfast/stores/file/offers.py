@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import msgpack
+from msgspec import MsgspecError, msgpack
 from msgspec.structs import replace
 
 from holdfast.core.errors import StoreError
@@ -43,6 +44,12 @@ class FilePost:
         self._leaving = False
         self._ended = False
         self._fifo = Fifo(folder / self.name, self._loop, self._read)
+        self._pid = os.getpid()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its event loop was closed before it was."""
+        return self._fifo.is_dead
 
     @property
     def low(self) -> bool:
@@ -81,6 +88,8 @@ class FilePost:
         """Hear nothing more but what was sent. From any thread."""
         if not self._ended:
             self._ended = True
+            if self._pid != os.getpid():
+                return  # The FIFO belongs to the process that we were forked from.
             if self._fifo.is_here:
                 self._fifo.read()
             self._fifo.close()
@@ -100,9 +109,14 @@ class FilePost:
         while at < len(data):
             (size,) = LENGTH.unpack_from(data, at)
             at += LENGTH.size
-            number, now, tenant, queue, row = _decode_message(data[at : at + size])
+            message = data[at : at + size]
             at += size
-            self._take(number, now, rows.to_job(row, tenant, queue), row[1])
+            try:
+                number, now, tenant, queue, row = _decode_message(message)
+                job = rows.to_job(row, tenant, queue)
+            except (MsgspecError, ValueError, IndexError):
+                continue  # Of another version: its lease runs out.
+            self._take(number, now, job, row[1])
 
     def _take(self, number: int, now: int, job: Job, lane: int) -> None:
         offer = self._offers.came(number, 1)

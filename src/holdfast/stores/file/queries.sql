@@ -83,6 +83,8 @@ SELECT * FROM (SELECT 1 FROM jobs WHERE lane = ?1 AND state < 4 AND rank = {rank
 SELECT min(visible_at) AS at FROM jobs WHERE lane = ?1 AND state < 4 AND rank = {rank}
 -- name: lane_paused
 SELECT paused FROM lanes WHERE lane = ?;
+-- name: any_expired
+SELECT 1 FROM jobs WHERE state = 4 AND deadline <= ? LIMIT 1;
 -- name: expired_leases
 SELECT {job} FROM jobs WHERE state = 4 AND deadline <= ? ORDER BY deadline, seq LIMIT ?;
 -- name: next_deadline

@@ -228,7 +228,9 @@ class Transaction:
             self.count(lane, job.state, +1)
             self.becomes_visible(job, lane)
         else:
-            self.ended(job, lane, None if job.envelope.payload is rows.ELSEWHERE else job)
+            # A failed one may be replayed before its record is heard of.
+            whole = job.envelope.payload is not rows.ELSEWHERE and job.state is not JobState.FAILED
+            self.ended(job, lane, job if whole else None)
         return event
 
     def arrive(self, job: Job, event: Event, lane: int) -> None:
@@ -252,8 +254,8 @@ class Transaction:
         if job.state is not JobState.READY or not rows.is_small(job):
             return False
         paused, waiting = self.db.execute(SQL["lane_state"], (lane,)).fetchone()
-        if paused:
-            return False
+        if paused or self.one("any_expired", self.now) is not None:
+            return False  # A claim would end what has run out first. [LEASE-3]
         alone = partial(self._nothing_waits, job.queue, lane, waiting)
         offer = self.offers.find(job.tenant, job.queue, self.now, alone)
         if offer is None:

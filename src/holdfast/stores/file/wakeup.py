@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from msgspec import msgpack
+from msgspec import MsgspecError, msgpack
 
 from holdfast.store import Hint, Signal
 from holdfast.stores.file import rows
@@ -35,6 +35,8 @@ MOST_RECORDS = 4
 """Of more jobs that ended together no records are sent."""
 OLD_S = 60.0
 """A FIFO without a reader that is younger may be getting one."""
+MOST_LINES = 64
+"""So many FIFOs of others are kept open."""
 CAPACITY = 65536
 """Of a FIFO, where the system does not tell."""
 
@@ -161,22 +163,34 @@ class Lines:
 
         Raises FileNotFoundError if there is none at this path.
         """
-        descriptor = self._open.get(name)
+        descriptor = self._open.pop(name, None)
         if descriptor is None:
             try:
-                descriptor = os.open(f"{self._folder}/{path}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                descriptor = self._opened(path)
             except FileNotFoundError:
                 raise
             except OSError as error:
                 if error.errno == errno.ENXIO:
                     self._unlink(path)
                 return None
-            self._open[name] = descriptor
-        elif not has_reader(descriptor):
+        self._open[name] = descriptor  # At the end: what was not used for longest stands first.
+        if len(self._open) > MOST_LINES:
+            self.drop(next(iter(self._open)))
+        if not has_reader(descriptor):
             self.drop(name)
             self._unlink(path)
             return None
         return descriptor
+
+    def _opened(self, path: str) -> int:
+        for few in (False, True):
+            try:
+                return os.open(f"{self._folder}/{path}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError as error:
+                if few or error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                self.close()  # This process may open no more: then without those that are kept.
+        raise AssertionError
 
     def drop(self, name: str) -> None:
         """Close one."""
@@ -271,15 +285,18 @@ def _with_records(mask: int, signals: Collection[Signal]) -> bytes:
 def _unpack(data: bytes) -> tuple[int, list[Signal]]:
     """All hints as bits, and those that came with a record."""
     mask, told, at = 0, list[Signal](), 0
-    while at < len(data):
-        mask |= data[at]
-        at += 1
-        if data[at - 1] & RECORDS:
-            end = at + 2 + int.from_bytes(data[at : at + 2], "big")
-            for tenant, queue, row in _decode(data[at + 2 : end]):
-                job = rows.to_job(row, tenant, queue)
-                told.append(Signal(Hint.DONE, tenant, queue, job.id, job))
-            at = end
+    try:
+        while at < len(data):
+            mask |= data[at]
+            at += 1
+            if data[at - 1] & RECORDS:
+                end = at + 2 + int.from_bytes(data[at : at + 2], "big")
+                for tenant, queue, row in _decode(data[at + 2 : end]):
+                    job = rows.to_job(row, tenant, queue)
+                    told.append(Signal(Hint.DONE, tenant, queue, job.id, job))
+                at = end
+    except (MsgspecError, ValueError, IndexError):
+        return ALL, told  # Written by another version: anything may have changed.
     return mask, told
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 STEP = 1 << 20
@@ -21,21 +22,26 @@ SINGLE = 64 << 10
 """A commit that adds more than this is a batch: its flush costs each job little."""
 
 
+_flush: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)  # macOS has the latter alone.
+
+
 class Log:
     """The log of one open database. Belongs to the thread that writes."""
 
     def __init__(self, path: Path) -> None:
         self._path = f"{path}-wal"
         self._size = 0
+        self._inode = (0, 0)
 
     def is_short(self) -> bool:
-        """Whether the last commit was a small one and had to make the log longer. After each commit."""
+        """Whether the last commit was a small one and had to make the log longer. After each that went through."""
         try:
-            size = os.stat(self._path).st_size  # noqa: PTH116 - after every commit
+            found = os.stat(self._path)  # noqa: PTH116 - after every commit
         except OSError:
             return False
-        grew, self._size = size - self._size, size
-        return grew <= SINGLE and _has_grown(size)
+        grew, self._size = found.st_size - self._size, found.st_size
+        self._inode = (found.st_dev, found.st_ino)
+        return grew <= SINGLE and _has_grown(self._size)
 
     def lengthen(self) -> None:
         """Add zeros, and put them on the disk. Only for who holds SQLite's own lock for writing."""
@@ -44,10 +50,12 @@ class Log:
         with contextlib.suppress(OSError):  # A full disk, or a limit: then the log grows by itself, or cannot.
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                size = os.fstat(descriptor).st_size
-                if _has_grown(size):
+                found = os.fstat(descriptor)
+                size = found.st_size
+                # One of another store's, if the directory was made anew, is not ours to write to.
+                if _has_grown(size) and (found.st_dev, found.st_ino) == self._inode:
                     os.pwrite(descriptor, bytes(STEP - size % STEP), size)
-                    os.fdatasync(descriptor)
+                    _flush(descriptor)
                     self._size = os.fstat(descriptor).st_size
             finally:
                 os.close(descriptor)
