@@ -63,6 +63,13 @@ async def test_the_same_again_changes_nothing_and_another_takes_its_place(client
     assert (other["every_s"], other["queue"], "cron" in other) == (60, "default", False)
 
 
+async def test_what_a_schedule_says_is_not_for_readers(service, client, tenant):
+    await client.put(PATH, json=NIGHTLY)
+    reader = await service.client(tenant, ("read",))
+    for path in ("jobs/nightly", "jobs/nightly/result", "jobs/nightly/events", "jobs"):
+        problem(await reader.get(f"/v1/queues/{SCHEDULES}/{path}"), 403, "scope_missing")
+
+
 async def test_the_service_ticks(service, client):
     await client.put("/v1/schedules/often", json={"every_s": 60, "payload": "tick"})
     upkeep = asyncio.create_task(Maintenance(service.hub.store).run())
