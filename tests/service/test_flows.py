@@ -81,6 +81,10 @@ async def test_a_flow_is_started_shown_and_canceled(client, tenant):
         ({"steps": [{"name": "a", "after": ["b"]}, {"name": "b", "after": ["a"]}]}, "invalid_option"),
         ({"steps": [{"name": "a", "after": ["a"]}]}, "invalid_option"),
         ({"steps": [{"name": "a", "after": ["nobody"]}]}, "invalid_option"),
+        (
+            {"steps": [{"name": str(n), "after": [str(m) for m in range(min(n, 101))]} for n in range(210)]},
+            "invalid_option",
+        ),
         ({"steps": [{"name": "a/b"}]}, "invalid_name"),
         ({"steps": [{"name": "a", "queue": "holdfast:flows"}]}, "invalid_name"),
         ({"steps": [{"name": "a", "id": "mine"}]}, "invalid_request"),

@@ -5,7 +5,7 @@ import pytest
 from holdfast import Flow, InvalidName, InvalidOption, PayloadTooLarge, Queue, Worker, blocking, current_job, job
 from holdfast.core.errors import UnknownCodec
 from holdfast.core.job import Envelope, JobState
-from holdfast.core.workflow import Plan, Step, in_order, is_over, plan_of, shown_state, startable
+from holdfast.core.workflow import Plan, Step, Turns, check_plan, in_order, plan_of, shown_state
 from holdfast.testing import inline_queue
 from tests.unit.running import asynchronous, memory_queue, run_one
 
@@ -34,8 +34,27 @@ DIAMOND = plan((), (0,), (0,), (1, 2))
     ],
 )
 def test_a_step_may_start_when_all_before_it_have_completed(states, now, over):
-    assert startable(DIAMOND, states) == now
-    assert is_over(DIAMOND, states) is over
+    turns = Turns(DIAMOND)
+    for place, state in states.items():
+        for _ in range(2):
+            turns.put(place, state)
+    assert (sorted(turns.ready), turns.over) == (now, over)
+
+
+def test_a_step_that_is_no_job_any_more_gets_its_turn_again():
+    turns = Turns(DIAMOND)
+    turns.put(0, COMPLETED)
+    turns.put(1, JobState.CANCELED)
+    turns.drop(1)
+    turns.drop(3)
+    assert (sorted(turns.ready), turns.states, turns.over) == ([1, 2], {0: COMPLETED}, False)
+
+
+def test_a_plan_with_too_many_edges_is_refused():
+    wide = plan(*((),) * 101, *(tuple(range(101)),) * 99)
+    assert check_plan(wide, "f") is wide
+    with pytest.raises(InvalidOption, match="wait for 10100 others in all, 10000 are allowed"):
+        check_plan(plan(*((),) * 101, *(tuple(range(101)),) * 100), "f")
 
 
 def test_a_step_that_is_no_job_is_blocked_or_ready():
