@@ -5,9 +5,10 @@ import pytest
 from holdfast import Flow, InvalidName, InvalidOption, PayloadTooLarge, Queue, Worker, blocking, current_job, job
 from holdfast.core.errors import UnknownCodec
 from holdfast.core.job import Envelope, JobState
-from holdfast.core.workflow import Plan, Step, Turns, check_plan, in_order, plan_of, shown_state
+from holdfast.core.names import FLOWS
+from holdfast.core.workflow import Plan, Step, Turns, check_plan, in_order, plan_of, shown_state, step_job
 from holdfast.testing import inline_queue
-from tests.unit.running import asynchronous, memory_queue, run_one
+from tests.unit.running import asynchronous, claim, memory_queue, run_one
 
 READY, LEASED, COMPLETED, FAILED = JobState.READY, JobState.LEASED, JobState.COMPLETED, JobState.FAILED
 
@@ -131,6 +132,19 @@ async def test_what_holdfast_keeps_for_itself_is_nobodys_queue():
             await queue.enqueue(1, queue="holdfast:flows")
         refused, taken = await queue.enqueue_many([1, 2], queue="holdfasty")
         assert refused.status == taken.status == "queued"
+
+
+@asynchronous
+async def test_steps_are_canceled_also_where_a_canceled_flow_is_forgotten_at_once():
+    async with memory_queue(url="memory:forgetful?test_clock=frozen&keep_canceled_s=0") as queue:
+        flow = Flow("report")
+        flow.add(1, name="one")
+        ticket = await queue.start(flow)
+        (job,) = await claim(queue, FLOWS)
+        await queue.store.enqueue([step_job(job, plan_of(job.envelope), 0)])
+        await ticket.cancel()
+        left = await queue.get(f"{flow.id}/one")
+        assert left is None or left.state is JobState.CANCELED
 
 
 def test_blocking_code_starts_looks_at_and_cancels_flows():
