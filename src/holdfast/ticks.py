@@ -46,7 +46,9 @@ def timing(cron: str | None, every: Seconds | None, timezone: str = "UTC", *, he
     if not isinstance(cron, str) or not isinstance(timezone, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidOption("cron", "the expression and the time zone are strings")
     if len(cron) > _LONGEST:
-        raise InvalidOption("cron", f"{cron[:80]!r}... has {len(cron)} characters, {_LONGEST} are allowed")
+        raise InvalidOption(
+            "cron", f"{cron[:80]!r}... has {len(cron)} characters, {_LONGEST} are allowed: write five fields"
+        )
     made = Timing(" ".join(cron.split()), None, timezone)
     if here:
         _check_expression(made.cron or "")

@@ -199,6 +199,7 @@ async def test_a_queue_over_http_keeps_schedules_like_one_on_a_store(service, te
         assert here.as_dict() | {"created_at": 0} == made.as_dict() | {"created_at": 0}
         assert (await queue.get_schedule("nightly")).as_dict() == here.as_dict()
         assert [one.as_dict() for one in await queue.schedules()] == [here.as_dict()]
+        assert (await queue.store.get_schedule(tenant, "nightly")).definition.target.envelope.backoff.base_ms == 1000
         (kept,) = await service.hub.store.get([JobKey(tenant, SCHEDULES, "nightly")])
         envelope = core.read(kept.envelope.payload).target.envelope
         assert (envelope.backoff.base_ms, envelope.timeout_ms, envelope.payload) == (1000, 9000, b'{"to":"a"}')
