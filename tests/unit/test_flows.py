@@ -4,7 +4,7 @@ import pytest
 
 from holdfast import Flow, InvalidName, InvalidOption, PayloadTooLarge, Queue, Worker, blocking, current_job, job
 from holdfast.core.errors import UnknownCodec
-from holdfast.core.job import Envelope, JobState
+from holdfast.core.job import Cancel, Envelope, JobState
 from holdfast.core.names import FLOWS
 from holdfast.core.workflow import Plan, Step, Turns, check_plan, in_order, plan_of, shown_state, step_job
 from holdfast.testing import inline_queue
@@ -145,6 +145,20 @@ async def test_steps_are_canceled_also_where_a_canceled_flow_is_forgotten_at_onc
         await ticket.cancel()
         left = await queue.get(f"{flow.id}/one")
         assert left is None or left.state is JobState.CANCELED
+
+
+@asynchronous
+async def test_a_second_cancel_ends_the_steps_that_a_first_one_left_behind():
+    async with memory_queue() as queue:
+        flow = Flow("report")
+        flow.add(1, name="one")
+        ticket = await queue.start(flow)
+        (job,) = await claim(queue, FLOWS)
+        await queue.store.enqueue([step_job(job, plan_of(job.envelope), 0)])
+        await queue.store.cancel([Cancel(job.key)])  # Who did that died here.
+        assert (await queue.get(f"{flow.id}/one")).state is READY
+        await ticket.cancel()
+        assert (await queue.get(f"{flow.id}/one")).state is JobState.CANCELED
 
 
 def test_blocking_code_starts_looks_at_and_cancels_flows():

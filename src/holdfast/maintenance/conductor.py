@@ -7,7 +7,7 @@ steps are enqueued with request ids made from the flow: a second time is answere
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import chain, islice
 
@@ -190,18 +190,22 @@ class _Conductor:
         self._turns.drop(place)
 
     async def _replay(self, places: list[int]) -> None:
-        answers = await self._store.replay([self._keys[place] for place in places])
-        refusal: QuotaExceeded | None = None
-        for place, answer in zip(places, answers, strict=True):
-            if isinstance(answer, QuotaExceeded):
-                refusal = answer
+        refusals: dict[str | None, QuotaExceeded] = {}
+        while places:
+            part, places = places[:BATCH], places[BATCH:]
+            answers = await self._store.replay([self._keys[place] for place in part])
+            for place, answer in zip(part, answers, strict=True):
+                if isinstance(answer, QuotaExceeded):
+                    refusals[answer.queue] = answer
+                    self._turns.put(place, BLOCKED)
+                    continue
+                self._again.add(place)
+                if isinstance(answer, Replayed):
+                    self._turns.put(place, JobState.READY)
+            for place in self._full(places, refusals):
                 self._turns.put(place, BLOCKED)
-                continue
-            self._again.add(place)
-            if isinstance(answer, Replayed):
-                self._turns.put(place, JobState.READY)
-        if refusal is not None:
-            self._over_quota(refusal)
+            places = [place for place in places if self._states[place] is not BLOCKED]
+        self._over_quota(refusals)
 
     def _keep(self, place: int, result: Result | None) -> None:
         if self._results is not None and result is not None and not result.blob:
@@ -218,7 +222,7 @@ class _Conductor:
         unclear: list[int] = []
         places = sorted(self._turns.ready)
         refusals: dict[str | None, QuotaExceeded] = {}
-        while places and None not in refusals:
+        while places:
             part, places = places[:BATCH], places[BATCH:]
             answers = await self._store.enqueue([step_job(self._flow, self._plan, place) for place in part])
             hit("flows.after_enqueue")
@@ -231,15 +235,19 @@ class _Conductor:
                     refusals[answer.queue] = answer
                 else:
                     unclear.append(place)
-            # What is full is full for the rest of them, too.
-            places = [place for place in places if self._plan.steps[place].queue not in refusals]
-        for refusal in refusals.values():
-            self._over_quota(refusal)
+            full = set(self._full(places, refusals))
+            places = [place for place in places if place not in full]
+        self._over_quota(refusals)
         return unclear
 
-    def _over_quota(self, error: QuotaExceeded) -> None:
-        self._refused = True
-        _log.warning("a step waits for room", tenant=self._flow.tenant, flow=self._flow.id, error=str(error))
+    def _full(self, places: list[int], refusals: Mapping[str | None, QuotaExceeded]) -> list[int]:
+        """Those that need not be tried: where one was refused, the others of its queue are, or of all queues."""
+        return [place for place in places if None in refusals or self._plan.steps[place].queue in refusals]
+
+    def _over_quota(self, refusals: Mapping[str | None, QuotaExceeded]) -> None:
+        for refusal in refusals.values():
+            self._refused = True
+            _log.warning("a step waits for room", tenant=self._flow.tenant, flow=self._flow.id, error=str(refusal))
 
     async def _pin(self) -> None:
         """Keep what has ended: it is what this flow knows about itself. [RESULT-1]"""

@@ -9,7 +9,7 @@ from holdfast import Flow, Queue
 from holdfast.core.job import ClaimRequest, Finish, Result
 from holdfast.core.names import FLOWS
 from holdfast.maintenance import conductor
-from tests.unit.running import claim
+from tests.unit.running import claim, finish
 
 LATER_MS = 301_000
 _numbers = itertools.count()
@@ -36,9 +36,9 @@ async def lead(queue, flow=None):
         await queue.start(flow)
     (job,) = (await queue.store.claim(ClaimRequest("acme", (FLOWS,), 1, 30_000, "c"))).jobs
     at = Passing(queue.store)
-    finish = await conductor.conduct(job, at)
-    await queue.store.finish([finish])
-    return finish, at
+    ending = await conductor.conduct(job, at)
+    await queue.store.finish([ending])
+    return ending, at
 
 
 def counting(monkeypatch, store, name):
@@ -67,9 +67,9 @@ async def test_a_result_that_json_cannot_hold_is_left_out(queue, data, shown):
     (job,) = await claim(queue, "default")
     await queue.store.finish([Finish(job.key, job.token, "complete", Result(data, "msgpack"))])
     await queue.store.shift_clock(LATER_MS)
-    finish, _ = await lead(queue)
-    assert finish.outcome == "complete"
-    assert msgspec.json.decode(finish.result.data) == {"one": {"state": "completed", **shown}}
+    ending, _ = await lead(queue)
+    assert ending.outcome == "complete"
+    assert msgspec.json.decode(ending.result.data) == {"one": {"state": "completed", **shown}}
 
 
 async def test_results_that_are_larger_in_json_are_left_out_together(queue):
@@ -80,8 +80,8 @@ async def test_results_that_are_larger_in_json_are_left_out_together(queue):
     data = msgspec.msgpack.encode("\0" * 100_000)
     await queue.store.finish([Finish(job.key, job.token, "complete", Result(data, "msgpack"))])
     await queue.store.shift_clock(LATER_MS)
-    finish, _ = await lead(queue)
-    assert msgspec.json.decode(finish.result.data) == {"one": {"state": "completed"}}
+    ending, _ = await lead(queue)
+    assert msgspec.json.decode(ending.result.data) == {"one": {"state": "completed"}}
 
 
 async def test_only_steps_whose_turn_has_come_are_watched_and_looked_at(queue, monkeypatch):
@@ -117,6 +117,26 @@ async def test_whoever_takes_over_sees_a_long_chain_in_few_looks(queue, monkeypa
     _, at = await lead(queue)
     assert (job.key.id, {key.id for key in at.watched}) == (f"{flow.id}/111", {f"{flow.id}/111"})
     assert len(looked) == 120
+
+
+async def test_a_replay_asks_a_full_queue_once_and_goes_on_when_there_is_room(queue, monkeypatch):
+    flow = Flow("report")
+    for n in range(150):
+        flow.add(n, max_attempts=1)
+    await lead(queue, flow)
+    for job in await claim(queue, "default", limit=150):
+        await finish(queue, job, "fail")
+    await queue.store.shift_clock(LATER_MS)
+    assert (await lead(queue))[0].outcome == "fail"
+    await queue.replay(flow.id, queue=FLOWS)
+    await queue.set_tenant(max_waiting=0, queue="default")
+    asked = counting(monkeypatch, queue.store, "replay")
+    assert (await lead(queue))[0].outcome == "release"
+    assert len(asked) == 100
+    await queue.set_tenant(max_waiting=1000, queue="default")
+    await queue.store.shift_clock(LATER_MS)
+    await lead(queue)
+    assert len(await claim(queue, "default", limit=150)) == 150
 
 
 async def test_a_full_queue_is_asked_once_and_holds_up_no_other(queue, monkeypatch, caplog):

@@ -108,6 +108,23 @@ async def test_what_raises_comes_back_later_and_is_never_given_up(store):
     assert job.errors == []
 
 
+async def test_what_is_known_of_failures_is_bounded(store, monkeypatch):
+    monkeypatch.setattr(module, "MOST_FAILURES", 3)
+    ran = []
+
+    async def breaks(job, at):
+        ran.append(job.id)
+        raise ValueError("no")
+
+    leader = Coordinator(store, None, {QUEUE: Duty(breaks)})
+    task = asyncio.create_task(leader.run())
+    await add(store, *map(str, range(10)))
+    await eventually(lambda: len(ran) == 10)
+    assert len(leader._failures) == 3
+    task.cancel()
+    await asyncio.wait([task])
+
+
 async def test_a_canceled_job_ends_its_task_and_is_cleaned_up_after(store):
     cleaned = asyncio.Queue()
 
