@@ -165,7 +165,7 @@ async def test_whoever_watches_a_job_is_told_of_its_end(store):
 
 
 async def test_many_hints_that_name_no_job_are_one_look(store, monkeypatch):
-    monkeypatch.setattr(module, "VAGUE_S", 0.2)
+    monkeypatch.setattr(module, "VAGUE_S", 0.5)
     rung, listeners, extends, extend = [], [], [], store.extend
 
     def listen(listener, hints):
