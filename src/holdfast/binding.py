@@ -138,9 +138,12 @@ class Binding:
         """Cancel a job; a running one too, unless `only_waiting`. A flow takes its steps along. [CANCEL-1]"""
         self._check_open()
         key = self._key(id, queue)
+        is_flow = key.queue == names.FLOWS and not isinstance(self._store, Tenanted)
+        # Before: where canceled jobs are not kept, nobody knows its steps afterwards.
+        flow = await self._gets(key) if is_flow else None
         status = await self._cancels(Cancel(key, only_waiting))
-        if key.queue == names.FLOWS and status == "canceled" and not isinstance(self._store, Tenanted):
-            flow = await self._gets(key)
+        if is_flow and status == "canceled":
+            flow = await self._gets(key) or flow
             if flow is not None:
                 await end_steps(self._live, flow, JobState.CANCELED)
         return Cancellation(status)

@@ -205,10 +205,14 @@ class FlowRecord(Struct, frozen=True):
 async def flow_record(store: Store, flow: Job) -> FlowRecord:
     """A flow with its steps as they are now."""
     plan = plan_of(flow.envelope)
-    jobs: dict[str, Job] = {}
+    places = {step.name: place for place, step in enumerate(plan.steps)}
+    records: dict[int, StepRecord] = {}
+    # Made batch by batch: a job comes with its payload and its result, which are not kept.
     async for steps in own_steps(store, flow):
-        jobs.update((planned.name, job) for planned, job in steps)
-    states = {place: jobs[step.name].state for place, step in enumerate(plan.steps) if step.name in jobs}
+        for step, job in steps:
+            place = places[step.name]
+            records[place] = _step_record(flow, plan, place, job.state, job)
+    states = {place: record.state for place, record in records.items()}
     failed = flow.errors[-1] if flow.state is JobState.FAILED and flow.errors else None
     return FlowRecord(
         flow.id,
@@ -216,8 +220,8 @@ async def flow_record(store: Store, flow: Job) -> FlowRecord:
         flow.tenant,
         flow.state,
         [
-            _step_record(flow, plan, place, jobs.get(step.name), shown_state(plan, place, states, flow.state))
-            for place, step in enumerate(plan.steps)
+            records.get(place) or _step_record(flow, plan, place, shown_state(plan, place, states, flow.state))
+            for place in range(len(plan.steps))
         ],
         moment(flow.enqueued_at),
         None if flow.finished_at is None else moment(flow.finished_at),
@@ -226,7 +230,7 @@ async def flow_record(store: Store, flow: Job) -> FlowRecord:
     )
 
 
-def _step_record(flow: Job, plan: Plan, place: int, job: Job | None, state: JobState) -> StepRecord:
+def _step_record(flow: Job, plan: Plan, place: int, state: JobState, job: Job | None = None) -> StepRecord:
     step = plan.steps[place]
     key = step_key(flow, step)
     names = [plan.steps[before].name for before in step.after]

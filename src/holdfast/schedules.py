@@ -10,7 +10,7 @@ from msgspec import MsgspecError
 from holdfast import codec
 from holdfast.core import schedule as core
 from holdfast.core.errors import HoldfastError, InvalidOption, QuotaExceeded, StoreBusy
-from holdfast.core.job import Cancel, Job, JobKey, JobState, Purge, Queued
+from holdfast.core.job import WAITING, Cancel, Job, JobKey, JobState, Purge, Queued
 from holdfast.core.names import SCHEDULES
 from holdfast.core.schedule import KEPT, OPEN, Definition, Target, Timing
 from holdfast.ids import new_id
@@ -52,7 +52,8 @@ class AsJobs:
     async def put_schedule(self, tenant: str, name: str, timing: Timing, target: Target) -> core.Schedule:
         """The same again changes nothing; another takes the place of the one that was there.
 
-        Not atomic: the old one is canceled first. Of those who do so at the same time, one comes last and wins.
+        Not atomic: the old one is canceled first, if there is room for the new one. Of those who do so at the same
+        time, one comes last and wins.
         Raises PayloadTooLarge, QuotaExceeded, and StoreBusy where others never cease to change it.
         """
         codec.check_size(core.write(Definition(timing, _LATEST, target)))
@@ -68,6 +69,9 @@ class AsJobs:
                 if job.state in OPEN:
                     if found is not None and (found.timing, found.target) == (timing, target):
                         return _shown(job, found)
+                    full = await over_quota(self._store, tenant, less=1 if job.state in WAITING else 0)
+                    if full is not None:
+                        raise full  # With the old one as it was. [TENANT-5]
                     await self._store.cancel([Cancel(key)])
             now = await self._store.now()
             new, tick = _renewed(timing, target, old, now)
@@ -113,6 +117,23 @@ class AsJobs:
         raise _busy(name)
 
 
+async def over_quota(store: Store, tenant: str, less: int = 0) -> QuotaExceeded | None:
+    """What an enqueue of one more schedule would be refused with, if `less` of those that wait were gone. [TENANT-5]"""
+    limits = [
+        one
+        for one in await store.tenant_settings(tenant)
+        if one.max_waiting is not None and one.queue in (None, SCHEDULES)
+    ]
+    if not limits:
+        return None
+    counts = {one.queue: sum(one.counts.get(state, 0) for state in WAITING) for one in await store.stats(tenant)}
+    for one in limits:
+        waiting = (sum(counts.values()) if one.queue is None else counts.get(SCHEDULES, 0)) - less
+        if one.max_waiting is not None and waiting >= one.max_waiting:
+            return QuotaExceeded(one.queue, waiting, one.max_waiting)
+    return None
+
+
 def shown(jobs: Sequence[Job]) -> list[core.Schedule]:
     """The schedules that these jobs are; what is not readable here is left out."""
     read = [(job, _definition(job)) for job in jobs]
@@ -142,9 +163,12 @@ def _waits_for(job: Job, definition: Definition) -> int | None:
 def _renewed(timing: Timing, target: Target, old: tuple[Job, Definition] | None, now: int) -> tuple[Definition, int]:
     """The new definition and its first tick. Where the rhythm stays, it is the one that the old one waited for."""
     if old is not None and old[1].timing == timing:
-        tick = _waits_for(*old)
+        anchor, tick = old[1].anchor, _waits_for(*old)
+        if tick is not None and tick <= now and old[1].target.queue != target.queue:
+            # It may have been fired into the other queue, where the same id would be another job.
+            tick = next_tick(timing, anchor, now)
         if tick is not None:
-            return Definition(timing, old[1].anchor, target), tick
+            return Definition(timing, anchor, target), tick
     tick = next_tick(timing, now, now)
     if tick is None:
         raise InvalidOption("cron", f"{timing.cron!r} never comes from now on")

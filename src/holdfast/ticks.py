@@ -24,6 +24,8 @@ _ONE_MS = timedelta(milliseconds=1)
 # To find the last tick before an instant, we go back by this first, then by ever more.
 _BACK_MS, _FURTHER, _FAR_MS = 90_000, 8, 51 * 366 * 86_400_000
 _EXAMPLE = "Europe/Berlin"
+_NOT_ZONES = ("localtime", "posixrules")
+"""Files among the zones that are another one on each machine."""
 _INSTALL = "install it with: pip install 'holdfast[schedules]'"
 
 
@@ -43,7 +45,11 @@ def timing(cron: str | None, every: Seconds | None, timezone: str = "UTC", *, he
         return Timing(every_ms=every_ms)
     if not isinstance(cron, str) or not isinstance(timezone, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidOption("cron", "the expression and the time zone are strings")
-    made = Timing(" ".join(cron[: _LONGEST + 1].split()), None, timezone)
+    if len(cron) > _LONGEST:
+        raise InvalidOption(
+            "cron", f"{cron[:80]!r}... has {len(cron)} characters, {_LONGEST} are allowed: write five fields"
+        )
+    made = Timing(" ".join(cron.split()), None, timezone)
     if here:
         _check_expression(made.cron or "")
         _zone(timezone)
@@ -106,7 +112,7 @@ def _ticks(timing: Timing, after: int) -> Iterator[int]:
 
 def _check_expression(cron: str) -> None:
     shown = "write five fields: minute, hour, day of the month, month, day of the week, such as '30 2 * * *'"
-    if len(cron) > _LONGEST or len(cron.split()) != _FIELDS:
+    if len(cron.split()) != _FIELDS:
         raise InvalidOption("cron", f"{cron[:80]!r} is no cron expression; {shown}")
     cronsim = _cronsim()
     try:
@@ -130,6 +136,8 @@ def _zone(name: str) -> tzinfo:
 def _zone_info(name: str) -> tzinfo | None:
     from zoneinfo import ZoneInfo
 
+    if name.lower() in _NOT_ZONES:
+        return None
     try:
         return ZoneInfo(name)
     except (ValueError, KeyError, OSError):

@@ -81,6 +81,10 @@ async def test_a_flow_is_started_shown_and_canceled(client, tenant):
         ({"steps": [{"name": "a", "after": ["b"]}, {"name": "b", "after": ["a"]}]}, "invalid_option"),
         ({"steps": [{"name": "a", "after": ["a"]}]}, "invalid_option"),
         ({"steps": [{"name": "a", "after": ["nobody"]}]}, "invalid_option"),
+        (
+            {"steps": [{"name": str(n), "after": [str(m) for m in range(min(n, 101))]} for n in range(210)]},
+            "invalid_option",
+        ),
         ({"steps": [{"name": "a/b"}]}, "invalid_name"),
         ({"steps": [{"name": "a", "queue": "holdfast:flows"}]}, "invalid_name"),
         ({"steps": [{"name": "a", "id": "mine"}]}, "invalid_request"),
@@ -125,7 +129,7 @@ async def test_anothers_flow_answers_byte_for_byte_like_none(service, client, te
     """[TENANT-2]"""
     await client.post("/v1/flows", json=CHAIN)
     stranger = await service.client(f"{tenant}-not")
-    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/replay")):
+    for method, path in (("GET", ""), ("GET", "/result"), ("DELETE", ""), ("POST", "/replay")):
         foreign = await stranger.request(method, f"/v1/flows/f1{path}")
         nothing = await stranger.request(method, f"/v1/flows/f2{path}")
         problem(foreign, 404, "job_not_found")
@@ -138,6 +142,7 @@ async def test_each_route_asks_for_its_scope_and_its_queues(service, client, ten
     for scopes, method, path in (
         (("read", "work", "admin"), "POST", "/v1/flows"),
         (("produce", "work", "admin"), "GET", "/v1/flows/f1"),
+        (("produce", "work", "admin"), "GET", "/v1/flows/f1/result"),
         (("read", "work", "admin"), "DELETE", "/v1/flows/f1"),
         (("produce", "work", "read"), "POST", "/v1/flows/f1/replay"),
     ):
@@ -147,9 +152,48 @@ async def test_each_route_asks_for_its_scope_and_its_queues(service, client, ten
     other = await service.client(tenant, queues=["other"])
     problem(await other.post("/v1/flows", json=CHAIN), 403, "queue_forbidden")
     problem(await other.get("/v1/flows/f1"), 404, "job_not_found")
+    problem(await other.get("/v1/flows/f1/result"), 404, "job_not_found")
     problem(await other.delete("/v1/flows/f1"), 404, "job_not_found")
     own = await service.client(tenant, queues=["default"])
     assert (await own.get("/v1/flows/f1")).status_code == 200
+
+
+async def test_a_token_for_some_queues_gets_nothing_of_a_flow_in_others_by_its_id(service, client, tenant):
+    ours = {"name": "report", "id": "f1", "steps": [{"name": "load", "payload": "all"}]}
+    await client.post("/v1/flows", json=ours)
+    theirs = {"name": "mine", "id": "f1", "steps": [{"name": "a", "queue": "other"}]}
+    other = await service.client(tenant, queues=["other", FLOWS])
+    hidden = {"status": "duplicate", "id": "f1", "queue": FLOWS, "state": None}
+    for _ in range(2):
+        answer = await other.post("/v1/flows", json=theirs)
+        assert (answer.status_code, answer.json()) == (200, hidden)
+        async with working(service, tenant):
+            ended = await client.get("/v1/flows/f1/result", params={"wait_s": PATIENCE_S})
+            assert (ended.status_code, ended.json()["state"]) == (200, "completed")
+    own = await service.client(tenant, queues=["default"])
+    again = (await own.post("/v1/flows", json=ours)).json()
+    assert (again["status"], again["result"]["load"]["result"]) == ("completed", "all")
+
+
+async def test_a_token_for_some_queues_reads_no_reserved_queue_even_if_it_names_it(service, client, tenant):
+    await client.post("/v1/flows", json=CHAIN)
+    other = await service.client(tenant, queues=["other", FLOWS])
+    for path in ("jobs/f1", "jobs/f1/result", "jobs/f1/events", "jobs", "stats", "dead-letters"):
+        problem(await other.get(f"/v1/queues/{FLOWS}/{path}"), 403, "queue_forbidden")
+    assert (await other.get("/v1/queues")).json()["queues"] == []
+    events = await other.get("/v1/events", params={"follow": "false"})
+    assert (events.status_code, b"f1" in events.content) == (200, False)
+
+
+async def test_a_queue_with_a_token_for_some_queues_waits_for_its_flows(service, tenant):
+    async with at(service, tenant, queues=["default"]) as queue:
+        flow = Flow("report")
+        flow.add("one", name="one")
+        ticket = await queue.start(flow)
+        waiting = asyncio.create_task(ticket.wait(PATIENCE_S))
+        await asyncio.sleep(0.05)
+        async with working(service, tenant):
+            assert await waiting == {"one": {"state": "completed", "result": "one"}}
 
 
 async def test_a_queue_at_the_service_starts_waits_for_and_replays_flows(service, tenant):

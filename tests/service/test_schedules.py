@@ -63,6 +63,13 @@ async def test_the_same_again_changes_nothing_and_another_takes_its_place(client
     assert (other["every_s"], other["queue"], "cron" in other) == (60, "default", False)
 
 
+async def test_what_a_schedule_says_is_not_for_readers(service, client, tenant):
+    await client.put(PATH, json=NIGHTLY)
+    reader = await service.client(tenant, ("read",))
+    for path in ("jobs/nightly", "jobs/nightly/result", "jobs/nightly/events", "jobs"):
+        problem(await reader.get(f"/v1/queues/{SCHEDULES}/{path}"), 403, "scope_missing")
+
+
 async def test_the_service_ticks(service, client):
     await client.put("/v1/schedules/often", json={"every_s": 60, "payload": "tick"})
     upkeep = asyncio.create_task(Maintenance(service.hub.store).run())
@@ -192,6 +199,7 @@ async def test_a_queue_over_http_keeps_schedules_like_one_on_a_store(service, te
         assert here.as_dict() | {"created_at": 0} == made.as_dict() | {"created_at": 0}
         assert (await queue.get_schedule("nightly")).as_dict() == here.as_dict()
         assert [one.as_dict() for one in await queue.schedules()] == [here.as_dict()]
+        assert (await queue.store.get_schedule(tenant, "nightly")).definition.target.envelope.backoff.base_ms == 1000
         (kept,) = await service.hub.store.get([JobKey(tenant, SCHEDULES, "nightly")])
         envelope = core.read(kept.envelope.payload).target.envelope
         assert (envelope.backoff.base_ms, envelope.timeout_ms, envelope.payload) == (1000, 9000, b'{"to":"a"}')

@@ -4,10 +4,11 @@ import pytest
 
 from holdfast import Flow, InvalidName, InvalidOption, PayloadTooLarge, Queue, Worker, blocking, current_job, job
 from holdfast.core.errors import UnknownCodec
-from holdfast.core.job import Envelope, JobState
-from holdfast.core.workflow import Plan, Step, in_order, is_over, plan_of, shown_state, startable
+from holdfast.core.job import Cancel, Envelope, JobState
+from holdfast.core.names import FLOWS
+from holdfast.core.workflow import Plan, Step, Turns, check_plan, in_order, plan_of, shown_state, step_job
 from holdfast.testing import inline_queue
-from tests.unit.running import asynchronous, memory_queue, run_one
+from tests.unit.running import asynchronous, claim, memory_queue, run_one
 
 READY, LEASED, COMPLETED, FAILED = JobState.READY, JobState.LEASED, JobState.COMPLETED, JobState.FAILED
 
@@ -34,8 +35,27 @@ DIAMOND = plan((), (0,), (0,), (1, 2))
     ],
 )
 def test_a_step_may_start_when_all_before_it_have_completed(states, now, over):
-    assert startable(DIAMOND, states) == now
-    assert is_over(DIAMOND, states) is over
+    turns = Turns(DIAMOND)
+    for place, state in states.items():
+        for _ in range(2):
+            turns.put(place, state)
+    assert (sorted(turns.ready), turns.over) == (now, over)
+
+
+def test_a_step_that_is_no_job_any_more_gets_its_turn_again():
+    turns = Turns(DIAMOND)
+    turns.put(0, COMPLETED)
+    turns.put(1, JobState.CANCELED)
+    turns.drop(1)
+    turns.drop(3)
+    assert (sorted(turns.ready), turns.states, turns.over) == ([1, 2], {0: COMPLETED}, False)
+
+
+def test_a_plan_with_too_many_edges_is_refused():
+    wide = plan(*((),) * 101, *(tuple(range(101)),) * 99)
+    assert check_plan(wide, "f") is wide
+    with pytest.raises(InvalidOption, match="wait for 10100 others in all, 10000 are allowed"):
+        check_plan(plan(*((),) * 101, *(tuple(range(101)),) * 100), "f")
 
 
 def test_a_step_that_is_no_job_is_blocked_or_ready():
@@ -112,6 +132,33 @@ async def test_what_holdfast_keeps_for_itself_is_nobodys_queue():
             await queue.enqueue(1, queue="holdfast:flows")
         refused, taken = await queue.enqueue_many([1, 2], queue="holdfasty")
         assert refused.status == taken.status == "queued"
+
+
+@asynchronous
+async def test_steps_are_canceled_also_where_a_canceled_flow_is_forgotten_at_once():
+    async with memory_queue(url="memory:forgetful?test_clock=frozen&keep_canceled_s=0") as queue:
+        flow = Flow("report")
+        flow.add(1, name="one")
+        ticket = await queue.start(flow)
+        (job,) = await claim(queue, FLOWS)
+        await queue.store.enqueue([step_job(job, plan_of(job.envelope), 0)])
+        await ticket.cancel()
+        left = await queue.get(f"{flow.id}/one")
+        assert left is None or left.state is JobState.CANCELED
+
+
+@asynchronous
+async def test_a_second_cancel_ends_the_steps_that_a_first_one_left_behind():
+    async with memory_queue() as queue:
+        flow = Flow("report")
+        flow.add(1, name="one")
+        ticket = await queue.start(flow)
+        (job,) = await claim(queue, FLOWS)
+        await queue.store.enqueue([step_job(job, plan_of(job.envelope), 0)])
+        await queue.store.cancel([Cancel(job.key)])  # Who did that died here.
+        assert (await queue.get(f"{flow.id}/one")).state is READY
+        await ticket.cancel()
+        assert (await queue.get(f"{flow.id}/one")).state is JobState.CANCELED
 
 
 def test_blocking_code_starts_looks_at_and_cancels_flows():

@@ -176,6 +176,19 @@ async def test_a_full_tenant_gets_no_new_schedule_and_keeps_the_ones_it_has():
 
 
 @asynchronous
+async def test_one_that_a_full_tenant_replaces_stays_as_it_was():
+    async with memory_queue() as queue:
+        first = await queue.schedule("it", {"n": 1}, every=60)
+        await queue.enqueue({}, id="another")
+        await queue.set_tenant(max_waiting=1)
+        with pytest.raises(QuotaExceeded):
+            await queue.schedule("it", {"n": 2}, every=60)
+        assert [(one.payload, one.next_at) for one in await queue.schedules()] == [({"n": 1}, first.next_at)]
+        await queue.set_tenant(max_waiting=2)
+        assert (await queue.schedule("it", {"n": 2}, every=60)).payload == {"n": 2}
+
+
+@asynchronous
 async def test_one_that_is_being_replaced_waits_for_room_that_others_took(monkeypatch):
     async with memory_queue() as queue:
         first = await queue.schedule("it", {"n": 1}, every=60)

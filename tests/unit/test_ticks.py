@@ -88,6 +88,8 @@ def test_every_so_often_counts_from_where_it_began():
 
 
 BAD = {
+    "the machine's own zone": ({"cron": "* * * * *", "timezone": "localtime"}, "is no time zone"),
+    "spaces without end": ({"cron": "* * * * *" + " " * 200}, "209 characters, 200"),
     "nothing": ({}, "one of them"),
     "both": ({"cron": "* * * * *", "every": 60}, "one of them"),
     "a minute that is none": ({"cron": "61 * * * *"}, "minute"),

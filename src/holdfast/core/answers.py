@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core.events import EventKind
-from holdfast.core.job import CancelStatus, JobState, PurgeStatus, TtlStatus
+from holdfast.core.job import CancelStatus, Jitter, JobState, PurgeStatus, TtlStatus
 
 T = TypeVar("T")
 
@@ -332,6 +332,15 @@ class Forgotten(Answer):
     status: PurgeStatus
 
 
+class RetryInfo(Answer):
+    """How long to wait before the next attempt. [RETRY-3]"""
+
+    base_s: float
+    factor: float
+    cap_s: float
+    jitter: Jitter
+
+
 class Schedule(Answer):
     """A schedule as it is. `next_at` is the tick that it waits for, or that is overdue."""
 
@@ -352,6 +361,7 @@ class Schedule(Answer):
     codec: str = "json"
     version: int = 1
     timeout_s: float | None = None
+    retry: RetryInfo | None = None
 
 
 class Schedules(Answer):

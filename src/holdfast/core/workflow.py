@@ -18,7 +18,7 @@ from holdfast.core.errors import InvalidName, InvalidOption, UnknownCodec
 from holdfast.core.job import DAY, SECOND, TERMINAL, Backoff, Envelope, Job, JobKey, JobState, NewJob
 from holdfast.core.names import check_id, check_type
 
-MOST_STEPS = 1_000
+MOST_STEPS, MOST_EDGES = 1_000, 10_000
 FLOW_ID_BYTES, STEP_NAME_BYTES = 99, 100
 """A step's job has both in its id, and a `/` between them."""
 VERSION = 1
@@ -87,6 +87,7 @@ def check_plan(plan: Plan, flow_id: str) -> Plan:
         raise InvalidOption(
             "flow", f"has {len(plan.steps)} steps, {MOST_STEPS} are allowed; start another flow at its end"
         )
+    check_edges(sum(len(step.after) for step in plan.steps))
     seen: set[str] = set()
     for place, step in enumerate(plan.steps):
         check_step_name(step.name)
@@ -96,6 +97,14 @@ def check_plan(plan: Plan, flow_id: str) -> Plan:
         if any(before not in range(place) for before in step.after):
             raise InvalidOption("after", f"step {step.name[:80]!r} waits for one that does not come before it")
     return plan
+
+
+def check_edges(count: int) -> None:
+    """Raise InvalidOption if steps wait for too many others, all together."""
+    if count > MOST_EDGES:
+        raise InvalidOption(
+            "after", f"the steps wait for {count} others in all, {MOST_EDGES} are allowed; let one step in between wait"
+        )
 
 
 def in_order(after: Mapping[str, Sequence[str]]) -> list[str]:
@@ -166,18 +175,51 @@ def is_earlier(flow: Job, job: Job) -> bool:
     return (job.envelope.headers or {}).get(HEADER) == flow.id and not is_own(flow, job)
 
 
-def startable(plan: Plan, states: Mapping[int, JobState]) -> list[int]:
-    """Steps that are no jobs yet and wait for nothing any more."""
-    return [
-        place
-        for place, step in enumerate(plan.steps)
-        if place not in states and all(states.get(before) is JobState.COMPLETED for before in step.after)
-    ]
+class Turns:
+    """Which steps are jobs, and whose turn it is. An end is told to those that wait for it, not looked for in all."""
 
+    def __init__(self, plan: Plan) -> None:
+        self.states: dict[int, JobState] = {}
+        """Of the steps that are jobs. One that is completed stays so."""
+        self.ready: set[int] = set()
+        """Steps that are no jobs yet and wait for nothing any more."""
+        self._open: set[int] = set()
+        self._left = [len(step.after) for step in plan.steps]
+        self._behind: list[list[int]] = [[] for _ in plan.steps]
+        for place, step in enumerate(plan.steps):
+            for before in step.after:
+                self._behind[before].append(place)
+            if not step.after:
+                self.ready.add(place)
 
-def is_over(plan: Plan, states: Mapping[int, JobState]) -> bool:
-    """Whether nothing runs and nothing can be started."""
-    return all(state in TERMINAL for state in states.values()) and not startable(plan, states)
+    def put(self, place: int, state: JobState) -> None:
+        """A step is a job, in that state."""
+        before = self.states.get(place)
+        self.states[place] = state
+        self.ready.discard(place)
+        if state in TERMINAL:
+            self._open.discard(place)
+        else:
+            self._open.add(place)
+        if state is JobState.COMPLETED and before is not JobState.COMPLETED:
+            for behind in self._behind[place]:
+                self._left[behind] -= 1
+                self._offer(behind)
+
+    def drop(self, place: int) -> None:
+        """A step that has not completed is no job any more."""
+        self.states.pop(place, None)
+        self._open.discard(place)
+        self._offer(place)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing runs and nothing can be started."""
+        return not self._open and not self.ready
+
+    def _offer(self, place: int) -> None:
+        if not self._left[place] and place not in self.states:
+            self.ready.add(place)
 
 
 def shown_state(plan: Plan, place: int, states: Mapping[int, JobState], flow: JobState) -> JobState:

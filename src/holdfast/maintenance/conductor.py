@@ -7,8 +7,9 @@ steps are enqueued with request ids made from the flow: a second time is answere
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import chain, islice
 
 import msgspec
 from msgspec import Raw
@@ -18,6 +19,7 @@ from holdfast.core.errors import HoldfastError, QuotaExceeded
 from holdfast.core.failpoint import hit
 from holdfast.core.job import (
     DAY,
+    RESULT_LIMIT,
     SECOND,
     TERMINAL,
     AttemptError,
@@ -34,11 +36,10 @@ from holdfast.core.job import (
 from holdfast.core.workflow import (
     PIN_MS,
     STEPS_FAILED,
+    Turns,
     is_earlier,
-    is_over,
     is_own,
     plan_of,
-    startable,
     step_job,
     step_key,
 )
@@ -79,7 +80,8 @@ class _Conductor:
         self._plan = plan_of(flow.envelope)
         self._keys = [step_key(flow, step) for step in self._plan.steps]
         self._places = {key: place for place, key in enumerate(self._keys)}
-        self._states: dict[int, JobState] = {}
+        self._turns = Turns(self._plan)
+        self._states = self._turns.states
         """Of the steps that are jobs. One that is completed stays so; all others are looked at again."""
         self._faults: dict[int, str] = {}
         self._foreign: set[int] = set()
@@ -94,18 +96,18 @@ class _Conductor:
 
     async def run(self) -> Finish:
         """Go on until nothing can go on any more."""
-        look_at: Iterable[int] = range(len(self._keys))
-        self._at.watch(self._keys)  # First, and then the look: so no end is missed. [RESULT-2]
+        await self._begin()
+        look_at: Iterable[int] = ()
         while True:
             await self._look(look_at)
+            self._watch()
             unclear = await self._start()
             if unclear:
                 look_at = unclear
                 continue
-            if is_over(self._plan, self._states):
+            if self._turns.over:
                 return self._ending()
             await self._pin()
-            self._at.watch(key for place, key in enumerate(self._keys) if self._states.get(place) is not COMPLETED)
             heard = await self._at.changed(QUOTA_S if self._refused else FALLBACK_S)
             if heard is None:
                 return Finish(self._flow.key, self._flow.token, "release", delay_ms=_away_ms(self._flow))
@@ -113,6 +115,25 @@ class _Conductor:
             look_at = open_ & {self._places[key] for key in heard} if heard and not self._refused else open_
 
     # Looking ---------------------------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """See how far the flow has come. A step is a job only if its turn has come: beyond those nothing is looked at.
+
+        But where a batch has room for them, those that come next: a long chain is seen in few looks.
+        """
+        unseen = dict.fromkeys(range(len(self._keys)))
+        while ready := [place for place in unseen if place in self._turns.ready]:
+            others = (place for place in unseen if place not in self._turns.ready)
+            part = ready + list(islice(others, max(0, BATCH - len(ready))))
+            self._watch(part)
+            await self._look(part)
+            for place in part:
+                del unseen[place]
+
+    def _watch(self, more: Iterable[int] = ()) -> None:
+        """Hear of what is open or about to be. First, and then the look: so no end is missed. [RESULT-2]"""
+        open_ = (place for place, state in self._states.items() if state is not COMPLETED)
+        self._at.watch(self._keys[place] for place in chain(open_, self._turns.ready, more))
 
     async def _look(self, places: Iterable[int]) -> None:
         wanted = list(places)
@@ -131,7 +152,7 @@ class _Conductor:
             await self._replay(replays)
 
     def _see(self, place: int, job: Job, replays: list[int]) -> None:
-        self._states[place] = job.state
+        self._turns.put(place, job.state)
         self._faults.pop(place, None)
         self._foreign.discard(place)
         if job.state is COMPLETED:
@@ -148,36 +169,43 @@ class _Conductor:
                 replays.append(place)
             else:
                 self._again.add(place)
-                del self._states[place]  # A canceled one is enqueued anew.
+                self._turns.drop(place)  # A canceled one is enqueued anew.
 
     def _missing(self, place: int) -> None:
         """No job there: not started yet, or it ended and was forgotten at once."""
         if self._states.get(place, COMPLETED) not in TERMINAL:
-            self._states[place] = FAILED
+            self._turns.put(place, FAILED)
             self._faults[place] = "it has ended, and its record is gone"
 
     async def _strange(self, place: int, job: Job) -> None:
         """A job of the step's id that is not ours: of an earlier life of this flow, or somebody else's."""
         if not is_earlier(self._flow, job):
-            self._states[place] = FAILED
+            self._turns.put(place, FAILED)
             self._faults[place] = f"another job has the id {job.id!r}"
             self._foreign.add(place)
             return
         if job.state not in TERMINAL:
             await self._store.cancel([Cancel(job.key)])
         await self._store.purge([Purge(job.key)])
-        self._states.pop(place, None)
+        self._turns.drop(place)
 
     async def _replay(self, places: list[int]) -> None:
-        answers = await self._store.replay([self._keys[place] for place in places])
-        for place, answer in zip(places, answers, strict=True):
-            if isinstance(answer, QuotaExceeded):
-                self._over_quota(answer)
-                self._states[place] = BLOCKED
-                continue
-            self._again.add(place)
-            if isinstance(answer, Replayed):
-                self._states[place] = JobState.READY
+        refusals: dict[str | None, QuotaExceeded] = {}
+        while places:
+            part, places = places[:BATCH], places[BATCH:]
+            answers = await self._store.replay([self._keys[place] for place in part])
+            for place, answer in zip(part, answers, strict=True):
+                if isinstance(answer, QuotaExceeded):
+                    refusals[answer.queue] = answer
+                    self._turns.put(place, BLOCKED)
+                    continue
+                self._again.add(place)
+                if isinstance(answer, Replayed):
+                    self._turns.put(place, JobState.READY)
+            for place in self._full(places, refusals):
+                self._turns.put(place, BLOCKED)
+            places = [place for place in places if self._states[place] is not BLOCKED]
+        self._over_quota(refusals)
 
     def _keep(self, place: int, result: Result | None) -> None:
         if self._results is not None and result is not None and not result.blob:
@@ -192,25 +220,34 @@ class _Conductor:
         """Enqueue what waits for nothing any more. Returns the steps whose id is taken: they need a look."""
         self._refused = BLOCKED in self._states.values()
         unclear: list[int] = []
-        places = startable(self._plan, self._states)
-        for start in range(0, len(places), BATCH):
-            part = places[start : start + BATCH]
+        places = sorted(self._turns.ready)
+        refusals: dict[str | None, QuotaExceeded] = {}
+        while places:
+            part, places = places[:BATCH], places[BATCH:]
             answers = await self._store.enqueue([step_job(self._flow, self._plan, place) for place in part])
             hit("flows.after_enqueue")
             for place, answer in zip(part, answers, strict=True):
                 if isinstance(answer, Queued):
-                    self._states[place] = answer.state
+                    self._turns.put(place, answer.state)
                     if answer.state in TERMINAL:
                         unclear.append(place)
                 elif isinstance(answer, QuotaExceeded):
-                    self._over_quota(answer)
+                    refusals[answer.queue] = answer
                 else:
                     unclear.append(place)
+            full = set(self._full(places, refusals))
+            places = [place for place in places if place not in full]
+        self._over_quota(refusals)
         return unclear
 
-    def _over_quota(self, error: QuotaExceeded) -> None:
-        self._refused = True
-        _log.warning("a step waits for room", tenant=self._flow.tenant, flow=self._flow.id, error=str(error))
+    def _full(self, places: list[int], refusals: Mapping[str | None, QuotaExceeded]) -> list[int]:
+        """Those that need not be tried: where one was refused, the others of its queue are, or of all queues."""
+        return [place for place in places if None in refusals or self._plan.steps[place].queue in refusals]
+
+    def _over_quota(self, refusals: Mapping[str | None, QuotaExceeded]) -> None:
+        for refusal in refusals.values():
+            self._refused = True
+            _log.warning("a step waits for room", tenant=self._flow.tenant, flow=self._flow.id, error=str(refusal))
 
     async def _pin(self) -> None:
         """Keep what has ended: it is what this flow knows about itself. [RESULT-1]"""
@@ -241,16 +278,25 @@ class _Conductor:
         return f"{name} ({state}: {why[:200]})" if why else f"{name} ({state})"
 
     def _summary(self) -> bytes:
+        found = self._encoded()
+        if len(found) > RESULT_LIMIT:  # In JSON some are larger than they were.
+            self._results = None
+            found = self._encoded()
+        return found
+
+    def _encoded(self) -> bytes:
         return msgspec.json.encode({step.name: self._shown(place) for place, step in enumerate(self._plan.steps)})
 
     def _shown(self, place: int) -> dict[str, object]:
         shown: dict[str, object] = {"state": COMPLETED}
         result = None if self._results is None else self._results.get(place)
         if result is not None:
-            # One in a codec that is not known here is left out.
-            with suppress(HoldfastError):
-                shown["result"] = (
-                    Raw(result.data) if result.codec == "json" else codec.decode(result.data, result.codec)
+            # One in a codec that is not known here is left out, and one that JSON has no words for.
+            with suppress(HoldfastError, TypeError, ValueError, RecursionError, OverflowError):
+                shown["result"] = Raw(
+                    result.data
+                    if result.codec == "json"
+                    else msgspec.json.encode(codec.decode(result.data, result.codec))
                 )
         return shown
 

@@ -53,6 +53,9 @@ CLAIM_LIMIT = 100
 END_S = 1.0
 """How long the last release may take."""
 LONGEST_DELAY_MS = 60 * SECOND
+VAGUE_S = 1.0
+"""Hints that name no job make everybody look: so often at most, however many come."""
+MOST_FAILURES = 10_000
 
 _HINTS = frozenset({Hint.DONE, Hint.CANCELED})
 _log = get_logger(__name__)
@@ -153,6 +156,9 @@ class Coordinator:
         self._failures: dict[JobKey, int] = {}
         self._watched: dict[JobKey, _Held] = {}
         self._unlisten: Callable[[], None] | None = None
+        self._vague: set[tuple[Hint, str, str]] = set()
+        self._vague_at = 0.0
+        self._vague_timer: asyncio.TimerHandle | None = None
         self._renewal = asyncio.Event()
         self._room = asyncio.Event()
 
@@ -170,6 +176,8 @@ class Coordinator:
                 group.create_task(self._renew())
         finally:
             self._claimer.close()
+            if self._vague_timer is not None:
+                self._vague_timer.cancel()
             await self._give_back()
 
     # Claiming --------------------------------------------------------------------------------------------------
@@ -248,7 +256,10 @@ class Coordinator:
                 self._report("a schedule or flow waits for the store", error)
                 await asyncio.sleep(pause.next_s())
             except Exception:  # noqa: BLE001 - one that cannot be served must not end, and not stop the others
-                failures = self._failures[held.key] = self._failures.get(held.key, 0) + 1
+                failures = self._failures.pop(held.key, 0) + 1
+                if len(self._failures) >= MOST_FAILURES:
+                    del self._failures[next(iter(self._failures))]
+                self._failures[held.key] = failures
                 delay_ms = min(LONGEST_DELAY_MS, SECOND * 2 ** min(failures, 16))
                 _log.exception(
                     "a schedule or flow could not be served", tenant=held.key.tenant, queue=held.key.queue,
@@ -278,10 +289,18 @@ class Coordinator:
         clean = self._duties[held.job.queue].after
         if clean is None:
             return
-        try:
-            await clean(held.job, held, state)
-        except Exception as error:  # noqa: BLE001 - it has ended all the same
-            self._report("nothing was cleaned up after a schedule or flow", error)
+        pause = Pause()
+        while True:
+            try:
+                await clean(held.job, held, state)
+            except AWAY as error:
+                self._report("cleaning up after a schedule or flow waits for the store", error)
+                await asyncio.sleep(pause.next_s())
+            except Exception as error:  # noqa: BLE001 - it has ended all the same
+                self._report("nothing was cleaned up after a schedule or flow", error)
+                return
+            else:
+                return
 
     # Leases ----------------------------------------------------------------------------------------------------
 
@@ -333,6 +352,7 @@ class Coordinator:
         if held.verdict:
             return
         held.verdict = verdict
+        self._failures.pop(held.key, None)
         if self._held.get(held.key) is held:
             del self._held[held.key]
         if verdict == "lost":
@@ -378,31 +398,45 @@ class Coordinator:
             self._unlisten = None
 
     def _hear(self, signal: Signal) -> None:
+        if not (signal.tenant and signal.queue and signal.id):
+            self._vague.add((signal.hint, signal.tenant, signal.queue))
+            if self._vague_timer is None:
+                wait_s = max(0.0, self._vague_at + VAGUE_S - time.monotonic())
+                self._vague_timer = asyncio.get_running_loop().call_later(wait_s, self._hear_vague)
+            return
+        key = JobKey(signal.tenant, signal.queue, signal.id)
         if signal.hint is Hint.CANCELED:
-            self._suspect(signal)
-            return
-        if signal.tenant and signal.queue and signal.id:
-            held = self._watched.get(JobKey(signal.tenant, signal.queue, signal.id))
+            held = self._held.get(key)
             if held is not None:
-                held.hear(JobKey(signal.tenant, signal.queue, signal.id))
+                self._suspect(held)
             return
-        for key, held in self._watched.items():
-            if signal.tenant in ("", key.tenant) and signal.queue in ("", key.queue) and signal.id in ("", key.id):
-                held.hear(None)
+        held = self._watched.get(key)
+        if held is not None:
+            held.hear(key)
 
-    def _suspect(self, signal: Signal) -> None:
-        """One that we hold may have been canceled: the next renewal tells. [CANCEL-2]"""
-        if signal.tenant and signal.queue and signal.id:
-            held = self._held.get(JobKey(signal.tenant, signal.queue, signal.id))
-            suspects = [] if held is None else [held]
-        else:
-            suspects = [*self._held.values()]
-        for one in suspects:
-            one.renew_at = 0.0
-            self._renewal.set()
+    def _hear_vague(self) -> None:
+        """All that came without the id of a job since the last time, at once."""
+        heard, self._vague = self._vague, set()
+        self._vague_timer, self._vague_at = None, time.monotonic()
+        if any(hint is Hint.CANCELED for hint, _, _ in heard):
+            for held in self._held.values():
+                self._suspect(held)
+        places = {(tenant, queue) for hint, tenant, queue in heard if hint is not Hint.CANCELED}
+        for held in {held for key, held in self._watched.items() if _concerns(places, key)} if places else ():
+            held.hear(None)
+
+    def _suspect(self, held: _Held) -> None:
+        """It may have been canceled: the next renewal tells. [CANCEL-2]"""
+        held.renew_at = 0.0
+        self._renewal.set()
 
     def _report(self, text: str, error: BaseException) -> None:
         if not isinstance(error, AWAY):
             _log.error(text, error=repr(error))
         if self._on_error is not None:
             self._on_error(error)
+
+
+def _concerns(places: set[tuple[str, str]], key: JobKey) -> bool:
+    """Whether a job is at one of these tenants and queues; "" stands for any."""
+    return not places.isdisjoint({("", ""), (key.tenant, ""), ("", key.queue), (key.tenant, key.queue)})

@@ -5,8 +5,9 @@ from __future__ import annotations
 from holdfast.core import schedule as core
 from holdfast.core.errors import QuotaExceeded
 from holdfast.core.failpoint import hit
-from holdfast.core.job import SECOND, WAITING, AttemptError, Finish, Job, Queued, Result
+from holdfast.core.job import SECOND, AttemptError, Finish, Job, Queued, Result
 from holdfast.maintenance.coordinator import Place
+from holdfast.schedules import over_quota
 from holdfast.store import Store
 from holdfast.telemetry import metrics
 from holdfast.telemetry.logging import get_logger
@@ -36,7 +37,7 @@ async def tick(job: Job, at: Place) -> Finish:
         hit("scheduler.after_enqueue")
     if following is None and has_room:
         return Finish(job.key, job.token, "complete", Result(b"null"))
-    if job.attempts >= WORN and await _can_wait(job, at.store):
+    if job.attempts >= WORN and await over_quota(at.store, job.tenant) is None:
         await _renew(job, at.store)
     # By the store's clock again, as near to the release as can be: what is left until then is all it is late by.
     delay_ms = AGAIN_MS if following is None else max(0, following - await at.store.now())
@@ -61,15 +62,3 @@ async def _renew(job: Job, store: Store) -> None:
     await store.finish([Finish(job.key, job.token, "fail", error=error)])
     hit("scheduler.worn")
     await store.replay([job.key])
-
-
-async def _can_wait(job: Job, store: Store) -> bool:
-    """Whether the tenant's quotas leave room for one more waiting job: a replay needs it. [TENANT-5]"""
-    stats = await store.stats(job.tenant)
-    waiting = {one.queue: sum(one.counts.get(state, 0) for state in WAITING) for one in stats}
-    for settings in await store.tenant_settings(job.tenant):
-        if settings.max_waiting is not None and settings.queue in (None, job.queue):
-            used = sum(waiting.values()) if settings.queue is None else waiting.get(job.queue, 0)
-            if used >= settings.max_waiting:
-                return False
-    return True

@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.core import wire
-from holdfast.core.names import check_id
+from holdfast.core.names import SCHEDULES, check_id
 from holdfast.options import check_own_queue, check_queue
 from holdfast.service import bodies
 from holdfast.service.errors import invalid, problem
-from holdfast.service.tokens import Caller
+from holdfast.service.tokens import ADMIN, Caller
 from holdfast.ticks import check_name
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class Call(Generic[B, Q]):
         check = check_queue if self._scope["method"] == "GET" else check_own_queue
         queue = check(self._segment("queue"))
         self.caller.need_queue(queue)
+        if queue == SCHEDULES:
+            self.caller.need(ADMIN)  # As the routes of schedules do.
         return queue
 
     @property

@@ -33,7 +33,7 @@ from holdfast.core.lease import check_lease_ms
 from holdfast.core.names import FLOWS, check_id
 from holdfast.core.retry import check_backoff
 from holdfast.core.schedule import Target, Timing, target_of
-from holdfast.core.workflow import VERSION, Plan, Step, check_flow_id, in_order
+from holdfast.core.workflow import VERSION, Plan, Step, check_edges, check_flow_id, in_order
 from holdfast.flows import new_flow
 from holdfast.ids import new_id
 from holdfast.options import EnqueueOptions, check_own_queue, check_type, duration_ms, resolve
@@ -93,7 +93,9 @@ def flow(tenant: str, body: wire.NewFlow, headers: dict[str, str] | None) -> New
     said = {step.name: step for step in body.steps}
     if len(said) < len(body.steps):
         raise InvalidOption("steps", "two have the same name")
-    order = in_order({step.name: step.after for step in body.steps})
+    after = {step.name: list(dict.fromkeys(step.after)) for step in body.steps}
+    check_edges(sum(map(len, after.values())))
+    order = in_order(after)
     places = {name: place for place, name in enumerate(order)}
     steps = [_step(tenant, said[name], places, headers) for name in order]
     request_id = new_id() if body.request_id is None else check_id(body.request_id, "request id")

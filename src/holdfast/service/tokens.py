@@ -17,7 +17,7 @@ from jwt.exceptions import ExpiredSignatureError, ImmatureSignatureError, PyJWTE
 from msgspec import Struct
 
 from holdfast.core.errors import InvalidName
-from holdfast.core.names import check_queue, check_tenant
+from holdfast.core.names import RESERVED, check_queue, check_tenant
 from holdfast.service.errors import Refusal
 from holdfast.service.keys import Keys
 from holdfast.service.limits import BadTokens
@@ -42,7 +42,7 @@ class Caller(Struct, frozen=True):
     tenant: str
     scopes: frozenset[str]
     queues: frozenset[str] | None
-    """The only queues he may touch; None: all of the tenant's."""
+    """The only queues he may touch, none of Holdfast's own among them; None: all of the tenant's."""
     subject: str
     expires_at: float
     digest: bytes
@@ -217,6 +217,8 @@ def _queues(claims: dict[str, Any]) -> frozenset[str] | None:
     try:
         if not isinstance(queues, list) or not queues:
             raise refused("its `queues` are not a list of names")
-        return frozenset(check_queue(queue) for queue in queues)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        names = {check_queue(queue) for queue in queues}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     except InvalidName:
         raise refused("its `queues` are not names of queues") from None
+    # All flows and schedules of the tenant are in the reserved ones: who is for some queues has their own routes.
+    return frozenset(name for name in names if not name.startswith(RESERVED))

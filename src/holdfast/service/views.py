@@ -9,7 +9,7 @@ from msgspec import UNSET, Raw
 
 from holdfast.core import answers
 from holdfast.core import events as core_events
-from holdfast.core.job import Claimed, Job, JobState, Result
+from holdfast.core.job import Backoff, Claimed, Job, JobState, Result
 from holdfast.core.schedule import Schedule
 from holdfast.options import moment
 from holdfast.store import QueueStats
@@ -123,6 +123,7 @@ def schedule(tenant: str, found: Schedule) -> answers.Schedule:
     """A schedule as it is."""
     timing, target = found.definition.timing, found.definition.target
     envelope = target.envelope
+    backoff = envelope.backoff
     return answers.Schedule(
         tenant=tenant,
         name=found.name,
@@ -141,6 +142,13 @@ def schedule(tenant: str, found: Schedule) -> answers.Schedule:
         codec=codec_name(envelope.codec),
         version=envelope.version,
         timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
+        retry=None if backoff == Backoff() else _retry(backoff),
+    )
+
+
+def _retry(backoff: Backoff) -> answers.RetryInfo:
+    return answers.RetryInfo(
+        base_s=backoff.base_ms / 1000, factor=backoff.factor, cap_s=backoff.cap_ms / 1000, jitter=backoff.jitter
     )
 
 

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from holdfast import Flow, Queue
+from holdfast import Flow, Queue, StoreBusy, StoreUnavailable
 from holdfast.core.job import Cancel, ClaimRequest, Envelope, Finish, JobKey, JobState, NewJob, Result
 from holdfast.maintenance import coordinator as module
 from holdfast.maintenance import maintain
 from holdfast.maintenance.coordinator import Coordinator, Duty
-from holdfast.store import open_store
+from holdfast.store import Hint, Signal, open_store
 from tests.eventually import eventually
 
 QUEUE = "holdfast:trial"
@@ -108,6 +108,23 @@ async def test_what_raises_comes_back_later_and_is_never_given_up(store):
     assert job.errors == []
 
 
+async def test_what_is_known_of_failures_is_bounded(store, monkeypatch):
+    monkeypatch.setattr(module, "MOST_FAILURES", 3)
+    ran = []
+
+    async def breaks(job, at):
+        ran.append(job.id)
+        raise ValueError("no")
+
+    leader = Coordinator(store, None, {QUEUE: Duty(breaks)})
+    task = asyncio.create_task(leader.run())
+    await add(store, *map(str, range(10)))
+    await eventually(lambda: len(ran) == 10)
+    assert len(leader._failures) == 3
+    task.cancel()
+    await asyncio.wait([task])
+
+
 async def test_a_canceled_job_ends_its_task_and_is_cleaned_up_after(store):
     cleaned = asyncio.Queue()
 
@@ -145,6 +162,54 @@ async def test_whoever_watches_a_job_is_told_of_its_end(store):
         (work,) = (await store.claim(ClaimRequest("acme", ("work",), 1, 30_000, "w"))).jobs
         await store.finish([Finish(other, work.token, "complete", Result(b"1"))])
         await eventually(lambda: states(store, keys), lambda found: found == [JobState.COMPLETED])
+
+
+async def test_many_hints_that_name_no_job_are_one_look(store, monkeypatch):
+    monkeypatch.setattr(module, "VAGUE_S", 0.5)
+    rung, listeners, extends, extend = [], [], [], store.extend
+
+    def listen(listener, hints):
+        listeners.append(listener)
+        return lambda: None
+
+    async def counted(items):
+        extends.append(len(items))
+        return await extend(items)
+
+    async def waits(job, at):
+        at.watch([JobKey("acme", "work", str(n)) for n in range(3)])
+        while True:
+            rung.append(await at.changed(60))
+
+    monkeypatch.setattr(store, "listen", listen)
+    monkeypatch.setattr(store, "extend", counted)
+    await add(store, "a")
+    async with coordinating(store, waits):
+        await eventually(lambda: listeners)
+        for _ in range(50):
+            for hint in (Hint.DONE, Hint.CANCELED):
+                listeners[-1](Signal(hint, "acme", "work"))
+            await asyncio.sleep(0)
+        await eventually(lambda: len(rung) == 2)
+        assert (rung, sum(extends) <= 2) == ([frozenset()] * 2, True)
+        listeners[-1](Signal(Hint.DONE, "globex"))
+        listeners[-1](Signal(Hint.DONE, "acme", "work", "1"))
+        await eventually(lambda: len(rung) == 3)
+        assert rung[-1] == {JobKey("acme", "work", "1")}
+
+
+async def test_cleaning_up_waits_for_a_store_that_is_away(store, monkeypatch):
+    troubles, cleaned = [StoreUnavailable("away"), StoreBusy("busy")], asyncio.Event()
+
+    async def clean(job, at, state):
+        if troubles:
+            raise troubles.pop()
+        cleaned.set()
+
+    async with coordinating(store, complete, clean):
+        await add(store, "a")
+        await asyncio.wait_for(cleaned.wait(), 10)
+    assert troubles == []
 
 
 async def test_leases_are_renewed_and_one_that_is_lost_ends_its_task(store, monkeypatch):

@@ -119,6 +119,17 @@ async def test_a_full_tenant_gets_the_job_when_there_is_room_again(queue):
     assert await ids(queue) == of(made, made.next_at)
 
 
+async def test_another_queue_gets_no_second_job_of_a_tick_that_was_just_fired(queue):
+    made = await queue.schedule("it", {}, every=60)
+    await advance(queue, MINUTE)
+    (held,) = await claim(queue, SCHEDULES)
+    await scheduler.tick(held, Place(queue.store))
+    changed = await queue.schedule("it", {}, every=60, queue="other")
+    assert changed.next_at == made.next_at + timedelta(minutes=1)
+    assert await tick(queue) == 0
+    assert (await ids(queue), await ids(queue, "other")) == (of(made, made.next_at), [])
+
+
 async def test_a_removed_schedule_fires_nothing_more_even_if_it_is_held(queue):
     made = await queue.schedule("it", {}, every=60)
     await advance(queue, MINUTE)

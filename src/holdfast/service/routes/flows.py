@@ -1,20 +1,21 @@
-"""Flows: start one, look at it, cancel it, replay it."""
+"""Flows: start one, look at it, wait for it, cancel it, replay it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.core import answers, wire
 from holdfast.core.errors import HoldfastError, JobNotFound
-from holdfast.core.job import Job, JobKey, Queued
+from holdfast.core.job import AlreadyCompleted, Duplicate, Job, JobKey, Queued
 from holdfast.core.names import FLOWS
 from holdfast.core.workflow import plan_of
 from holdfast.flows import flow_record
 from holdfast.service import intake
 from holdfast.service.call import Call, Reply, Route
-from holdfast.service.routes.jobs import ticket
+from holdfast.service.routes.jobs import ended, outcome, ticket
 from holdfast.service.tokens import ADMIN, PRODUCE, READ
 
 
@@ -26,6 +27,13 @@ async def start_flow(call: Call[wire.NewFlow, wire.NoQuery]) -> Reply:
     answer = await call.hub.enqueue(new)
     if isinstance(answer, HoldfastError):
         raise answer
+    if call.caller.queues is not None and not isinstance(answer, Queued):
+        # The one of that id may have steps that the token is not for: then nothing is told but that it is there.
+        there = await call.hub.get(new.key._replace(id=answer.id))
+        if there is None or not _is_for(call, there):
+            return Reply(answers.Ticket(status="duplicate", id=answer.id, queue=FLOWS, state=None))
+        if isinstance(answer, AlreadyCompleted):
+            answer = Duplicate(there.id, there.state) if there.result is None else replace(answer, result=there.result)
     return Reply(await ticket(call.hub, new, answer), 201 if isinstance(answer, Queued) else 200)
 
 
@@ -33,6 +41,15 @@ async def get_flow(call: Call[None, wire.NoQuery]) -> Reply:
     """A step that is no job yet is `blocked`, or `ready` if its turn has come."""
     record = await flow_record(call.hub.store, await _found(call))
     return Reply(msgspec.convert(record, answers.Flow, from_attributes=True))
+
+
+async def flow_result(call: Call[None, wire.WaitQuery]) -> Reply:
+    """Waits as for a job. [RESULT-2, RESULT-3]"""
+    flow = await _found(call)
+    flow = await ended(call, flow.key) or await _found(call)
+    if not _is_for(call, flow):  # Another of the same id, by now.
+        raise JobNotFound(FLOWS, flow.id)
+    return await outcome(call, flow)
 
 
 async def cancel_flow(call: Call[None, wire.CancelQuery]) -> Reply:
@@ -60,14 +77,19 @@ async def _found(call: Call[Any, Any]) -> Job:
     """
     key = JobKey(call.tenant, FLOWS, call.id)
     flow = await call.hub.get(key)
-    only = call.caller.queues
-    if flow is None or (only is not None and any(step.queue not in only for step in plan_of(flow.envelope).steps)):
+    if flow is None or not _is_for(call, flow):
         raise JobNotFound(key.queue, key.id)
     return flow
 
 
+def _is_for(call: Call[Any, Any], flow: Job) -> bool:
+    """Whether the token is for the queues of all its steps."""
+    only = call.caller.queues
+    return only is None or all(step.queue in only for step in plan_of(flow.envelope).steps)
+
+
 _FLOW = "/v1/flows/{id}"
-_NAMED = ("invalid_name", "job_not_found")
+_NAMED = ("invalid_name", "job_not_found", "unknown_codec")
 
 ROUTES = (
     Route(
@@ -80,6 +102,11 @@ ROUTES = (
     Route(
         method="GET", path=_FLOW, handler=get_flow, scope=READ, summary="A flow and its steps as they are",
         answers={200: answers.Flow}, refuses=_NAMED,
+    ),
+    Route(
+        method="GET", path=f"{_FLOW}/result", handler=flow_result, scope=READ, query=wire.WaitQuery,
+        summary="How a flow ended; 202 while it has not", answers={200: answers.Outcomes, 202: answers.Outcomes},
+        refuses=(*_NAMED, "result_expired"),
     ),
     Route(
         method="DELETE", path=_FLOW, handler=cancel_flow, scope=PRODUCE, query=wire.CancelQuery,

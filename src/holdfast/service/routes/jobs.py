@@ -56,14 +56,7 @@ async def get(call: Call[None, wire.NoQuery]) -> Reply:
 
 async def result(call: Call[None, wire.WaitQuery]) -> Reply:
     """Waits without polling; ends when the client leaves. [RESULT-2, RESULT-3]"""
-    key, job = _key(call), None
-    if call.query.wait_s:
-        with call.leaving() as gone, contextlib.suppress(WaitTimeout):
-            job = await call.hub.ended(key, call.query.wait_s, gone)
-    if job is None:
-        job = await _found(call)
-    blob = await call.hub.blob(job.result, key)
-    return Reply(views.outcome(job, blob), 200 if job.state in TERMINAL else 202)
+    return await outcome(call, await ended(call, _key(call)) or await _found(call))
 
 
 async def job_events(call: Call[None, wire.EventQuery]) -> Reply:
@@ -135,6 +128,20 @@ async def ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError) -
     if isinstance(answer, HoldfastError):
         raise answer
     return answers.Ticket(status="duplicate", id=answer.id, queue=queue, state=answer.state)
+
+
+async def ended(call: Call[Any, wire.WaitQuery], key: JobKey) -> Job | None:
+    """The job as it ended, if it is waited for and has ended in that time."""
+    if call.query.wait_s:
+        with call.leaving() as gone, contextlib.suppress(WaitTimeout):
+            return await call.hub.ended(key, call.query.wait_s, gone)
+    return None
+
+
+async def outcome(call: Call[Any, Any], job: Job) -> Reply:
+    """How a job ended; 202 while it has not."""
+    blob = await call.hub.blob(job.result, job.key)
+    return Reply(views.outcome(job, blob), 200 if job.state in TERMINAL else 202)
 
 
 def _key(call: Call[Any, Any]) -> JobKey:

@@ -67,6 +67,11 @@ class Ears:
             self._start()
         return partial(self._leave, number)
 
+    @property
+    def any(self) -> bool:
+        """Whether somebody listens."""
+        return bool(self._listeners)
+
     async def close(self) -> None:
         """Hear nothing more. Twice is harmless."""
         self._listeners.clear()

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import cast
 
 from holdfast.core import answers, wire
 from holdfast.core.errors import AccessRefused, HoldfastError, JobNotFound, StoreError
-from holdfast.core.job import Cancel, CancelStatus, JobKey, NewJob, Replayed
+from holdfast.core.job import Cancel, CancelStatus, Job, JobKey, NewJob, Replayed
 from holdfast.core.workflow import Plan, Step, plan_of
-from holdfast.store import EnqueueAnswer, ReplayAnswer
+from holdfast.store import EnqueueAnswer, Hint, ReplayAnswer, Signal
 from holdfast.stores.http import incoming, outgoing
 from holdfast.stores.http.link import Link, segment
 from holdfast.stores.http.session import encode
+
+WAIT_S = 20.0
+AT_ONCE = 4
+"""So many flows are waited for at the service, each by a connection; the others are looked at now and then."""
+PAUSE_S = 2.0
 
 
 async def start(link: Link, new: NewJob) -> EnqueueAnswer:
@@ -60,6 +67,44 @@ async def get(link: Link, key: JobKey) -> answers.Flow | None:
         return await link.call("GET", _path(key), answers.Flow)
     except JobNotFound:
         return None
+
+
+async def ended(link: Link, key: JobKey, wait_s: float = 0.0) -> Job | None:
+    """How a flow ended, or the state that it is in; all else about its job stands at its default."""
+    query = {"wait_s": str(wait_s)} if wait_s else None
+    try:
+        said = await link.call("GET", f"{_path(key)}/result", answers.Outcomes, query=query, wait_s=wait_s)
+    except JobNotFound:
+        return None
+    return incoming.outcome(key, said)
+
+
+class Waits:
+    """Tells of the ends of flows where no hints come: a token for some queues gets none of the flows' own."""
+
+    def __init__(self, tell: Callable[[Signal], None]) -> None:
+        self._tell = tell
+        self._tasks: dict[JobKey, asyncio.Task[None]] = {}
+
+    def add(self, link: Link, key: JobKey) -> None:
+        """Tell to look again when it has ended, or after a while."""
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.create_task(self._wait(link, key, few=len(self._tasks) < AT_ONCE))
+
+    async def _wait(self, link: Link, key: JobKey, *, few: bool) -> None:
+        try:
+            await (ended(link, key, WAIT_S) if few else asyncio.sleep(PAUSE_S))
+        except HoldfastError:
+            return  # Who waits looks for himself now and then.
+        finally:
+            del self._tasks[key]
+        self._tell(Signal(Hint.DONE, key.tenant, key.queue, key.id))
+
+    async def close(self) -> None:
+        tasks = [*self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _path(key: JobKey) -> str:

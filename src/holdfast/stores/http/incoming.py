@@ -18,6 +18,7 @@ from holdfast.core.job import (
     Envelope,
     IdempotencyKey,
     Job,
+    JobKey,
     JobState,
     Progress,
     Queued,
@@ -106,6 +107,22 @@ def job(found: answers.Job) -> Job:
         progress=None if progress is None else Progress(progress.fraction, progress.message),
         errors=[AttemptError(one.type, one.message, one.traceback, one.attempt, ms(one.at)) for one in found.errors],
         replays=found.replays,
+    )
+
+
+def outcome(key: JobKey, said: answers.Outcomes) -> Job:
+    """How a job ended. What that does not tell stands at its default."""
+    error = said.error
+    return Job(
+        *key,
+        0,
+        Envelope("", b"null"),
+        said.state,
+        0,
+        0,
+        reason=error.reason if error else "",
+        result=_result(said.result, said.codec),
+        errors=[AttemptError(error.type, error.message)] if error else [],
     )
 
 

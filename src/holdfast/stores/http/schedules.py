@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.core import answers, wire
 from holdfast.core.errors import JobNotFound
-from holdfast.core.job import Envelope
+from holdfast.core.job import Backoff, Envelope
 from holdfast.core.schedule import Definition, Schedule, Target, Timing
 from holdfast.stores.http import incoming, outgoing
 from holdfast.stores.http.link import segment
@@ -54,6 +54,7 @@ def _path(name: str) -> str:
 
 def _schedule(found: answers.Schedule) -> Schedule:
     """A schedule as it is. What the wire does not tell stands at its default."""
+    retry = found.retry
     envelope = Envelope(
         found.type,
         incoming.data(found.payload, found.codec),
@@ -61,6 +62,7 @@ def _schedule(found: answers.Schedule) -> Schedule:
         found.version,
         found.priority,
         found.max_attempts,
+        Backoff() if retry is None else _backoff(retry),
         timeout_ms=None if found.timeout_s is None else round(found.timeout_s * 1000),
         result_ttl_ms=round(found.result_ttl_s * 1000),
     )
@@ -69,3 +71,7 @@ def _schedule(found: answers.Schedule) -> Schedule:
     created_at = incoming.ms(found.created_at)
     definition = Definition(timing, created_at, Target(found.queue, envelope))
     return Schedule(found.name, definition, found.state, incoming.ms(found.next_at), created_at)
+
+
+def _backoff(retry: answers.RetryInfo) -> Backoff:
+    return Backoff(round(retry.base_s * 1000), retry.factor, round(retry.cap_s * 1000), retry.jitter)

@@ -34,6 +34,8 @@ class Session:
         self._bearer = bearer
         self._tenant = tenant
         self._link = Link(address, bearer)
+        self._for_some = False
+        """Whether the token is for some queues only."""
 
     def use_token(self, token: str | Callable[[], str]) -> None:
         self._bearer = self._link.bearer = Bearer(token)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.core import answers
 from holdfast.core.errors import InvalidOption, Unsupported
+from holdfast.core.job import TERMINAL, Job, JobKey
 from holdfast.store import (
     ALL_HINTS,
     Capabilities,
@@ -27,7 +28,7 @@ from holdfast.store import (
     TenantSettings,
     WorkerInfo,
 )
-from holdfast.stores.http import incoming
+from holdfast.stores.http import flows, incoming
 from holdfast.stores.http.address import Address
 from holdfast.stores.http.bearer import Bearer
 from holdfast.stores.http.doctor import findings
@@ -52,6 +53,7 @@ class HttpStore(Jobs, Reads, Schedules):
     def __init__(self, address: Address, bearer: Bearer, tenant: str = "") -> None:
         super().__init__(address, bearer, tenant)
         self._ears = Ears(self._link)
+        self._flow_waits = flows.Waits(self._ears.tell)
         self._posts = 0
         self._info: answers.Session | None = None
 
@@ -77,10 +79,11 @@ class HttpStore(Jobs, Reads, Schedules):
         except BaseException:
             await self._link.close()
             raise
-        self._tenant, self._info = tenant, info
+        self._tenant, self._info, self._for_some = tenant, info, info.queues is not None
 
     async def close(self) -> None:
         self._info = None
+        await self._flow_waits.close()
         await self._ears.close()
         await self._link.close()
 
@@ -88,7 +91,7 @@ class HttpStore(Jobs, Reads, Schedules):
         # Without a request: connections belong to the event loop that makes them.
         other = HttpStore(self._address, self._bearer, self._tenant)
         other._link.open()
-        other._info = self._info
+        other._info, other._for_some = self._info, self._for_some
         return other
 
     async def now(self) -> int:
@@ -101,6 +104,12 @@ class HttpStore(Jobs, Reads, Schedules):
         # Whoever has a place here claims by waiting, and would only wake up for nothing.
         wanted = [hint for hint in hints if hint is not Hint.READY or not self._posts]
         return self._ears.listen(listener, wanted)
+
+    async def _flow_job(self, key: JobKey) -> Job | None:
+        found = await super()._flow_job(key)
+        if found is not None and found.state not in TERMINAL and self._ears.any:
+            self._flow_waits.add(self._link, key)
+        return found
 
     def post(self, deliver: Deliver) -> WaitingPost:
         """A place for one worker, in the current event loop."""

@@ -1,0 +1,152 @@
+"""How a flow is led, seen from the store: what is looked at, what is asked for, and what the flow gives."""
+
+import itertools
+
+import msgspec
+import pytest
+
+from holdfast import Flow, Queue
+from holdfast.core.job import ClaimRequest, Finish, Result
+from holdfast.core.names import FLOWS
+from holdfast.maintenance import conductor
+from tests.unit.running import claim, finish
+
+LATER_MS = 301_000
+_numbers = itertools.count()
+
+
+@pytest.fixture
+async def queue():
+    async with Queue(f"memory:conductor-{next(_numbers)}?test_clock=frozen", tenant="acme") as queue:
+        yield queue
+
+
+class Passing(conductor.Place):
+    """Where nobody waits: the flow is given back at once."""
+
+    watched = frozenset()
+
+    def watch(self, keys):
+        self.watched = frozenset(keys)
+
+
+async def lead(queue, flow=None):
+    """One turn of a flow."""
+    if flow is not None:
+        await queue.start(flow)
+    (job,) = (await queue.store.claim(ClaimRequest("acme", (FLOWS,), 1, 30_000, "c"))).jobs
+    at = Passing(queue.store)
+    ending = await conductor.conduct(job, at)
+    await queue.store.finish([ending])
+    return ending, at
+
+
+def counting(monkeypatch, store, name):
+    asked, real = [], getattr(store, name)
+
+    async def counted(items, **more):
+        asked.extend(items)
+        return await real(items, **more)
+
+    monkeypatch.setattr(store, name, counted)
+    return asked
+
+
+@pytest.mark.parametrize(
+    "data, shown",
+    [
+        (msgspec.msgpack.encode({(1, 2): 3}), {}),
+        (msgspec.msgpack.encode(msgspec.msgpack.Ext(5, b"x")), {}),
+        (msgspec.msgpack.encode([1, "x"]), {"result": [1, "x"]}),
+    ],
+)
+async def test_a_result_that_json_cannot_hold_is_left_out(queue, data, shown):
+    flow = Flow("report")
+    flow.add(1, name="one")
+    await lead(queue, flow)
+    (job,) = await claim(queue, "default")
+    await queue.store.finish([Finish(job.key, job.token, "complete", Result(data, "msgpack"))])
+    await queue.store.shift_clock(LATER_MS)
+    ending, _ = await lead(queue)
+    assert ending.outcome == "complete"
+    assert msgspec.json.decode(ending.result.data) == {"one": {"state": "completed", **shown}}
+
+
+async def test_results_that_are_larger_in_json_are_left_out_together(queue):
+    flow = Flow("report")
+    flow.add(1, name="one")
+    await lead(queue, flow)
+    (job,) = await claim(queue, "default")
+    data = msgspec.msgpack.encode("\0" * 100_000)
+    await queue.store.finish([Finish(job.key, job.token, "complete", Result(data, "msgpack"))])
+    await queue.store.shift_clock(LATER_MS)
+    ending, _ = await lead(queue)
+    assert msgspec.json.decode(ending.result.data) == {"one": {"state": "completed"}}
+
+
+async def test_only_steps_whose_turn_has_come_are_watched_and_looked_at(queue, monkeypatch):
+    flow = Flow("report")
+    first = flow.add(1, name="first")
+    for n in range(300):
+        flow.add(n, name=f"later {n}", after=[first])
+    looked = counting(monkeypatch, queue.store, "get")
+    _, at = await lead(queue, flow)
+    assert ({key.id for key in at.watched}, len(looked)) == ({f"{flow.id}/first"}, 100)
+    (job,) = await claim(queue, "default")
+    await queue.store.finish([Finish(job.key, job.token, "complete", Result(b"1"))])
+    await queue.store.shift_clock(LATER_MS)
+    _, at = await lead(queue)
+    assert len(at.watched) == 300
+    assert len(await queue.list(limit=1000)) == 301
+
+
+async def test_whoever_takes_over_sees_a_long_chain_in_few_looks(queue, monkeypatch):
+    flow = Flow("report")
+    step = flow.add(0)
+    for n in range(1, 120):
+        step = flow.add(n, after=[step])
+    await lead(queue, flow)
+    for _ in range(110):
+        (job,) = await claim(queue, "default")
+        await queue.store.finish([Finish(job.key, job.token, "complete", Result(b"1"))])
+        await queue.store.shift_clock(LATER_MS)
+        await lead(queue)
+    looked = counting(monkeypatch, queue.store, "get")
+    (job,) = await claim(queue, "default")
+    await queue.store.shift_clock(LATER_MS)
+    _, at = await lead(queue)
+    assert (job.key.id, {key.id for key in at.watched}) == (f"{flow.id}/111", {f"{flow.id}/111"})
+    assert len(looked) == 120
+
+
+async def test_a_replay_asks_a_full_queue_once_and_goes_on_when_there_is_room(queue, monkeypatch):
+    flow = Flow("report")
+    for n in range(150):
+        flow.add(n, max_attempts=1)
+    await lead(queue, flow)
+    for job in await claim(queue, "default", limit=150):
+        await finish(queue, job, "fail")
+    await queue.store.shift_clock(LATER_MS)
+    assert (await lead(queue))[0].outcome == "fail"
+    await queue.replay(flow.id, queue=FLOWS)
+    await queue.set_tenant(max_waiting=0, queue="default")
+    asked = counting(monkeypatch, queue.store, "replay")
+    assert (await lead(queue))[0].outcome == "release"
+    assert len(asked) == 100
+    await queue.set_tenant(max_waiting=1000, queue="default")
+    await queue.store.shift_clock(LATER_MS)
+    await lead(queue)
+    assert len(await claim(queue, "default", limit=150)) == 150
+
+
+async def test_a_full_queue_is_asked_once_and_holds_up_no_other(queue, monkeypatch, caplog):
+    await queue.set_tenant(max_waiting=0, queue="full")
+    flow = Flow("report")
+    for n in range(250):
+        flow.add(n, queue="full")
+    flow.add("x", name="last", queue="other")
+    asked = counting(monkeypatch, queue.store, "enqueue")
+    await lead(queue, flow)
+    steps = [new for new in asked if new.key.queue != FLOWS]
+    assert (len(steps), caplog.text.count("a step waits for room")) == (101, 1)
+    assert [job.id for job in await queue.list(queue="other")] == [f"{flow.id}/last"]
