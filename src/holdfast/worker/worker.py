@@ -6,10 +6,11 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Self, TypedDict, Unpack
+from weakref import WeakSet
 
 from holdfast import codec as codecs
 from holdfast.blobs import Blobs
@@ -41,6 +42,12 @@ class WorkerOptions(TypedDict, total=False):
     prefetch: int | None
     lease: Seconds
     shutdown_grace: Seconds
+
+
+class _Asked:
+    """A call of `run`, until it begins."""
+
+    stopped = False
 
 
 class AllTenants:
@@ -120,6 +127,7 @@ class Worker:
         self._loop: Loop | None = None
         self._done: asyncio.Event | None = None
         self._stop_asked = False
+        self._asked: WeakSet[_Asked] = WeakSet()
 
     @classmethod
     def for_all_tenants(
@@ -151,12 +159,21 @@ class Worker:
         """
         self._callbacks.on(event, callback)
 
-    async def run(self, *, handle_signals: bool = True) -> None:
-        """Work until SIGTERM, SIGINT or `stop`; then finish or release what is held. [RETRY-5]
+    def run(self, *, handle_signals: bool = True) -> Coroutine[Any, Any, None]:
+        """Work until SIGTERM, SIGINT or `stop`; then finish or release what is held. To be awaited. [RETRY-5]
 
         A second signal ends it at once, as does cancelling the task. Signals are watched in the main thread alone.
         A second call while it runs waits for the end of the first; after that it can run again.
         """
+        # Not a coroutine function: a `stop` finds also what was called and has not begun, as a task that is just made.
+        asked = _Asked()
+        self._asked.add(asked)
+        return self._run(asked, handle_signals=handle_signals)
+
+    async def _run(self, asked: _Asked, *, handle_signals: bool) -> None:
+        self._asked.discard(asked)
+        if asked.stopped:
+            return
         if self._done is not None:
             await self._done.wait()
             return
@@ -176,8 +193,11 @@ class Worker:
     async def stop(self) -> None:
         """Stop claiming, let running handlers finish within the grace, and wait for the end of `run`.
 
-        Called from a handler or a callback it does not wait. When nothing runs it does nothing.
+        Called from a handler or a callback it does not wait. A `run` that was called and has not begun will not begin.
+        When nothing runs it does nothing.
         """
+        for asked in self._asked:
+            asked.stopped = True
         done, loop = self._done, self._loop
         if done is None:
             return

@@ -196,6 +196,19 @@ async def test_it_can_be_stopped_as_soon_as_it_was_started(queue):
         pass
 
 
+async def test_a_stop_before_the_task_that_runs_it_has_begun_is_not_lost(queue):
+    @job
+    async def nothing() -> str:
+        return "ok"
+
+    worker = Worker(queue, jobs=[nothing])
+    running = asyncio.create_task(worker.run(handle_signals=False))
+    await worker.stop()
+    await asyncio.wait_for(running, 20)
+    async with run(worker):  # And it can run again.
+        assert await queue.enqueue_and_wait(nothing.message(), timeout=20) == "ok"
+
+
 async def test_a_handler_and_a_callback_can_stop_their_worker(queue):
     @job
     async def last() -> str:
