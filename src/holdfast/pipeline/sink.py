@@ -152,7 +152,7 @@ class _Write:
 
     def write(self, iterator: Iterator[Any]) -> Written:
         """Enqueue the rows of one task."""
-        from holdfast.pipeline.reader import OpenStore
+        from holdfast.pipeline.reader import OpenStore, settle
 
         written = Written()
         with OpenStore(self._options.store) as opened:
@@ -162,6 +162,7 @@ class _Write:
                 for at in range(0, len(jobs), CHUNK):
                     sender.send(jobs[at : at + CHUNK])
             sender.finish()
+        settle()
         return written
 
 

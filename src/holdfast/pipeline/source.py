@@ -290,14 +290,15 @@ def _read(options: ReadOptions, schema: StructType, wanted: Wanted, partition: I
     # Spark makes a partition of its own where there is nothing to read.
     if not isinstance(partition, Piece):
         return
-    if options.into is None:
-        from holdfast.pipeline.reader import read_stretch
+    from holdfast.pipeline.reader import read_stretch, settle
 
+    if options.into is None:
         yield from read_stretch(options.store, partition.stretch, schema, wanted)
     else:
         from holdfast.pipeline.landing import land
 
         yield from land(options.store, partition.stretch, wanted, options.into)
+    settle()
 
 
 # Filters --------------------------------------------------------------------------------------------------------
