@@ -46,6 +46,7 @@ R = TypeVar("R")
 
 BATCH = 100
 """So many steps are looked at in one go: each comes with its payload and its result."""
+_BROKEN = (JobState.FAILED, JobState.RETRYING)
 _NOT_A_STEPS = ("id", "idempotency_key", "idempotency", "replace_failed")
 
 
@@ -175,7 +176,7 @@ class StepRecord(Struct, frozen=True):
     state: JobState
     attempts: int = 0
     error: str | None = None
-    """The last error, as `type: message`."""
+    """Of a step that failed or is to be tried again: the last error, as `type: message`."""
     enqueued_at: datetime | None = None
     finished_at: datetime | None = None
 
@@ -236,7 +237,8 @@ def _step_record(flow: Job, plan: Plan, place: int, state: JobState, job: Job | 
     names = [plan.steps[before].name for before in step.after]
     if job is None:
         return StepRecord(step.name, key.id, key.queue, step.envelope.type, names, state)
-    last = job.errors[-1] if job.errors else None
+    # Errors stay with a job that was tried again or replayed: they are its history, not what has become of it.
+    last = job.errors[-1] if job.errors and state in _BROKEN else None
     return StepRecord(
         step.name,
         key.id,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast import Flow, Queue
-from holdfast.core.job import ClaimRequest, Finish, Result
+from holdfast.core.job import AttemptError, ClaimRequest, Finish, Result
 from holdfast.core.names import FLOWS
 from holdfast.maintenance import conductor
 from tests.unit.running import claim, finish
@@ -137,6 +137,33 @@ async def test_a_replay_asks_a_full_queue_once_and_goes_on_when_there_is_room(qu
     await queue.store.shift_clock(LATER_MS)
     await lead(queue)
     assert len(await claim(queue, "default", limit=150)) == 150
+
+
+async def test_a_step_shows_an_error_only_while_that_is_what_has_become_of_it(queue):
+    flow = Flow("report")
+    flow.add(1, name="one", max_attempts=2)
+    await lead(queue, flow)
+
+    async def shown():
+        step = (await queue.flow(flow.id)).step("one")
+        return step.state.value, step.error
+
+    (job,) = await claim(queue)
+    error = AttemptError("OSError", "it is away")
+    await queue.store.finish([Finish(job.key, job.token, "retry", error=error, delay_ms=1000)])
+    assert await shown() == ("retrying", "OSError: it is away")
+    await queue.store.shift_clock(1000)
+    (job,) = await claim(queue)
+    assert await shown() == ("leased", None)
+    await finish(queue, job, "fail")
+    assert await shown() == ("failed", "ValueError: it broke")
+    await queue.store.shift_clock(LATER_MS)
+    assert (await lead(queue))[0].outcome == "fail"
+    await queue.replay(flow.id, queue=FLOWS)
+    await lead(queue)
+    assert await shown() == ("ready", None)
+    await finish(queue, (await claim(queue))[0])
+    assert await shown() == ("completed", None)
 
 
 async def test_a_full_queue_is_asked_once_and_holds_up_no_other(queue, monkeypatch, caplog):
