@@ -27,7 +27,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import ClassVar
 
-
 _KEPT_AS_JOBS = {"holdfast:schedules": "schedule", "holdfast:flows": "flow"}
 """By the queues that `core.names` reserves for them."""
 
