@@ -25,6 +25,7 @@ from holdfast.core.names import FLOWS, check_type
 from holdfast.core.workflow import (
     MOST_STEPS,
     PIN_MS,
+    STEPS_FAILED,
     VERSION,
     Plan,
     Step,
@@ -46,6 +47,8 @@ R = TypeVar("R")
 
 BATCH = 100
 """So many steps are looked at in one go: each comes with its payload and its result."""
+MOST_NAMED = 20
+_BROKEN = (JobState.FAILED, JobState.RETRYING)
 _NOT_A_STEPS = ("id", "idempotency_key", "idempotency", "replace_failed")
 
 
@@ -175,7 +178,7 @@ class StepRecord(Struct, frozen=True):
     state: JobState
     attempts: int = 0
     error: str | None = None
-    """The last error, as `type: message`."""
+    """Of a step that failed or is to be tried again: the last error, as `type: message`."""
     enqueued_at: datetime | None = None
     finished_at: datetime | None = None
 
@@ -208,26 +211,38 @@ async def flow_record(store: Store, flow: Job) -> FlowRecord:
     places = {step.name: place for place, step in enumerate(plan.steps)}
     records: dict[int, StepRecord] = {}
     # Made batch by batch: a job comes with its payload and its result, which are not kept.
-    async for steps in own_steps(store, flow):
-        for step, job in steps:
+    async for part in own_steps(store, flow):
+        for step, job in part:
             place = places[step.name]
             records[place] = _step_record(flow, plan, place, job.state, job)
     states = {place: record.state for place, record in records.items()}
-    failed = flow.errors[-1] if flow.state is JobState.FAILED and flow.errors else None
+    steps = [
+        records.get(place) or _step_record(flow, plan, place, shown_state(plan, place, states, flow.state))
+        for place in range(len(plan.steps))
+    ]
     return FlowRecord(
         flow.id,
         plan.name,
         flow.tenant,
         flow.state,
-        [
-            records.get(place) or _step_record(flow, plan, place, shown_state(plan, place, states, flow.state))
-            for place in range(len(plan.steps))
-        ],
+        steps,
         moment(flow.enqueued_at),
         None if flow.finished_at is None else moment(flow.finished_at),
         flow.replays,
-        None if failed is None else failed.message,
+        _error(flow, steps),
     )
+
+
+def _error(flow: Job, steps: Sequence[StepRecord]) -> str | None:
+    if flow.state is not JobState.FAILED or not flow.errors:
+        return None
+    last = flow.errors[-1]
+    bad = [f"{step.name} ({step.state})" for step in steps if step.state in (JobState.FAILED, JobState.CANCELED)]
+    if last.type == STEPS_FAILED or not bad:
+        return last.message
+    # It failed with those who led it, and they did not come to say which steps had.
+    more = f" and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
+    return f"{last.message}; steps that did not complete: {', '.join(bad[:MOST_NAMED])}{more}"
 
 
 def _step_record(flow: Job, plan: Plan, place: int, state: JobState, job: Job | None = None) -> StepRecord:
@@ -236,7 +251,8 @@ def _step_record(flow: Job, plan: Plan, place: int, state: JobState, job: Job | 
     names = [plan.steps[before].name for before in step.after]
     if job is None:
         return StepRecord(step.name, key.id, key.queue, step.envelope.type, names, state)
-    last = job.errors[-1] if job.errors else None
+    # Errors stay with a job that was tried again or replayed: they are its history, not what has become of it.
+    last = job.errors[-1] if job.errors and state in _BROKEN else None
     return StepRecord(
         step.name,
         key.id,

@@ -3,19 +3,9 @@
 from collections import defaultdict
 
 from holdfast.core.job import JobKey, JobState
+from tests.log import all_events
 
 ENDS_LEASE = {"completed", "retried", "released", "expired", "failed", "canceled"}
-
-
-async def all_events(store, tenant):
-    """Every event of a tenant, in order."""
-    events, after = [], None
-    while True:
-        page = await store.events(tenant, after, 1000)
-        events += page.events
-        after = page.next
-        if not page.more:
-            return events
 
 
 async def all_jobs(store, keys):

@@ -15,8 +15,8 @@ import pytest
 
 from holdfast import Flow
 from holdfast.core.names import FLOWS
-from tests.chaos.ledger import all_events
 from tests.chaos.workers import TENANT, notes, work
+from tests.log import all_events
 
 KILLS = 3
 # Each step, and how often a worker passes it with one flow.

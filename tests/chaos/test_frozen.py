@@ -15,6 +15,7 @@ from holdfast.core.job import ClaimRequest, Finish, JobKey, JobState, Result
 from tests.chaos import ledger
 from tests.chaos.workers import TENANT, notes, wait_for_file, work
 from tests.eventually import eventually
+from tests.log import all_events
 
 
 async def noted(log, word, id_):
@@ -47,12 +48,12 @@ async def test_a_worker_frozen_during_a_job_changes_nothing(zygote, queue, url, 
     os.kill(pid, signal.SIGSTOP)
     await zygote.stopped(pid)
     job = await take_over(queue, "x", outcome)
-    before = len(await ledger.all_events(queue.store, TENANT))
+    before = len(await all_events(queue.store, TENANT))
     go_on.touch()
     os.kill(pid, signal.SIGCONT)
     [stalled] = await noted(log, "stalled", "x")
     assert stalled[1] == 1
-    after = await ledger.all_events(queue.store, TENANT)
+    after = await all_events(queue.store, TENANT)
     assert len(after) == before, "the frozen worker has changed something"
     [now] = await queue.store.get([job.key])
     assert (now.token, now.attempts) == (job.token, 2)

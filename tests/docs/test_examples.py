@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -97,6 +98,24 @@ def test_the_files_of_a_how_to_page_run(page, tmp_path, request):
     place = request.getfixturevalue(fixture) if f'"{said}"' in text else said
     for name in write_files(page, tmp_path, said, place):
         run(tmp_path, sys.executable, name)
+
+
+@pytest.mark.parametrize(
+    "page, shown",
+    [
+        ("schedules", [r"^scheduled nightly: next ", r"^nightly +30 2 \* \* \* +Europe/Berlin ", r"^removed nightly$"]),
+        ("flows", [r"^steps +4 of 4 completed$"]),
+    ],
+)
+def test_the_commands_of_a_how_to_page_find_what_its_program_made(page, shown, tmp_path):
+    path = ROOT / "docs" / "howto" / f"{page}.md"
+    (name,) = write_files(path, tmp_path)
+    run(tmp_path, sys.executable, name)
+    lines = [shlex.split(line) for line in re.findall(r"^\$ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)]
+    settings = dict(pair.split("=", 1) for line in lines if line[0] == "export" for pair in line[1:])
+    said = [run(tmp_path, HOLDFAST, *line[1:], **settings) for line in lines if line[0] == "holdfast"]
+    for output, wanted in zip(said, shown, strict=True):
+        assert re.search(wanted, output, re.MULTILINE), output
 
 
 def test_a_large_payload_arrives(tmp_path):

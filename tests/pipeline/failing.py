@@ -3,7 +3,8 @@
 from collections import Counter
 
 from holdfast.core.job import AttemptError, ClaimRequest, Envelope, Finish, JobKey, NewJob
-from tests.pipeline.traffic import QUEUES, TENANTS, all_events
+from tests.log import all_events
+from tests.pipeline.traffic import QUEUES, TENANTS
 
 
 async def make_dead(store, count=40):

@@ -24,8 +24,9 @@ from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.reader import OpenStore
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyServer
+from tests.log import all_events
 from tests.pipeline.settings import SETTINGS, environment
-from tests.pipeline.traffic import all_events, as_rows, make_traffic, of_store
+from tests.pipeline.traffic import as_rows, make_traffic, of_store
 
 POINTS = ("begun", "writing", "written")
 """When to kill: the batch has its ends, some of it is there, all of it is there and Spark does not know yet."""

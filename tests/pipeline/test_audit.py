@@ -14,10 +14,11 @@ from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import GAPS, JOBS
 from holdfast.store import open_store
+from tests.log import all_events
 from tests.pipeline.histories import frame, instant, random_history, to_row
 from tests.pipeline.plants import PLANTS, Unfit, histories, job_of, kinds
 from tests.pipeline.settings import FULL, only_full
-from tests.pipeline.traffic import all_events, make_traffic, of_store
+from tests.pipeline.traffic import make_traffic, of_store
 
 pytestmark = pytest.mark.xdist_group("spark")
 

@@ -11,9 +11,9 @@ from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Lake
 from tests.chaos.killing import kill_at_any_moment
 from tests.chaos.workers import TENANT
+from tests.log import all_events
 from tests.pipeline.conftest import STORES
 from tests.pipeline.settings import only_full
-from tests.pipeline.traffic import all_events
 
 
 @only_full

@@ -4,8 +4,9 @@ from rich.console import Console
 
 from holdfast.demo import history
 from holdfast.demo.directory import store_url
+from tests.log import all_events
 from tests.pipeline.settings import only_full
-from tests.pipeline.traffic import all_events, make_traffic, of_store
+from tests.pipeline.traffic import make_traffic, of_store
 
 
 @only_full

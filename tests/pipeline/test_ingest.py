@@ -8,8 +8,9 @@ import pytest
 from holdfast.core.errors import EventsTrimmed, InvalidOption, StoreBusy, StoreMismatch
 from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Batch, Lake
+from tests.log import all_events
 from tests.pipeline.settings import only_full
-from tests.pipeline.traffic import all_events, as_rows, make_traffic, of_store
+from tests.pipeline.traffic import as_rows, make_traffic, of_store
 
 
 @pytest.fixture

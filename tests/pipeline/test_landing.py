@@ -9,7 +9,8 @@ from pyarrow import parquet
 from holdfast.pipeline import landing, reader
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.reader import OpenStore, Wanted
-from tests.pipeline.traffic import all_events, as_rows, make_traffic, of_store
+from tests.log import all_events
+from tests.pipeline.traffic import as_rows, make_traffic, of_store
 
 DAY_MS = 24 * 60 * 60 * 1000
 

@@ -17,10 +17,11 @@ import pytest
 
 from holdfast.core.job import Envelope
 from holdfast.pipeline.lake import Lake
+from tests.log import all_events
 from tests.pipeline.kills import tally
 from tests.pipeline.on_a_master import results
 from tests.pipeline.settings import SETTINGS, environment, only_full
-from tests.pipeline.traffic import all_events, make_traffic, of_store
+from tests.pipeline.traffic import make_traffic, of_store
 from tests.pipeline.working import endings, fill, write_jobs
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]

@@ -13,7 +13,8 @@ from holdfast.core.job import ClaimRequest, Finish, JobKey, JobState
 from holdfast.pipeline.reader import OpenStore
 from holdfast.pipeline.sink import Sink, WriteOptions
 from holdfast.store import TenantSettings
-from tests.pipeline.traffic import all_events, of_store
+from tests.log import all_events
+from tests.pipeline.traffic import of_store
 
 
 def texts(names):

@@ -16,8 +16,9 @@ from holdfast.pipeline.schemas import EVENTS
 from holdfast.pipeline.sink import WriteOptions
 from holdfast.pipeline.source import EventsReader, ReadOptions
 from holdfast.store import absolute, parse_url
+from tests.log import all_events
 from tests.pipeline.settings import only_full
-from tests.pipeline.traffic import all_events, as_rows, make_traffic, of_store
+from tests.pipeline.traffic import as_rows, make_traffic, of_store
 
 WRITTEN = StructType([StructField("id", StringType()), StructField("payload", StringType())])
 

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from holdfast.core.errors import EventsTrimmed
 from holdfast.store import open_store
-from tests.pipeline.traffic import all_events, make_traffic
+from tests.log import all_events
+from tests.pipeline.traffic import make_traffic
 
 
 @pytest.fixture

@@ -39,17 +39,6 @@ def _finish(job, chance):
     return Finish(job.key, job.token, outcome, None, error, delay_ms=0, random=chance.random())
 
 
-async def all_events(store, tenant=None):
-    """The whole log, a page after another."""
-    events, after = [], None
-    while True:
-        page = await store.events(tenant, after, 500)
-        events += page.events
-        after = page.next
-        if not page.more:
-            return events
-
-
 def of_store(url, act):
     """What `act` makes of the store, from a test without an event loop."""
 

@@ -4,7 +4,7 @@ import os
 from collections import Counter
 
 from holdfast.core.job import Envelope, JobKey, NewJob
-from tests.pipeline.traffic import all_events
+from tests.log import all_events
 
 # A module that executors get with the task: it is on nobody's path.
 JOBS = """

@@ -9,9 +9,10 @@ import signal
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob, Result
 from holdfast.ids import new_id
 from holdfast.testing.traces import History
-from tests.chaos.ledger import all_events, all_jobs
+from tests.chaos.ledger import all_jobs
 from tests.chaos.workers import notes
 from tests.eventually import eventually
+from tests.log import all_events
 
 TENANT = "acme"
 QUEUE = "mail"

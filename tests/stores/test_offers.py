@@ -22,6 +22,7 @@ from holdfast.stores.redis import offers as redis_offers
 from tests.chaos import ledger
 from tests.chaos.workers import TENANT, notes, wait_politely, work
 from tests.eventually import eventually
+from tests.log import all_events
 from tests.stores.load import drained, key, new, wish
 from tests.stores.offering import LEASE_S, SOON_S, Runs, place, states, waiting, working
 
@@ -218,7 +219,7 @@ async def test_workers_that_come_and_go_under_a_stream_waste_no_attempt(url, que
     assert {found.state for found in jobs.values()} == {JobState.COMPLETED}
     assert {found.attempts for found in jobs.values()} == {1}
     assert sorted(runs.all) == sorted(ids)
-    kinds = {event.kind for event in await ledger.all_events(store, TENANT)}
+    kinds = {event.kind for event in await all_events(store, TENANT)}
     assert "expired" not in kinds
 
 

@@ -15,9 +15,9 @@ from holdfast import Queue
 from holdfast.core.errors import JobCanceled
 from holdfast.core.job import Cancel, Duplicate, Finish, IdempotencyKey, JobState, Queued, Replayed
 from holdfast.store import open_store
-from tests.chaos.ledger import all_events
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
+from tests.log import all_events
 from tests.stores.load import claim_one, complete, end_gently, key, new, seeded, wish
 from tests.stores.postgres.support import patiently
 

@@ -7,6 +7,9 @@ from datetime import timedelta
 import pytest
 
 from holdfast import Queue, Worker, current_job, job
+from holdfast.core.job import AttemptError, ClaimRequest, Finish
+from holdfast.core.names import SCHEDULES
+from holdfast.maintenance import scheduler
 from tests.eventually import eventually
 
 MINUTE = 60_000
@@ -80,6 +83,27 @@ async def test_each_tick_is_run_once_for_each_tenant_by_many_workers(url):
 
 def _fraction(at):
     return f".{at.microsecond // 1000:03}" if at.microsecond else ""
+
+
+async def test_schedules_that_were_left_failed_start_again_for_each_tenant(url):
+    async with Queue(url, tenant="acme") as acme, Queue(url, tenant="globex") as globex:
+        for queue, name in ((acme, "worn"), (acme, "broken"), (globex, "worn")):
+            await queue.schedule(name, 1, every=60)
+        await acme.store.shift_clock(MINUTE)
+        claimed = await acme.store.claim(ClaimRequest(None, (SCHEDULES,), 10, 30_000, "w"))
+        assert len(claimed.jobs) == 3
+        await acme.store.finish(
+            [
+                Finish(held.key, held.token, "fail", error=AttemptError(type, "it failed"))
+                for held in claimed.jobs
+                for type in ["ValueError" if held.id == "broken" else scheduler.RENEWED]
+            ]
+        )
+        await scheduler.mend(acme.store, None)
+        found = {
+            (queue.tenant, one.name): one.state.value for queue in (acme, globex) for one in await queue.schedules()
+        }
+        assert found == {("acme", "worn"): "ready", ("acme", "broken"): "failed", ("globex", "worn"): "ready"}
 
 
 async def test_replacing_and_removing_hold_at_once(url):

@@ -99,11 +99,13 @@ def replay(
             for start in range(0, len(chosen), BATCH):
                 batch = chosen[start : start + BATCH]
                 tickets = await bound.replay_many(batch, queue=queue)
-                refused += [(ticket.id, ticket.error) for ticket in tickets if ticket.error is not None]
-                done(len(batch))
+                failed = [(ticket.id, ticket.error) for ticket in tickets if ticket.error is not None]
+                refused += failed
+                done(len(batch) - len(failed))
         count = len(chosen) - len(refused)
         rest = [{"id": id, "code": why.code, "message": str(why)} for id, why in refused]
-        _tell({"replayed": count, "refused": rest}, f"replayed {count}", json)
+        if json or count or not refused:
+            _tell({"replayed": count, "refused": rest}, f"replayed {count}", json)
         if refused:
             if not json:
                 note("\n".join(f"Error: {why}" for _, why in refused))

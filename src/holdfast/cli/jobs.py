@@ -89,6 +89,8 @@ def enqueue(
     """
     from holdfast.jobs import Message
 
+    if delay is not None and run_at is not None:
+        raise InvalidOption("delay", "give --delay or --run-at, not both")
     value = read_payload(type, payload, payload_file)
     patience = _patience(wait)
     message = Message.raw(value, "" if type == "-" else type)

@@ -27,6 +27,29 @@ Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
 JobType = Annotated[str | None, typer.Option("--type", help="Only jobs of this type.")]
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+# Of those who run jobs.
+Modules = Annotated[
+    str | None, typer.Argument(metavar="[MODULE[,MODULE...]]", help="The modules whose @job functions to run.")
+]
+AllTenants = Annotated[
+    bool, typer.Option("--all-tenants", help="Serve every tenant, in fair turns; HOLDFAST_TENANT does not count.")
+]
+Queues = Annotated[
+    str | None,
+    typer.Option("--queues", metavar="QUEUE[,QUEUE...]", help="The queues to serve; if not given, those of the jobs."),
+]
+Handler = Annotated[
+    str | None,
+    typer.Option("--handler", metavar="MODULE:FUNCTION", help="What gets the payloads of jobs without a type."),
+]
+Concurrency = Annotated[int, typer.Option("--concurrency", "-c", help="How many jobs a worker runs at once.")]
+Lease = Annotated[
+    str, typer.Option("--lease", metavar="SECONDS", help="How long a job stays ours without a sign of life.")
+]
+Grace = Annotated[
+    str, typer.Option("--grace", metavar="SECONDS", help="How long running jobs may go on when it stops.")
+]
+
 StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="The store, such as file:./data.")]
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")

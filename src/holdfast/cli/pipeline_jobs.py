@@ -14,20 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.options import (
+    AllTenants,
     Blobs,
+    Concurrency,
+    Grace,
+    Handler,
     Json,
+    Lease,
+    Modules,
+    Queues,
     Store,
     Tenant,
-    blobs_url,
     duration,
     store_url,
     tenant_name,
-    words,
 )
 from holdfast.cli.output import clock, emit, note, show
 from holdfast.cli.pipeline import Conf, Master, Remote, check_spark
 from holdfast.cli.pipeline_tables import Yes, spark_session
-from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from holdfast.pipeline.replay import Preview, Receipt
@@ -136,21 +140,15 @@ def _document(done: Receipt) -> dict[str, Any]:
 
 
 def work(
-    modules: Annotated[
-        str | None, typer.Argument(metavar="[MODULE[,MODULE...]]", help="The modules whose @job functions to run.")
-    ] = None,
+    modules: Modules = None,
     *,
     store: Store = None,
     tenant: Tenant = None,
-    all_tenants: Annotated[bool, typer.Option("--all-tenants", help="Serve every tenant, in fair turns.")] = False,
-    queues: Annotated[
-        str | None, typer.Option(metavar="QUEUE[,QUEUE...]", help="The queues; if not given, those of the jobs.")
-    ] = None,
-    handler: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="What gets the payloads of jobs without a type.")
-    ] = None,
+    all_tenants: AllTenants = False,
+    queues: Queues = None,
+    handler: Handler = None,
     tasks: Annotated[int, typer.Option(min=1, help="How many workers; each takes one core of the cluster.")] = 2,
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="How many jobs a worker runs at once.")] = 10,
+    concurrency: Concurrency = 10,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="End when nothing is left to do.")] = False,
     for_: Annotated[str | None, typer.Option("--for", metavar="DURATION", help="End after this time.")] = None,
     stop_file: Annotated[
@@ -160,8 +158,8 @@ def work(
         list[Path] | None,
         typer.Option(help="A module or package to send along; if not given, those modules that are found here."),
     ] = None,
-    lease: Annotated[str, typer.Option(metavar="SECONDS", help="How long a job stays ours without a sign.")] = "30",
-    grace: Annotated[str, typer.Option(metavar="SECONDS", help="How long jobs may go on after the end.")] = "20",
+    lease: Lease = "30",
+    grace: Grace = "20",
     blobs: Blobs = None,
     master: Master = None,
     remote: Remote = None,
@@ -174,25 +172,14 @@ def work(
     ends them at once, and their leases run out.
     """
     check_spark(remote)
-    from holdfast.cli.running import Plan, make_worker
+    from holdfast.cli.running import make_worker, plan_of
     from holdfast.pipeline import work as working
 
-    if all_tenants and tenant is not None:
-        raise InvalidOption("tenant", "give --tenant or --all-tenants, not both")
-    if modules is None and handler is None:
-        raise InvalidOption("module", "nothing to run; name the modules with your @job functions, or pass --handler")
-    lease_s, grace_s, for_s = duration("lease", lease), duration("grace", grace), duration("for", for_)
-    plan = Plan(
-        store=store_url(store),
-        tenant=None if all_tenants else tenant_name(tenant, "--tenant, --all-tenants"),
-        modules=words("module", modules) or [],
-        handler=handler,
-        queues=words("queues", queues),
-        concurrency=concurrency,
-        lease_s=lease_s.total_seconds() if lease_s else 30.0,
-        grace_s=grace_s.total_seconds() if grace_s else 0.0,
-        blobs=blobs_url(blobs),
-    )
+    for_s = duration("for", for_)
+    plan = plan_of(
+        modules, handler, store=store, tenant=tenant, all_tenants=all_tenants, queues=queues,
+        concurrency=concurrency, lease=lease, grace=grace, blobs=blobs,
+    )  # fmt: skip
     stop = (stop_file or Path(tempfile.gettempdir()) / f"holdfast-stop-{uuid.uuid4().hex}").absolute()
     crew = working.Plan(plan.store, tasks, until_empty, None if for_s is None else for_s.total_seconds(), str(stop))
     named = [name.partition(":")[0].partition(".")[0] for name in (*plan.modules, handler or "")]

@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.cli import told
+from holdfast.cli.options import blobs_url, duration, store_url, tenant_name, words
 from holdfast.cli.session import shown_url
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import AttemptError
@@ -36,6 +37,38 @@ class Plan(Struct, frozen=True):
     blobs: str | None = None
     json_logs: bool = False
     log_level: str = "info"
+
+
+def plan_of(
+    modules: str | None,
+    handler: str | None,
+    *,
+    store: str | None,
+    tenant: str | None,
+    all_tenants: bool,
+    queues: str | None,
+    concurrency: int,
+    lease: str,
+    grace: str,
+    blobs: str | None,
+) -> Plan:
+    """What the words of a command line ask for. Raises InvalidOption."""
+    if all_tenants and tenant is not None:
+        raise InvalidOption("tenant", "give --tenant or --all-tenants, not both")
+    if modules is None and handler is None:
+        raise InvalidOption("module", "nothing to run; name the modules with your @job functions, or pass --handler")
+    lease_s, grace_s = duration("lease", lease), duration("grace", grace)
+    return Plan(
+        store=store_url(store),
+        tenant=None if all_tenants else tenant_name(tenant, "--tenant, --all-tenants"),
+        modules=words("module", modules) or [],
+        handler=handler,
+        queues=words("queues", queues),
+        concurrency=concurrency,
+        lease_s=30.0 if lease_s is None else lease_s.total_seconds(),
+        grace_s=20.0 if grace_s is None else grace_s.total_seconds(),
+        blobs=blobs_url(blobs),
+    )
 
 
 async def work(plan: Plan) -> None:

@@ -11,7 +11,7 @@ from holdfast.cli.jobs import read_payload
 from holdfast.cli.options import Json, QueueName, Store, Tenant, duration
 from holdfast.cli.output import emit, moment, show, span, when
 from holdfast.cli.session import with_queue
-from holdfast.core.errors import JobNotFound
+from holdfast.core.errors import InvalidOption, JobNotFound
 
 if TYPE_CHECKING:
     from holdfast.records import Schedule
@@ -68,6 +68,10 @@ def add(
     """
     from holdfast.jobs import Message
 
+    if (cron is None) == (every is None):
+        raise InvalidOption("cron", "give --cron '30 2 * * *' or --every 10m, one of them")
+    if every is not None and timezone != "UTC":
+        raise InvalidOption("timezone", "--timezone is for --cron; --every is the same everywhere")
     message = Message.raw(read_payload(type, payload, payload_file), "" if type == "-" else type)
     how_often = duration("every", every)
     made = with_queue(

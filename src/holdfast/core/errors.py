@@ -27,6 +27,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import ClassVar
 
+_KEPT_AS_JOBS = {"holdfast:schedules": "schedule", "holdfast:flows": "flow"}
+"""By the queues that `core.names` reserves for them."""
+
 
 class HoldfastError(Exception):
     """The root of every error in this package. `code` is stable and safe to match on."""
@@ -105,7 +108,10 @@ class QuotaExceeded(HoldfastError):
 
 
 class JobNotFound(HoldfastError, LookupError):
-    """No job of that id in that queue of this tenant, whatever other tenants have. [TENANT-2]"""
+    """No job of that id in that queue of this tenant, whatever other tenants have. [TENANT-2]
+
+    Schedules and flows are jobs, too; the text calls them by what they are to people.
+    """
 
     code = "job_not_found"
 
@@ -114,7 +120,8 @@ class JobNotFound(HoldfastError, LookupError):
         self.queue, self.job_id = queue, job_id
 
     def __str__(self) -> str:
-        return f"no job {self.job_id!r} in queue {self.queue!r}"
+        kind = _KEPT_AS_JOBS.get(self.queue)
+        return f"no job {self.job_id!r} in queue {self.queue!r}" if kind is None else f"no {kind} {self.job_id!r}"
 
 
 class NotReplayable(HoldfastError):

@@ -175,6 +175,15 @@ def is_earlier(flow: Job, job: Job) -> bool:
     return (job.envelope.headers or {}).get(HEADER) == flow.id and not is_own(flow, job)
 
 
+def is_behind(flow: Job, job: Job) -> bool:
+    """Whether a step that ended badly has not been started again since its flow was replayed, by its own record.
+
+    Its request id says how often the flow had been replayed when it was made; each replay since then that found it
+    failed replayed it once.
+    """
+    return int(job.envelope.request_id.rpartition(":")[2]) + job.replays < flow.replays
+
+
 class Turns:
     """Which steps are jobs, and whose turn it is. An end is told to those that wait for it, not looked for in all."""
 

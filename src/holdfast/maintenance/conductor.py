@@ -37,6 +37,7 @@ from holdfast.core.workflow import (
     PIN_MS,
     STEPS_FAILED,
     Turns,
+    is_behind,
     is_earlier,
     is_own,
     plan_of,
@@ -88,7 +89,7 @@ class _Conductor:
         self._results: dict[int, Result] | None = {}
         self._size = 0
         failed = [error.at for error in flow.errors if error.type == STEPS_FAILED]
-        self._failed_at = failed[-1] if flow.replays and failed else -1
+        self._failed_at = failed[-1] if failed else None
         self._again: set[int] = set()
         self._refused = False
         # Where the flow is young its steps are, too.
@@ -164,12 +165,21 @@ class _Conductor:
         if job.state is FAILED and last is not None:
             self._faults[place] = f"{last.type}: {last.message}"
         # It ended badly before the flow did, and the flow was replayed: so is the step, once.
-        if (job.finished_at or 0) <= self._failed_at and place not in self._again:
+        if self._is_of_before(job) and place not in self._again:
             if job.state is FAILED:
                 replays.append(place)
             else:
                 self._again.add(place)
                 self._turns.drop(place)  # A canceled one is enqueued anew.
+
+    def _is_of_before(self, job: Job) -> bool:
+        """Whether a step ended before its flow failed, and the flow was replayed since."""
+        if not self._flow.replays:
+            return False
+        if self._failed_at is None:
+            # Lost leases have pushed the failure out of the errors that are kept: the step tells. [RETRY-4]
+            return is_behind(self._flow, job)
+        return (job.finished_at or 0) <= self._failed_at
 
     def _missing(self, place: int) -> None:
         """No job there: not started yet, or it ended and was forgotten at once."""

@@ -12,6 +12,7 @@ from holdfast.maintenance.coordinator import Coordinator
 from holdfast.maintenance.duties import DUTIES
 from holdfast.maintenance.pruner import prune
 from holdfast.maintenance.reaper import reap
+from holdfast.maintenance.scheduler import mend
 from holdfast.store import Store, Tenanted, open_store
 from holdfast.telemetry.logging import get_logger
 
@@ -43,9 +44,10 @@ class Maintenance:
         }
         self._on_error = on_error
         # What is one tenant's alone is a service, which does it itself.
-        self._coordinator = (
-            None if isinstance(store, Tenanted) else Coordinator(store, tenant, DUTIES, on_error=on_error)
-        )
+        self._coordinator: Coordinator | None = None
+        if not isinstance(store, Tenanted):
+            self._coordinator = Coordinator(store, tenant, DUTIES, on_error=on_error)
+            self._duties["mend schedules"] = lambda: mend(store, tenant)
 
     async def run(self) -> None:
         """Do every duty, for ever. Ends by being cancelled."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+
 from holdfast.core import schedule as core
 from holdfast.core.errors import QuotaExceeded
 from holdfast.core.failpoint import hit
-from holdfast.core.job import SECOND, AttemptError, Finish, Job, Queued, Result
+from holdfast.core.job import HOUR, SECOND, AttemptError, Finish, Job, JobState, Queued, Result
+from holdfast.core.names import SCHEDULES
 from holdfast.maintenance.coordinator import Place
 from holdfast.schedules import over_quota
-from holdfast.store import Store
+from holdfast.store import ListQuery, Store
 from holdfast.telemetry import metrics
 from holdfast.telemetry.logging import get_logger
 from holdfast.ticks import last_tick, next_tick
@@ -17,7 +21,16 @@ AGAIN_MS = 10 * SECOND
 """A tenant that has too much waiting gets the job of a tick later, until the next one is due."""
 WORN = core.MAX_ATTEMPTS // 2
 """After so many leases that ended with their holder, a schedule is begun again: it must not die of its age."""
+RENEWED = "Worn"
+"""The type of the error with which it fails on the way."""
+LOOK_S = 3600.0
+"""So often it is looked for schedules that were left failed on that way, and whenever upkeep begins."""
+BETWEEN_S = 0.01
+"""From one tenant to the next: there may be very many."""
+SUDDEN_MS = HOUR
+"""A schedule that lost its last ten leases within this time may be what kills its holders."""
 
+_FAILED = frozenset({JobState.FAILED})
 _log = get_logger(__name__)
 
 
@@ -58,7 +71,37 @@ async def _fire(job: Job, target: core.Target, due: int, following: int | None, 
 
 async def _renew(job: Job, store: Store) -> None:
     """Let the attempts start again: the token is spent by that, and whoever claims next finds nothing to fire."""
-    error = AttemptError("Worn", f"{job.attempts} leases ended with their holders; it starts again")
+    error = AttemptError(RENEWED, f"{job.attempts} leases ended with their holders; it starts again")
     await store.finish([Finish(job.key, job.token, "fail", error=error)])
     hit("scheduler.worn")
     await store.replay([job.key])
+
+
+async def mend(store: Store, tenant: str | None) -> float:
+    """Start schedules again that died of their age, of one tenant or of all. Returns in how many seconds to look again.
+
+    Whoever renews one may die half-way; and where a quota is in the way for long, none is renewed.
+    """
+    for number, name in enumerate([tenant] if tenant is not None else await store.tenants()):
+        if number:
+            await asyncio.sleep(BETWEEN_S)
+        cursor: str | None = None
+        while True:
+            page = await store.list(ListQuery(name, SCHEDULES, _FAILED, cursor=cursor))
+            worn = [job.key for job in page.jobs if _died_of_age(job)]
+            if worn:
+                # Of several who do this, one does it. [DEAD-1]
+                await store.replay(worn)
+                _log.warning("schedules start again", tenant=name, schedules=[key.id for key in worn])
+            cursor = page.cursor
+            if cursor is None:
+                break
+    return LOOK_S * random.uniform(0.8, 1.2)  # noqa: S311 - no secret; a fleet does not look in step
+
+
+def _died_of_age(job: Job) -> bool:
+    """Whether a failed schedule was being renewed, or lost its leases so slowly that it is not to blame. [RETRY-2]"""
+    if not job.errors:
+        return False
+    first, last = job.errors[0], job.errors[-1]
+    return last.type == RENEWED or (job.reason == "lease_expired" and last.at - first.at > SUDDEN_MS)

@@ -55,17 +55,6 @@ async def opened(directory, options=""):
         await store.close()
 
 
-async def all_events(store, tenant=None):
-    """The whole log, a page after another."""
-    events, after = [], None
-    while True:
-        page = await store.events(tenant, after, 500)
-        events += page.events
-        after = page.next
-        if not page.more:
-            return events
-
-
 def look(directory, query, *arguments):
     """Ask the database directly, beside the store."""
     with contextlib.closing(sqlite3.connect(f"file:{directory}/holdfast.db?mode=ro", uri=True)) as db:

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from holdfast.core.errors import StoreUnavailable
-from tests.stores.file.support import Child, all_events, complete, key, look, new, opened, quick_check, wish
+from tests.log import all_events
+from tests.stores.file.support import Child, complete, key, look, new, opened, quick_check, wish
 
 
 @pytest.fixture(scope="module")

@@ -14,19 +14,8 @@ from holdfast.core.errors import InvalidOption, StoreBusy, StoreError, StoreMism
 from holdfast.core.job import Cancel, Queued
 from holdfast.store import Reader, TenantSettings
 from holdfast.stores.file import changes, database, engine
-from tests.stores.file.support import (
-    Child,
-    all_events,
-    complete,
-    key,
-    look,
-    new,
-    open_at,
-    open_files,
-    opened,
-    threads,
-    wish,
-)
+from tests.log import all_events
+from tests.stores.file.support import Child, complete, key, look, new, open_at, open_files, opened, threads, wish
 
 
 class Gate:

@@ -17,7 +17,8 @@ from holdfast.store import Hint
 from holdfast.stores.file import rows
 from holdfast.stores.file.book import LENGTH
 from tests.eventually import eventually
-from tests.stores.file.support import Child, all_events, complete, key, names_in, new, open_at, opened, threads, wish
+from tests.log import all_events
+from tests.stores.file.support import Child, complete, key, names_in, new, open_at, opened, threads, wish
 
 CLOCK = "?test_clock=1"
 LEASE = 600_000

@@ -17,7 +17,8 @@ import pytest
 from holdfast.core.errors import StoreError
 from holdfast.store import ListQuery
 from holdfast.testing import powerloss
-from tests.stores.file.support import Child, all_events, opened, payload_of, quick_check, wish
+from tests.log import all_events
+from tests.stores.file.support import Child, opened, payload_of, quick_check, wish
 
 LIVES = 15
 SEED = int(os.environ.get("HOLDFAST_SEED") or random.randrange(2**32))

@@ -10,7 +10,8 @@ from collections import defaultdict
 import pytest
 
 from holdfast.core.job import JobState
-from tests.stores.file.support import Child, all_events, complete, key, look, names_in, new, opened, quick_check, wish
+from tests.log import all_events
+from tests.stores.file.support import Child, complete, key, look, names_in, new, opened, quick_check, wish
 
 # Side by side --------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from holdfast.store import open_store
 from holdfast.stores.postgres import lanes
 from holdfast.testing.traces import History
 from tests.chaos.ledger import all_jobs
+from tests.log import all_events
 
 
 @asynccontextmanager
@@ -50,17 +51,6 @@ async def complete(store, jobs, **options):
     return await store.finish([Finish(job.key, job.token, "complete", Result(b"1")) for job in jobs], **options)
 
 
-async def all_events(store, tenant=None, page=100):
-    """The whole log."""
-    found, after = [], None
-    while True:
-        answer = await store.events(tenant, after, page)
-        found += answer.events
-        after = answer.next
-        if not answer.more:
-            return found
-
-
 async def judge(store, *, whole=True):
     """Every event of the log is a legal move, and every record is what its events say. The jobs by key.
 
@@ -68,7 +58,7 @@ async def judge(store, *, whole=True):
     jobs are still there.
     """
     stories = defaultdict(list)
-    for event in await all_events(store, page=1000):
+    for event in await all_events(store, limit=1000):
         stories[JobKey(event.tenant, event.queue, event.job_id)].append(event)
     keys = list(stories)
     found = dict(zip(keys, await all_jobs(store, keys), strict=True))

@@ -11,8 +11,9 @@ import pytest
 from holdfast import JobCanceled, LeaseLost, Queue, StoreBusy, Worker, current_job, job
 from holdfast.core.job import Cancel, JobKey, JobState
 from tests.eventually import eventually
+from tests.log import all_events
 from tests.stores.load import running
-from tests.stores.postgres.support import all_events, claim, opened
+from tests.stores.postgres.support import claim, opened
 from tests.stores.postgres.transactions import WAYS, Rolled, of_asyncpg
 
 

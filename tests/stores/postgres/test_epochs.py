@@ -17,7 +17,8 @@ from holdfast.store import open_store
 from holdfast.stores.postgres.log import parse_offset
 from holdfast.testing.postgres import PostgresServer
 from tests.eventually import eventually
-from tests.stores.postgres.support import all_events, claim, complete, fill, new, opened
+from tests.log import all_events
+from tests.stores.postgres.support import claim, complete, fill, new, opened
 
 FAR = 10**15
 

@@ -37,8 +37,9 @@ from holdfast.store import TenantSettings
 from holdfast.stores.postgres.link import PATIENT_LOCK_MS, Link
 from holdfast.stores.postgres.store import BRIEF_LOCK_MS
 from tests.eventually import eventually
+from tests.log import all_events
 from tests.stores.load import running
-from tests.stores.postgres.support import all_events, claim, complete, fill, judge, new, opened, patiently
+from tests.stores.postgres.support import claim, complete, fill, judge, new, opened, patiently
 from tests.stores.postgres.transactions import WAYS
 
 DRIVERS = ["asyncpg", "psycopg"]

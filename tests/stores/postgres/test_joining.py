@@ -11,7 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import IdempotencyKey, JobState, Queued
-from tests.stores.postgres.support import all_events, claim, complete, fill, new, opened
+from tests.log import all_events
+from tests.stores.postgres.support import claim, complete, fill, new, opened
 
 
 async def test_jobs_are_exactly_those_of_the_commits(postgres, database):

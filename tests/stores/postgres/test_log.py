@@ -9,7 +9,8 @@ from holdfast.core.job import Cancel, IdempotencyKey, JobKey, Purge, SetResultTt
 from holdfast.stores.postgres import upkeep
 from holdfast.stores.postgres.link import Direct
 from tests.eventually import eventually
-from tests.stores.postgres.support import all_events, claim, complete, fill, new, opened
+from tests.log import all_events
+from tests.stores.postgres.support import claim, complete, fill, new, opened
 
 
 async def test_a_reader_waits_for_transactions_that_began_before(postgres, database):

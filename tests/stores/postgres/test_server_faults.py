@@ -29,6 +29,7 @@ from holdfast.testing.processes import ServerError
 from tests.chaos import ledger
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
+from tests.log import all_events
 from tests.stores.load import claim_one, complete, drained, end_gently, seeded, under_way
 from tests.stores.postgres.support import judge
 
@@ -155,12 +156,12 @@ async def test_a_server_that_comes_back_knows_everything(durable):
         await store.pause("acme", "other", paused=True)
         await store.shift_clock(5_000)
         before = await store.get([done.key, held.key])
-        events = await ledger.all_events(store, None)
+        events = await all_events(store)
         now = await store.now()
         await asyncio.to_thread(durable.kill)
         await asyncio.to_thread(durable.restart)
         assert await eventually(lambda: patient(store.get, [done.key, held.key])) == before
-        assert await ledger.all_events(store, None) == events
+        assert await all_events(store) == events
         assert await store.now() >= now
         job = await claim_one(store, queues=("default",))
         assert job.id == "waits"

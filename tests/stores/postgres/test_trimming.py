@@ -11,7 +11,8 @@ from holdfast import EventsTrimmed
 from holdfast.store import Reader
 from holdfast.stores.postgres import reads, upkeep
 from holdfast.stores.postgres.log import parse_offset
-from tests.stores.postgres.support import all_events, fill, new, opened
+from tests.log import all_events
+from tests.stores.postgres.support import fill, new, opened
 
 
 @pytest.fixture

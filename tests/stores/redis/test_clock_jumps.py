@@ -18,6 +18,7 @@ from holdfast.store import open_store
 from tests.chaos import ledger
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
+from tests.log import all_events
 from tests.stores.load import (
     LEASE_MS,
     claim_one,
@@ -117,7 +118,7 @@ async def test_tokens_and_events_grow_on_whichever_way_the_clock_goes(store):
         await store.finish([complete(again)])
     assert tokens == sorted(set(tokens))
     assert max(tokens) < 2**53
-    events = await ledger.all_events(store, None)
+    events = await all_events(store)
     assert len(events) == 5 * 8
     assert len({event.offset for event in events}) == len(events)
 

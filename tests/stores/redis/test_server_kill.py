@@ -20,6 +20,7 @@ from holdfast.store import open_store
 from tests.chaos import ledger
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
+from tests.log import all_events
 from tests.stores.load import claim_one, complete, drained, end_gently, judge, new, seeded, under_way, wish
 
 KILLS = 6
@@ -78,12 +79,12 @@ async def test_a_server_that_comes_back_empty_handed_of_scripts_knows_everything
         await store.pause("acme", "other", paused=True)
         await store.shift_clock(5_000)
         before = await store.get([job.key for job in (done, held)])
-        events = await ledger.all_events(store, None)
+        events = await all_events(store)
         now = await store.now()
         durable.kill()
         durable.restart()
         assert await eventually(lambda: patient(store.get, [job.key for job in (done, held)])) == before
-        assert await ledger.all_events(store, None) == events
+        assert await all_events(store) == events
         assert await store.now() >= now
         job = await claim_one(store)
         assert job.id == "waits"

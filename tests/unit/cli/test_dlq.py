@@ -43,7 +43,9 @@ def test_a_replay_that_is_refused_is_named_and_fails(cli, dead):
     answer = cli("dlq", "replay", "a", "nothing")
     assert answer.code == 1
     assert answer.out == "replayed 1\n"
-    assert "Error: no job 'nothing' in queue 'default'" in answer.err
+    assert answer.err == "Replaying: 1 of 2\nError: no job 'nothing' in queue 'default'\n"
+    answer = cli("dlq", "replay", "nothing")
+    assert (answer.code, answer.out, answer.err) == (1, "", "Error: no job 'nothing' in queue 'default'\n")
     answer = cli("dlq", "replay", "a", "--json")
     assert answer.code == 1
     assert answer.json["refused"][0]["code"] == "not_replayable"

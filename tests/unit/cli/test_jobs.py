@@ -56,7 +56,7 @@ def test_run_at_names_a_moment(cli):
         (("--payload-file", "missing.json"), "missing.json: No such file"),
         (("--delay", "soon"), "is not a duration"),
         (("--run-at", "soon"), "is not a moment"),
-        (("--delay", "1m", "--run-at", "2099-01-01T00:00Z"), "not both"),
+        (("--delay", "1m", "--run-at", "2099-01-01T00:00Z"), "give --delay or --run-at, not both"),
         (("--priority", "10"), "from 0 (last) to 9 (first)"),
         (("--priority", "high"), "--priority"),
         (("--max-attempts", "0"), "from 1 to 100"),

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.core import errors
+from holdfast.core import errors, names
 from holdfast.core.errors import HoldfastError
 
 SAMPLES = [
@@ -67,6 +67,11 @@ def test_the_facts_are_arguments_too():
     assert errors.PayloadTooLarge(300_000, 262_144).args == (300_000, 262_144)
     assert errors.JobFailed("q", "job-1", "timeout").args == ("q", "job-1", "timeout", "", "")
     assert errors.LeaseLost("q", "job-1").args == ("q", "job-1")
+
+
+def test_what_is_kept_as_a_job_is_missed_by_what_it_is():
+    assert str(errors.JobNotFound(names.SCHEDULES, "nightly")) == "no schedule 'nightly'"
+    assert str(errors.JobNotFound(names.FLOWS, "f1")) == "no flow 'f1'"
 
 
 def test_errors_can_be_caught_by_the_kinds_python_has():

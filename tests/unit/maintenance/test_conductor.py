@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast import Flow, Queue
-from holdfast.core.job import ClaimRequest, Finish, Result
+from holdfast.core.job import AttemptError, ClaimRequest, Finish, Result
 from holdfast.core.names import FLOWS
 from holdfast.maintenance import conductor
 from tests.unit.running import claim, finish
@@ -137,6 +137,86 @@ async def test_a_replay_asks_a_full_queue_once_and_goes_on_when_there_is_room(qu
     await queue.store.shift_clock(LATER_MS)
     await lead(queue)
     assert len(await claim(queue, "default", limit=150)) == 150
+
+
+async def test_a_step_shows_an_error_only_while_that_is_what_has_become_of_it(queue):
+    flow = Flow("report")
+    flow.add(1, name="one", max_attempts=2)
+    await lead(queue, flow)
+
+    async def shown():
+        step = (await queue.flow(flow.id)).step("one")
+        return step.state.value, step.error
+
+    (job,) = await claim(queue)
+    error = AttemptError("OSError", "it is away")
+    await queue.store.finish([Finish(job.key, job.token, "retry", error=error, delay_ms=1000)])
+    assert await shown() == ("retrying", "OSError: it is away")
+    await queue.store.shift_clock(1000)
+    (job,) = await claim(queue)
+    assert await shown() == ("leased", None)
+    await finish(queue, job, "fail")
+    assert await shown() == ("failed", "ValueError: it broke")
+    await queue.store.shift_clock(LATER_MS)
+    assert (await lead(queue))[0].outcome == "fail"
+    await queue.replay(flow.id, queue=FLOWS)
+    await lead(queue)
+    assert await shown() == ("ready", None)
+    await finish(queue, (await claim(queue))[0])
+    assert await shown() == ("completed", None)
+
+
+async def lose(queue, times):
+    """Let so many leases of the flow end with their holders."""
+    for _ in range(times):
+        await queue.store.shift_clock(LATER_MS)
+        assert len(await claim(queue, FLOWS)) == 1
+        await queue.store.shift_clock(LATER_MS)
+        await queue.store.reap(10, 0.0)
+    await queue.store.shift_clock(LATER_MS)
+
+
+async def broken(queue):
+    """A flow of which a step failed and another was canceled, as it is after its failure."""
+    flow = Flow("report")
+    flow.add(1, name="one")
+    flow.add(2, name="two")
+    flow.add(3, name="three")
+    await lead(queue, flow)
+    for job, outcome in zip(await claim(queue, limit=2), ("complete", "fail"), strict=True):
+        await finish(queue, job, outcome)
+    await queue.cancel(f"{flow.id}/three")
+    await queue.store.shift_clock(LATER_MS)
+    assert (await lead(queue))[0].outcome == "fail"
+    return flow
+
+
+async def test_lost_leases_do_not_make_a_replayed_flow_forget_which_steps_to_start_again(queue):
+    """Ten of them push its failure out of the errors that are kept. [RETRY-4]"""
+    flow = await broken(queue)
+    for _ in range(2):
+        await queue.replay(flow.id, queue=FLOWS)
+        await lose(queue, 12)
+        assert (await lead(queue))[0].outcome == "release"
+        jobs = await claim(queue, limit=5)
+        assert sorted(job.id for job in jobs) == [f"{flow.id}/three", f"{flow.id}/two"]
+        for job in jobs:
+            await finish(queue, job, "fail")
+        # What fails now fails the flow: nothing is started a second time.
+        await lose(queue, 12)
+        assert (await lead(queue))[0].outcome == "fail"
+        assert (await queue.flow(flow.id)).step("two").state == "failed"
+
+
+async def test_a_flow_that_failed_with_those_who_led_it_tells_which_steps_had_failed(queue):
+    flow = await broken(queue)
+    await queue.replay(flow.id, queue=FLOWS)
+    await lose(queue, 100)
+    found = await queue.flow(flow.id)
+    assert (found.state, found.error.partition("; ")[2]) == (
+        "failed",
+        "steps that did not complete: two (failed), three (canceled)",
+    )
 
 
 async def test_a_full_queue_is_asked_once_and_holds_up_no_other(queue, monkeypatch, caplog):

@@ -1,5 +1,6 @@
 """What becomes of a schedule when its time comes."""
 
+import asyncio
 import itertools
 from datetime import UTC, datetime, timedelta
 
@@ -9,8 +10,10 @@ from holdfast import JobState, Queue
 from holdfast.core import schedule as core
 from holdfast.core.job import ClaimRequest, Envelope, Finish
 from holdfast.core.names import SCHEDULES
-from holdfast.maintenance import scheduler
+from holdfast.maintenance import maintain, scheduler
 from holdfast.maintenance.coordinator import Place
+from holdfast.testing import failpoints
+from tests.eventually import eventually
 from tests.unit.running import claim, finish
 
 MINUTE = 60_000
@@ -164,6 +167,44 @@ async def test_a_schedule_does_not_die_of_holders_that_died(queue):
     assert await tick(queue) == 0
     assert len(await ids(queue)) == 2
     assert (await queue.get_schedule("it")).next_at > made.next_at
+
+
+async def wear_out(queue, leases, apart_ms):
+    """Let so many leases of a schedule end with their holders."""
+    for _ in range(leases):
+        assert len(await claim(queue, SCHEDULES)) == 1
+        await advance(queue, 30_001)
+        await advance(queue, apart_ms)
+
+
+async def test_a_schedule_whose_renewal_was_cut_short_is_mended_by_whoever_keeps_house_next(queue):
+    """Between its failure and its replay nobody holds it."""
+    await queue.schedule("it", {}, every=3600)
+    await advance(queue, 60 * MINUTE)
+    await wear_out(queue, scheduler.WORN - 1, 5 * MINUTE)
+    with failpoints.armed("scheduler.worn", "raise"), pytest.raises(failpoints.FailpointError):
+        await tick(queue)
+    assert (await queue.get("it", queue=SCHEDULES)).state is JobState.FAILED
+    fired = await ids(queue)
+    stop = asyncio.Event()
+    keeping = asyncio.create_task(maintain(queue.store, stop=stop))
+    kept = await eventually(lambda: queue.get("it", queue=SCHEDULES), lambda job: job.state is JobState.SCHEDULED)
+    assert (kept.attempts, kept.replays, await ids(queue)) == (0, 1, fired)
+    stop.set()
+    await keeping
+
+
+@pytest.mark.parametrize("apart_ms, state", [(7 * MINUTE, JobState.READY), (MINUTE, JobState.FAILED)])
+async def test_a_schedule_that_died_slowly_starts_again_and_one_that_kills_its_holders_does_not(queue, apart_ms, state):
+    """[RETRY-2]"""
+    await queue.schedule("it", {}, every=3600)
+    await advance(queue, 60 * MINUTE)
+    await wear_out(queue, core.MAX_ATTEMPTS, apart_ms)
+    assert (await queue.get("it", queue=SCHEDULES)).reason == "lease_expired"
+    await scheduler.mend(queue.store, "globex")
+    assert (await queue.get("it", queue=SCHEDULES)).state is JobState.FAILED
+    assert await scheduler.mend(queue.store, "acme") > 0
+    assert (await queue.get("it", queue=SCHEDULES)).state is state
 
 
 async def test_an_expression_without_a_further_day_ends(queue, monkeypatch):
