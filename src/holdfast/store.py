@@ -182,14 +182,14 @@ class EventPage(Struct, frozen=True):
 class LogPage(Struct, frozen=True):
     """The same of a piece of the log, column by column."""
 
-    columns: EventColumns
+    parts: list[EventColumns]
     next: str
     more: bool
 
     @property
     def events(self) -> list[Event]:
         """One by one."""
-        return self.columns.events()
+        return [event for part in self.parts for event in part.events()]
 
 
 class Reader(Struct, frozen=True):

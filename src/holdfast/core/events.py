@@ -8,7 +8,7 @@ from itertools import compress
 from typing import Any, Literal, cast
 
 from msgspec import Struct, field
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from holdfast.core.job import AttemptError, Job
 
@@ -18,6 +18,8 @@ EventKind = Literal[
 ]  # fmt: skip
 
 ERROR_TEXT_LIMIT = 1024
+LARGE = 64
+"""From so many events on, a part is kept as it is."""
 LEASE_EXPIRED = "LeaseExpired"
 """The type of the error that stands for an attempt whose lease ran out."""
 
@@ -40,43 +42,101 @@ class Event(Struct, gc=False):
     offset: str = ""
 
 
+class Numbered(Struct, frozen=True):
+    """Offsets that differ in one number, which goes up by one."""
+
+    before: str
+    first: int
+    behind: str
+
+    def texts(self, count: int) -> list[str]:
+        """The first so many of them."""
+        return [f"{self.before}{n}{self.behind}" for n in range(self.first, self.first + count)]
+
+
 class EventColumns(Struct):
-    """Events in their order, column by column: quicker to make and to take than a struct for each."""
+    """Events in their order, column by column: quicker to make and to take than a struct for each.
 
-    kind: list[EventKind] = field(default_factory=list[EventKind])
-    tenant: list[str] = field(default_factory=list[str])
-    queue: list[str] = field(default_factory=list[str])
-    job_id: list[str] = field(default_factory=list[str])
-    type: list[str] = field(default_factory=list[str])
-    at: list[int] = field(default_factory=list[int])
-    attempt: list[int] = field(default_factory=list[int])
-    token: list[int] = field(default_factory=list[int])
-    worker_id: list[str] = field(default_factory=list[str])
-    data: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    offset: list[str] = field(default_factory=list[str])
+    A column has a value for each of them, or one that stands for all: those of one call are much alike.
+    """
 
-    def __len__(self) -> int:
-        return len(self.kind)
-
-    def add(self, more: EventColumns) -> None:
-        """Put others behind them."""
-        for mine, theirs in zip(self._columns(), more._columns(), strict=True):
-            mine.extend(theirs)
+    count: int
+    offset: list[str] | Numbered
+    kind: list[EventKind]
+    tenant: list[str]
+    queue: list[str]
+    job_id: list[str]
+    type: list[str]
+    at: list[int]
+    attempt: list[int]
+    token: list[int]
+    worker_id: list[str]
+    data: list[dict[str, Any]]
 
     def part(self, start: int, stop: int) -> EventColumns:
         """Those from one place up to another."""
-        return EventColumns(*(column[start:stop] for column in self._columns()))
+        stop = max(start, min(stop, self.count))
+        values = (column[start:stop] if len(column) > 1 else column for column in self._values())
+        return EventColumns(stop - start, self._offsets_from(start, stop), *values)
 
     def chosen(self, which: list[bool]) -> EventColumns:
         """Those of which `which` says so."""
-        return EventColumns(*(list(compress(column, which)) for column in self._columns()))
+        values = (list(compress(column, which)) if len(column) > 1 else column for column in self._values())
+        return EventColumns(sum(which), list(compress(self._offsets(), which)), *values)
+
+    def spread(self) -> EventColumns:
+        """The same with a value for each of them in every column, in lists of its own."""
+        values = (list(column) if len(column) == self.count else column * self.count for column in self._values())
+        return EventColumns(self.count, list(self._offsets()), *values)
+
+    def add(self, more: EventColumns) -> None:
+        """Put others behind them. Both must have been spread."""
+        self.count += more.count
+        for mine, theirs in zip(self._values(), more._values(), strict=True):
+            mine.extend(theirs)
+        self._offsets().extend(more._offsets())
 
     def events(self) -> list[Event]:
         """The same, one by one."""
-        return list(map(Event, *self._columns()))
+        *values, data = self.spread()._values()  # noqa: SLF001 - its own kind
+        if len(self.data) != self.count:
+            # Whoever changes what one says does not change the others.
+            data = map(dict[str, Any], data)
+        return list(map(Event, *values, data, self._offsets()))
 
-    def _columns(self) -> tuple[list[Any], ...]:
-        return cast("tuple[list[Any], ...]", astuple(self))
+    def _values(self) -> tuple[list[Any], ...]:
+        return cast("tuple[list[Any], ...]", astuple(self)[2:])
+
+    def _offsets(self) -> list[str]:
+        return self.offset.texts(self.count) if isinstance(self.offset, Numbered) else self.offset
+
+    def _offsets_from(self, start: int, stop: int) -> list[str] | Numbered:
+        if isinstance(self.offset, Numbered):
+            return replace(self.offset, first=self.offset.first + start)
+        return self.offset[start:stop]
+
+
+class Gathered:
+    """Events as they are read, in few parts: small ones are put together, since each costs as much as a large one."""
+
+    def __init__(self) -> None:
+        self.parts: list[EventColumns] = []
+        self.count = 0
+        self._open = False
+
+    def add(self, part: EventColumns) -> None:
+        """Put others behind them."""
+        if not part.count:
+            return
+        self.count += part.count
+        if part.count >= LARGE:
+            self.parts.append(part)
+            self._open = False
+        elif self._open:
+            self.parts[-1].add(part.spread())
+        else:
+            self.parts.append(part.spread())
+            self._open = True
 
 
 def of(job: Job, kind: EventKind, at: int, data: dict[str, Any]) -> Event:

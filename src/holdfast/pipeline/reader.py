@@ -104,17 +104,28 @@ class Wanted(msgspec.Struct, frozen=True):
     since: int | None = None
     until: int | None = None
 
-    def of(self, events: EventColumns) -> EventColumns:
+    def of(self, parts: list[EventColumns]) -> list[EventColumns]:
         """Those of the events that are wanted."""
         for name in ("tenant", "queue", "kind", "type", "job_id"):
             values: frozenset[str] | None = getattr(self, name)
             if values is not None:
-                events = events.chosen([value in values for value in getattr(events, name)])
-        if self.since is not None:
-            events = events.chosen([at >= self.since for at in events.at])
-        if self.until is not None:
-            events = events.chosen([at < self.until for at in events.at])
-        return events
+                parts = _chosen(parts, name, values.__contains__)
+        if (since := self.since) is not None:
+            parts = _chosen(parts, "at", lambda at: at >= since)
+        if (until := self.until) is not None:
+            parts = _chosen(parts, "at", lambda at: at < until)
+        return parts
+
+
+def _chosen(parts: list[EventColumns], name: str, wanted: Callable[[Any], bool]) -> list[EventColumns]:
+    found: list[EventColumns] = []
+    for part in parts:
+        which = [wanted(value) for value in getattr(part, name)]
+        if all(which):
+            found.append(part)
+        elif any(which):
+            found.append(part.chosen(which))
+    return found
 
 
 def read_stretch(url: str, stretch: Stretch, schema: StructType, wanted: Wanted) -> Iterator[Any]:
@@ -129,8 +140,8 @@ def read_stretch(url: str, stretch: Stretch, schema: StructType, wanted: Wanted)
                 # The next page is on its way while this one is built and taken.
                 stretch = replace(stretch, after=page.next)
                 following = opened.start(opened.log.read(stretch, PAGE))
-            if events := wanted.of(page.columns):
-                yield batches.make(_Events(events, stretch.shard, position))
+            if parts := wanted.of(page.parts):
+                yield batches.make(_Events(parts, stretch.shard, position))
             if following is None:
                 return
             page = following.result()
@@ -198,6 +209,8 @@ class Batches:
 
 
 def _column(values: Any, type_: Any) -> Any:
+    if isinstance(values, _Runs):
+        return values.spread(_column(values.values, type_))
     if isinstance(values, list):
         # Milliseconds come as whole numbers.
         values = _arrow.array(values, _arrow.int64() if _arrow.types.is_timestamp(type_) else type_)
@@ -218,16 +231,19 @@ def _position(store: str) -> Callable[[Any, int], Any]:
 
 
 def _of_shard(offsets: Any, shard: int) -> Any:
-    parts = _compute.list_element(_compute.split_pattern(offsets, "."), shard)
-    return _compute.ascii_lpad(parts, POSITION_WIDTH, "0")
+    return _padded(_compute.list_element(_compute.split_pattern(offsets, "."), shard))
 
 
 def _of_all(offsets: Any, shard: int) -> Any:
     del shard
     parts = _compute.split_pattern(offsets, ".")
     count = len(parts[0])
-    padded = [_compute.ascii_lpad(_compute.list_element(parts, n), POSITION_WIDTH, "0") for n in range(count)]
+    padded = [_padded(_compute.list_element(parts, n)) for n in range(count)]
     return _compute.binary_join_element_wise(*padded, ".") if count > 1 else padded[0]
+
+
+def _padded(numbers: Any) -> Any:
+    return _compute.ascii_lpad(numbers, POSITION_WIDTH, "0")
 
 
 # Columns -------------------------------------------------------------------------------------------------------
@@ -236,20 +252,80 @@ def _of_all(offsets: Any, shard: int) -> Any:
 class _Events:
     """Events of one shard, and what several columns are made from."""
 
-    def __init__(self, events: EventColumns, shard: int, position: Callable[[Any, int], Any]) -> None:
-        self.events, self.shard, self.position = events, shard, position
+    def __init__(self, parts: list[EventColumns], shard: int, position: Callable[[Any, int], Any]) -> None:
+        self._parts, self.shard, self._position = parts, shard, position
+        self.count = sum(part.count for part in parts)
+
+    def column(self, name: str) -> _Runs:
+        """The values of a column, as they stand in the parts."""
+        values: list[Any] = []
+        counts: list[int] = []
+        for part in self._parts:
+            own: list[Any] = getattr(part, name)
+            values += own
+            counts += [part.count] if len(own) == 1 else [1] * len(own)
+        return _Runs(values, counts, self.count)
 
     @cached_property
     def offsets(self) -> Any:
-        return _arrow.array(self.events.offset, _arrow.string())
+        return _joined([_offsets(part) for part in self._parts])
+
+    @cached_property
+    def positions(self) -> Any:
+        """Of offsets that differ in a number alone, which is the last of a position, one position is worked out."""
+        made: list[Any] = []
+        for part in self._parts:
+            offset = part.offset
+            if isinstance(offset, list):
+                made.append(self._position(_arrow.array(offset, _arrow.string()), self.shard))
+            else:
+                first = self._position(_arrow.array(offset.texts(1), _arrow.string()), self.shard)[0].as_py()
+                before = first[:-POSITION_WIDTH]
+                numbers = _padded(_numbers(offset.first, part.count))
+                made.append(_compute.binary_join_element_wise(before, numbers, "") if before else numbers)
+        return _joined(made)
+
+    @cached_property
+    def data(self) -> _Runs:
+        return self.column("data")
 
     @cached_property
     def said(self) -> dict[str, Any]:
         """What only events of some kinds say, each as a column: nothing where an event does not."""
-        said = _arrow.array(self.events.data, _SAID)
+        said = _arrow.array(self.data.values, _SAID)
         error = said.field("error")
         columns = dict(zip(_SAID.names, said.flatten(), strict=True))
         return columns | {f"error_{name}": error.flatten()[n] for n, name in enumerate(_ERROR.names)}
+
+
+class _Runs:
+    """Values, each of which stands for so many events in a row."""
+
+    def __init__(self, values: list[Any], counts: list[int], total: int) -> None:
+        self.values = values
+        self._places = None if len(values) == total else np.repeat(np.arange(len(values)), counts)
+
+    def spread(self, made: Any) -> Any:
+        """What was made of the values, for each of the events."""
+        return made if self._places is None else made.take(_arrow.array(self._places))
+
+
+def _offsets(part: EventColumns) -> Any:
+    offset = part.offset
+    if isinstance(offset, list):
+        return _arrow.array(offset, _arrow.string())
+    numbers = _numbers(offset.first, part.count)
+    if not offset.before and not offset.behind:
+        return numbers
+    return _compute.binary_join_element_wise(offset.before, numbers, offset.behind, "")
+
+
+def _numbers(first: int, count: int) -> Any:
+    return _arrow.array(np.arange(first, first + count)).cast(_arrow.string())
+
+
+def _joined(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else _arrow.concat_arrays(arrays)
 
 
 _ERROR: Any = _arrow.struct([(name, _arrow.string()) for name in ("type", "message", "fingerprint")])
@@ -259,29 +335,30 @@ _SAID: Any = _arrow.struct({
 })  # fmt: skip
 
 
-def _of_event(name: str) -> Callable[[_Events], list[Any]]:
-    return lambda source: getattr(source.events, name)
+def _of_event(name: str) -> Callable[[_Events], _Runs]:
+    return lambda source: source.column(name)
 
 
 def _said(name: str) -> Callable[[_Events], Any]:
-    return lambda source: source.said[name]
+    return lambda source: source.data.spread(source.said[name])
 
 
 def _as_json(source: _Events) -> Any:
     """JSON has its line ends escaped: what is between them are the values."""
-    lines = np.frombuffer(_encode_lines(source.events.data), np.uint8)
+    lines = np.frombuffer(_encode_lines(source.data.values), np.uint8)
     ends = np.flatnonzero(lines == _LINE_END)
     count = len(ends)
     places = np.zeros(count + 1, np.int32)
     places[1:] = ends - np.arange(count)
     text = lines[lines != _LINE_END]
-    return _arrow.StringArray.from_buffers(count, _arrow.py_buffer(places), _arrow.py_buffer(text))
+    values = _arrow.StringArray.from_buffers(count, _arrow.py_buffer(places), _arrow.py_buffer(text))
+    return source.data.spread(values)
 
 
 _LINE_END = ord("\n")
 _EVENTS: dict[str, Callable[[Any], Any]] = {
-    "shard": lambda source: _arrow.repeat(source.shard, len(source.events)),
-    "position": lambda source: source.position(source.offsets, source.shard),
+    "shard": lambda source: _arrow.repeat(source.shard, source.count),
+    "position": lambda source: source.positions,
     "offset": lambda source: source.offsets,
     **{
         name: _of_event(name)

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
-from holdfast.core.events import Event
+from holdfast.core.events import Event, Gathered
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
 from holdfast.store import (
     EventPage,
@@ -170,13 +170,15 @@ def read(db: sqlite3.Connection, stretch: Stretch, limit: int) -> LogPage:
     start, _ = _ends(db, stretch.after)
     end = parse_offset(stretch.end)
     stop = min(end, start + limit)
-    found: list[rows.LoggedEvent] = []
+    names = _Names(db)
+    found = Gathered()
     for first, chunk in db.execute(SQL["events"], (start,)):
         if first > stop:
             break
-        found += rows.unpack_events(chunk)[max(0, start + 1 - first) : stop + 1 - first]
-    reached = start + len(found)
-    return LogPage(rows.to_columns(start + 1, found, _Names(db).of), str(reached), more=reached < end)
+        part = rows.to_columns(first, chunk, names.of)
+        found.add(part.part(max(0, start + 1 - first), stop + 1 - first))
+    reached = start + found.count
+    return LogPage(found.parts, str(reached), more=reached < end)
 
 
 class _Names:

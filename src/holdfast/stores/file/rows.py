@@ -10,7 +10,7 @@ from typing import Any, cast
 from msgspec import Struct, field, msgpack
 from msgspec.structs import replace
 
-from holdfast.core.events import Event, EventColumns, EventKind
+from holdfast.core.events import Event, EventColumns, EventKind, Numbered
 from holdfast.core.job import AttemptError, Envelope, IdempotencyKey, Job, JobState, Progress, Result
 
 JOB_COLUMNS = (
@@ -33,11 +33,16 @@ ELSEWHERE = bytes(bytearray(b"(in payloads)"))
 
 Row = tuple[Any, ...]
 LoggedEvent = tuple[int, str, int, str, str, int, int, str, dict[str, Any]]
+_Chunk = tuple[
+    int, list[int], list[str], list[int], list[str], list[str], list[int], list[int], list[str], list[dict[str, Any]]
+]
+"""How many events, and their columns; one value stands for all."""
 
 _encode = msgpack.Encoder().encode
 _decode_envelope = msgpack.Decoder(Envelope).decode
 _decode_result = msgpack.Decoder(Result).decode
-_decode_chunk = msgpack.Decoder(list[LoggedEvent]).decode
+_decode_chunk = msgpack.Decoder(_Chunk).decode
+_decode_old_chunk = msgpack.Decoder(list[LoggedEvent]).decode
 
 
 class _Extra(Struct, array_like=True):
@@ -160,13 +165,29 @@ def logged(event: Event, lane: int) -> LoggedEvent:
 
 
 def pack_events(chunk: list[LoggedEvent]) -> bytes:
-    """Events as one column."""
-    return _encode(chunk)
+    """Events as one column of the table: those of one call are much alike, and what they all have is there once."""
+    columns = (column[:1] if column.count(column[0]) == len(chunk) else column for column in zip(*chunk, strict=True))
+    return _encode((len(chunk), *columns))
 
 
 def unpack_events(chunk: bytes) -> list[LoggedEvent]:
-    """The events of one column."""
-    return _decode_chunk(chunk)
+    """The events of one column of the table, one by one."""
+    count, *columns, data = _columns(chunk)
+    whole = (column if len(column) == count else column * count for column in columns)
+    # Whoever changes what one says does not change the others.
+    said = data if len(data) == count else [dict(data[0]) for _ in range(count)]
+    return list(zip(*whole, said, strict=True))
+
+
+def _columns(chunk: bytes) -> _Chunk:
+    # An array of arrays of nine: so they were written at first.
+    if chunk[0] == _TEN and chunk[1] != _NINE:
+        return _decode_chunk(chunk)
+    events = _decode_old_chunk(chunk)
+    return cast("_Chunk", (len(events), *map(list, zip(*events, strict=True))))
+
+
+_TEN, _NINE = 0x9A, 0x99
 
 
 def to_event(n: int, logged: LoggedEvent, tenant: str, queue: str) -> Event:
@@ -175,15 +196,13 @@ def to_event(n: int, logged: LoggedEvent, tenant: str, queue: str) -> Event:
     return Event(cast("EventKind", kind), tenant, queue, id_, type_, at, attempt, token, worker_id, data, str(n))
 
 
-def to_columns(first: int, logged: list[LoggedEvent], names: Callable[[int], tuple[str, str]]) -> EventColumns:
-    """Events of the log, from the `first` on."""
-    if not logged:
-        return EventColumns()
-    at, kind, lanes, id_, type_, attempt, token, worker_id, data = map(list, zip(*logged, strict=True))
+def to_columns(first: int, chunk: bytes, names: Callable[[int], tuple[str, str]]) -> EventColumns:
+    """The events of a chunk that begins with the `first`."""
+    count, at, kind, lanes, id_, type_, attempt, token, worker_id, data = _columns(chunk)
     known = {lane: names(lane) for lane in set(lanes)}
     tenant, queue = [known[lane][0] for lane in lanes], [known[lane][1] for lane in lanes]
-    offset = list(map(str, range(first, first + len(logged))))
-    return EventColumns(kind, tenant, queue, id_, type_, at, attempt, token, worker_id, data, offset)
+    kinds, offset = cast("list[EventKind]", kind), Numbered("", first, "")
+    return EventColumns(count, offset, kinds, tenant, queue, id_, type_, at, attempt, token, worker_id, data)
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast, get_args
 from msgspec import msgpack
 
 from holdfast.core.errors import InvalidOption
-from holdfast.core.events import Event, EventColumns, EventKind
+from holdfast.core.events import Event, EventColumns, EventKind, Numbered
 
 KINDS: tuple[EventKind, ...] = get_args(EventKind)
 CODES: dict[str, int] = {kind: code for code, kind in enumerate(KINDS)}
@@ -89,23 +89,17 @@ def unpack(row: Mapping[str, Any], after: int, names: Callable[[int], tuple[str,
 
 def columns(row: Mapping[str, Any], start: int, stop: int, names: Callable[[int], tuple[str, str]]) -> EventColumns:
     """The events of a row behind its `start`-th, up to its `stop`-th."""
-    places = range(start, stop)
-    if not places:
-        return EventColumns()
-    kinds, lanes = _part(row["kinds"], places), _part(row["lanes"], places)
+    kinds, lanes = row["kinds"], row["lanes"]
     known = {lane: names(lane) for lane in set(lanes)}
-    before = f"{row['epoch']}.{row['xid']}.{row['n']}."
-    return EventColumns(
-        [KINDS[kind] for kind in kinds], [known[lane][0] for lane in lanes], [known[lane][1] for lane in lanes],
-        _part(row["ids"], places), _part(row["types"], places), [row["at"]] * len(places),
-        _part(row["attempts"], places), _part(row["tokens"], places), _part(row["workers"], places),
-        [_data(row, kind, i) for kind, i in zip(kinds, places, strict=True)], [f"{before}{i + 1}" for i in places],
+    said = (row[name] for name in ("kinds", "xs", "ys", "zs", "more"))
+    alike = all(column is None or len(column) == 1 for column in said)
+    whole = EventColumns(
+        row["count"], Numbered(f"{row['epoch']}.{row['xid']}.{row['n']}.", 1, ""),
+        [KINDS[kind] for kind in kinds], [known[lane][0] for lane in lanes],
+        [known[lane][1] for lane in lanes], row["ids"], row["types"], [row["at"]], row["attempts"], row["tokens"],
+        row["workers"], [_data(row, _at(kinds, i), i) for i in range(1 if alike else row["count"])],
     )  # fmt: skip
-
-
-def _part(column: list[Any], places: range) -> list[Any]:
-    """An array of one stands for as many as there are."""
-    return column[places.start : places.stop] if len(column) > 1 else column * len(places)
+    return whole.part(start, stop)
 
 
 def _data(row: Mapping[str, Any], kind: int, i: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
-from holdfast.core.events import Event, EventColumns
+from holdfast.core.events import Event, Gathered
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
 from holdfast.store import EventPage, ListQuery, LogPage, Page, QueueStats, Stretch
 from holdfast.stores.postgres import log, rows
@@ -223,9 +223,9 @@ async def read(link: Link, memory: Memory, stretch: Stretch, limit: int) -> LogP
     """The first events of a piece, in whole rows."""
     start, end = await _begin(link, stretch.after), log.parse_offset(stretch.end)
     reached = start
-    page = EventColumns()
+    page = Gathered()
     wanted = FIRST_CHUNKS
-    while reached < end and len(page) < limit:
+    while reached < end and page.count < limit:
         chunk = await link.rows("events", *reached[:3], *end[:3], wanted, repeat=True)
         await _learn(link, memory, {lane for row in chunk for lane in row["lanes"]})
         for row in chunk:
@@ -237,9 +237,9 @@ async def read(link: Link, memory: Memory, stretch: Stretch, limit: int) -> LogP
         if len(chunk) < wanted:
             reached = end
         # A row may have one event or a thousand; and the first of them has been read already.
-        wanted = max(2, min(CHUNKS, (limit - len(page)) * wanted // max(1, len(page)) + 1))
+        wanted = max(2, min(CHUNKS, (limit - page.count) * wanted // max(1, page.count) + 1))
     await _check_whole(link, start)
-    return LogPage(page, str(reached), more=reached < end)
+    return LogPage(page.parts, str(reached), more=reached < end)
 
 
 async def _begin(link: Link, after: str | None) -> Place:

@@ -6,12 +6,13 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from itertools import pairwise
+from typing import cast
 
 from msgspec import Struct
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
-from holdfast.core.events import Event, EventColumns
+from holdfast.core.events import Event, Gathered, Numbered
 from holdfast.core.job import TERMINAL, WAITING, Job, JobState
 from holdfast.store import EventPage, ListQuery, LogPage, Page, Stretch
 from holdfast.stores.redis import records
@@ -213,19 +214,15 @@ async def read(shards: Shards, stretch: Stretch, limit: int) -> LogPage:
         places[shard] = gone
         raise EventsTrimmed(stretch.after, join_offset(places))
     before, behind = join_offset([*places[:shard], 0])[:-1], join_offset([0, *places[shard + 1 :]])[1:]
-    columns, reached = EventColumns(), start
+    found, reached = Gathered(), start
     for number, count, at, raw in chunks:
         # Numbers go up to that of the chunk; a piece may begin or end within.
-        first = number - count + 1
-        part = records.to_columns(count, at, raw)
-        if first <= start or number > end:
-            part = part.part(max(0, start + 1 - first), max(0, end + 1 - first))
-        columns.add(part)
-        begin = max(first, start + 1)
-        columns.offset += [f"{before}{n}{behind}" for n in range(begin, begin + len(part))]
+        for part in records.to_columns(Numbered(before, number - count + 1, behind), count, at, raw):
+            first = cast("Numbered", part.offset).first
+            found.add(part.part(max(0, start + 1 - first), max(0, end + 1 - first)))
         reached = number
     more = reached < min(last, end)
-    return LogPage(columns, f"{before}{reached}{behind}" if more else stretch.end, more=more)
+    return LogPage(found.parts, f"{before}{reached}{behind}" if more else stretch.end, more=more)
 
 
 class _Part(Struct):

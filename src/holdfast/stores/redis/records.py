@@ -9,12 +9,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
-from holdfast.core.events import ERROR_TEXT_LIMIT, Event, EventColumns, EventKind, fingerprint
+from holdfast.core.events import ERROR_TEXT_LIMIT, Event, EventColumns, EventKind, Numbered, fingerprint
 from holdfast.core.job import (
     AttemptError,
     Backoff,
@@ -29,6 +29,8 @@ from holdfast.core.job import (
     Result,
 )
 from holdfast.stores.redis.keys import lane_of, names_of
+
+T = TypeVar("T")
 
 HEAD = struct.Struct("<8BI7QBBHIHI2Q")
 KEY = struct.Struct("<BQ")
@@ -150,9 +152,9 @@ def finish_request(items: Iterable[Finish]) -> tuple[bytes, bytes]:
     return encode((_column(lanes), *zip(*metas, strict=True), in_blob, details, plain)), b"".join(results)
 
 
-def _column(lanes: list[str]) -> list[str]:
-    """The lanes of a batch: one stands for all if there is but one."""
-    return lanes[:1] if lanes.count(lanes[0]) == len(lanes) else lanes
+def _column(values: list[T]) -> list[T]:
+    """What stands in a column of a batch: one value for all if there is but one."""
+    return values[:1] if values.count(values[0]) == len(values) else values
 
 
 def _all_different(lanes: list[str], metas: list[tuple[Any, ...]]) -> bool:
@@ -223,21 +225,21 @@ def to_events(number: int, count: int, at: int, raw: bytes) -> Iterator[tuple[in
         yield n, Event(name, tenant, queue, id_, words[type_ - 1], at, attempt, token, words[worker - 1], event_data)
 
 
-def to_columns(count: int, at: int, raw: bytes) -> EventColumns:
-    """The events of a chunk, but for their offsets."""
+def to_columns(offset: Numbered, count: int, at: int, raw: bytes) -> Iterator[EventColumns]:
+    """The events of a chunk, in parts that are each of one kind."""
     words, flat = _decode_chunk(raw)
-    parts = _uniform(flat, count) or _mixed(flat, count)
-    columns = EventColumns()
-    for number, (lanes, ids, types, attempts, tokens, workers, *more) in parts:
+    for number, columns in _uniform(flat, count) or _mixed(flat, count):
+        lanes, ids, types, attempts, tokens, workers, *more = columns
+        size = len(ids)
         kind = _KINDS[number]
+        lanes, types, workers, attempts = map(_column, (lanes, types, workers, attempts))
         names = {lane: names_of(words[lane - 1]) for lane in set(cast("list[int]", lanes))}
-        part = EventColumns(
-            [kind] * len(ids), [names[lane][0] for lane in lanes], [names[lane][1] for lane in lanes], ids,
-            [words[type_ - 1] for type_ in types], [at] * len(ids), attempts, tokens,
-            [words[worker - 1] for worker in workers], _columns_data(kind, more, len(ids)),
+        yield EventColumns(
+            size, offset, [kind], [names[lane][0] for lane in lanes], [names[lane][1] for lane in lanes], ids,
+            [words[type_ - 1] for type_ in types], [at], attempts, tokens, [words[worker - 1] for worker in workers],
+            _columns_data(kind, more),
         )  # fmt: skip
-        columns.add(part)
-    return columns
+        offset = replace(offset, first=offset.first + size)
 
 
 _Part = tuple[int, list[list[Any]]]
@@ -269,15 +271,18 @@ def _mixed(flat: list[Any], count: int) -> list[_Part]:
     return parts
 
 
-def _columns_data(kind: EventKind, more: list[list[Any]], count: int) -> list[dict[str, Any]]:
+def _columns_data(kind: EventKind, more: list[list[Any]]) -> list[dict[str, Any]]:
+    """What they say: once if they all say the same."""
+    more = [_column(values) for values in more]
+    if all(len(values) == 1 for values in more):
+        return [_event_data(kind, [values[0] for values in more])]
+    size = max(map(len, more))
+    rows = zip(*(values if len(values) == size else values * size for values in more), strict=True)
     if kind == "enqueued":
-        keys = zip(*more, strict=True)
-        return [{"priority": priority, "max_attempts": most, "visible_at": at} for priority, most, at in keys]
+        return [{"priority": priority, "max_attempts": most, "visible_at": at} for priority, most, at in rows]
     if kind == "claimed":
-        return [{"visible_at": at, "deadline": deadline} for at, deadline in zip(*more, strict=True)]
-    if not more:
-        return [{} for _ in range(count)]
-    return [_event_data(kind, list(values)) for values in zip(*more, strict=True)]
+        return [{"visible_at": at, "deadline": deadline} for at, deadline in rows]
+    return [_event_data(kind, list(values)) for values in rows]
 
 
 def _event_data(kind: EventKind, data: list[Any]) -> dict[str, Any]:
