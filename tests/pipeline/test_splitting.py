@@ -1,15 +1,20 @@
 """The log in pieces: whatever the sizes, together they are the log, each event once and in order. [EVENT-2]"""
 
 import asyncio
+import json
 from itertools import chain, product
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
+from holdfast.core import events
 from holdfast.core.errors import EventsTrimmed
+from holdfast.pipeline import reader
+from holdfast.pipeline.schemas import EVENTS
 from holdfast.store import open_store
 from tests.log import all_events
-from tests.pipeline.traffic import make_traffic
+from tests.pipeline.traffic import as_rows, make_traffic
 
 
 @pytest.fixture
@@ -20,13 +25,13 @@ async def store(url):
 
 
 async def read_piece(store, stretch, limit):
-    events = []
+    read = []
     while True:
         page = await store.read(stretch, limit)
-        events += page.events
+        read += page.events
         if not page.more:
             assert page.next == stretch.end
-            return events
+            return read
         assert page.next != stretch.after
         stretch = replace(stretch, after=page.next)
 
@@ -35,16 +40,23 @@ def without_offset(event):
     return replace(event, offset="")
 
 
-def told(events):
+def told(found):
     """Events without their order, and without offsets: those of a sharded log depend on how it is read."""
-    return sorted(map(repr, map(without_offset, events)))
+    return sorted(map(repr, map(without_offset, found)))
 
 
-async def test_the_pieces_of_the_log_are_the_log(store):
+@pytest.mark.parametrize("large", [2, events.LARGE])
+async def test_the_pieces_of_the_log_are_the_log(store, large, monkeypatch):
+    # Batches as they are, with one value for all in some columns, or put together.
+    monkeypatch.setattr(events, "LARGE", large)
     await make_traffic(store, 40)
     whole = await all_events(store)
     for size, limit in product([1, 7, 1000], [1, 5, 1000]):
         await check_pieces(store, whole, size, limit)
+
+
+def ms(instant):
+    return None if instant is None else round(instant.timestamp() * 1000)
 
 
 async def check_pieces(store, whole, size, limit):
@@ -53,10 +65,54 @@ async def check_pieces(store, whole, size, limit):
     read = [await read_piece(store, piece, limit) for piece in pieces]
     assert told(chain.from_iterable(read)) == told(whole)
     for shard in {piece.shard for piece in pieces}:
-        mine = [event for piece, events in zip(pieces, read, strict=True) if piece.shard == shard for event in events]
+        mine = [event for piece, found in zip(pieces, read, strict=True) if piece.shard == shard for event in found]
         jobs = {(event.tenant, event.queue, event.job_id) for event in mine}
         of_shard = [event for event in whole if (event.tenant, event.queue, event.job_id) in jobs]
         assert list(map(without_offset, mine)) == list(map(without_offset, of_shard))
+
+
+@pytest.mark.parametrize("large", [2, events.LARGE])
+@pytest.mark.parametrize("page", [5, 1000])
+async def test_the_rows_of_the_pieces_are_the_events(store, url, page, large, monkeypatch):
+    monkeypatch.setattr(events, "LARGE", large)
+    monkeypatch.setattr(reader, "PAGE", page)
+    await make_traffic(store, 40)
+    read = []
+    for piece in await store.split(*await store.reach(None), 30):
+        batches = await asyncio.to_thread(list, reader.read_stretch(url, piece, EVENTS, reader.Wanted()))
+        rows = [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
+        positions = [row.position for row in rows]
+        assert positions == sorted(set(positions))
+        assert {row.shard for row in rows} == {piece.shard}
+        assert rows[-1].offset == piece.end
+        for row in rows:
+            said = json.loads(row.data)
+            error = said.get("error", {})
+            assert (row.priority, row.max_attempts) == (said.get("priority"), said.get("max_attempts"))
+            assert (ms(row.visible_at), ms(row.deadline)) == (said.get("visible_at"), said.get("deadline"))
+            assert (row.reason, row.error_message) == (said.get("reason"), error.get("message"))
+            assert (row.error_type, row.fingerprint) == (error.get("type"), error.get("fingerprint"))
+        read += rows
+    assert as_rows(read) == as_rows(await all_events(store))
+
+
+async def test_only_the_events_that_are_wanted_come(store, url, monkeypatch):
+    monkeypatch.setattr(events, "LARGE", 2)
+    await make_traffic(store, 40)
+    whole = await all_events(store)
+    latest = max(event.at for event in whole)
+    for wanted, kept in (
+        (reader.Wanted(tenant=frozenset({"acme"})), lambda event: event.tenant == "acme"),
+        (reader.Wanted(kind=frozenset({"claimed", "failed"})), lambda event: event.kind in ("claimed", "failed")),
+        (reader.Wanted(queue=frozenset({"mail"}), until=latest), lambda e: e.queue == "mail" and e.at < latest),
+        (reader.Wanted(job_id=frozenset({whole[0].job_id})), lambda event: event.job_id == whole[0].job_id),
+        (reader.Wanted(since=latest + 1), lambda _: False),
+    ):
+        read = []
+        for piece in await store.split(*await store.reach(None), 30):
+            batches = await asyncio.to_thread(list, reader.read_stretch(url, piece, EVENTS, wanted))
+            read += [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
+        assert as_rows(read) == as_rows(filter(kept, whole))
 
 
 async def test_a_log_read_in_short_steps_while_it_grows_is_read_once(store):
