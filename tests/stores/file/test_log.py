@@ -116,7 +116,7 @@ async def test_a_store_that_was_made_anew_keeps_its_own_log(directory, tmp_path)
         await _fill(old, 10)
         directory.rename(tmp_path / "moved")
         async with opened(directory) as store:
-            await store.enqueue([new(f"{n}") for n in range(500)])  # A batch: its log is left as long as it is.
+            await store.enqueue([new(f"{n}") for n in range(1000)])  # A batch: its log is left as long as it is.
             size = _log(directory).stat().st_size
             assert size > wal.LEAST
             assert size % wal.STEP
