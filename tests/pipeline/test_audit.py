@@ -13,6 +13,7 @@ from holdfast.pipeline.comparing import store_jobs
 from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import GAPS, JOBS
+from holdfast.pipeline.transforms.violations import FINDINGS
 from holdfast.store import open_store
 from tests.log import all_events
 from tests.pipeline.histories import frame, instant, random_history, to_row
@@ -126,6 +127,7 @@ def found_alone(spark, rows):
     audit = audit_events(frame(spark, rows), spark.createDataFrame([], GAPS), extensions=True)
     found = found_in(audit, rows[0]["shard"])
     assert audit.total == len(found)
+    assert ", ".join(f"{name} {kind}" for name, kind in audit.violations.dtypes) == FINDINGS
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
@@ -21,6 +21,7 @@ from holdfast.pipeline.transforms.rules import RULES
 from holdfast.pipeline.transforms.runs import job_runs
 from holdfast.pipeline.transforms.violations import (
     FINDING,
+    FINDINGS,
     census,
     cleared,
     doubtful,
@@ -143,7 +144,8 @@ def audit_events(
     jobs = doubtful(events).persist()
     held = [jobs]
     plain, twice = jobs.isEmpty(), any(row["twice"] for row in told)
-    found = suspects(events.limit(0)).select(*FINDING)
+    # Not made of the checks on no events: they are long, and Spark would plan them for nothing.
+    found: DataFrame = cast("Any", events.sparkSession).createDataFrame([], FINDINGS)
     if twice or not plain:
         looked_at = events.limit(0) if plain else of_jobs(events, jobs)
         suspected = cleared(suspects(looked_at), events, gaps, extensions=extensions).persist()
@@ -157,10 +159,12 @@ def audit_events(
     if store is not None:
         lost = unlike_store(job_runs(events), store.jobs, store.taken_at, whole=gaps.isEmpty())
         found = found.unionByName(lost.select(*FINDING))
-    found = found.persist()
+    counts: dict[str, int] = {}
     # Where all is plain, that is known by now.
-    rules = found.groupBy("rule").count().orderBy("rule").collect() if twice or not plain or store is not None else []
-    counts = {row["rule"]: int(row["count"]) for row in rules}
+    if twice or not plain or store is not None:
+        found = found.persist()
+        rules = found.groupBy("rule").count().orderBy("rule").collect()
+        counts = {row["rule"]: int(row["count"]) for row in rules}
     for frame in held:
         frame.unpersist()
     return Audit(

@@ -20,6 +20,9 @@ from holdfast.pipeline.transforms.rules import CHECKS, FACTS, NUMBER, NUMBERS, P
 
 FINDING = ("rule", "explanation", *JOB, "shard", "positions", "offsets", "at")
 """The columns of a finding; `positions` and `offsets` are those of its events, the offending one last."""
+_TYPES = {"shard": "int", "positions": "array<string>", "offsets": "array<string>", "at": "timestamp"}
+FINDINGS = ", ".join(f"{name} {_TYPES.get(name, 'string')}" for name in FINDING)
+"""Their types too, in SQL."""
 SETTLED = timedelta(seconds=60)
 """A change has to be so much older than the end of the log before the store and the log must agree on it."""
 
