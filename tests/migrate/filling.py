@@ -57,7 +57,13 @@ async def fill(store, count=12):
 
 async def waiting(store, queue, tenant=TENANT):
     """What waits in a queue, in claim order."""
-    return (await store.list(ListQuery(tenant, queue, WAITING, limit=1000))).jobs
+    jobs, cursor = [], None
+    while True:
+        page = await store.list(ListQuery(tenant, queue, WAITING, cursor=cursor, limit=1000))
+        jobs += page.jobs
+        cursor = page.cursor
+        if cursor is None:
+            return jobs
 
 
 async def names(store, *queues):

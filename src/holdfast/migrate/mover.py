@@ -130,7 +130,7 @@ async def move(plan: Plan, walker: Walker | None = None, progress: Progress = si
     """Move what waits of a tenant. `walker` does the steps elsewhere; by default they are done here.
 
     Raises InvalidOption (unknown tenant, the same store twice, a store that cannot take part), StoreBusy (jobs or
-    flows that still run, another move), StoreMismatch with the first jobs that differ, QuotaExceeded.
+    flows that still run, another move, no room by a quota), StoreMismatch with the first jobs that differ.
     """
     async with _opened(existing(plan.source), "SRC") as source, _opened(plan.target, "DST") as target:
         if not await _known(source, plan.tenant) and not await read_notes(target, plan.tenant):
@@ -314,7 +314,7 @@ class _Move:
                 raise StoreMismatch(f"SRC counts jobs in {', '.join(queues)} that it does not list")
         for queue, one in verified.items():
             moved = self._queues[queue]
-            moved.jobs += one.jobs
+            moved.jobs += copied[queue].seen
             moved.source_sum = (moved.source_sum + one.source_sum) % SUM
             moved.target_sum = (moved.target_sum + one.target_sum) % SUM
             self._stay(queue, taken[queue].left)

@@ -39,6 +39,8 @@ from holdfast.store import EnqueueAnswer, Store
 
 TYPE = "holdfast:move"
 LEASE_MS = 15 * SECOND
+SLACK_S = 2.0
+"""For so much longer than a lease is the turn of another mover waited for."""
 TURN = "turn"
 _NOTE = "queue:"
 _NEVER = 10 * 365 * DAY
@@ -77,7 +79,7 @@ class Turn:
         key = JobKey(tenant, MOVES, TURN)
         _accepted(await target.enqueue([NewJob(key, envelope, replace_failed=True)]))
         request = ClaimRequest(tenant, (MOVES,), 1, lease_ms, f"move-{new_id()}", random.random())  # noqa: S311
-        patience = time.monotonic() + lease_ms / 1000 + 5
+        patience = time.monotonic() + lease_ms / 1000 + SLACK_S
         while True:
             began = time.monotonic()
             claimed = await target.claim(request)
@@ -153,4 +155,4 @@ async def read_notes(target: Store, tenant: str) -> dict[str, Note]:
 def _accepted(answers: Iterable[EnqueueAnswer]) -> None:
     for answer in answers:
         if isinstance(answer, QuotaExceeded):
-            raise answer
+            raise StoreBusy(f"DST has no room: {answer}")

@@ -17,7 +17,7 @@ from msgspec import MsgspecError, Struct, field
 from msgspec.structs import replace
 
 from holdfast.core import schedule as schedules
-from holdfast.core.errors import QuotaExceeded
+from holdfast.core.errors import QuotaExceeded, StoreBusy
 from holdfast.core.failpoint import hit
 from holdfast.core.job import CLAIMABLE, WAITING, Cancel, Duplicate, Job, JobState, NewJob
 from holdfast.core.names import SCHEDULES
@@ -74,7 +74,7 @@ class Receipt(Struct):
 
 
 async def walk(errand: Errand, source: Store, target: Store, queue: str, tell: Tell = lambda _: None) -> Receipt:
-    """Do one step to one queue. Raises what the stores raise, and QuotaExceeded where the target has no room."""
+    """Do one step to one queue. Raises what the stores raise, and StoreBusy where a quota leaves no room."""
     receipt = Receipt(queue)
     act = {"copy": _copy, "verify": _verify, "take": _take, "settle": _settle}[errand.step]
     async for page in pages(target if errand.step == "settle" else source, errand.tenant, queue):
@@ -108,7 +108,7 @@ async def _copy(errand: Errand, source: Store, target: Store, page: Page, receip
     for one, answer in zip(new, answers, strict=True):
         receipt.see(one)
         if isinstance(answer, QuotaExceeded):
-            raise answer
+            raise StoreBusy(f"DST has no room: {answer}")
         if answer.id != one.key.id:
             receipt.differs(one, f"its idempotency key belongs to {answer.id} there")
 
