@@ -12,8 +12,7 @@ from holdfast import Queue, current_job, job
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreError
 from holdfast.jobs import RetryPolicy
-from holdfast.migrate import steps
-from holdfast.migrate.mover import Plan, move
+from holdfast.migrate import Plan, move, steps
 from holdfast.testing import failpoints
 from holdfast.worker import Worker
 from tests.eventually import eventually

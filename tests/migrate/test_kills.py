@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import Queue
 from holdfast.core.job import JobState
-from holdfast.migrate.mover import Plan, move
+from holdfast.migrate import Plan, move
 from holdfast.migrate.notes import LEASE_MS
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually

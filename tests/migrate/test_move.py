@@ -25,8 +25,7 @@ from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.core.schedule import Definition, Target, Timing
 from holdfast.maintenance.coordinator import Place
 from holdfast.maintenance.scheduler import tick
-from holdfast.migrate import notes, steps
-from holdfast.migrate.mover import Plan, move
+from holdfast.migrate import Plan, move, notes, steps
 from holdfast.store import TenantSettings
 from tests.migrate.filling import HOUR, RICH, TENANT, both, fill, names, new, run_all, waiting
 

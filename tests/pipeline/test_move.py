@@ -6,7 +6,7 @@ import json
 import pytest
 
 from holdfast.core.errors import InvalidOption
-from holdfast.migrate.mover import Plan, move
+from holdfast.migrate import Plan, move
 from holdfast.pipeline import move as moving
 from holdfast.pipeline.move import check_stores, spark_walker
 from tests.migrate.filling import TENANT, fill, names, run_all

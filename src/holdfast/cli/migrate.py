@@ -12,7 +12,8 @@ from holdfast.cli.options import Json, Tenant, duration, tenant_name
 from holdfast.cli.output import emit, note, progress, show
 
 if TYPE_CHECKING:
-    from holdfast.migrate.mover import Moved, Plan, Walker
+    from holdfast.migrate import Moved, Plan
+    from holdfast.migrate.mover import Walker
     from holdfast.store import QueueStats
 
 Source = Annotated[str, typer.Argument(metavar="SRC", help="The store that has the tenant's jobs.")]
@@ -51,7 +52,7 @@ def migrate(
 
 def make_plan(source: str, target: str, tenant: str | None, wait: str) -> Plan:
     """What a command was told to do. Raises InvalidOption."""
-    from holdfast.migrate.mover import Plan
+    from holdfast.migrate import Plan
 
     waits = duration("wait", wait)
     return Plan(source, target, tenant_name(tenant), waits.total_seconds() if waits else 0.0)
@@ -61,7 +62,7 @@ def run(plan: Plan, walker: Walker | None, json: bool) -> Moved:
     """Move, and show how far it is."""
     import asyncio
 
-    from holdfast.migrate.mover import move
+    from holdfast.migrate import move
 
     try:
         return asyncio.run(move(plan, walker, partial(progress, quiet=json)))
@@ -74,7 +75,7 @@ def tell_preview(plan: Plan, json: bool) -> None:
     """Show what would move."""
     import asyncio
 
-    from holdfast.migrate.mover import preview
+    from holdfast.migrate import preview
 
     rows = [_counts(one) for one in asyncio.run(preview(plan))]
     if json:

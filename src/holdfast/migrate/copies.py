@@ -57,12 +57,7 @@ def checksum(new: NewJob) -> int:
 
 def found_checksum(new: NewJob, found: Job) -> int:
     """The same number, if what the target has under that id is the job, or a copy of it."""
-    due = found.visible_at
-    if found.token or found.envelope.request_id != new.envelope.request_id:
-        due = new.run_at  # Handed out since, or put there by somebody else, at a moment of its own.
-    elif due == max(found.enqueued_at, new.run_at or 0):
-        due = new.run_at  # What was visible when it came is visible from then on.
-    return _hash(new, found.envelope, due)
+    return _hash(new, found.envelope, _due(new, found))
 
 
 def trouble(new: NewJob, found: Job) -> str:
@@ -70,20 +65,33 @@ def trouble(new: NewJob, found: Job) -> str:
     foreign = found.envelope.request_id != new.envelope.request_id
     if foreign and found.state is JobState.FAILED:
         return "a dead letter has this id there; replay or purge it"
-    if found_checksum(new, found) != checksum(new):
+    if _due(new, found) != new.run_at or _bare(found.envelope) != _bare(new.envelope):
         return "another job has this id there" if foreign else "it came out differently"
     return ""
 
 
 def _hash(new: NewJob, envelope: Envelope, due: int | None) -> int:
+    facts = (*new.key, _bare(envelope), 0 if new.key.queue == SCHEDULES else due)
+    return int.from_bytes(hashlib.blake2b(_encode(facts), digest_size=8).digest(), "big")
+
+
+def _bare(envelope: Envelope) -> Envelope:
+    """What is compared of an envelope."""
     key = envelope.idempotency
     if key is not None and key.policy in ("ttl", "forever"):
         # They outlive their jobs: the target may have the key of this id already.
         key = None
+    return replace(envelope, request_id="", idempotency=key)
+
+
+def _due(new: NewJob, found: Job) -> int | None:
+    """When the job that was found becomes visible, where that tells something: else as it should."""
+    if found.token or found.envelope.request_id != new.envelope.request_id:
+        return new.run_at  # Handed out since, or put there by somebody else, at a moment of its own.
     if new.key.queue == SCHEDULES:
-        due = 0  # It is decided with each copy: see `steps.renewed`.
-    bare = replace(envelope, request_id="", idempotency=key)
-    return int.from_bytes(hashlib.blake2b(_encode((*new.key, bare, due)), digest_size=8).digest(), "big")
+        return new.run_at  # It is decided with each copy: see `steps.renewed`.
+    # What was visible when it came is visible from then on.
+    return new.run_at if found.visible_at == max(found.enqueued_at, new.run_at or 0) else found.visible_at
 
 
 def _key(job: Job, now: int) -> IdempotencyKey | None:

@@ -62,10 +62,10 @@ class Receipt(Struct):
     differences: list[str] = field(default_factory=list[str])
     """The first that it has otherwise."""
 
-    def see(self, new: NewJob) -> None:
+    def see(self, checksum: int) -> None:
         """Count what was read in the source."""
         self.seen += 1
-        self.seen_sum = (self.seen_sum + copies.checksum(new)) % copies.SUM
+        self.seen_sum = (self.seen_sum + checksum) % copies.SUM
 
     def differs(self, new: NewJob, why: str) -> None:
         """Note a job that the target does not have as it should."""
@@ -106,7 +106,7 @@ async def _copy(errand: Errand, source: Store, target: Store, page: Page, receip
         for n, answer in zip(again, await target.enqueue([copies.without_key(new[n]) for n in again]), strict=True):
             answers[n] = answer
     for one, answer in zip(new, answers, strict=True):
-        receipt.see(one)
+        receipt.see(copies.checksum(one))
         if isinstance(answer, QuotaExceeded):
             raise StoreBusy(f"DST has no room: {answer}")
         if answer.id != one.key.id:
@@ -120,13 +120,14 @@ def _own_key(new: NewJob, answer: EnqueueAnswer) -> bool:
 
 async def _verify(_errand: Errand, _source: Store, target: Store, page: Page, receipt: Receipt) -> None:
     for new, found in await _both(target, page):
-        receipt.see(new)
+        checksum = copies.checksum(new)
+        receipt.see(checksum)
         if found is None:
             if len(receipt.missing) < SAID:
                 receipt.missing.append(f"{new.key.queue}/{new.key.id}: it is not there")
             continue
         receipt.jobs += 1
-        receipt.source_sum = (receipt.source_sum + copies.checksum(new)) % copies.SUM
+        receipt.source_sum = (receipt.source_sum + checksum) % copies.SUM
         receipt.target_sum = (receipt.target_sum + copies.found_checksum(new, found)) % copies.SUM
         if why := copies.trouble(new, found):
             receipt.differs(new, why)

@@ -8,6 +8,7 @@ copied is the same request again, and what it has taken away does not wait any m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -17,7 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from holdfast.core.errors import InvalidOption
-from holdfast.migrate.mover import Plan, Walker
+from holdfast.ids import new_id
+from holdfast.migrate import Plan
+from holdfast.migrate.mover import Walker
 from holdfast.migrate.steps import Errand, Receipt, Tell, walk
 from holdfast.pipeline.trouble import plainly
 from holdfast.store import existing, open_store, parse_url
@@ -37,16 +40,26 @@ def check_stores(plan: Plan) -> None:
 def spark_walker(spark: SparkSession, plan: Plan) -> Walker:
     """Does the steps of a move in tasks."""
     check_stores(plan)
+    tag = f"holdfast-move-{new_id()}"
 
     def run(errand: Errand, queues: Sequence[str]) -> list[Receipt]:
         numbers = spark.range(0, len(queues), 1, len(queues))
         told: DataFrame = cast("Any", numbers).mapInArrow(Walk(plan, errand, tuple(queues)), RECEIPTS)
+        spark.addTag(tag)
         with plainly(f"{errand.step} the jobs"):
             return [msgjson.decode(row["receipt"], type=Receipt) for row in told.collect()]
 
     async def walker(errand: Errand, queues: Sequence[str], tell: Tell) -> Sequence[Receipt]:
         # In a thread, so that the turn is renewed meanwhile.
-        receipts = await asyncio.to_thread(run, errand, queues)
+        running = asyncio.ensure_future(asyncio.to_thread(run, errand, queues))
+        try:
+            receipts = await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # Nobody else may have the turn while tasks still copy or take away.
+            with contextlib.suppress(Exception):
+                await asyncio.to_thread(spark.interruptTag, tag)
+            await asyncio.wait([running])
+            raise
         tell(sum(receipt.seen for receipt in receipts))
         return receipts
 
@@ -68,7 +81,8 @@ class Walk:
         schema = cast("Any", types).to_arrow_schema(RECEIPTS, timezone="UTC")
         for batch in batches:
             for row in cast("list[dict[str, Any]]", batch.to_pylist()):
-                receipt = asyncio.run(self._walk(self._queues[row["id"]]))
+                number: int = row["id"]
+                receipt = asyncio.run(self._walk(self._queues[number]))
                 told = {"receipt": msgjson.encode(receipt).decode()}
                 yield _arrow.RecordBatch.from_pylist([told], schema=schema)
 
