@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from holdfast.core.errors import InvalidOption
-from holdfast.ids import new_id
 from holdfast.migrate import Plan
 from holdfast.migrate.mover import Walker
 from holdfast.migrate.steps import Errand, Receipt, Tell, walk
@@ -38,14 +37,12 @@ def check_stores(plan: Plan) -> None:
 
 
 def spark_walker(spark: SparkSession, plan: Plan) -> Walker:
-    """Does the steps of a move in tasks."""
+    """Does the steps of a move in tasks. A move that is stopped interrupts all that the session runs."""
     check_stores(plan)
-    tag = f"holdfast-move-{new_id()}"
 
     def run(errand: Errand, queues: Sequence[str]) -> list[Receipt]:
         numbers = spark.range(0, len(queues), 1, len(queues))
         told: DataFrame = cast("Any", numbers).mapInArrow(Walk(plan, errand, tuple(queues)), RECEIPTS)
-        spark.addTag(tag)
         with plainly(f"{errand.step} the jobs"):
             return [msgjson.decode(row["receipt"], type=Receipt) for row in told.collect()]
 
@@ -55,10 +52,12 @@ def spark_walker(spark: SparkSession, plan: Plan) -> Walker:
         try:
             receipts = await asyncio.shield(running)
         except asyncio.CancelledError:
-            # Nobody else may have the turn while tasks still copy or take away.
-            with contextlib.suppress(Exception):
-                await asyncio.to_thread(spark.interruptTag, tag)
-            await asyncio.wait([running])
+            # Nobody else may have the turn while tasks still copy or take away. They may be about to start: ask again.
+            while not running.done():
+                with contextlib.suppress(Exception):
+                    await asyncio.to_thread(spark.interruptAll)
+                await asyncio.wait([running], timeout=1)
+            await asyncio.gather(running, return_exceptions=True)
             raise
         tell(sum(receipt.seen for receipt in receipts))
         return receipts
