@@ -12,6 +12,7 @@ from holdfast import Queue, current_job, job
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreError
 from holdfast.jobs import RetryPolicy
+from holdfast.migrate import Plan, move, steps
 from holdfast.testing import failpoints
 from holdfast.worker import Worker
 from tests.eventually import eventually
@@ -83,7 +84,7 @@ JOBS = [work, poison, wait_for_file, wait_politely, nothing]
 
 
 async def serve(order):
-    """What a process of the zygote does: `role` is work, unless it says serve_all, produce or race."""
+    """What a process of the zygote does: `role` is work, unless it says serve_all, produce, race or move."""
     await ROLES[order.get("role", "work")](order)
 
 
@@ -148,7 +149,14 @@ async def race(order):
                 _write(order["log"], (f"{ticket.status}:{key}", ticket.id, 0, 0, os.getpid()))
 
 
-ROLES = {"work": run_worker, "serve_all": serve_all, "produce": produce, "race": race}
+async def move_tenant(order):
+    """Move the tenant to another store: url, target, failpoint."""
+    failpoints.arm_spec(order["failpoint"])
+    steps.PAGE = 5
+    await move(Plan(order["url"], order["target"], TENANT))
+
+
+ROLES = {"work": run_worker, "serve_all": serve_all, "produce": produce, "race": race, "move": move_tenant}
 
 
 def _freeze():

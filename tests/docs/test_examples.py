@@ -134,6 +134,14 @@ def test_the_redis_page_prints_what_it_shows(tmp_path, server):
     assert "email-1 ready" in run(tmp_path, sys.executable, "with_a_server.py")
 
 
+def test_a_tenant_moves_as_the_page_shows(tmp_path, server):
+    assert write_files(ROOT / "docs/howto/move-a-tenant.md", tmp_path, SERVER, server) == ["moving.py"]
+    assert run(tmp_path, sys.executable, "moving.py").splitlines() == [
+        "emails 3 moved; checksums equal: True",
+        "sent to user2@example.com",
+    ]
+
+
 def test_the_postgres_page_prints_what_it_shows(tmp_path, database):
     page = ROOT / "docs/howto/postgres.md"
     names = ["on_postgres.py", "orders.py", "blocking_orders.py", "own_pool.py", "with_postgres.py"]

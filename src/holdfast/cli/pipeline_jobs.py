@@ -1,4 +1,4 @@
-"""Jobs in bulk, on Spark: replay dead letters, run workers on executors, enqueue files."""
+"""Jobs in bulk, on Spark: replay dead letters, run workers on executors, enqueue files, move tenants."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.migrate import DryRun, Source, Target, Wait, make_plan, run, tell_moved, tell_preview
 from holdfast.cli.options import (
     AllTenants,
     Blobs,
@@ -41,7 +42,7 @@ Tasks = Annotated[int, typer.Option(min=1, help="In how many tasks at once.")]
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    for command in (replay, work, enqueue):
+    for command in (replay, work, enqueue, move):
         app.command()(command)
 
 
@@ -271,3 +272,35 @@ def enqueue(
         emit({"rows": count})
     else:
         print(f"enqueued {count} rows")
+
+
+# Move -------------------------------------------------------------------------------------------------------------
+
+
+def move(
+    source: Source,
+    target: Target,
+    *,
+    tenant: Tenant = None,
+    wait: Wait = "60",
+    dry_run: DryRun = False,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Move a tenant to another store, as `holdfast migrate` does, a task for each of its queues.
+
+    The executors must reach both stores.
+    """
+    check_spark(remote)
+    from holdfast.pipeline.move import check_stores, spark_walker
+
+    plan = make_plan(source, target, tenant, wait)
+    check_stores(plan)
+    if dry_run:
+        tell_preview(plan, json)
+        return
+    with spark_session(master, remote, conf) as spark:
+        done = run(plan, spark_walker(spark, plan), json)
+    tell_moved(done, json)

@@ -19,6 +19,7 @@ RESERVED = "holdfast:"
 """Queues that begin so hold what Holdfast itself keeps as jobs: nobody else enqueues or claims there."""
 SCHEDULES = f"{RESERVED}schedules"
 FLOWS = f"{RESERVED}flows"
+MOVES = f"{RESERVED}moves"
 
 ID_BYTES = 200
 PRIORITIES = range(10)

@@ -1,0 +1,9 @@
+"""Moving a tenant from one store to another: what waits there, whole, and no job twice. (docs/adr/0012)
+
+`mover` has the order of the steps, `steps` what is done to each queue, `copies` what of a job moves and how both sides
+are compared, `notes` what a mover that was killed must be able to know.
+"""
+
+from holdfast.migrate.mover import Moved, Plan, move, preview
+
+__all__ = ["Moved", "Plan", "move", "preview"]

@@ -1,0 +1,194 @@
+"""What is done to one queue of the tenant, page by page: three walks over the source, and one over the target.
+
+    copy        enqueue it in the target, in the order in which it would be claimed [CLAIM-2]
+    verify      read it back there, and compare
+    take        cancel it in the source, if the target has it
+    settle      cancel copies of what did not wait any more when it was to be taken away
+
+Each can be repeated, by a task that is tried again or a mover that comes after one that was killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Literal
+
+from msgspec import MsgspecError, Struct, field
+from msgspec.structs import replace
+
+from holdfast.core import schedule as schedules
+from holdfast.core.errors import QuotaExceeded, StoreBusy
+from holdfast.core.failpoint import hit
+from holdfast.core.job import CLAIMABLE, WAITING, Cancel, Duplicate, Job, JobState, NewJob
+from holdfast.core.names import SCHEDULES
+from holdfast.migrate import copies
+from holdfast.store import EnqueueAnswer, ListQuery, Page, Store
+from holdfast.ticks import last_tick, next_tick
+
+PAGE = 500
+SAID = 5
+"""How many of the jobs that differ are named."""
+
+Step = Literal["copy", "verify", "take", "settle"]
+Tell = Callable[[int], None]
+
+
+class Errand(Struct, frozen=True):
+    """What a walk has to know."""
+
+    step: Step
+    tenant: str
+    paused_at: int
+    """An instant of the source's clock, from which on it has handed out nothing."""
+    since: int = 0
+    """What was canceled in the source before this, was canceled by somebody else."""
+
+
+class Receipt(Struct):
+    """What a walk over one queue came to."""
+
+    queue: str
+    seen: int = 0
+    seen_sum: int = 0
+    """All that waited in the source, and the sum of what is to move of it."""
+    jobs: int = 0
+    source_sum: int = 0
+    target_sum: int = 0
+    """Those that the target has, and what was read of them here and there. Sums are modulo 2^64, in any order."""
+    left: int = 0
+    """Jobs that were not waiting any more, so that they stay in the source."""
+    missing: list[str] = field(default_factory=list[str])
+    """The first that the target does not have: they have come since, or it has lost them."""
+    differences: list[str] = field(default_factory=list[str])
+    """The first that it has otherwise."""
+
+    def see(self, checksum: int) -> None:
+        """Count what was read in the source."""
+        self.seen += 1
+        self.seen_sum = (self.seen_sum + checksum) % copies.SUM
+
+    def differs(self, new: NewJob, why: str) -> None:
+        """Note a job that the target does not have as it should."""
+        if len(self.differences) < SAID:
+            self.differences.append(f"{new.key.queue}/{new.key.id}: {why}")
+
+
+async def walk(errand: Errand, source: Store, target: Store, queue: str, tell: Tell = lambda _: None) -> Receipt:
+    """Do one step to one queue. Raises what the stores raise, and StoreBusy where a quota leaves no room."""
+    receipt = Receipt(queue)
+    act = {"copy": _copy, "verify": _verify, "take": _take, "settle": _settle}[errand.step]
+    async for page in pages(target if errand.step == "settle" else source, errand.tenant, queue):
+        await act(errand, source, target, page, receipt)
+        tell(len(page.jobs))
+        hit(f"move.{errand.step}")
+    return receipt
+
+
+async def pages(store: Store, tenant: str, queue: str, states: frozenset[JobState] = CLAIMABLE) -> AsyncIterator[Page]:
+    """What waits in a queue, in claim order."""
+    cursor: str | None = None
+    while True:
+        page = await store.list(ListQuery(tenant, queue, states, cursor=cursor, limit=PAGE))
+        if page.jobs:
+            yield page
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+async def _copy(errand: Errand, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
+    new = [copies.copy_of(job, page.now) for job in page.jobs]
+    if receipt.queue == SCHEDULES:
+        new = [await renewed(one, errand.paused_at, source) for one in new]
+    answers = await target.enqueue(new)
+    again = [n for n, answer in enumerate(answers) if _own_key(new[n], answer)]
+    if again:
+        for n, answer in zip(again, await target.enqueue([copies.without_key(new[n]) for n in again]), strict=True):
+            answers[n] = answer
+    for one, answer in zip(new, answers, strict=True):
+        receipt.see(copies.checksum(one))
+        if isinstance(answer, QuotaExceeded):
+            raise StoreBusy(f"DST has no room: {answer}")
+        if answer.id != one.key.id:
+            receipt.differs(one, f"its idempotency key belongs to {answer.id} there")
+
+
+def _own_key(new: NewJob, answer: EnqueueAnswer) -> bool:
+    """Whether the id itself holds its key in the target, and nothing else is left there of an earlier life."""
+    return isinstance(answer, Duplicate) and answer.state is None and answer.id == new.key.id
+
+
+async def _verify(_errand: Errand, _source: Store, target: Store, page: Page, receipt: Receipt) -> None:
+    for new, found in await _both(target, page):
+        checksum = copies.checksum(new)
+        receipt.see(checksum)
+        if found is None:
+            if len(receipt.missing) < SAID:
+                receipt.missing.append(f"{new.key.queue}/{new.key.id}: it is not there")
+            continue
+        receipt.jobs += 1
+        receipt.source_sum = (receipt.source_sum + checksum) % copies.SUM
+        receipt.target_sum = (receipt.target_sum + copies.found_checksum(new, found)) % copies.SUM
+        if why := copies.trouble(new, found):
+            receipt.differs(new, why)
+
+
+async def _take(_errand: Errand, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
+    # What came after the copying is not there, and waits for the next pass.
+    pairs = await _both(target, page)
+    there = [(new, found) for new, found in pairs if found is not None and not copies.trouble(new, found)]
+    answers = await source.cancel([Cancel(new.key, only_waiting=True) for new, _ in there])
+    receipt.jobs += answers.count("canceled")
+    stay = [pair for pair, answer in zip(there, answers, strict=True) if answer != "canceled"]
+    receipt.left += len(stay)
+    # It runs, or has run, where it was: that run counts.
+    await _cancel(target, [found for new, found in stay if found.envelope.request_id == new.envelope.request_id])
+
+
+async def _settle(errand: Errand, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
+    marked = [job for job in page.jobs if copies.is_copy(job)]
+    olds = await source.get([job.key for job in marked])
+    stale = [job for job, old in zip(marked, olds, strict=True) if old is not None and _stale(job, old, errand.since)]
+    receipt.left += len(stale)
+    await _cancel(target, stale)
+
+
+def _stale(copy: Job, old: Job, since: int) -> bool:
+    """Whether the job went on, or ended, in the source, and not by our taking it away."""
+    if copies.request_id(old) != copy.envelope.request_id or old.state in WAITING:
+        return False
+    return old.state is not JobState.CANCELED or (old.finished_at or 0) < since
+
+
+async def _cancel(target: Store, jobs: Sequence[Job]) -> None:
+    if jobs:
+        await target.cancel([Cancel(job.key, only_waiting=True) for job in jobs])
+
+
+async def _both(target: Store, page: Page) -> list[tuple[NewJob, Job | None]]:
+    """What is to be in the target, and what is."""
+    new = [copies.copy_of(job, page.now) for job in page.jobs]
+    return list(zip(new, await target.get([one.key for one in new]), strict=True))
+
+
+async def renewed(new: NewJob, paused_at: int, source: Store) -> NewJob:
+    """A schedule that waits for a tick which was not fired before the source was paused.
+
+    One that had come by then may have been fired: whoever fired it can have died before he could say so. The source
+    knows. So it is fired there again, which makes no second job, and the schedule waits for the next tick.
+    """
+    visible_at = new.run_at or 0
+    try:
+        definition = schedules.read(new.envelope.payload)
+    except (ValueError, MsgspecError):
+        return new  # Written by a newer version.
+    timing, anchor = definition.timing, definition.anchor
+    due = last_tick(timing, anchor, visible_at)
+    following = None if due is None else next_tick(timing, anchor, due)
+    if due is None or following is None or not due < visible_at or not due <= paused_at < following:
+        # It waits for that very tick, or a later one has come since, which is fired instead.
+        return new
+    job = schedules.job_of(new.key.tenant, new.key.id, definition.target, due, following)
+    answer = (await source.enqueue([job]))[0]
+    # No room: then it was not fired before, since what is there is answered first.
+    return new if isinstance(answer, QuotaExceeded) else replace(new, run_at=following)

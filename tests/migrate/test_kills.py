@@ -1,0 +1,71 @@
+"""A mover killed by SIGKILL at each of its steps, and one that comes after it; a worker beside it.
+
+Invariants verified:
+- every job is in the target once, and runs there once; none is left in the source
+- the queues are paused or not as they were
+"""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from holdfast import Queue
+from holdfast.core.job import JobState
+from holdfast.migrate import Plan, move
+from holdfast.migrate.notes import LEASE_MS
+from tests.chaos.workers import notes, work
+from tests.eventually import eventually
+from tests.migrate.filling import HOUR, TENANT, both, fill, names, run_all
+
+ALL = ("mail", "video", "odd")
+STEPS = [
+    "move.noted", "move.source_paused", "move.target_paused", "move.copy:kill:2", "move.copied", "move.verified",
+    "move.take", "move.taken", "move.before_resume", "move.target_resumed", "move.resumed",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_mover_killed_at_any_step_is_followed_by_one_that_ends_the_move(zygote, file_url, other_url, step):
+    async with both(file_url, other_url) as (here, there):
+        await fill(here)
+        await here.pause(TENANT, "odd", paused=True)
+        before = await names(here, *ALL)
+        pid = await zygote.start(file_url, role="move", target=other_url, failpoint=step)
+        assert await zygote.end(pid) == -signal.SIGKILL
+        # Wherever it died: what both stores have is handed out by neither.
+        both_have = set((await names(here, "mail"))["mail"]) & set((await names(there, "mail"))["mail"])
+        if both_have:
+            assert await run_all(here, *ALL) == await run_all(there, *ALL) == []
+        await there.shift_clock(LEASE_MS)
+        done = await move(Plan(file_url, other_url, TENANT))
+        assert done.resumed
+        assert await names(there, *ALL) == before
+        assert await names(here, *ALL) == {"mail": [], "video": [], "odd": []}
+        for store in (here, there):
+            assert {one.queue for one in await store.stats(TENANT) if one.paused} == {"odd"}
+        await there.pause(TENANT, "odd", paused=False)
+        await there.shift_clock(4 * HOUR)
+        assert sorted(await run_all(there, *ALL)) == sorted(id for ids in before.values() for id in ids)
+
+
+async def test_beside_workers_at_both_stores_each_job_runs_once(zygote, file_url, other_url, log):
+    async with Queue(file_url, tenant=TENANT) as here, Queue(other_url, tenant=TENANT) as there:
+        ids = [f"job-{n}" for n in range(300)]
+        await here.enqueue_many([work.message(log).options(id=id) for id in ids[:250]])
+        pids = [await zygote.start(url, log=log) for url in (file_url, other_url)]
+        await eventually(lambda: notes(log, "effect"))
+        moving = asyncio.create_task(move(Plan(file_url, other_url, TENANT)))
+        await here.enqueue_many([work.message(log).options(id=id) for id in ids[250:]])
+        done = await moving
+        # What came after the last pass is done where it came.
+        await eventually(lambda: len(notes(log, "effect")) == len(ids))
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+            assert await zygote.end(pid) == 0
+        assert done.jobs > 0
+        assert sorted(id for id, *_ in notes(log, "effect")) == sorted(ids)
+        completed = [(await queue.stats()).counts[JobState.COMPLETED] for queue in (here, there)]
+        assert sum(completed) == len(ids)
+        assert completed[1] == done.jobs

@@ -1,0 +1,78 @@
+import asyncio
+
+import pytest
+
+from holdfast.store import open_store
+from tests.unit.cli.support import claim, fail
+
+
+@pytest.fixture
+def target(place):
+    return f"file:{place}/other"
+
+
+@pytest.fixture
+def filled(cli, url):
+    """Two jobs that wait in one queue, one in another that is paused, and a dead letter."""
+    for queue, count in (("emails", 3), ("video", 1)):
+        for _ in range(count):
+            assert cli("enqueue", "x", "--queue", queue).code == 0
+    assert len(fail(url, queue="emails")) == 1
+    cli("pause", "video")
+    return url
+
+
+def test_a_dry_run_shows_the_queues_and_changes_nothing(cli, filled, target, place):
+    answer = cli("migrate", filled, target, "--dry-run")
+    assert [line.split() for line in answer.out.splitlines()] == [
+        ["QUEUE", "WAITING", "RUNNING", "FINISHED", "PAUSED"],
+        ["emails", "2", "0", "1", "-"],
+        ["video", "1", "0", "0", "yes"],
+    ]
+    assert "would move 3 jobs" in answer.err
+    assert cli("migrate", filled, target, "--dry-run", "--json").json["queues"][0]["waiting"] == 2
+    assert not (place / "other").exists()
+    assert cli("stats", "emails", "--json").json["queues"][0]["counts"]["ready"] == 2
+
+
+def test_it_says_what_has_moved_and_what_stays(cli, filled, target):
+    answer = cli("migrate", filled, target)
+    assert answer.code == 0, answer.err
+    lines = [line.split() for line in answer.out.splitlines()]
+    assert [(line[0], line[1], line[2] == line[3], line[4]) for line in lines[1:3]] == [
+        ("emails", "2", True, "1"),
+        ("video", "1", True, "0"),
+    ]
+    assert answer.out.splitlines()[-1] == f"moved 3 jobs and 0 settings of acme to {target}"
+    assert "video is paused in DST, as it was" in answer.err
+    assert "Finished jobs" in answer.err
+    assert "copy: 3 of 3" in answer.err
+    assert cli("stats", "emails", "--store", target, "--json").json["queues"][0]["counts"]["ready"] == 2
+    again = cli("migrate", filled, target, "--json").json
+    assert (again["jobs"], again["passes"], again["resumed"]) == (0, 0, False)
+
+
+def test_what_is_wrong_is_said_with_its_exit_code(cli, filled, target, url):
+    for args, code, said in (
+        ((filled, filled), 2, "is SRC itself"),
+        ((filled, target, "--tenant", "nobody"), 2, "no jobs or settings of 'nobody'"),
+        (("file:./mistyped", target), 1, "mistyped"),
+        ((filled, "redis://127.0.0.1:1"), 1, "That is DST, redis://127.0.0.1:1"),
+        ((filled, target, "--wait", "soon"), 2, "is not a duration"),
+    ):
+        answer = cli("migrate", *args)
+        assert (answer.code, said in answer.err) == (code, True), answer.err
+    assert len(claim(url, queue="emails")) == 1
+    answer = cli("migrate", filled, target, "--wait", "0.1")
+    assert answer.code == 1
+    assert "1 job of 'acme' still ran in SRC after 0.1 s (1 in emails)" in answer.err
+    assert "Nothing was moved" in answer.err
+    assert asyncio.run(_waiting(target)) == 0
+
+
+async def _waiting(url):
+    store = await open_store(url)
+    try:
+        return sum(sum(one.counts.values()) for one in await store.stats("acme", ["emails", "video"]))
+    finally:
+        await store.close()
