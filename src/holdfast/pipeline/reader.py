@@ -331,7 +331,7 @@ def _padded_numbers(first: int, count: int) -> Any:
     for place in range(1, len(str(first + count)) + 1):
         left, digit = np.divmod(left, 10)
         digits[:, -place] += digit.astype(np.uint8)
-    ends = np.arange(0, (count + 1) * POSITION_WIDTH, POSITION_WIDTH, np.int32)
+    ends = np.arange(count + 1, dtype=np.int32) * np.int32(POSITION_WIDTH)
     return _arrow.StringArray.from_buffers(count, _arrow.py_buffer(ends), _arrow.py_buffer(digits))
 
 
