@@ -28,7 +28,7 @@ test: .venv/.dev ## Run all the tests (ARGS="-k lease -x" is passed to pytest)
 	$(BIN)/python -m pytest -q --durations=10 -n $(TEST_JOBS) --dist=loadgroup $(ARGS)
 
 test-pipeline: export HOLDFAST_PIPELINE := full
-test-pipeline: .venv/.dev ## Run all the tests of the pipeline, also those that take long (fifteen minutes)
+test-pipeline: .venv/.dev ## Run all the tests of the pipeline, also those that take long (twenty-five minutes)
 	@scripts/get-programs java chromium
 	$(BIN)/python -m pytest -q --durations=10 tests/pipeline $(ARGS)
 

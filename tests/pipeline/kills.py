@@ -130,6 +130,11 @@ def kill_at(url, root, points, finish):
     return tally(url, lake)
 
 
+def random_points(chance, count):
+    """Moments to kill at."""
+    return [chance.choice((*POINTS, chance.uniform(0, 5))) for _ in range(count)]
+
+
 def tally(url, lake):
     """How many events the store has, how many of them the lake lacks, and how many it has too often."""
     table = pyarrow.dataset.dataset(lake.path("events"), partitioning="hive").to_table()
@@ -145,8 +150,7 @@ def main():
     parser.add_argument("--store", choices=("file", "valkey", "postgres"), default="file")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
-    chance = random.Random(options.seed)
-    points = [chance.choice((*POINTS, chance.uniform(0, 5))) for _ in range(options.kills)]
+    points = random_points(random.Random(options.seed), options.kills)
     print("seed", options.seed)  # noqa: T201
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         if options.store == "file":

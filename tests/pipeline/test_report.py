@@ -4,6 +4,7 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 
@@ -67,8 +68,8 @@ def test_the_report_shows_the_numbers_and_hostile_text_only_as_text(spark, lake,
     assert "script" not in page.tags
     assert page.links == []
     assert HOSTILE in said
-    assert page.tags.count("svg") == 5
-    assert page.tags.count("svg") == page.tags.count("details")
+    assert page.tags.count("svg") == 2 * 5
+    assert page.tags.count("details") == 5
     assert re.search(r"enqueued</dt><dd>60<", text)
     assert re.search(r"completed</dt><dd>48<", text)
     assert re.search(r"failed</dt><dd>12<", text)
@@ -126,6 +127,25 @@ def test_a_quoted_text_means_itself(spark):
 
 @pytest.mark.parametrize("most", [0.7, 1, 1.2, 3.3, 4.6, 77, 4002])
 def test_an_axis_has_round_numbers(most):
-    ticks = charts.Scale(most, logarithmic=False).ticks()
+    ticks = charts.Scale(most).ticks()
     assert ticks[-1] >= most
     assert ticks == [round(tick, 1) for tick in ticks]
+
+
+@pytest.mark.parametrize("size", [charts.WIDE, charts.NARROW])
+@pytest.mark.parametrize("least, most", [(0, 0), (0, 3), (0.5, 9e8), (0, 4e6), (70_000, 900_000), (120, 121)])
+def test_labels_of_an_axis_for_durations_do_not_touch(least, most, size):
+    scale = charts.LogScale(least, most, size)
+    heights = [scale.y(tick) for tick in scale.ticks()]
+    assert len(heights) > 1
+    assert all(above - below >= size.letters for above, below in pairwise(heights))
+    assert charts.TOP <= scale.y(most) <= scale.y(least) <= size.height - charts.BOTTOM
+
+
+def test_an_hour_by_itself_is_a_dot_and_equal_lines_are_seen_beneath_each_other():
+    hours = [NOW + timedelta(hours=n) for n in range(168)]
+    lines = [charts.Line(name, "c1", [5.0 if n == 80 else None for n in range(168)]) for name in ("99", "95", "50")]
+    drawn = charts.Chart("wait", "Wait", hours, lines, str, logarithmic=True).svg()
+    radii = [float(found) for found in re.findall(r'<circle [^>]* r="([^"]+)"', drawn)]
+    assert radii == sorted(set(radii), reverse=True) * 2
+    assert len(radii) == 2 * len(lines)

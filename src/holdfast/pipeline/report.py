@@ -24,7 +24,9 @@ from holdfast.pipeline.transforms.sketches import merged, percentile
 DAYS = 7
 _LOOK_BACK = 48
 """Hours before the forecast that are shown with it."""
-_SAMPLE = 300
+_SAMPLE = 200
+_AT_FIRST = 10
+"""Rows of a table that a screen shows before it is asked for all. Paper has all of them."""
 _MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -84,8 +86,8 @@ def _section(title: str, content: str, text: str = "") -> str:
 
 def _chart(chart: Chart) -> str:
     return (
-        f"<figure>{chart.svg()}{chart.legend()}<details><summary>As a table</summary>"
-        f'<div class="scroll">{chart.table()}</div></details></figure>'
+        f"<figure>{chart.svg()}{chart.legend()}<details><summary>As a table, by the hour ({len(chart.hours)})</summary>"
+        f'<div class="scroll high" tabindex="0">{chart.table()}</div></details></figure>'
     )
 
 
@@ -107,7 +109,7 @@ def _tiles(found: Figures) -> str:
 
 def _throughput(found: Figures) -> Chart:
     colors = {"enqueued": "c1", "completed": "c2", "failed": "c3", "retried": "c4"}
-    lines = [Line(kind, color, found.counts[kind]) for kind, color in colors.items()]
+    lines = [Line(kind, color, found.counts[kind], filled=kind == "enqueued") for kind, color in colors.items()]
     return Chart("throughput", "Jobs enqueued, completed, failed and retried in each hour", found.hours, lines, _count)
 
 
@@ -116,7 +118,7 @@ def _durations(found: Figures, measure: str) -> Chart:
     colors = ("c2", "c1", "c4")
     lines = [
         Line(f"{percent} %", color, found.percentiles(histograms, percent))
-        for percent, color in zip(PERCENTS, colors, strict=True)
+        for percent, color in reversed([*zip(PERCENTS, colors, strict=True)])
     ]
     title = f"{measure.capitalize()} time in each hour, percentiles, on a logarithmic scale"
     return Chart(measure, title, found.hours, lines, _ms, logarithmic=True)
@@ -147,7 +149,7 @@ def _forecast(found: Figures) -> tuple[str, str]:
         "Jobs enqueued in the last hours, and expected in the next day",
         [*past, *(expected.hour for expected in ahead)],
         [
-            Line("enqueued", "c1", [*counts, *later]),
+            Line("enqueued", "c1", [*counts, *later], filled=True),
             Line("expected", "c4", [*none, *(expected.mean for expected in ahead)]),
         ],
         _count,
@@ -172,7 +174,7 @@ def _failures(found: Figures) -> str:
         ("tenants", lambda row: f"{row['tenants']:,}"),
         ("first", lambda row: f"{row['first_seen_at']:%d %b %H:%M}"),
         ("last", lambda row: f"{row['last_seen_at']:%d %b %H:%M}"),
-        ("sample", lambda row: f'<span class="sample">{escape((row["sample"] or "")[:_SAMPLE])}</span>'),
+        ("sample", lambda row: f'<span class="sample">{escape(_shortened(row["sample"] or ""))}</span>'),
     ]
     return _table(columns, found.failures)
 
@@ -187,7 +189,7 @@ def _tenants(found: Figures) -> str:
 
 def _queues(found: Figures) -> str:
     durations: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
-        (f"{measure} {percent} %", lambda row, name=f"{measure}_p{percent}": _ms(row[name]))
+        (f"{measure} {percent}\u00a0%", lambda row, name=f"{measure}_p{percent}": _ms(row[name]))
         for measure in ("wait", "run")
         for percent in PERCENTS
     ]
@@ -205,8 +207,19 @@ def _counts() -> list[tuple[str, Callable[[dict[str, Any]], str]]]:
 
 def _table(columns: Sequence[tuple[str, Callable[[dict[str, Any]], str]]], rows: Sequence[dict[str, Any]]) -> str:
     head = "".join(f"<th scope=col>{escape(name)}</th>" for name, _ in columns)
-    body = "".join("<tr>" + "".join(f"<td>{show(row)}</td>" for _, show in columns) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    body = "".join(
+        f"<tr{' class=rest' if n >= _AT_FIRST else ''}>{''.join(f'<td>{show(row)}</td>' for _, show in columns)}</tr>"
+        for n, row in enumerate(rows)
+    )
+    more = (
+        f'<label class="more"><input type="checkbox"> Show all {len(rows)} rows</label>'
+        if len(rows) > _AT_FIRST
+        else ""
+    )
+    return (
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'{more}<p class="sideways">Scroll sideways for all columns.</p>'
+    )
 
 
 def _bar(share: float) -> str:
@@ -214,6 +227,10 @@ def _bar(share: float) -> str:
 
 
 # How numbers are shown ----------------------------------------------------------------------------------------
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SAMPLE else f"{text[:_SAMPLE].rstrip()} …"
 
 
 def _count(value: float) -> str:
