@@ -24,15 +24,17 @@ import uuid
 from collections.abc import Generator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from msgspec import Struct, ValidationError
+from msgspec import DecodeError, Struct
 from msgspec import json as msgjson
 
 from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
 
 FORMAT = 1
 LAYER = {
@@ -172,11 +174,9 @@ class Lake:
     def batch(self, number: int) -> Batch | None:
         """What was noted of a batch, or None: it is not wholly there."""
         try:
-            return msgjson.decode(self._batch_file(number).read_bytes(), type=Batch)
+            return read_json(self._batch_file(number), Batch)
         except FileNotFoundError:
             return None
-        except ValidationError as error:
-            raise StoreMismatch(f"{self._batch_file(number)} is damaged: {error}") from None
 
     def batches(self) -> list[Batch]:
         """Every whole batch, in order."""
@@ -337,10 +337,23 @@ def _runs_java(pid: int) -> bool:
     return True
 
 
+def place_in(store: str, shard: int) -> int:
+    """Which number of an offset counts the events one by one, in the log of this shard of a store of this name."""
+    return shard if store == "redis" else -1
+
+
 def positions(store: str, offset: str) -> list[str]:
     """The position in each shard that an offset stands for, as `reader` makes them of whole columns."""
     parts = [part.zfill(POSITION_WIDTH) for part in offset.split(".")]
     return parts if "redis" in store.partition(":")[0] or "valkey" in store.partition(":")[0] else [".".join(parts)]
+
+
+def read_json(path: Path, type_: type[T]) -> T:
+    """What `write_json` wrote. Raises FileNotFoundError, StoreMismatch if it is damaged."""
+    try:
+        return msgjson.decode(path.read_bytes(), type=type_)
+    except DecodeError as error:
+        raise StoreMismatch(f"{path} is damaged: {error}") from None
 
 
 def write_json(path: Path, document: Any) -> None:
