@@ -60,7 +60,7 @@ def made_anew(request, tmp_path, lake):
 def test_a_store_made_anew_is_not_gone_on_with_however_long_its_log(made_anew, lake, jobs):
     of_store(made_anew, lambda store: make_traffic(store, jobs, seed=2))
     before = (lake.root / "_origin.json").read_bytes()
-    with pytest.raises(StoreMismatch, match=r"is not in the log of the store.* use another --lake"):
+    with pytest.raises(StoreMismatch, match=r"is not in the log of the store.* Take it into another --lake"):
         origin_of(lake, made_anew, moved=True)
     with pytest.raises(StoreMismatch, match="is not in the log of the store"):
         origin_of(lake, made_anew, moved=True, accept_gap=True)

@@ -67,6 +67,8 @@ class Ingested(Struct):
     missing_payloads: int = 0
     offset: str = ""
     seconds: float = 0.0
+    stopped: bool = False
+    """Asked to end before it had come to the log's end."""
 
 
 Tell = Callable[[Ingested], None]
@@ -80,6 +82,8 @@ def ingest(
     stopped: Callable[[], bool] = lambda: False,
 ) -> Ingested:
     """Take in the log, and tell after each batch. With `plan.follow` it goes on until `stopped` says so.
+
+    Whoever is stopped finishes the batch under way; the next ingest goes on behind it.
 
     Raises StoreBusy while another ingest runs on the lake, EventsTrimmed where the log was cut before it was read (it
     is noted in the lake; `accept_gap` goes on behind it), StoreMismatch where the lake is of another store.
@@ -125,6 +129,7 @@ class _Run:
         self._done = Ingested()
         self._began = time.monotonic()
         self._last = -1
+        self._asked_after: int | None = None
 
     def once(self, accepted: str | None) -> Ingested:
         """Run the query to its end. Raises EventsTrimmed, or what else stopped it."""
@@ -132,7 +137,8 @@ class _Run:
         try:
             while not query.awaitTermination(cast("int", POLL_S)):
                 self._look(query)
-                if self._plan.follow and self._stopped():
+                if self._is_to_stop(query):
+                    self._done.stopped = not self._plan.follow
                     break
         except Exception as error:
             if type(error).__name__ != "StreamingQueryException":
@@ -142,6 +148,14 @@ class _Run:
             self._look(query)
             query.stop()
         return self._done
+
+    def _is_to_stop(self, query: StreamingQuery) -> bool:
+        """Whether it was asked to, and the batch that was under way then has ended."""
+        if not self._stopped():
+            return False
+        if self._asked_after is None:
+            self._asked_after = self._done.batches
+        return self._done.batches > self._asked_after or not query.status["isTriggerActive"]
 
     def _start(self, accepted: str | None) -> StreamingQuery:
         plan = self._plan

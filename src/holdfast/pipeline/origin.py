@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from holdfast.pipeline.reader import OpenStore
 
 ORIGIN = "_origin.json"
-_CURE = "use another --lake for it; if it was brought back from a backup, too: this lake has events that it lost"
+_OTHER = (
+    "is not in the log of the store: it is another one, or was made anew, or brought back from an older backup. "
+    "Take it into another --lake; this one was left as it is"
+)
 
 
 class Origin(Struct, frozen=True):
@@ -125,20 +128,16 @@ def _check_log(opened: OpenStore, lake: Lake, wish: Wish, *, known: bool) -> Non
     except EventsTrimmed:
         pass  # The query tells it, and how to go on.
     except InvalidOption:
-        raise StoreMismatch(f"the lake in {lake.root} has read up to {offset}, which {_other()}") from None
+        raise StoreMismatch(f"the lake in {lake.root} has read up to {offset}, which {_OTHER}") from None
     found = [_same(opened, *last) for last in _last_events(lake)]
     if False in found:
-        raise StoreMismatch(f"the last event that the lake in {lake.root} has read {_other()}")
+        raise StoreMismatch(f"the last event that the lake in {lake.root} has read {_OTHER}")
     if not known and True not in found and not wish.accept_gap:
         raise StoreMismatch(
             f"nothing shows that the store's log is the one that the lake in {lake.root} has read: the store does not "
             "know its reader, and no longer has what was read last. If it is another store, or was made anew, use "
             "another --lake. If its reader was dropped and its log trimmed since, go on with --accept-gap."
         )
-
-
-def _other() -> str:
-    return f"is not in the log of the store: it is another store, or was made anew; {_CURE}"
 
 
 async def _reach(opened: OpenStore, offset: str) -> None:

@@ -43,4 +43,6 @@ def _brief(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     first = lines[0] if lines else "it does not say why"
     causes = [match[1] for line in lines[1:] if (match := _CAUSE.fullmatch(line))]
-    return first if not causes or causes[-1] in first else f"{first} Cause: {causes[-1]}"
+    if not causes or causes[-1] in first:
+        return first
+    return causes[-1] if first.startswith("An error occurred while calling") else f"{first} Cause: {causes[-1]}"
