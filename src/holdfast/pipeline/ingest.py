@@ -36,6 +36,7 @@ Payloads = Literal["none", "hash", "full"]
 POLL_S = 0.2
 KEYS_AT_ONCE = 500
 STARTS = 3
+STOPPED = "the ingest was asked to stop before this batch"
 
 _TRIMMED = re.compile(r"EventsTrimmed: events after '([^']*)' up to '([^']*)' are no longer kept")
 
@@ -94,6 +95,7 @@ def ingest(
     with lake.lock("ingest") as lock, OpenStore(plan.store) as opened:
         if (java := jvm_pid()) is not None:
             lock.note({"java": java})
+        lake.stop_mark.unlink(missing_ok=True)
         origin = settle(opened, lake, plan)
         run = _Run(spark, lake, plan, origin, opened, tell, stopped)
         accepted: str | None = None
@@ -129,7 +131,6 @@ class _Run:
         self._done = Ingested()
         self._began = time.monotonic()
         self._last = -1
-        self._asked_after: int | None = None
 
     def once(self, accepted: str | None) -> Ingested:
         """Run the query to its end. Raises EventsTrimmed, or what else stopped it."""
@@ -137,25 +138,21 @@ class _Run:
         try:
             while not query.awaitTermination(cast("int", POLL_S)):
                 self._look(query)
-                if self._is_to_stop(query):
-                    self._done.stopped = not self._plan.follow
-                    break
+                if self._stopped():
+                    self._lake.stop_mark.touch()
+                    # Else a batch is under way, which ends, or finds the mark.
+                    if self._plan.follow and not query.status["isTriggerActive"]:
+                        break
         except Exception as error:
             if type(error).__name__ != "StreamingQueryException":
                 raise
-            raise _cause(str(error)) from None
+            if STOPPED not in str(error):
+                raise _cause(str(error)) from None
+            self._done.stopped = not self._plan.follow
         finally:
             self._look(query)
             query.stop()
         return self._done
-
-    def _is_to_stop(self, query: StreamingQuery) -> bool:
-        """Whether it was asked to, and the batch that was under way then has ended."""
-        if not self._stopped():
-            return False
-        if self._asked_after is None:
-            self._asked_after = self._done.batches
-        return self._done.batches > self._asked_after or not query.status["isTriggerActive"]
 
     def _start(self, accepted: str | None) -> StreamingQuery:
         plan = self._plan
@@ -231,6 +228,9 @@ class WriteBatch:
         from holdfast.pipeline.rows import rows
 
         lake = Lake(self._root)
+        if lake.stop_mark.exists():
+            # To stop the query instead would have Java print a trace of the batch that is interrupted.
+            raise InterruptedError(STOPPED)
         if lake.batch(number) is not None:
             # It was all there when the driver died: by now the store may not have all of it any more.
             return

@@ -297,6 +297,11 @@ class Lake:
 
     # One writer at a time ---------------------------------------------------------------------------------
 
+    @property
+    def stop_mark(self) -> Path:
+        """A file that is there when the ingest that runs is to begin no other batch."""
+        return self.root / "_locks" / "ingest.stop"
+
     def check_free(self, *names: str) -> None:
         """Raise StoreBusy where somebody does one of these: sooner said than after Spark has started."""
         for name in names:
