@@ -104,7 +104,7 @@ def test_an_ingest_that_is_stopped_ends_in_words_and_the_next_goes_on(cli, spark
     assert said.startswith("stopping; once more ends it at once\nIt was stopped before the log's end")
     monkeypatch.undo()
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
-    done = json.loads(cli(*args, "--json")[0])
+    done = json.loads(cli(*args[:-2], "--json")[0])
     assert (done["stopped"], done["offset"]) == (False, of_store(file_url, lambda store: store.last_offset()))
 
 
