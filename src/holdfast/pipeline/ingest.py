@@ -150,8 +150,10 @@ class _Run:
                 raise _cause(str(error)) from None
             self._done.stopped = not self._plan.follow
         finally:
-            self._look(query)
-            query.stop()
+            try:
+                self._look(query)
+            finally:
+                query.stop()
         return self._done
 
     def _start(self, accepted: str | None) -> StreamingQuery:

@@ -82,7 +82,7 @@ def check_known(opened: OpenStore, origin: Origin) -> None:
     if not _is_known(opened, origin):
         raise StoreMismatch(
             f"the store no longer knows the reader {origin.reader}: it was made anew, or the reader was dropped, while "
-            "its log was read. The batch was not taken in. Ingest again: that finds out which it was."
+            "its log was read. No more of it is taken in. Ingest again: that finds out which it was."
         )
 
 
