@@ -3,14 +3,16 @@
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from holdfast.cli import main
+from holdfast.cli import main, pipeline
 from holdfast.core.job import JobState
+from holdfast.pipeline import session
 from holdfast.pipeline.lake import Lake
 from tests.pipeline.failing import make_dead, replays
 from tests.pipeline.settings import only_full
@@ -81,6 +83,31 @@ def test_from_a_log_to_answers(cli, spark, file_url, tmp_path):
     assert "violation" in cli("audit", *lake, code=1)[0]
 
 
+def test_an_ingest_that_is_stopped_ends_in_words_and_the_next_goes_on(cli, spark, file_url, tmp_path, monkeypatch):
+    def start_spark(*_, **__):
+        # As SparkContext does it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return spark
+
+    def stop_after_a_batch(number):
+        monkeypatch.setattr(pipeline, "_tell", lambda done: done.batches == 1 and os.kill(os.getpid(), number))
+
+    monkeypatch.setattr(session, "make_session", start_spark)
+    of_store(file_url, lambda store: make_traffic(store, 40))
+    args = ("ingest", "--lake", str(tmp_path / "lake"), "--store", file_url, "--max-events", "20")
+    stop_after_a_batch(signal.SIGINT)
+    out, said = cli(*args, "--follow", "--interval", "1s")
+    assert (" batch" in out, said) == (True, "stopping; once more ends it at once\n")
+    stop_after_a_batch(signal.SIGTERM)
+    out, said = cli(*args, "--json", code=1)
+    assert json.loads(out)["stopped"] is True
+    assert said.startswith("stopping; once more ends it at once\nIt was stopped before the log's end")
+    monkeypatch.undo()
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    done = json.loads(cli(*args[:-2], "--json")[0])
+    assert (done["stopped"], done["offset"]) == (False, of_store(file_url, lambda store: store.last_offset()))
+
+
 @only_full
 def test_replaying_shows_first_and_does_it_when_told(cli, file_url, tmp_path):
     of_store(file_url, lambda store: make_dead(store, 10))
@@ -110,6 +137,17 @@ def test_a_file_becomes_jobs_and_workers_on_spark_do_them(cli, file_url, tmp_pat
     assert (told["totals"]["completed"], told["left"]["ready"]) == (3, 0)
     counts = of_store(file_url, lambda store: store.stats("acme"))[0].counts
     assert counts.get(JobState.COMPLETED) == 3, counts
+
+
+def test_a_question_that_makes_no_sense_is_answered_in_a_line(cli, tmp_path):
+    Lake(tmp_path / "lake", create=True)
+    for sql, code, said in (
+        ("SELECT nope FROM events", 2, "Error: query: [UNRESOLVED_COLUMN"),
+        ("SELECT 1 / 0", 1, "Error: Spark could not answer: [DIVIDE_BY_ZERO]"),
+        ("SELECT raise_error('no luck')", 1, "no luck"),
+    ):
+        out, told = cli("query", sql, "--lake", str(tmp_path / "lake"), code=code)
+        assert (out, said in told, told.count("\n")) == ("", True, 1), told
 
 
 def test_help_comes_without_spark():

@@ -97,7 +97,7 @@ def _check_one_that_dies_or_errs(spark, lake, monkeypatch):
         compact(spark, lake)
     monkeypatch.setattr(compacting, "digest", real)
     assert (facts(spark, lake), files(lake)) == (before, names)
-    # Killed between the two renames of the swap: whoever opens the lake next puts the table back.
+    # Killed between the two renames of the swap: the table is read where it is, and put back by the next writer.
     lake.path("events").rename(lake.path("events").with_name(".events.old-x"))
     assert facts(spark, Lake(lake.root)) == before
 

@@ -4,10 +4,13 @@ import json
 import shutil
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.core.errors import EventsTrimmed, InvalidOption, StoreBusy, StoreMismatch
+from holdfast.pipeline import ingest as ingesting
 from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Batch, Lake
+from holdfast.pipeline.origin import read_origin
 from tests.log import all_events
 from tests.pipeline.settings import only_full
 from tests.pipeline.traffic import as_rows, make_traffic, of_store
@@ -52,7 +55,7 @@ def forget_commit(lake):
     (lake.checkpoint / "commits" / ".0.crc").unlink()
 
 
-def test_a_lake_has_one_ingest_and_one_store_and_each_batch_once(spark, file_url, lake, tmp_path):
+def test_a_lake_has_one_ingest_and_one_store_and_each_batch_once(spark, file_url, lake, tmp_path, monkeypatch):
     of_store(file_url, lambda store: make_traffic(store, 30))
     with lake.lock("ingest"), pytest.raises(StoreBusy, match="already running on this lake: process"):
         ingest(spark, lake, Plan(file_url))
@@ -84,13 +87,21 @@ def test_a_lake_has_one_ingest_and_one_store_and_each_batch_once(spark, file_url
     with pytest.raises(StoreMismatch, match="events of all tenants"):
         ingest(spark, lake, Plan(file_url, tenant="acme"))
 
-    # What stops a query is told in a line.
-    offsets = lake.checkpoint / "offsets" / "0"
-    offsets.write_text(offsets.read_text().replace('{"offset": "', '{"offset": "9'))
-    (lake.checkpoint / "offsets" / ".0.crc").unlink()
-    with pytest.raises(InvalidOption, match="is not an offset of this store") as error:
-        ingest(spark, lake, Plan(file_url))
+    # A store that was made anew while it was read does not know the reader. What stops a query is told in a line.
+    of_store(file_url, lambda store: make_traffic(store, 5, seed=2))
+    with monkeypatch.context() as patch:
+        patch.setattr(ingesting, "settle", lambda *_: replace(read_origin(lake), reader="nobody"))
+        with pytest.raises(StoreMismatch, match="no longer knows the reader") as error:
+            ingest(spark, lake, Plan(file_url))
     assert "\n" not in str(error.value)
+    assert taken_in(spark, lake) == want
+    ingest(spark, lake, Plan(file_url))
+    assert taken_in(spark, lake) == as_rows(of_store(file_url, all_events))
+
+    offsets = lake.checkpoint / "offsets" / "1"
+    offsets.write_text(offsets.read_text().replace('{"offset": "', '{"offset": "9'))
+    with pytest.raises(StoreMismatch, match="which is not in the log of the store"):
+        ingest(spark, lake, Plan(file_url))
     shutil.rmtree(lake.checkpoint)
     with pytest.raises(StoreMismatch, match="is gone"):
         ingest(spark, lake, Plan(file_url))
@@ -112,6 +123,10 @@ def test_a_log_that_was_cut_is_told_noted_and_gone_on_behind(spark, valkey_url, 
 
     of_store(url, cut)
     of_store(url, lambda store: make_traffic(store, 5, seed=3))
+    with pytest.raises(StoreMismatch, match="nothing shows"):
+        ingest(spark, lake, Plan(url))
+    # As if trimming had not waited any longer, and the reader were still there.
+    of_store(url, lambda store: store.set_reader(reader))
     with pytest.raises(EventsTrimmed) as error:
         ingest(spark, lake, Plan(url))
     assert "--accept-gap" in error.value.__notes__[0]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli import FAILED
 from holdfast.cli.options import Json, Store, duration, store_url
 from holdfast.cli.output import emit, note
 from holdfast.core.errors import InvalidOption
@@ -47,7 +49,7 @@ def register(parent: typer.Typer) -> None:
 
 def session(master: str | None, remote: str | None, conf: list[str] | None) -> Any:
     """The SparkSession that a command was told to use. Raises InvalidOption."""
-    from holdfast.pipeline.session import make_session
+    from holdfast.pipeline.session import hush, make_session
 
     settings: dict[str, str] = {}
     for pair in conf or ():
@@ -55,6 +57,7 @@ def session(master: str | None, remote: str | None, conf: list[str] | None) -> A
         if not equals:
             raise InvalidOption("conf", f"{pair!r} is not NAME=VALUE")
         settings[name.strip()] = value.strip()
+    hush()
     return make_session(master, remote, conf=settings)
 
 
@@ -89,7 +92,10 @@ def ingest(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Take the log into a lake, exactly once: to its end as it is now, or following it."""
+    """Take the log into a lake, exactly once: to its end as it is now, or following it.
+
+    Ctrl-C lets the batch under way finish; a second one ends it at once. Without --follow it exits with 1 then.
+    """
     check_spark(remote)
     from holdfast.pipeline.ingest import Plan, check_payloads
     from holdfast.pipeline.ingest import ingest as take_in
@@ -106,8 +112,11 @@ def ingest(
     with OpenStore(url) as opened:
         _ = opened.log
     place = Lake(lake, create=True)
-    stop = _stopping()
+    place.check_free("ingest")
+    stop = threading.Event()
+    stop_by(stop.set, stop.is_set)
     spark = session(master, remote, conf)
+    stop_by(stop.set, stop.is_set)
     try:
         done = take_in(spark, place, plan, _tell, stop.is_set)
     finally:
@@ -116,20 +125,30 @@ def ingest(
         emit(done)
     else:
         print(_summary(done, place.root))
+    if done.stopped:
+        note("It was stopped before the log's end: the same command goes on from there")
+        raise typer.Exit(FAILED)
 
 
-def _stopping() -> threading.Event:
-    """Set when this process is asked to end."""
-    stop = threading.Event()
+def stop_by(ask: Callable[[], object], asked: Callable[[], bool]) -> None:
+    """Have the first signal ask for an end, and the second end this process.
 
-    def ask(*_: Any) -> None:
-        if stop.is_set():
-            sys.exit(1)
-        stop.set()
+    To be called when the session is there: Spark puts a handler of its own in the place of any before.
+    """
+
+    def hear(*_: Any) -> None:
+        if asked():
+            sys.exit(FAILED)
+        ask()
+        note("stopping; once more ends it at once")
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask)
-    return stop
+        signal.signal(number, hear)
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """So many of something, in words."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def _tell(done: Ingested) -> None:
@@ -137,7 +156,7 @@ def _tell(done: Ingested) -> None:
 
 
 def _summary(done: Ingested, root: object) -> str:
-    text = f"{done.events} events in {done.batches} batches, into {root}"
+    text = f"{counted(done.events, 'event')} in {counted(done.batches, 'batch', 'batches')}, into {root}"
     if done.payloads or done.missing_payloads:
         text += f"; {done.payloads} payloads, {done.missing_payloads} were gone already"
     return text

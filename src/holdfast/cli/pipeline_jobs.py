@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import tempfile
 import uuid
 from datetime import UTC, datetime
@@ -31,7 +29,7 @@ from holdfast.cli.options import (
     tenant_name,
 )
 from holdfast.cli.output import clock, emit, note, show
-from holdfast.cli.pipeline import Conf, Master, Remote, check_spark
+from holdfast.cli.pipeline import Conf, Master, Remote, check_spark, stop_by
 from holdfast.cli.pipeline_tables import Yes, spark_session
 
 if TYPE_CHECKING:
@@ -186,7 +184,7 @@ def work(
     named = [name.partition(":")[0].partition(".")[0] for name in (*plan.modules, handler or "")]
     packed = working.pack(code if code is not None else _found_here(named))
     with spark_session(master, remote, conf) as spark:
-        _stop_by(stop)
+        stop_by(stop.touch, stop.exists)
         try:
             done = working.work(spark, crew, partial(make_worker, plan), packed)
         finally:
@@ -207,19 +205,6 @@ def _found_here(names: list[str]) -> list[Path]:
         here = Path.cwd()
         paths += [path for path in (here / f"{name}.py", here / name) if path.exists()][:1]
     return paths
-
-
-def _stop_by(stop: Path) -> None:
-    """Have the first signal ask the workers to end, and the second end this process."""
-
-    def ask(*_: Any) -> None:
-        if stop.exists():
-            sys.exit(1)
-        stop.touch()
-        note("stopping; once more ends it at once")
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask)
 
 
 # Enqueue ----------------------------------------------------------------------------------------------------------

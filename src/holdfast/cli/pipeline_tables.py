@@ -11,7 +11,7 @@ import typer
 
 from holdfast.cli.options import Json, duration
 from holdfast.cli.output import clock, emit, note, show
-from holdfast.cli.pipeline import Conf, LakePath, Master, Remote, check_spark, session
+from holdfast.cli.pipeline import Conf, LakePath, Master, Remote, check_spark, counted, session
 from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -28,20 +28,25 @@ def register(app: typer.Typer) -> None:
 
 @contextmanager
 def spark_session(master: str | None, remote: str | None, conf: list[str] | None) -> Generator[Any]:
-    """The SparkSession that a command was told to use, for as long as the command runs."""
+    """The SparkSession that a command was told to use, for as long as it runs. What fails there is told in a line."""
     spark = session(master, remote, conf)
+    from holdfast.pipeline.trouble import plainly
+
     try:
-        yield spark
+        with plainly("do that"):
+            yield spark
     finally:
         spark.stop()
 
 
-def open_lake(path: str, remote: str | None) -> Lake:
-    """The lake, with all that Spark needs there. Raises InvalidOption, StoreMismatch."""
+def open_lake(path: str, remote: str | None, *locks: str) -> Lake:
+    """The lake, with all that Spark needs and these locks free. Raises InvalidOption, StoreMismatch, StoreBusy."""
     check_spark(remote)
     from holdfast.pipeline.lake import Lake
 
-    return Lake(path)
+    place = Lake(path)
+    place.check_free(*locks)
+    return place
 
 
 def build(
@@ -56,20 +61,21 @@ def build(
     json: Json = False,
 ) -> None:
     """Make job runs, attempts and figures of the events, as far as they are new."""
-    place = open_lake(lake, remote)
+    place = open_lake(lake, remote, "build")
     from holdfast.pipeline.build import build as make
     from holdfast.pipeline.transforms.slo import Objective
 
     within = duration("start_within", start_within)
     objective = Objective(target, within.total_seconds() if within else 0.0)
     with spark_session(master, remote, conf) as spark:
-        built = make(spark, place, full=full, objective=objective)
+        built = make(spark, place, full=full, objective=objective, tell=note)
     if json:
         emit(built)
     elif built.full:
-        print(f"built everything, from {built.batches} batches")
+        print(f"built everything, from {counted(built.batches, 'batch', 'batches')}")
     else:
-        print(f"built {built.batches} new batches; days written: {', '.join(built.days) or 'none'}")
+        days = ", ".join(built.days) or "none"
+        print(f"built {counted(built.batches, 'new batch', 'new batches')}; days written: {days}")
 
 
 def audit(
@@ -94,8 +100,10 @@ def audit(
     from holdfast.pipeline.comparing import store_jobs
 
     with spark_session(master, remote, conf) as spark:
+        if store is not None:
+            note("reading the store's jobs, and the rest of its log")
         known = None if store is None else store_jobs(spark, place, store, payloads)
-        found = judge(spark, place, store=known, limit=limit)
+        found = judge(spark, place, store=known, limit=limit, tell=note)
         if json:
             emit(found.document())
         else:
@@ -115,7 +123,11 @@ def triage(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Group dead letters by cause, the most frequent first, each with what replays it."""
+    """Group dead letters by cause, the most frequent first, each with what replays it.
+
+    They are counted from the log, which does not say when the store forgets a dead letter after its retention: then
+    there are fewer to replay. replay without --yes shows those that the store has.
+    """
     place = open_lake(lake, remote)
     from holdfast.pipeline.triage import triage as sort_out
 
@@ -195,7 +207,7 @@ def compact(
     json: Json = False,
 ) -> None:
     """Write many small files of a day as few. Not while an ingest or a build runs."""
-    place = open_lake(lake, remote)
+    place = open_lake(lake, remote, "ingest", "build")
     from holdfast.pipeline.compact import compact as press
 
     with spark_session(master, remote, conf) as spark:
@@ -203,7 +215,8 @@ def compact(
     if json:
         emit(done)
     else:
-        print(f"{done.files_before} files of {done.days} days are {done.files_after} now, with {done.rows} rows")
+        files, days = counted(done.files_before, "file"), counted(done.days, "day")
+        print(f"{files} of {days} are {done.files_after} now, with {counted(done.rows, 'row')}")
 
 
 def retain(
@@ -217,7 +230,7 @@ def retain(
     json: Json = False,
 ) -> None:
     """Drop days that are older, from all tables. Events that no build has seen stay."""
-    place = open_lake(lake, remote)
+    place = open_lake(lake, remote, "ingest", "build")
     from holdfast.pipeline.compact import retain as keep
 
     with spark_session(master, remote, conf) as spark:

@@ -6,7 +6,7 @@ renewed ended in time where the store does not record renewals (`events=all` doe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
@@ -120,13 +120,14 @@ def audit(
     store: StoreJobs | None = None,
     extensions: bool | None = None,
     limit: int = LIMIT,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Audit:
     """Audit all events of a lake, and with `store` also that the store agrees with them.
 
     `extensions` says whether the store records them (`events=all`); None: as far as the log itself shows it.
     """
     events, gaps = lake.read(spark, "events"), lake.read(spark, "gaps")
-    return audit_events(events, gaps, store=store, extensions=extensions, limit=limit)
+    return audit_events(events, gaps, store=store, extensions=extensions, limit=limit, tell=tell)
 
 
 def audit_events(
@@ -136,17 +137,21 @@ def audit_events(
     store: StoreJobs | None = None,
     extensions: bool | None = None,
     limit: int = LIMIT,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Audit:
     """The same for events in any table, with the gaps that are known of their log."""
+    tell("counting the events")
     told = census(events).collect()
     kinds = {row["kind"]: int(row["count"]) for row in told}
     notes: list[str] = []
+    tell("clearing the jobs that are plainly right")
     jobs = doubtful(events).persist()
     held = [jobs]
     plain, twice = jobs.isEmpty(), any(row["twice"] for row in told)
     # Not made of the checks on no events: they are long, and Spark would plan them for nothing.
     found: DataFrame = cast("Any", events.sparkSession).createDataFrame([], FINDINGS)
     if twice or not plain:
+        tell("looking closer at the others")
         looked_at = events.limit(0) if plain else of_jobs(events, jobs)
         suspected = cleared(suspects(looked_at), events, gaps, extensions=extensions).persist()
         # Who bears a token without having claimed it is among the jobs that are looked at.
@@ -157,6 +162,7 @@ def audit_events(
         left = left.join(shared, ["shard", "position"], "left_anti")
         found = left.select(*FINDING).unionByName(shared.select(*FINDING))
     if store is not None:
+        tell("comparing with the store's jobs")
         lost = unlike_store(job_runs(events), store.jobs, store.taken_at, whole=gaps.isEmpty())
         found = found.unionByName(lost.select(*FINDING))
     counts: dict[str, int] = {}

@@ -16,19 +16,17 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date, timedelta
 from functools import reduce
 from pathlib import Path
 from typing import Any, cast
 
-from msgspec import Struct, ValidationError
-from msgspec import json as msgjson
+from msgspec import Struct
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
-from holdfast.core.errors import StoreMismatch
-from holdfast.pipeline.lake import Lake, write_json
+from holdfast.pipeline.lake import Lake, read_json, write_json
 from holdfast.pipeline.transforms.attempts import attempts
 from holdfast.pipeline.transforms.failures import failures
 from holdfast.pipeline.transforms.histories import JOB, LIVES_BEFORE, hour_of
@@ -61,8 +59,18 @@ class Built(Struct, frozen=True):
     """Days of silver and gold that were written anew; with `full` none are named."""
 
 
-def build(spark: SparkSession, lake: Lake, *, full: bool = False, objective: Objective = DEFAULT_OBJECTIVE) -> Built:
-    """Bring silver and gold up to the last whole batch of bronze. Raises StoreBusy while another build runs."""
+def build(
+    spark: SparkSession,
+    lake: Lake,
+    *,
+    full: bool = False,
+    objective: Objective = DEFAULT_OBJECTIVE,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Built:
+    """Bring silver and gold up to the last whole batch of bronze, and tell each table before it is written.
+
+    Raises StoreBusy while another build runs.
+    """
     with lake.lock("build"):
         numbers = [batch.batch for batch in lake.batches()]
         if not numbers:
@@ -71,11 +79,11 @@ def build(spark: SparkSession, lake: Lake, *, full: bool = False, objective: Obj
         now = Progress(max(numbers), objective.target, objective.start_within_s)
         events = lake.read(spark, "events").where(fn.col("batch") <= now.batch)
         if before is None or not all(lake.has(table) for table in TABLES):
-            _build_all(spark, lake, events, objective)
+            _build_all(spark, lake, events, objective, tell)
             write_json(_note(lake), now)
             return Built(full=True, batches=len(numbers), days=[])
         fresh = [number for number in numbers if number > before.batch]
-        days = _Update(spark, lake, events, before.batch, objective).run() if fresh else set[date]()
+        days = _Update(spark, lake, events, before.batch, objective, tell).run() if fresh else set[date]()
         if (now.target, now.start_within_s) != (before.target, before.start_within_s):
             lake.replace("slo", slo(lake.read(spark, "job_runs"), objective), ["date"])
         write_json(_note(lake), now)
@@ -85,32 +93,48 @@ def build(spark: SparkSession, lake: Lake, *, full: bool = False, objective: Obj
 def progress(lake: Lake) -> Progress | None:
     """How far the lake is built, or None: not at all. Raises StoreMismatch if the note of it is damaged."""
     try:
-        return msgjson.decode(_note(lake).read_bytes(), type=Progress)
+        return read_json(_note(lake), Progress, "Build again with --full.")
     except FileNotFoundError:
         return None
-    except ValidationError as error:
-        raise StoreMismatch(f"{_note(lake)} is damaged ({error}); build again with --full") from None
 
 
 def _note(lake: Lake) -> Path:
     return lake.root / "_build.json"
 
 
-def _build_all(spark: SparkSession, lake: Lake, events: DataFrame, objective: Objective) -> None:
-    lake.replace("attempts", attempts(events), ["date"])
-    lake.replace("hourly", hourly(events, lake.read(spark, "attempts")), ["date"])
-    lake.replace("failures", failures(events), ["date"])
+def _build_all(
+    spark: SparkSession, lake: Lake, events: DataFrame, objective: Objective, tell: Callable[[str], None]
+) -> None:
+    def put(table: str, frame: DataFrame) -> None:
+        tell(_step(table))
+        lake.replace(table, frame, ["date"])
+
+    put("attempts", attempts(events))
+    put("hourly", hourly(events, lake.read(spark, "attempts")))
+    put("failures", failures(events))
     runs = job_runs(events).persist()
-    lake.replace("slo", slo(runs, objective), ["date"])
-    lake.replace("job_runs", runs, ["date"])
+    put("slo", slo(runs, objective))
+    put("job_runs", runs)
     runs.unpersist()
+
+
+def _step(table: str) -> str:
+    return f"{TABLES.index(table) + 1} of {len(TABLES)}: {table}"
 
 
 class _Update:
     """One incremental build."""
 
-    def __init__(self, spark: SparkSession, lake: Lake, events: DataFrame, built: int, objective: Objective) -> None:
-        self.spark, self.lake, self.objective = spark, lake, objective
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        events: DataFrame,
+        built: int,
+        objective: Objective,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.spark, self.lake, self.objective, self.tell = spark, lake, objective, tell
         self.events = events
         self.fresh = events.where(fn.col("batch") > built)
         self.days: set[date] = set()
@@ -176,6 +200,7 @@ class _Update:
         self, table: str, rows: DataFrame, keys: DataFrame | None, names: Sequence[str], days: Iterable[date]
     ) -> None:
         """Put `rows` in place of those with these keys, all of which are in the partitions of these days."""
+        self.tell(_step(table))
         kept = self.lake.read(self.spark, table).where(_among("date", days))
         whole = rows if keys is None else kept.join(keys, list(names), "left_anti").unionByName(rows)
         replace_days(self.lake, table, whole, days)

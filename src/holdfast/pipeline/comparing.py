@@ -9,8 +9,9 @@ from pyspark.sql import SparkSession
 from holdfast.core.errors import InvalidOption, StoreBusy
 from holdfast.options import moment
 from holdfast.pipeline.audit import StoreJobs
-from holdfast.pipeline.ingest import Plan, check_payloads, ingest, read_origin
+from holdfast.pipeline.ingest import Plan, check_payloads, ingest
 from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.origin import read_origin
 from holdfast.pipeline.reader import OpenStore
 from holdfast.pipeline.trouble import plainly
 

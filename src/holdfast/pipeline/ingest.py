@@ -11,18 +11,18 @@ from __future__ import annotations
 import json
 import re
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from msgspec import Struct, convert
+from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from holdfast.core.errors import EventsTrimmed, HoldfastError, InvalidOption, StoreMismatch
+from holdfast.core.errors import EventsTrimmed, HoldfastError, InvalidOption
 from holdfast.core.job import JobKey
-from holdfast.pipeline.lake import Batch, Lake, write_json
+from holdfast.pipeline.lake import Batch, Lake
+from holdfast.pipeline.origin import Origin, check_known, settle
 from holdfast.pipeline.trouble import cause
-from holdfast.store import Reader, absolute, parse_url, shown_url
+from holdfast.store import Reader, absolute
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,18 +36,9 @@ Payloads = Literal["none", "hash", "full"]
 POLL_S = 0.2
 KEYS_AT_ONCE = 500
 STARTS = 3
-ORIGIN = "_origin.json"
+STOPPED = "the ingest was asked to stop before this batch"
 
 _TRIMMED = re.compile(r"EventsTrimmed: events after '([^']*)' up to '([^']*)' are no longer kept")
-
-
-class Origin(Struct, frozen=True):
-    """Where a lake's events come from. It is settled by the first ingest."""
-
-    store: str
-    """Without password and options."""
-    tenant: str | None
-    reader: str
 
 
 class Plan(Struct, frozen=True):
@@ -77,6 +68,8 @@ class Ingested(Struct):
     missing_payloads: int = 0
     offset: str = ""
     seconds: float = 0.0
+    stopped: bool = False
+    """Asked to end before it had come to the log's end."""
 
 
 Tell = Callable[[Ingested], None]
@@ -91,6 +84,8 @@ def ingest(
 ) -> Ingested:
     """Take in the log, and tell after each batch. With `plan.follow` it goes on until `stopped` says so.
 
+    Whoever is stopped finishes the batch under way; the next ingest goes on behind it.
+
     Raises StoreBusy while another ingest runs on the lake, EventsTrimmed where the log was cut before it was read (it
     is noted in the lake; `accept_gap` goes on behind it), StoreMismatch where the lake is of another store.
     """
@@ -100,9 +95,8 @@ def ingest(
     with lake.lock("ingest") as lock, OpenStore(plan.store) as opened:
         if (java := jvm_pid()) is not None:
             lock.note({"java": java})
-        origin = _origin(lake, plan)
-        _check_checkpoint(lake)
-        _register(opened, lake, origin)
+        lake.stop_mark.unlink(missing_ok=True)
+        origin = settle(opened, lake, plan)
         run = _Run(spark, lake, plan, origin, opened, tell, stopped)
         accepted: str | None = None
         while True:
@@ -117,61 +111,6 @@ def ingest(
                     )
                     raise
                 accepted = gap.to
-
-
-def read_origin(lake: Lake) -> Origin:
-    """Where the lake's events come from. Raises InvalidOption where it has none yet."""
-    try:
-        return convert(json.loads((lake.root / ORIGIN).read_text()), Origin)
-    except FileNotFoundError:
-        raise InvalidOption("lake", f"nothing has been taken in to {lake.root} yet") from None
-
-
-def _origin(lake: Lake, plan: Plan) -> Origin:
-    """Where the lake's events come from. Raises StoreMismatch if that is not the store of this plan."""
-    path = lake.root / ORIGIN
-    parsed = parse_url(plan.store)
-    store = shown_url(f"{parsed.scheme}:{parsed.rest}")
-    if not path.exists():
-        origin = Origin(store, plan.tenant, f"lake-{uuid.uuid4().hex[:12]}")
-        write_json(path, origin)
-        return origin
-    origin = read_origin(lake)
-    if origin.tenant != plan.tenant:
-        whose = "all tenants" if origin.tenant is None else f"tenant {origin.tenant}"
-        raise StoreMismatch(f"the lake in {lake.root} holds the events of {whose}; use another --lake for others")
-    if origin.store != store:
-        if not plan.moved:
-            raise StoreMismatch(
-                f"the lake in {lake.root} holds the log of {origin.store}, not of {store}; use another --lake for that "
-                "one, or --moved if it is the same store under a new address"
-            )
-        origin = replace(origin, store=store)
-        write_json(path, origin)
-    return origin
-
-
-def _check_checkpoint(lake: Lake) -> None:
-    """Spark counts batches in its checkpoint; without it they would be counted from 0 again."""
-    if lake.batches() and not (lake.checkpoint / "offsets").is_dir():
-        raise StoreMismatch(
-            f"{lake.checkpoint} is gone: how far the lake in {lake.root} has read is not known any more. "
-            "Bring it back from a backup, or ingest into a new directory."
-        )
-
-
-def _register(opened: OpenStore, lake: Lake, origin: Origin) -> None:
-    """Have trimming wait from the very first, and note what was trimmed before."""
-
-    async def register() -> None:
-        known = await opened.store.readers(origin.tenant)
-        if all(reader.name != origin.reader for reader in known):
-            start, _ = await opened.log.reach(None)
-            if start.strip("0.") and not lake.batches():
-                lake.note_gap("", start)
-            await opened.store.set_reader(Reader(origin.tenant, origin.reader, start))
-
-    opened.run(register())
 
 
 class _Run:
@@ -199,15 +138,22 @@ class _Run:
         try:
             while not query.awaitTermination(cast("int", POLL_S)):
                 self._look(query)
-                if self._plan.follow and self._stopped():
-                    break
+                if self._stopped():
+                    self._lake.stop_mark.touch()
+                    # Else a batch is under way, which ends, or finds the mark.
+                    if self._plan.follow and not query.status["isTriggerActive"]:
+                        break
         except Exception as error:
             if type(error).__name__ != "StreamingQueryException":
                 raise
-            raise _cause(str(error)) from None
+            if STOPPED not in str(error):
+                raise _cause(str(error)) from None
+            self._done.stopped = not self._plan.follow
         finally:
-            self._look(query)
-            query.stop()
+            try:
+                self._look(query)
+            finally:
+                query.stop()
         return self._done
 
     def _start(self, accepted: str | None) -> StreamingQuery:
@@ -223,7 +169,7 @@ class _Run:
         if accepted is not None:
             reader = reader.option("acceptGap", accepted)
         writer = reader.load().writeStream.queryName("holdfast-ingest")
-        writer = writer.foreachBatch(WriteBatch(str(self._lake.root), plan.store, plan.payloads))
+        writer = writer.foreachBatch(WriteBatch(str(self._lake.root), plan.store, plan.payloads, self._origin))
         writer = writer.option("checkpointLocation", str(self._lake.checkpoint))
         if plan.follow:
             writer = writer.trigger(processingTime=f"{round(plan.interval_s * 1000)} milliseconds")
@@ -250,6 +196,7 @@ class _Run:
         done.missing_payloads += batch.missing_payloads
         done.seconds = time.monotonic() - self._began
         done.offset = offset
+        check_known(self._opened, self._origin)
         self._opened.run(self._opened.store.set_reader(Reader(self._origin.tenant, self._origin.reader, offset)))
         self._tell(done)
 
@@ -275,18 +222,25 @@ def _cause(text: str) -> HoldfastError:
 class WriteBatch:
     """Writes a micro-batch. With Spark Connect it travels to the server, so it holds names and nothing open."""
 
-    def __init__(self, root: str, store: str, payloads: Payloads) -> None:
-        self._root, self._store, self._payloads = root, store, payloads
+    def __init__(self, root: str, store: str, payloads: Payloads, origin: Origin) -> None:
+        self._root, self._store, self._payloads, self._origin = root, store, payloads, origin
 
     def __call__(self, frame: DataFrame, number: int) -> None:
+        from holdfast.pipeline.reader import OpenStore
         from holdfast.pipeline.rows import rows
 
         lake = Lake(self._root)
+        if lake.stop_mark.exists():
+            # To stop the query instead would have Java print a trace of the batch that is interrupted.
+            raise InterruptedError(STOPPED)
         if lake.batch(number) is not None:
             # It was all there when the driver died: by now the store may not have all of it any more.
             return
         lake.clear_landing()
         files = rows(frame)
+        # A store that was made anew meanwhile may have had a log that goes as far.
+        with OpenStore(self._store) as opened:
+            check_known(opened, self._origin)
         lake.take_files("events", number, [(file["date"], file["file"]) for file in files])
         batch = Batch(number, sum(file["rows"] for file in files))
         lake.clear_landing()

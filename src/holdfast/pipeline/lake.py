@@ -24,15 +24,17 @@ import uuid
 from collections.abc import Generator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from msgspec import Struct, ValidationError
+from msgspec import DecodeError, Struct
 from msgspec import json as msgjson
 
 from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
 
 FORMAT = 1
 LAYER = {
@@ -45,8 +47,13 @@ LAYER = {
 POSITION_WIDTH = 20
 """Digits of each number in a position."""
 
+RESTORE = "Bring it back from a backup of the lake, or ingest into a new directory."
+
 _MARK = "_holdfast.json"
 _LONG_TAKEN_S = 30.0
+_WRITES = {"ingest": ("bronze",), "build": ("silver", "gold")}
+"""The layers that who holds a lock may write."""
+_SWAP_PAUSES_S = (0.01, 0.1, 0.5)
 
 
 class Batch(Struct, frozen=True):
@@ -57,6 +64,12 @@ class Batch(Struct, frozen=True):
     payloads: int = 0
     missing_payloads: int = 0
     """Jobs that were gone before their payload could be read."""
+
+
+class _Origin(Struct, frozen=True):
+    """What is said here of where the events come from."""
+
+    store: str
 
 
 class Gap(Struct, frozen=True, rename={"from_": "from"}):
@@ -78,12 +91,18 @@ class Lake:
             if not create:
                 reason = f"there is no lake in {self.root}; make one with: holdfast pipeline ingest --lake {root}"
                 raise InvalidOption("lake", reason)
-            if self.root.exists() and any(self.root.iterdir()):
-                raise InvalidOption("lake", f"{self.root} is neither a lake nor empty")
-            self.root.mkdir(parents=True, exist_ok=True)
+            self._make_directory()
             write_json(mark, {"format": FORMAT, "made_by": _version()})
         self._check_format(mark)
-        self._finish_swaps()
+
+    def _make_directory(self) -> None:
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            what = "is a file" if self.root.is_file() else f"cannot be made: {error.strerror}"
+            raise InvalidOption("lake", f"{self.root} {what}; name a directory") from None
+        if any(self.root.iterdir()):
+            raise InvalidOption("lake", f"{self.root} is neither a lake nor empty")
 
     def _check_format(self, mark: Path) -> None:
         try:
@@ -106,7 +125,26 @@ class Lake:
 
     def has(self, table: str) -> bool:
         """Whether the table has been written."""
-        return self.path(table).is_dir()
+        return self.found(table) is not None
+
+    def found(self, table: str) -> Path | None:
+        """Where the table is to be read, or None: it has not been written.
+
+        While its writer swaps it, it has another name for a moment, and keeps that if the writer dies right then.
+        Readers wait and look; to put it back is for the next writer.
+        """
+        for pause_s in _SWAP_PAUSES_S:
+            old = self._old(table)
+            if self.path(table).is_dir():
+                return self.path(table)
+            if not old:
+                return None
+            time.sleep(pause_s)
+        return self.path(table) if self.path(table).is_dir() else next(iter(self._old(table)), None)
+
+    def _old(self, table: str) -> list[Path]:
+        """What the table was before a swap that has not ended."""
+        return sorted((self.root / LAYER[table]).glob(f".{table}.old-*"))
 
     def read(self, spark: SparkSession, table: str) -> DataFrame:
         """A table as a DataFrame, empty where it has not been written. Bronze tables show whole batches alone."""
@@ -115,10 +153,11 @@ class Lake:
         from holdfast.pipeline.schemas import GAPS, TABLES
 
         schema = GAPS if table == "gaps" else TABLES[table]
-        if table == "gaps" or not self.has(table):
+        place = self.found(table)
+        if table == "gaps" or place is None:
             rows = self._gap_rows() if table == "gaps" else []
             return cast("Any", spark).createDataFrame(rows, schema)
-        frame = spark.read.schema(schema).parquet(str(self.path(table)))
+        frame = spark.read.schema(schema).parquet(str(place))
         if LAYER[table] == "bronze" and (half := self.unfinished_batches()):
             frame = frame.where(~f.col("batch").isin(half))
         return frame
@@ -147,13 +186,14 @@ class Lake:
         fresh.rename(place)
         shutil.rmtree(old, ignore_errors=True)
 
-    def _finish_swaps(self) -> None:
-        """Put a table back that was on its way when its writer died."""
-        for table, layer in LAYER.items():
-            for old in (self.root / layer).glob(f".{table}.old-*"):
-                if not self.has(table):
-                    with contextlib.suppress(OSError):
-                        old.rename(self.path(table))
+    def _finish_swaps(self, tables: Sequence[str]) -> None:
+        """Put tables back that were on their way when their writer died. Only for who is their writer now."""
+        for table in tables:
+            for old in self._old(table):
+                if self.path(table).is_dir():
+                    shutil.rmtree(old, ignore_errors=True)
+                else:
+                    old.rename(self.path(table))
 
     # Batches ----------------------------------------------------------------------------------------------
 
@@ -172,11 +212,9 @@ class Lake:
     def batch(self, number: int) -> Batch | None:
         """What was noted of a batch, or None: it is not wholly there."""
         try:
-            return msgjson.decode(self._batch_file(number).read_bytes(), type=Batch)
+            return read_json(self._batch_file(number), Batch)
         except FileNotFoundError:
             return None
-        except ValidationError as error:
-            raise StoreMismatch(f"{self._batch_file(number)} is damaged: {error}") from None
 
     def batches(self) -> list[Batch]:
         """Every whole batch, in order."""
@@ -185,7 +223,8 @@ class Lake:
 
     def unfinished_batches(self) -> list[int]:
         """Batches of which something is there and not all: their writer died, and the next ingest does them again."""
-        seen = {int(path.name.partition("=")[2]) for path in self.path("events").glob("date=*/batch=*")}
+        events = self.found("events") or self.path("events")
+        seen = {int(path.name.partition("=")[2]) for path in events.glob("date=*/batch=*")}
         return sorted(seen - {int(path.stem) for path in self.root.glob("_batches/*.json")})
 
     def read_up_to(self) -> str | None:
@@ -193,8 +232,11 @@ class Lake:
         last = max((batch.batch for batch in self.batches()), default=None)
         if last is None:
             return None
-        *_, offset = (self.checkpoint / "offsets" / str(last)).read_text().splitlines()
-        return str(json.loads(offset)["offset"])
+        noted = self.checkpoint / "offsets" / str(last)
+        try:
+            return str(json.loads(noted.read_text().splitlines()[-1])["offset"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise StoreMismatch(f"{noted} is damaged: {error!r}. {RESTORE}") from None
 
     @property
     def landing(self) -> Path:
@@ -230,12 +272,12 @@ class Lake:
     def gaps(self) -> list[Gap]:
         """Where the log had been cut before it was read."""
         files = sorted(self.path("gaps").glob("*.json"))
-        return sorted((msgjson.decode(file.read_bytes(), type=Gap) for file in files), key=lambda gap: gap.seen_at)
+        return sorted((read_json(file, Gap) for file in files), key=lambda gap: gap.seen_at)
 
     def _gap_rows(self) -> list[tuple[int, str, str, datetime]]:
         """The gaps in positions of each shard, as events have them."""
         origin = self.root / "_origin.json"
-        store = str(json.loads(origin.read_text())["store"]) if origin.exists() else ""
+        store = read_json(origin, _Origin).store if origin.exists() else ""
         rows: list[tuple[int, str, str, datetime]] = []
         for gap in self.gaps():
             ends = positions(store, gap.to)
@@ -255,10 +297,24 @@ class Lake:
 
     # One writer at a time ---------------------------------------------------------------------------------
 
+    @property
+    def stop_mark(self) -> Path:
+        """A file that is there when the ingest that runs is to begin no other batch."""
+        return self.root / "_locks" / "ingest.stop"
+
+    def check_free(self, *names: str) -> None:
+        """Raise StoreBusy where somebody does one of these: sooner said than after Spark has started."""
+        for name in names:
+            path = self.root / "_locks" / f"{name}.lock"
+            if path.exists():
+                with path.open("a+") as file:
+                    Lock(file.fileno(), path).look(name)
+
     @contextlib.contextmanager
     def lock(self, name: str) -> Generator[Lock]:
         """Be the one who does `name` here. Raises StoreBusy with who it is where somebody else does.
 
+        `ingest` is for the writers of bronze, `build` for those of silver and gold, both for who writes in all.
         The lock ends with its process, however that ends; and if that left a Java machine behind, with that.
         """
         path = self.root / "_locks" / f"{name}.lock"
@@ -267,6 +323,7 @@ class Lake:
             lock = Lock(file.fileno(), path)
             lock.take(name)
             try:
+                self._finish_swaps([table for table, layer in LAYER.items() if layer in _WRITES[name]])
                 yield lock
             finally:
                 lock.note({})
@@ -292,10 +349,14 @@ class Lock:
     def __init__(self, descriptor: int, path: Path) -> None:
         self._descriptor, self._path = descriptor, path
 
-    def take(self, name: str) -> None:
-        """Take it, or say who has it."""
+    def look(self, name: str) -> None:
+        """Say who has it, if anybody."""
         if not take_lock(self._descriptor):
             raise StoreBusy(f"{name} is already running on this lake: {self._holder()}")
+
+    def take(self, name: str) -> None:
+        """Take it, or say who has it."""
+        self.look(name)
         said = self._said()
         java = said.get("java")
         if isinstance(java, int) and said.get("host") == socket.gethostname():
@@ -337,10 +398,23 @@ def _runs_java(pid: int) -> bool:
     return True
 
 
+def place_in(store: str, shard: int) -> int:
+    """Which number of an offset counts the events one by one, in the log of this shard of a store of this name."""
+    return shard if store == "redis" else -1
+
+
 def positions(store: str, offset: str) -> list[str]:
     """The position in each shard that an offset stands for, as `reader` makes them of whole columns."""
     parts = [part.zfill(POSITION_WIDTH) for part in offset.split(".")]
     return parts if "redis" in store.partition(":")[0] or "valkey" in store.partition(":")[0] else [".".join(parts)]
+
+
+def read_json(path: Path, type_: type[T], cure: str = RESTORE) -> T:
+    """What `write_json` wrote. Raises FileNotFoundError, or StoreMismatch with the cure if it is damaged."""
+    try:
+        return msgjson.decode(path.read_bytes(), type=type_)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise StoreMismatch(f"{path} is damaged: {error}. {cure}") from None
 
 
 def write_json(path: Path, document: Any) -> None:

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
-from msgspec import Struct, ValidationError, field
-from msgspec import json as msgjson
+from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
@@ -43,7 +42,7 @@ from holdfast.core.errors import (
     StoreUnavailable,
 )
 from holdfast.core.job import Job, JobKey, JobState, Replayed
-from holdfast.pipeline.lake import Lock, release_lock, take_lock, write_json
+from holdfast.pipeline.lake import Lock, read_json, release_lock, take_lock, write_json
 from holdfast.pipeline.reader import OpenStore
 from holdfast.pipeline.triage import chosen
 from holdfast.pipeline.trouble import plainly
@@ -217,11 +216,9 @@ def shown(spark: SparkSession, place: Path, sample: int = SAMPLE) -> Preview:
 def read_receipt(place: Path) -> Receipt | None:
     """The receipt in a directory, or None. Raises StoreMismatch if it is damaged."""
     try:
-        return msgjson.decode((place / "receipt.json").read_bytes(), type=Receipt)
+        return read_json(place / "receipt.json", Receipt, "Begin with another receipt; what was replayed stays so.")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValidationError as error:
-        raise StoreMismatch(f"{place / 'receipt.json'} is damaged: {error}") from None
 
 
 def _choose(spark: SparkSession, plan: Plan) -> DataFrame:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 from holdfast.core.errors import InvalidOption
 
@@ -29,6 +31,10 @@ _INSTALL_JAVA = {
     "linux": "apt-get install openjdk-17-jre-headless (Debian, Ubuntu), dnf install java-17-openjdk-headless (Fedora)",
     "darwin": "brew install openjdk@17",
 }
+LOG_VARIABLE = "HOLDFAST_SPARK_LOG"
+"""Set to error, warn or info it shows what Spark says of failures, with traces, beside what the command says."""
+REACH_S = 5.0
+_PORTS = {"sc": 15002, "spark": 7077}
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _QUIET = Path(__file__).with_name("log4j2.properties")
 
@@ -49,7 +55,8 @@ def make_session(
 ) -> SparkSession:
     """A session on `master` (by default all cores of this machine), or by Spark Connect on `remote` (`sc://...`).
 
-    Raises InvalidOption where a library or Java is missing, or too old, with the command that installs it.
+    Raises InvalidOption where a library or Java is missing, or too old, with the command that installs it, and where
+    nobody answers at that address.
     """
     if master is not None and remote is not None:
         raise InvalidOption("remote", "give a master or a remote, not both")
@@ -61,10 +68,12 @@ def make_session(
     builder = cast("Any", SparkSession.builder).appName(app)
     if remote is not None:
         settings: dict[str, str] = {**_SQL, **(conf or {})}
+        check_reachable("remote", remote)
         builder = builder.remote(remote)
     else:
         check_java()
         master = master or "local[*]"
+        check_reachable("master", master)
         settings = {**_SQL, **_classic(master), **(conf or {})}
         builder = builder.master(master)
     for name, value in settings.items():
@@ -86,17 +95,56 @@ def check_java() -> None:
     program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if program is None:
         raise InvalidOption("java", f"Spark needs Java {JAVA_LEAST} or newer and there is none; {cure}")
+    where = f"the Java of {'JAVA_HOME' if home else 'the PATH'} ({program})"
     try:
         said = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr  # noqa: S603
     except OSError as error:
-        where = "JAVA_HOME" if home else "the PATH"
-        reason = f"the Java of {where} ({program}) does not run: {error.strerror}; {cure}"
-        raise InvalidOption("java", reason) from None
+        raise InvalidOption("java", f"{where} does not run: {error.strerror}; {cure}") from None
+    except subprocess.TimeoutExpired:
+        raise InvalidOption("java", f"{where} does not answer; {cure}") from None
     match = _VERSION.search(said)
+    if match is None:
+        raise InvalidOption("java", f"{where} does not tell its version, and so is none that Spark can run on; {cure}")
     # Java 8 calls itself 1.8.
-    major = int((match[2] or "8") if match[1] == "1" else match[1]) if match else None
-    if major is not None and major < JAVA_LEAST:
+    major = int((match[2] or "8") if match[1] == "1" else match[1])
+    if major < JAVA_LEAST:
         raise InvalidOption("java", f"Spark needs Java {JAVA_LEAST} or newer and {program} is Java {major}; {cure}")
+
+
+def check_reachable(option: str, address: str) -> None:
+    """Raise InvalidOption unless somebody listens at an address like sc://host:port or spark://host:port,host:port.
+
+    Spark itself tries for minutes, without a word. Addresses of other kinds are left to it.
+    """
+    scheme, _, rest = address.partition("://")
+    if scheme not in _PORTS:
+        return
+    reasons: list[str] = []
+    for place in re.split(r"[/;?]", rest, maxsplit=1)[0].split(","):
+        try:
+            parts = urlsplit(f"//{place}")
+            host, port = parts.hostname, parts.port or _PORTS[scheme]
+        except ValueError:
+            host, port = None, 0
+        if not host:
+            raise InvalidOption(option, f"{address!r} is not like {scheme}://host:{_PORTS[scheme]}")
+        try:
+            socket.create_connection((host, port), REACH_S).close()
+        except OSError as error:
+            reasons.append(f"{host} port {port} ({error.strerror or error})")
+        else:
+            return
+    what = "Spark Connect server" if option == "remote" else "Spark master"
+    raise InvalidOption(option, f"no {what} answers at {', '.join(reasons)}")
+
+
+def hush() -> None:
+    """Have PySpark not write down each error in a query, as JSON with its Java trace, before it is raised."""
+    if find_spec("pyspark") is not None and LOG_VARIABLE not in os.environ:
+        from pyspark.logger import PySparkLogger
+
+        for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+            PySparkLogger.getLogger(name).disabled = True
 
 
 def jvm_pid() -> int | None:

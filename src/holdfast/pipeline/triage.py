@@ -54,6 +54,8 @@ class Triage:
 def triage(spark: SparkSession, lake: Lake, *, where: str | None = None, limit: int = LIMIT) -> Triage:
     """The dead letters of the built tables, those that were replayed or purged since left out.
 
+    Those that the store has forgotten after their retention are counted: forgetting makes no event. [KEEP-1]
+
     `where` is a condition in SQL on the columns of `job_runs`. Raises InvalidOption if it makes no sense.
     """
     runs = lake.read(spark, "job_runs")

@@ -1,5 +1,6 @@
 """What `holdfast pipeline` says before Spark is started."""
 
+import socket
 import sys
 from importlib.util import find_spec
 
@@ -7,6 +8,8 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.pipeline import session
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.trouble import cause
 
 
 @pytest.fixture
@@ -43,7 +46,14 @@ def java(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "version, said",
-    [("1.8.0_392", "is Java 8"), ("11.0.2", "is Java 11"), (None, "does not run"), ("17.0.9", None), ("21", None)],
+    [
+        ("1.8.0_392", "is Java 8"),
+        ("11.0.2", "is Java 11"),
+        (None, "does not run"),
+        ("", "does not tell its version"),
+        ("17.0.9", None),
+        ("21", None),
+    ],
 )
 def test_a_java_that_spark_does_not_run_on_is_told_with_the_cure(java, version, said):
     java(version)
@@ -73,8 +83,67 @@ def test_a_missing_store_is_told_and_no_lake_is_made(say, tmp_path):
     assert not (tmp_path / "lake").exists()
 
 
+@pytest.mark.parametrize("args", [("build",), ("compact",), ("retain", "--days", "3")])
+def test_who_else_writes_is_told_before_spark_is_started(say, java, monkeypatch, tmp_path, args):
+    java("17.0.9")
+    monkeypatch.setattr(session, "make_session", None)
+    lake = Lake(tmp_path / "lake", create=True)
+    with lake.lock("build"):
+        code, said = say(*args, "--lake", str(lake.root))
+    assert (code, "Error: build is already running on this lake: process" in said) == (1, True)
+
+
 def test_wrong_words_are_told(say, tmp_path):
     lake = ("--lake", str(tmp_path / "lake"), "--store", "file:x")
     assert "'some' is not 'none', 'hash' or 'full'" in say("ingest", *lake, "--payloads", "some")[1]
     with pytest.raises(session.InvalidOption, match="not both"):
         session.make_session("local", "sc://x")
+
+
+@pytest.fixture
+def port():
+    """Where somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def closed_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_an_address_where_no_spark_answers_is_named_at_once(port, closed_port):
+    for address in ("local[2]", "k8s://nowhere.invalid", f"sc://127.0.0.1:{port}/;token=x"):
+        session.check_reachable("master", address)
+    # Of several masters one is enough.
+    session.check_reachable("master", f"spark://127.0.0.1:{closed_port},127.0.0.1:{port}")
+    with pytest.raises(session.InvalidOption, match=rf"no Spark master answers at 127\.0\.0\.1 port {closed_port} \("):
+        session.make_session(f"spark://127.0.0.1:{closed_port}")
+    with pytest.raises(session.InvalidOption, match="no Spark Connect server answers at 127"):
+        session.make_session(remote=f"sc://127.0.0.1:{closed_port}/;user_id=me")
+    for wrong in ("sc://", "sc://host:many"):
+        with pytest.raises(session.InvalidOption, match="is not like sc://host:15002"):
+            session.check_reachable("remote", wrong)
+
+
+FAILED = """An error occurred while calling o57.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times
+\tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:2935)
+Caused by: java.lang.RuntimeException: file:/lake/x.parquet is not a Parquet file. Expected magic number at tail
+\tat org.apache.parquet.hadoop.ParquetFileReader.readFooter(ParquetFileReader.java:643)
+\t... 22 more
+"""
+
+
+def test_what_spark_says_of_a_failure_is_told_without_its_trace():
+    said = str(cause("answer", FAILED))
+    assert said == (
+        "Spark could not answer: RuntimeException: file:/lake/x.parquet is not a Parquet file. "
+        "Expected magic number at tail"
+    )
+    assert str(cause("answer", "[DIVIDE_BY_ZERO] Division by zero.\n== SQL ==\n1/0\n")) == (
+        "Spark could not answer: [DIVIDE_BY_ZERO] Division by zero."
+    )
+    ours = "Traceback\nholdfast.core.errors.StoreBusy: the store is busy\n\tat org.apache.spark"
+    assert repr(cause("answer", ours)) == "StoreBusy('the store is busy')"

@@ -1,0 +1,112 @@
+"""A lake goes on with the log that it has the beginning of, and with no other. None of this needs Spark."""
+
+import json
+
+import pytest
+
+from holdfast.core.errors import StoreMismatch
+from holdfast.pipeline.ingest import Plan
+from holdfast.pipeline.lake import Batch, Lake
+from holdfast.pipeline.landing import land
+from holdfast.pipeline.origin import check_known, settle
+from holdfast.pipeline.reader import OpenStore, Wanted
+from tests.pipeline.traffic import make_traffic, of_store
+
+PRUNED = "&keep_events=0"
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path / "lake", create=True)
+
+
+def origin_of(lake, url, **options):
+    """What an ingest settles before it begins."""
+    with OpenStore(url) as opened:
+        return settle(opened, lake, Plan(url, **options))
+
+
+def take_in(lake, url):
+    """One batch with all that the log has more, as an ingest leaves it."""
+    origin = origin_of(lake, url)
+    number = len(lake.batches())
+    with OpenStore(url) as opened:
+        start, end = opened.run(opened.log.reach(lake.read_up_to()))
+        stretches = opened.run(opened.log.split(start, end, 100))
+        files = [file for stretch in stretches for file in land(url, stretch, Wanted(), str(lake.landing))]
+        check_known(opened, origin)
+    lake.take_files("events", number, [(day, name) for day, name, _ in files])
+    (lake.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    (lake.checkpoint / "offsets" / str(number)).write_text(json.dumps({"offset": end}))
+    lake.mark_batch(Batch(number, sum(rows for *_, rows in files)))
+    return origin
+
+
+def another(url, tmp_path):
+    """The address of a store that is not there yet, on the same server."""
+    return f"file:{tmp_path / 'anew'}" if url.startswith("file") else url.replace("prefix=", "prefix=anew")
+
+
+@pytest.fixture(params=["file", "valkey"])
+def made_anew(request, tmp_path, lake):
+    """A lake, and a store that is not the one it has read."""
+    url = request.getfixturevalue(f"{request.param}_url")
+    of_store(url, lambda store: make_traffic(store, 40))
+    take_in(lake, url)
+    return another(url, tmp_path)
+
+
+@pytest.mark.parametrize("jobs", [5, 200])
+def test_a_store_made_anew_is_not_gone_on_with_however_long_its_log(made_anew, lake, jobs):
+    of_store(made_anew, lambda store: make_traffic(store, jobs, seed=2))
+    before = (lake.root / "_origin.json").read_bytes()
+    with pytest.raises(StoreMismatch, match=r"is not in the log of the store.* Take it into another --lake"):
+        origin_of(lake, made_anew, moved=True)
+    with pytest.raises(StoreMismatch, match="is not in the log of the store"):
+        origin_of(lake, made_anew, moved=True, accept_gap=True)
+    assert (lake.root / "_origin.json").read_bytes() == before
+    assert of_store(made_anew, lambda store: store.readers(None)) == []
+
+
+def test_a_store_that_no_longer_has_what_was_read_is_known_by_its_reader(valkey_url, lake):
+    url = valkey_url + PRUNED
+    of_store(url, lambda store: make_traffic(store, 20))
+    name = take_in(lake, url).reader
+
+    async def prune(store):
+        await make_traffic(store, 20, seed=2)
+        while (await store.prune(1000)).more:
+            pass
+
+    async def drop(store):
+        await store.drop_reader(None, name)
+        await prune(store)
+
+    of_store(url, prune)
+    assert origin_of(lake, url).reader == name
+    of_store(url, drop)
+    with pytest.raises(StoreMismatch, match=r"nothing shows that .* go on with --accept-gap"):
+        origin_of(lake, url)
+    assert origin_of(lake, url, accept_gap=True).reader == name
+    assert [reader.name for reader in of_store(url, lambda store: store.readers(None))] == [name]
+
+
+def test_a_reader_that_was_dropped_is_registered_again_where_the_log_is_the_same(url, lake):
+    of_store(url, lambda store: make_traffic(store, 30))
+    take_in(lake, url)
+    of_store(url, lambda store: make_traffic(store, 10, seed=2))
+    origin = take_in(lake, url)
+    of_store(url, lambda store: store.drop_reader(None, origin.reader))
+    with OpenStore(url) as opened, pytest.raises(StoreMismatch, match="no longer knows the reader"):
+        check_known(opened, origin)
+    assert origin_of(lake, url) == origin
+    with OpenStore(url) as opened:
+        check_known(opened, origin)
+
+
+def test_a_lake_that_does_not_know_its_origin_takes_in_nothing(file_url, lake):
+    of_store(file_url, lambda store: make_traffic(store, 5))
+    take_in(lake, file_url)
+    (lake.root / "_origin.json").unlink()
+    with pytest.raises(StoreMismatch, match=r"_origin\.json is gone"):
+        origin_of(lake, file_url)
