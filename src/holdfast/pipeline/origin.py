@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from holdfast.core.errors import EventsTrimmed, InvalidOption, StoreMismatch
 from holdfast.pipeline.lake import Lake, place_in, read_json, write_json
-from holdfast.store import Reader, Stretch, parse_url, shown_url
+from holdfast.store import LogPage, Reader, Stretch, parse_url, shown_url
 
 if TYPE_CHECKING:
     from holdfast.pipeline.reader import OpenStore
@@ -154,12 +154,11 @@ def _same(opened: OpenStore, shard: int, offset: str, event: tuple[Any, ...]) ->
         return None
     except InvalidOption:
         return False
-    said = page.columns
-    told = zip(said.kind, said.tenant, said.queue, said.job_id, said.at, said.attempt, said.token, strict=True)
-    return list(told) == [event]
+    told = [(e.kind, e.tenant, e.queue, e.job_id, e.at, e.attempt, e.token) for e in page.events]
+    return told == [event]
 
 
-async def _read(opened: OpenStore, stretch: Stretch) -> Any:
+async def _read(opened: OpenStore, stretch: Stretch) -> LogPage:
     return await opened.log.read(stretch, 1)
 
 
