@@ -21,7 +21,7 @@ from tests.migrate.filling import HOUR, TENANT, both, fill, names, run_all
 
 ALL = ("mail", "video", "odd")
 STEPS = [
-    "move.noted", "move.source_paused", "move.target_paused", "move.copy:kill:2", "move.copied", "move.verified",
+    "move.noted_here", "move.noted", "move.source_paused", "move.target_paused", "move.copy:kill:2", "move.copied", "move.verified",
     "move.take", "move.taken", "move.before_resume", "move.target_resumed", "move.resumed",
 ]  # fmt: skip
 
@@ -38,6 +38,7 @@ async def test_a_mover_killed_at_any_step_is_followed_by_one_that_ends_the_move(
         both_have = set((await names(here, "mail"))["mail"]) & set((await names(there, "mail"))["mail"])
         if both_have:
             assert await run_all(here, *ALL) == await run_all(there, *ALL) == []
+        await here.shift_clock(LEASE_MS)
         await there.shift_clock(LEASE_MS)
         done = await move(Plan(file_url, other_url, TENANT))
         assert done.resumed
