@@ -21,8 +21,8 @@ from tests.migrate.filling import HOUR, TENANT, both, fill, names, run_all
 
 ALL = ("mail", "video", "odd")
 STEPS = [
-    "move.noted_here", "move.noted", "move.source_paused", "move.target_paused", "move.copy:kill:2", "move.copied", "move.verified",
-    "move.take", "move.taken", "move.before_resume", "move.target_resumed", "move.resumed",
+    "move.noted_here", "move.noted", "move.source_paused", "move.target_paused", "move.copy:kill:2", "move.copied",
+    "move.verified", "move.take", "move.taken", "move.before_resume", "move.target_resumed", "move.resumed",
 ]  # fmt: skip
 
 

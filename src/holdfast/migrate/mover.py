@@ -19,29 +19,25 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import AbstractContextManager
 
 from msgspec import Struct, field
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import replace
 
 from holdfast.core.errors import HoldfastError, InvalidOption, StoreBusy, StoreMismatch
 from holdfast.core.failpoint import hit
 from holdfast.core.job import CLAIMABLE, WAITING, JobState
-from holdfast.core.names import FLOWS, MOVES, SCHEDULES, check_tenant
+from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.ids import new_id
 from holdfast.migrate.copies import SLACK_MS, SUM, Way
-from holdfast.migrate.notes import EVER, LEASE_MS, Book, Course, Note, Turn
-from holdfast.migrate.steps import Errand, Receipt, Step, Tell, no_room, pages, walk
+from holdfast.migrate.notes import EVER, Book, Course, Note, Turn
+from holdfast.migrate.plan import Plan, opened
+from holdfast.migrate.steps import Errand, Receipt, Step, Tell, no_room, pages, taken_for_dead, walk
 from holdfast.store import (
     QueueStats,
     Store,
-    Tenanted,
     TenantSettings,
-    absolute,
     existing,
-    make_store,
-    parse_url,
     shown_url,
 )
 
-WAIT_S = 60.0
 LOOK_S = 0.1
 REAP = 1000
 IDLE = 10
@@ -58,25 +54,6 @@ Progress = Callable[[str, int], AbstractContextManager[Tell]]
 def silent(_label: str, _total: int) -> Generator[Tell]:
     """Shows nothing."""
     yield lambda _: None
-
-
-class Plan(Struct, frozen=True):
-    """Whose jobs to move, from where and to where."""
-
-    source: str
-    target: str
-    tenant: str
-    wait_s: float = WAIT_S
-    """How long jobs that run in the source are waited for."""
-    lease_ms: int = LEASE_MS
-
-    def __post_init__(self) -> None:
-        check_tenant(self.tenant)
-        force_setattr(self, "source", absolute(self.source))
-        force_setattr(self, "target", absolute(self.target))
-        here, there = parse_url(self.source), parse_url(self.target)
-        if (here.scheme, here.rest, here.options) == (there.scheme, there.rest, there.options):
-            raise _same(self.source)
 
 
 class MovedQueue(Struct):
@@ -121,7 +98,7 @@ class Moved(Struct):
 
 async def preview(plan: Plan) -> Sequence[QueueStats]:
     """The tenant's queues in the source, with their counts. Changes nothing. Raises InvalidOption where it has none."""
-    async with _opened(existing(plan.source), "SRC") as source:
+    async with opened(existing(plan.source), "SRC") as source:
         found = [one for one in await source.stats(plan.tenant) if one.queue != MOVES]
         if not found and not await _known(source, plan.tenant):
             raise _unknown(plan)
@@ -134,7 +111,7 @@ async def move(plan: Plan, walker: Walker | None = None, progress: Progress = si
     Raises InvalidOption (unknown tenant, the same store twice, a store that cannot take part), StoreBusy (jobs or
     flows that still run, another move, no room by a quota), StoreMismatch with the first jobs that differ.
     """
-    async with _opened(existing(plan.source), "SRC") as source, _opened(plan.target, "DST") as target:
+    async with opened(existing(plan.source), "SRC") as source, opened(plan.target, "DST") as target:
         if not await _known(source, plan.tenant):
             raise _unknown(plan)
         async with _turns(plan, source, target) as (here, there):
@@ -182,6 +159,8 @@ class _Move:
         self._course = Course(new_id(), shown_url(plan.source), shown_url(plan.target))
         self._earlier: dict[str, Note] = {}
         self._queues: dict[str, MovedQueue] = {}
+        self._joined = False
+        """What the stores have noted is of this move."""
         self._doubled = False
         """Jobs may be in both stores."""
         self._idle = 0
@@ -196,17 +175,21 @@ class _Move:
         await self._join()
         await self._stop()
         if self._doubled:
-            await self._walk("settle", list(self._notes), 0, await self._source.now())
+            for queue, one in (await self._walk("settle", list(self._notes), 0, await self._source.now())).items():
+                self._queues[queue].left += one.left
         while waiting := await self._waiting():
             await self._pass(waiting)
             await self._stop()
         self._doubled = False
         await self._copy_settings()
         hit("move.before_resume")
+        await self._check_turn()
         await self._resume_target()
         hit("move.target_resumed")
+        await self._check_turn()
         await self._resume_source()
         hit("move.resumed")
+        await self._check_turn()
         await self._end()
         self._moved.queues = [self._queues[name] for name in sorted(self._queues)]
         return self._moved
@@ -217,24 +200,25 @@ class _Move:
         """Begin, or go on with what has not ended. Raises StoreBusy where either store has part in another move."""
         here, there = await self._out.read(), await self._in.read()
         if here.course is not None and not here.leaves:
-            raise _open(here.course)
+            raise _open(here.course, self._tenant)
         if there.course is not None and there.leaves:
-            raise _open(there.course)
+            raise _open(there.course, self._tenant)
         if here.course is None:
             if there.course is not None:
                 if there.course.source != self._course.source:
-                    raise _open(there.course)
+                    raise _open(there.course, self._tenant)
                 # The source has the say, and knows of no move: it has been made anew.
                 self._earlier = there.notes
                 await self._in.end()
+            self._joined = True
             self._course = replace(self._course, skew_ms=await self._skew())
             return
         if there.course is None and here.course.target != self._course.target:
-            raise _open(here.course)
+            raise _open(here.course, self._tenant)
         if there.course is not None and there.course.id != here.course.id:
-            raise _open(there.course if here.course.target == self._course.target else here.course)
+            raise _open(there.course if here.course.target == self._course.target else here.course, self._tenant)
         self._course = here.course
-        self._doubled = self._moved.resumed = True
+        self._joined = self._doubled = self._moved.resumed = True
         if missing := [note for name, note in here.notes.items() if name not in there.notes]:
             await self._in.write(self._course, missing)
         if here.spans and here.spans[-1][1] == EVER:
@@ -247,6 +231,11 @@ class _Move:
         there = await self._target.now()
         late = await self._source.now()
         return 0 if early - SLACK_MS <= there <= late + SLACK_MS else there - (early + late) // 2
+
+    async def _check_turn(self) -> None:
+        """Raise StoreBusy if another mover has been let in, which happens to one that slept for too long."""
+        if not await self._turn.held():
+            raise taken_for_dead()
 
     async def _end(self) -> None:
         """Forget the move, in the source last."""
@@ -274,6 +263,7 @@ class _Move:
             hit("move.noted_here")
             await self._in.write(self._course, notes)
             hit("move.noted")
+        await self._check_turn()
         for name in names:
             await self._source.pause(self._tenant, name, paused=True)
         hit("move.source_paused")
@@ -310,6 +300,8 @@ class _Move:
 
     async def abandon(self, error: BaseException, here: Turn, there: Turn) -> None:
         """Leave all as it was where no job is in both; else as it is. The error says which."""
+        if not self._joined:
+            return
         if not self._notes:
             error.add_note("Nothing was moved, and the queues are as they were.")
             return
@@ -396,6 +388,7 @@ class _Move:
             # What has gone since is told from what we take away as long as we have taken nothing.
             changed = [queue for queue, one in verified.items() if _seen(one) != _seen(copied[queue])]
             await self._settle(changed, paused_at)
+        await self._check_turn()
         await self._out.began(await self._source.now())
         try:
             taken = await self._walk("take", queues, total, paused_at)
@@ -456,10 +449,10 @@ def _seen(receipt: Receipt) -> tuple[int, int]:
     return receipt.seen, receipt.seen_sum
 
 
-def _open(course: Course) -> StoreBusy:
+def _open(course: Course, tenant: str) -> StoreBusy:
     return StoreBusy(
         f"a move {course} has not ended; finish it first, by the same command. If one of its stores is gone for good: "
-        f"holdfast migrate {course.source} {course.target} --forget"
+        f"holdfast migrate {course.source} {course.target} --tenant {tenant} --forget"
     )
 
 
@@ -471,31 +464,11 @@ def _refuse(receipts: Iterable[Receipt]) -> None:
         raise StoreMismatch(f"DST does not have what SRC has, so nothing of it is taken away:\n  {lines}")
 
 
-@contextlib.asynccontextmanager
-async def _opened(url: str, name: str) -> AsyncGenerator[Store]:
-    store = make_store(url)
-    if isinstance(store, Tenanted):
-        raise InvalidOption(name, "a service does not show all of a job; give the address of the store behind it")
-    try:
-        try:
-            await store.open()
-        except HoldfastError as error:
-            error.add_note(f"That is {name}, {shown_url(url)}.")
-            raise
-        yield store
-    finally:
-        await store.close()
-
-
 async def _known(source: Store, tenant: str) -> bool:
     if any(one.queue != MOVES for one in await source.stats(tenant)):
         return True
     settings = await source.tenant_settings(tenant)
     return any(one.weight is not None or one.max_waiting is not None for one in settings)
-
-
-def _same(url: str) -> InvalidOption:
-    return InvalidOption("DST", f"{shown_url(url)} is SRC itself; give another store")
 
 
 def _unknown(plan: Plan) -> InvalidOption:

@@ -37,7 +37,7 @@ from holdfast.core.job import (
 )
 from holdfast.core.names import MOVES
 from holdfast.ids import new_id
-from holdfast.migrate.steps import TURN, holds, pages
+from holdfast.migrate.steps import TURN, holds, pages, taken_for_dead
 from holdfast.store import EnqueueAnswer, Store
 
 TYPE = "holdfast:move"
@@ -212,7 +212,7 @@ class Turn:
                     continue
                 raise
             if not isinstance(answer, Extended):
-                raise StoreBusy("this mover was taken for dead, and another one may be at work")
+                raise taken_for_dead()
             self._until = began + self._lease_ms / 1000
 
     async def held(self) -> bool:
