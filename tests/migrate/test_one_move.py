@@ -73,12 +73,25 @@ async def test_two_moves_that_cross_lose_nothing(stores, plan):
     assert sorted(found) == sorted([*IDS, *(f"k{n}" for n in range(5))])
 
 
-async def test_of_two_moves_to_different_stores_only_one_has_the_jobs(stores, plan, third_url):
-    _, there = stores
+@pytest.mark.parametrize("step", ["copy", "take"])
+async def test_beside_a_move_none_begins_to_another_store_or_back(stores, plan, third_url, monkeypatch, step):
+    here, there = stores
+    monkeypatch.setattr(notes, "SLACK_S", 0.0)
+    refused = []
+
+    async def others():
+        for other in (
+            Plan(plan.source, third_url, TENANT, lease_ms=1),
+            Plan(plan.target, plan.source, TENANT, lease_ms=1),
+        ):
+            with pytest.raises(StoreBusy, match="another move of tenant 'acme' is under way in"):
+                await move(other)
+            refused.append(other)
+
+    assert (await move(plan, between(here, there, step, others))).jobs == 5
+    assert len(refused) == 2
     third = await open_store(third_url)
-    done = await asyncio.gather(move(plan), move(Plan(plan.source, third_url, TENANT)))
-    assert sorted(one.jobs for one in done) == [0, 5]
-    assert sorted(await run_all(there, "mail") + await run_all(third, "mail")) == IDS
+    assert (await run_all(here, "mail"), await run_all(there, "mail"), await run_all(third, "mail")) == ([], IDS, [])
     await third.close()
 
 

@@ -112,7 +112,7 @@ async def move(plan: Plan, walker: Walker | None = None, progress: Progress = si
     flows that still run, another move, no room by a quota), StoreMismatch with the first jobs that differ.
     """
     async with opened(existing(plan.source), "SRC") as source, opened(plan.target, "DST") as target:
-        if not await _known(source, plan.tenant):
+        if not await _known(source, plan.tenant) and (await Book(source, plan.tenant, "SRC").read()).course is None:
             raise _unknown(plan)
         async with _turns(plan, source, target) as (here, there):
             mover = _Move(plan, source, target, here, walker, progress)
@@ -312,7 +312,7 @@ class _Move:
                 "The same command goes on from here, and lets them run again when it is done."
             )
             return
-        carry = any(one.jobs for one in self._queues.values())
+        carry = self._moved.resumed or any(one.jobs for one in self._queues.values())
         failed: list[str] = []
         for name, turn, act in (("DST", there, self._resume_target), ("SRC", here, self._resume_source)):
             try:

@@ -201,7 +201,8 @@ async def _withdraw(target: Store, jobs: Sequence[Job]) -> None:
     if jobs:
         answers = await target.cancel([Cancel(job.key, only_waiting=True) for job in jobs])
         gone = [Purge(job.key) for job, answer in zip(jobs, answers, strict=True) if answer == "canceled"]
-        await target.purge(gone)
+        if gone:
+            await target.purge(gone)
 
 
 async def _both(errand: Errand, target: Store, page: Page) -> list[tuple[NewJob, Job | None]]:
