@@ -374,6 +374,8 @@ async def test_a_move_whose_other_store_is_gone_can_be_forgotten_and_another_beg
     shutil.move(f"{gone}-away", gone)
     async with both(third_url, plan.target) as (_, again):
         assert "mail" in await paused(again)
+        with pytest.raises(StoreBusy, match="DST has copies of a move that SRC does not know any more"):
+            await move(plan)
         (done,) = await forget(plan)
         assert (done.store, "mail" in await paused(again)) == ("DST", False)
     with contextlib.suppress(FileNotFoundError):

@@ -6,7 +6,8 @@ a move ends that cannot be finished.
 """
 
 from holdfast.migrate.forget import Forgotten, forget
-from holdfast.migrate.mover import Moved, move, preview
+from holdfast.migrate.moved import Moved
+from holdfast.migrate.mover import move, preview
 from holdfast.migrate.plan import Plan
 
 __all__ = ["Forgotten", "Moved", "Plan", "forget", "move", "preview"]

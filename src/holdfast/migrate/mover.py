@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from holdfast.core.errors import HoldfastError, InvalidOption, StoreBusy, StoreMismatch
@@ -27,6 +26,7 @@ from holdfast.core.job import CLAIMABLE, WAITING, JobState
 from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.ids import new_id
 from holdfast.migrate.copies import SLACK_MS, SUM, Way
+from holdfast.migrate.moved import Moved, MovedQueue
 from holdfast.migrate.notes import EVER, Book, Course, Note, Turn
 from holdfast.migrate.plan import Plan, opened
 from holdfast.migrate.steps import Errand, Receipt, Step, Tell, no_room, pages, taken_for_dead, walk
@@ -54,46 +54,6 @@ Progress = Callable[[str, int], AbstractContextManager[Tell]]
 def silent(_label: str, _total: int) -> Generator[Tell]:
     """Shows nothing."""
     yield lambda _: None
-
-
-class MovedQueue(Struct):
-    """What became of one queue."""
-
-    queue: str
-    jobs: int = 0
-    """Moved."""
-    source_sum: int = 0
-    target_sum: int = 0
-    """Order-free checksums (modulo 2^64) of what was read in the source, and of what the target has of it."""
-    left: int = 0
-    """Jobs that did not wait any more when they were to be taken away: they stay in the source."""
-    finished: int = 0
-    """Finished ones, which stay in the source, too."""
-    paused: bool = False
-    """In the target."""
-    source_paused: bool = False
-
-
-class Moved(Struct):
-    """What a move came to."""
-
-    source: str
-    target: str
-    tenant: str
-    queues: list[MovedQueue] = field(default_factory=list[MovedQueue])
-    settings: int = 0
-    """How many settings (weights, quotas) the target took over."""
-    passes: int = 0
-    resumed: bool = False
-    """It went on with a move that had not ended."""
-
-    @property
-    def jobs(self) -> int:
-        return sum(one.jobs for one in self.queues)
-
-    @property
-    def left(self) -> int:
-        return sum(one.left for one in self.queues)
 
 
 async def preview(plan: Plan) -> Sequence[QueueStats]:
@@ -157,7 +117,6 @@ class _Move:
         self._tenant = plan.tenant
         self._out, self._in = Book(source, plan.tenant, "SRC"), Book(target, plan.tenant, "DST")
         self._course = Course(new_id(), shown_url(plan.source), shown_url(plan.target))
-        self._earlier: dict[str, Note] = {}
         self._queues: dict[str, MovedQueue] = {}
         self._joined = False
         """What the stores have noted is of this move."""
@@ -204,12 +163,13 @@ class _Move:
         if there.course is not None and there.leaves:
             raise _open(there.course, self._tenant)
         if here.course is None:
+            if there.course is not None and there.course.source != self._course.source:
+                raise _open(there.course, self._tenant)
             if there.course is not None:
-                if there.course.source != self._course.source:
-                    raise _open(there.course, self._tenant)
-                # The source has the say, and knows of no move: it has been made anew.
-                self._earlier = there.notes
-                await self._in.end()
+                raise StoreBusy(
+                    "DST has copies of a move that SRC does not know any more, and jobs may have run in SRC since. "
+                    f"Cancel in DST what has, and end that move: {_forgetting(there.course, self._tenant)}"
+                )
             self._joined = True
             self._course = replace(self._course, skew_ms=await self._skew())
             return
@@ -221,7 +181,7 @@ class _Move:
         self._joined = self._doubled = self._moved.resumed = True
         if missing := [note for name, note in here.notes.items() if name not in there.notes]:
             await self._in.write(self._course, missing)
-        if here.spans and here.spans[-1][1] == EVER:
+        if any(ended == EVER for _, ended in here.spans):
             # The one before has taken nothing away after the end of its lease.
             await self._out.ended(self._turn.before or await self._source.now())
 
@@ -256,8 +216,6 @@ class _Move:
         fresh = [name for name in names if name not in self._notes]
         if fresh:
             there = {one.queue: one.paused for one in await self._target.stats(self._tenant, fresh)}
-            for name, note in self._earlier.items():
-                there[name] = note.target_paused
             notes = [Note(name, name in stats and stats[name].paused, there.get(name, False)) for name in fresh]
             await self._out.write(self._course, notes)
             hit("move.noted_here")
@@ -452,8 +410,12 @@ def _seen(receipt: Receipt) -> tuple[int, int]:
 def _open(course: Course, tenant: str) -> StoreBusy:
     return StoreBusy(
         f"a move {course} has not ended; finish it first, by the same command. If one of its stores is gone for good: "
-        f"holdfast migrate {course.source} {course.target} --tenant {tenant} --forget"
+        f"{_forgetting(course, tenant)}"
     )
+
+
+def _forgetting(course: Course, tenant: str) -> str:
+    return f"holdfast migrate {course.source} {course.target} --tenant {tenant} --forget"
 
 
 def _refuse(receipts: Iterable[Receipt]) -> None:
