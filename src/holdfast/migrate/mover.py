@@ -75,7 +75,7 @@ async def move(plan: Plan, walker: Walker | None = None, progress: Progress = si
         if not await _known(source, plan.tenant) and (await Book(source, plan.tenant, "SRC").read()).course is None:
             raise _unknown(plan)
         async with _turns(plan, source, target) as (here, there):
-            mover = _Move(plan, source, target, here, walker, progress)
+            mover = _Move(plan, source, target, (here, there), walker, progress)
             work = asyncio.ensure_future(mover.run())
             beats = [asyncio.ensure_future(turn.hold()) for turn in (here, there)]
             try:
@@ -85,7 +85,7 @@ async def move(plan: Plan, walker: Walker | None = None, progress: Progress = si
             except BaseException as error:
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
-                await mover.abandon(error, here, there)
+                await mover.abandon(error)
                 raise
             finally:
                 for beat in beats:
@@ -110,9 +110,16 @@ async def _turns(plan: Plan, source: Store, target: Store) -> AsyncGenerator[tup
 
 class _Move:
     def __init__(
-        self, plan: Plan, source: Store, target: Store, turn: Turn, walker: Walker | None, progress: Progress
+        self,
+        plan: Plan,
+        source: Store,
+        target: Store,
+        turns: tuple[Turn, Turn],
+        walker: Walker | None,
+        progress: Progress,
     ) -> None:
-        self._plan, self._source, self._target, self._turn = plan, source, target, turn
+        self._plan, self._source, self._target, self._turns = plan, source, target, turns
+        self._turn = turns[0]
         self._walker, self._progress = walker or self._here, progress
         self._tenant = plan.tenant
         self._out, self._in = Book(source, plan.tenant, "SRC"), Book(target, plan.tenant, "DST")
@@ -158,6 +165,7 @@ class _Move:
     async def _join(self) -> None:
         """Begin, or go on with what has not ended. Raises StoreBusy where either store has part in another move."""
         here, there = await self._out.read(), await self._in.read()
+        await self._close()
         if here.course is not None and not here.leaves:
             raise _open(here.course, self._tenant)
         if there.course is not None and there.leaves:
@@ -181,9 +189,15 @@ class _Move:
         self._joined = self._doubled = self._moved.resumed = True
         if missing := [note for name, note in here.notes.items() if name not in there.notes]:
             await self._in.write(self._course, missing)
-        if any(ended == EVER for _, ended in here.spans):
-            # The one before has taken nothing away after the end of its lease.
-            await self._out.ended(self._turn.before or await self._source.now())
+
+    async def _close(self) -> None:
+        """Note when a mover that was killed has ended: it has taken nothing away after the end of its lease.
+
+        Only who comes next knows when that was, also if it is not the one that goes on.
+        """
+        for book, turn in zip((self._out, self._in), self._turns, strict=True):
+            if any(ended == EVER for _, ended in book.record.spans):
+                await book.ended(turn.before or await book.store.now())
 
     async def _skew(self) -> int:
         """By how much the target's clock is ahead, if it surely is another."""
@@ -256,7 +270,7 @@ class _Move:
             await self._source.reap(REAP, random.random())  # noqa: S311
             await asyncio.sleep(LOOK_S)
 
-    async def abandon(self, error: BaseException, here: Turn, there: Turn) -> None:
+    async def abandon(self, error: BaseException) -> None:
         """Leave all as it was where no job is in both; else as it is. The error says which."""
         if not self._joined:
             return
@@ -272,6 +286,7 @@ class _Move:
             return
         carry = self._moved.resumed or any(one.jobs for one in self._queues.values())
         failed: list[str] = []
+        here, there = self._turns
         for name, turn, act in (("DST", there, self._resume_target), ("SRC", here, self._resume_source)):
             try:
                 if await turn.held():
