@@ -12,17 +12,18 @@ import signal
 import pytest
 
 from holdfast import Queue
-from holdfast.core.job import JobState
+from holdfast.core.errors import StoreBusy
+from holdfast.core.job import Cancel, JobKey, JobState
 from holdfast.migrate import Plan, move
 from holdfast.migrate.notes import LEASE_MS
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
-from tests.migrate.filling import HOUR, TENANT, both, fill, names, run_all
+from tests.migrate.filling import HOUR, TENANT, both, fill, names, new, run_all
 
 ALL = ("mail", "video", "odd")
 STEPS = [
-    "move.noted", "move.source_paused", "move.target_paused", "move.copy:kill:2", "move.copied", "move.verified",
-    "move.take", "move.taken", "move.before_resume", "move.target_resumed", "move.resumed",
+    "move.noted_here", "move.noted", "move.source_paused", "move.target_paused", "move.copy:kill:2", "move.copied",
+    "move.verified", "move.take", "move.taken", "move.before_resume", "move.target_resumed", "move.resumed",
 ]  # fmt: skip
 
 
@@ -38,6 +39,7 @@ async def test_a_mover_killed_at_any_step_is_followed_by_one_that_ends_the_move(
         both_have = set((await names(here, "mail"))["mail"]) & set((await names(there, "mail"))["mail"])
         if both_have:
             assert await run_all(here, *ALL) == await run_all(there, *ALL) == []
+        await here.shift_clock(LEASE_MS)
         await there.shift_clock(LEASE_MS)
         done = await move(Plan(file_url, other_url, TENANT))
         assert done.resumed
@@ -48,6 +50,23 @@ async def test_a_mover_killed_at_any_step_is_followed_by_one_that_ends_the_move(
         await there.pause(TENANT, "odd", paused=False)
         await there.shift_clock(4 * HOUR)
         assert sorted(await run_all(there, *ALL)) == sorted(id for ids in before.values() for id in ids)
+
+
+async def test_a_cancel_after_a_mover_was_killed_counts_although_another_one_looked_in(zygote, file_url, other_url):
+    """[CANCEL-1]"""
+    async with both(file_url, other_url) as (here, there):
+        ids = [f"j{n}" for n in range(12)]
+        await here.enqueue([new(id) for id in ids])
+        pid = await zygote.start(file_url, role="move", target=other_url, failpoint="move.take")
+        assert await zygote.end(pid) == -signal.SIGKILL
+        for store in (here, there):
+            await store.shift_clock(LEASE_MS + 5000)
+        with pytest.raises(StoreBusy, match="has not ended"):
+            await move(Plan(other_url, file_url, TENANT))
+        late = (await names(here, "mail"))["mail"][-1]
+        assert await here.cancel([Cancel(JobKey(TENANT, "mail", late))]) == ["canceled"]
+        await move(Plan(file_url, other_url, TENANT))
+        assert sorted(await run_all(there, "mail")) == sorted({*ids} - {late})
 
 
 async def test_beside_workers_at_both_stores_each_job_runs_once(zygote, file_url, other_url, log):

@@ -20,6 +20,9 @@ Source = Annotated[str, typer.Argument(metavar="SRC", help="The store that has t
 Target = Annotated[str, typer.Argument(metavar="DST", help="The store that is to have them.")]
 Wait = Annotated[str, typer.Option("--wait", metavar="SECONDS", help="How long to wait for jobs that run in SRC.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the queues and counts, and change nothing.")]
+Forget = Annotated[
+    bool, typer.Option("--forget", help="Give up a move that has not ended, as one of its stores is gone for good.")
+]
 
 STAYS = "Finished jobs, with results and dead letters, and the log stay in SRC; what has moved shows there as canceled."
 
@@ -36,6 +39,7 @@ def migrate(
     tenant: Tenant = None,
     wait: Wait = "60",
     dry_run: DryRun = False,
+    forget: Forget = False,
     json: Json = False,
 ) -> None:
     """Move a tenant's waiting jobs, schedules and settings to another store.
@@ -46,6 +50,8 @@ def migrate(
     plan = make_plan(source, target, tenant, wait)
     if dry_run:
         tell_preview(plan, json)
+    elif forget:
+        tell_forgotten(plan, json)
     else:
         tell_moved(run(plan, None, json), json)
 
@@ -67,7 +73,7 @@ def run(plan: Plan, walker: Walker | None, json: bool) -> Moved:
     try:
         return asyncio.run(move(plan, walker, partial(progress, quiet=json)))
     except KeyboardInterrupt:
-        note("Interrupted. The same command goes on; until then queues may be paused in both stores.")
+        note("Interrupted. Queues are paused in both stores if jobs were being moved; the same command goes on.")
         raise typer.Exit(1) from None
 
 
@@ -86,6 +92,21 @@ def tell_preview(plan: Plan, json: bool) -> None:
     note(f"would move {sum(row['waiting'] for row in rows)} jobs. {STAYS}")
 
 
+def tell_forgotten(plan: Plan, json: bool) -> None:
+    """Give up a move, and show which queues go on."""
+    import asyncio
+
+    from holdfast.migrate import forget
+
+    done = asyncio.run(forget(plan))
+    if json:
+        emit({"forgotten": [{"store": one.store, "queues": one.queues} for one in done]})
+        return
+    for one in done:
+        print(f"{one.store} has forgotten the move; as before it go on: {', '.join(one.queues)}")
+    note("Jobs that were copied but not taken away are in both stores: if the other one comes back, they run twice.")
+
+
 def tell_moved(done: Moved, json: bool) -> None:
     """Show what has moved."""
     moved = [one for one in done.queues if one.jobs or one.left or one.finished or one.paused]
@@ -98,7 +119,7 @@ def tell_moved(done: Moved, json: bool) -> None:
                     {
                         "queue": one.queue, "jobs": one.jobs, "left": one.left, "finished": one.finished,
                         "source_sum": checksum(one.source_sum), "target_sum": checksum(one.target_sum),
-                        "paused": one.paused,
+                        "paused": one.paused, "source_paused": one.source_paused,
                     }
                     for one in moved
                 ],
@@ -117,6 +138,8 @@ def tell_moved(done: Moved, json: bool) -> None:
         note(f"{done.left} did not wait any more when they were to be taken away; they stay in SRC.")
     for name in (one.queue for one in done.queues if one.paused):
         note(f"{name} is paused in DST, as it was: holdfast resume {name} --store DST --tenant {done.tenant}")
+    if stopped := [one.queue for one in done.queues if one.source_paused]:
+        note(f"Paused in SRC, too, as before: {', '.join(stopped)}")
     note(STAYS)
 
 

@@ -4,8 +4,9 @@ The copy has the job's id, the moment it becomes visible, and its envelope, but 
 
     max_attempts    what is left of it, so that the number of runs stays as promised [RETRY-1]
     backoff         goes on where it was: the next delay is the one that would have been next [RETRY-3]
-    request_id      one made from the job's: a copy is known as such, and a job that moves back is not taken for the
-                    one that was there before [ENQ-8]
+    request_id      one made from the job's and the move's: a copy is known as one of this move, and a job
+                    that moves back is not taken for the one that was there before [ENQ-8]
+    run_at          by the clock of the target, if that is surely another (but a tick of a schedule is an instant)
     idempotency     what is left of it: a key that the job no longer holds does not move [ENQ-3]
 """
 
@@ -14,24 +15,39 @@ from __future__ import annotations
 import hashlib
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.job import Backoff, Envelope, IdempotencyKey, Job, JobState, NewJob
 from holdfast.core.names import RESERVED, SCHEDULES
 
-MARK = "moved-"
+SLACK_MS = 1000
+"""By so much may two clocks differ that count as one."""
 SUM = 2**64
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-def copy_of(job: Job, now: int) -> NewJob:
+class Way(Struct, frozen=True):
+    """Which move it is, and by how much the target's clock is ahead."""
+
+    move: str
+    skew_ms: int = 0
+
+    @property
+    def mark(self) -> str:
+        """With what the request ids of its copies begin."""
+        return f"moved-{self.move}-"
+
+
+def copy_of(job: Job, now: int, way: Way) -> NewJob:
     """The enqueue that makes a copy of a waiting job; `now` is the clock of the store that has it."""
-    envelope = replace(job.envelope, request_id=request_id(job), idempotency=_key(job, now))
+    envelope = replace(job.envelope, request_id=request_id(job, way), idempotency=_key(job, now))
     # Schedules and flows count their leaders' deaths, and start anew in another store.
     if job.attempts and not job.queue.startswith(RESERVED):
         left = max(1, envelope.max_attempts - job.attempts)
         envelope = replace(envelope, max_attempts=left, backoff=_rest(envelope.backoff, job.attempts))
-    return NewJob(job.key, envelope, run_at=job.visible_at)
+    skew = 0 if job.queue == SCHEDULES else way.skew_ms
+    return NewJob(job.key, envelope, run_at=max(0, job.visible_at + skew))
 
 
 def without_key(new: NewJob) -> NewJob:
@@ -39,15 +55,15 @@ def without_key(new: NewJob) -> NewJob:
     return replace(new, envelope=replace(new.envelope, idempotency=None))
 
 
-def request_id(job: Job) -> str:
-    """The request id of a job's copy: the same as long as it is the same job, whatever becomes of it."""
+def request_id(job: Job, way: Way) -> str:
+    """The request id of a job's copy: the same as long as it is the same job and move, whatever becomes of it."""
     facts = _encode((*job.key, job.seq, job.enqueued_at, job.envelope.request_id))
-    return MARK + hashlib.blake2b(facts, digest_size=16).hexdigest()
+    return way.mark + hashlib.blake2b(facts, digest_size=16).hexdigest()
 
 
-def is_copy(job: Job) -> bool:
-    """Whether a move has made this job."""
-    return job.envelope.request_id.startswith(MARK)
+def is_copy(job: Job, way: Way) -> bool:
+    """Whether this move has made this job."""
+    return job.envelope.request_id.startswith(way.mark)
 
 
 def checksum(new: NewJob) -> int:
@@ -65,8 +81,14 @@ def trouble(new: NewJob, found: Job) -> str:
     foreign = found.envelope.request_id != new.envelope.request_id
     if foreign and found.state is JobState.FAILED:
         return "a dead letter has this id there; replay or purge it"
+    if found.state is JobState.CANCELED:
+        # Enqueuing it is the same request again, which brings nothing back. [ENQ-8]
+        return "it was canceled there; cancel it in SRC, too, or purge it there to have it moved"
+    late = max(found.enqueued_at, new.run_at or 0) + SLACK_MS
+    if foreign and not found.token and found.visible_at > late and new.key.queue != SCHEDULES:
+        return "another job has this id there, and is due later"
     if _due(new, found) != new.run_at or _bare(found.envelope) != _bare(new.envelope):
-        return "another job has this id there" if foreign else "it came out differently"
+        return "another job has this id there" if foreign else "it came out differently; purge it there"
     return ""
 
 

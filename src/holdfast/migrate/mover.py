@@ -1,12 +1,12 @@
 """The order in which a tenant is moved, so that no job is lost or runs twice wherever the mover is killed.
 
-    1. take the turn, and note in the target how each queue is, here and there       (`notes`)
-    2. pause the queues in the source, then in the target; wait for what still runs in the source
+    1. take the turn in both stores, and see that no other move of the tenant is open in either    (`notes`)
+    2. note how each queue is, here and there; pause them in the source, then in the target; wait for what still runs
     3. copy, verify, take away (`steps`), pass after pass until nothing waits in the source
     4. let the queues go on in the target, then in the source, as they were; forget the notes
 
-A job is handed out by neither store while both have it. What fails before anything was copied leaves all as it was;
-after that both stay paused, and the next mover goes on from there.
+A job is handed out by neither store while both have it. What fails while no job is in both lets the queues go on as
+they were; else both stay paused, and the next mover goes on from there.
 """
 
 from __future__ import annotations
@@ -18,29 +18,26 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 
-from msgspec import Struct, field
-from msgspec.structs import force_setattr
+from msgspec.structs import replace
 
 from holdfast.core.errors import HoldfastError, InvalidOption, StoreBusy, StoreMismatch
 from holdfast.core.failpoint import hit
-from holdfast.core.job import CLAIMABLE, JobState
-from holdfast.core.names import FLOWS, MOVES, SCHEDULES, check_tenant
-from holdfast.migrate.copies import SUM
-from holdfast.migrate.notes import LEASE_MS, Note, Turn, read_notes
-from holdfast.migrate.steps import Errand, Receipt, Step, Tell, pages, walk
+from holdfast.core.job import CLAIMABLE, WAITING, JobState
+from holdfast.core.names import FLOWS, MOVES, SCHEDULES
+from holdfast.ids import new_id
+from holdfast.migrate.copies import SLACK_MS, SUM, Way
+from holdfast.migrate.moved import Moved, MovedQueue
+from holdfast.migrate.notes import EVER, Book, Course, Note, Turn
+from holdfast.migrate.plan import Plan, opened
+from holdfast.migrate.steps import Errand, Receipt, Step, Tell, no_room, pages, taken_for_dead, walk
 from holdfast.store import (
     QueueStats,
     Store,
-    Tenanted,
     TenantSettings,
-    absolute,
     existing,
-    make_store,
-    parse_url,
     shown_url,
 )
 
-WAIT_S = 60.0
 LOOK_S = 0.1
 REAP = 1000
 IDLE = 10
@@ -59,67 +56,9 @@ def silent(_label: str, _total: int) -> Generator[Tell]:
     yield lambda _: None
 
 
-class Plan(Struct, frozen=True):
-    """Whose jobs to move, from where and to where."""
-
-    source: str
-    target: str
-    tenant: str
-    wait_s: float = WAIT_S
-    """How long jobs that run in the source are waited for."""
-    lease_ms: int = LEASE_MS
-
-    def __post_init__(self) -> None:
-        check_tenant(self.tenant)
-        force_setattr(self, "source", absolute(self.source))
-        force_setattr(self, "target", absolute(self.target))
-        here, there = parse_url(self.source), parse_url(self.target)
-        if (here.scheme, here.rest, here.options) == (there.scheme, there.rest, there.options):
-            raise _same(self.source)
-
-
-class MovedQueue(Struct):
-    """What became of one queue."""
-
-    queue: str
-    jobs: int = 0
-    """Moved."""
-    source_sum: int = 0
-    target_sum: int = 0
-    """Order-free checksums (modulo 2^64) of what was read in the source, and of what the target has of it."""
-    left: int = 0
-    """Jobs that did not wait any more when they were to be taken away: they stay in the source."""
-    finished: int = 0
-    """Finished ones, which stay in the source, too."""
-    paused: bool = False
-    """In the target."""
-
-
-class Moved(Struct):
-    """What a move came to."""
-
-    source: str
-    target: str
-    tenant: str
-    queues: list[MovedQueue] = field(default_factory=list[MovedQueue])
-    settings: int = 0
-    """How many settings (weights, quotas) the target took over."""
-    passes: int = 0
-    resumed: bool = False
-    """It went on with a move that had not ended."""
-
-    @property
-    def jobs(self) -> int:
-        return sum(one.jobs for one in self.queues)
-
-    @property
-    def left(self) -> int:
-        return sum(one.left for one in self.queues)
-
-
 async def preview(plan: Plan) -> Sequence[QueueStats]:
     """The tenant's queues in the source, with their counts. Changes nothing. Raises InvalidOption where it has none."""
-    async with _opened(existing(plan.source), "SRC") as source:
+    async with opened(existing(plan.source), "SRC") as source:
         found = [one for one in await source.stats(plan.tenant) if one.queue != MOVES]
         if not found and not await _known(source, plan.tenant):
             raise _unknown(plan)
@@ -132,66 +71,152 @@ async def move(plan: Plan, walker: Walker | None = None, progress: Progress = si
     Raises InvalidOption (unknown tenant, the same store twice, a store that cannot take part), StoreBusy (jobs or
     flows that still run, another move, no room by a quota), StoreMismatch with the first jobs that differ.
     """
-    async with _opened(existing(plan.source), "SRC") as source, _opened(plan.target, "DST") as target:
-        if not await _known(source, plan.tenant) and not await read_notes(target, plan.tenant):
+    async with opened(existing(plan.source), "SRC") as source, opened(plan.target, "DST") as target:
+        if not await _known(source, plan.tenant) and (await Book(source, plan.tenant, "SRC").read()).course is None:
             raise _unknown(plan)
-        turn = await Turn.take(target, plan.tenant, shown_url(plan.source), plan.lease_ms)
-        work = asyncio.ensure_future(_Move(plan, source, target, turn, walker, progress).run())
-        beat = asyncio.ensure_future(turn.hold())
-        try:
-            await asyncio.wait((work, beat), return_when=asyncio.FIRST_COMPLETED)
-            # A turn that is lost ends the work: another mover may have begun.
-            return work.result() if work.done() else beat.result()
-        finally:
-            for task in (work, beat):
-                task.cancel()
-            await asyncio.gather(work, beat, return_exceptions=True)
+        async with _turns(plan, source, target) as (here, there):
+            mover = _Move(plan, source, target, (here, there), walker, progress)
+            work = asyncio.ensure_future(mover.run())
+            beats = [asyncio.ensure_future(turn.hold()) for turn in (here, there)]
+            try:
+                done, _ = await asyncio.wait((work, *beats), return_when=asyncio.FIRST_COMPLETED)
+                # A turn that is lost ends the work: another mover may have begun.
+                return work.result() if work in done else done.pop().result()
+            except BaseException as error:
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+                await mover.abandon(error)
+                raise
+            finally:
+                for beat in beats:
+                    beat.cancel()
+                await asyncio.gather(*beats, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _turns(plan: Plan, source: Store, target: Store) -> AsyncGenerator[tuple[Turn, Turn]]:
+    """Have the turn in both stores. They are taken in one order, so that two movers do not wait for each other."""
+    worker = f"move-{new_id()}"
+    both = {"SRC": (shown_url(plan.source), source), "DST": (shown_url(plan.target), target)}
+    turns: dict[str, Turn] = {}
+    try:
+        for name, (_, store) in sorted(both.items(), key=lambda one: one[1][0]):
+            turns[name] = await Turn.take(store, plan.tenant, name, worker, plan.lease_ms)
+        yield turns["SRC"], turns["DST"]
+    finally:
+        for turn in turns.values():
+            await turn.give_back()
 
 
 class _Move:
     def __init__(
-        self, plan: Plan, source: Store, target: Store, turn: Turn, walker: Walker | None, progress: Progress
+        self,
+        plan: Plan,
+        source: Store,
+        target: Store,
+        turns: tuple[Turn, Turn],
+        walker: Walker | None,
+        progress: Progress,
     ) -> None:
-        self._plan, self._source, self._target, self._turn = plan, source, target, turn
+        self._plan, self._source, self._target, self._turns = plan, source, target, turns
+        self._turn = turns[0]
         self._walker, self._progress = walker or self._here, progress
         self._tenant = plan.tenant
-        self._notes: dict[str, Note] = {}
+        self._out, self._in = Book(source, plan.tenant, "SRC"), Book(target, plan.tenant, "DST")
+        self._course = Course(new_id(), shown_url(plan.source), shown_url(plan.target))
         self._queues: dict[str, MovedQueue] = {}
-        self._copied = False
+        self._joined = False
+        """What the stores have noted is of this move."""
+        self._doubled = False
+        """Jobs may be in both stores."""
         self._idle = 0
-        self._moved = Moved(shown_url(plan.source), shown_url(plan.target), plan.tenant)
+        self._moved = Moved(self._course.source, self._course.target, plan.tenant)
+
+    @property
+    def _notes(self) -> dict[str, Note]:
+        return self._out.record.notes
 
     async def run(self) -> Moved:
         """All of it."""
-        self._notes = await self._turn.notes()
-        self._copied = self._moved.resumed = bool(self._notes)
-        try:
-            await self._check_apart()
+        await self._join()
+        await self._stop()
+        if self._doubled:
+            for queue, one in (await self._walk("settle", list(self._notes), 0, await self._source.now())).items():
+                self._queues[queue].left += one.left
+        while waiting := await self._waiting():
+            await self._pass(waiting)
             await self._stop()
-            if self._copied:
-                await self._walk("settle", list(self._notes), 0, await self._source.now())
-            while waiting := await self._waiting():
-                await self._pass(waiting)
-                await self._stop()
-        except BaseException as error:
-            await self._abandon(error)
-            raise
+        self._doubled = False
         await self._copy_settings()
         hit("move.before_resume")
-        await self._resume()
+        await self._check_turn()
+        await self._resume_target()
+        hit("move.target_resumed")
+        await self._check_turn()
+        await self._resume_source()
         hit("move.resumed")
-        await self._turn.end(self._notes.values())
+        await self._check_turn()
+        await self._end()
         self._moved.queues = [self._queues[name] for name in sorted(self._queues)]
         return self._moved
 
-    # Stopping and going on --------------------------------------------------------------------------------
+    # One move at a time -----------------------------------------------------------------------------------
 
-    async def _check_apart(self) -> None:
-        """Two addresses can be of one store: then the source has our turn."""
-        mine = self._turn.job
-        found = (await self._source.get([mine.key]))[0]
-        if found is not None and found.worker_id == mine.worker_id:
-            raise _same(self._plan.source)
+    async def _join(self) -> None:
+        """Begin, or go on with what has not ended. Raises StoreBusy where either store has part in another move."""
+        here, there = await self._out.read(), await self._in.read()
+        await self._close()
+        if here.course is not None and not here.leaves:
+            raise _open(here.course, self._tenant)
+        if there.course is not None and there.leaves:
+            raise _open(there.course, self._tenant)
+        if here.course is None:
+            if there.course is not None and there.course.source != self._course.source:
+                raise _open(there.course, self._tenant)
+            if there.course is not None:
+                raise StoreBusy(
+                    "DST has copies of a move that SRC does not know any more, and jobs may have run in SRC since. "
+                    f"Cancel in DST what has, and end that move: {_forgetting(there.course, self._tenant)}"
+                )
+            self._joined = True
+            self._course = replace(self._course, skew_ms=await self._skew())
+            return
+        if there.course is None and here.course.target != self._course.target:
+            raise _open(here.course, self._tenant)
+        if there.course is not None and there.course.id != here.course.id:
+            raise _open(there.course if here.course.target == self._course.target else here.course, self._tenant)
+        self._course = here.course
+        self._joined = self._doubled = self._moved.resumed = True
+        if missing := [note for name, note in here.notes.items() if name not in there.notes]:
+            await self._in.write(self._course, missing)
+
+    async def _close(self) -> None:
+        """Note when a mover that was killed has ended: it has taken nothing away after the end of its lease.
+
+        Only who comes next knows when that was, also if it is not the one that goes on.
+        """
+        for book, turn in zip((self._out, self._in), self._turns, strict=True):
+            if any(ended == EVER for _, ended in book.record.spans):
+                await book.ended(turn.before or await book.store.now())
+
+    async def _skew(self) -> int:
+        """By how much the target's clock is ahead, if it surely is another."""
+        early = await self._source.now()
+        there = await self._target.now()
+        late = await self._source.now()
+        return 0 if early - SLACK_MS <= there <= late + SLACK_MS else there - (early + late) // 2
+
+    async def _check_turn(self) -> None:
+        """Raise StoreBusy if another mover has been let in, which happens to one that slept for too long."""
+        if not await self._turn.held():
+            raise taken_for_dead()
+
+    async def _end(self) -> None:
+        """Forget the move, in the source last."""
+        await self._in.end()
+        await self._out.end()
+
+    # Stopping and going on --------------------------------------------------------------------------------
 
     async def _stop(self) -> None:
         """Have neither store hand out jobs of the tenant's queues, and wait until none runs in the source."""
@@ -206,9 +231,11 @@ class _Move:
         if fresh:
             there = {one.queue: one.paused for one in await self._target.stats(self._tenant, fresh)}
             notes = [Note(name, name in stats and stats[name].paused, there.get(name, False)) for name in fresh]
-            await self._turn.write(notes)
-            self._notes |= {note.queue: note for note in notes}
+            await self._out.write(self._course, notes)
+            hit("move.noted_here")
+            await self._in.write(self._course, notes)
             hit("move.noted")
+        await self._check_turn()
         for name in names:
             await self._source.pause(self._tenant, name, paused=True)
         hit("move.source_paused")
@@ -243,32 +270,56 @@ class _Move:
             await self._source.reap(REAP, random.random())  # noqa: S311
             await asyncio.sleep(LOOK_S)
 
-    async def _abandon(self, error: BaseException) -> None:
-        """Leave all as it was where nothing was copied; else as it is, and say so."""
-        with contextlib.suppress(HoldfastError):
-            if self._turn.lost:
-                return
-            if not self._copied:
-                await self._resume(carry=False)
-                await self._turn.end(self._notes.values())
-                error.add_note("Nothing was moved, and the queues are as they were.")
-                return
-            await self._turn.give_back()
-        error.add_note(
-            f"The queues {', '.join(sorted(self._notes))} are paused in both stores, so that no job runs twice. "
-            "The same command goes on from here, and lets them run again when it is done."
-        )
+    async def abandon(self, error: BaseException) -> None:
+        """Leave all as it was where no job is in both; else as it is. The error says which."""
+        if not self._joined:
+            return
+        if not self._notes:
+            error.add_note("Nothing was moved, and the queues are as they were.")
+            return
+        names = ", ".join(sorted(self._notes))
+        if self._doubled:
+            error.add_note(
+                f"The queues {names} are paused in both stores, so that no job runs twice. "
+                "The same command goes on from here, and lets them run again when it is done."
+            )
+            return
+        carry = self._moved.resumed or any(one.jobs for one in self._queues.values())
+        failed: list[str] = []
+        here, there = self._turns
+        for name, turn, act in (("DST", there, self._resume_target), ("SRC", here, self._resume_source)):
+            try:
+                if await turn.held():
+                    await (act() if carry or name == "SRC" else self._resume_target(carry=False))
+                    continue
+            except HoldfastError:
+                pass
+            failed.append(name)
+        if not failed:
+            with contextlib.suppress(HoldfastError):
+                await self._end()
+        done = "What has moved stays in DST" if carry else "Nothing was moved"
+        if not failed:
+            error.add_note(f"{done}, and the queues are as they were.")
+        else:
+            error.add_note(
+                f"{done}. In {' and '.join(failed)} the queues {names} may still be paused. "
+                "The same command goes on from here, and lets them run again when it is done."
+            )
 
-    async def _resume(self, *, carry: bool = True) -> None:
-        """Let queues go on as they did; in the target, those that were paused in the source stay paused."""
+    async def _resume_target(self, *, carry: bool = True) -> None:
+        """Let queues go on as they did; those that were paused in the source stay paused."""
         for note in self._notes.values():
             paused = note.target_paused or (carry and note.source_paused)
             await self._target.pause(self._tenant, note.queue, paused=paused)
             if note.queue in self._queues:
                 self._queues[note.queue].paused = paused
-        hit("move.target_resumed")
+
+    async def _resume_source(self) -> None:
         for note in self._notes.values():
             await self._source.pause(self._tenant, note.queue, paused=note.source_paused)
+            if note.queue in self._queues:
+                self._queues[note.queue].source_paused = note.source_paused
 
     async def _copy_settings(self) -> None:
         """Weights and quotas, where the target says nothing itself; last, so that no quota is in the way."""
@@ -291,7 +342,9 @@ class _Move:
 
     async def _pass(self, waiting: dict[str, int]) -> None:
         queues, total = list(waiting), sum(waiting.values())
-        self._copied = True
+        if not self._doubled:
+            await self._check_room(waiting)
+        self._doubled = True
         self._moved.passes += 1
         paused_at = await self._source.now()
         copied = await self._walk("copy", queues, total, paused_at)
@@ -300,12 +353,21 @@ class _Move:
         verified = await self._walk("verify", queues, total, paused_at)
         for queue, one in verified.items():
             # Where nothing has come since the copying, nothing may be missing.
-            if (one.seen, one.seen_sum) == (copied[queue].seen, copied[queue].seen_sum):
+            if _seen(one) == _seen(copied[queue]):
                 one.differences += one.missing
         _refuse(verified.values())
         hit("move.verified")
-        since = await self._source.now()
-        taken = await self._walk("take", queues, total, paused_at, since)
+        if not self._out.record.spans:
+            # What has gone since is told from what we take away as long as we have taken nothing.
+            changed = [queue for queue, one in verified.items() if _seen(one) != _seen(copied[queue])]
+            await self._settle(changed, paused_at)
+        await self._check_turn()
+        await self._out.began(await self._source.now())
+        try:
+            taken = await self._walk("take", queues, total, paused_at)
+        finally:
+            with contextlib.suppress(HoldfastError):
+                await self._out.ended(await self._source.now())
         hit("move.taken")
         if not any(one.jobs or one.left for one in taken.values()):
             _refuse(Receipt(one.queue, differences=one.missing) for one in verified.values())
@@ -320,22 +382,55 @@ class _Move:
             self._stay(queue, taken[queue].left)
         unsettled = [queue for queue in queues if copied[queue].seen != taken[queue].jobs + taken[queue].left]
         if unsettled:
-            for queue, one in (await self._walk("settle", unsettled, 0, paused_at, since)).items():
+            await self._settle(unsettled, paused_at)
+        else:
+            self._doubled = False
+
+    async def _settle(self, queues: Sequence[str], paused_at: int) -> None:
+        if queues:
+            for queue, one in (await self._walk("settle", queues, 0, paused_at)).items():
                 self._stay(queue, one.left)
 
     def _stay(self, queue: str, count: int) -> None:
         self._queues[queue].jobs -= count
         self._queues[queue].left += count
 
-    async def _walk(
-        self, step: Step, queues: Sequence[str], total: int, paused_at: int, since: int = 0
-    ) -> dict[str, Receipt]:
-        errand = Errand(step, self._tenant, paused_at, since)
+    async def _check_room(self, waiting: dict[str, int]) -> None:
+        """Raise StoreBusy where a quota of the target leaves no room, before anything is copied."""
+        limits = {one.queue: one.max_waiting for one in await self._target.tenant_settings(self._tenant)}
+        if all(limit is None for limit in limits.values()):
+            return
+        stats = await self._target.stats(self._tenant)
+        there = {one.queue: sum(one.counts.get(state, 0) for state in WAITING) for one in stats}
+        for queue, limit in limits.items():
+            has = sum(there.values()) if queue is None else there.get(queue, 0)
+            more = sum(waiting.values()) if queue is None else waiting.get(queue, 0)
+            if limit is not None and more and has + more > limit:
+                raise StoreBusy(no_room(queue, has, limit, more))
+
+    async def _walk(self, step: Step, queues: Sequence[str], total: int, paused_at: int) -> dict[str, Receipt]:
+        way = Way(self._course.id, self._course.skew_ms)
+        errand = Errand(step, self._tenant, way, self._turn.job.worker_id, paused_at, self._out.record.spans)
         with self._progress(step, total) as tell:
             return {receipt.queue: receipt for receipt in await self._walker(errand, queues, tell)}
 
     async def _here(self, errand: Errand, queues: Sequence[str], tell: Tell) -> Sequence[Receipt]:
         return [await walk(errand, self._source, self._target, queue, tell) for queue in queues]
+
+
+def _seen(receipt: Receipt) -> tuple[int, int]:
+    return receipt.seen, receipt.seen_sum
+
+
+def _open(course: Course, tenant: str) -> StoreBusy:
+    return StoreBusy(
+        f"a move {course} has not ended; finish it first, by the same command. If one of its stores is gone for good: "
+        f"{_forgetting(course, tenant)}"
+    )
+
+
+def _forgetting(course: Course, tenant: str) -> str:
+    return f"holdfast migrate {course.source} {course.target} --tenant {tenant} --forget"
 
 
 def _refuse(receipts: Iterable[Receipt]) -> None:
@@ -346,31 +441,11 @@ def _refuse(receipts: Iterable[Receipt]) -> None:
         raise StoreMismatch(f"DST does not have what SRC has, so nothing of it is taken away:\n  {lines}")
 
 
-@contextlib.asynccontextmanager
-async def _opened(url: str, name: str) -> AsyncGenerator[Store]:
-    store = make_store(url)
-    if isinstance(store, Tenanted):
-        raise InvalidOption(name, "a service does not show all of a job; give the address of the store behind it")
-    try:
-        try:
-            await store.open()
-        except HoldfastError as error:
-            error.add_note(f"That is {name}, {shown_url(url)}.")
-            raise
-        yield store
-    finally:
-        await store.close()
-
-
 async def _known(source: Store, tenant: str) -> bool:
-    if await source.stats(tenant):
+    if any(one.queue != MOVES for one in await source.stats(tenant)):
         return True
     settings = await source.tenant_settings(tenant)
     return any(one.weight is not None or one.max_waiting is not None for one in settings)
-
-
-def _same(url: str) -> InvalidOption:
-    return InvalidOption("DST", f"{shown_url(url)} is SRC itself; give another store")
 
 
 def _unknown(plan: Plan) -> InvalidOption:

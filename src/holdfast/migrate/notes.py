@@ -1,23 +1,26 @@
-"""What must outlive a mover that is killed, kept as jobs in the target, in the tenant's queue `holdfast:moves`.
+"""What must outlive a mover that is killed, kept in both stores as jobs of the tenant's queue `holdfast:moves`.
 
-    turn            held under a lease by the mover at work: there is one at a time
-    queue:NAME      how a queue was before the mover paused it, here and there; written first
+    turn            held under a lease by the mover at work, in both stores: there is one at a time
+    out:N, in:N     in the source, in the target: which move this is, and how queues were before it paused them
+    take:N, took:N  in the source: when the mover began to take jobs away, and when it ended
 
-Nobody hands them out: the notes wait for a day that is years away. All are canceled when the move is done.
+Nobody hands them out: all but the turn wait for a day that is years away. All are canceled when the move is done. The
+source has the say: a move has begun when its first note is there, and has ended when none is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn, Self
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
-from holdfast.core.errors import QuotaExceeded, StoreBusy, StoreUnavailable
+from holdfast.core.errors import HoldfastError, InvalidOption, QuotaExceeded, StoreBusy, StoreUnavailable
 from holdfast.core.job import (
     DAY,
     SECOND,
@@ -27,24 +30,37 @@ from holdfast.core.job import (
     Envelope,
     Extend,
     Extended,
-    Finish,
     Job,
     JobKey,
+    JobState,
     NewJob,
 )
 from holdfast.core.names import MOVES
 from holdfast.ids import new_id
-from holdfast.migrate.steps import pages
+from holdfast.migrate.steps import TURN, holds, pages, taken_for_dead
 from holdfast.store import EnqueueAnswer, Store
 
 TYPE = "holdfast:move"
 LEASE_MS = 15 * SECOND
 SLACK_S = 2.0
 """For so much longer than a lease is the turn of another mover waited for."""
-TURN = "turn"
-_NOTE = "queue:"
+EVER = 2**53
+_CHUNK = 500
 _NEVER = 10 * 365 * DAY
 _LOOK_S = 0.2
+
+
+class Course(Struct, frozen=True):
+    """A move that has begun, as both stores know it."""
+
+    id: str
+    source: str
+    target: str
+    skew_ms: int = 0
+    """By how much the target's clock is ahead of the source's."""
+
+    def __str__(self) -> str:
+        return f"from {self.source} to {self.target}"
 
 
 class Note(Struct, frozen=True):
@@ -55,48 +71,134 @@ class Note(Struct, frozen=True):
     target_paused: bool
 
 
-class _Origin(Struct, frozen=True):
-    """Of which store the tenant comes. The first mover settles it, and others go on with that."""
+class _Noted(Struct, frozen=True):
+    course: Course
+    queues: tuple[Note, ...]
 
-    source: str
+
+class Record(Struct):
+    """What one store knows of a move that has not ended."""
+
+    course: Course | None = None
+    leaves: bool = False
+    """It is the source."""
+    notes: dict[str, Note] = field(default_factory=dict[str, Note])
+    began: dict[int, int] = field(default_factory=dict[int, int])
+    ended: dict[int, int] = field(default_factory=dict[int, int])
+    """When jobs were taken away, time after time."""
+    ids: list[str] = field(default_factory=list[str])
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The times in which jobs were taken away. One that was cut off has no end."""
+        return tuple((at, self.ended.get(number, EVER)) for number, at in self.began.items())
+
+
+class Book:
+    """The record of a move in one of its stores."""
+
+    def __init__(self, store: Store, tenant: str, name: str) -> None:
+        self.store, self.tenant, self.name = store, tenant, name
+        self.record = Record(leaves=name == "SRC")
+
+    async def read(self) -> Record:
+        """What is noted here, by whichever move."""
+        record = self.record = Record(leaves=self.name == "SRC")
+        async for page in pages(self.store, self.tenant, MOVES):
+            for job in page.jobs:
+                kind, _, number = job.id.partition(":")
+                if kind in ("out", "in"):
+                    noted = msgspec.json.decode(job.envelope.payload, type=_Noted)
+                    record.course, record.leaves = noted.course, kind == "out"
+                    record.notes |= {note.queue: note for note in noted.queues}
+                elif kind in ("take", "took"):
+                    times = record.began if kind == "take" else record.ended
+                    times[int(number)] = msgspec.json.decode(job.envelope.payload, type=int)
+                else:
+                    continue
+                record.ids.append(job.id)
+        if record.course is None and record.ids:
+            await self.end()  # What a kill has left of a move that had ended.
+        return self.record
+
+    async def write(self, course: Course, notes: Sequence[Note]) -> None:
+        """Note how queues are, before anything is done to them."""
+        record, kind = self.record, "out" if self.record.leaves else "in"
+        parts = [notes[n : n + _CHUNK] for n in range(0, len(notes), _CHUNK)]
+        first = sum(1 for id in record.ids if id.startswith(kind))
+        new = {f"{kind}:{first + n}": _Noted(course, tuple(part)) for n, part in enumerate(parts)}
+        # Known before it is written: whoever is interrupted in between must be able to forget it.
+        record.course = course
+        record.notes |= {note.queue: note for note in notes}
+        await self._put(new)
+
+    async def began(self, at: int) -> None:
+        """Note that jobs are taken away from now on."""
+        number = len(self.record.began)
+        self.record.began[number] = at
+        await self._put({f"take:{number}": at})
+
+    async def ended(self, at: int) -> None:
+        """Note that nothing is taken away any more, for now."""
+        for number in self.record.began.keys() - self.record.ended.keys():
+            self.record.ended[number] = at
+            await self._put({f"took:{number}": at})
+
+    async def end(self) -> None:
+        """Forget all of it: the move is done, or nothing came of it."""
+        # The times last: without them a mover that comes after a kill would take what has moved for canceled.
+        late = [id for id in self.record.ids if id.startswith(("take:", "took:"))]
+        for ids in ([id for id in self.record.ids if id not in late], late):
+            if ids:
+                await self.store.cancel([Cancel(JobKey(self.tenant, MOVES, id)) for id in ids])
+        self.record = Record(leaves=self.record.leaves)
+
+    async def _put(self, payloads: Mapping[str, object]) -> None:
+        self.record.ids += list(payloads)
+        new = [
+            NewJob(
+                JobKey(self.tenant, MOVES, id),
+                Envelope(TYPE, msgspec.json.encode(payload), request_id=new_id()),
+                delay_ms=_NEVER,
+            )
+            for id, payload in payloads.items()
+        ]
+        _accepted(await self.store.enqueue(new), self.name)
 
 
 class Turn:
-    """The turn of one mover. It ends with its lease: whoever comes after one that was killed waits that long."""
+    """The turn of one mover at one store. It ends with its lease: who comes after one that was killed waits so long."""
 
-    def __init__(self, target: Store, tenant: str, lease_ms: int, job: Job) -> None:
-        self._target, self._tenant, self._lease_ms, self.job = target, tenant, lease_ms, job
-        self._until = 0.0
-        self.lost = False
+    def __init__(self, store: Store, job: Job, lease_ms: int, until: float, before: int) -> None:
+        self._store, self.job, self._lease_ms, self._until = store, job, lease_ms, until
+        self.before = before
+        """When the lease of the mover before this one ended, by the store's clock; 0 if that is not known."""
 
     @classmethod
-    async def take(cls, target: Store, tenant: str, source: str, lease_ms: int = LEASE_MS) -> Self:
-        """Have the turn. Raises StoreBusy where another mover has it, or another move has not ended."""
-        envelope = Envelope(
-            TYPE, msgspec.json.encode(_Origin(source)), priority=9, max_attempts=100, backoff=Backoff(0, 1.0, 0),
-            result_ttl_ms=0, request_id=new_id(),
-        )  # fmt: skip
+    async def take(cls, store: Store, tenant: str, name: str, worker: str, lease_ms: int = LEASE_MS) -> Self:
+        """Have the turn. Raises StoreBusy where another mover has it, InvalidOption if this one has it already."""
         key = JobKey(tenant, MOVES, TURN)
-        _accepted(await target.enqueue([NewJob(key, envelope, replace_failed=True)]))
-        request = ClaimRequest(tenant, (MOVES,), 1, lease_ms, f"move-{new_id()}", random.random())  # noqa: S311
+        request = ClaimRequest(tenant, (MOVES,), 1, lease_ms, worker, random.random())  # noqa: S311
         patience = time.monotonic() + lease_ms / 1000 + SLACK_S
+        before = 0
         while True:
+            found = (await store.get([key]))[0]
+            if found is not None and found.state is JobState.LEASED:
+                if found.worker_id == worker:
+                    raise InvalidOption("DST", "that is SRC itself, by another address; give another store")
+                before = found.deadline
+            envelope = Envelope(
+                TYPE, b"", priority=9, max_attempts=100, backoff=Backoff(0, 1.0, 0), result_ttl_ms=0,
+                request_id=new_id(),
+            )  # fmt: skip
+            _accepted(await store.enqueue([NewJob(key, envelope, replace_failed=True)]), name)
             began = time.monotonic()
-            claimed = await target.claim(request)
+            claimed = await store.claim(request)
             if claimed.jobs:
-                turn = cls(target, tenant, lease_ms, claimed.jobs[0])
-                turn._until = began + lease_ms / 1000
-                break
+                return cls(store, claimed.jobs[0], lease_ms, began + lease_ms / 1000, before)
             if began > patience:
-                raise StoreBusy(f"another move of tenant {tenant!r} into this store is under way")
+                raise StoreBusy(f"another move of tenant {tenant!r} is under way in {name}")
             await asyncio.sleep(_LOOK_S)
-        said = msgspec.json.decode(turn.job.envelope.payload, type=_Origin).source
-        if said != source:
-            await turn.give_back()
-            raise StoreBusy(
-                f"a move of tenant {tenant!r} from {said} into this store has not ended; end it first, with that SRC"
-            )
-        return turn
 
     async def hold(self) -> NoReturn:
         """Renew the lease for as long as this runs. Raises StoreBusy when it is lost. [LEASE-4]"""
@@ -104,55 +206,30 @@ class Turn:
             await asyncio.sleep(self._lease_ms / 3000)
             began = time.monotonic()
             try:
-                answer = (await self._target.extend([Extend(self.job.key, self.job.token, self._lease_ms)]))[0]
+                answer = (await self._store.extend([Extend(self.job.key, self.job.token, self._lease_ms)]))[0]
             except (StoreBusy, StoreUnavailable):
                 if time.monotonic() < self._until:
                     continue
-                self.lost = True
                 raise
             if not isinstance(answer, Extended):
-                self.lost = True
-                raise StoreBusy("this mover was taken for dead, and another one may be at work")
+                raise taken_for_dead()
             self._until = began + self._lease_ms / 1000
 
+    async def held(self) -> bool:
+        """Whether nobody else has it."""
+        return await holds(self._store, self.job.tenant, self.job.worker_id)
+
     async def give_back(self) -> None:
-        """Let another one have it: the move has not ended."""
-        await self._target.finish([Finish(self.job.key, self.job.token, "release")])
-
-    async def notes(self) -> dict[str, Note]:
-        """How queues were before they were paused."""
-        return await read_notes(self._target, self._tenant)
-
-    async def write(self, notes: Iterable[Note]) -> None:
-        """Note how queues are, before anything is done to them."""
-        new = [
-            NewJob(
-                JobKey(self._tenant, MOVES, _NOTE + note.queue),
-                Envelope(TYPE, msgspec.json.encode(note), request_id=new_id()),
-                delay_ms=_NEVER,
-            )
-            for note in notes
-        ]
-        _accepted(await self._target.enqueue(new))
-
-    async def end(self, notes: Iterable[Note]) -> None:
-        """Forget all of it: the move is done, or nothing came of it. The turn is the last to go."""
-        await self._target.cancel([Cancel(JobKey(self._tenant, MOVES, _NOTE + note.queue)) for note in notes])
-        await self._target.cancel([Cancel(self.job.key)])
+        """Let another one have it. Where the store cannot be reached, the lease ends by itself."""
+        with contextlib.suppress(HoldfastError):
+            if await self.held():
+                await self._store.cancel([Cancel(self.job.key)])
 
 
-async def read_notes(target: Store, tenant: str) -> dict[str, Note]:
-    """What a mover that has not ended its move has noted, by queue."""
-    found: dict[str, Note] = {}
-    async for page in pages(target, tenant, MOVES):
-        for job in page.jobs:
-            if job.id.startswith(_NOTE):
-                note = msgspec.json.decode(job.envelope.payload, type=Note)
-                found[note.queue] = note
-    return found
-
-
-def _accepted(answers: Iterable[EnqueueAnswer]) -> None:
+def _accepted(answers: Iterable[EnqueueAnswer], name: str) -> None:
     for answer in answers:
         if isinstance(answer, QuotaExceeded):
-            raise StoreBusy(f"DST has no room: {answer}")
+            raise StoreBusy(
+                f"{name} has no room for the notes of a move: {answer.waiting} jobs wait and the quota is "
+                f"{answer.limit}; raise it there for the time of the move (holdfast tenant set)"
+            )

@@ -3,9 +3,10 @@
     copy        enqueue it in the target, in the order in which it would be claimed [CLAIM-2]
     verify      read it back there, and compare
     take        cancel it in the source, if the target has it
-    settle      cancel copies of what did not wait any more when it was to be taken away
+    settle      withdraw copies of what did not wait any more when it was to be taken away, or is not the same any more
 
-Each can be repeated, by a task that is tried again or a mover that comes after one that was killed.
+Each can be repeated, by a task that is tried again or a mover that comes after one that was killed. Before each write
+the turn is looked at, so that one that was taken for dead does not go on.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from msgspec.structs import replace
 from holdfast.core import schedule as schedules
 from holdfast.core.errors import QuotaExceeded, StoreBusy
 from holdfast.core.failpoint import hit
-from holdfast.core.job import CLAIMABLE, WAITING, Cancel, Duplicate, Job, JobState, NewJob
-from holdfast.core.names import SCHEDULES
+from holdfast.core.job import CLAIMABLE, WAITING, Cancel, Duplicate, Job, JobKey, JobState, NewJob, Purge
+from holdfast.core.names import MOVES, SCHEDULES
 from holdfast.migrate import copies
 from holdfast.store import EnqueueAnswer, ListQuery, Page, Store
 from holdfast.ticks import last_tick, next_tick
 
+TURN = "turn"
+"""The job that the mover at work holds, in both stores."""
 PAGE = 500
 SAID = 5
 """How many of the jobs that differ are named."""
@@ -38,10 +41,13 @@ class Errand(Struct, frozen=True):
 
     step: Step
     tenant: str
+    way: copies.Way
+    worker: str
+    """Who has the turn."""
     paused_at: int
     """An instant of the source's clock, from which on it has handed out nothing."""
-    since: int = 0
-    """What was canceled in the source before this, was canceled by somebody else."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """When this move has taken jobs away: what was canceled in the source at another time was so by somebody else."""
 
 
 class Receipt(Struct):
@@ -84,6 +90,12 @@ async def walk(errand: Errand, source: Store, target: Store, queue: str, tell: T
     return receipt
 
 
+async def holds(store: Store, tenant: str, worker: str) -> bool:
+    """Whether this mover has the turn."""
+    found = (await store.get([JobKey(tenant, MOVES, TURN)]))[0]
+    return found is not None and found.state is JobState.LEASED and found.worker_id == worker
+
+
 async def pages(store: Store, tenant: str, queue: str, states: frozenset[JobState] = CLAIMABLE) -> AsyncIterator[Page]:
     """What waits in a queue, in claim order."""
     cursor: str | None = None
@@ -97,9 +109,10 @@ async def pages(store: Store, tenant: str, queue: str, states: frozenset[JobStat
 
 
 async def _copy(errand: Errand, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
-    new = [copies.copy_of(job, page.now) for job in page.jobs]
+    new = [copies.copy_of(job, page.now, errand.way) for job in page.jobs]
     if receipt.queue == SCHEDULES:
         new = [await renewed(one, errand.paused_at, source) for one in new]
+    await _check_turn(errand, target)
     answers = await target.enqueue(new)
     again = [n for n, answer in enumerate(answers) if _own_key(new[n], answer)]
     if again:
@@ -108,9 +121,18 @@ async def _copy(errand: Errand, source: Store, target: Store, page: Page, receip
     for one, answer in zip(new, answers, strict=True):
         receipt.see(copies.checksum(one))
         if isinstance(answer, QuotaExceeded):
-            raise StoreBusy(f"DST has no room: {answer}")
+            raise StoreBusy(no_room(answer.queue, answer.waiting, answer.limit))
         if answer.id != one.key.id:
             receipt.differs(one, f"its idempotency key belongs to {answer.id} there")
+
+
+def no_room(queue: str | None, waiting: int, limit: int, more: int = 1) -> str:
+    """What to do about a quota. Waiting does not help: the queues are paused."""
+    where = f"queue {queue!r}" if queue else "all queues of the tenant"
+    return (
+        f"DST has no room: {waiting} jobs wait in {where}, {more} or more would come, and the quota is {limit}; "
+        "raise it in DST"
+    )
 
 
 def _own_key(new: NewJob, answer: EnqueueAnswer) -> bool:
@@ -118,8 +140,8 @@ def _own_key(new: NewJob, answer: EnqueueAnswer) -> bool:
     return isinstance(answer, Duplicate) and answer.state is None and answer.id == new.key.id
 
 
-async def _verify(_errand: Errand, _source: Store, target: Store, page: Page, receipt: Receipt) -> None:
-    for new, found in await _both(target, page):
+async def _verify(errand: Errand, _source: Store, target: Store, page: Page, receipt: Receipt) -> None:
+    for new, found in await _both(errand, target, page):
         checksum = copies.checksum(new)
         receipt.see(checksum)
         if found is None:
@@ -133,42 +155,71 @@ async def _verify(_errand: Errand, _source: Store, target: Store, page: Page, re
             receipt.differs(new, why)
 
 
-async def _take(_errand: Errand, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
+async def _take(errand: Errand, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
     # What came after the copying is not there, and waits for the next pass.
-    pairs = await _both(target, page)
+    pairs = await _both(errand, target, page)
     there = [(new, found) for new, found in pairs if found is not None and not copies.trouble(new, found)]
+    await _check_turn(errand, source)
     answers = await source.cancel([Cancel(new.key, only_waiting=True) for new, _ in there])
     receipt.jobs += answers.count("canceled")
     stay = [pair for pair, answer in zip(there, answers, strict=True) if answer != "canceled"]
     receipt.left += len(stay)
     # It runs, or has run, where it was: that run counts.
-    await _cancel(target, [found for new, found in stay if found.envelope.request_id == new.envelope.request_id])
+    await _withdraw(target, [found for new, found in stay if found.envelope.request_id == new.envelope.request_id])
 
 
 async def _settle(errand: Errand, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
-    marked = [job for job in page.jobs if copies.is_copy(job)]
-    olds = await source.get([job.key for job in marked])
-    stale = [job for job, old in zip(marked, olds, strict=True) if old is not None and _stale(job, old, errand.since)]
-    receipt.left += len(stale)
-    await _cancel(target, stale)
+    mine = [job for job in page.jobs if copies.is_copy(job, errand.way)]
+    olds = await source.get([job.key for job in mine])
+    now = await source.now()
+    stale: list[Job] = []
+    for copy, old in zip(mine, olds, strict=True):
+        if old is not None and old.state in WAITING and copies.request_id(old, errand.way) == copy.envelope.request_id:
+            # It waits, and is copied again if it has been handed out meanwhile.
+            if copies.trouble(copies.copy_of(old, now, errand.way), copy):
+                stale.append(copy)
+        elif _ended(copy, old, errand):
+            stale.append(copy)
+            receipt.left += 1
+    await _check_turn(errand, target)
+    await _withdraw(target, stale)
 
 
-def _stale(copy: Job, old: Job, since: int) -> bool:
-    """Whether the job went on, or ended, in the source, and not by our taking it away."""
-    if copies.request_id(old) != copy.envelope.request_id or old.state in WAITING:
-        return False
-    return old.state is not JobState.CANCELED or (old.finished_at or 0) < since
+def _ended(copy: Job, old: Job | None, errand: Errand) -> bool:
+    """Whether the job went on, or ended, in the source, and not by our taking it away. [CANCEL-1]"""
+    if old is None or copies.request_id(old, errand.way) != copy.envelope.request_id:
+        return not errand.spans  # It is forgotten: by us, if we have taken anything.
+    if old.state is not JobState.CANCELED:
+        return True
+    # The shards of a cluster have clocks of their own. In doubt we did it: better a cancel too late than a job lost.
+    at, slack = old.finished_at or 0, copies.SLACK_MS
+    return not any(began - slack <= at <= ended + slack for began, ended in errand.spans)
 
 
-async def _cancel(target: Store, jobs: Sequence[Job]) -> None:
+async def _withdraw(target: Store, jobs: Sequence[Job]) -> None:
+    """Cancel copies, and forget them, so that they can be made again."""
     if jobs:
-        await target.cancel([Cancel(job.key, only_waiting=True) for job in jobs])
+        answers = await target.cancel([Cancel(job.key, only_waiting=True) for job in jobs])
+        gone = [Purge(job.key) for job, answer in zip(jobs, answers, strict=True) if answer == "canceled"]
+        if gone:
+            await target.purge(gone)
 
 
-async def _both(target: Store, page: Page) -> list[tuple[NewJob, Job | None]]:
+async def _both(errand: Errand, target: Store, page: Page) -> list[tuple[NewJob, Job | None]]:
     """What is to be in the target, and what is."""
-    new = [copies.copy_of(job, page.now) for job in page.jobs]
+    new = [copies.copy_of(job, page.now, errand.way) for job in page.jobs]
     return list(zip(new, await target.get([one.key for one in new]), strict=True))
+
+
+async def _check_turn(errand: Errand, store: Store) -> None:
+    """Look before each write: a mover that slept for longer than its lease must not do what another one has done."""
+    if not await holds(store, errand.tenant, errand.worker):
+        raise taken_for_dead()
+
+
+def taken_for_dead() -> StoreBusy:
+    """What a mover hears that has lost its turn."""
+    return StoreBusy("this mover was taken for dead, and another one may be at work")
 
 
 async def renewed(new: NewJob, paused_at: int, source: Store) -> NewJob:

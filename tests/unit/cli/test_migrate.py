@@ -1,7 +1,9 @@
 import asyncio
+import shutil
 
 import pytest
 
+from holdfast.migrate import Plan, move
 from holdfast.store import open_store
 from tests.unit.cli.support import claim, fail
 
@@ -68,6 +70,31 @@ def test_what_is_wrong_is_said_with_its_exit_code(cli, filled, target, url):
     assert "1 job of 'acme' still ran in SRC after 0.1 s (1 in emails)" in answer.err
     assert "Nothing was moved" in answer.err
     assert asyncio.run(_waiting(target)) == 0
+
+
+def test_a_move_that_cannot_be_finished_is_given_up(cli, filled, target):
+    answer = cli("migrate", filled, target, "--forget")
+    assert (answer.code, "knows of this move of 'acme'" in answer.err) == (2, True)
+    asyncio.run(_begin(filled, target))
+    shutil.rmtree(target.removeprefix("file:"))
+    answer = cli("migrate", filled, f"{target}2")
+    assert "has not ended; finish it first" in answer.err
+    assert f"holdfast migrate {filled} {target} --tenant acme --forget" in answer.err
+    answer = cli("migrate", filled, target, "--forget")
+    assert (answer.code, "SRC has forgotten the move" in answer.out) == (0, True), answer.err
+    answer = cli("migrate", filled, f"{target}2")
+    assert answer.code == 0, answer.err
+    assert "Paused in SRC, too, as before: video" in answer.err
+
+
+async def _begin(url, target):
+    """A move that ends while it copies."""
+
+    async def walker(errand, queues, tell):
+        raise EOFError
+
+    with pytest.raises(EOFError):
+        await move(Plan(url, target, "acme"), walker)
 
 
 async def _waiting(url):

@@ -1,0 +1,382 @@
+"""Moves that meet other moves, other hands, dead stores and their own past: no job is lost, and none runs twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch, StoreUnavailable
+from holdfast.core.job import AttemptError, Cancel, ClaimRequest, Finish, JobKey, Purge
+from holdfast.core.names import FLOWS, MOVES, SCHEDULES
+from holdfast.migrate import Plan, forget, move, notes, steps
+from holdfast.store import TenantSettings, open_store
+from holdfast.testing.servers import ValkeyServer
+from tests.eventually import eventually
+from tests.migrate.filling import HOUR, TENANT, both, names, new, run_all, waiting
+from tests.migrate.test_move import between, paused
+
+IDS = [f"j{n}" for n in range(5)]
+OURS = {"mail", SCHEDULES, FLOWS}
+
+
+class Stop(Exception):
+    """Ends a mover."""
+
+
+@pytest.fixture
+def third_url(fast, prefix):
+    return f"file:{fast / prefix}-third?test_clock=1"
+
+
+@pytest.fixture
+def plan(file_url, other_url):
+    return Plan(file_url, other_url, TENANT, wait_s=0.2)
+
+
+@pytest.fixture
+async def stores(file_url, other_url):
+    """A store with five jobs in one queue, and an empty one."""
+    async with both(file_url, other_url) as (here, there):
+        await here.enqueue([new(id) for id in IDS])
+        yield here, there
+
+
+def key(id):
+    return JobKey(TENANT, "mail", id)
+
+
+async def stop(plan, here, there, step="copy"):
+    """A move that ends after a step."""
+
+    async def act():
+        raise Stop
+
+    with pytest.raises(Stop) as told:
+        await move(plan, between(here, there, step, act))
+    return told.value.__notes__
+
+
+# One at a time ------------------------------------------------------------------------------------------------------
+
+
+async def test_two_moves_that_cross_lose_nothing(stores, plan):
+    here, there = stores
+    await there.enqueue([new(f"k{n}") for n in range(5)])
+    done = await asyncio.gather(move(plan), move(Plan(plan.target, plan.source, TENANT)))
+    # One after the other: what the first has brought goes back with the second.
+    assert sum(one.jobs for one in done) == 15
+    found = [job.id for store in (here, there) for job in await waiting(store, "mail")]
+    assert sorted(found) == sorted([*IDS, *(f"k{n}" for n in range(5))])
+
+
+@pytest.mark.parametrize("step", ["copy", "take"])
+async def test_beside_a_move_none_begins_to_another_store_or_back(stores, plan, third_url, monkeypatch, step):
+    here, there = stores
+    monkeypatch.setattr(notes, "SLACK_S", 0.0)
+    refused = []
+
+    async def others():
+        for other in (
+            Plan(plan.source, third_url, TENANT, lease_ms=1),
+            Plan(plan.target, plan.source, TENANT, lease_ms=1),
+        ):
+            with pytest.raises(StoreBusy, match="another move of tenant 'acme' is under way in"):
+                await move(other)
+            refused.append(other)
+
+    assert (await move(plan, between(here, there, step, others))).jobs == 5
+    assert len(refused) == 2
+    third = await open_store(third_url)
+    assert (await run_all(here, "mail"), await run_all(there, "mail"), await run_all(third, "mail")) == ([], IDS, [])
+    await third.close()
+
+
+async def test_while_a_move_is_open_no_other_begins(stores, plan, third_url):
+    here, there = stores
+    await stop(plan, here, there)
+    others = [
+        Plan(plan.target, plan.source, TENANT),
+        Plan(plan.source, third_url, TENANT),
+        Plan(third_url, plan.target, TENANT),
+        Plan(plan.target, third_url, TENANT),
+        Plan(third_url, plan.source, TENANT),
+    ]
+    third = await open_store(third_url)
+    await third.enqueue([new("own")])
+    for other in others:
+        with pytest.raises(
+            StoreBusy, match=rf"a move from \S+ to \S+{plan.target[-20:].partition('?')[0]}.* not ended"
+        ):
+            await move(other)
+        assert await paused(here) == await paused(there) == OURS
+    assert await paused(third) == set()
+    done = await move(plan)
+    assert (done.resumed, done.jobs) == (True, 5)
+    assert await run_all(here, "mail") == []
+    assert await run_all(there, "mail") == IDS
+    assert (await move(Plan(third_url, plan.target, TENANT))).jobs == 1
+    await third.close()
+
+
+async def test_a_quota_of_the_source_that_leaves_no_room_for_notes_is_said(stores, plan):
+    here, _ = stores
+    await here.set_tenant(TENANT, TenantSettings(None, None, 5))
+    with pytest.raises(
+        StoreBusy, match="SRC has no room for the notes of a move: 5 jobs wait and the quota is 5; raise"
+    ):
+        await move(plan)
+    assert await paused(here) == set()
+
+
+async def test_the_same_store_by_another_spelling_goes_on_with_its_move(stores, plan):
+    here, there = stores
+    await stop(plan, here, there)
+    assert (await move(replace(plan, source=f"{plan.source}&keep_events=5"))).jobs == 5
+    assert await run_all(there, "mail") == IDS
+
+
+# By other hands -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_copy_that_was_canceled_does_not_stand_for_the_job(stores, plan):
+    """[ENQ-8]"""
+    here, there = stores
+    await stop(plan, here, there)
+    await there.cancel([Cancel(key("j1"))])
+    with pytest.raises(StoreMismatch, match="mail/j1: it was canceled there"):
+        await move(plan)
+    assert (await names(here, "mail"))["mail"] == IDS
+    await there.purge([Purge(key("j1"))])
+    await move(plan)
+    assert sorted(await run_all(there, "mail")) == IDS
+
+
+@pytest.mark.parametrize("step", ["copy", "take"])
+async def test_what_is_canceled_in_the_source_while_a_move_is_stopped_does_not_run(stores, plan, monkeypatch, step):
+    """[CANCEL-1]"""
+    here, there = stores
+    monkeypatch.setattr(steps, "PAGE", 2)
+
+    async def walker(errand, queues, tell):
+        def told(_):
+            if errand.step == step:
+                raise Stop  # After its first page.
+
+        return [
+            await steps.walk(errand, here, there, queue, told if errand.step == "take" else tell) for queue in queues
+        ]
+
+    with pytest.raises(Stop):
+        await (move(plan, walker) if step == "take" else stop_again(plan, here, there))
+    for store in stores:
+        await store.shift_clock(5000)
+    assert await here.cancel([Cancel(key("j4"))]) == ["canceled"]
+    done = await move(plan)
+    assert done.left == 1
+    assert await run_all(there, "mail") == IDS[:4]
+
+
+async def stop_again(plan, here, there):
+    await stop(plan, here, there)
+    raise Stop
+
+
+async def test_what_is_canceled_and_forgotten_at_once_does_not_run(file_url, other_url):
+    """[CANCEL-1]"""
+    source = f"{file_url}&keep_canceled_s=0"
+    async with both(source, other_url) as (here, there):
+        await here.enqueue([new(id) for id in IDS])
+
+        async def act():
+            await here.cancel([Cancel(key("j0"))])
+            await here.shift_clock(10)
+            await here.prune(10)
+
+        done = await move(Plan(source, other_url, TENANT), between(here, there, "copy", act))
+        assert (done.jobs, done.left) == (4, 1)
+        assert await run_all(there, "mail") == IDS[1:]
+
+
+async def test_what_earlier_moves_have_brought_stays(stores, plan):
+    here, there = stores
+    await move(plan)
+    await here.shift_clock(5000)
+    await here.enqueue([new("x"), new("y")])
+
+    async def cancel():
+        await here.cancel([Cancel(key("y"))])
+
+    await move(plan, between(here, there, "copy", cancel))
+    await here.enqueue([new("z")])
+    await stop(plan, here, there)
+    await move(plan)
+    assert await run_all(there, "mail") == [*IDS, "x", "z"]
+
+
+async def test_a_job_that_was_tried_while_the_move_was_stopped_is_copied_anew(stores, plan):
+    """[RETRY-1]"""
+    here, there = stores
+    await stop(plan, here, there)
+    await here.pause(TENANT, "mail", paused=False)
+    (job,) = (await here.claim(ClaimRequest(TENANT, ("mail",), 1, 30_000, "w"))).jobs
+    await here.finish([Finish(job.key, job.token, "retry", error=AttemptError("E", ""), delay_ms=0)])
+    assert (await move(plan)).jobs == 5
+    (copy,) = await there.get([job.key])
+    assert copy.envelope.max_attempts == job.envelope.max_attempts - 1
+
+
+async def test_a_job_with_its_id_that_is_due_later_does_not_stand_for_it(stores, plan):
+    _, there = stores
+    await there.enqueue([new("j0", request_id="own", run_at=await there.now() + HOUR)])
+    with pytest.raises(StoreMismatch, match="mail/j0: another job has this id there, and is due later"):
+        await move(plan)
+
+
+async def test_a_mover_that_slept_for_too_long_writes_nothing(stores, plan, monkeypatch):
+    here, there = stores
+    await here.enqueue([new("short", result_ttl_ms=0)])
+    real, ran = steps._copy, []
+
+    async def sleepy(*args):
+        if not ran:
+            ran.append("")
+            for store in stores:
+                await store.shift_clock(plan.lease_ms + 1)
+            await move(plan)
+            ran.extend(await run_all(there, "mail"))
+            await there.shift_clock(10)
+            await there.prune(100)
+        await real(*args)
+
+    monkeypatch.setattr(steps, "_copy", sleepy)
+    with pytest.raises(StoreBusy, match="this mover was taken for dead"):
+        await move(plan)
+    assert ran == ["", *IDS, "short"]
+    assert await run_all(there, "mail") == []
+    assert await paused(here) == await paused(there) == set()
+
+
+# What is left behind ------------------------------------------------------------------------------------------------
+
+
+async def test_a_target_that_dies_leaves_the_source_going_on_and_the_same_command_ends_it(file_url):
+    with ValkeyServer(appendonly=True, appendfsync="always") as server:
+        plan = Plan(file_url, server.url(prefix="x"), TENANT, lease_ms=900)
+        async with both(file_url, plan.target) as (here, there):
+            await here.enqueue([new(id) for id in IDS])
+            (job,) = (await here.claim(ClaimRequest(TENANT, ("mail",), 1, 600_000, "w"))).jobs
+            moving = asyncio.create_task(move(plan))
+            await eventually(lambda: paused(there))
+            server.kill()
+            with pytest.raises(StoreUnavailable) as told:
+                await moving
+            assert "Nothing was moved. In DST the queues" in told.value.__notes__[0]
+            assert await paused(here) == set()
+            await here.finish([Finish(job.key, job.token, "complete")])
+            server.restart()
+
+            async def die():
+                server.kill()
+
+            with pytest.raises(StoreUnavailable) as told:
+                await move(plan, between(here, there, "take", die))
+            assert "What has moved stays in DST. In DST the queues" in told.value.__notes__[0]
+            assert await paused(here) == set()
+            server.restart()
+            done = await move(plan)
+            assert (done.resumed, done.jobs) == (True, 0)
+            assert await paused(here) == await paused(there) == set()
+            assert sorted([job.id, *await run_all(there, "mail")]) == IDS
+
+
+async def test_a_target_that_has_lost_its_data_is_filled_again_and_nothing_stays_paused(stores, plan, other_url):
+    here, there = stores
+    await stop(plan, here, there)
+    await there.close()
+    shutil.rmtree(other_url.removeprefix("file:").partition("?")[0])
+    assert (await move(plan)).jobs == 5
+    async with both(plan.source, plan.target) as (_, again):
+        assert await paused(here) == await paused(again) == set()
+        assert await run_all(again, "mail") == IDS
+
+
+@pytest.mark.parametrize("name", ["SRC", "DST"])
+async def test_notes_whose_writing_was_interrupted_are_forgotten(stores, plan, monkeypatch, name):
+    here, there = stores
+    real = notes.Book.write
+
+    async def interrupted(self, *args):
+        await real(self, *args)
+        if self.name == name:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(notes.Book, "write", interrupted)
+    with pytest.raises(asyncio.CancelledError):
+        await move(plan)
+    assert await names(here, MOVES) == await names(there, MOVES) == {MOVES: []}
+    assert await paused(here) == await paused(there) == set()
+
+
+async def test_a_quota_of_the_target_is_looked_at_before_anything_is_copied(stores, plan):
+    here, there = stores
+    await there.set_tenant(TENANT, TenantSettings("mail", None, 4))
+    with pytest.raises(StoreBusy, match=r"0 jobs wait in queue 'mail', 5 or more would come.*raise it in DST") as told:
+        await move(plan)
+    assert told.value.__notes__ == ["Nothing was moved, and the queues are as they were."]
+    assert await names(there, "mail") == {"mail": []}
+    assert await paused(here) == await paused(there) == set()
+
+
+async def test_a_job_that_runs_after_a_whole_pass_leaves_nothing_paused(stores, plan):
+    here, there = stores
+
+    async def act():
+        await here.enqueue([new("n", "fresh")])
+        await here.claim(ClaimRequest(TENANT, ("fresh",), 1, 600_000, "w"))
+
+    with pytest.raises(StoreBusy, match="1 in fresh") as told:
+        await move(plan, between(here, there, "take", act))
+    assert told.value.__notes__ == ["What has moved stays in DST, and the queues are as they were."]
+    assert await paused(here) == await paused(there) == set()
+    assert await run_all(there, "mail") == IDS
+
+
+async def test_jobs_keep_the_time_they_have_left_between_clocks_that_differ(stores, plan):
+    here, there = stores
+    await here.shift_clock(HOUR)
+    await here.enqueue([new("ready"), new("later", run_at=await here.now() + HOUR)])
+    await move(plan)
+    assert await run_all(there, "mail") == [*IDS, "ready"]
+    (later,) = await waiting(there, "mail")
+    assert abs(later.visible_at - await there.now() - HOUR) < HOUR / 2
+
+
+async def test_a_move_whose_other_store_is_gone_can_be_forgotten_and_another_begins(stores, plan, third_url):
+    here, there = stores
+    await here.pause(TENANT, "video", paused=True)
+    await stop(plan, here, there)
+    with pytest.raises(InvalidOption, match="both stores know of this move"):
+        await forget(plan)
+    with pytest.raises(InvalidOption, match="knows of this move"):
+        await forget(replace(plan, target=third_url))
+    gone = plan.target.removeprefix("file:").partition("?")[0]
+    await there.close()
+    shutil.move(gone, f"{gone}-away")
+    (done,) = await forget(plan)
+    assert (done.store, "mail" in done.queues) == ("SRC", True)
+    assert await paused(here) == {"video"}
+    assert (await move(Plan(plan.source, third_url, TENANT))).jobs == 5
+    # The other one comes back: it is as it was left, and can be forgotten, too.
+    shutil.move(f"{gone}-away", gone)
+    async with both(third_url, plan.target) as (_, again):
+        assert "mail" in await paused(again)
+        with pytest.raises(StoreBusy, match="DST has copies of a move that SRC does not know any more"):
+            await move(plan)
+        (done,) = await forget(plan)
+        assert (done.store, "mail" in await paused(again)) == ("DST", False)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(f"{gone}-away")
