@@ -304,6 +304,60 @@ async def test_a_target_that_has_lost_its_data_is_filled_again_and_nothing_stays
         assert await run_all(again, "mail") == IDS
 
 
+async def test_a_target_that_has_lost_what_was_taken_away_is_not_filled_with_the_rest(
+    stores, plan, monkeypatch, tmp_path
+):
+    here, there = stores
+    monkeypatch.setattr(steps, "PAGE", 2)
+
+    def stopped(point):
+        if point == "move.take":
+            raise Stop
+
+    monkeypatch.setattr(steps, "hit", stopped)
+    with pytest.raises(Stop):
+        await move(plan)
+    monkeypatch.undo()
+    left = [job.id for job in await waiting(here, "mail")]
+    assert len(left) == 3
+    empty = f"file:{tmp_path / 'empty'}?test_clock=1"
+    lost = Plan(plan.source, empty, TENANT)
+    # As if it stood under the address of the one that is gone.
+    out = notes.Book(here, TENANT, "SRC")
+    course = (await out.read()).course
+    monkeypatch.setattr(
+        "holdfast.migrate.mover.shown_url", lambda url: course.target if url == empty else course.source
+    )
+    with pytest.raises(StoreMismatch, match=r"has taken jobs away from SRC: it is another store, or has lost its data"):
+        await move(lost)
+    assert [job.id for job in await waiting(here, "mail")] == left
+    monkeypatch.undo()
+    assert (await move(plan)).jobs == 3
+    assert await run_all(there, "mail") == IDS
+
+
+async def test_a_mover_that_dies_while_the_stores_forget_is_followed_by_one_that_ends_it(stores, plan, monkeypatch):
+    here, there = stores
+
+    def stopped(point):
+        if point == "move.target_forgot":
+            raise Stop
+
+    monkeypatch.setattr("holdfast.migrate.mover.hit", stopped)
+    monkeypatch.setattr("holdfast.migrate.mover._Move.abandon", _nothing)
+    with pytest.raises(Stop):
+        await move(plan)
+    assert (await notes.Book(here, TENANT, "SRC").read()).over
+    monkeypatch.undo()
+    assert (await move(plan)).jobs == 0
+    assert (await notes.Book(here, TENANT, "SRC").read()).course is None
+    assert await run_all(there, "mail") == IDS
+
+
+async def _nothing(*_):
+    """What a mover that was killed says and does."""
+
+
 @pytest.mark.parametrize("name", ["SRC", "DST"])
 async def test_notes_whose_writing_was_interrupted_are_forgotten(stores, plan, monkeypatch, name):
     here, there = stores

@@ -58,9 +58,14 @@ def migrate(
 
 def make_plan(source: str, target: str, tenant: str | None, wait: str) -> Plan:
     """What a command was told to do. Raises InvalidOption."""
+    from holdfast.core.errors import InvalidOption
     from holdfast.migrate import Plan
+    from holdfast.store import parse_url
 
     waits = duration("wait", wait)
+    for name, url in (("SRC", source), ("DST", target)):
+        if parse_url(url).scheme == "memory":
+            raise InvalidOption(name, "memory: lives in one process, and its jobs end with this command; give another")
     return Plan(source, target, tenant_name(tenant), waits.total_seconds() if waits else 0.0)
 
 

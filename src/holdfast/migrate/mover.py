@@ -185,6 +185,12 @@ class _Move:
             raise _open(here.course, self._tenant)
         if there.course is not None and there.course.id != here.course.id:
             raise _open(there.course if here.course.target == self._course.target else here.course, self._tenant)
+        if there.course is None and here.began and not here.over:
+            raise StoreMismatch(
+                f"DST does not know of the move {here.course}, which has taken jobs away from SRC: it is another "
+                "store, or has lost its data, and those jobs with it. Bring it back, and run this again. If it is gone "
+                f"for good: {_forgetting(here.course, self._tenant)}"
+            )
         self._course = here.course
         self._joined = self._doubled = self._moved.resumed = True
         if missing := [note for name, note in here.notes.items() if name not in there.notes]:
@@ -213,7 +219,9 @@ class _Move:
 
     async def _end(self) -> None:
         """Forget the move, in the source last."""
+        await self._out.over()
         await self._in.end()
+        hit("move.target_forgot")
         await self._out.end()
 
     # Stopping and going on --------------------------------------------------------------------------------

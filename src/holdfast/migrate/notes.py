@@ -3,6 +3,7 @@
     turn            held under a lease by the mover at work, in both stores: there is one at a time
     out:N, in:N     in the source, in the target: which move this is, and how queues were before it paused them
     take:N, took:N  in the source: when the mover began to take jobs away, and when it ended
+    over:0          in the source: all is moved, and the target may forget
 
 Nobody hands them out: all but the turn wait for a day that is years away. All are canceled when the move is done. The
 source has the say: a move has begun when its first note is there, and has ended when none is.
@@ -86,6 +87,8 @@ class Record(Struct):
     began: dict[int, int] = field(default_factory=dict[int, int])
     ended: dict[int, int] = field(default_factory=dict[int, int])
     """When jobs were taken away, time after time."""
+    over: bool = False
+    """Nothing is left to do but to forget it."""
     ids: list[str] = field(default_factory=list[str])
 
     @property
@@ -114,6 +117,8 @@ class Book:
                 elif kind in ("take", "took"):
                     times = record.began if kind == "take" else record.ended
                     times[int(number)] = msgspec.json.decode(job.envelope.payload, type=int)
+                elif kind == "over":
+                    record.over = True
                 else:
                     continue
                 record.ids.append(job.id)
@@ -144,10 +149,16 @@ class Book:
             self.record.ended[number] = at
             await self._put({f"took:{number}": at})
 
+    async def over(self) -> None:
+        """Note that all is moved."""
+        if not self.record.over:
+            self.record.over = True
+            await self._put({"over:0": True})
+
     async def end(self) -> None:
         """Forget all of it: the move is done, or nothing came of it."""
         # The times last: without them a mover that comes after a kill would take what has moved for canceled.
-        late = [id for id in self.record.ids if id.startswith(("take:", "took:"))]
+        late = [id for id in self.record.ids if id.startswith(("take:", "took:", "over:"))]
         for ids in ([id for id in self.record.ids if id not in late], late):
             if ids:
                 await self.store.cancel([Cancel(JobKey(self.tenant, MOVES, id)) for id in ids])

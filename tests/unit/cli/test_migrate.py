@@ -24,6 +24,14 @@ def filled(cli, url):
     return url
 
 
+@pytest.mark.parametrize("name", ["SRC", "DST"])
+def test_a_store_that_ends_with_the_command_is_refused(cli, filled, name):
+    answer = cli("migrate", *(("memory:", filled) if name == "SRC" else (filled, "memory:")))
+    assert (answer.code, answer.out) == (2, "")
+    assert f"{name}: memory: lives in one process" in answer.err
+    assert cli("stats", "emails").out.count("canceled") <= 1
+
+
 def test_a_dry_run_shows_the_queues_and_changes_nothing(cli, filled, target, place):
     answer = cli("migrate", filled, target, "--dry-run")
     assert [line.split() for line in answer.out.splitlines()] == [
