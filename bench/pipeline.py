@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.spark_history import write_history
+from bench.spark_history import notes_of, write_history
 from bench.valkey import Server
 from holdfast import Queue, job
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob
@@ -241,8 +241,10 @@ def measure_tables(spark, events, folder):
     gaps = spark.createDataFrame([], GAPS)
     rows = frame.count()
 
+    taken_in = notes_of(frame)
+
     def audited():
-        found = audit_events(frame, gaps)
+        found = audit_events(frame, gaps, taken_in=taken_in)
         assert not found.broken, found.text()
         found.violations.unpersist()
 

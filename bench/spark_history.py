@@ -14,10 +14,14 @@ from pathlib import Path
 from pyspark.sql import functions as fn
 
 from holdfast.pipeline.audit import audit_events
+from holdfast.pipeline.checksums import read_sums
+from holdfast.pipeline.damage import TakenIn
+from holdfast.pipeline.lake import Batch
 from holdfast.pipeline.schemas import BRONZE_EVENTS, GAPS
 from holdfast.pipeline.session import jvm_pid, make_session
 from holdfast.pipeline.transforms.attempts import attempts
 from holdfast.pipeline.transforms.runs import job_runs
+from holdfast.pipeline.transforms.violations import batch_sums, tally
 
 PER_JOB = 3.58
 """Events of a job in the mean."""
@@ -41,7 +45,7 @@ FROM (SELECT *, explode(sequence(0, 2 * runs)) AS step FROM jobs)
 EVENTS = """
 SELECT 0 AS shard, lpad(at_ms * 1000 + id % 1000, 20, '0') || lpad(id, 12, '0') AS position,
   concat(at_ms, '.', id, '.', step) AS offset, kind, tenant, queue, job_id, type, timestamp_millis(at_ms) AS at,
-  attempt, bigint(IF(step = 0, 0, id * 8 + attempt)) AS token,
+  step + 1 AS number, attempt, bigint(IF(step = 0, 0, id * 8 + attempt)) AS token,
   IF(step = 0, '', concat('worker-', pmod(hash(id, attempt), 50))) AS worker_id,
   IF(step = 0, 5, NULL) AS priority, IF(step = 0, 4, NULL) AS max_attempts,
   CASE WHEN step = 0 THEN timestamp_millis(at_ms) WHEN step % 2 = 1 THEN timestamp_millis(born_ms)
@@ -64,6 +68,14 @@ def write_history(spark, path, events):
     spark.sql(STEPS).createOrReplaceTempView("steps")
     made = spark.sql(EVENTS.format(batch=int(BATCH / PER_JOB))).select(*BRONZE_EVENTS.fieldNames())
     made.write.mode("overwrite").partitionBy("date", "batch").parquet(str(path))
+
+
+def notes_of(events):
+    """What the notes of the batches would say of these events."""
+    days = {}
+    for row in batch_sums(tally(events, summed=True)).collect():
+        days.setdefault(row["batch"], {})[str(row["date"])] = read_sums(row)
+    return TakenIn([Batch(batch, sum(one.events for one in said.values()), days=said) for batch, said in days.items()])
 
 
 def timed(name, act, base=None):
@@ -96,8 +108,10 @@ def main():
         def noop(frame):
             frame.write.format("noop").mode("overwrite").save()
 
+        taken_in = notes_of(events)
+
         def audited():
-            found = audit_events(events, gaps)
+            found = audit_events(events, gaps, taken_in=taken_in)
             assert not found.broken, found.text()
             found.violations.unpersist()
 

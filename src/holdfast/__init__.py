@@ -1,9 +1,7 @@
 """Holdfast: a reliable multi-tenant job queue. The public names, and nothing else."""
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
 from holdfast.blobs import BlobRef
 from holdfast.context import current_job
@@ -20,6 +18,7 @@ from holdfast.core.errors import (
     LeaseExpired,
     LeaseLost,
     NotReplayable,
+    PartlyRefused,
     PayloadTooLarge,
     Permanent,
     QuotaExceeded,
@@ -41,7 +40,7 @@ from holdfast.records import Event, JobRecord, Schedule
 from holdfast.store import Capabilities
 from holdfast.ticket import Ticket
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from holdfast.queue import Queue
     from holdfast.worker import Worker
 
@@ -67,6 +66,7 @@ __all__ = [
     "LeaseLost",
     "Message",
     "NotReplayable",
+    "PartlyRefused",
     "PayloadTooLarge",
     "Permanent",
     "Queue",
@@ -94,8 +94,12 @@ __all__ = [
 _LATER = {"Queue": "holdfast.queue", "Worker": "holdfast.worker"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name not in _LATER:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    value = globals()[name] = getattr(_importlib.import_module(_LATER[name]), name)
     return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
+
+from msgspec import Struct
 
 from holdfast import codec as codecs
 from holdfast.blobs import BlobRef, Blobs, check_owner
@@ -30,6 +32,15 @@ from holdfast.waiting import Waits, Watch
 T = TypeVar("T")
 
 _log = get_logger("holdfast.queue")
+
+
+class Address(Struct, frozen=True):
+    """How another process opens the same store with the same settings."""
+
+    url: str
+    token: str | None
+    name: str
+    codec: str
 
 
 class Binding:
@@ -87,6 +98,13 @@ class Binding:
         """Where stores differ, and what holds for this one."""
         return self._store.capabilities
 
+    def address(self) -> Address | None:
+        """How another process opens the same; None for one in memory, given as an object, or with a token's maker."""
+        url, token = self._url, self._token
+        if url is None or not self.capabilities.many_processes or callable(token):
+            return None
+        return Address(url, token, self.name, self.codec)
+
     async def open(self) -> Self:
         """Connect to the store. Twice is harmless; a closed Queue can be opened again."""
         if self._url is None:
@@ -133,6 +151,19 @@ class Binding:
         result was forgotten during the wait.
         """
         return await self.wait_for(self._key(id, queue), timeout, known=False)
+
+    async def results_of(self, keys: Mapping[str, JobKey]) -> dict[str, Any]:
+        """The results of completed jobs, by the names that they are given here, in one read. Raises ResultExpired."""
+        self._check_open()
+        found: dict[str, Any] = {}
+        for (name, key), job in zip(
+            keys.items(), await self._live.get(list(keys.values())) if keys else (), strict=True
+        ):
+            if job is None or job.state is not JobState.COMPLETED:
+                raise ResultExpired(key.queue, key.id)
+            data = await self._fetch(job.result, key)
+            found[name] = None if job.result is None else decode_result(job.result, data, Any)
+        return found
 
     async def cancel(self, id: str, *, queue: str | None = None, only_waiting: bool = False) -> Cancellation:
         """Cancel a job; a running one too, unless `only_waiting`. A flow takes its steps along. [CANCEL-1]"""

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from holdfast.blobs import BlobRef, Blobs, check_owner
 from holdfast.core.errors import InvalidOption
-from holdfast.core.job import Envelope, Job, JobState, Progress
-from holdfast.core.workflow import HEADER as FLOW_HEADER
-from holdfast.options import EPOCH
+from holdfast.core.job import FLOW_HEADER, Envelope, Job, JobState, Progress
+from holdfast.core.workflow import steps_before
+from holdfast.options import EPOCH, EnqueueOptions
 from holdfast.telemetry.logging import Logger, NullLogger, get_logger
 
 if TYPE_CHECKING:
     import asyncio
+
+    from holdfast.jobs import Message
+    from holdfast.queue import Queue
+    from holdfast.ticket import Ticket
+
+R = TypeVar("R")
 
 PROGRESS_TEXT_LIMIT = 1024
 
@@ -95,10 +101,19 @@ class Completer(Protocol):
     def complete_sync(self, context: JobContext, connection: Any, result: Any) -> None: ...
 
 
+class Clients(Protocol):
+    """What gives a handler the Queue of its job's tenant: the worker."""
+
+    def of(self, tenant: str) -> Any: ...
+
+
 class JobContext:
     """The job a handler is running. Made by the worker; a handler gets it from `current_job()`."""
 
-    __slots__ = ("_blobs", "_completer", "_deadline_ms", "_job", "_log", "_on_progress", "cancelled")
+    __slots__ = ("_blobs", "_clients", "_completer", "_deadline_ms", "_job", "_log", "_on_progress", "canceled")
+
+    canceled: CancelFlag
+    """Set when the job was canceled, or its handler is to end for another reason. [CANCEL-2]"""
 
     def __init__(
         self,
@@ -107,14 +122,21 @@ class JobContext:
         on_progress: Callable[[Progress], None] | None = None,
         blobs: Blobs | None = None,
         completer: Completer | None = None,
+        clients: Clients | None = None,
     ) -> None:
         self._job = job
+        self._clients = clients
         self._completer = completer
         self._on_progress = on_progress
         self._blobs = blobs
         self._deadline_ms = job.deadline
         self._log: Logger | None = None
-        self.cancelled = CancelFlag()
+        self.canceled = CancelFlag()
+
+    @property
+    def cancelled(self) -> CancelFlag:
+        """The same as `canceled`, spelt as asyncio spells it."""
+        return self.canceled
 
     @property
     def id(self) -> str:
@@ -186,6 +208,43 @@ class JobContext:
         if self._on_progress is not None:
             text = message.replace("\x00", "").encode(errors="replace").decode()
             self._on_progress(Progress(float(fraction), text[:PROGRESS_TEXT_LIMIT]))
+
+    @property
+    def client(self) -> Queue:
+        """The Queue of this job's tenant, on the store of the worker. It stays open: nobody need close it.
+
+        In a plain `def` it is a `holdfast.blocking.Queue`, whose methods work without await; the types know that with
+        `from holdfast.blocking import current_job`. Raises InvalidOption where there is no worker.
+        """
+        if self._clients is None:
+            reason = "the handler was called as a plain function, so there is no queue; run it by holdfast.testing"
+            raise InvalidOption("client", f"{reason}.inline_queue or in a worker")
+        return self._clients.of(self.tenant)
+
+    def results(self) -> Awaitable[dict[str, Any]]:
+        """In a flow: the results of the steps that this one waited for, by their names, in one read: await it.
+
+        In a plain `def` without await, as with `client`. Empty for a step that waited for none. Raises InvalidOption
+        for a job that is no step of a flow, ResultExpired where a result is gone.
+        """
+        if self.flow is None:
+            raise InvalidOption("results", "this job is no step of a flow; read a job's result with client.result(id)")
+        return self.client.results_of(steps_before(self.tenant, self.headers))
+
+    @overload
+    async def enqueue(
+        self, message: Message[R], *, connection: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> Ticket[R]: ...
+    @overload
+    async def enqueue(
+        self, message: Any, *, connection: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> Ticket[Any]: ...
+    def enqueue(self, message: Any, *, connection: Any = None, **options: Unpack[EnqueueOptions]) -> Any:
+        """Enqueue another job of this tenant: `client.enqueue`; in a plain `def` without await.
+
+        A handler may run again: give the job an `id` or an `idempotency_key` made from this job's, and it stays one.
+        """
+        return self.client.enqueue(message, connection=connection, **options)
 
     async def complete_in(self, connection: Any, result: Any = None) -> None:
         """Complete this job with the commit of the transaction that is open on `connection`. [ENQ-7]

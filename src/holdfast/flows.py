@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import datetime
-from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from holdfast import codec as codecs
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import RESULT_TTL, TERMINAL, Cancel, Job, JobKey, JobState, NewJob, SetResultTtl
+from holdfast.core.lifecycle import DEFAULT_RETENTION
 from holdfast.core.names import FLOWS, check_type
 from holdfast.core.workflow import (
     MOST_STEPS,
@@ -95,19 +96,37 @@ class Flow:
         """The steps as they were added."""
         return tuple(self._steps.values())
 
+    @overload
     def add(
         self,
-        message: Message[R] | Any,
+        message: Message[R],
         *,
         after: Iterable[FlowStep[Any]] = (),
         name: str | None = None,
         **options: Unpack[StepOptions],
-    ) -> FlowStep[R]:
+    ) -> FlowStep[R]: ...
+    @overload
+    def add(
+        self,
+        message: Any,
+        *,
+        after: Iterable[FlowStep[Any]] = (),
+        name: str | None = None,
+        **options: Unpack[StepOptions],
+    ) -> FlowStep[Any]: ...
+    def add(
+        self,
+        message: Any,
+        *,
+        after: Iterable[FlowStep[Any]] = (),
+        name: str | None = None,
+        **options: Unpack[StepOptions],
+    ) -> FlowStep[Any]:
         """Add a step that is enqueued when those in `after` have completed; without any, at once.
 
         `name` is by default its number, from "1". Raises InvalidName or InvalidOption.
         """
-        made: Message[R] = cast("Message[R]", message) if isinstance(message, Message) else untyped(message)
+        made: Message[Any] = cast("Message[Any]", message) if isinstance(message, Message) else untyped(message)
         said: EnqueueOptions = {**(made.said or {}), **cast("EnqueueOptions", options)}
         for option in _NOT_A_STEPS:
             if said.get(option):
@@ -283,13 +302,21 @@ async def end_steps(store: Store, flow: Job, state: JobState) -> None:
     Else each is kept from now on as long as it says itself. [CANCEL-1, RESULT-1]
     """
     async for steps in own_steps(store, flow):
-        open_ = [job.key for _, job in steps if job.state not in TERMINAL]
-        if open_ and state is JobState.CANCELED:
-            await store.cancel([Cancel(key) for key in open_])
-        kept = [
-            SetResultTtl(job.key, PIN_MS if state is JobState.FAILED else step.envelope.result_ttl_ms)
-            for step, job in steps
-            if job.state is JobState.COMPLETED or (job.state in TERMINAL and state is JobState.FAILED)
-        ]
+        if state is JobState.CANCELED:
+            open_ = [Cancel(job.key, seq=job.seq) for _, job in steps if job.state not in TERMINAL]
+            if open_:
+                await store.cancel(open_)
+        ended = [(step, job) for step, job in steps if job.state in TERMINAL or state is JobState.CANCELED]
+        kept = [SetResultTtl(job.key, _kept_ms(step, job, state), job.seq) for step, job in ended]
         if kept:
             await store.set_result_ttl(kept)
+
+
+def _kept_ms(step: Step, job: Job, flow: JobState) -> int:
+    """How long a step is kept once its flow has ended."""
+    if flow is JobState.FAILED:
+        return PIN_MS
+    own_ms = step.envelope.result_ttl_ms
+    if job.state is JobState.COMPLETED:
+        return own_ms
+    return max(own_ms, DEFAULT_RETENTION.failed_ms if job.state is JobState.FAILED else DEFAULT_RETENTION.canceled_ms)

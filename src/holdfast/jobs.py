@@ -27,6 +27,7 @@ from holdfast.arguments import Arguments
 from holdfast.core import names
 from holdfast.core.errors import InvalidOption, InvalidPayload, UnknownCodec
 from holdfast.core.job import RESULT_TTL, Backoff, Envelope, Jitter
+from holdfast.core.policy import KnownTypes
 from holdfast.core.retry import check_backoff
 from holdfast.options import PLAIN, EnqueueOptions, Resolved, Seconds, duration_ms, resolve
 
@@ -95,7 +96,7 @@ class Message(Struct, Generic[R], frozen=True, eq=False, gc=False):
         """A message without a definition at hand, for the handler of that type or the catch-all."""
         if type:
             names.check_type(type)
-        backoff = retry.backoff() if retry is not None else Backoff()
+        backoff = _backoff(retry)
         codec = None if codec is None else codecs.get(codec).name
         timeout_ms = _check_timeout(timeout)
         spec = Spec(type, None, codec, _check_version(version), backoff=backoff, timeout_ms=timeout_ms)
@@ -169,7 +170,11 @@ class JobDefinition(Generic[P, C, R]):
         return self.arguments.result_type
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
-        return self.function(*args, **kwargs)
+        value = self.function(*args, **kwargs)
+        frame = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        global _last_call  # noqa: PLW0603
+        _last_call = _Call(self.name, id(value), id(frame), frame.f_lineno, frame.f_lasti)
+        return value
 
     def message(self, *args: P.args, **kwargs: P.kwargs) -> Message[R]:
         """The arguments of a call, to be enqueued. Raises InvalidPayload or PayloadTooLarge."""
@@ -283,7 +288,7 @@ def job(
         version=_check_version(version),
         priority=names.check_priority(priority),
         max_attempts=names.check_max_attempts(max_attempts),
-        backoff=(retry or RetryPolicy()).backoff(),
+        backoff=_backoff(retry),
         timeout_ms=_check_timeout(timeout),
         result_ttl_ms=duration_ms("result_ttl", result_ttl),
     )
@@ -299,12 +304,51 @@ def find(name: str) -> JobDefinition[..., Any, Any] | None:
     return _registry.get(name)
 
 
+def with_policy(message: Message[R], known: KnownTypes) -> Message[R]:
+    """A message made without its definition, with what the living workers say of its type."""
+    policy = known.types.get(message.spec.type)
+    if policy is None:
+        return message
+    spec = replace(
+        message.spec, queue=policy.queue, priority=policy.priority, max_attempts=policy.max_attempts,
+        backoff=policy.backoff, timeout_ms=policy.timeout_ms, result_ttl_ms=policy.result_ttl_ms,
+    )  # fmt: skip
+    return replace(message, spec=spec)
+
+
 def untyped(payload: Any) -> Message[Any]:
     """A payload without a job type: it goes to the catch-all handler."""
     if inspect.iscoroutine(payload):
         payload.close()
         raise InvalidPayload(f"the job was called, not enqueued: write {payload.__name__}.message(...)")
+    if _last_call is not None and id(payload) == _last_call.value and _last_call.is_argument():
+        raise InvalidPayload(f"the job was called, not enqueued: write {_last_call.name}.message(...)")
     return Message(_UNTYPED, payload)
+
+
+class _Call(Struct, frozen=True):
+    """A direct call of a job, to notice `enqueue(send(...))` where `enqueue(send.message(...))` is meant."""
+
+    name: str
+    value: int
+    """By `id`: neither the value nor the frame is kept alive."""
+    frame: int
+    line: int
+    instruction: int
+
+    def is_argument(self) -> bool:
+        """Whether the call that is under way now has this one among its arguments.
+
+        Arguments run earlier in the same frame, and stand on the line of the call or below it.
+        """
+        frame = inspect.currentframe()
+        while frame is not None and id(frame) != self.frame:
+            frame = frame.f_back
+        return frame is not None and self.instruction < frame.f_lasti and frame.f_lineno <= self.line
+
+
+_last_call: _Call | None = None
+"""Of any thread: another thread's call has a frame that the caller's stack does not have."""
 
 
 def _define(
@@ -321,6 +365,15 @@ def _define(
     definition = JobDefinition[..., Any, Any](function, replace(spec, type=job_type), executor or own, namespace)
     _registry[job_type] = definition
     return definition
+
+
+def _backoff(retry: RetryPolicy | None) -> Backoff:
+    if retry is None:
+        return Backoff()
+    if not isinstance(retry, RetryPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
+        reason = f"{retry!r} is not a RetryPolicy, which says how long to wait"
+        raise InvalidOption("retry", f"{reason}; how often a job may run is max_attempts=, the first run included")
+    return retry.backoff()
 
 
 def _check_version(version: int) -> int:

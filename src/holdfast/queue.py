@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, Sequence
 from itertools import islice
-from typing import Any, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 from msgspec import convert
 
 from holdfast.administration import Administration
 from holdfast.coalesce import BATCH_LIMIT
-from holdfast.core.errors import HoldfastError, InvalidOption, ResultExpired
+from holdfast.core.errors import HoldfastError, InvalidOption, PartlyRefused, ResultExpired
 from holdfast.core.job import (
     Duplicate,
     Envelope,
@@ -41,6 +41,12 @@ PART = 250
 
 _Jobs = list[tuple[Message[Any], NewJob | HoldfastError]]
 """Messages, and what each came to: a job, or why it is none."""
+
+
+_NOTHING = Message.raw(None)
+"""Stands for an item that is no message."""
+
+OnRefused = Literal["raise", "return"]
 
 
 class Queue(Administration):
@@ -83,6 +89,7 @@ class Queue(Administration):
         messages: Iterable[Message[R]] | AsyncIterable[Message[R]],
         *,
         connection: Any = None,
+        on_refused: OnRefused | None = None,
         **options: Unpack[EnqueueOptions],
     ) -> list[Ticket[R]]: ...
     @overload
@@ -91,6 +98,7 @@ class Queue(Administration):
         messages: Iterable[Any] | AsyncIterable[Any],
         *,
         connection: Any = None,
+        on_refused: OnRefused | None = None,
         **options: Unpack[EnqueueOptions],
     ) -> list[Ticket[Any]]: ...
     async def enqueue_many(
@@ -98,14 +106,18 @@ class Queue(Administration):
         messages: Iterable[Any] | AsyncIterable[Any],
         *,
         connection: Any = None,
+        on_refused: OnRefused | None = None,
         **options: Unpack[EnqueueOptions],
     ) -> list[Ticket[Any]]:
         """Take in many messages, 1000 to a round trip, and answer item by item, in order. [ENQ-4]
 
-        An item that is refused spoils no other: its ticket has the status "refused" and the `error`. `options`
-        hold for all; `message.options(id=...)` gives one item its own. Raises StoreError if the store fails:
-        then what was sent before is in, and may be sent again.
+        A refused message spoils no other: its ticket has the status "refused" and the `error`. When all have been
+        tried, PartlyRefused is raised with all tickets; `on_refused="return"` returns them instead, which is the
+        default with a `connection`: the transaction is the caller's to commit or to roll back. Duplicates are not
+        refusals. `options` hold for all; `message.options(id=...)` gives one message its own. An error of the store
+        or of `messages` ends the call; its notes say how many messages were answered before, and how many refused.
         """
+        raising = raises_refusals(on_refused, connection)
         if options.get("id") is not None or options.get("idempotency_key") is not None:
             raise InvalidOption("enqueue_many", "an id or key is one item's: use message.options(id=...)")
         common = resolve(options)
@@ -128,10 +140,15 @@ class Queue(Administration):
                 else:
                     await asyncio.sleep(0)
             if sending is not None:
-                tickets += await self._tickets(sent, await sending, common)
+                answers, sending = await sending, None
+                tickets += await self._tickets(sent, answers, common)
         except BaseException as error:
-            await _end(sending, error)
+            if (last := await _end(sending, error)) is not None:
+                tickets += await self._tickets(sent, last, common)
+            note_answered(error, tickets)
             raise
+        if raising and any(ticket.error is not None for ticket in tickets):
+            raise PartlyRefused(tickets)
         return tickets
 
     @overload
@@ -262,8 +279,7 @@ class Queue(Administration):
 
     def _jobs_of(self, part: list[Any], options: EnqueueOptions, common: Resolved) -> _Jobs:
         headers = tracing.inject()
-        messages = [_message(item) for item in part]
-        return [(message, self._job_or_refusal(message, options, common, headers)) for message in messages]
+        return [self._job_or_refusal(item, options, common, headers) for item in part]
 
     async def _answers_to(self, jobs: _Jobs, connection: Any) -> Sequence[EnqueueAnswer]:
         good = [job for _, job in jobs if isinstance(job, NewJob)]
@@ -285,12 +301,14 @@ class Queue(Administration):
         return tickets
 
     def _job_or_refusal(
-        self, message: Message[Any], options: EnqueueOptions, common: Resolved, headers: dict[str, str] | None
-    ) -> NewJob | HoldfastError:
+        self, item: Any, options: EnqueueOptions, common: Resolved, headers: dict[str, str] | None
+    ) -> tuple[Message[Any], NewJob | HoldfastError]:
+        message = _NOTHING
         try:
-            return self._new_job(message, _options(message, options) if message.said else common, headers)
+            message = _message(item)
+            return message, self._new_job(message, _options(message, options) if message.said else common, headers)
         except HoldfastError as refusal:
-            return refusal
+            return message, refusal
 
     def _ticket(self, key: JobKey, message: Message[Any], answer: EnqueueAnswer | HoldfastError) -> Ticket[Any]:
         ticket: Ticket[Any]
@@ -314,12 +332,34 @@ class Queue(Administration):
             ticket.blob = await self._fetch(ticket.kept, ticket.key)
 
 
-async def _end(sending: asyncio.Task[Any] | None, error: BaseException) -> None:
-    """Leave no batch on its way: one whose caller was canceled is canceled too, else it is seen through."""
-    if sending is not None and not sending.done():
-        if isinstance(error, asyncio.CancelledError):
-            sending.cancel()
-        await asyncio.wait([sending])
+def raises_refusals(on_refused: OnRefused | None, connection: Any) -> bool:
+    """Whether `enqueue_many` raises PartlyRefused. Raises InvalidOption."""
+    if on_refused not in (None, "raise", "return"):
+        raise InvalidOption("on_refused", f"{on_refused!r} is not 'raise' or 'return'")
+    # An exception would make most callers roll their transaction back, which a refusal must not decide (ADR 10).
+    return on_refused == "raise" or (on_refused is None and connection is None)
+
+
+def note_answered(error: BaseException, tickets: Sequence[Any]) -> None:
+    """Say on an error that ended `enqueue_many` what had been answered before it."""
+    if tickets:
+        refused = sum(ticket.error is not None for ticket in tickets)
+        error.add_note(f"enqueue_many: the first {len(tickets)} messages were answered before this, {refused} refused.")
+
+
+async def _end(
+    sending: asyncio.Task[Sequence[EnqueueAnswer]] | None, error: BaseException
+) -> Sequence[EnqueueAnswer] | None:
+    """Leave no batch on its way: one whose caller was canceled is canceled too, else it is seen through.
+
+    The answers, if there are any.
+    """
+    if sending is None:
+        return None
+    if isinstance(error, asyncio.CancelledError):
+        sending.cancel()
+    await asyncio.wait([sending])
+    return None if sending.cancelled() or sending.exception() is not None else sending.result()
 
 
 def _message(message: Any) -> Message[Any]:

@@ -81,8 +81,23 @@ class JobRecord:
         return self._job.reason or None
 
     @property
+    def released_for(self) -> str | None:
+        """Why the last worker gave the job back, such as "unknown_type". [RETRY-6]"""
+        return self._job.released_for or None
+
+    @property
+    def first_released_at(self) -> datetime | None:
+        """Since when every worker that had the job has given that reason."""
+        return _moment(self._job.first_released_at or None)
+
+    @property
     def replays(self) -> int:
         return self._job.replays
+
+    @property
+    def events(self) -> int:
+        """The number of its last event: each event of a job has the next one, from 1. 0: unknown."""
+        return self._job.events
 
     @property
     def worker_id(self) -> str | None:
@@ -161,7 +176,7 @@ class JobRecord:
 _FIELDS = (
     "id", "tenant", "queue", "type", "state", "attempts", "max_attempts", "priority", "progress", "errors",
     "reason", "replays", "worker_id", "idempotency_key", "enqueued_at", "visible_at", "claimed_at", "finished_at",
-    "expires_at", "deadline",
+    "expires_at", "deadline", "released_for", "first_released_at", "events",
 )  # fmt: skip
 
 
@@ -272,6 +287,8 @@ class Event(Struct, frozen=True):
     worker_id: str
     offset: str
     data: dict[str, Any]
+    number: int
+    """Its number within its job's life, counted from 1 without a gap. 0: unknown."""
 
 
 class Stats(Struct, frozen=True):
@@ -307,7 +324,7 @@ def event_of(event: core_events.Event) -> Event:
     """An event of the store as callers see it."""
     return Event(
         event.kind, event.job_id, event.queue, event.tenant, event.type, moment(event.at),
-        event.attempt, event.token, event.worker_id, event.offset, event.data,
+        event.attempt, event.token, event.worker_id, event.offset, event.data, event.number,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from msgspec import MsgspecError
 from holdfast import codec
 from holdfast.core import schedule as core
 from holdfast.core.errors import HoldfastError, InvalidOption, QuotaExceeded, StoreBusy
-from holdfast.core.job import WAITING, Cancel, Job, JobKey, JobState, Purge, Queued
+from holdfast.core.job import SECOND, WAITING, Cancel, Job, JobKey, JobState, Purge, Queued
 from holdfast.core.names import SCHEDULES
 from holdfast.core.schedule import KEPT, OPEN, Definition, Target, Timing
 from holdfast.ids import new_id
@@ -20,6 +20,8 @@ from holdfast.ticks import last_tick, next_tick
 
 TRIES = 10
 PAGE = 1000
+SLACK_MS = 60 * SECOND
+"""A schedule that waits so much longer than its next tick is woken up: less is the delay of one that failed."""
 _LATEST = 2**53
 
 
@@ -64,17 +66,18 @@ class AsJobs:
             await asyncio.sleep(0.02 * attempt)
             job = (await self._store.get([key]))[0]
             if job is not None and job.state in KEPT:
-                found = _definition(job)
+                found = definition_of(job)
                 old = None if found is None else (job, found)
                 if job.state in OPEN:
-                    if found is not None and (found.timing, found.target) == (timing, target):
+                    same = found is not None and (found.timing, found.target) == (timing, target)
+                    if found is not None and same and not sleeps_too_long(job, found, await self._store.now()):
                         return _shown(job, found)
                     full = await over_quota(self._store, tenant, less=1 if job.state in WAITING else 0)
                     if full is not None:
                         raise full  # With the old one as it was. [TENANT-5]
                     await self._store.cancel([Cancel(key)])
             now = await self._store.now()
-            new, tick = _renewed(timing, target, old, now)
+            new, tick = renewed(timing, target, old, now)
             answer = (await self._store.enqueue([core.to_job(tenant, name, new, tick, new_id())]))[0]
             if isinstance(answer, Queued):
                 return core.Schedule(name, new, answer.state, tick, now)
@@ -87,7 +90,7 @@ class AsJobs:
 
     async def get_schedule(self, tenant: str, name: str) -> core.Schedule | None:
         job = (await self._store.get([JobKey(tenant, SCHEDULES, name)]))[0]
-        if job is None or job.state not in KEPT or (definition := _definition(job)) is None:
+        if job is None or job.state not in KEPT or (definition := definition_of(job)) is None:
             return None
         return _shown(job, definition)
 
@@ -106,7 +109,11 @@ class AsJobs:
         """Cancel wins: of a tick that is being fired, at most the job comes. [CANCEL-1]"""
         key = JobKey(tenant, SCHEDULES, name)
         for _ in range(TRIES):
-            job = (await self._store.get([key]))[0]
+            job, waker = await self._store.get([key, core.waker_key(key)])
+            if waker is not None and waker.state in OPEN:
+                # It may be between the old job of this schedule and the new one, which it takes back when canceled.
+                await self._store.cancel([Cancel(waker.key), Cancel(key)])
+                return True
             if job is None or job.state not in KEPT:
                 return False
             if job.state is JobState.FAILED:
@@ -136,12 +143,14 @@ async def over_quota(store: Store, tenant: str, less: int = 0) -> QuotaExceeded 
 
 def shown(jobs: Sequence[Job]) -> list[core.Schedule]:
     """The schedules that these jobs are; what is not readable here is left out."""
-    read = [(job, _definition(job)) for job in jobs]
+    read = [(job, definition_of(job)) for job in jobs]
     return [_shown(job, definition) for job, definition in read if definition is not None]
 
 
-def _definition(job: Job) -> Definition | None:
-    """What a schedule's job says; None where a newer version wrote it."""
+def definition_of(job: Job) -> Definition | None:
+    """What a schedule's job says; None where a newer version wrote it, and for the job that wakes one up."""
+    if job.envelope.type != core.TYPE:
+        return None
     try:
         return core.read(job.envelope.payload)
     except (ValueError, MsgspecError):
@@ -160,11 +169,27 @@ def _waits_for(job: Job, definition: Definition) -> int | None:
         return None  # Without the library for it, or the time zone.
 
 
-def _renewed(timing: Timing, target: Target, old: tuple[Job, Definition] | None, now: int) -> tuple[Definition, int]:
+def sleeps_too_long(job: Job, definition: Definition, now: int) -> bool:
+    """Whether a schedule waits past its next tick: it last saw a clock that was ahead of this one. [TIME-1]"""
+    return job.state in WAITING and _is_late(job, definition, now)
+
+
+def _is_late(job: Job, definition: Definition, now: int) -> bool:
+    try:
+        following = next_tick(definition.timing, min(definition.anchor, now), now)
+    except InvalidOption:
+        return False  # Without the library for it, or the time zone.
+    return following is not None and job.visible_at > following + SLACK_MS
+
+
+def renewed(timing: Timing, target: Target, old: tuple[Job, Definition] | None, now: int) -> tuple[Definition, int]:
     """The new definition and its first tick. Where the rhythm stays, it is the one that the old one waited for."""
     if old is not None and old[1].timing == timing:
         anchor, tick = old[1].anchor, _waits_for(*old)
-        if tick is not None and tick <= now and old[1].target.queue != target.queue:
+        if _is_late(*old, now):
+            anchor = min(anchor, now)
+            tick = next_tick(timing, anchor, now)
+        elif tick is not None and tick <= now and old[1].target.queue != target.queue:
             # It may have been fired into the other queue, where the same id would be another job.
             tick = next_tick(timing, anchor, now)
         if tick is not None:

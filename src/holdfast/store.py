@@ -44,6 +44,7 @@ from holdfast.core.job import (
     Job,
     JobKey,
     JobState,
+    Lease,
     NewJob,
     Purge,
     PurgeStatus,
@@ -56,6 +57,7 @@ from holdfast.core.job import (
 )
 from holdfast.core.lease import Refusal
 from holdfast.core.lifecycle import Retention
+from holdfast.core.policy import KnownTypes, TypeInfo
 from holdfast.core.schedule import Schedule, Target, Timing
 
 EnqueueAnswer = Queued | Duplicate | AlreadyCompleted | QuotaExceeded
@@ -220,6 +222,8 @@ class WorkerInfo(Struct, frozen=True):
     held: int
     started_at: int = 0
     seen_at: int = 0
+    types: tuple[TypeInfo, ...] = ()
+    """What it runs; none: it does not say."""
 
 
 class Reaped(Struct, frozen=True):
@@ -289,10 +293,14 @@ class Store(Protocol):
 
     # Jobs -------------------------------------------------------------------------------------------------
 
-    async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
+    async def enqueue(
+        self, items: Sequence[NewJob], *, connection: Any = None, under: Lease | None = None
+    ) -> list[EnqueueAnswer]:
         """Take in new jobs. [ENQ-1 to ENQ-8, TENANT-5]
 
-        `connection` joins the caller's own transaction where the store can; else Unsupported.
+        `connection` joins the caller's own transaction where the store can; else Unsupported. `under` names a lease of
+        the same tenant: once that is over, the call raises JobNotFound, LeaseLost, JobCanceled or LeaseExpired and
+        takes in nothing, however late it arrives. [LEASE-1]
         """
         ...
 
@@ -319,8 +327,11 @@ class Store(Protocol):
         """Cancel jobs; cancel wins. [CANCEL-1 to CANCEL-3]"""
         ...
 
-    async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
-        """Start dead letters again. Of concurrent replays one wins. [DEAD-1, STATE-3]"""
+    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
+        """Start dead letters again. Of concurrent replays one wins. [DEAD-1, STATE-3]
+
+        `under` as for an enqueue.
+        """
         ...
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
@@ -469,6 +480,13 @@ class Splitting(Protocol):
         """
         ...
 
+    async def written(self) -> str:
+        """The end of what has been written: whoever reads up to there has the events of every change until now.
+
+        `reach` may end before it, at a transaction that is still open, and comes there when that has ended.
+        """
+        ...
+
     async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
         """What is between two offsets, in pieces of `size` events or so, in the order of the log within each shard."""
         ...
@@ -510,6 +528,22 @@ class Scheduling(Protocol):
     async def remove_schedule(self, tenant: str, name: str) -> bool:
         """End a schedule; whether there was one."""
         ...
+
+
+@runtime_checkable
+class TypeListing(Protocol):
+    """A store that tells by itself what the workers of a tenant run. See `known_types`."""
+
+    async def known_types(self, tenant: str) -> KnownTypes:
+        """What the living workers that serve this tenant run."""
+        ...
+
+
+async def known_types(store: Store, tenant: str) -> KnownTypes:
+    """What the living workers that serve this tenant run: its own, and those for all tenants."""
+    if isinstance(store, TypeListing):
+        return await store.known_types(tenant)
+    return KnownTypes.of(await store.workers(tenant))
 
 
 @runtime_checkable
@@ -655,5 +689,9 @@ def _opener(scheme: str) -> Opener:
                 extra = _EXTRAS.get(family, family)
                 reason = f"{scheme}: needs {error.name}; install it with: pip install 'holdfast[{extra}]'"
                 raise InvalidOption("store", reason) from error
+    family, plus, driver = scheme.partition("+")
+    if plus and family in ("postgres", "postgresql"):
+        reason = f"{scheme}: names {driver}, a driver for SQLAlchemy; Holdfast brings its own, so write {family}:"
+        raise InvalidOption("store", reason)
     known = ", ".join(sorted(f"{point.name}:" for point in entry_points(group="holdfast.stores")))
     raise InvalidOption("store", f"no store is registered for {scheme}:; there are {known}")

@@ -6,7 +6,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
-from holdfast.core.errors import HoldfastError, ResultExpired
+from holdfast.core.errors import HoldfastError, InvalidOption, ResultExpired
 from holdfast.core.job import JobKey, JobState, Result
 from holdfast.options import Seconds
 from holdfast.records import Cancellation, JobRecord, decode_result
@@ -40,7 +40,7 @@ class Ticket(Struct, Generic[R], eq=False, gc=False):
     a dead letter started again; in a batch "refused" for an item that was not taken, with the `error`.
     """
 
-    owner: Owner
+    owner: Owner | None
     key: JobKey
     status: TicketStatus
     state: JobState | None
@@ -73,20 +73,18 @@ class Ticket(Struct, Generic[R], eq=False, gc=False):
 
         Raises JobFailed, JobCanceled, WaitTimeout (the job goes on) or ResultExpired; the error of a refused item.
         """
-        self._check()
+        owner = self._owner()
         if self.kept is not None and (not self.kept.blob or self.blob is not None):
             return cast("R", self.result)
-        return await self.owner.wait_for(self.key, timeout, known=True, result_type=self.result_type)
+        return await owner.wait_for(self.key, timeout, known=True, result_type=self.result_type)
 
     async def cancel(self, *, only_waiting: bool = False) -> Cancellation:
         """Cancel the job. [CANCEL-1]"""
-        self._check()
-        return await self.owner.cancel(self.id, queue=self.queue, only_waiting=only_waiting)
+        return await self._owner().cancel(self.id, queue=self.queue, only_waiting=only_waiting)
 
     async def refresh(self) -> JobRecord:
         """The job as it is now; `state` follows. Raises ResultExpired once it is forgotten."""
-        self._check()
-        record = await self.owner.get(self.id, queue=self.queue)
+        record = await self._owner().get(self.id, queue=self.queue)
         if record is None:
             raise ResultExpired(self.queue, self.id)
         self.state = record.state
@@ -97,9 +95,17 @@ class Ticket(Struct, Generic[R], eq=False, gc=False):
         """What the handler says it returns; Any where that is not known here."""
         return Any if self.definition is None else self.definition.result_type
 
-    def _check(self) -> None:
+    def _owner(self) -> Owner:
         if self.error is not None:
             raise self.error
+        if self.owner is None:
+            reason = f"{self!r} came from another process; use its id and queue with a Queue of this one"
+            raise InvalidOption("ticket", reason)
+        return self.owner
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Without the Queue, which stays in its process: PartlyRefused carries tickets out of a pool of processes.
+        return Ticket, (None, self.key, self.status, self.state, None, self.kept, self.blob, self.error)
 
     def __repr__(self) -> str:
         return f"<Ticket {self.queue}/{self.id} {self.status}>"

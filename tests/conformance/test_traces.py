@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from msgspec.structs import replace
 
 from holdfast.core.events import Event
 from holdfast.stores.file import changes, claims, transaction
@@ -234,11 +235,16 @@ AGAIN = {"visible_at": 3, "deadline": 9}
             [BORN, CLAIMED, COMPLETED, _event("replayed", 4, 0, 7, AGAIN)], "STATE-1", id="a replayed success"
         ),
         pytest.param([BORN, _event("canceled", 0, 0, 0)], "EVENT-2", id="time that goes back"),
+        pytest.param([BORN, CLAIMED, replace(COMPLETED, number=4)], "EVENT-1", id="a number left out"),
+        pytest.param([BORN, CLAIMED, replace(COMPLETED, number=2)], "EVENT-1", id="a number twice"),
+        pytest.param(
+            [BORN, CLAIMED, COMPLETED, replace(BORN, at=4, number=4)], "EVENT-1", id="a life that goes on counting"
+        ),
     ],
 )
 def test_a_log_that_cannot_be_is_refused(events, tag):
     history = History(extensions=True)
-    *legal, illegal = events
+    *legal, illegal = (replace(event, number=event.number or n) for n, event in enumerate(events, 1))
     for event in legal:
         history.add(event)
     with pytest.raises(Broken, match=tag):

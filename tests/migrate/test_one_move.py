@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch, StoreUnavailable
 from holdfast.core.job import AttemptError, Cancel, ClaimRequest, Finish, JobKey, Purge
 from holdfast.core.names import FLOWS, MOVES, SCHEDULES
-from holdfast.migrate import Plan, forget, move, notes, steps
+from holdfast.migrate import Plan, forget, move, notes, preview, steps
 from holdfast.store import TenantSettings, open_store
+from holdfast.stores.file import FileStore
 from holdfast.testing.servers import ValkeyServer
 from tests.eventually import eventually
 from tests.migrate.filling import HOUR, TENANT, both, names, new, run_all, waiting
@@ -434,3 +435,47 @@ async def test_a_move_whose_other_store_is_gone_can_be_forgotten_and_another_beg
         assert (done.store, "mail" in await paused(again)) == ("DST", False)
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(f"{gone}-away")
+
+
+# Before a move -------------------------------------------------------------------------------------------------
+
+
+async def test_a_preview_tells_of_a_move_that_was_stopped_and_changes_nothing(stores, plan):
+    here, there = stores
+    assert (await preview(plan)).course is None
+    await stop(plan, here, there)
+    before = [await store.last_offset() for store in stores]
+    found = await preview(plan)
+    assert (found.course.source, found.course.target, found.under_way) == (plan.source, plan.target, False)
+    assert "mail" in found.paused
+    assert [(one.queue, one.counts["ready"]) for one in found.queues if one.queue == "mail"] == [("mail", 5)]
+    assert [await store.last_offset() for store in stores] == before
+    turn = await notes.Turn.take(here, TENANT, "SRC", "another")
+    assert (await preview(plan)).under_way
+    await turn.give_back()
+    await move(plan)
+    assert (await preview(plan)).course is None
+
+
+async def test_a_page_has_no_more_than_a_bound_of_bytes(stores, plan, monkeypatch):
+    """Also where small jobs stand before large ones, and one alone is over it."""
+    here, there = stores
+    monkeypatch.setattr(steps, "BYTES", 10_000)
+    await here.enqueue([new(f"k{n}", payload=b'"' + b"x" * 4_000 + b'"') for n in range(7)])
+    await here.enqueue([new("l", payload=b'"' + b"x" * 20_000 + b'"')])
+    sizes = []
+    enqueue = FileStore.enqueue
+
+    async def measured(store, items, **options):
+        if len(items) > 1 or items[0].key.queue == "mail":
+            sizes.append((len(items), sum(len(item.envelope.payload) for item in items)))
+        return await enqueue(store, items, **options)
+
+    monkeypatch.setattr(FileStore, "enqueue", measured)
+    done = await move(plan)
+    assert done.jobs == 13
+    sent = [(count, size) for count, size in sizes if size > 4_000]
+    assert sum(count for count, _ in sent) >= 8
+    assert all(size <= 10_000 or count == 1 for count, size in sent), sent
+    monkeypatch.undo()
+    assert len(await run_all(there, "mail")) == 13

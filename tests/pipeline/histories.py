@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from random import Random
 from types import SimpleNamespace
 
+from holdfast.pipeline.lake import positions
 from holdfast.pipeline.schemas import BRONZE_EVENTS
 from holdfast.testing.conformance.spaces import Spaces
 from holdfast.testing.traces import draw, open_pair
@@ -44,9 +45,9 @@ def to_row(event, shard=0, tenant=None, batch=0):
     error = data.get("error", {})
     at = instant(event.at)
     return {
-        "shard": shard, "position": f"{int(event.offset):018d}", "offset": event.offset, "kind": event.kind,
+        "shard": shard, "position": positions("file:", event.offset)[0], "offset": event.offset, "kind": event.kind,
         "tenant": tenant or event.tenant, "queue": event.queue, "job_id": event.job_id, "type": event.type, "at": at,
-        "attempt": event.attempt, "token": event.token, "worker_id": event.worker_id,
+        "number": event.number, "attempt": event.attempt, "token": event.token, "worker_id": event.worker_id,
         "priority": data.get("priority"), "max_attempts": data.get("max_attempts"),
         "visible_at": instant(data.get("visible_at")), "deadline": instant(data.get("deadline")),
         "reason": data.get("reason"), "error_type": error.get("type"), "error_message": error.get("message"),

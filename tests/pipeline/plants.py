@@ -5,6 +5,7 @@ find: (rule, job, position of the offending event). It raises Unfit where the hi
 """
 
 from datetime import timedelta
+from itertools import pairwise
 
 TICK = timedelta(milliseconds=1)
 JOB = ("tenant", "queue", "job_id")
@@ -42,8 +43,9 @@ def changed(rows, row, **facts):
 
 
 def inserted(rows, after, **facts):
-    """A copy of a row right behind it, with other facts."""
-    copy = after | {"position": after["position"] + "5", "offset": after["offset"] + "+"} | facts
+    """A copy of a row right behind it, the last of its job, with other facts: as if the store had done it."""
+    number = 1 if facts.get("kind", after["kind"]) == "enqueued" else after["number"] + 1
+    copy = after | {"position": after["position"] + "5", "offset": after["offset"] + "+", "number": number} | facts
     place = next(n for n, row in enumerate(rows) if row is after) + 1
     return [*rows[:place], copy, *rows[place:]], copy
 
@@ -190,6 +192,22 @@ def a_lease_brought_back(rows):
     return rows, only("LEASE-2", copy)
 
 
+def a_note_that_is_missing(rows):
+    """Only its number tells."""
+    for events in histories(rows):
+        for note, following in pairwise(events):
+            if note["kind"] in ("extended", "progressed") and following["kind"] != "enqueued":
+                return [row for row in rows if row is not note], only("EVENT-1", following)
+    raise Unfit
+
+
+def an_event_recorded_twice_with_one_between(rows):
+    events = pick(rows, "claimed", "completed")
+    copy = events[-2] | {"position": events[-1]["position"] + "5", "offset": events[-1]["offset"] + "+"}
+    place = next(n for n, row in enumerate(rows) if row is events[-1]) + 1
+    return [*rows[:place], copy, *rows[place:]], only("EVENT-1", copy)
+
+
 def an_unknown_kind(rows):
     last = pick(rows, "claimed", "completed")[-1]
     return changed(rows, last, kind="vanished"), only("EVENT-1", last)
@@ -201,5 +219,6 @@ PLANTS = (
     a_gap_at_the_beginning, a_late_ack, an_event_read_twice, an_event_recorded_twice, a_claim_before_its_time,
     a_retry_before_its_time, a_priority_that_does_not_exist, a_purge_of_a_live_job, an_id_taken_twice,
     a_replay_of_a_success, an_event_older_than_the_one_before, an_expiry_before_the_deadline,
-    an_ending_by_another_worker, an_ending_by_an_older_lease, a_lease_brought_back, an_unknown_kind,
+    an_ending_by_another_worker, an_ending_by_an_older_lease, a_lease_brought_back, a_note_that_is_missing,
+    an_event_recorded_twice_with_one_between, an_unknown_kind,
 )  # fmt: skip

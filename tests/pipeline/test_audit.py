@@ -11,7 +11,7 @@ from holdfast.pipeline import comparing
 from holdfast.pipeline.audit import StoreJobs, audit_events
 from holdfast.pipeline.comparing import store_jobs
 from holdfast.pipeline.ingest import Plan, ingest
-from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.lake import Lake, positions
 from holdfast.pipeline.schemas import GAPS, JOBS
 from holdfast.pipeline.transforms.violations import FINDINGS
 from holdfast.store import open_store
@@ -146,8 +146,8 @@ def test_a_token_of_another_job_is_found_where_none_was_granted_twice(spark, sha
 
 def test_an_extension_that_was_read_twice_is_found_where_all_else_is_right(spark, shards):
     (born, claimed, done), _ = two_done(shards)
-    extended = claimed | {"kind": "extended", "position": claimed["position"] + "!"}
-    rows = [born, claimed, extended, done]
+    extended = claimed | {"kind": "extended", "position": claimed["position"] + "!", "number": 3}
+    rows = [born, claimed, extended, done | {"number": 4}]
     assert found_alone(spark, rows) == set()
     assert found_alone(spark, [*rows, extended]) == {("EVENT-1", job_of(extended), extended["position"])}
 
@@ -162,7 +162,7 @@ def test_two_events_at_one_position_are_found_where_all_else_is_right(spark, sha
 def test_a_foreign_token_from_the_beginning_is_found_where_all_else_is_right(spark, shards):
     first, (born, *_, last) = two_done(shards)
     token = first[1]["token"]
-    canceled = last | {"kind": "canceled", "attempt": 0, "token": token}
+    canceled = last | {"kind": "canceled", "attempt": 0, "token": token, "number": 2}
     rows = [*first, born | {"token": token}, canceled]
     assert ("LEASE-5", job_of(last), last["position"]) in found_alone(spark, rows)
 
@@ -178,7 +178,7 @@ async def test_the_store_is_asked_for_what_the_log_says_still_lives(spark, tmp_p
     await store.enqueue([NewJob(JobKey("t", "q", "later"), Envelope("send", b"{}"))])
     page = await store.events(None, None, 100)
     jobs = [job for job in await store.get([*keys, JobKey("t", "q", "later")]) if job]
-    taken_at = instant(await store.now())
+    end = await store.last_offset()
     await store.close()
 
     ended = claimed.jobs[0].id
@@ -187,7 +187,9 @@ async def test_the_store_is_asked_for_what_the_log_says_still_lives(spark, tmp_p
     stored = [job_row(job) for job in jobs if job.id != lost]
     stored.append(job_row(jobs[0]) | {"id": unlogged})
     frame_of_jobs = spark.createDataFrame([tuple(row[name] for name in JOBS.fieldNames()) for row in stored], JOBS)
-    audit = audit_events(frame(spark, rows), spark.createDataFrame([], GAPS), store=StoreJobs(frame_of_jobs, taken_at))
+    audit = audit_events(
+        frame(spark, rows), spark.createDataFrame([], GAPS), store=StoreJobs(frame_of_jobs, positions("file:", end))
+    )
     found = {(violation.rule, violation.job_id) for violation in audit.samples}
     assert found == {("STATE-1", lost), ("EVENT-1", ended), ("EVENT-1", unlogged)}
     assert audit.waiting == 5
@@ -198,7 +200,7 @@ def job_row(job):
     row = dict.fromkeys(JOBS.fieldNames()) | {
         "tenant": job.tenant, "queue": job.queue, "id": job.id, "state": str(job.state), "type": job.envelope.type,
         "enqueued_at": instant(job.enqueued_at), "visible_at": instant(job.visible_at),
-        "finished_at": instant(job.finished_at), "codec": "json", "worker_id": job.worker_id,
+        "finished_at": instant(job.finished_at), "codec": "json", "worker_id": job.worker_id, "events": job.events,
     }  # fmt: skip
     return row | {name: 0 for name, value in row.items() if value is None and not JOBS[name].nullable}
 

@@ -1,6 +1,7 @@
 """Fewer files with the same rows, and dropping the past: builds go on as if nothing had happened."""
 
 from datetime import UTC, datetime, timedelta
+from random import Random
 
 import pytest
 
@@ -11,6 +12,7 @@ from holdfast.pipeline.build import TABLES, build, progress
 from holdfast.pipeline.compact import compact, digest, retain
 from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Batch, Lake
+from tests.pipeline.damages import damage_lake
 from tests.pipeline.settings import only_full
 from tests.pipeline.traffic import make_traffic, of_store
 
@@ -134,6 +136,38 @@ def test_old_days_are_dropped_from_all_tables_and_the_audit_knows(spark, lake, s
     assert not found.broken, found.text()
     assert retain(spark, lake, 7, dry_run=False, today=today).days == {}
     assert build(spark, lake).batches == 0
+
+
+def test_damage_is_found_before_and_after_a_compaction_and_a_dropped_day_is_none(spark, file_url, lake):
+    chance = Random(1)
+    take_in(spark, lake, file_url, jobs=10)
+    events = lake.read(spark, "events").select("date", "batch", "position").collect()
+    assert damages(spark, lake) == []
+    day, batch, position = chance.choice(events)
+    damage_lake(lake, day, batch, position, "altered", chance)
+    (said,) = damages(spark, lake)
+    assert said.startswith(f"date={day}/batch={batch} has as many events as were taken in")
+    compact(spark, lake)
+    (merged,) = damages(spark, lake)
+    assert "checksums differ" in merged
+    (target,) = {row.batch for row in lake.read(spark, "events").select("batch").distinct().collect()}
+    damage_lake(lake, day, target, chance.choice([row.position for row in events]), "doubled", chance)
+    assert damages(spark, lake) == [
+        f"date={day}/batch={target} has {len(events) + 1} events, and {len(events)} were taken in"
+    ]
+
+    # What is dropped on purpose is noted first: also whoever is killed then has dropped it.
+    lake.note_dropped([str(day)])
+    assert lake.read(spark, "events").count() == 0
+    assert damages(spark, lake) == []
+    # A batch without its note is in no table.
+    (lake.root / "_batches" / "00000000.json").unlink()
+    assert damages(spark, lake) == ["the note of batch 0 is gone, and its events with it"]
+
+
+def damages(spark, lake):
+    found = audit(spark, lake)
+    return [violation.explanation for violation in found.samples if violation.rule == "LAKE-1"]
 
 
 @pytest.mark.parametrize("days", [0, -3, 10**9])

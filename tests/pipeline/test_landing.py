@@ -39,10 +39,10 @@ def test_a_task_writes_a_file_for_each_day_and_tells_them(piece, tmp_path):
     told = list(landing.land(url, whole, Wanted(), str(tmp_path / "here")))
     days = {datetime.fromtimestamp(event.at / 1000, UTC).date() for event in events}
     assert len(days) == 2
-    assert {day for day, _, _ in told} == days
-    assert {name for _, name, _ in told} == {path.name for path in (tmp_path / "here").iterdir()}
+    assert {day for day, *_ in told} == days
+    assert {name for _, name, *_ in told} == {path.name for path in (tmp_path / "here").iterdir()}
     found = []
-    for day, name, rows in told:
+    for day, name, rows, _ in told:
         table = parquet.read_table(tmp_path / "here" / name)
         assert table.num_rows == rows
         assert {at.date() for at in table["at"].to_pylist()} == {day}

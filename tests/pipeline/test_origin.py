@@ -1,16 +1,19 @@
 """A lake goes on with the log that it has the beginning of, and with no other. None of this needs Spark."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from holdfast.core.errors import StoreMismatch
 from holdfast.pipeline.ingest import Plan
-from holdfast.pipeline.lake import Batch, Lake
+from holdfast.pipeline.lake import Lake, batch_of
 from holdfast.pipeline.landing import land
 from holdfast.pipeline.origin import check_known, settle
 from holdfast.pipeline.reader import OpenStore, Wanted
+from holdfast.store import parse_url
 from tests.pipeline.traffic import make_traffic, of_store
+from tests.stores.file.test_restore import copy
 
 PRUNED = "&keep_events=0"
 
@@ -35,10 +38,10 @@ def take_in(lake, url):
         stretches = opened.run(opened.log.split(start, end, 100))
         files = [file for stretch in stretches for file in land(url, stretch, Wanted(), str(lake.landing))]
         check_known(opened, origin)
-    lake.take_files("events", number, [(day, name) for day, name, _ in files])
+    lake.take_files("events", number, [(day, name) for day, name, *_ in files])
     (lake.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     (lake.checkpoint / "offsets" / str(number)).write_text(json.dumps({"offset": end}))
-    lake.mark_batch(Batch(number, sum(rows for *_, rows in files)))
+    lake.mark_batch(batch_of(number, [(day, rows, checksum) for day, _, rows, checksum in files]))
     return origin
 
 
@@ -66,6 +69,24 @@ def test_a_store_made_anew_is_not_gone_on_with_however_long_its_log(made_anew, l
         origin_of(lake, made_anew, moved=True, accept_gap=True)
     assert (lake.root / "_origin.json").read_bytes() == before
     assert of_store(made_anew, lambda store: store.readers(None)) == []
+
+
+def test_a_lake_that_has_read_past_its_last_event_notices_an_older_backup(file_url, lake, tmp_path):
+    """As the lake of a tenant that had none of the events which are gone."""
+    database = Path(parse_url(file_url).rest) / "holdfast.db"
+    of_store(file_url, lambda store: make_traffic(store, 20))
+    take_in(lake, file_url)
+    copy(database, tmp_path / "backup.db")
+    of_store(file_url, lambda store: make_traffic(store, 20, seed=2))
+    end = of_store(file_url, lambda store: store.last_offset())
+    (lake.checkpoint / "offsets" / "0").write_text(json.dumps({"offset": end}))
+    assert origin_of(lake, file_url)
+    copy(tmp_path / "backup.db", database)
+    for _ in range(2):
+        for accept_gap in (False, True):
+            with pytest.raises(StoreMismatch, match=r"has read up to .* is not in the log of the store"):
+                origin_of(lake, file_url, accept_gap=accept_gap)
+        of_store(file_url, lambda store: make_traffic(store, 40, seed=3))
 
 
 def test_a_store_that_no_longer_has_what_was_read_is_known_by_its_reader(valkey_url, lake):

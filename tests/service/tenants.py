@@ -155,8 +155,8 @@ class Tenants:
                 answers[n] = answer
         return answers
 
-    async def enqueue(self, items, *, connection=None):
-        return list(map(unpacked, await self._batch("enqueue", list(map(packed, items)), connection=connection)))
+    async def enqueue(self, items, **more):
+        return list(map(unpacked, await self._batch("enqueue", list(map(packed, items)), **more)))
 
     async def finish(self, items, *, connection=None):
         return await self._batch("finish", list(map(packed, items)), connection=connection)
@@ -170,8 +170,8 @@ class Tenants:
     async def cancel(self, items):
         return await self._batch("cancel", items)
 
-    async def replay(self, items):
-        return await self._batch("replay", items)
+    async def replay(self, items, **more):
+        return await self._batch("replay", items, **more)
 
     async def purge(self, items):
         return await self._batch("purge", items)

@@ -15,7 +15,9 @@ async def test_a_job_is_enqueued_looked_at_claimed_and_completed(client):
     job = {"queue": "emails", "type": "send_email", "payload": {"to": "a@example.com"}, "id": "email-123"}
     first = await client.post("/v1/jobs", json=job)
     assert first.status_code == 201
-    assert first.json() == {"status": "queued", "id": "email-123", "queue": "emails", "state": "ready"}
+    answer = first.json()
+    assert "no living worker serves the queue 'emails'" in answer.pop("warnings")[0]
+    assert answer == {"status": "queued", "id": "email-123", "queue": "emails", "state": "ready"}
     again = await client.post("/v1/jobs", json=job)
     assert (again.status_code, again.json()["status"], again.json()["state"]) == (200, "duplicate", "ready")
     seen = (await client.get("/v1/queues/emails/jobs/email-123")).json()
@@ -84,6 +86,30 @@ async def test_an_attempt_ends_in_one_of_four_ways(client, outcome, more, status
     (job,) = await client.claim()
     assert await client.finish(job, outcome, **more) == {"status": status}
     assert (await client.get("/v1/queues/default/jobs/x")).json()["state"] == status
+
+
+async def test_a_result_that_cannot_be_kept_fails_the_job_at_once(client):
+    """[RESULT-1] Refused, it would leave the job to be run again, though its handler has had its effect."""
+    await client.enqueue(id="x")
+    (job,) = await client.claim()
+    assert await client.finish(job, result={"a": "b\0"}) == {"status": "failed"}
+    assert await client.finish(job, result={"a": "b\0"}) == {"status": "failed"}
+    found = (await client.get("/v1/queues/default/jobs/x")).json()
+    assert (found["reason"], found["errors"][0]["type"]) == ("permanent", "InvalidPayload")
+    assert found["errors"][0]["message"] == "the result cannot be kept: NUL characters cannot be stored (at $.a)"
+
+
+async def test_a_release_can_say_why(client):
+    """The next claim has it, and since when; a reason is a name, and of a release alone. [RETRY-6]"""
+    await client.enqueue(id="x")
+    (job,) = await client.claim()
+    assert (await client.finish(job, "retry", reason="busy"))["error"]["code"] == "invalid_option"
+    assert (await client.finish(job, "release", reason="not a name"))["error"]["code"] == "invalid_name"
+    assert await client.finish(job, "release", reason="unknown_type") == {"status": "ready"}
+    released = (await client.get("/v1/queues/default/jobs/x")).json()["released"]
+    assert released["reason"] == "unknown_type"
+    (job,) = await client.claim()
+    assert job["released"] == released
 
 
 async def test_a_stale_acknowledgement_gets_the_error_of_its_case(client, service):
@@ -232,6 +258,17 @@ async def test_dead_letters_are_listed_replayed_and_purged(client, tenant):
     assert (matching["items"], matching["more"]) == ([{"id": "b", "status": "replayed"}], False)
     assert (await client.post(f"{path}:purge", json={})).json() == {"tenant": tenant, "purged": 1}
     problem(await client.post(f"{path}:replay", json={}), 400, "invalid_option")
+
+
+async def test_reading_dead_letters_takes_the_scope_of_reading_on_both_routes(service, tenant):
+    """To change them takes that of operators."""
+    paths = ("/v1/queues/default/dead-letters", "/v1/queues/default/jobs?state=failed")
+    reader, operator = await service.client(tenant, ["read"]), await service.client(tenant, ["admin"])
+    for path in paths:
+        assert (await reader.get(path)).status_code == 200
+        problem(await operator.get(path), 403, "scope_missing")
+    for change in ("replay", "purge"):
+        problem(await reader.post(f"{paths[0]}:{change}", json={}), 403, "scope_missing")
 
 
 async def test_events_of_a_job_are_listed(client):

@@ -10,6 +10,7 @@ from holdfast import (
     InvalidName,
     InvalidOption,
     JobFailed,
+    PartlyRefused,
     Permanent,
     Queue,
     QuotaExceeded,
@@ -96,7 +97,9 @@ async def test_a_result_in_a_blob_store_of_the_workers_own_is_a_failure_that_is_
 async def test_a_batch_over_http_has_the_errors_of_its_items(address, tenant, service):
     await service.hub.queue(tenant).set_tenant(max_waiting=2)
     async with connected(address, tenant) as queue:
-        tickets = await queue.enqueue_many([1, 2, 3])
+        with pytest.raises(PartlyRefused) as caught:
+            await queue.enqueue_many([1, 2, 3])
+        tickets = caught.value.tickets
         assert [ticket.status for ticket in tickets] == ["queued", "queued", "refused"]
         assert isinstance(tickets[2].error, QuotaExceeded)
         assert tickets[2].error.limit == 2

@@ -42,7 +42,7 @@ async def working(service, tenant, broken=()):
         return payload
 
     worker = Worker(Queue(store=service.hub.store, tenant=tenant), handler=handler)
-    task = asyncio.create_task(worker.run(handle_signals=False))
+    task = asyncio.create_task(worker.run(signals=False))
     try:
         yield
     finally:

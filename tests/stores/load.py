@@ -75,7 +75,7 @@ async def judge(store, *, whole=True):
 @contextlib.asynccontextmanager
 async def running(worker):
     """A worker in this process."""
-    task = asyncio.create_task(worker.run(handle_signals=False))
+    task = asyncio.create_task(worker.run(signals=False))
     try:
         yield worker
     finally:

@@ -54,7 +54,7 @@ async def working(source, *jobs, **options):
         if isinstance(source, str):
             queue = await stack.enter_async_context(Queue(source, tenant=TENANT))
         worker = Worker(queue, jobs=jobs, **options)
-        running = asyncio.create_task(worker.run(handle_signals=False))
+        running = asyncio.create_task(worker.run(signals=False))
         try:
             yield running
         finally:

@@ -2,14 +2,18 @@
 
 import asyncio
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from holdfast import Queue, Worker, current_job, job
+from holdfast import JobState, Queue, Worker, current_job, job
+from holdfast.core.errors import JobCanceled
 from holdfast.core.job import AttemptError, ClaimRequest, Finish
 from holdfast.core.names import SCHEDULES
-from holdfast.maintenance import scheduler
+from holdfast.maintenance import maintain, scheduler
+from holdfast.maintenance.coordinator import Place
+from holdfast.maintenance.storeclock import StoreClock
+from holdfast.testing import failpoints
 from tests.eventually import eventually
 
 MINUTE = 60_000
@@ -42,7 +46,7 @@ def counting(runs):
 
 @asynccontextmanager
 async def working(*workers):
-    tasks = [asyncio.create_task(worker.run(handle_signals=False)) for worker in workers]
+    tasks = [asyncio.create_task(worker.run(signals=False)) for worker in workers]
     try:
         yield
     finally:
@@ -104,6 +108,111 @@ async def test_schedules_that_were_left_failed_start_again_for_each_tenant(url):
             (queue.tenant, one.name): one.state.value for queue in (acme, globex) for one in await queue.schedules()
         }
         assert found == {("acme", "worn"): "ready", ("acme", "broken"): "failed", ("globex", "worn"): "ready"}
+
+
+YEAR = 365 * 24 * 60 * MINUTE
+
+
+async def asleep(queue, cron=None):
+    """A schedule whose holder saw the clock a year ahead; it is right again."""
+    timing = {"cron": cron} if cron else {"every": 60}
+    made = await queue.schedule("it", 1, **timing)
+    await queue.store.shift_clock(YEAR)
+    (held,) = (await queue.store.claim(ClaimRequest("acme", (SCHEDULES,), 1, 30_000, "w"))).jobs
+    await queue.store.finish([await scheduler.serve(held, Place(queue.store))])
+    await queue.store.shift_clock(-YEAR)
+    assert (await queue.get_schedule("it")).next_at > made.next_at + timedelta(days=300)
+    return made
+
+
+async def serve(store):
+    """Do what is due of schedules now; whether something was."""
+    claimed = await store.claim(ClaimRequest(None, (SCHEDULES,), 10, 30_000, "c"))
+    for held in claimed.jobs:
+        await store.finish([await scheduler.serve(held, Place(store))])
+    return len(claimed.jobs)
+
+
+async def test_putting_a_schedule_again_wakes_it_from_a_clock_that_was_ahead(url):
+    async with Queue(url, tenant="acme") as queue:
+        made = await asleep(queue)
+        again = await queue.schedule("it", 1, every=60)
+        assert again.next_at - made.next_at <= timedelta(minutes=1)
+        assert (await queue.schedule("it", 1, every=60)).next_at == again.next_at
+        # Also one that was put while the clock was ahead: it counts from then.
+        await queue.store.shift_clock(YEAR)
+        ahead = await queue.schedule("ahead", 1, every=60)
+        await queue.store.shift_clock(-YEAR)
+        assert ahead.next_at - (await queue.schedule("ahead", 1, every=60)).next_at > timedelta(days=300)
+
+
+@pytest.mark.parametrize("cron", [None, "* * * * *"])
+async def test_a_schedule_wakes_up_by_itself_when_the_clock_is_right_again(url, cron):
+    async with Queue(url, tenant="acme") as queue:
+        made = await asleep(queue, cron)
+        for _ in range(2):
+            await scheduler.wake_up(queue.store, None)  # Whoever else looks finds it, too.
+        assert len(await queue.schedules()) == 1
+        assert await serve(queue.store) == 1
+        (woken,) = await queue.schedules()
+        assert woken.next_at - made.next_at <= timedelta(minutes=1)
+        await queue.store.shift_clock(MINUTE)
+        assert await serve(queue.store) == 1
+        ran = f"{(await queue.get_schedule('it')).next_at - timedelta(minutes=1):it@%Y-%m-%dT%H:%M:%S}"
+        assert any(job.id.startswith(ran) for job in await queue.list())
+        await scheduler.wake_up(queue.store, None)
+        assert await serve(queue.store) == 0
+
+
+async def test_the_death_of_the_one_who_wakes_it_costs_nothing(url):
+    async with Queue(url, tenant="acme") as queue:
+        made = await asleep(queue)
+        await scheduler.wake_up(queue.store, None)
+        (held,) = (await queue.store.claim(ClaimRequest(None, (SCHEDULES,), 10, 1_000, "dies"))).jobs
+        with failpoints.armed("scheduler.woken"), pytest.raises(failpoints.FailpointError):
+            await scheduler.serve(held, Place(queue.store))
+        assert await queue.schedules() == []
+        await queue.store.shift_clock(1_001)
+        await queue.store.reap(10, 0.0)
+        await queue.store.shift_clock(5_000)
+        assert await serve(queue.store) == 1
+        (woken,) = await queue.schedules()
+        assert woken.next_at - made.next_at <= timedelta(minutes=1)
+
+
+async def test_a_schedule_that_is_removed_while_it_is_woken_up_stays_removed(url):
+    async with Queue(url, tenant="acme") as queue:
+        await asleep(queue)
+        await scheduler.wake_up(queue.store, None)
+        (held,) = (await queue.store.claim(ClaimRequest(None, (SCHEDULES,), 10, 30_000, "w"))).jobs
+        finish = await scheduler.serve(held, Place(queue.store))
+        assert await queue.unschedule("it") is True
+        (answer,) = await queue.store.finish([finish])
+        assert isinstance(answer, JobCanceled)
+        await scheduler.after(held, Place(queue.store), JobState.CANCELED)
+        assert await queue.schedules() == []
+        assert await queue.unschedule("it") is False
+
+
+async def test_upkeep_notices_that_the_clock_was_set_back(url, monkeypatch):
+    """It looks at sleeping schedules when it begins, and then when the clock goes back."""
+    monkeypatch.setattr("holdfast.maintenance.reaper.LONGEST_S", 0.05)
+    seen, saw = [], StoreClock.saw
+    monkeypatch.setattr(StoreClock, "saw", lambda clock, now: (saw(clock, now), seen.append(now)))
+    async with Queue(url, tenant="acme") as queue:
+        await queue.schedule("it", 1, every=60)
+        stop = asyncio.Event()
+        upkeep = asyncio.create_task(maintain(queue.store, stop=stop))
+        await eventually(lambda: seen)
+        await queue.store.shift_clock(YEAR)
+        await eventually(queue.list, lambda jobs: len(jobs) == 1)
+        await eventually(lambda: seen[-1] - seen[0] >= YEAR)
+        await eventually(lambda: queue.get_schedule("it"), lambda one: one.state is JobState.SCHEDULED)
+        await queue.store.shift_clock(-YEAR)
+        soon = datetime.fromtimestamp(seen[0] / 1000, UTC) + timedelta(days=1)
+        await eventually(lambda: queue.get_schedule("it"), lambda one: one is not None and one.next_at < soon)
+        stop.set()
+        await upkeep
 
 
 async def test_replacing_and_removing_hold_at_once(url):

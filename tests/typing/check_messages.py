@@ -11,6 +11,8 @@ from typing import Any, assert_type
 
 from holdfast import BlobRef, Event, JobRecord, Message, Queue, RetryPolicy, Ticket, Worker, blocking, current_job, job
 from holdfast.jobs import JobDefinition
+from holdfast.testing import Drained
+from holdfast.testing.blocking import inline_queue
 
 
 @job(queue="emails", max_attempts=5, timeout=30, priority=7, retry=RetryPolicy(base=timedelta(seconds=1)))
@@ -95,6 +97,16 @@ def without_await(queue: blocking.Queue) -> None:
         assert_type(event, Event)
     with queue as opened:
         assert_type(opened, blocking.Queue)
+
+
+async def clients() -> None:
+    assert_type(current_job().client, Queue)
+    assert_type(await current_job().enqueue(send_email.message("a"), id="1"), Ticket[str])
+    ticket = blocking.current_job().enqueue(send_email.message("a"), id="1")
+    assert_type(ticket, blocking.Ticket[str])
+    assert_type(blocking.current_job().client, blocking.Queue)
+    with inline_queue(tenant="acme") as queue:
+        assert_type(queue.drain(raise_errors=True), Drained)
 
 
 def handlers(queue: Queue) -> None:

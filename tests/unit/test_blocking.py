@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast import Event, InvalidOption, InvalidPayload, JobNotFound, JobState, WaitTimeout, blocking, job
+from holdfast import (
+    Event,
+    InvalidOption,
+    InvalidPayload,
+    JobNotFound,
+    JobState,
+    PartlyRefused,
+    WaitTimeout,
+    blocking,
+    job,
+)
 from holdfast.blocking import Queue, Ticket
 from holdfast.core.job import ClaimRequest, Finish, Result
 from holdfast.store import make_store
@@ -86,6 +96,28 @@ def test_tickets_in_lists_block_too(url):
         assert isinstance(tickets[-1], Ticket)
         assert tickets[-1].refresh().payload == {"to": "1499"}
         assert queue.enqueue_many([1, 2], delay=timedelta(hours=1))[1].state is JobState.SCHEDULED
+
+
+def test_refused_messages_are_raised_with_all_tickets_of_a_long_source(url):
+    """[ENQ-4]"""
+
+    def source(end: int):
+        yield from (float("nan") if n in {3, 1500} else n for n in range(end))
+
+    with Queue(url, tenant="acme") as queue:
+        with pytest.raises(PartlyRefused) as caught:
+            queue.enqueue_many(source(2100))
+        tickets = caught.value.tickets
+        assert [at for at, ticket in enumerate(tickets) if ticket.error is not None] == [3, 1500]
+        assert len(tickets) == 2100
+        assert isinstance(tickets[2099], Ticket)
+        assert tickets[2099].refresh().payload == 2099
+        assert len(queue.enqueue_many(source(10), on_refused="return")) == 10
+        with pytest.raises(InvalidOption, match="'raise' or 'return'"):
+            queue.enqueue_many([], on_refused="x")
+        with pytest.raises(ZeroDivisionError) as broken:
+            queue.enqueue_many(1 / (1500 - n) for n in range(1600))
+        assert broken.value.__notes__ == ["enqueue_many: the first 1000 messages were answered before this, 0 refused."]
 
 
 def test_messages_are_taken_in_the_callers_thread(url):

@@ -12,7 +12,7 @@ import msgspec
 import pydantic
 import pytest
 
-from holdfast import InvalidName, InvalidOption, InvalidPayload, PayloadTooLarge, RetryPolicy, UnknownCodec, job
+from holdfast import InvalidName, InvalidOption, InvalidPayload, PayloadTooLarge, Queue, RetryPolicy, UnknownCodec, job
 from holdfast.core.job import Backoff, Envelope
 from holdfast.jobs import Message, find
 
@@ -385,3 +385,30 @@ def test_an_upcaster_for_no_older_version_is_refused():
         greet.upcast(3)
     with pytest.raises(InvalidOption):
         add.upcast(1)
+
+
+@pytest.mark.parametrize("retry", [3, 0, True, 2.5, timedelta(seconds=5), "three", {"base": 5}])
+def test_a_number_for_retry_says_that_max_attempts_is_meant(retry):
+    for make in (lambda: job(retry=retry), lambda: Message.raw(1, retry=retry)):
+        with pytest.raises(InvalidOption, match=r"is not a RetryPolicy.*max_attempts="):
+            make()
+
+
+@job
+def note(text: str) -> None:
+    """A plain function, which returns nothing as most do."""
+
+
+async def test_a_plain_job_that_is_called_instead_of_enqueued_is_noticed():
+    async with Queue("memory:called", tenant="acme") as queue:
+        with pytest.raises(InvalidPayload, match=r"write note\.message"):
+            await queue.enqueue(note("a"))
+        with pytest.raises(InvalidPayload, match=r"write add\.message"):
+            await queue.enqueue(
+                add(1000, b=2),
+                id="x",
+            )
+        for _ in range(2):
+            assert (await queue.enqueue(None)).status == "queued"
+            note("b")
+        assert (await queue.enqueue(None)).status == "queued"

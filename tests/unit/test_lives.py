@@ -76,7 +76,7 @@ async def test_a_handler_that_finishes_while_the_worker_stops_is_not_run_again(u
     async with Queue(url, tenant="acme") as queue:
         ticket = await queue.enqueue(stubborn.message(), id="x")
         worker = Worker(queue, jobs=[stubborn], shutdown_grace=0)
-        running = asyncio.create_task(worker.run(handle_signals=False))
+        running = asyncio.create_task(worker.run(signals=False))
         await asyncio.wait_for(started.wait(), 10)
         await worker.stop()
         await running

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -14,8 +15,8 @@ def _words(text: str) -> list[str]:
 
 ERRORS = _words("""
     HoldfastError InvalidName InvalidOption InvalidPayload PayloadTooLarge QuotaExceeded JobNotFound NotReplayable
-    LeaseLost LeaseExpired JobCanceled JobFailed WaitTimeout ResultExpired ResultTooLarge EventsTrimmed UnknownJobType
-    UnknownCodec Unsupported StoreUnavailable StoreBusy StoreMismatch
+    PartlyRefused LeaseLost LeaseExpired JobCanceled JobFailed WaitTimeout ResultExpired ResultTooLarge EventsTrimmed
+    UnknownJobType UnknownCodec Unsupported StoreUnavailable StoreBusy StoreMismatch
 """)
 NAMES = _words("""
     Queue Worker Ticket JobRecord Message RetryPolicy Permanent RetryLater JobState Event Capabilities BlobRef Schedule
@@ -32,6 +33,18 @@ def test_every_public_name_is_there(name):
 @pytest.mark.parametrize("name", ERRORS)
 def test_every_error_is_a_holdfast_error(name):
     assert issubclass(getattr(holdfast, name), holdfast.HoldfastError)
+
+
+def test_nothing_but_public_names_is_exported():
+    """What `dir` and completion show is what the package stands by; modules are imported by their own names."""
+    everything = [value for name, value in vars(holdfast).items() if not name.startswith("_")]
+    strangers = [value for value in everything if not isinstance(value, ModuleType)]
+    assert {id(value) for value in strangers} <= {id(getattr(holdfast, name)) for name in holdfast.__all__}
+    assert sorted(name for name in dir(holdfast) if not name.startswith("__")) == sorted(holdfast.__all__)
+    assert not {"annotations", "TYPE_CHECKING", "Any", "import_module"} & set(vars(holdfast))
+    program = "from holdfast import *; print(' '.join(name for name in dir() if not name.startswith('__')))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == sorted(holdfast.__all__)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

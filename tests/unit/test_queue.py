@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from holdfast import (
     JobNotFound,
     JobState,
     Message,
+    PartlyRefused,
     PayloadTooLarge,
     Queue,
     QuotaExceeded,
@@ -266,7 +268,7 @@ async def test_a_job_that_is_no_message_is_refused_with_what_to_write():
     async with memory_queue() as queue:
         with pytest.raises(InvalidPayload, match=r"<job send_email> is no message; enqueue its .message\(...\)"):
             await queue.enqueue(send_email)
-        (ticket,) = await queue.enqueue_many([send_email])
+        (ticket,) = await queue.enqueue_many([send_email], on_refused="return")
         assert ticket.status == "refused"
 
 
@@ -418,7 +420,8 @@ async def test_enqueue_many_leaves_the_event_loop_to_others():
 @asynchronous
 async def test_a_bad_item_spoils_nothing_else():
     async with memory_queue() as queue:
-        tickets = await queue.enqueue_many([1, float("nan"), send_email.message("a"), "x" * 300_000, 2])
+        items = [1, float("nan"), send_email.message("a"), "x" * 300_000, 2]
+        tickets = await queue.enqueue_many(items, on_refused="return")
         assert [ticket.status for ticket in tickets] == ["queued", "refused", "queued", "refused", "queued"]
         assert isinstance(tickets[1].error, InvalidPayload)
         assert isinstance(tickets[3].error, PayloadTooLarge)
@@ -433,9 +436,62 @@ async def test_a_bad_item_spoils_nothing_else():
 async def test_items_over_the_quota_are_refused_one_by_one():
     async with memory_queue() as queue:
         await queue.set_tenant(max_waiting=2)
-        tickets = await queue.enqueue_many([1, 2, 3])
+        tickets = await queue.enqueue_many([1, 2, 3], on_refused="return")
         assert [ticket.status for ticket in tickets] == ["queued", "queued", "refused"]
         assert isinstance(tickets[2].error, QuotaExceeded)
+
+
+@asynchronous
+async def test_refused_items_are_raised_with_all_tickets_when_all_have_been_tried():
+    """[ENQ-4] Also out of a source that is never in memory as a whole, and with bad items in several parts of it."""
+    bad = {17, 999, 1000, 2400}
+
+    def messages():
+        for n in range(2500):
+            yield {"n": float("nan") if n in bad else n}
+
+    async with memory_queue() as queue:
+        with pytest.raises(PartlyRefused) as caught:
+            await queue.enqueue_many(messages())
+        error = caught.value
+        assert [at for at, ticket in enumerate(error.tickets) if ticket.status == "refused"] == sorted(bad)
+        assert [type(ticket.error) for ticket in error.refused] == [InvalidPayload] * 4
+        assert (await queue.stats()).counts[JobState.READY] == len(error.tickets) - 4 == 2496
+        assert (await error.tickets[-1].refresh()).payload == {"n": 2499}
+        assert str(error).startswith(
+            "4 of 2500 messages were refused (4 InvalidPayload), the others were taken. The first one is message 18: "
+        )
+        again = pickle.loads(pickle.dumps(error))
+        assert [(ticket.id, ticket.status) for ticket in again.tickets] == [
+            (ticket.id, ticket.status) for ticket in error.tickets
+        ]
+        with pytest.raises(InvalidOption, match="another process"):
+            await again.tickets[0].cancel()
+
+
+@asynchronous
+async def test_duplicates_are_no_refusals():
+    """[ENQ-2]"""
+    async with memory_queue() as queue:
+        messages = [Message.raw(n).options(id=f"{n % 2}") for n in range(4)]
+        tickets = await queue.enqueue_many(messages, on_refused="raise")
+        assert [ticket.status for ticket in tickets] == ["queued", "queued", "duplicate", "duplicate"]
+
+
+@asynchronous
+async def test_a_word_for_refusals_that_is_none_is_refused_before_anything_is_sent():
+    async with memory_queue() as queue:
+        with pytest.raises(InvalidOption, match="'raise' or 'return'"):
+            await queue.enqueue_many([1], on_refused="ignore")  # type: ignore[call-overload]
+        assert (await queue.stats()).counts[JobState.READY] == 0
+
+
+@asynchronous
+async def test_a_job_that_was_called_spoils_no_other_item():
+    async with memory_queue() as queue:
+        with pytest.raises(PartlyRefused, match=r"write send_email.message\(...\)") as caught:
+            await queue.enqueue_many([1, send_email("a"), 2])
+        assert [ticket.status for ticket in caught.value.tickets] == ["queued", "refused", "queued"]
 
 
 @asynchronous
@@ -754,10 +810,12 @@ async def test_a_large_payload_goes_by_reference():
 async def test_messages_that_end_in_an_error_leave_what_was_sent_before_and_nothing_on_its_way():
     def messages():
         for n in range(1500):
-            yield {"n": n}
+            yield {"n": n or float("nan")}
         raise RuntimeError("no more")
 
     async with Queue("memory:half-sent", tenant="acme") as queue:
-        with pytest.raises(RuntimeError, match="no more"):
+        with pytest.raises(RuntimeError, match="no more") as caught:
             await queue.enqueue_many(messages())
-        assert (await queue.stats("default")).counts["ready"] == 1000
+        assert (await queue.stats("default")).counts["ready"] == 999
+        (note,) = caught.value.__notes__
+        assert note == "enqueue_many: the first 1000 messages were answered before this, 1 refused."

@@ -41,7 +41,7 @@ class Handler:
 @asynccontextmanager
 async def working(queue, handler):
     worker = Worker(queue, handler=handler, concurrency=5)
-    task = asyncio.create_task(worker.run(handle_signals=False))
+    task = asyncio.create_task(worker.run(signals=False))
     try:
         yield
     finally:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Awaitable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.options import Blobs, JobType, Json, QueueName, Store, Tenant, moment_or_age
+from holdfast.cli.options import AnyQueue, Blobs, JobType, Json, Store, Tenant, moment_or_age
 from holdfast.cli.output import emit, note, progress, show, when
-from holdfast.cli.session import with_queue
+from holdfast.cli.session import pages, queues_of, with_queue
 from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from holdfast.core.errors import HoldfastError
     from holdfast.queue import Queue
-    from holdfast.records import JobRecord
+    from holdfast.records import JobPage, JobRecord
 
-PAGE = 1000
 BATCH = 200
 """Replays go out in batches of this size, so that the bar moves."""
 
@@ -41,37 +41,32 @@ def list_dead(
     *,
     store: Store = None,
     tenant: Tenant = None,
-    queue: QueueName = "default",
+    queue: AnyQueue = None,
     type: JobType = None,
     error: ErrorFilter = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Where the list before ended.")] = None,
     json: Json = False,
 ) -> None:
-    """List dead letters, oldest first, each with its last error."""
+    """List dead letters, of one queue or queue by queue, oldest first, each with its last error."""
 
     async def act(bound: Queue) -> tuple[list[JobRecord], str | None, list[str]]:
-        found: list[JobRecord] = []
-        at = cursor
-        while True:
-            size = min(PAGE, limit - len(found))
-            page = await bound.dead_letters(queue=queue, type=type, error=error, limit=size, cursor=at)
-            found += page
-            at = page.cursor
-            if at is None or len(found) >= limit:
-                break
+        def page(name: str, at: str | None, size: int) -> Awaitable[JobPage]:
+            return bound.dead_letters(queue=name, type=type, error=error, limit=size, cursor=at)
+
+        found, at = await pages(bound, queue, cursor, limit, page)
         return found, at, [] if found or json else await _queues_with_dead(bound)
 
     found, at, elsewhere = with_queue(store, tenant, act)
     if json:
         emit({"jobs": [record.as_dict() for record in found], "cursor": at})
         return
-    empty = f"No dead letters like that in queue {queue}."
+    empty = f"No dead letters like that{'' if queue is None else f' in queue {queue}'}."
     if elsewhere:
         empty += f" There are some in: {', '.join(elsewhere)}."
-    show(["id", "type", "runs", "reason", "failed", "error"], map(_row, found), empty)
+    show(["id", "queue", "type", "runs", "reason", "failed", "error"], map(_row, found), empty)
     if at is not None:
-        note(f"There are more: --cursor {at}")
+        note(f"There are more: --cursor {shlex.quote(at)}")
 
 
 def replay(
@@ -79,8 +74,8 @@ def replay(
     *,
     store: Store = None,
     tenant: Tenant = None,
-    queue: QueueName = "default",
-    all: Annotated[bool, typer.Option("--all", help="All dead letters of the queue.")] = False,
+    queue: AnyQueue = None,
+    all: Annotated[bool, typer.Option("--all", help="All dead letters, of the queue or of all queues.")] = False,
     type: JobType = None,
     error: ErrorFilter = None,
     dry_run: DryRun = False,
@@ -90,18 +85,24 @@ def replay(
     _check_choice(ids, all=all, type=type, error=error)
 
     async def act(bound: Queue) -> None:
-        chosen = ids or await _matching(bound, queue, type, error)
+        if ids:
+            chosen = [(await _queue_of(bound, id, queue), id) for id in ids]
+        else:
+            chosen = [(record.queue, record.id) for record in await _matching(bound, queue, type, error)]
         if dry_run:
-            _tell({"dry_run": True, "matching": len(chosen), "ids": chosen}, f"would replay {len(chosen)}", json)
+            matching = {"dry_run": True, "matching": len(chosen), "ids": [id for _, id in chosen]}
+            _tell(matching, f"would replay {len(chosen)}", json)
             return
         refused: list[tuple[str, HoldfastError]] = []
         with progress("Replaying", len(chosen), quiet=json) as done:
-            for start in range(0, len(chosen), BATCH):
-                batch = chosen[start : start + BATCH]
-                tickets = await bound.replay_many(batch, queue=queue)
-                failed = [(ticket.id, ticket.error) for ticket in tickets if ticket.error is not None]
-                refused += failed
-                done(len(batch) - len(failed))
+            for name in dict.fromkeys(name for name, _ in chosen):
+                here = [id for other, id in chosen if other == name]
+                for start in range(0, len(here), BATCH):
+                    batch = here[start : start + BATCH]
+                    tickets = await bound.replay_many(batch, queue=name)
+                    failed = [(ticket.id, ticket.error) for ticket in tickets if ticket.error is not None]
+                    refused += failed
+                    done(len(batch) - len(failed))
         count = len(chosen) - len(refused)
         rest = [{"id": id, "code": why.code, "message": str(why)} for id, why in refused]
         if json or count or not refused:
@@ -118,11 +119,11 @@ def purge(
     *,
     store: Store = None,
     tenant: Tenant = None,
-    queue: QueueName = "default",
+    queue: AnyQueue = None,
     before: Annotated[
         str | None, typer.Option(metavar="AGE|TIME", help="Only those that failed longer ago (7d), or before then.")
     ] = None,
-    all: Annotated[bool, typer.Option("--all", help="All dead letters of the queue.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="All dead letters, of the queue or of all queues.")] = False,
     type: JobType = None,
     error: ErrorFilter = None,
     dry_run: DryRun = False,
@@ -138,7 +139,9 @@ def purge(
             count = len(await _matching(bound, queue, type, error, until))
             _tell({"dry_run": True, "matching": count}, f"would purge {count}", json)
             return
-        count = await bound.purge_dead_letters(before=until, queue=queue, type=type, error=error)
+        count = 0
+        for name in await queues_of(bound, queue):
+            count += await bound.purge_dead_letters(before=until, queue=name, type=type, error=error)
         _tell({"purged": count}, f"purged {count}", json)
 
     with_queue(store, tenant, act, blobs)
@@ -154,21 +157,31 @@ def _check_choice(ids: Sequence[str] | None, *, all: bool, **filters: str | None
 
 
 async def _matching(
-    bound: Queue, queue: str, type: str | None, error: str | None, until: datetime | timedelta | None = None
-) -> list[str]:
-    """The ids of the dead letters that match by now; jobs that fail while they are being dealt with are not taken."""
+    bound: Queue, queue: str | None, type: str | None, error: str | None, until: datetime | timedelta | None = None
+) -> list[JobRecord]:
+    """The dead letters that match by now; jobs that fail while they are being dealt with are not taken."""
     from holdfast.options import moment
 
     now = moment(await bound.store.now())
     end = now if until is None else now - until if isinstance(until, timedelta) else until
-    ids: list[str] = []
-    cursor: str | None = None
-    while True:
-        page = await bound.dead_letters(queue=queue, type=type, error=error, limit=PAGE, cursor=cursor)
-        ids += [record.id for record in page if record.finished_at is not None and record.finished_at <= end]
-        cursor = page.cursor
-        if cursor is None:
-            return ids
+
+    def page(name: str, at: str | None, size: int) -> Awaitable[JobPage]:
+        return bound.dead_letters(queue=name, type=type, error=error, limit=size, cursor=at)
+
+    found, _ = await pages(bound, queue, None, None, page)
+    return [record for record in found if record.finished_at is not None and record.finished_at <= end]
+
+
+async def _queue_of(bound: Queue, id: str, queue: str | None) -> str:
+    """Where a dead letter is. Raises InvalidOption where several queues have one of that id."""
+    found: list[str] = []
+    for name in await queues_of(bound, queue):
+        record = await bound.get(id, queue=name) if queue is None else None
+        if queue is not None or (record is not None and record.state == "failed"):
+            found.append(name)
+    if len(found) > 1:
+        raise InvalidOption("queue", f"{id!r} is a dead letter in several: {', '.join(found)}; name one with --queue")
+    return found[0] if found else bound.name
 
 
 async def _queues_with_dead(bound: Queue) -> list[str]:
@@ -181,7 +194,7 @@ def _row(record: JobRecord) -> list[str]:
     last = record.errors[-1] if record.errors else None
     said = f"{last.type}: {last.message}" if last else ""
     attempts = f"{record.attempts}/{record.max_attempts}"
-    return [record.id, record.type, attempts, record.reason or "", when(record.finished_at), said]
+    return [record.id, record.queue, record.type, attempts, record.reason or "", when(record.finished_at), said]
 
 
 def _tell(document: dict[str, Any], sentence: str, json: bool) -> None:

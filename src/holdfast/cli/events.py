@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
@@ -12,7 +13,7 @@ from holdfast.cli.session import with_queue
 from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from holdfast.queue import Queue
     from holdfast.records import Event
@@ -35,6 +36,9 @@ def events(
     after: Annotated[
         str | None, typer.Option(metavar="OFFSET", help="Start behind this event; `end`: only what is still to come.")
     ] = None,
+    tail: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only the last N of them; with --follow, then what comes.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
     kind: Annotated[str | None, typer.Option(metavar="KIND[,KIND...]", help="Only events of these kinds.")] = None,
     id: Annotated[str | None, typer.Option(help="Only events of this job.")] = None,
@@ -48,15 +52,19 @@ def events(
     if unknown := set(kinds or ()) - set(get_args(EventKind)):
         raise InvalidOption("kind", f"{min(unknown)!r} is none; there are {', '.join(get_args(EventKind))}")
 
+    is_wanted = _filter(kinds, id, queue)
+
     async def act(bound: Queue) -> None:
         write = _as_json if json else _writer()
         start = await bound.last_offset() if after == END else after
+        if tail is not None:
+            last, start = await _last(bound, start, tail, is_wanted)
+            for event in last:
+                write(event)
+            if not follow:
+                return
         async for event in bound.events(start, follow=follow):
-            if (
-                (kinds is None or event.kind in kinds)
-                and (id is None or event.job_id == id)
-                and (queue is None or event.queue == queue)
-            ):
+            if is_wanted(event):
                 write(event)
 
     try:
@@ -65,6 +73,29 @@ def events(
         if not follow:
             raise
         raise typer.Exit from None
+
+
+def _filter(kinds: Sequence[str] | None, id: str | None, queue: str | None) -> Callable[[Event], bool]:
+    def is_wanted(event: Event) -> bool:
+        return (
+            (kinds is None or event.kind in kinds)
+            and (id is None or event.job_id == id)
+            and (queue is None or event.queue == queue)
+        )
+
+    return is_wanted
+
+
+async def _last(
+    bound: Queue, start: str | None, count: int, is_wanted: Callable[[Event], bool]
+) -> tuple[Sequence[Event], str | None]:
+    """The last events that are wanted, and the end of the log."""
+    last: deque[Event] = deque(maxlen=count)
+    async for event in bound.events(start):
+        start = event.offset
+        if is_wanted(event):
+            last.append(event)
+    return list(last), start
 
 
 def _as_json(event: Event) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from holdfast.cli.options import (
+    AnyQueue,
     Blobs,
     JobId,
     JobType,
@@ -24,7 +25,7 @@ from holdfast.cli.options import (
     words,
 )
 from holdfast.cli.output import emit, moment, note, on_terminal, show, show_pairs, when
-from holdfast.cli.session import with_queue
+from holdfast.cli.session import pages, queues_of, with_queue
 from holdfast.core.errors import (
     HoldfastError,
     InvalidOption,
@@ -38,9 +39,8 @@ from holdfast.core.errors import (
 if TYPE_CHECKING:
     from holdfast.options import EnqueueOptions
     from holdfast.queue import Queue
-    from holdfast.records import JobRecord
+    from holdfast.records import JobPage, JobRecord
 
-PAGE = 1000
 FOREVER = "forever"
 
 Wait = Annotated[
@@ -62,7 +62,9 @@ def enqueue(
     *,
     store: Store = None,
     tenant: Tenant = None,
-    queue: QueueName = "default",
+    queue: Annotated[
+        str | None, typer.Option("--queue", "-q", help="The queue; that of its @job if not given, else `default`.")
+    ] = None,
     payload: Annotated[str | None, typer.Option(metavar="JSON", help="The arguments, as JSON.")] = None,
     payload_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="The same from a file; - is standard input.")
@@ -74,7 +76,7 @@ def enqueue(
     ] = None,
     priority: Annotated[int | None, typer.Option(help="From 0 (last) to 9 (first).")] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(help="How often it may run at most; 4 if not given, whatever its @job says.")
+        int | None, typer.Option(help="How often it may run at most; as its @job says if not given, else 4.")
     ] = None,
     idempotency_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="A second enqueue with this key finds the first job.")
@@ -83,11 +85,14 @@ def enqueue(
     blobs: Blobs = None,
     json: Json = False,
 ) -> None:
-    """Enqueue a job. Without --payload or --payload-file the payload is read from standard input.
+    """Enqueue a job. Queue, attempts, retry and timeout that are not given are as the living workers say of the type.
+
+    Without --payload or --payload-file the payload is read from standard input.
 
     On a terminal, or where standard input is empty, a job is enqueued without arguments.
     """
-    from holdfast.jobs import Message
+    from holdfast.jobs import Message, with_policy
+    from holdfast.store import known_types
 
     if delay is not None and run_at is not None:
         raise InvalidOption("delay", "give --delay or --run-at, not both")
@@ -105,7 +110,8 @@ def enqueue(
     }
 
     async def act(bound: Queue) -> None:
-        ticket = await bound.enqueue(message, **options)
+        known = await known_types(bound.store, bound.tenant)
+        ticket = await bound.enqueue(with_policy(message, known), **options)
         answer: dict[str, Any] = {
             "status": ticket.status,
             "id": ticket.id,
@@ -114,6 +120,10 @@ def enqueue(
         }
         if ticket.status == "completed":
             answer["result"] = ticket.result
+        elif ticket.status == "queued" and (warnings := known.warnings(message.spec.type, ticket.queue)):
+            answer["warnings"] = warnings
+            for warning in warnings:
+                note(f"Warning: {warning}.")
         if wait is None:
             _tell(answer, json)
             return
@@ -165,12 +175,12 @@ def status(
     *,
     store: Store = None,
     tenant: Tenant = None,
-    queue: QueueName = "default",
+    queue: AnyQueue = None,
     blobs: Blobs = None,
     json: Json = False,
 ) -> None:
-    """Show a job: its state, attempts, errors and times."""
-    record = with_queue(store, tenant, lambda bound: _find(bound, id, queue), blobs)
+    """Show a job: its state, attempts, errors and times. Without --queue it is looked for in all queues."""
+    record = with_queue(store, tenant, lambda bound: _find_anywhere(bound, id, queue), blobs)
     document = record.as_dict()
     if json:
         emit(document)
@@ -184,6 +194,8 @@ def status(
             ["attempt", "at", "error", "message"],
             [[str(error.attempt), when(error.at), error.type, error.message] for error in record.errors],
         )
+        if record.errors[-1].traceback:
+            print(f"\n{record.errors[-1].traceback.rstrip()}")
 
 
 def result(
@@ -253,7 +265,7 @@ def list_jobs(
     *,
     store: Store = None,
     tenant: Tenant = None,
-    queue: QueueName = "default",
+    queue: AnyQueue = None,
     state: Annotated[str | None, typer.Option(metavar="STATE[,STATE...]", help="Only jobs in these states.")] = None,
     type: JobType = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
@@ -261,20 +273,17 @@ def list_jobs(
     all: Annotated[bool, typer.Option("--all", help="All of them, whatever --limit says.")] = False,
     json: Json = False,
 ) -> None:
-    """List a queue's jobs. Waiting ones come first, in the order they will run, then running, then finished ones."""
+    """List jobs, of one queue or queue by queue.
+
+    Waiting ones come first, in the order they will run, then running, then finished ones.
+    """
     states = words("state", state)
 
     async def act(bound: Queue) -> tuple[list[JobRecord], str | None]:
-        found: list[JobRecord] = []
-        at = cursor
-        while True:
-            size = PAGE if all else min(PAGE, limit - len(found))
-            page = await bound.list(queue=queue, state=states, type=type, cursor=at, limit=size)
-            found += page
-            at = page.cursor
-            # A page may be short and yet not the last: `type` is looked at while paging.
-            if at is None or (not all and len(found) >= limit):
-                return found, at
+        def page(name: str, at: str | None, size: int) -> Awaitable[JobPage]:
+            return bound.list(queue=name, state=states, type=type, cursor=at, limit=size)
+
+        return await pages(bound, queue, cursor, None if all else limit, page)
 
     found, at = with_queue(store, tenant, act)
     if json:
@@ -283,6 +292,7 @@ def list_jobs(
     rows = [
         [
             record.id,
+            record.queue,
             record.type,
             record.state.value,
             f"{record.attempts}/{record.max_attempts}",
@@ -292,12 +302,12 @@ def list_jobs(
         for record in found
     ]
     show(
-        ["id", "type", "state", "runs", "enqueued", "due/done"],
+        ["id", "queue", "type", "state", "runs", "enqueued", "due/done"],
         rows,
-        f"No such jobs in queue {queue}. `holdfast queues` shows which queues there are.",
+        f"No such jobs{'' if queue is None else f' in queue {queue}'}. `holdfast queues` shows which queues there are.",
     )
     if at is not None:
-        note(f"There are more: --cursor {at}, or --all.")
+        note(f"There are more: --cursor {shlex.quote(at)}, or --all.")
 
 
 class InvalidState(HoldfastError):
@@ -311,6 +321,23 @@ async def _find(bound: Queue, id: str, queue: str) -> JobRecord:
     if record is None:
         raise await _with_queues(bound, JobNotFound(queue, id))
     return record
+
+
+async def _find_anywhere(bound: Queue, id: str, queue: str | None) -> JobRecord:
+    if queue is not None:
+        return await _find(bound, id, queue)
+    import asyncio
+
+    records = await asyncio.gather(*(bound.get(id, queue=name) for name in await queues_of(bound, None)))
+    found = [record for record in records if record is not None]
+    if len(found) > 1:
+        names = ", ".join(record.queue for record in found)
+        raise InvalidOption("queue", f"job {id!r} is in several queues: {names}; name one with --queue")
+    if not found:
+        error = JobNotFound(bound.name, id)
+        error.add_note(f"Nor in any other queue of {bound.tenant}.")
+        raise error
+    return found[0]
 
 
 async def _with_queues(bound: Queue, error: JobNotFound) -> JobNotFound:
@@ -366,7 +393,7 @@ def _summary(record: JobRecord) -> Sequence[tuple[str, str]]:
         ("claimed", moment(record.claimed_at)),
         ("deadline", moment(record.deadline) if record.finished_at is None else ""),
         ("finished", moment(record.finished_at)),
-        ("forgotten", moment(record.expires_at)),
+        ("expires", moment(record.expires_at)),
     ]
 
 

@@ -39,16 +39,16 @@ def load_jobs(modules: Iterable[str]) -> list[JobDefinition[..., Any, Any]]:
     return list(jobs.values())
 
 
-def load_handler(reference: str) -> Callable[[Any], Any]:
+def load_function(reference: str, option: str) -> Callable[[Any], Any]:
     """The function at `module:function`. Raises InvalidOption."""
     name, colon, path = reference.partition(":")
     if not colon or not name or not path:
-        raise InvalidOption("handler", f"{reference!r} is not a function's address; write module:function")
-    found: Any = _import(name, "handler")
+        raise InvalidOption(option, f"{reference!r} is not a function's address; write module:function")
+    found: Any = _import(name, option)
     for part in path.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise InvalidOption("handler", f"{name} has no function {path}")
+        raise InvalidOption(option, f"{name} has no function {path}")
     return found
 
 

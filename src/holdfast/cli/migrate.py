@@ -88,13 +88,26 @@ def tell_preview(plan: Plan, json: bool) -> None:
 
     from holdfast.migrate import preview
 
-    rows = [_counts(one) for one in asyncio.run(preview(plan))]
+    found = asyncio.run(preview(plan))
+    rows = [_counts(one) for one in found.queues]
+    open_move = found.course
     if json:
-        emit({"dry_run": True, "tenant": plan.tenant, "queues": rows})
+        answer: dict[str, Any] = {"dry_run": True, "tenant": plan.tenant, "queues": rows, "open_move": None}
+        if open_move is not None:
+            answer["open_move"] = {
+                "source": open_move.source, "target": open_move.target, "under_way": found.under_way,
+                "paused": found.paused,
+            }  # fmt: skip
+        emit(answer)
         return
     columns = ["queue", "waiting", "running", "finished", "paused"]
     show(columns, [[_cell(row[name]) for name in columns] for row in rows], "There is nothing to move.")
     note(f"would move {sum(row['waiting'] for row in rows)} jobs. {STAYS}")
+    if open_move is not None and found.under_way:
+        note(f"A move {open_move} is under way; another one waits for its end.")
+    elif open_move is not None:
+        note(f"A move {open_move} was stopped before its end; it has paused: {', '.join(found.paused) or 'nothing'}.")
+        note("The same command goes on with it; --forget gives it up, where one of its stores is gone for good.")
 
 
 def tell_forgotten(plan: Plan, json: bool) -> None:

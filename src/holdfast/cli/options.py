@@ -23,6 +23,7 @@ Blobs = Annotated[
     str | None, typer.Option("--blobs", metavar="URL", help=f"Where large results are kept. [env: {BLOBS_VARIABLE}]")
 ]
 QueueName = Annotated[str, typer.Option("--queue", "-q", help="The queue.")]
+AnyQueue = Annotated[str | None, typer.Option("--queue", "-q", help="The queue; all of the tenant's if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
 JobType = Annotated[str | None, typer.Option("--type", help="Only jobs of this type.")]
 

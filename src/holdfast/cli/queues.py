@@ -22,7 +22,7 @@ QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue."
 _WAITING = ("ready", "scheduled", "retrying", "blocked")
 _STATES = (*_WAITING, "leased", "completed", "failed", "canceled")
 _RARE = ("scheduled", "retrying", "blocked", "canceled")
-_COLUMNS = ("queue", *_STATES, "oldest ready", "handing out")
+_COLUMNS = ("queue", *_STATES, "oldest ready", "paused")
 _NONE = "No queues yet: a queue is there once a job was enqueued."
 
 
@@ -73,10 +73,10 @@ def list_queues(*, store: Store = None, tenant: Tenant = None, json: Json = Fals
         emit({"queues": [_short(one) for one in found]})
         return
     rows = [
-        [one["queue"], str(one["waiting"]), str(one["running"]), str(one["dead_letters"]), _handing_out(one["paused"])]
+        [one["queue"], str(one["waiting"]), str(one["running"]), str(one["dead_letters"]), _paused(one["paused"])]
         for one in map(_short, found)
     ]
-    show(["queue", "waiting", "running", "dead letters", "handing out"], rows, _NONE)
+    show(["queue", "waiting", "running", "dead letters", "paused"], rows, _NONE)
 
 
 def pause(queue: QueueArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
@@ -130,7 +130,7 @@ def _rows(found: Sequence[Stats]) -> list[list[str]]:
     rows: list[list[str]] = []
     for one in found:
         by_name = {state.value: str(count) for state, count in one.counts.items()}
-        ends = [span(one.oldest_ready_age), _handing_out(one.paused)]
+        ends = [span(one.oldest_ready_age), _paused(one.paused)]
         rows.append([one.queue, *(by_name[state] for state in _STATES), *ends])
     return rows
 
@@ -145,8 +145,8 @@ def _without_zeros(columns: Sequence[str], rows: list[list[str]]) -> tuple[list[
     return some(columns), [some(row) for row in rows]
 
 
-def _handing_out(paused: bool) -> str:
-    return "paused" if paused else "yes"
+def _paused(paused: bool) -> str:
+    return "yes" if paused else "no"
 
 
 def _short(one: Stats) -> dict[str, Any]:

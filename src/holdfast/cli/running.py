@@ -28,10 +28,12 @@ class Plan(Struct, frozen=True):
     tenant: str | None
     modules: list[str]
     handler: str | None = None
+    lifespan: str | None = None
     queues: list[str] | None = None
     concurrency: int = 10
     lease_s: float = 30.0
     grace_s: float = 20.0
+    fail_unknown_after_s: float = 24 * 3600.0
     prefetch: int | None = None
     metrics_port: int | None = None
     blobs: str | None = None
@@ -123,18 +125,20 @@ def run_child(plan: Plan, number: int) -> NoReturn:
 
 def make_worker(plan: Plan, store: Store) -> Worker:
     """The worker of a plan. Raises InvalidOption where modules, queues or numbers are wrong."""
-    from holdfast.cli.loading import add_current_directory, load_handler, load_jobs
+    from holdfast.cli.loading import add_current_directory, load_function, load_jobs
     from holdfast.queue import Queue
     from holdfast.worker import Worker
 
     add_current_directory()
     options: dict[str, Any] = {
-        "handler": None if plan.handler is None else load_handler(plan.handler),
+        "handler": None if plan.handler is None else load_function(plan.handler, "handler"),
+        "lifespan": None if plan.lifespan is None else load_function(plan.lifespan, "lifespan"),
         "queues": plan.queues,
         "concurrency": plan.concurrency,
         "prefetch": plan.prefetch,
         "lease": plan.lease_s,
         "shutdown_grace": plan.grace_s,
+        "fail_unknown_after": plan.fail_unknown_after_s,
     }
     jobs = load_jobs(plan.modules)
     if plan.tenant is None:
@@ -146,18 +150,14 @@ def configure_logs(plan: Plan) -> None:
     """Send the logs of this process to standard error."""
     from holdfast.telemetry import logging
 
-    logging.configure(json=plan.json_logs, level=plan.log_level.upper())
+    logging.configure(json=plan.json_logs, level=plan.log_level.upper(), application=True)
 
 
 def exit_on_term() -> None:
     """Exit with 0 on SIGTERM also before a worker is there to see to it: nothing is held yet."""
+    from holdfast.worker.shutdown import exit_early
 
-    def leave(number: int, frame: object) -> NoReturn:
-        del number, frame
-        ignore_signals()
-        sys.exit(0)
-
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, exit_early)
 
 
 def ignore_signals() -> None:
@@ -183,6 +183,8 @@ def log_events(worker: Worker, plan: Plan) -> None:
         fields["attempt"] = job.attempts
         if event.error is not None:
             fields["error"] = _said(event.error)
+            if isinstance(event.error, AttemptError) and event.error.traceback:
+                fields["traceback"] = event.error.traceback
         say = log.debug if event.name == "completed" else log.warning
         say(f"job {event.name}", **fields)
 

@@ -6,15 +6,19 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.cli.options import blobs_url, store_url, tenant_name
+from holdfast.core.errors import InvalidOption
 from holdfast.store import existing, shown_url
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
+    from holdfast.records import JobPage, JobRecord
     from holdfast.store import Store
 
-__all__ = ["existing", "shown_url", "with_queue", "with_store"]
+__all__ = ["existing", "pages", "queues_of", "shown_url", "with_queue", "with_store"]
 
 T = TypeVar("T")
+
+PAGE = 1000
 
 
 def with_queue(
@@ -36,6 +40,45 @@ def with_queue(
             return await act(queue)
 
     return asyncio.run(ask())
+
+
+async def queues_of(bound: Queue, queue: str | None) -> list[str]:
+    """The queue that was named; else all of the tenant's, by name, but those that are Holdfast's own."""
+    from holdfast.core.names import RESERVED
+
+    if queue is not None:
+        return [queue]
+    found = [stats.queue for stats in await bound.queues() if not stats.queue.startswith(RESERVED)]
+    return found or [bound.name]  # So that wrong options are noticed where there is nothing yet.
+
+
+async def pages(
+    bound: Queue,
+    queue: str | None,
+    cursor: str | None,
+    limit: int | None,
+    page: Callable[[str, str | None, int], Awaitable[JobPage]],
+) -> tuple[list[JobRecord], str | None]:
+    """Up to `limit` jobs of one queue or, queue by queue, of all; and the cursor that goes on, which then names one."""
+    first, comma, rest = (cursor or "").partition(",") if queue is None else (queue, ",", cursor or "")
+    if cursor and not comma:
+        raise InvalidOption("cursor", f"{cursor!r} is none of a list over all queues; name the queue it is of")
+    found: list[JobRecord] = []
+    for name in await queues_of(bound, queue):
+        if name < first:
+            continue
+        at = rest if name == first else ""
+        while True:
+            if limit is not None and len(found) >= limit:
+                return found, at if queue is not None else f"{name},{at}"
+            size = PAGE if limit is None else min(PAGE, limit - len(found))
+            got = await page(name, at or None, size)
+            found += got
+            # A page may be short and yet not the last: `type` is looked at while paging.
+            if not got.cursor:
+                break
+            at = got.cursor
+    return found, None
 
 
 def with_store(store: str | None, act: Callable[[Store], Awaitable[T]]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from holdfast.cli.options import (
     Queues,
     Store,
     Tenant,
+    duration,
 )
 from holdfast.core.errors import InvalidOption
 
@@ -40,12 +42,20 @@ def worker(
     all_tenants: AllTenants = False,
     queues: Queues = None,
     handler: Handler = None,
+    lifespan: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="An async context manager around the work: startup and shutdown."),
+    ] = None,
     concurrency: Concurrency = 10,
     processes: Annotated[
         int, typer.Option("--processes", min=1, max=256, help="How many processes; one that dies is started again.")
     ] = 1,
     lease: Lease = "30",
     grace: Grace = "20",
+    fail_unknown_after: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="After how long a job fails whose type or version no worker knows."),
+    ] = "24h",
     prefetch: Annotated[
         int | None, typer.Option(help="How many jobs to claim ahead; if not given, as it fits.")
     ] = None,
@@ -69,6 +79,8 @@ def worker(
             modules, handler, store=store, tenant=tenant, all_tenants=all_tenants, queues=queues,
             concurrency=concurrency, lease=lease, grace=grace, blobs=blobs,
         ),
+        lifespan=lifespan,
+        fail_unknown_after_s=(duration("fail_unknown_after", fail_unknown_after) or timedelta()).total_seconds(),
         prefetch=prefetch,
         metrics_port=metrics_port,
         json_logs=json_logs,

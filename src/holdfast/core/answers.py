@@ -63,6 +63,40 @@ class Ticket(Answer):
     state: JobState | None
     result: Raw | UnsetType = UNSET
     codec: str = "json"
+    warnings: list[str] = []
+    """Why it may not run soon: no living worker serves its queue, or none there knows its type."""
+
+
+class KnownType(Answer):
+    """A job type that living workers run, and what an enqueue gets that says nothing about it."""
+
+    name: str
+    queue: str
+    max_attempts: int
+    retry: RetryInfo
+    timeout_s: float | None
+    priority: int
+    result_ttl_s: float
+
+
+class ServedQueue(Answer):
+    """A queue that living workers serve, and the types that they know; null: one of them does not say."""
+
+    queue: str
+    types: list[str] | None
+
+
+class Types(Answer):
+    """What the living workers that serve this tenant run."""
+
+    types: list[KnownType]
+    queues: list[ServedQueue]
+
+
+class Beaten(Answer):
+    """The worker is known to live."""
+
+    status: Literal["noted"] = "noted"
 
 
 # Flows ----------------------------------------------------------------------------------------------------
@@ -101,6 +135,13 @@ class Flow(Answer):
 # Work -----------------------------------------------------------------------------------------------------
 
 
+class Released(Answer):
+    """Why the last worker released a job, and since when every worker that had it has given this reason. [RETRY-6]"""
+
+    reason: str
+    since: datetime
+
+
 class ClaimedJob(Answer):
     """A job, leased. The `token` is also a fence: it grows with every lease of a job. [LEASE-5]"""
 
@@ -121,6 +162,9 @@ class ClaimedJob(Answer):
     timeout_s: float | None = None
     trace: dict[str, str] | None = None
     """The producer's trace context, as headers."""
+    released: Released | None = None
+    events: int = 0
+    """The number of its last event, which is this claim."""
 
 
 class Claimed(Answer):
@@ -206,6 +250,9 @@ class Job(Answer):
     """Of the last lease."""
     timeout_s: float | None = None
     trace: dict[str, str] | None = None
+    events: int = 0
+    """The number of its last event."""
+    released: Released | None = None
 
 
 class Jobs(Answer):
@@ -269,6 +316,8 @@ class Event(Answer):
     worker_id: str
     offset: str
     data: dict[str, Any]
+    number: int = 0
+    """Its number within its job's life, counted from 1 without a gap."""
 
 
 class Events(Answer):

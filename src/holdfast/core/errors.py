@@ -4,6 +4,7 @@
     ├── InvalidName, InvalidOption, InvalidPayload     the call is wrong; nothing happened
     │     └── PayloadTooLarge (InvalidPayload)
     ├── QuotaExceeded                                  a tenant has too much waiting
+    ├── PartlyRefused                                  some messages of a batch were refused, the others taken
     ├── JobNotFound, NotReplayable                     no such job / not one that can be replayed
     ├── LeaseError                                     an acknowledgement that is not accepted
     │     ├── LeaseLost                                another lease, or another outcome, took its place
@@ -24,8 +25,10 @@ Facts travel as fields and as `args`, so errors survive pickling; the text is ma
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
 _KEPT_AS_JOBS = {"holdfast:schedules": "schedule", "holdfast:flows": "flow"}
 """By the queues that `core.names` reserves for them."""
@@ -105,6 +108,33 @@ class QuotaExceeded(HoldfastError):
     def __str__(self) -> str:
         where = f"queue {self.queue!r}" if self.queue else "all queues of the tenant"
         return f"{self.waiting} jobs are waiting in {where}, the quota is {self.limit}. Try again when some have run."
+
+
+class PartlyRefused(HoldfastError):
+    """Some messages of `enqueue_many` were refused; all the others were taken. [ENQ-4]
+
+    `tickets` answers every message, in order; `refused` are those of the refused ones, each with its `error`.
+    """
+
+    code = "partly_refused"
+
+    def __init__(self, tickets: Sequence[Any]) -> None:
+        self.tickets = list(tickets)
+        self.refused = [ticket for ticket in self.tickets if ticket.error is not None]
+        super().__init__(len(self.refused), len(self.tickets))
+
+    def __str__(self) -> str:
+        kinds = Counter(type(ticket.error).__name__ for ticket in self.refused)
+        count = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+        first = next(at for at, ticket in enumerate(self.tickets) if ticket.error is not None)
+        return (
+            f"{len(self.refused)} of {len(self.tickets)} messages were refused ({count}), the others were taken. "
+            f"The first one is message {first + 1}: {self.tickets[first].error} Every ticket is in `tickets`, "
+            "those refused are in `refused`; enqueue_many(..., on_refused='return') returns them instead."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.tickets,)
 
 
 class JobNotFound(HoldfastError, LookupError):

@@ -40,6 +40,8 @@ class Event(Struct, gc=False):
     worker_id: str
     data: dict[str, Any] = field(default_factory=dict[str, Any])
     offset: str = ""
+    number: int = 0
+    """Its number within its job's life, counted from 1 without a gap. 0: unknown."""
 
 
 class Numbered(Struct, frozen=True):
@@ -72,6 +74,7 @@ class EventColumns(Struct):
     token: list[int]
     worker_id: list[str]
     data: list[dict[str, Any]]
+    number: list[int]
 
     def part(self, start: int, stop: int) -> EventColumns:
         """Those from one place up to another."""
@@ -98,11 +101,11 @@ class EventColumns(Struct):
 
     def events(self) -> list[Event]:
         """The same, one by one."""
-        *values, data = self.spread()._values()  # noqa: SLF001 - its own kind
+        *values, data, number = self.spread()._values()  # noqa: SLF001 - its own kind
         if len(self.data) != self.count:
             # Whoever changes what one says does not change the others.
             data = map(dict[str, Any], data)
-        return list(map(Event, *values, data, self._offsets()))
+        return list(map(Event, *values, data, self._offsets(), number))
 
     def _values(self) -> tuple[list[Any], ...]:
         return cast("tuple[list[Any], ...]", astuple(self)[2:])
@@ -139,11 +142,13 @@ class Gathered:
             self._open = True
 
 
-def of(job: Job, kind: EventKind, at: int, data: dict[str, Any]) -> Event:
-    """The event `kind` of `job` as it is now."""
+def append(job: Job, kind: EventKind, at: int, data: dict[str, Any]) -> Event:
+    """The next event of `job` as it is now. The record counts it. [EVENT-1]"""
+    job.events += 1
     return Event(
-        kind, job.tenant, job.queue, job.id, job.envelope.type, at, job.attempts, job.token, job.worker_id, data
-    )
+        kind, job.tenant, job.queue, job.id, job.envelope.type, at, job.attempts, job.token, job.worker_id, data,
+        number=job.events,
+    )  # fmt: skip
 
 
 def error_data(error: AttemptError) -> dict[str, str]:

@@ -19,6 +19,8 @@ HOUR = 3600 * SECOND
 DAY = 24 * HOUR
 
 RESULT_TTL = HOUR
+FLOW_HEADER = "holdfast-flow"
+"""In the headers of a step of a flow: the id of the flow."""
 LEASE_MIN = 1 * SECOND
 LEASE_MAX = 12 * HOUR
 
@@ -144,6 +146,11 @@ class Job(Struct, gc=False):
     progress: Progress | None = None
     errors: list[AttemptError] = field(default_factory=list[AttemptError])
     replays: int = 0
+    events: int = 0
+    """The number of its last event. 0: unknown."""
+    # Why the last worker released it, and since when every worker that had it has given this reason. [RETRY-6]
+    released_for: str = ""
+    first_released_at: int = 0
 
     @property
     def key(self) -> JobKey:
@@ -178,6 +185,10 @@ class Finish(Struct, frozen=True, gc=False):
     timed_out: bool = False
     delay_ms: int | None = None
     random: float = 0.0
+    forgive: bool = False
+    """With a release: earlier attempts are given back, too."""
+    reason: str = ""
+    """Why a job is released; "" where nothing special is to be said. [RETRY-6]"""
 
 
 class Extend(Struct, frozen=True, gc=False):
@@ -186,6 +197,13 @@ class Extend(Struct, frozen=True, gc=False):
     key: JobKey
     token: int
     lease_ms: int
+
+
+class Lease(Struct, frozen=True):
+    """The lease that a call is made under: the call does nothing unless that lease is live in the same atomic step."""
+
+    key: JobKey
+    token: int
 
 
 class Report(Struct, frozen=True):
@@ -197,24 +215,36 @@ class Report(Struct, frozen=True):
 
 
 class Cancel(Struct, frozen=True):
-    """Cancel one job; `only_waiting` leaves a running one alone. [CANCEL-1, CANCEL-2]"""
+    """Cancel one job; `only_waiting` leaves a running one alone. [CANCEL-1, CANCEL-2]
+
+    With `seq` only the life of the id that has this sequence number is meant: any other one is not found.
+    """
 
     key: JobKey
     only_waiting: bool = False
+    seq: int | None = None
 
 
 class Purge(Struct, frozen=True):
-    """Forget one finished job now. With `finished_at`, only if it is still that same ending."""
+    """Forget one finished job now. With `finished_at`, only if it is still that same ending.
+
+    With `seq` only the life of the id that has this sequence number is meant: any other one is not found.
+    """
 
     key: JobKey
     finished_at: int | None = None
+    seq: int | None = None
 
 
 class SetResultTtl(Struct, frozen=True):
-    """Keep a finished job for `ttl_ms` from now on. [RESULT-1]"""
+    """Keep a finished job for `ttl_ms` from now on. [RESULT-1]
+
+    With `seq` only the life of the id that has this sequence number is meant: any other one is not found.
+    """
 
     key: JobKey
     ttl_ms: int
+    seq: int | None = None
 
 
 class ClaimRequest(Struct, frozen=True):

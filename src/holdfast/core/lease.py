@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.core.errors import InvalidOption, JobCanceled, JobNotFound, LeaseExpired, LeaseLost
-from holdfast.core.job import LEASE_MAX, LEASE_MIN, Finished, Job, JobKey, JobState
+from holdfast.core.job import LEASE_MAX, LEASE_MIN, Finished, Job, JobKey, JobState, Lease
 
 Refusal = JobNotFound | LeaseLost | JobCanceled | LeaseExpired
 
@@ -28,6 +28,13 @@ def check_live(job: Job | None, key: JobKey, token: int, now: int) -> Refusal | 
     if job.state is not JobState.LEASED or now >= job.deadline:
         return LeaseExpired(key.queue, key.id)
     return None
+
+
+def check_under(job: Job | None, under: Lease, now: int) -> None:
+    """Raise the refusal unless the lease that a call is made under is live."""
+    refusal = check_live(job, under.key, under.token, now)
+    if refusal is not None:
+        raise refusal
 
 
 def check_lease_ms(lease_ms: int) -> int:

@@ -25,6 +25,7 @@ from holdfast.core.events import Event, EventKind
 from holdfast.core.job import (
     DAY,
     ERRORS_KEPT,
+    FLOW_HEADER,
     TERMINAL,
     AttemptError,
     Finish,
@@ -89,7 +90,7 @@ def enqueue(new: NewJob, seq: int, now: int) -> tuple[Job, Event]:
     data: dict[str, Any] = {
         "priority": envelope.priority, "max_attempts": envelope.max_attempts, "visible_at": visible_at
     }  # fmt: skip
-    return job, events.of(job, "enqueued", now, data)
+    return job, events.append(job, "enqueued", now, data)
 
 
 def claim(job: Job, token: int, deadline: int, worker_id: str, now: int) -> Event:
@@ -102,7 +103,7 @@ def claim(job: Job, token: int, deadline: int, worker_id: str, now: int) -> Even
     job.claimed_at = now
     job.spent = job.spent_state = ""
     job.progress = None
-    return events.of(job, "claimed", now, {"visible_at": job.visible_at, "deadline": deadline})
+    return events.append(job, "claimed", now, {"visible_at": job.visible_at, "deadline": deadline})
 
 
 def finish(job: Job, item: Finish, now: int, keep: Retention = DEFAULT_RETENTION) -> Event:
@@ -114,7 +115,7 @@ def finish(job: Job, item: Finish, now: int, keep: Retention = DEFAULT_RETENTION
     elif item.outcome == "retry":
         event = _retry(job, item, now, keep)
     else:
-        event = _release(job, item.delay_ms or 0, now)
+        event = _release(job, item, now)
     job.spent = item.outcome
     job.spent_state = job.state
     return event
@@ -133,8 +134,8 @@ def expire(job: Job, random: float, now: int, keep: Retention = DEFAULT_RETENTIO
 def cancel(job: Job, now: int, keep: Retention = DEFAULT_RETENTION) -> Event:
     """Cancel wins: the lease, if any, dies with it. [CANCEL-1]"""
     _move(job, "cancel", CANCELED)
-    _end(job, now, keep.canceled_ms)
-    return events.of(job, "canceled", now, {})
+    _end(job, now, _kept_ms(job, keep.canceled_ms))
+    return events.append(job, "canceled", now, {})
 
 
 def replay(job: Job, now: int) -> Event:
@@ -144,26 +145,34 @@ def replay(job: Job, now: int) -> Event:
     job.replays += 1
     job.visible_at = now
     job.finished_at = job.expires_at = None
-    job.reason = ""
+    job.reason = job.released_for = ""
+    job.first_released_at = 0
     job.progress = None
-    return events.of(job, "replayed", now, {"visible_at": now, "replays": job.replays})
+    return events.append(job, "replayed", now, {"visible_at": now, "replays": job.replays})
 
 
-def extend(job: Job, lease_ms: int, now: int) -> Event:
-    """Move a live lease's deadline to max(current, now + lease_ms). No transition. [LEASE-2]"""
+def extend(job: Job, lease_ms: int, now: int, *, logged: bool) -> Event | None:
+    """Move a live lease's deadline to max(current, now + lease_ms). [LEASE-2]
+
+    No transition: an event only if `logged`.
+    """
     job.deadline = max(job.deadline, now + lease_ms)
-    return events.of(job, "extended", now, {"deadline": job.deadline})
+    if not logged:
+        return None
+    return events.append(job, "extended", now, {"deadline": job.deadline})
 
 
-def report(job: Job, item: Report, now: int) -> Event:
-    """Note a running job's progress. No transition."""
+def report(job: Job, item: Report, now: int, *, logged: bool) -> Event | None:
+    """Note a running job's progress. No transition: an event only if `logged`."""
     job.progress = Progress(item.progress.fraction, item.progress.message)
-    return events.of(job, "progressed", now, {"fraction": item.progress.fraction, "message": item.progress.message})
+    if not logged:
+        return None
+    return events.append(job, "progressed", now, {"fraction": item.progress.fraction, "message": item.progress.message})
 
 
 def purge(job: Job, now: int) -> Event:
     """The last event of a finished job that is forgotten on request. [KEEP-1]"""
-    return events.of(job, "purged", now, {})
+    return events.append(job, "purged", now, {})
 
 
 def set_result_ttl(job: Job, ttl_ms: int, now: int) -> None:
@@ -186,7 +195,7 @@ def _complete(job: Job, item: Finish, now: int) -> Event:
     _move(job, "complete", COMPLETED)
     job.result = item.result
     _end(job, now, job.result_ttl_ms)
-    return events.of(job, "completed", now, {})
+    return events.append(job, "completed", now, {})
 
 
 def _retry(job: Job, item: Finish, now: int, keep: Retention) -> Event:
@@ -201,10 +210,15 @@ def _retry(job: Job, item: Finish, now: int, keep: Retention) -> Event:
     return _wait_again(job, "retry", RETRYING, "retried", now, delay, error)
 
 
-def _release(job: Job, delay: int, now: int) -> Event:
+def _release(job: Job, item: Finish, now: int) -> Event:
     # RETRY-5: the attempt is given back. The token stays spent: only a new claim makes a new one.
+    delay, reason = item.delay_ms or 0, item.reason
+    since = job.first_released_at if reason == job.released_for else now
     event = _wait_again(job, "release", SCHEDULED if delay > 0 else READY, "released", now, delay, None)
-    job.attempts -= 1
+    if reason:
+        job.released_for, job.first_released_at = reason, since
+        event.data["reason"] = reason
+    job.attempts = 0 if item.forgive else job.attempts - 1
     return event
 
 
@@ -217,8 +231,16 @@ def _fail(job: Job, verb: str, reason: str, error: AttemptError | None, now: int
 def _end_dead(job: Job, verb: str, reason: str, error: AttemptError, now: int, keep: Retention) -> Event:
     _move(job, verb, FAILED)
     job.reason = reason
-    _end(job, now, keep.failed_ms)
-    return events.of(job, "failed", now, {"reason": reason, "error": events.error_data(error)})
+    _end(job, now, _kept_ms(job, keep.failed_ms))
+    return events.append(job, "failed", now, {"reason": reason, "error": events.error_data(error)})
+
+
+def _kept_ms(job: Job, keep_ms: int) -> int:
+    """How long a job that ended badly is kept: a step of a flow at least as long as its result would be.
+
+    A flow knows what became of its steps by their records alone: a step whose record is gone would run again.
+    """
+    return max(keep_ms, job.result_ttl_ms) if FLOW_HEADER in (job.envelope.headers or ()) else keep_ms
 
 
 def _end(job: Job, now: int, keep_ms: int) -> None:
@@ -232,12 +254,12 @@ def _wait_again(
 ) -> Event:
     _move(job, verb, state)
     job.visible_at = now + delay
-    job.deadline = 0
-    job.progress = None
+    job.deadline = job.first_released_at = 0
+    job.progress, job.released_for = None, ""
     data: dict[str, Any] = {"visible_at": job.visible_at}
     if error is not None:
         data["error"] = events.error_data(error)
-    return events.of(job, kind, now, data)
+    return events.append(job, kind, now, data)
 
 
 def _stamped(job: Job, error: AttemptError, now: int) -> AttemptError:
@@ -246,6 +268,11 @@ def _stamped(job: Job, error: AttemptError, now: int) -> AttemptError:
 
 def _remember(job: Job, error: AttemptError) -> None:
     job.errors = [*job.errors, error][-ERRORS_KEPT:]
+
+
+def is_life(job: Job, seq: int | None) -> bool:
+    """Whether this is the life of the id that is meant; None means whichever is there."""
+    return seq is None or seq == job.seq
 
 
 def is_terminal(job: Job) -> bool:

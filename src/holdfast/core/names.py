@@ -5,6 +5,7 @@ The rules:
     tenant      1 to 63 of letters, digits, `.` `_` `-`, starting with a letter or digit
     queue       1 to 128 of the same and `:` `/`; what begins with `holdfast:` is ours (see RESERVED)
     job type    the same as a queue
+    reason      of a release: the same as a queue
     id, key     1 to 200 bytes of UTF-8 without control characters
 """
 
@@ -53,6 +54,11 @@ def check_own_queue(name: str) -> str:
 def check_type(name: str) -> str:
     """Return `name` if it may name a job type. Raises InvalidName."""
     return _check(_QUEUE, "job type", name, _QUEUE_RULE)
+
+
+def check_reason(name: str) -> str:
+    """Return `name` if it may be the reason of a release. Raises InvalidName."""
+    return _check(_QUEUE, "reason", name, _QUEUE_RULE)
 
 
 def check_id(name: str, what: str = "id") -> str:

@@ -16,6 +16,8 @@ from holdfast.core.names import SCHEDULES
 
 TYPE = "holdfast:schedule"
 """The type of the jobs that schedules are."""
+WAKER = "holdfast:waker"
+"""The type of the jobs that wake up a schedule which sleeps too long: in the same queue, see `waker_of`."""
 MAX_ATTEMPTS = 100
 SOON = Backoff(SECOND, 1.0, SECOND)
 """After the death of a holder: attempts add up over a long life, and must not make it wait ever longer."""
@@ -109,6 +111,24 @@ def to_job(tenant: str, name: str, definition: Definition, run_at: int, request_
         TYPE, write(definition), max_attempts=MAX_ATTEMPTS, backoff=SOON, result_ttl_ms=0, request_id=request_id
     )
     return NewJob(JobKey(tenant, SCHEDULES, name), envelope, run_at=run_at, replace_failed=True)
+
+
+def waker_key(schedule: JobKey) -> JobKey:
+    """Under which key the job stands that wakes up a schedule: no schedule's name has a control character."""
+    return schedule._replace(id=f"\x1f{schedule.id}")
+
+
+def woken_key(waker: JobKey) -> JobKey:
+    """The schedule that this job wakes up."""
+    return waker._replace(id=waker.id[1:])
+
+
+def waker_of(schedule: JobKey, definition: Definition, request_id: str) -> NewJob:
+    """The job that wakes up a schedule. Being a job, it is finished by another where its holder dies half-way."""
+    envelope = Envelope(
+        WAKER, write(definition), max_attempts=MAX_ATTEMPTS, backoff=SOON, result_ttl_ms=0, request_id=request_id
+    )
+    return NewJob(waker_key(schedule), envelope, replace_failed=True)
 
 
 def target_of(new: NewJob) -> Target:

@@ -91,9 +91,14 @@ class Retry(Wire):
 
 
 class Enqueue(Wire):
-    """One job to take in. [ENQ-1 to ENQ-8]"""
+    """One job to take in. [ENQ-1 to ENQ-8]
 
-    queue: QueueName = "default"
+    What is not said about queue, attempts, retry, timeout, priority and result is as the living workers of this tenant
+    say of the type, if they do.
+    """
+
+    queue: QueueName | None = None
+    """By default that of the type, else `default`."""
     type: JobType = ""
     payload: Raw = field(default_factory=_null)
     id: JobId | None = None
@@ -184,6 +189,31 @@ class Claim(Wire):
     worker_id: JobId | None = None
 
 
+class KnownType(Wire):
+    """A job type that a worker runs, and what an enqueue of it gets that says nothing. `name` "": jobs without one."""
+
+    name: JobType
+    queue: QueueName = "default"
+    max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] = 4
+    retry: Retry = field(default_factory=Retry)
+    timeout_s: Span | None = None
+    priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] = 5
+    result_ttl_s: Duration = 3600.0
+
+
+class Beat(Wire):
+    """A worker that lives, for `ttl_s` from now on; 0: it signs off."""
+
+    worker_id: JobId
+    queues: Annotated[list[QueueName], Meta(min_length=1, max_length=CLAIM_QUEUES)]
+    types: Annotated[list[KnownType], Meta(max_length=BATCH_LIMIT)] = []
+    host: Annotated[str, Meta(max_length=200)] = ""
+    pid: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    concurrency: Annotated[int, Meta(ge=0, le=10_000)] = 1
+    held: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    ttl_s: Annotated[float, Meta(ge=0, le=300)] = 30.0
+
+
 class JobError(Wire):
     """Why an attempt failed."""
 
@@ -213,6 +243,7 @@ class Finish(Lot):
     error: JobError | None = None
     timed_out: bool = False
     delay_s: Duration | None = None
+    reason: Annotated[str, Meta(description="Why it is released.", extra_json_schema={"pattern": f"^$|{_NAME}"})] = ""
 
 
 class Extend(Lot):
@@ -278,17 +309,22 @@ class Purge(Wire):
 
 
 class Retain(Wire):
-    """How long to keep one finished job from now on. [RESULT-1]"""
+    """How long to keep one finished job from now on; with `sequence` only that life of the id. [RESULT-1]"""
 
     id: JobId
     result_ttl_s: Duration
+    sequence: int | None = None
 
 
 class Cancel(Wire):
-    """One job to cancel; with `only_waiting` a running one is left alone. [CANCEL-1 to CANCEL-3]"""
+    """One job to cancel; with `only_waiting` a running one is left alone. [CANCEL-1 to CANCEL-3]
+
+    With `sequence` only that life of the id is meant: any other one is not found.
+    """
 
     id: JobId
     only_waiting: bool = False
+    sequence: int | None = None
 
 
 class CancelBatch(Wire):
@@ -304,10 +340,14 @@ class RetainBatch(Wire):
 
 
 class Forget(Wire):
-    """One finished job to forget now; with `finished_at` only if it is still that same ending. [KEEP-1]"""
+    """One finished job to forget now; with `finished_at` only if it is still that same ending. [KEEP-1]
+
+    With `sequence` only that life of the id is meant: any other one is not found.
+    """
 
     id: JobId
     finished_at: Instant | None = None
+    sequence: int | None = None
 
 
 class ForgetBatch(Wire):

@@ -15,18 +15,31 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.errors import InvalidName, InvalidOption, UnknownCodec
-from holdfast.core.job import DAY, SECOND, TERMINAL, Backoff, Envelope, Job, JobKey, JobState, NewJob
+from holdfast.core.job import (
+    DAY,
+    FLOW_HEADER,
+    SECOND,
+    TERMINAL,
+    Backoff,
+    Envelope,
+    Job,
+    JobKey,
+    JobState,
+    NewJob,
+)
 from holdfast.core.names import check_id, check_type
 
 MOST_STEPS, MOST_EDGES = 1_000, 10_000
 FLOW_ID_BYTES, STEP_NAME_BYTES = 99, 100
 """A step's job has both in its id, and a `/` between them."""
 VERSION = 1
-HEADER = "holdfast-flow"
-"""In the headers of a step: the id of its flow."""
+AFTER_HEADER = "holdfast-after"
+"""In the headers of a step that waited for others: their names by queue, as JSON."""
 CODEC = "msgpack"
 MAX_ATTEMPTS = 100
-"""Each crash of the process that leads a flow costs one."""
+"""Each lease that ends with the process that leads a flow costs one."""
+WORN = MAX_ATTEMPTS // 2
+"""From this many on, a flow that still moves on is given all of them back."""
 BACKOFF = Backoff(1 * SECOND, 2.0, 60 * SECOND, "full")
 PIN_MS = 30 * DAY
 """So long the steps of a flow that has not completed are kept: they are its memory. [RESULT-1]"""
@@ -160,9 +173,24 @@ def step_job(flow: Job, plan: Plan, place: int) -> NewJob:
         step.envelope,
         request_id=f"{_life(flow)}:{place}:{flow.replays}",
         result_ttl_ms=max(PIN_MS, step.envelope.result_ttl_ms),
-        headers={**(step.envelope.headers or {}), HEADER: flow.id},
+        headers={**(step.envelope.headers or {}), FLOW_HEADER: flow.id, **_after(plan, step)},
     )
     return NewJob(step_key(flow, step), envelope, step.delay_ms, step.run_at)
+
+
+def _after(plan: Plan, step: Step) -> dict[str, str]:
+    names: dict[str, list[str]] = {}
+    for place in step.after:
+        before = plan.steps[place]
+        names.setdefault(before.queue, []).append(before.name)
+    return {AFTER_HEADER: msgspec.json.encode(names).decode()} if names else {}
+
+
+def steps_before(tenant: str, headers: Mapping[str, str]) -> dict[str, JobKey]:
+    """The jobs that a step has waited for, by the names of their steps, from its headers."""
+    names = msgspec.json.decode(headers.get(AFTER_HEADER, "{}"), type=dict[str, list[str]])
+    flow_id = headers[FLOW_HEADER]
+    return {name: JobKey(tenant, queue, step_id(flow_id, name)) for queue, some in names.items() for name in some}
 
 
 def is_own(flow: Job, job: Job) -> bool:
@@ -172,7 +200,7 @@ def is_own(flow: Job, job: Job) -> bool:
 
 def is_earlier(flow: Job, job: Job) -> bool:
     """Whether it was made by an earlier life of the same flow."""
-    return (job.envelope.headers or {}).get(HEADER) == flow.id and not is_own(flow, job)
+    return (job.envelope.headers or {}).get(FLOW_HEADER) == flow.id and not is_own(flow, job)
 
 
 def is_behind(flow: Job, job: Job) -> bool:

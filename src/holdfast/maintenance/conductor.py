@@ -1,14 +1,14 @@
 """Leads flows through their steps: enqueues those whose turn has come, waits for them to end, and goes on.
 
 What a flow has come to is nowhere but in its steps' jobs, so whoever takes over sees the same and does the same. The
-steps are enqueued with request ids made from the flow: a second time is answered like the first. [ENQ-8]
+steps are enqueued with request ids made from the flow: a second time is answered like the first. [ENQ-8] They are
+started under the flow's lease: what a leader sends that lost it, or whose flow was canceled, starts nothing. [LEASE-1]
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from itertools import chain, islice
 
 import msgspec
@@ -16,9 +16,11 @@ from msgspec import Raw
 
 from holdfast import codec
 from holdfast.core.errors import HoldfastError, QuotaExceeded
+from holdfast.core.events import LEASE_EXPIRED
 from holdfast.core.failpoint import hit
 from holdfast.core.job import (
     DAY,
+    HOUR,
     RESULT_LIMIT,
     SECOND,
     TERMINAL,
@@ -27,6 +29,7 @@ from holdfast.core.job import (
     Finish,
     Job,
     JobState,
+    Lease,
     Purge,
     Queued,
     Replayed,
@@ -36,6 +39,7 @@ from holdfast.core.job import (
 from holdfast.core.workflow import (
     PIN_MS,
     STEPS_FAILED,
+    WORN,
     Turns,
     is_behind,
     is_earlier,
@@ -53,7 +57,9 @@ FALLBACK_S = 15.0
 QUOTA_S = 10.0
 """When to try again where a tenant has too much waiting."""
 RESULTS_LIMIT = 128 * 1024
-"""The results of the steps are in the flow's own as long as they are no more than this together."""
+"""This much of the steps' results is in the flow's own."""
+TOO_LARGE, NOT_JSON = "too_large", "not_json"
+"""Why a step's result is not in the flow's."""
 ERROR_LIMIT = 2 * 1024
 AWAY_MOST_MS = 300 * SECOND
 PIN_AGAIN_S = 86_400.0
@@ -86,8 +92,15 @@ class _Conductor:
         """Of the steps that are jobs. One that is completed stays so; all others are looked at again."""
         self._faults: dict[int, str] = {}
         self._foreign: set[int] = set()
-        self._results: dict[int, Result] | None = {}
-        self._size = 0
+        self._lives: dict[int, int] = {}
+        """The sequence numbers of the steps that are jobs."""
+        self._moved_at = 0
+        """When a step was last started or ended, as far as was seen at the beginning."""
+        self._results: dict[int, Result] = {}
+        self._held = 0
+        self._sizes: dict[int, int] = {}
+        """Of all results, also of those that are not held here."""
+        self._lease = Lease(flow.key, flow.token)
         failed = [error.at for error in flow.errors if error.type == STEPS_FAILED]
         self._failed_at = failed[-1] if failed else None
         self._again: set[int] = set()
@@ -98,6 +111,8 @@ class _Conductor:
     async def run(self) -> Finish:
         """Go on until nothing can go on any more."""
         await self._begin()
+        if self._flow.attempts >= WORN and self._moves_on():
+            return Finish(self._flow.key, self._flow.token, "release", forgive=True)
         look_at: Iterable[int] = ()
         while True:
             await self._look(look_at)
@@ -107,7 +122,7 @@ class _Conductor:
                 look_at = unclear
                 continue
             if self._turns.over:
-                return self._ending()
+                return await self._ending()
             await self._pin()
             heard = await self._at.changed(QUOTA_S if self._refused else FALLBACK_S)
             if heard is None:
@@ -130,6 +145,15 @@ class _Conductor:
             await self._look(part)
             for place in part:
                 del unseen[place]
+
+    def _moves_on(self) -> bool:
+        """Whether lost leases tell nothing about this flow: since the last ten a step has moved, or an hour passed.
+
+        A flow that kills its leaders loses ten within minutes, and nothing moves: it becomes a dead letter. [RETRY-2]
+        """
+        lost = [error.at for error in self._flow.errors if error.type == LEASE_EXPIRED]
+        since = lost[0] if lost else 0
+        return self._moved_at > since or (self._flow.claimed_at or 0) - since > HOUR
 
     def _watch(self, more: Iterable[int] = ()) -> None:
         """Hear of what is open or about to be. First, and then the look: so no end is missed. [RESULT-2]"""
@@ -154,6 +178,8 @@ class _Conductor:
 
     def _see(self, place: int, job: Job, replays: list[int]) -> None:
         self._turns.put(place, job.state)
+        self._lives[place] = job.seq
+        self._moved_at = max(self._moved_at, job.enqueued_at, job.finished_at or 0)
         self._faults.pop(place, None)
         self._foreign.discard(place)
         if job.state is COMPLETED:
@@ -194,16 +220,17 @@ class _Conductor:
             self._faults[place] = f"another job has the id {job.id!r}"
             self._foreign.add(place)
             return
+        # By the life that was seen: a leader that comes late must not take what the next one has made of it.
         if job.state not in TERMINAL:
-            await self._store.cancel([Cancel(job.key)])
-        await self._store.purge([Purge(job.key)])
+            await self._store.cancel([Cancel(job.key, seq=job.seq)])
+        await self._store.purge([Purge(job.key, seq=job.seq)])
         self._turns.drop(place)
 
     async def _replay(self, places: list[int]) -> None:
         refusals: dict[str | None, QuotaExceeded] = {}
         while places:
             part, places = places[:BATCH], places[BATCH:]
-            answers = await self._store.replay([self._keys[place] for place in part])
+            answers = await self._store.replay([self._keys[place] for place in part], under=self._lease)
             for place, answer in zip(part, answers, strict=True):
                 if isinstance(answer, QuotaExceeded):
                     refusals[answer.queue] = answer
@@ -218,11 +245,16 @@ class _Conductor:
         self._over_quota(refusals)
 
     def _keep(self, place: int, result: Result | None) -> None:
-        if self._results is not None and result is not None and not result.blob:
-            self._results[place] = result
-            self._size += len(result.data)
-            if self._size > RESULTS_LIMIT:
-                self._results = None
+        """Note the size of a result, and hold it while there is room: the last steps are the ones that are shown."""
+        if result is None or place in self._sizes:
+            return
+        self._sizes[place] = RESULT_LIMIT + 1 if result.blob else len(result.data)
+        self._results[place] = result
+        self._held += self._sizes[place]
+        while self._held > RESULTS_LIMIT:
+            first = min(self._results)
+            del self._results[first]
+            self._held -= self._sizes[first]
 
     # Going on --------------------------------------------------------------------------------------------------
 
@@ -234,7 +266,8 @@ class _Conductor:
         refusals: dict[str | None, QuotaExceeded] = {}
         while places:
             part, places = places[:BATCH], places[BATCH:]
-            answers = await self._store.enqueue([step_job(self._flow, self._plan, place) for place in part])
+            new = [step_job(self._flow, self._plan, place) for place in part]
+            answers = await self._store.enqueue(new, under=self._lease)
             hit("flows.after_enqueue")
             for place, answer in zip(part, answers, strict=True):
                 if isinstance(answer, Queued):
@@ -266,14 +299,15 @@ class _Conductor:
         self._pin_at = time.monotonic() + PIN_AGAIN_S
         ended = [place for place, state in self._states.items() if state in TERMINAL and place not in self._foreign]
         if ended:
-            await self._store.set_result_ttl([SetResultTtl(self._keys[place], PIN_MS) for place in ended])
+            lives = [SetResultTtl(self._keys[place], PIN_MS, self._lives.get(place)) for place in ended]
+            await self._store.set_result_ttl(lives)
 
     # The end ---------------------------------------------------------------------------------------------------
 
-    def _ending(self) -> Finish:
+    async def _ending(self) -> Finish:
         bad = [place for place, state in self._states.items() if state is not COMPLETED]
         if not bad:
-            return Finish(self._flow.key, self._flow.token, "complete", Result(self._summary()))
+            return Finish(self._flow.key, self._flow.token, "complete", Result(await self._summary()))
         steps, told = self._plan.steps, ", ".join(self._fault(place) for place in sorted(bad))
         text = f"{len(bad)} of {len(steps)} steps did not complete: {told}"
         waiting = [step.name for place, step in enumerate(steps) if place not in self._states]
@@ -287,28 +321,48 @@ class _Conductor:
         state = self._states[place].value
         return f"{name} ({state}: {why[:200]})" if why else f"{name} ({state})"
 
-    def _summary(self) -> bytes:
-        found = self._encoded()
-        if len(found) > RESULT_LIMIT:  # In JSON some are larger than they were.
-            self._results = None
-            found = self._encoded()
-        return found
+    async def _summary(self) -> bytes:
+        """Each step's state, and its result as far as they fit: those of the last steps first."""
+        shown: dict[str, dict[str, object]] = {step.name: {"state": COMPLETED} for step in self._plan.steps}
+        for place in self._sizes:
+            shown[self._plan.steps[place].name]["left_out"] = TOO_LARGE
+        left = room = min(RESULTS_LIMIT, RESULT_LIMIT - len(msgspec.json.encode(shown)))
+        chosen: list[int] = []
+        for place in sorted(self._sizes, reverse=True):
+            if self._sizes[place] <= left:
+                chosen.append(place)
+                left -= self._sizes[place]
+        for place, result in zip(chosen, await self._read(chosen), strict=True):
+            step, data = shown[self._plan.steps[place].name], _as_json(result)
+            if data is None:
+                step["left_out"] = NOT_JSON
+            elif len(data) <= room:  # In JSON some are larger than they were.
+                room -= len(data)
+                del step["left_out"]
+                step["result"] = Raw(data)
+        return msgspec.json.encode(shown)
 
-    def _encoded(self) -> bytes:
-        return msgspec.json.encode({step.name: self._shown(place) for place, step in enumerate(self._plan.steps)})
+    async def _read(self, places: list[int]) -> list[Result | None]:
+        """These results: those that are held, and the others from the store."""
+        others = [place for place in places if place not in self._results]
+        found: dict[int, Result | None] = dict(self._results)
+        for start in range(0, len(others), BATCH):
+            part = others[start : start + BATCH]
+            jobs = await self._store.get([self._keys[place] for place in part])
+            found |= {place: None if job is None else job.result for place, job in zip(part, jobs, strict=True)}
+        return [found[place] for place in places]
 
-    def _shown(self, place: int) -> dict[str, object]:
-        shown: dict[str, object] = {"state": COMPLETED}
-        result = None if self._results is None else self._results.get(place)
-        if result is not None:
-            # One in a codec that is not known here is left out, and one that JSON has no words for.
-            with suppress(HoldfastError, TypeError, ValueError, RecursionError, OverflowError):
-                shown["result"] = Raw(
-                    result.data
-                    if result.codec == "json"
-                    else msgspec.json.encode(codec.decode(result.data, result.codec))
-                )
-        return shown
+
+def _as_json(result: Result | None) -> bytes | None:
+    """A result as JSON; None where it is in a blob store, in a codec that is not known here, or JSON cannot hold it."""
+    if result is None or result.blob:
+        return None
+    if result.codec == "json":
+        return result.data
+    try:
+        return msgspec.json.encode(codec.decode(result.data, result.codec))
+    except (HoldfastError, TypeError, ValueError, RecursionError, OverflowError):
+        return None
 
 
 def _age_ms(flow: Job) -> int:

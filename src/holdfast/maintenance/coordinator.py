@@ -3,8 +3,8 @@
 They are ordinary jobs in reserved queues, so leases and fencing say who takes care of each, and a crash hands it to the
 next coordinator. What a duty does is idempotent: its ids are made from the job, so a takeover repeats nothing.
 
-It runs beside the reaper, in the same event loop, on the same store: no thread and no connection of its own. Where
-there is neither schedule nor flow it costs one empty claim in half a minute.
+In a worker it runs in the thread of the heartbeat and on its handle of the store, where handlers cannot block it;
+elsewhere beside the reaper. Where there is neither schedule nor flow it costs one empty claim in half a minute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Literal
 from msgspec import Struct
 
 from holdfast.claims import Claimer, pause_s
-from holdfast.core.errors import JobCanceled, LeaseExpired, StoreBusy
+from holdfast.clock import LOOK_S, boot_time
+from holdfast.core.errors import JobCanceled, JobNotFound, LeaseExpired, LeaseLost, StoreBusy
 from holdfast.core.failpoint import hit
 from holdfast.core.job import (
     SECOND,
@@ -85,7 +86,8 @@ class Duty(Struct, frozen=True):
     run: Callable[[Job, Place], Awaitable[Finish]]
     """Does its work, which may take days, and says how the job ends or when it is to come back.
 
-    It can be ended at any await and begun again elsewhere. What it raises is logged, and the job comes back later.
+    It can be ended at any await and begun again elsewhere. What it raises is logged, and the job comes back later; a
+    refusal of its own lease ends it, and JobCanceled ends it as canceled.
     """
     after: Callable[[Job, Place, JobState], Awaitable[None]] | None = None
     """Cleans up after a job that was held and has ended as told; not after a crash in between."""
@@ -168,7 +170,7 @@ class Coordinator:
         return len(self._held) >= CROWDED
 
     async def run(self) -> None:
-        """Take care of them, for ever. Ends by being cancelled; then everything held is given back. [RETRY-5]"""
+        """Take care of them, for ever. Ends by being canceled; then everything held is given back. [RETRY-5]"""
         self._claimer.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -192,7 +194,7 @@ class Coordinator:
                 await self._room.wait()
                 continue
             bell.arm()  # Before the look: a hint that comes during it makes us look again. [CLAIM-3]
-            sent = time.monotonic()
+            sent = boot_time()
             self._queues = self._queues[1:] + self._queues[:1]
             chance = random.random()  # noqa: S311 - jitter, no secret
             request = ClaimRequest(self._tenant, self._queues, room, LEASE_MS, self._worker_id, chance)
@@ -232,6 +234,10 @@ class Coordinator:
                 state = answer.state
             elif isinstance(answer, JobCanceled):
                 state = JobState.CANCELED
+        except JobCanceled:
+            state = JobState.CANCELED
+        except (JobNotFound, LeaseLost, LeaseExpired) as refusal:
+            _log.warning("a lease was lost", error=str(refusal))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if held.verdict != "canceled" or task is None:
@@ -255,6 +261,8 @@ class Coordinator:
             except AWAY as error:
                 self._report("a schedule or flow waits for the store", error)
                 await asyncio.sleep(pause.next_s())
+            except (JobCanceled, JobNotFound, LeaseLost, LeaseExpired):
+                raise
             except Exception:  # noqa: BLE001 - one that cannot be served must not end, and not stop the others
                 failures = self._failures.pop(held.key, 0) + 1
                 if len(self._failures) >= MOST_FAILURES:
@@ -274,7 +282,7 @@ class Coordinator:
         """Send the outcome until it is answered, or the lease is over."""
         held.ending = True
         pause = Pause()
-        while held.until > time.monotonic():
+        while held.until > boot_time():
             try:
                 hit("coordinator.before_finish")
                 answer = (await self.store.finish([finish]))[0]
@@ -308,7 +316,7 @@ class Coordinator:
         pause = Pause()
         while True:
             self._renewal.clear()
-            now = time.monotonic()
+            now = boot_time()
             held = [one for one in self._held.values() if not one.ending]
             for one in held:
                 if one.until <= now:
@@ -324,11 +332,11 @@ class Coordinator:
                 continue
             next_at = min((min(one.renew_at, one.until) for one in held), default=None)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if next_at is None else max(0.0, next_at - now)):
+                async with asyncio.timeout(None if next_at is None else min(LOOK_S, max(0.0, next_at - now))):
                     await self._renewal.wait()
 
     async def _extend(self, due: list[_Held]) -> None:
-        sent = time.monotonic()
+        sent = boot_time()
         try:
             self._extended(due, await self.store.extend([Extend(one.key, one.token, LEASE_MS) for one in due]), sent)
         except StoreBusy:
@@ -336,7 +344,7 @@ class Coordinator:
                 raise
             # Somebody may hold one of them: it must not take the others with it.
             for one in due:
-                one.renew_at = time.monotonic() + LEASE_MS / 3000
+                one.renew_at = boot_time() + LEASE_MS / 3000
                 with contextlib.suppress(StoreBusy):
                     await self._extend([one])
 

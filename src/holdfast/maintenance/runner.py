@@ -12,7 +12,8 @@ from holdfast.maintenance.coordinator import Coordinator
 from holdfast.maintenance.duties import DUTIES
 from holdfast.maintenance.pruner import prune
 from holdfast.maintenance.reaper import reap
-from holdfast.maintenance.scheduler import mend
+from holdfast.maintenance.scheduler import mend, wake_up
+from holdfast.maintenance.storeclock import StoreClock
 from holdfast.store import Store, Tenanted, open_store
 from holdfast.telemetry.logging import get_logger
 
@@ -25,7 +26,8 @@ Duty = Callable[[], Awaitable[float]]
 class Maintenance:
     """Reaps and prunes one store, and takes care of the schedules and flows of one tenant or of all.
 
-    Any number may run at once; each duty is safe beside others of its kind.
+    Any number may run at once; each duty is safe beside others of its kind. With `leads=False` the caller runs the
+    coordinator: a worker does, whose handlers may block this event loop.
     """
 
     def __init__(
@@ -36,9 +38,11 @@ class Maintenance:
         blobs: Blobs | None = None,
         duties: Mapping[str, Duty] | None = None,
         on_error: Callable[[BaseException], None] | None = None,
+        leads: bool = True,
     ) -> None:
+        self._store, self._tenant, self._clock = store, tenant, StoreClock()
         self._duties: dict[str, Duty] = {
-            "reap": lambda: reap(store),
+            "reap": lambda: reap(store, self._clock),
             "prune": lambda: prune(store, blobs),
             **(duties or {}),
         }
@@ -46,16 +50,24 @@ class Maintenance:
         # What is one tenant's alone is a service, which does it itself.
         self._coordinator: Coordinator | None = None
         if not isinstance(store, Tenanted):
-            self._coordinator = Coordinator(store, tenant, DUTIES, on_error=on_error)
+            if leads:
+                self._coordinator = Coordinator(store, tenant, DUTIES, on_error=on_error)
             self._duties["mend schedules"] = lambda: mend(store, tenant)
+            self._duties["wake schedules"] = self._wake_schedules
 
     async def run(self) -> None:
-        """Do every duty, for ever. Ends by being cancelled."""
+        """Do every duty, for ever. Ends by being canceled."""
         async with asyncio.TaskGroup() as group:
             if self._coordinator is not None:
                 group.create_task(self._coordinator.run(), name="holdfast coordinate")
             for name, duty in self._duties.items():
                 group.create_task(self._repeat(name, duty), name=f"holdfast {name}")
+
+    async def _wake_schedules(self) -> float:
+        """When upkeep begins, and whenever the store's clock was set back."""
+        await wake_up(self._store, self._tenant)
+        await self._clock.set_back()
+        return 0.0
 
     async def _repeat(self, name: str, duty: Duty) -> None:
         pause = Pause()
@@ -79,7 +91,7 @@ async def maintain(
     blobs: Blobs | None = None,
     on_error: Callable[[BaseException], None] | None = None,
 ) -> None:
-    """Run the upkeep of a store, given or by URL, until `stop` is set or the task is cancelled."""
+    """Run the upkeep of a store, given or by URL, until `stop` is set or the task is canceled."""
     opened = await open_store(store) if isinstance(store, str) else store
     running = asyncio.ensure_future(Maintenance(opened, blobs=blobs, on_error=on_error).run())
     try:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 
 from holdfast.core import schedule as core
 from holdfast.core.errors import QuotaExceeded
 from holdfast.core.failpoint import hit
-from holdfast.core.job import HOUR, SECOND, AttemptError, Finish, Job, JobState, Queued, Result
+from holdfast.core.job import HOUR, SECOND, WAITING, AttemptError, Cancel, Finish, Job, JobState, Queued, Result
 from holdfast.core.names import SCHEDULES
+from holdfast.ids import new_id
 from holdfast.maintenance.coordinator import Place
-from holdfast.schedules import over_quota
-from holdfast.store import ListQuery, Store
+from holdfast.schedules import SLACK_MS, definition_of, over_quota, renewed, sleeps_too_long
+from holdfast.store import ListQuery, Page, Store
 from holdfast.telemetry import metrics
 from holdfast.telemetry.logging import get_logger
 from holdfast.ticks import last_tick, next_tick
@@ -32,6 +34,20 @@ SUDDEN_MS = HOUR
 
 _FAILED = frozenset({JobState.FAILED})
 _log = get_logger(__name__)
+
+
+async def serve(job: Job, at: Place) -> Finish:
+    """Take care of a job of the queue of schedules: a schedule, or what wakes one up."""
+    return await (_wake(job, at.store) if job.envelope.type == core.WAKER else tick(job, at))
+
+
+async def after(job: Job, at: Place, state: JobState) -> None:
+    """Take back what a waker has put that was canceled meanwhile, with its schedule."""
+    if job.envelope.type == core.WAKER and state is JobState.CANCELED:
+        key = core.woken_key(job.key)
+        found = (await at.store.get([key]))[0]
+        if found is not None and found.envelope.request_id == job.envelope.request_id:
+            await at.store.cancel([Cancel(key)])
 
 
 async def tick(job: Job, at: Place) -> Finish:
@@ -54,6 +70,8 @@ async def tick(job: Job, at: Place) -> Finish:
         await _renew(job, at.store)
     # By the store's clock again, as near to the release as can be: what is left until then is all it is late by.
     delay_ms = AGAIN_MS if following is None else max(0, following - await at.store.now())
+    if following is not None and delay_ms > following - now + SLACK_MS:
+        delay_ms = 0  # The clock was set back meanwhile: by it the next tick is another one.
     return Finish(job.key, job.token, "release", delay_ms=delay_ms if has_room else min(delay_ms, AGAIN_MS))
 
 
@@ -77,26 +95,72 @@ async def _renew(job: Job, store: Store) -> None:
     await store.replay([job.key])
 
 
+async def _wake(waker: Job, store: Store) -> Finish:
+    """Let a schedule wait for its next tick: its job is canceled, and a new one put. [TIME-1]
+
+    Whoever goes on with this after a crash finds the canceled one, and puts the new one.
+    """
+    key = core.woken_key(waker.key)
+    (found,), now = await store.get([key]), await store.now()
+    definition = core.read(waker.envelope.payload)
+    done = Finish(waker.key, waker.token, "complete", Result(b"null"))
+    if found is not None and sleeps_too_long(found, core.read(found.envelope.payload), now):
+        if (await store.cancel([Cancel(key, only_waiting=True)]))[0] != "canceled":
+            return done
+        hit("scheduler.woken")
+        # As it was when it was canceled: it may have been put anew since we looked.
+        found = (await store.get([key]))[0] or found
+    elif waker.attempts == 1 or not (found is None or found.state is JobState.CANCELED):
+        return done
+    if found is not None:
+        definition = core.read(found.envelope.payload)
+        definition, at = renewed(definition.timing, definition.target, (found, definition), now)
+    else:
+        definition, at = renewed(definition.timing, definition.target, None, now)
+    await store.enqueue([core.to_job(key.tenant, key.id, definition, at, waker.envelope.request_id)])
+    _log.warning("a schedule that slept past its next tick wakes up: the clock was set back", tenant=key.tenant,
+                 schedule=key.id)  # fmt: skip
+    return done
+
+
+async def wake_up(store: Store, tenant: str | None) -> None:
+    """Wake up schedules that sleep past their next tick, of one tenant or of all: the clock was set back. [TIME-1]"""
+    async for page in _pages(store, tenant, WAITING):
+        wakers = [
+            core.waker_of(job.key, definition, new_id())
+            for job in page.jobs
+            if (definition := definition_of(job)) is not None and sleeps_too_long(job, definition, page.now)
+        ]
+        if wakers:
+            await store.enqueue(wakers)  # Of several who do this, one does it: the others' are duplicates. [ENQ-2]
+
+
 async def mend(store: Store, tenant: str | None) -> float:
     """Start schedules again that died of their age, of one tenant or of all. Returns in how many seconds to look again.
 
     Whoever renews one may die half-way; and where a quota is in the way for long, none is renewed.
     """
+    async for page in _pages(store, tenant, _FAILED):
+        worn = [job.key for job in page.jobs if _died_of_age(job)]
+        if worn:
+            # Of several who do this, one does it. [DEAD-1]
+            await store.replay(worn)
+            _log.warning("schedules start again", tenant=worn[0].tenant, schedules=[key.id for key in worn])
+    return LOOK_S * random.uniform(0.8, 1.2)  # noqa: S311 - no secret; a fleet does not look in step
+
+
+async def _pages(store: Store, tenant: str | None, states: frozenset[JobState]) -> AsyncIterator[Page]:
+    """The schedules in these states, a page at a time."""
     for number, name in enumerate([tenant] if tenant is not None else await store.tenants()):
         if number:
             await asyncio.sleep(BETWEEN_S)
         cursor: str | None = None
         while True:
-            page = await store.list(ListQuery(name, SCHEDULES, _FAILED, cursor=cursor))
-            worn = [job.key for job in page.jobs if _died_of_age(job)]
-            if worn:
-                # Of several who do this, one does it. [DEAD-1]
-                await store.replay(worn)
-                _log.warning("schedules start again", tenant=name, schedules=[key.id for key in worn])
+            page = await store.list(ListQuery(name, SCHEDULES, states, cursor=cursor))
+            yield page
             cursor = page.cursor
             if cursor is None:
                 break
-    return LOOK_S * random.uniform(0.8, 1.2)  # noqa: S311 - no secret; a fleet does not look in step
 
 
 def _died_of_age(job: Job) -> bool:

@@ -18,18 +18,19 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.errors import HoldfastError, InvalidOption, StoreBusy, StoreMismatch
 from holdfast.core.failpoint import hit
-from holdfast.core.job import CLAIMABLE, WAITING, JobState
+from holdfast.core.job import CLAIMABLE, WAITING, JobKey, JobState
 from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.ids import new_id
 from holdfast.migrate.copies import SLACK_MS, SUM, Way
 from holdfast.migrate.moved import Moved, MovedQueue
 from holdfast.migrate.notes import EVER, Book, Course, Note, Turn
 from holdfast.migrate.plan import Plan, opened
-from holdfast.migrate.steps import Errand, Receipt, Step, Tell, no_room, pages, taken_for_dead, walk
+from holdfast.migrate.steps import TURN, Errand, Receipt, Step, Tell, no_room, pages, taken_for_dead, walk
 from holdfast.store import (
     QueueStats,
     Store,
@@ -56,13 +57,32 @@ def silent(_label: str, _total: int) -> Generator[Tell]:
     yield lambda _: None
 
 
-async def preview(plan: Plan) -> Sequence[QueueStats]:
-    """The tenant's queues in the source, with their counts. Changes nothing. Raises InvalidOption where it has none."""
+class Preview(Struct, frozen=True):
+    """A tenant before a move."""
+
+    queues: list[QueueStats]
+    """Those in the source, with their counts."""
+    course: Course | None = None
+    """A move of the tenant that has begun and not ended, from here or to here."""
+    under_way: bool = False
+    """Somebody is at work on it; else it was stopped, and waits to be gone on with."""
+    paused: list[str] = []
+    """The queues that it has paused, in both stores."""
+
+
+async def preview(plan: Plan) -> Preview:
+    """What would move, and whether a move has been stopped. Changes nothing.
+
+    Raises InvalidOption where the source does not know the tenant.
+    """
     async with opened(existing(plan.source), "SRC") as source:
         found = [one for one in await source.stats(plan.tenant) if one.queue != MOVES]
-        if not found and not await _known(source, plan.tenant):
+        record = await Book(source, plan.tenant, "SRC").look()
+        if not found and record.course is None and not await _known(source, plan.tenant):
             raise _unknown(plan)
-        return found
+        (turn,), now = await source.get([JobKey(plan.tenant, MOVES, TURN)]), await source.now()
+        at_work = turn is not None and turn.state is JobState.LEASED and turn.deadline > now
+        return Preview(found, record.course, at_work, sorted(record.notes))
 
 
 async def move(plan: Plan, walker: Walker | None = None, progress: Progress = silent) -> Moved:

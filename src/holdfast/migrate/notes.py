@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn, Self
 
 import msgspec
 from msgspec import Struct, field
 
+from holdfast.clock import boot_time
 from holdfast.core.errors import HoldfastError, InvalidOption, QuotaExceeded, StoreBusy, StoreUnavailable
 from holdfast.core.job import (
     DAY,
@@ -105,7 +105,14 @@ class Book:
         self.record = Record(leaves=name == "SRC")
 
     async def read(self) -> Record:
-        """What is noted here, by whichever move."""
+        """What is noted here, by whichever move. What a kill has left of one that had ended is removed."""
+        record = await self.look()
+        if record.course is None and record.ids:
+            await self.end()
+        return self.record
+
+    async def look(self) -> Record:
+        """What is noted here, by whichever move. Changes nothing."""
         record = self.record = Record(leaves=self.name == "SRC")
         async for page in pages(self.store, self.tenant, MOVES):
             for job in page.jobs:
@@ -122,9 +129,7 @@ class Book:
                 else:
                     continue
                 record.ids.append(job.id)
-        if record.course is None and record.ids:
-            await self.end()  # What a kill has left of a move that had ended.
-        return self.record
+        return record
 
     async def write(self, course: Course, notes: Sequence[Note]) -> None:
         """Note how queues are, before anything is done to them."""
@@ -190,7 +195,7 @@ class Turn:
         """Have the turn. Raises StoreBusy where another mover has it, InvalidOption if this one has it already."""
         key = JobKey(tenant, MOVES, TURN)
         request = ClaimRequest(tenant, (MOVES,), 1, lease_ms, worker, random.random())  # noqa: S311
-        patience = time.monotonic() + lease_ms / 1000 + SLACK_S
+        patience = boot_time() + lease_ms / 1000 + SLACK_S
         before = 0
         while True:
             found = (await store.get([key]))[0]
@@ -203,7 +208,7 @@ class Turn:
                 request_id=new_id(),
             )  # fmt: skip
             _accepted(await store.enqueue([NewJob(key, envelope, replace_failed=True)]), name)
-            began = time.monotonic()
+            began = boot_time()
             claimed = await store.claim(request)
             if claimed.jobs:
                 return cls(store, claimed.jobs[0], lease_ms, began + lease_ms / 1000, before)
@@ -215,11 +220,11 @@ class Turn:
         """Renew the lease for as long as this runs. Raises StoreBusy when it is lost. [LEASE-4]"""
         while True:
             await asyncio.sleep(self._lease_ms / 3000)
-            began = time.monotonic()
+            began = boot_time()
             try:
                 answer = (await self._store.extend([Extend(self.job.key, self.job.token, self._lease_ms)]))[0]
             except (StoreBusy, StoreUnavailable):
-                if time.monotonic() < self._until:
+                if boot_time() < self._until:
                     continue
                 raise
             if not isinstance(answer, Extended):

@@ -29,6 +29,10 @@ from holdfast.ticks import last_tick, next_tick
 TURN = "turn"
 """The job that the mover at work holds, in both stores."""
 PAGE = 500
+BYTES = 8 << 20
+"""A page has no more of payloads than this, if it has more than one job: each is sent as a whole."""
+STEP = 100
+"""So many jobs are read at a time, before their size is known: 25 MiB of payloads at most."""
 SAID = 5
 """How many of the jobs that differ are named."""
 
@@ -97,13 +101,22 @@ async def holds(store: Store, tenant: str, worker: str) -> bool:
 
 
 async def pages(store: Store, tenant: str, queue: str, states: frozenset[JobState] = CLAIMABLE) -> AsyncIterator[Page]:
-    """What waits in a queue, in claim order."""
+    """What waits in a queue, in claim order: `PAGE` jobs at a time, or fewer where they are large."""
     cursor: str | None = None
+    jobs: list[Job] = []
+    size = 0
     while True:
-        page = await store.list(ListQuery(tenant, queue, states, cursor=cursor, limit=PAGE))
-        if page.jobs:
-            yield page
+        page = await store.list(ListQuery(tenant, queue, states, cursor=cursor, limit=min(STEP, PAGE - len(jobs))))
+        for job in page.jobs:
+            if jobs and size + len(job.envelope.payload) > BYTES:
+                yield Page(jobs, None, page.now)
+                jobs, size = [], 0
+            jobs.append(job)
+            size += len(job.envelope.payload)
         cursor = page.cursor
+        if jobs and (cursor is None or len(jobs) >= PAGE):
+            yield Page(jobs, cursor, page.now)
+            jobs, size = [], 0
         if cursor is None:
             return
 

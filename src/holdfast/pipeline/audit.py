@@ -14,14 +14,16 @@ from typing import Any, cast
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
+from holdfast.core.job import JobKey
+from holdfast.pipeline.damage import TakenIn
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.rows import rows
-from holdfast.pipeline.transforms.histories import ENDS
+from holdfast.pipeline.transforms.histories import ENDS, JOB
 from holdfast.pipeline.transforms.rules import RULES
-from holdfast.pipeline.transforms.runs import job_runs
 from holdfast.pipeline.transforms.violations import (
     FINDING,
     FINDINGS,
+    batch_sums,
     census,
     cleared,
     doubtful,
@@ -29,6 +31,7 @@ from holdfast.pipeline.transforms.violations import (
     set_back,
     shared_tokens,
     suspects,
+    tally,
     unlike_store,
 )
 
@@ -52,13 +55,16 @@ class Violation:
 
 @dataclass(frozen=True)
 class StoreJobs:
-    """The jobs of the store, as the data source reads them, and the store's time before it did.
+    """The jobs of the store, as the data source reads them: between two ends of the log.
 
-    They must be read first and the rest of the log after them: then every one of them has its events in the log.
+    The lake has the log up to the second one: so it has every event that their records have counted.
     """
 
     jobs: DataFrame
-    taken_at: datetime
+    before: Sequence[str]
+    """The first end: a position for each shard."""
+    again: Callable[[Sequence[JobKey]], tuple[DataFrame, StoreJobs]] | None = None
+    """Look up single jobs, with the events up to a later end: a list may miss a job that moves meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +132,12 @@ def audit(
 
     `extensions` says whether the store records them (`events=all`); None: as far as the log itself shows it.
     """
-    events, gaps = lake.read(spark, "events"), lake.read(spark, "gaps")
-    return audit_events(events, gaps, store=store, extensions=extensions, limit=limit, tell=tell)
+    # What is taken in from here on is for the next audit.
+    batches, lost_notes = lake.batches(), lake.lost_notes()
+    noted = fn.col("batch") <= max((batch.batch for batch in batches), default=-1)
+    events, gaps = lake.read(spark, "events").where(noted), lake.read(spark, "gaps")
+    taken_in = TakenIn(batches, lost_notes, lake.dropped())
+    return audit_events(events, gaps, store=store, taken_in=taken_in, extensions=extensions, limit=limit, tell=tell)
 
 
 def audit_events(
@@ -135,13 +145,17 @@ def audit_events(
     gaps: DataFrame,
     *,
     store: StoreJobs | None = None,
+    taken_in: TakenIn | None = None,
     extensions: bool | None = None,
     limit: int = LIMIT,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Audit:
-    """The same for events in any table, with the gaps that are known of their log."""
+    """The same for events in any table, with the gaps that are known of their log, and what was taken in to it."""
     tell("counting the events")
-    told = census(events).collect()
+    tallied = tally(events, summed=taken_in is not None).persist()
+    told = census(tallied).collect()
+    damages = [] if taken_in is None else taken_in.damages(batch_sums(tallied).collect())
+    tallied.unpersist()
     kinds = {row["kind"]: int(row["count"]) for row in told}
     notes: list[str] = []
     tell("clearing the jobs that are plainly right")
@@ -149,7 +163,9 @@ def audit_events(
     held = [jobs]
     plain, twice = jobs.isEmpty(), any(row["twice"] for row in told)
     # Not made of the checks on no events: they are long, and Spark would plan them for nothing.
-    found: DataFrame = cast("Any", events.sparkSession).createDataFrame([], FINDINGS)
+    found: DataFrame = cast("Any", events.sparkSession).createDataFrame(
+        [("LAKE-1", damage, "", "", "", None, [], [], None) for damage in damages], FINDINGS
+    )
     if twice or not plain:
         tell("looking closer at the others")
         looked_at = events.limit(0) if plain else of_jobs(events, jobs)
@@ -160,14 +176,13 @@ def audit_events(
         left = _left(suspected, events, notes)
         # What another job's token explains is one fault, not two.
         left = left.join(shared, ["shard", "position"], "left_anti")
-        found = left.select(*FINDING).unionByName(shared.select(*FINDING))
+        found = found.unionByName(left.select(*FINDING)).unionByName(shared.select(*FINDING))
     if store is not None:
         tell("comparing with the store's jobs")
-        lost = unlike_store(job_runs(events), store.jobs, store.taken_at, whole=gaps.isEmpty())
-        found = found.unionByName(lost.select(*FINDING))
+        found = found.unionByName(_unlike(events, gaps, store).select(*FINDING))
     counts: dict[str, int] = {}
     # Where all is plain, that is known by now.
-    if twice or not plain or store is not None:
+    if damages or twice or not plain or store is not None:
         found = found.persist()
         rules = found.groupBy("rule").count().orderBy("rule").collect()
         counts = {row["rule"]: int(row["count"]) for row in rules}
@@ -182,6 +197,20 @@ def audit_events(
         violations=found,
         notes=notes,
     )
+
+
+def _unlike(events: DataFrame, gaps: DataFrame, store: StoreJobs) -> DataFrame:
+    found = unlike_store(events, store.jobs, store.before, gaps)
+    if store.again is None:
+        return found
+    found = found.persist()
+    lost = found.where("rule = 'STATE-1'").select(*JOB).distinct()
+    keys = [JobKey(row["tenant"], row["queue"], row["job_id"]) for row in lost.collect()]
+    if not keys:
+        return found
+    events, known = store.again(keys)
+    still = unlike_store(events.join(fn.broadcast(lost), list(JOB), "left_semi"), known.jobs, known.before, gaps)
+    return found.where("rule != 'STATE-1'").unionByName(still)
 
 
 def _left(suspected: DataFrame, events: DataFrame, notes: list[str]) -> DataFrame:
@@ -218,6 +247,8 @@ def _samples(found: DataFrame, limit: int) -> list[Violation]:
 
 
 def _line(violation: Violation) -> str:
+    if not violation.job_id:
+        return violation.explanation
     where = f"{violation.tenant}/{violation.queue} {violation.job_id}"
     places: Sequence[str] = violation.offsets or violation.positions
     return f"{where}: {violation.explanation} (shard {violation.shard}, {', '.join(places) or 'no event'})"

@@ -206,6 +206,7 @@ def _drop(spark: SparkSession, lake: Lake, old: dict[str, list[str]]) -> None:
     if "events" in old:
         # The audit must not take it for lost.
         lake.note_gap("", _last_offset(spark, lake, old["events"]))
+        lake.note_dropped(old["events"])
     for table in reversed(LAYER):
         for day in old.get(table, ()):
             # Out of the table in one step, then away.

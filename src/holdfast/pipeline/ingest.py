@@ -19,7 +19,7 @@ from msgspec.structs import force_setattr, replace
 
 from holdfast.core.errors import EventsTrimmed, HoldfastError, InvalidOption
 from holdfast.core.job import JobKey
-from holdfast.pipeline.lake import Batch, Lake
+from holdfast.pipeline.lake import Batch, Lake, batch_of
 from holdfast.pipeline.origin import Origin, check_known, settle
 from holdfast.pipeline.trouble import cause
 from holdfast.store import Reader, absolute
@@ -103,6 +103,7 @@ def ingest(
             try:
                 return run.once(accepted)
             except EventsTrimmed as gap:
+                settle(opened, lake, plan)  # A store that was restored meanwhile has no gap but another log.
                 lake.note_gap(gap.from_, gap.to)
                 if not plan.accept_gap:
                     gap.add_note(
@@ -242,7 +243,7 @@ class WriteBatch:
         with OpenStore(self._store) as opened:
             check_known(opened, self._origin)
         lake.take_files("events", number, [(file["date"], file["file"]) for file in files])
-        batch = Batch(number, sum(file["rows"] for file in files))
+        batch = batch_of(number, [(file["date"], file["rows"], file["checksum"]) for file in files])
         lake.clear_landing()
         if self._payloads != "none":
             batch = self._add_payloads(frame.sparkSession, lake, batch)

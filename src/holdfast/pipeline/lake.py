@@ -2,7 +2,8 @@
 
     LAKE/_holdfast.json              which layout this is; another one is refused
     LAKE/_checkpoint/                how far Spark has read
-    LAKE/_batches/00000012.json      micro-batch 12 is wholly in the bronze tables
+    LAKE/_batches/00000012.json      micro-batch 12 is wholly in the bronze tables, with a checksum for each day
+    LAKE/_dropped.json               days whose events were dropped on purpose
     LAKE/_locks/ingest.lock          who writes
     LAKE/_landing/                   what tasks have written of the batch that is being taken in
     LAKE/bronze/events/date=2030-01-31/batch=12/*.parquet
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FORMAT = 1
+FORMAT = 2
 LAYER = {
     "events": "bronze", "payloads": "bronze", "gaps": "bronze",
     "job_runs": "silver", "attempts": "silver",
@@ -49,11 +50,27 @@ POSITION_WIDTH = 20
 
 RESTORE = "Bring it back from a backup of the lake, or ingest into a new directory."
 
-_MARK = "_holdfast.json"
+_MARK, _DROPPED = "_holdfast.json", "_dropped.json"
 _LONG_TAKEN_S = 30.0
 _WRITES = {"ingest": ("bronze",), "build": ("silver", "gold")}
 """The layers that who holds a lock may write."""
 _SWAP_PAUSES_S = (0.01, 0.1, 0.5)
+
+
+class Checksum(Struct, frozen=True):
+    """Of some events: how many, and the sum of their hashes modulo 2^64. See `holdfast.pipeline.checksums`."""
+
+    events: int = 0
+    total: str = f"{0:016x}"
+    """In hexadecimal digits: many readers of JSON round large numbers."""
+
+    def __add__(self, other: Checksum) -> Checksum:
+        return checksum(self.events + other.events, int(self.total, 16) + int(other.total, 16))
+
+
+def checksum(events: int, total: int) -> Checksum:
+    """Of so many events, with this sum before it is cut to 64 bits."""
+    return Checksum(events, f"{total % 2**64:016x}")
 
 
 class Batch(Struct, frozen=True):
@@ -64,6 +81,16 @@ class Batch(Struct, frozen=True):
     payloads: int = 0
     missing_payloads: int = 0
     """Jobs that were gone before their payload could be read."""
+    days: dict[str, Checksum] = {}
+    """What was read of each day, by the tasks that read it."""
+
+
+def batch_of(number: int, files: Sequence[tuple[date, int, str]]) -> Batch:
+    """A batch of files, of each of which its task told the day, the number of rows and their checksum."""
+    days: dict[str, Checksum] = {}
+    for day, rows, total in files:
+        days[str(day)] = days.get(str(day), Checksum()) + Checksum(rows, total)
+    return Batch(number, sum(checksum.events for checksum in days.values()), days=days)
 
 
 class _Origin(Struct, frozen=True):
@@ -153,13 +180,20 @@ class Lake:
         from holdfast.pipeline.schemas import GAPS, TABLES
 
         schema = GAPS if table == "gaps" else TABLES[table]
+        # Before the files are listed: of a batch that is noted later, some may be missing in the list.
+        noted = self._noted()
         place = self.found(table)
         if table == "gaps" or place is None:
             rows = self._gap_rows() if table == "gaps" else []
             return cast("Any", spark).createDataFrame(rows, schema)
         frame = spark.read.schema(schema).parquet(str(place))
-        if LAYER[table] == "bronze" and (half := self.unfinished_batches()):
-            frame = frame.where(~f.col("batch").isin(half))
+        if LAYER[table] == "bronze" and (half := self._written("events") - noted):
+            frame = frame.where(~f.col("batch").isin(sorted(half)))
+        if table == "events":
+            # Days that are being dropped, or whose dropping was interrupted.
+            for day, batch in self.dropped().items():
+                if (place / f"date={day}").exists():
+                    frame = frame.where(f"date != DATE'{day}' OR batch > {batch}")
         return frame
 
     def replace(self, table: str, frame: DataFrame, partition_by: Sequence[str] = ()) -> None:
@@ -218,14 +252,36 @@ class Lake:
 
     def batches(self) -> list[Batch]:
         """Every whole batch, in order."""
-        numbers = sorted(int(path.stem) for path in self.root.glob("_batches/*.json"))
-        return [batch for number in numbers if (batch := self.batch(number)) is not None]
+        return [batch for number in sorted(self._noted()) if (batch := self.batch(number)) is not None]
 
     def unfinished_batches(self) -> list[int]:
         """Batches of which something is there and not all: their writer died, and the next ingest does them again."""
-        events = self.found("events") or self.path("events")
-        seen = {int(path.name.partition("=")[2]) for path in events.glob("date=*/batch=*")}
-        return sorted(seen - {int(path.stem) for path in self.root.glob("_batches/*.json")})
+        return sorted(self._written("events") - self._noted())
+
+    def _written(self, table: str) -> set[int]:
+        place = self.found(table) or self.path(table)
+        return {int(path.name.partition("=")[2]) for path in place.glob("date=*/batch=*")}
+
+    def _noted(self) -> set[int]:
+        return {int(path.stem) for path in self.root.glob("_batches/*.json")}
+
+    def lost_notes(self) -> list[int]:
+        """Batches whose note is gone, so that no table shows them: Spark has ended them, or a later one is noted."""
+        ended = {int(path.name) for path in self.checkpoint.glob("commits/*") if path.name.isdigit()}
+        noted = self._noted()
+        return sorted((ended | set(range(max(noted, default=0)))) - noted)
+
+    def dropped(self) -> dict[str, int]:
+        """The days whose events were dropped on purpose, each with the last batch of which that is so."""
+        try:
+            return read_json(self.root / _DROPPED, dict[str, int])
+        except FileNotFoundError:
+            return {}
+
+    def note_dropped(self, days: Sequence[str]) -> None:
+        """From now on these days are dropped, up to the last whole batch; their files may be removed after that."""
+        last = max(self._noted(), default=-1)
+        write_json(self.root / _DROPPED, self.dropped() | dict.fromkeys(days, last))
 
     def read_up_to(self) -> str | None:
         """The store's offset where the last whole batch ends, by Spark's checkpoint; None: there is none."""
@@ -400,13 +456,16 @@ def _runs_java(pid: int) -> bool:
 
 def place_in(store: str, shard: int) -> int:
     """Which number of an offset counts the events one by one, in the log of this shard of a store of this name."""
-    return shard if store == "redis" else -1
+    return -1 if store == "postgres" else shard
 
 
 def positions(store: str, offset: str) -> list[str]:
     """The position in each shard that an offset stands for, as `reader` makes them of whole columns."""
     parts = [part.zfill(POSITION_WIDTH) for part in offset.split(".")]
-    return parts if "redis" in store.partition(":")[0] or "valkey" in store.partition(":")[0] else [".".join(parts)]
+    scheme = store.partition(":")[0]
+    if scheme == "file":
+        return parts[:1]  # The other one is a check value.
+    return parts if "redis" in scheme or "valkey" in scheme else [".".join(parts)]
 
 
 def read_json(path: Path, type_: type[T], cure: str = RESTORE) -> T:

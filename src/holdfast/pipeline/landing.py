@@ -17,6 +17,7 @@ import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.compute as pc  # pyright: ignore[reportMissingTypeStubs]
 from pyarrow import parquet  # pyright: ignore[reportMissingTypeStubs]
 
+from holdfast.pipeline.checksums import Checksum, of_batch
 from holdfast.pipeline.reader import Wanted, read_stretch
 from holdfast.pipeline.schemas import EVENTS
 from holdfast.store import Stretch
@@ -30,7 +31,7 @@ _EACH_ITS_OWN = ("position", "offset", "token")
 """Columns without repetitions, which a dictionary makes no smaller."""
 
 
-def land(url: str, stretch: Stretch, wanted: Wanted, place: str) -> Iterator[tuple[date, str, int]]:
+def land(url: str, stretch: Stretch, wanted: Wanted, place: str) -> Iterator[tuple[date, str, int, str]]:
     """Write the events of a piece of the log into files in `place`, one for each day, and tell them as FILES."""
     folder = Path(place)
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,7 +39,7 @@ def land(url: str, stretch: Stretch, wanted: Wanted, place: str) -> Iterator[tup
         for batch in read_stretch(url, stretch, EVENTS, wanted):
             for day, part in _days(batch):
                 if day not in files:
-                    files[day] = _File(folder)
+                    files[day] = _File(folder, day)
                 files[day].add(part)
         told = [(day, *file.close()) for day, file in files.items()]
     yield from told
@@ -67,24 +68,27 @@ def _days(batch: Any) -> Iterator[tuple[date, Any]]:
 class _File:
     """A Parquet file as Spark writes it, so that the files of a table are alike for whoever reads them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, day: date) -> None:
         self.path = folder / f"{uuid.uuid4().hex}.parquet"
+        self._day, self._checksum = day, Checksum()
         self._writer: Any = None
         self._batches: list[Any] = []
-        self._held = self._rows = 0
+        self._held = 0
 
     def add(self, batch: Any) -> None:
+        # Of what was read, before it is written.
+        self._checksum += of_batch(batch, self._day)
         self._batches.append(batch)
         self._held += batch.num_rows
         if self._held >= GROUP:
             self._write()
 
-    def close(self) -> tuple[str, int]:
-        """Finish it, and tell its name and how many rows it has."""
+    def close(self) -> tuple[str, int, str]:
+        """Finish it, and tell its name, how many rows it has and their checksum."""
         if self._batches:
             self._write()
         self._writer.close()
-        return self.path.name, self._rows
+        return self.path.name, self._checksum.events, self._checksum.total
 
     def _write(self) -> None:
         table = _arrow.Table.from_batches(self._batches)
@@ -98,5 +102,4 @@ class _File:
                 store_schema=False,
             )
         self._writer.write_table(table, row_group_size=len(table))
-        self._rows += len(table)
         self._batches, self._held = [], 0

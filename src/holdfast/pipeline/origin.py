@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.errors import EventsTrimmed, InvalidOption, StoreMismatch
-from holdfast.pipeline.lake import Lake, place_in, read_json, write_json
+from holdfast.pipeline.lake import Lake, place_in, positions, read_json, write_json
 from holdfast.store import LogPage, Reader, Stretch, parse_url, shown_url
 
 if TYPE_CHECKING:
@@ -125,8 +125,11 @@ def _check_log(opened: OpenStore, lake: Lake, wish: Wish, *, known: bool) -> Non
         return
     try:
         opened.run(_reach(opened, offset))
-    except EventsTrimmed:
-        pass  # The query tells it, and how to go on.
+    except EventsTrimmed as gap:
+        ends = zip(positions(wish.store, gap.from_), positions(wish.store, gap.to), strict=True)
+        if not any(start < end for start, end in ends):
+            raise StoreMismatch(f"the lake in {lake.root} has read up to {offset}, which {_OTHER}") from None
+        # Else the log was trimmed: the query tells it, and how to go on.
     except InvalidOption:
         raise StoreMismatch(f"the lake in {lake.root} has read up to {offset}, which {_OTHER}") from None
     found = [_same(opened, *last) for last in _last_events(lake)]
@@ -146,10 +149,13 @@ async def _reach(opened: OpenStore, offset: str) -> None:
 
 def _same(opened: OpenStore, shard: int, offset: str, event: tuple[Any, ...]) -> bool | None:
     """Whether the store has this very event at this offset; None: it no longer has what was there."""
+    name = opened.store.capabilities.name
     parts = [int(part) for part in offset.split(".")]
-    parts[place_in(opened.store.capabilities.name, shard)] -= 1
+    parts[place_in(name, shard)] -= 1
+    # The check value in a file store's offset is the event's own, not that of the one before it.
+    before = ".".join(map(str, parts[:1] if name == "file" else parts))
     try:
-        page = opened.run(_read(opened, Stretch(shard, ".".join(map(str, parts)), offset)))
+        page = opened.run(_read(opened, Stretch(shard, before, offset)))
     except EventsTrimmed:
         return None
     except InvalidOption:

@@ -28,6 +28,7 @@ from holdfast.pipeline.lake import POSITION_WIDTH
 from holdfast.store import ListQuery, Splitting, Store, Stretch, existing, open_store, parse_url
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 T = TypeVar("T")
@@ -190,6 +191,14 @@ def read_jobs(url: str, tenant: str, queue: str, states: frozenset[JobState], sc
                 return
 
 
+def jobs_frame(spark: SparkSession, jobs: Sequence[Job]) -> DataFrame:
+    """Jobs as the data source has them."""
+    from holdfast.pipeline.schemas import JOBS
+
+    rows = Batches(JOBS, _JOBS).make(jobs).to_pylist()
+    return cast("Any", spark).createDataFrame([tuple(row.values()) for row in rows], JOBS)
+
+
 class Batches:
     """Makes record batches of a schema: each column by the function of its name."""
 
@@ -225,9 +234,9 @@ def _column(values: Any, type_: Any) -> Any:
 def _position(store: str) -> Callable[[Any, int], Any]:
     """How the offsets of a store become positions, which sort byte by byte as the log does within a shard.
 
-    file: one number. redis: a number for each shard. postgres: four numbers, of which all count.
+    file: one number, and a check value. redis: a number for each shard. postgres: four numbers, of which all count.
     """
-    return _of_shard if store == "redis" else _of_all
+    return _of_all if store == "postgres" else _of_shard
 
 
 def _of_shard(offsets: Any, shard: int) -> Any:
@@ -373,7 +382,7 @@ _EVENTS: dict[str, Callable[[Any], Any]] = {
     "offset": lambda source: source.offsets,
     **{
         name: _of_event(name)
-        for name in ("kind", "tenant", "queue", "job_id", "type", "at", "attempt", "token", "worker_id")
+        for name in ("kind", "tenant", "queue", "job_id", "type", "at", "number", "attempt", "token", "worker_id")
     },
     "priority": _said("priority"),
     "max_attempts": _said("max_attempts"),
@@ -401,6 +410,7 @@ _JOBS: dict[str, Callable[[Any], Any]] = {
     "attempts": _of_job(lambda job: job.attempts),
     "max_attempts": _of_job(lambda job: job.envelope.max_attempts),
     "replays": _of_job(lambda job: job.replays),
+    "events": _of_job(lambda job: job.events),
     "token": _of_job(lambda job: job.token),
     "worker_id": _of_job(lambda job: job.worker_id),
     "enqueued_at": _of_job(lambda job: job.enqueued_at),

@@ -49,6 +49,7 @@ EVENTS = _struct(
     ("job_id", TEXT),
     ("type", TEXT),
     ("at", INSTANT),
+    ("number", INT),  # within the job's life: 1, 2, 3 ...; 0 where the store did not count
     ("attempt", INT),
     ("token", LONG),
     ("worker_id", TEXT),  # "" where there is none
@@ -73,6 +74,7 @@ JOBS = _struct(
     ("attempts", INT),
     ("max_attempts", INT),
     ("replays", INT),
+    ("events", INT),  # the number of its last event; 0 where the store did not count
     ("token", LONG),
     ("worker_id", TEXT),
     ("enqueued_at", INSTANT),
@@ -89,8 +91,8 @@ JOBS = _struct(
     ("codec", TEXT),
     ("version", INT),
 )
-# With the option `into`: the files that the events were written to.
-FILES = _struct(("date", DATE), ("file", TEXT), ("rows", LONG))
+# With the option `into`: the files that the events were written to, and the checksum of what was read for each.
+FILES = _struct(("date", DATE), ("file", TEXT), ("rows", LONG), ("checksum", TEXT))
 
 JOBS_WITH_PAYLOAD = _join(JOBS, _struct(("size", LONG), ("payload", BYTES)))
 

@@ -19,7 +19,7 @@ Options for reading (of the log, unless they say otherwise):
     maxEventsPerBatch   how many events a micro-batch takes in, about (1000000)
     acceptGap           an offset: if the log was cut up to exactly there, go on from there
     into                a directory that all tasks see: they write the events there as Parquet, and the rows are the
-                        files (date, file, rows); see `holdfast.pipeline.landing`
+                        files (date, file, rows, checksum); see `holdfast.pipeline.landing`
 
 Options for writing are those of `holdfast.pipeline.sink`. This module imports no Arrow: Spark loads it in every
 session where the package is installed.

@@ -37,6 +37,7 @@ from holdfast.service.limits import Rates
 from holdfast.service.settings import Settings
 from holdfast.service.tails import Tails
 from holdfast.service.tokens import Tokens
+from holdfast.service.types import Types
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, ListQuery, Page, Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
@@ -78,6 +79,7 @@ class Hub:
         self.rates = Rates(settings.limits.rate)
         self.claimer = Claimer(store)
         self.tails = Tails(store)
+        self.types = Types(store)
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the service is to end: who waits for something answers with what there is."""
         self._tenants: dict[str, _Tenant] = {}

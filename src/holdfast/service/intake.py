@@ -14,7 +14,7 @@ from msgspec import json as msgspec_json
 from msgspec.structs import replace
 
 from holdfast import codec as codecs
-from holdfast.core import wire
+from holdfast.core import names, wire
 from holdfast.core.errors import InvalidOption, InvalidPayload
 from holdfast.core.job import (
     RESULT_TTL,
@@ -30,7 +30,8 @@ from holdfast.core.job import (
     Result,
 )
 from holdfast.core.lease import check_lease_ms
-from holdfast.core.names import FLOWS, check_id
+from holdfast.core.names import FLOWS, check_id, check_reason
+from holdfast.core.policy import TypeInfo
 from holdfast.core.retry import check_backoff
 from holdfast.core.schedule import Target, Timing, target_of
 from holdfast.core.workflow import VERSION, Plan, Step, check_edges, check_flow_id, in_order
@@ -38,16 +39,20 @@ from holdfast.flows import new_flow
 from holdfast.ids import new_id
 from holdfast.options import EnqueueOptions, check_own_queue, check_type, duration_ms, resolve
 from holdfast.service.errors import invalid
+from holdfast.store import WorkerInfo
 from holdfast.ticks import timing
-from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end
+from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end, unkeepable
 
 W = TypeVar("W")
 
-_DEFAULT_BACKOFF = Backoff()
+PLAIN_TYPE = TypeInfo("")
 
 
-def new_job(tenant: str, item: wire.Enqueue, headers: dict[str, str] | None) -> NewJob:
-    """A job to enqueue. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
+def new_job(tenant: str, item: wire.Enqueue, headers: dict[str, str] | None, policy: TypeInfo = PLAIN_TYPE) -> NewJob:
+    """A job to enqueue; `policy` is what holds where it says nothing.
+
+    Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge.
+    """
     options = resolve(_options(item))
     request_id = new_id() if item.request_id is None else check_id(item.request_id, "request id")
     if item.type:
@@ -57,16 +62,17 @@ def new_job(tenant: str, item: wire.Enqueue, headers: dict[str, str] | None) -> 
         codecs.check_size(_bytes(item.payload, item.codec)),
         item.codec,
         item.version,
-        5 if options.priority is None else options.priority,
-        options.max_attempts or 4,
-        _DEFAULT_BACKOFF if item.retry is None else _backoff(item.retry),
-        None if item.timeout_s is None else duration_ms("timeout_s", item.timeout_s),
-        RESULT_TTL if options.result_ttl_ms is None else options.result_ttl_ms,
+        policy.priority if options.priority is None else options.priority,
+        options.max_attempts or policy.max_attempts,
+        policy.backoff if item.retry is None else _backoff(item.retry),
+        policy.timeout_ms if item.timeout_s is None else duration_ms("timeout_s", item.timeout_s),
+        policy.result_ttl_ms if options.result_ttl_ms is None else options.result_ttl_ms,
         request_id,
         options.idempotency,
         headers,
     )
-    key = JobKey(tenant, check_own_queue(item.queue), options.id or request_id)
+    queue = policy.queue if item.queue is None else item.queue
+    key = JobKey(tenant, check_own_queue(queue), options.id or request_id)
     return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
 
 
@@ -112,20 +118,30 @@ def _step(tenant: str, step: wire.NewStep, places: dict[str, int], headers: dict
 
 
 def finish(tenant: str, item: wire.Finish) -> Finish:
-    """An acknowledgement. Raises InvalidName, InvalidOption or InvalidPayload."""
+    """An acknowledgement. Raises InvalidName, InvalidOption or UnknownCodec."""
     result = error = None
-    if item.outcome == "complete":
-        result = Result(_bytes(item.result, item.codec), item.codec)
-    elif item.outcome != "release":
+    outcome = item.outcome
+    if outcome == "complete":
+        try:
+            result = Result(_bytes(item.result, item.codec), item.codec)
+        except InvalidPayload as refusal:
+            # The handler has had its effect: refused, the attempt would be made again. [RESULT-1]
+            outcome, error = "fail", unkeepable(refusal).error
+    elif outcome != "release":
         said = item.error or wire.JobError(type="Error")
         error = AttemptError(
             clean(said.type, MESSAGE_LIMIT),
             clean(said.message, MESSAGE_LIMIT),
             clean_end(said.traceback, TRACEBACK_LIMIT),
         )
+    if item.reason and item.outcome != "release":
+        raise InvalidOption("reason", f"goes with the outcome release; {item.outcome} has its `error`")
+    reason = check_reason(item.reason) if item.reason else ""
     delay_ms = None if item.delay_s is None else duration_ms("delay_s", item.delay_s)
     chance = random.random()  # noqa: S311 - jitter, no secret
-    return Finish(key_of(tenant, item), item.token, item.outcome, result, error, item.timed_out, delay_ms, chance)
+    return Finish(
+        key_of(tenant, item), item.token, outcome, result, error, item.timed_out, delay_ms, chance, reason=reason
+    )
 
 
 def extend(tenant: str, item: wire.Extend) -> Extend:
@@ -137,6 +153,26 @@ def report(tenant: str, item: wire.Report) -> Report:
     """Progress. Raises InvalidName or InvalidOption."""
     message = clean(item.progress.message, MESSAGE_LIMIT)
     return Report(key_of(tenant, item), item.token, Progress(item.progress.fraction, message))
+
+
+def worker(tenant: str, item: wire.Beat) -> WorkerInfo:
+    """A worker of this tenant. Its name is kept apart from those of others. Raises InvalidName or InvalidOption."""
+    name = f"{tenant}/{check_id(item.worker_id, 'worker id')}"
+    queues = tuple(dict.fromkeys(map(check_own_queue, item.queues)))
+    types = tuple(map(_type, item.types))
+    return WorkerInfo(name, tenant, item.host, item.pid, queues, item.concurrency, item.held, types=types)
+
+
+def _type(item: wire.KnownType) -> TypeInfo:
+    return TypeInfo(
+        check_type(item.name) if item.name else "",
+        check_own_queue(item.queue),
+        names.check_max_attempts(item.max_attempts),
+        _backoff(item.retry),
+        None if item.timeout_s is None else duration_ms("timeout_s", item.timeout_s),
+        names.check_priority(item.priority),
+        duration_ms("result_ttl_s", item.result_ttl_s),
+    )
 
 
 def chosen(option: str, text: str, known: Iterable[W]) -> list[W]:

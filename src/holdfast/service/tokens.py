@@ -26,7 +26,7 @@ from holdfast.service.settings import Limits, TokenSettings
 PRODUCE, WORK, READ, ADMIN = "jobs:produce", "jobs:work", "jobs:read", "jobs:admin"
 SCOPES = (PRODUCE, WORK, READ, ADMIN)
 ALGORITHMS = ("HS256", "RS256", "ES256", "EdDSA")
-TENANT_ALIASES = ("tid", "tenant", "tenant_id")
+TENANT_ALIASES = ("tid", "tenant", "tenant_id", "tenantId", "organization_id", "organizationId")
 """Claims that name a tenant elsewhere: if a token has several, they must say the same."""
 
 REMEMBERED = 10_000

@@ -10,6 +10,7 @@ from msgspec import UNSET, Raw
 from holdfast.core import answers
 from holdfast.core import events as core_events
 from holdfast.core.job import Backoff, Claimed, Job, JobState, Result
+from holdfast.core.policy import KnownTypes
 from holdfast.core.schedule import Schedule
 from holdfast.options import moment
 from holdfast.store import QueueStats
@@ -49,7 +50,15 @@ def _claimed_job(job: Job) -> answers.ClaimedJob:
         trace=envelope.headers,
         enqueued_at=moment(job.enqueued_at),
         visible_at=moment(job.visible_at),
+        released=_released(job),
+        events=job.events,
     )
+
+
+def _released(job: Job) -> answers.Released | None:
+    if not job.released_for:
+        return None
+    return answers.Released(reason=job.released_for, since=moment(job.first_released_at))
 
 
 def job(found: Job, blob: bytes | None = None) -> answers.Job:
@@ -98,6 +107,8 @@ def job(found: Job, blob: bytes | None = None) -> answers.Job:
         token=found.token,
         timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
         trace=envelope.headers,
+        events=found.events,
+        released=_released(found),
     )
 
 
@@ -146,6 +157,24 @@ def schedule(tenant: str, found: Schedule) -> answers.Schedule:
     )
 
 
+def types(known: KnownTypes) -> answers.Types:
+    """What workers run."""
+    return answers.Types(
+        types=[
+            answers.KnownType(
+                name=one.name, queue=one.queue, max_attempts=one.max_attempts, retry=_retry(one.backoff),
+                timeout_s=None if one.timeout_ms is None else one.timeout_ms / 1000, priority=one.priority,
+                result_ttl_s=one.result_ttl_ms / 1000,
+            )
+            for one in known.types.values()
+        ],
+        queues=[
+            answers.ServedQueue(queue=queue, types=None if names is None else sorted(names))
+            for queue, names in known.queues.items()
+        ],
+    )  # fmt: skip
+
+
 def _retry(backoff: Backoff) -> answers.RetryInfo:
     return answers.RetryInfo(
         base_s=backoff.base_ms / 1000, factor=backoff.factor, cap_s=backoff.cap_ms / 1000, jitter=backoff.jitter
@@ -178,4 +207,5 @@ def event(found: core_events.Event) -> answers.Event:
         worker_id=found.worker_id,
         offset=found.offset,
         data=found.data,
+        number=found.number,
     )

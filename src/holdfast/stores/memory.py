@@ -44,6 +44,7 @@ from holdfast.core.job import (
     Job,
     JobKey,
     JobState,
+    Lease,
     NewJob,
     Purge,
     PurgeStatus,
@@ -213,10 +214,12 @@ class MemoryStore:
 
     # Jobs -----------------------------------------------------------------------------------------------------
 
-    async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
+    async def enqueue(
+        self, items: Sequence[NewJob], *, connection: Any = None, under: Lease | None = None
+    ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "memory")
-        return self._each(items, self._enqueue)
+        return self._each(items, self._enqueue, under)
 
     def _enqueue(self, new: NewJob, now: int) -> EnqueueAnswer:
         tenant, queue, id_ = new.key
@@ -370,10 +373,10 @@ class MemoryStore:
         refusal = lease.check_live(job, item.key, item.token, now)
         if job is None or refusal is not None:
             return refusal or JobNotFound(item.key.queue, item.key.id)
-        event = lifecycle.extend(job, item.lease_ms, now)
+        event = lifecycle.extend(job, item.lease_ms, now, logged=self.options.all_events)
         heappush(self._leases, (job.deadline, job.seq, job.token, job))
         self._tidy_leases()
-        if self.options.all_events:
+        if event is not None:
             self._append(event)
         return Extended(job.deadline, now)
 
@@ -385,8 +388,8 @@ class MemoryStore:
         refusal = lease.check_live(job, item.key, item.token, now)
         if job is None or refusal is not None:
             return refusal or JobNotFound(item.key.queue, item.key.id)
-        event = lifecycle.report(job, item, now)
-        if self.options.all_events:
+        event = lifecycle.report(job, item, now, logged=self.options.all_events)
+        if event is not None:
             self._append(event)
         return Reported()
 
@@ -395,7 +398,7 @@ class MemoryStore:
 
     def _cancel(self, item: Cancel, now: int) -> CancelStatus:
         job = self._find(item.key, now)
-        if job is None:
+        if job is None or not lifecycle.is_life(job, item.seq):
             return "not_found"
         if job.state is JobState.COMPLETED or job.state is JobState.FAILED or job.state is JobState.CANCELED:
             return job.state.value
@@ -410,8 +413,8 @@ class MemoryStore:
         self._tidy_line(self._lines[job.queue], self._lines[job.queue].lanes[job.tenant])
         return "canceled"
 
-    async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
-        return self._each(keys, self._replay)
+    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
+        return self._each(keys, self._replay, under)
 
     def _replay(self, key: JobKey, now: int) -> ReplayAnswer:
         job = self._find(key, now)
@@ -442,7 +445,7 @@ class MemoryStore:
 
     def _purge(self, item: Purge, now: int) -> PurgeStatus:
         job = self._find(item.key, now)
-        if job is None:
+        if job is None or not lifecycle.is_life(job, item.seq):
             return "not_found"
         if job.state not in TERMINAL or (item.finished_at is not None and item.finished_at != job.finished_at):
             return "not_terminal"
@@ -455,7 +458,7 @@ class MemoryStore:
 
     def _set_result_ttl(self, item: SetResultTtl, now: int) -> TtlStatus:
         job = self._find(item.key, now)
-        if job is None:
+        if job is None or not lifecycle.is_life(job, item.seq):
             return "not_found"
         if job.state not in TERMINAL:
             return "not_terminal"
@@ -659,10 +662,12 @@ class MemoryStore:
 
     # The small steps ------------------------------------------------------------------------------------------
 
-    def _each(self, items: Sequence[I], step: Callable[[I, int], A]) -> list[A]:
+    def _each(self, items: Sequence[I], step: Callable[[I, int], A], under: Lease | None = None) -> list[A]:
         """Do one step for each item, all at the same instant, and tell of it afterwards."""
         with self._lock:
             now = self._now()
+            if under is not None:
+                lease.check_under(self._find(under.key, now), under, now)
             answers = [step(item, now) for item in items]
             self._send_signals()
         return answers

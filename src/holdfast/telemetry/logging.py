@@ -6,7 +6,9 @@ Payloads, results and tokens are never logged: fields of those names are dropped
 from __future__ import annotations
 
 import logging
+import math
 import sys
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol, cast
@@ -15,6 +17,8 @@ import msgspec
 
 _SECRET = frozenset({"payload", "result", "token", "fence"})
 _PLAIN_TEXT = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:/+@%")
+SUBJECTS = 1000
+"""The most subjects a SeldomLogger remembers: job types come from producers."""
 
 
 class Logger(Protocol):
@@ -40,14 +44,29 @@ def get_logger(name: str) -> Logger:
     return _FieldLogger(name, {})
 
 
-def configure(*, json: bool = False, level: str | int = "INFO") -> None:
-    """Print our logs on standard error: JSON lines, or `event key=value` for people. For programs."""
+configured: tuple[bool, str | int] | None = None
+"""How `configure` was called for the whole process, for the processes that it starts: json, level."""
+
+
+def configure(*, json: bool = False, level: str | int = "INFO", application: bool = False) -> None:
+    """Print our logs on standard error: JSON lines, or `event key=value` for people. For programs.
+
+    With `application`, what the application logs by the standard library looks the same, unless it has handlers of
+    its own.
+    """
+    global configured  # noqa: PLW0603 - one process, one way to log
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if json else TextFormatter())
     logger = logging.getLogger("holdfast")
     logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False
+    if application:
+        configured = json, level
+        root = logging.getLogger()
+        if not root.handlers:
+            root.addHandler(handler)
+            root.setLevel(level)
 
 
 def configure_access() -> None:
@@ -70,7 +89,11 @@ class Record:
         self.fields = fields
 
     def __str__(self) -> str:
-        return " ".join([self.event, *(f"{name}={_shown(value)}" for name, value in self.fields.items())])
+        fields = dict(self.fields)
+        # On lines of its own, as everywhere: escaped into one, nobody reads it.
+        traceback = fields.pop("traceback", None)
+        line = " ".join([self.event, *(f"{name}={_shown(value)}" for name, value in fields.items())])
+        return f"{line}\n{traceback.rstrip()}" if traceback else line
 
 
 class TextFormatter(logging.Formatter):
@@ -132,6 +155,28 @@ class _FieldLogger:
             # The caller of info() and its like is two frames up.
             record = Record(event, _without_secrets(self._fields | fields))
             logger.log(level, record, exc_info=exc_info, stacklevel=3)
+
+
+class SeldomLogger:
+    """Logs what would otherwise be said for every job: each subject once in `every_s`, and how often it happened."""
+
+    def __init__(self, name: str, every_s: float) -> None:
+        self._logger = get_logger(name)
+        self._every_s = every_s
+        self._said: dict[object, tuple[float, int]] = {}
+
+    def warning(self, subject: object, event: str, **fields: Any) -> None:
+        """Log, unless the same subject was logged within `every_s`; `times` counts what was not."""
+        now = time.monotonic()
+        said_at, times = self._said.get(subject, (-math.inf, 0))
+        times += 1
+        if now - said_at < self._every_s:
+            self._said[subject] = said_at, times
+            return
+        if len(self._said) >= SUBJECTS:
+            self._said.clear()
+        self._said[subject] = now, 0
+        self._logger.warning(event, **fields, times=times)
 
 
 class NullLogger:

@@ -35,6 +35,7 @@ class Metrics:
         self._enqueued = counter("enqueued", "Enqueues, by what they were answered", "queue", "status")
         self._claimed = counter("claimed", "Leases granted to this process", "queue")
         self._finished = counter("finished", "Runs that ended here, by outcome", "queue", "outcome")
+        self._released = counter("released", "Leases given back uncounted, by reason", "queue", "reason")
         self._store_errors = counter("store_errors", "Calls of the store that raised", "op")
         self._run = histogram("job_run_seconds", "How long a run took")
         self._wait = histogram("job_wait_seconds", "How long a job was visible before it was claimed")
@@ -55,6 +56,10 @@ class Metrics:
         queue = self._queue(queue)
         self._finished.labels(queue, outcome).inc()
         self._run.labels(queue).observe(run_s)
+
+    def released(self, queue: str, reason: str) -> None:
+        """One lease was given back. `reason` is one of the worker's own, of which there are few."""
+        self._released.labels(self._queue(queue), reason).inc()
 
     def held(self, change: int) -> None:
         """So many more jobs are held; fewer, if negative."""

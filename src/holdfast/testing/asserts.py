@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from holdfast import blocking
 from holdfast.core.job import WAITING, Job
 from holdfast.jobs import JobDefinition
 from holdfast.queue import Queue
@@ -17,9 +18,10 @@ _PAGE = 1000
 _SHOWN = 20
 
 Definition = JobDefinition[..., Any, Any]
+AnyQueue = Queue | blocking.Queue
 
 
-def assert_enqueued(queue: Queue, definition: Definition, /, *, count: int | None = None, **arguments: Any) -> None:
+def assert_enqueued(queue: AnyQueue, definition: Definition, /, *, count: int | None = None, **arguments: Any) -> None:
     """Jobs of that definition wait, with at least these arguments: one or more, or exactly `count`."""
     found = enqueued(queue, definition, **arguments)
     if found if count is None else len(found) == count:
@@ -28,13 +30,13 @@ def assert_enqueued(queue: Queue, definition: Definition, /, *, count: int | Non
     raise AssertionError(f"{_call(definition, arguments)}: expected {wanted}, found {len(found)}{_listing(queue)}")
 
 
-def assert_not_enqueued(queue: Queue, definition: Definition, /, **arguments: Any) -> None:
+def assert_not_enqueued(queue: AnyQueue, definition: Definition, /, **arguments: Any) -> None:
     """No job of that definition waits that has these arguments."""
     if found := enqueued(queue, definition, **arguments):
         raise AssertionError(f"{_call(definition, arguments)}: expected none, found {len(found)}{_listing(queue)}")
 
 
-def enqueued(queue: Queue, definition: Definition, /, **arguments: Any) -> list[dict[str, Any]]:
+def enqueued(queue: AnyQueue, definition: Definition, /, **arguments: Any) -> list[dict[str, Any]]:
     """The arguments of the waiting jobs of that definition that have at least these."""
     calls = [_arguments(definition, job) for job in _waiting(queue) if job.envelope.type == definition.name]
     missing = object()
@@ -48,7 +50,7 @@ def _arguments(definition: Definition, job: Job) -> dict[str, Any]:
     return bound.arguments
 
 
-def _waiting(queue: Queue) -> list[Job]:
+def _waiting(queue: AnyQueue) -> list[Job]:
     jobs: list[Job] = []
     for stats in _at_once(queue.store.stats(queue.tenant)):
         cursor: str | None = None
@@ -76,7 +78,7 @@ def _call(definition: Definition, arguments: dict[str, Any]) -> str:
     return f"{definition.name}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
 
-def _listing(queue: Queue) -> str:
+def _listing(queue: AnyQueue) -> str:
     jobs = _waiting(queue)
     if not jobs:
         return "; nothing is waiting"

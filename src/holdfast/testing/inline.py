@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.blobs import Blobs
+from holdfast.core.errors import JobFailed
 from holdfast.core.job import (
     LEASE_MAX,
     TERMINAL,
+    AttemptError,
     ClaimRequest,
     Finish,
     Finished,
     Job,
     JobKey,
+    JobState,
     NewJob,
     Progress,
     Report,
@@ -30,6 +34,7 @@ from holdfast.maintenance.coordinator import Place
 from holdfast.maintenance.duties import DUTIES
 from holdfast.options import Resolved, duration_ms, instant_ms
 from holdfast.queue import Queue
+from holdfast.worker.clients import Clients, HandlerQueue
 from holdfast.worker.handlers import Handler, table
 from holdfast.worker.held import Held
 from holdfast.worker.runner import Runner
@@ -37,6 +42,37 @@ from holdfast.worker.runner import Runner
 DRAIN_LIMIT = 10_000
 REAP_LIMIT = 1000
 TICK_LIMIT = 1000
+
+
+class Failure(Struct, frozen=True):
+    """A run that failed: of which job, in which state that left it, and what its handler raised."""
+
+    id: str
+    queue: str
+    type: str
+    attempt: int
+    state: JobState
+    error: Exception
+    """The handler's own; JobFailed where it raised none, as when its result could not be kept."""
+
+    def __str__(self) -> str:
+        what = f"{self.type or 'a job without type'} {self.queue}/{self.id}"
+        return f"{what}, attempt {self.attempt}, now {self.state.value}: {type(self.error).__name__}: {self.error}"
+
+
+class Drained(int):
+    """How many runs a drain took: a number, with the `failures` among them."""
+
+    failures: tuple[Failure, ...]
+
+    def __new__(cls, runs: int, failures: Iterable[Failure] = ()) -> Self:
+        made = super().__new__(cls, runs)
+        made.failures = tuple(failures)
+        return made
+
+    def __repr__(self) -> str:
+        said = "".join(f"\n  {failure}" for failure in self.failures)
+        return f"<{int(self)} runs, {len(self.failures)} failed{':' if said else ''}{said}>"
 
 
 class InlineQueue(Queue):
@@ -58,22 +94,29 @@ class InlineQueue(Queue):
         self._handlers = table([], handler)
         self._reports: list[Report] = []
 
-    async def drain(self) -> int:
+    async def drain(self, *, raise_errors: bool = False) -> Drained:
         """Run every job that is claimable now, in claim order, and those they enqueue; how many runs it took.
 
-        Flows go on as far as they can, and schedules that are due fire.
-        A job that failed waits for its retry: `advance` the clock and drain again. Raises AssertionError if
-        there is no end to it.
+        The answer's `failures` are the runs that failed. With `raise_errors` the first one ends the drain: what its
+        handler raised is raised here, once the job's state says so. Flows go on as far as they can, and schedules that
+        are due fire. A job that failed waits for its retry: `advance` the clock and drain again. Raises AssertionError
+        if there is no end to it.
         """
         runs = 0
+        failures: list[Failure] = []
         while job := await self._claim() or await self._coordinate():
             runs += 1
             assert runs <= DRAIN_LIMIT, f"drain() ran {DRAIN_LIMIT} jobs and there are still more"
-            finish = await self._run(job)
+            finish, raised = await self._run(job)
             await self.store.report(self._reports)
             self._reports.clear()
-            await self.store.finish([finish])
-        return runs
+            (answer,) = await self.store.finish([finish])
+            if finish.error is not None and isinstance(answer, Finished):
+                error = raised if isinstance(raised, Exception) else _job_failed(job, answer.state, finish.error)
+                failures.append(Failure(job.id, job.queue, job.envelope.type, job.attempts, answer.state, error))
+                if raise_errors:
+                    raise error
+        return Drained(runs, failures)
 
     async def advance(
         self,
@@ -107,9 +150,13 @@ class InlineQueue(Queue):
                 return
 
     def _new_job(self, message: Message[Any], options: Resolved, headers: dict[str, str] | None) -> NewJob:
+        self._learn(message)
+        return super()._new_job(message, options, headers)
+
+    def _learn(self, message: Message[Any]) -> None:
+        """Remember who runs it."""
         if message.definition is not None:
             self._handlers[message.spec.type] = _inline(message.definition)
-        return super()._new_job(message, options, headers)
 
     async def _claim(self) -> Job | None:
         queues = tuple(stats.queue for stats in await self.queues() if not stats.queue.startswith(RESERVED))
@@ -132,24 +179,52 @@ class InlineQueue(Queue):
             if duty.after is not None and isinstance(answer, Finished) and answer.state in TERMINAL:
                 await duty.after(job, place, answer.state)
 
-    async def _run(self, job: Job) -> Finish:
-        ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
+    async def _run(self, job: Job) -> tuple[Finish, BaseException | None]:
+        ended: asyncio.Future[tuple[Finish, BaseException | None]] = asyncio.get_running_loop().create_future()
         free = asyncio.Event()
 
-        def acknowledge(_: Held, finish: Finish) -> None:
-            ended.set_result(finish)
+        def acknowledge(held: Held, finish: Finish) -> None:
+            ended.set_result((finish, held.error))
 
         def report(held: Held, progress: Progress) -> None:
             self._reports.append(Report(held.key, held.token, progress))
 
         known = find(job.envelope.type)
         handlers = ({known.name: _inline(known)} if known is not None else {}) | self._handlers
-        runner = Runner(handlers, 1, self.codec, self.blobs, acknowledge, free.set, report)
+        clients = _Clients(self, self._learn)
+        # No other worker comes: what is unknown here fails at once.
+        runner = Runner(
+            handlers, 1, self.codec, self.blobs, acknowledge, free.set, report, unknown_ms=0, clients=clients
+        )
         try:
             runner.start(Held(job, job.key, job.token, math.inf, math.inf))
             return await ended
         finally:
             await runner.close()
+
+
+class _Client(HandlerQueue):
+    """What a handler enqueues runs in the same drain, also where only its message knows who runs it."""
+
+    def __init__(self, inline: InlineQueue, learn: Callable[[Message[Any]], None]) -> None:
+        super().__init__(
+            store=inline.store, tenant=inline.tenant, name=inline.name, codec=inline.codec, blobs=inline.blobs
+        )
+        self._learn = learn
+
+    def _new_job(self, message: Message[Any], options: Resolved, headers: dict[str, str] | None) -> NewJob:
+        self._learn(message)
+        return super()._new_job(message, options, headers)
+
+
+class _Clients(Clients):
+    def __init__(self, inline: InlineQueue, learn: Callable[[Message[Any]], None]) -> None:
+        super().__init__(inline.store, inline.name, inline.codec, inline.blobs, asyncio.get_running_loop())
+        self._inline, self._learn = inline, learn
+
+    def _make(self, tenant: str) -> Queue:
+        del tenant  # There is one.
+        return _Client(self._inline, self._learn)
 
 
 class _Place(Place):
@@ -171,6 +246,11 @@ def inline_queue(
 ) -> InlineQueue:
     """Make a queue for one test, to be entered by `async with`."""
     return InlineQueue(tenant=tenant, name=name, blobs=blobs, handler=handler)
+
+
+def _job_failed(job: Job, state: JobState, error: AttemptError) -> JobFailed:
+    reason = "permanent" if state is JobState.FAILED else "retrying"
+    return JobFailed(job.queue, job.id, reason, error.type, error.message)
 
 
 def _inline(definition: JobDefinition[..., Any, Any]) -> Handler:

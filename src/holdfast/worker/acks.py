@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
+from holdfast.clock import boot_time
 from holdfast.core.failpoint import hit
 from holdfast.maintenance.backoff import AWAY, Pause
 
@@ -111,7 +111,7 @@ class Acknowledger:
         self._on_settled(batch, list(answers))
 
     def _without_lost(self, batch: list[Held]) -> list[Held]:
-        now = time.monotonic()
+        now = boot_time()
         lost = [held for held in batch if held.until <= now]
         if not lost:
             return batch

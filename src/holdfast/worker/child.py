@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import json
 import os
 import queue
 import runpy
@@ -20,10 +21,14 @@ from functools import partial
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from msgspec.structs import replace
+
 from holdfast import codec as codecs
 from holdfast.context import JobContext, active
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, UnknownJobType
+from holdfast.telemetry import logging
 from holdfast.worker import outcome, wire
+from holdfast.worker.clients import ChildClients
 
 if TYPE_CHECKING:
     from holdfast.core.job import Progress
@@ -41,6 +46,7 @@ class Child:
         self._sending = threading.Lock()
         self._tasks: queue.SimpleQueue[wire.Task] = queue.SimpleQueue()
         self._running: JobContext | None = None
+        self._clients = ChildClients()
 
     def serve(self) -> NoReturn:
         """Run what the worker sends, until it ends."""
@@ -52,9 +58,14 @@ class Child:
             self._send(self._run(self._tasks.get()))
 
     def _run(self, task: wire.Task) -> wire.Ending:
-        context = JobContext(task.job, on_progress=self._progress)
+        context = JobContext(task.job, on_progress=self._progress, clients=self._clients.at(task.store))
         try:
-            definition = resolve(task.reference, task.main)
+            try:
+                definition = resolve(task.reference, task.main)
+            except (AttributeError, ModuleNotFoundError) as error:
+                # The files on disk are of another version than the worker that started this process.
+                unknown = outcome.unreadable(UnknownJobType(task.job.envelope.type))
+                return replace(unknown, error=outcome.describe(error))
             try:
                 args, kwargs = definition.load(task.job.envelope)
             except HoldfastError as error:
@@ -64,9 +75,12 @@ class Child:
             with active(context):
                 value = asyncio.run(call()) if definition.is_async else call()
             self._running = None
-            return wire.Returned(codecs.encode(value, task.codec))
+            try:
+                return wire.Returned(codecs.encode(value, task.codec))
+            except Exception as error:  # noqa: BLE001 - whatever a codec raises, the result cannot be kept
+                return outcome.unkeepable(error)
         except BaseException as error:  # noqa: BLE001 - also SystemExit is just a failed attempt
-            if context.cancelled.is_set():
+            if context.canceled.is_set():
                 # Told to end, and now cleaned up. Without the clean-up of the interpreter: a thread that the
                 # handler has left behind must not hold it up.
                 _exit(_ENDED)
@@ -77,7 +91,7 @@ class Child:
         del number, frame
         if self._running is None:
             _exit(_ENDED)
-        self._running.cancelled.set()
+        self._running.canceled.set()
         raise SystemExit(_ENDED)
 
     def _progress(self, progress: Progress) -> None:
@@ -114,7 +128,9 @@ def resolve(reference: str, main: str) -> JobDefinition[..., Any, Any]:
 
 
 def main() -> NoReturn:
-    """Serve on the connection whose file descriptor is the last argument."""
+    """Serve on the connection whose file descriptor is the last argument, and log as the one before says."""
+    if logs := json.loads(sys.argv[-2]):
+        logging.configure(json=logs[0], level=logs[1], application=True)
     Child(socket.socket(fileno=int(sys.argv[-1]))).serve()
 
 

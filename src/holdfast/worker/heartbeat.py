@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import math
 import threading
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from holdfast.clock import LOOK_S, boot_time
 from holdfast.core.errors import LeaseExpired, StoreBusy, StoreError
 from holdfast.core.failpoint import hit
 from holdfast.core.job import Extend, Extended
@@ -29,18 +30,25 @@ if TYPE_CHECKING:
 
 BATCH = 1_000
 BEAT_EVERY_S = 10.0
+CHANGED_EVERY_S = 1.0
+"""How soon the registry knows how many jobs a worker holds."""
 BEAT_TTL_MS = 30_000
 VERIFY_EVERY_S = 0.25
 SIGN_OFF_S = 1.0
-STOP_S = 3.0
+STOP_S = 6.0
+"""How long the end may take: what is led is given back, each step of that within a second."""
 
+HEARD = 1_000
+"""The most cancels to remember for jobs that were leased to this worker and have not arrived."""
+
+_ANY = ("", "", "")
 _CANCELED = frozenset({Hint.CANCELED})
 
 _log = get_logger(__name__)
 
 
 class Heartbeat:
-    """Renews what is in `held`, notices cancels, and tells that the worker lives.
+    """Renews what is in `held`, notices cancels, tells that the worker lives, and leads schedules and flows by `lead`.
 
     Made and stopped in the worker's event loop, where `on_lost(held, refusal)` and `on_error(error)` are called.
     """
@@ -53,6 +61,7 @@ class Heartbeat:
         describe: Callable[[], WorkerInfo],
         on_lost: Callable[[Held, Refusal], None],
         on_error: Callable[[BaseException], None],
+        lead: Callable[[Store], Awaitable[None]] | None = None,
     ) -> None:
         self._home = asyncio.get_running_loop()
         self._ended = asyncio.Event()
@@ -63,9 +72,12 @@ class Heartbeat:
         self._describe = describe
         self._on_lost = on_lost
         self._on_error = on_error
+        self._lead = lead
         self._idle = {"renew": True, "expire": True}
         self._verify: list[Signal] = []
         self._verify_at = 0.0
+        self._heard: dict[tuple[str, str, str], float] = {}
+        """When which cancels were heard of, the last ones: their jobs may have been on their way here."""
         self._alone: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -78,8 +90,13 @@ class Heartbeat:
         if self._failure is not None:
             raise self._failure
 
-    def kick(self) -> None:
-        """Jobs were added. Cheap: nothing happens unless the thread had nothing to wait for."""
+    def kick(self, taken: Sequence[Held], sent: float) -> None:
+        """Jobs were added, leased after `sent`. Cheap: mostly nothing happens unless the thread was idle."""
+        if self._heard:
+            # A cancel that was heard of before its job was taken concerned no job that was held then. [CANCEL-2]
+            missed = [Signal(Hint.CANCELED, *one.key) for one in taken if self._was_canceled(one, sent)]
+            if missed:
+                self._loop.call_soon_threadsafe(self._look_at, missed)
         # The jobs were added before this line, and the thread looks once more after it has marked itself
         # idle: whatever the order, one of the two notices.
         if self._idle["renew"] or self._idle["expire"]:
@@ -101,7 +118,7 @@ class Heartbeat:
         except BaseException as error:  # noqa: BLE001 - `start` waits for an answer
             self._failure = error
         self._started.set()
-        self._hand_over(self._ended.set)
+        self.hand_over(self._ended.set)
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -127,11 +144,12 @@ class Heartbeat:
         store = await self._connect()
         unlisten = store.listen(self._hear, _CANCELED)
         # What was canceled before we listened.
-        self._hear(Signal(Hint.CANCELED))
+        self._look_at([Signal(Hint.CANCELED)])
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._renew_forever(store))
                 group.create_task(self._beat_forever(store))
+                group.create_task(self._repeat(partial(self._lead_forever, store)))
         finally:
             unlisten()
             await self._sign_off(store)
@@ -151,7 +169,7 @@ class Heartbeat:
         pause = Pause(self._lease_s / 6)
         while True:
             self._bells["renew"].clear()
-            due = self._due(time.monotonic())
+            due = self._due(boot_time())
             # While a renewal hangs, somebody must watch for the end of the lease.
             self._bells["expire"].set()
             if not due:
@@ -178,7 +196,7 @@ class Heartbeat:
         return due
 
     def _next_renewal(self) -> float | None:
-        now = time.monotonic()
+        now = boot_time()
         moments = [one.renew_at if now < one.give_up_at else one.until for one in self._held.copy()]
         if self._verify:
             moments.append(self._verify_at)
@@ -186,7 +204,7 @@ class Heartbeat:
 
     async def _renew(self, store: Store, due: list[Held]) -> None:
         hit("worker.mid_renewal")
-        sent = time.monotonic()
+        sent = boot_time()
         try:
             answers = await store.extend([Extend(one.key, one.token, self._lease_ms) for one in due])
         except StoreBusy as busy:
@@ -213,14 +231,14 @@ class Heartbeat:
     def _renew_alone(self, store: Store, held: list[Held]) -> None:
         """Renew what an open transaction may hold, of its handler or of others: the rest must not wait for it."""
         for one in held:
-            one.renew_at = time.monotonic() + self._lease_s / 3
+            one.renew_at = boot_time() + self._lease_s / 3
             task = self._loop.create_task(self._renew_one(store, one))
             self._alone.add(task)
             task.add_done_callback(self._alone.discard)
 
     async def _renew_one(self, store: Store, one: Held) -> None:
         try:
-            sent = time.monotonic()
+            sent = boot_time()
             (answer,) = await store.extend([Extend(one.key, one.token, self._lease_ms)])
             if isinstance(answer, Extended):
                 self._renewed(one, answer, sent)
@@ -235,16 +253,28 @@ class Heartbeat:
             _log.debug("a lease was not renewed", error=str(error))
 
     def _hear(self, signal: Signal) -> None:
+        # First this: a job that is added meanwhile is noticed here or by `kick`.
+        self._heard.pop(_whose(signal), None)
+        self._heard[_whose(signal)] = boot_time()
+        if len(self._heard) > HEARD:
+            del self._heard[next(iter(self._heard))]
         if any(_concerns(signal, one) for one in self._held.copy()):
-            self._verify.append(signal)
-            self._bells["renew"].set()
+            self._look_at([signal])
+
+    def _was_canceled(self, one: Held, sent: float) -> bool:
+        """Whether a cancel of this job may have been heard of since `sent`. From the worker's thread."""
+        return any(self._heard.get(key, -math.inf) >= sent for key in (one.key, _ANY))
+
+    def _look_at(self, signals: list[Signal]) -> None:
+        self._verify += signals
+        self._bells["renew"].set()
 
     # The end of belief
 
     async def _expire_forever(self) -> None:
         while True:
             self._bells["expire"].clear()
-            now = time.monotonic()
+            now = boot_time()
             for one in self._held.copy():
                 if one.until <= now:
                     self._lost(one, LeaseExpired(one.key.queue, one.key.id))
@@ -255,18 +285,33 @@ class Heartbeat:
         # Here and not in the worker's loop: a thread must learn of it even while that loop is blocked.
         context = held.context
         if context is not None:
-            context.cancelled.set()
-        self._hand_over(self._on_lost, held, refusal)
+            context.canceled.set()
+        self.hand_over(self._on_lost, held, refusal)
+
+    # Schedules and flows
+
+    async def _lead_forever(self, store: Store) -> None:
+        """Here a handler cannot block it, as in the worker's own loop: their leases would run out one by one."""
+        if self._lead is None:
+            await asyncio.Event().wait()
+        else:
+            await self._lead(store)
 
     # The registry of workers
 
     async def _beat_forever(self, store: Store) -> None:
         while True:
+            info = self._describe()
             try:
-                await store.beat(self._describe(), BEAT_TTL_MS)
+                await store.beat(info, BEAT_TTL_MS)
             except Exception as error:  # noqa: BLE001 - the heart beats on
                 self._report(error)
-            await asyncio.sleep(BEAT_EVERY_S)
+            # Sooner where the number of jobs has changed: who looks at workers and metrics sees one picture.
+            end = boot_time() + BEAT_EVERY_S
+            while boot_time() < end:
+                await asyncio.sleep(CHANGED_EVERY_S)
+                if len(self._held) != info.held:
+                    break
 
     async def _sign_off(self, store: Store) -> None:
         try:
@@ -291,7 +336,7 @@ class Heartbeat:
             self._idle[duty] = False
             return
         try:
-            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+            async with asyncio.timeout(min(LOOK_S, max(0.0, until - boot_time()))):
                 await self._bells[duty].wait()
         except TimeoutError:
             pass
@@ -303,12 +348,18 @@ class Heartbeat:
     def _report(self, error: Exception) -> None:
         if not isinstance(error, (StoreError, *AWAY)):
             _log.exception("the heartbeat failed")
-        self._hand_over(self._on_error, error)
+        self.hand_over(self._on_error, error)
 
-    def _hand_over(self, call: Callable[..., object], *args: object) -> None:
+    def hand_over(self, call: Callable[..., object], *args: object) -> None:
+        """Call something in the worker's event loop."""
         # The worker's loop can be closed while it was killed in the middle.
         with contextlib.suppress(RuntimeError):
             self._home.call_soon_threadsafe(call, *args)
+
+
+def _whose(signal: Signal) -> tuple[str, str, str]:
+    named = signal.tenant and signal.queue and signal.id
+    return (signal.tenant, signal.queue, signal.id) if named else _ANY
 
 
 def _concerns(signal: Signal, held: Held) -> bool:

@@ -28,8 +28,8 @@ class Held(Struct, eq=False, gc=False):
     key: JobKey
     token: int
     until: float
-    """By the own monotonic clock, counted from before the request was sent: never later than the store's deadline,
-    whatever the clocks say. [LEASE-4]"""
+    """By the own clock (clock.py), counted from before the request was sent: never later than the store's deadline,
+    whatever other clocks say. [LEASE-4]"""
     renew_at: float
     give_up_at: float = math.inf
     """A handler that blocks the event loop past its timeout is not kept alive: another may have a try."""
@@ -41,5 +41,7 @@ class Held(Struct, eq=False, gc=False):
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
     timeout_s: float | None = None
+    error: BaseException | None = None
+    """What its handler raised, until the slot is free: `on_ack` can look at it."""
     joined: bool = False
     """Its handler asked for it to be completed with a transaction of its own; see `joining`."""

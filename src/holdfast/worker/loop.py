@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.claims import Claimer, pause_s, post_at
+from holdfast.clock import boot_time
 from holdfast.core.errors import HoldfastError, JobCanceled
 from holdfast.core.failpoint import hit
 from holdfast.core.job import ClaimRequest, Finish, Finished, JobKey, JobState
 from holdfast.maintenance import Maintenance
 from holdfast.maintenance.backoff import AWAY, Pause
-from holdfast.store import WorkerInfo
+from holdfast.maintenance.coordinator import Coordinator
+from holdfast.maintenance.duties import DUTIES
+from holdfast.store import Store, Tenanted, WorkerInfo
 from holdfast.telemetry import metrics, tracing
 from holdfast.telemetry.logging import get_logger
 from holdfast.worker import outcome
 from holdfast.worker.acks import Acknowledger
+from holdfast.worker.clients import Clients
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.held import Held
 from holdfast.worker.joining import Joining, is_completed
@@ -34,6 +40,7 @@ from holdfast.worker.progress import Reporter
 from holdfast.worker.runner import Runner
 
 if TYPE_CHECKING:
+    from holdfast.binding import Address
     from holdfast.core.job import Claimed
     from holdfast.core.lease import Refusal
     from holdfast.store import FinishAnswer, Store
@@ -48,6 +55,10 @@ PREFETCH_S = 0.25
 """Claimed ahead is no more than runs in this time: a job is not to wait here while another worker is free."""
 END_S = 2.0
 """How long a handler may take to end when it is told to."""
+SAID = 10
+"""The most jobs that a line of the log names."""
+SAY_EVERY_S = 10.0
+"""How often to log what the end waits for."""
 DRAIN_S = 5.0
 """How long the last acknowledgements may take."""
 HURRY_S = 1.0
@@ -65,7 +76,14 @@ _log = get_logger(__name__)
 class Loop:
     """The state of one run. Made inside the event loop that it runs in."""
 
-    def __init__(self, store: Store, settings: Settings, handlers: dict[str, Handler], callbacks: Callbacks) -> None:
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        handlers: dict[str, Handler],
+        callbacks: Callbacks,
+        address: Address | None = None,
+    ) -> None:
         self._store = store
         self._settings = settings
         self._callbacks = callbacks
@@ -81,6 +99,7 @@ class Loop:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._all_free = asyncio.Event()
+        self._one_ended = asyncio.Event()
         self._fatal: BaseException | None = None
         self._claimer = Claimer(store)
         self._bell = self._claimer.bell(settings.tenant, settings.queues)
@@ -90,12 +109,14 @@ class Loop:
         self._runner = Runner(
             handlers, settings.concurrency, settings.codec, settings.blobs,
             self._ack, self._freed, self._reporter.add,
-            completer=Joining(store, settings.codec, lambda: self._runner.running),
+            completer=Joining(store, settings.codec, lambda: self._runner.running), unknown_ms=settings.unknown_ms,
+            clients=Clients(store, settings.name, settings.codec, settings.blobs, self._loop), address=address,
         )  # fmt: skip
         self._joining: set[asyncio.Task[None]] = set()
         self._heartbeat = Heartbeat(
-            store, self._held, settings.lease_ms, self._describe, self._lost, self._on_error("extend")
-        )
+            store, self._held, settings.lease_ms, self._describe, self._lost, self._on_error("extend"),
+            None if isinstance(store, Tenanted) else self._lead,
+        )  # fmt: skip
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -105,6 +126,7 @@ class Loop:
             tenant=self._settings.tenant,
             blobs=self._settings.blobs,
             on_error=self._on_error("maintain"),
+            leads=False,
         )
         self._heartbeat.start()
         _, acking, claiming = tasks = [
@@ -134,6 +156,11 @@ class Loop:
         if self._fatal is not None:
             raise self._fatal
 
+    async def _lead(self, store: Store) -> None:
+        """Take care of schedules and flows, in the heartbeat's thread and with its handle on the store."""
+        on_error = partial(self._heartbeat.hand_over, self._on_error("maintain"))
+        await Coordinator(store, self._settings.tenant, DUTIES, on_error=on_error).run()
+
     def _on_end_of_duty(self, task: asyncio.Task[None]) -> None:
         """A mistake of ours must not leave a worker standing that only looks as if it worked."""
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -141,14 +168,14 @@ class Loop:
             self.stop()
 
     def stop(self) -> None:
-        """Stop claiming; finish what runs, or release it after the grace. Twice is harmless."""
+        """Stop claiming; finish what runs, or release after the grace what can be stopped. Twice is harmless."""
         if not self._stop.is_set():
             self._stop.set()
             self._bell.ring()
             self._ring_room()
 
     def hurry(self) -> None:
-        """End at once: cancel what runs, try once to release it."""
+        """End at once: cancel what runs, try once to release what stops."""
         self._hurry.set()
         self.stop()
 
@@ -171,7 +198,7 @@ class Loop:
                 continue
             # Armed before the look: a hint that comes during it makes us look again. [CLAIM-3]
             self._bell.arm()
-            sent = time.monotonic()
+            sent = boot_time()
             try:
                 # What is claimed ahead is not to be delivered: it would wait here while others are free.
                 free = max(0, self._settings.concurrency - len(self._runner.running) - len(self._ahead))
@@ -214,7 +241,7 @@ class Loop:
             metrics.current.held(len(taken))
             for job in claimed.jobs:
                 metrics.current.claimed(job.queue, (claimed.now - job.visible_at) / 1000)
-        self._heartbeat.kick()
+        self._heartbeat.kick(taken, sent)
         self._runner.tracing = tracing.active()
         if self._stop.is_set():
             self._release_ahead()
@@ -223,7 +250,7 @@ class Loop:
 
     def _start_next(self) -> None:
         ahead, running, limit = self._ahead, self._runner.running, self._settings.concurrency
-        now = time.monotonic()
+        now = boot_time()
         while ahead and len(running) < limit:
             held = ahead.popleft()
             if held.until > now:
@@ -259,6 +286,7 @@ class Loop:
     def _refill(self) -> None:
         """Once for all slots that became free in one turn of the event loop."""
         self._refilling = False
+        self._one_ended.set()
         self._start_next()
         self._ring_room()
         if not self._runner.running:
@@ -283,7 +311,7 @@ class Loop:
     async def _ack_joined(self, held: Held, finish: Finish) -> None:
         """Acknowledge, unless the handler's own transaction has completed the job. [ENQ-7]"""
         pause = Pause()
-        while held.until > time.monotonic():
+        while held.until > boot_time():
             try:
                 (job,) = await self._store.get([held.key])
             except Exception as error:  # noqa: BLE001 - a worker outlives its store's troubles
@@ -321,6 +349,9 @@ class Loop:
             metrics.current.held(-1)
             if finish is not None and held.started_at:
                 metrics.current.finished(held.key.queue, finish.outcome, held.run_s)
+            if finish is not None and finish.outcome == "release" and isinstance(answer, Finished):
+                reason = finish.reason or ("shutdown" if finish.delay_ms is None else "retry_later")
+                metrics.current.released(held.key.queue, reason)
 
     def _refused(self, held: Held, refusal: Refusal | None) -> None:
         """An outcome that came too late; None: so late that it was not sent. [LEASE-4]"""
@@ -340,7 +371,7 @@ class Loop:
 
     def _lost(self, held: Held, refusal: Refusal) -> None:
         """The lease is gone: the handler is told, its outcome no longer counts. [LEASE-4, CANCEL-2]"""
-        if held.finish is not None or held.verdict:
+        if held.finish is not None or held.verdict not in ("", "released"):
             return  # Its acknowledgement is on the way and will get the answer.
         verdict = "canceled" if isinstance(refusal, JobCanceled) else "stalled"
         self._held.discard(held)
@@ -352,6 +383,7 @@ class Loop:
             self._ahead.remove(held)
             held.verdict = verdict
         self._callbacks.emit(verdict, held.job, refusal)
+        self._one_ended.set()
         self._ring_room()
 
     # The end ---------------------------------------------------------------------------------------------------
@@ -361,14 +393,34 @@ class Loop:
         if not self._runner.running:
             return
         self._all_free.clear()
-        await self._within(self._settings.grace_s, self._all_free)
+        _log.info(
+            "stopping: running jobs may finish", running=len(self._runner.running), grace_s=self._settings.grace_s
+        )
+        await self._wait_for(lambda: self._runner.running, "waiting for running jobs", self._settings.grace_s)
         self._runner.tell_all("released")
         await self._within(END_S, self._all_free)
+        # A handler that cannot be stopped still has its effects: its job stays leased to it, or two would run it.
+        await self._wait_for(self._runner.unstoppable, "waiting for handlers that do not stop when they are told")
         if self._hurry.is_set() and self._runner.running:
-            # Told twice: children are killed now, tasks are cancelled again.
+            # Told twice: children are killed now, tasks are canceled again.
             self._runner.tell_all("released")
             await asyncio.wait([asyncio.ensure_future(self._all_free.wait())], timeout=HURRY_S / 4)
         self._runner.abandon()
+        if left := self._runner.unstoppable():
+            _log.error(
+                "ending while handlers run; their leases run out by themselves", running=len(left), jobs=_ids(left)
+            )
+
+    async def _wait_for(self, found: Callable[[], Collection[Held]], saying: str, seconds: float = math.inf) -> None:
+        """Wait until nothing is found any more, for so many seconds at most, and not at all in a hurry."""
+        end = time.monotonic() + seconds
+        while (held := found()) and not self._hurry.is_set() and (left_s := end - time.monotonic()) > 0:
+            if seconds == math.inf or left_s < seconds - 1:
+                _log.warning(saying, running=len(held), jobs=_ids(held))
+            say_at = time.monotonic() + min(SAY_EVERY_S, left_s)
+            while found() and not self._hurry.is_set() and (wait_s := say_at - time.monotonic()) > 0:
+                self._one_ended.clear()
+                await self._within(wait_s, self._one_ended)
 
     def _release_ahead(self) -> None:
         while self._ahead:
@@ -433,5 +485,11 @@ class Loop:
         settings = self._settings
         return WorkerInfo(
             settings.worker_id, settings.tenant, socket.gethostname(), os.getpid(), settings.queues,
-            settings.concurrency, len(self._held),
+            settings.concurrency, len(self._held), types=settings.types,
         )  # fmt: skip
+
+
+def _ids(held: Collection[Held]) -> str:
+    """The first of some jobs, for the log."""
+    names = sorted(f"{one.job.envelope.type}/{one.key.id}" for one in held)
+    return ",".join(names[:SAID]) + (",..." if len(names) > SAID else "")

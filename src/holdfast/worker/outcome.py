@@ -8,8 +8,10 @@ import random
 import traceback
 from typing import TYPE_CHECKING
 
-from holdfast.core.errors import InvalidPayload, Permanent, RetryLater
-from holdfast.core.job import DAY, AttemptError, Finish
+from msgspec.structs import replace
+
+from holdfast.core.errors import InvalidPayload, Permanent, RetryLater, UnknownCodec, UnknownJobType
+from holdfast.core.job import DAY, SECOND, AttemptError, Finish
 from holdfast.worker.wire import Raised
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 MESSAGE_LIMIT = 2 * 1024
 TRACEBACK_LIMIT = 8 * 1024
 DELAY_LIMIT_MS = 10 * 365 * DAY
+UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown_type", "unknown_version"
+"""Why a job is left to another worker."""
+UNKNOWN_DELAY_MS = (1 * SECOND, 60 * SECOND)
 
 
 def raised(error: BaseException) -> Raised:
@@ -29,11 +34,38 @@ def raised(error: BaseException) -> Raised:
 
 
 def unreadable(error: BaseException) -> Raised:
-    """What to do about a payload that could not be read: one that never will be is not tried again.
+    """What to do about a payload that could not be read.
 
-    An unknown type, codec or version is: a worker that knows it may come with the next deploy.
+    Arguments that do not fit never will: the job fails. A type, codec or version that is unknown here is left to
+    another worker, who may come with the next deploy. [RETRY-6]
     """
+    if isinstance(error, UnknownJobType):
+        return Raised("release", describe(error), reason=UNKNOWN_TYPE)
+    if isinstance(error, UnknownCodec):
+        return Raised("release", describe(error), reason=UNKNOWN_VERSION)
     return Raised("fail" if isinstance(error, InvalidPayload) else "retry", describe(error))
+
+
+def unkeepable(error: BaseException) -> Raised:
+    """What to do about a result that cannot be kept: the handler has had its effect and is not run again. [RESULT-1]"""
+    said = describe(error)
+    return Raised("fail", replace(said, message=clean(f"the result cannot be kept: {said.message}", MESSAGE_LIMIT)))
+
+
+def for_another(held: Held, ending: Raised, unknown_ms: int) -> Finish:
+    """Leave a job that is unknown here to another worker, or fail it if none has known it for `unknown_ms`. [RETRY-6]
+
+    All moments are the store's. The delay grows with the age: a job that a deploy brings a worker for soon is not kept
+    from it, and one that no worker will know costs little.
+    """
+    job = held.job
+    now = job.claimed_at or 0
+    seen_at = job.first_released_at if job.released_for == ending.reason else now
+    if now - seen_at >= unknown_ms:
+        return Finish(held.key, held.token, "fail", error=ending.error)
+    age_ms = now - min(seen_at, job.visible_at)
+    delay_ms = min(UNKNOWN_DELAY_MS[1], max(UNKNOWN_DELAY_MS[0], age_ms // 10))
+    return Finish(held.key, held.token, "release", delay_ms=delay_ms, reason=ending.reason)
 
 
 def timed_out(held: Held) -> Finish:
@@ -59,7 +91,7 @@ def describe(error: BaseException) -> AttemptError:
     except Exception as second:  # noqa: BLE001 - a broken __str__ must not hide that the attempt failed
         message = f"(no message: its __str__ raised {type(second).__name__})"
     if isinstance(error, asyncio.CancelledError) and not message:
-        message = "the handler was cancelled, and not by the worker"
+        message = "the handler was canceled, and not by the worker"
     name = clean(type(error).__name__, MESSAGE_LIMIT)
     return AttemptError(name, clean(message, MESSAGE_LIMIT), clean_end(_traceback(error), TRACEBACK_LIMIT))
 

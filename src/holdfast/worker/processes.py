@@ -17,10 +17,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.job import AttemptError, Job, Progress
+from holdfast.telemetry import logging
 from holdfast.worker import wire
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
+
+    from holdfast.binding import Address
 
 TERM_S = 2.0
 
@@ -30,7 +33,8 @@ _PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from holdfa
 class Processes:
     """Children, made as they are needed and kept for the next job. Never more than jobs that run at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Address | None = None) -> None:
+        self._store = store
         self._idle: list[_Child] = []
 
     async def run(
@@ -41,7 +45,7 @@ class Processes:
         kept = False
         try:
             main = _main() if reference.startswith("__main__:") else ""
-            child.send(wire.Task(reference, codec, job, main))
+            child.send(wire.Task(reference, codec, job, main, self._store))
             while True:
                 message = await child.receive()
                 if message is None:
@@ -78,7 +82,8 @@ class _Child:
         with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-c", _PROGRAM, json.dumps(_path()), str(theirs.fileno()),
+                    sys.executable, "-c", _PROGRAM, json.dumps(_path()), json.dumps(logging.configured),
+                    str(theirs.fileno()),
                     pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
                 )  # fmt: skip
             except BaseException:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import codec as codecs
 from holdfast.blobs import Blobs, result_name
+from holdfast.clock import boot_time
 from holdfast.context import JobContext, activate
 from holdfast.core.errors import ResultTooLarge, UnknownJobType
 from holdfast.core.failpoint import hit
-from holdfast.core.job import RESULT_LIMIT, Finish, Progress, Result
+from holdfast.core.job import HOUR, RESULT_LIMIT, Finish, Progress, Result
 from holdfast.maintenance.backoff import AWAY, Pause
 from holdfast.telemetry import metrics
+from holdfast.telemetry.logging import SeldomLogger
 from holdfast.telemetry.tracing import active, job_span
 from holdfast.worker import outcome
 from holdfast.worker.processes import Processes
@@ -26,12 +28,17 @@ from holdfast.worker.threads import Threads
 from holdfast.worker.wire import Raised
 
 if TYPE_CHECKING:
-    from holdfast.context import Completer
+    from holdfast.binding import Address
+    from holdfast.context import Clients, Completer
     from holdfast.worker.handlers import Handler
     from holdfast.worker.held import Held, Verdict
 
 TIMEOUT_GRACE_S = 5.0
 BLOB_TRIES = 5
+UNKNOWN_MS = 24 * HOUR
+"""A job that no worker has known for so long fails. [RETRY-6]"""
+
+_seldom = SeldomLogger(__name__, every_s=60.0)
 
 
 class Runner:
@@ -52,6 +59,9 @@ class Runner:
         on_progress: Callable[[Held, Progress], None],
         *,
         completer: Completer | None = None,
+        unknown_ms: int = UNKNOWN_MS,
+        clients: Clients | None = None,
+        address: Address | None = None,
     ) -> None:
         self._handlers = handlers
         self._codec = codec
@@ -60,11 +70,13 @@ class Runner:
         self._on_free = on_free
         self._on_progress = on_progress
         self._completer = completer
+        self._unknown_ms = unknown_ms
+        self._clients = clients
         self._loop = asyncio.get_running_loop()
         # Each job starts from this, not from the context of the job whose end made room for it.
         self._context = contextvars.copy_context()
         self._threads = Threads(concurrency)
-        self._processes = Processes()
+        self._processes = Processes(address)
         self._nothing = codecs.encode(None, codec)
         self.running: set[Held] = set()
         self.tracing = active()
@@ -75,16 +87,18 @@ class Runner:
         envelope = held.job.envelope
         handler = self._handlers.get(envelope.type)
         if handler is None:
-            self._on_ack(held, outcome.finish(held, outcome.unreadable(UnknownJobType(envelope.type))))
+            self._on_ack(held, self._finish(held, outcome.unreadable(UnknownJobType(envelope.type))))
             return
         self.running.add(held)
         on_progress = partial(self._on_progress, held)
-        held.context = JobContext(held.job, on_progress=on_progress, blobs=self._blobs, completer=self._completer)
+        held.context = JobContext(
+            held.job, on_progress=on_progress, blobs=self._blobs, completer=self._completer, clients=self._clients
+        )
         timeout_s = handler.timeout_s if envelope.timeout_ms is None else envelope.timeout_ms / 1000
         if timeout_s is not None:
             held.timeout_s = timeout_s
             held.timer = self._loop.call_later(timeout_s, self._time_out, held, handler)
-            held.give_up_at = time.monotonic() + timeout_s + TIMEOUT_GRACE_S
+            held.give_up_at = boot_time() + timeout_s + TIMEOUT_GRACE_S
         if handler.executor == "async":
             run = self._run_async(held, held.context, handler)
             held.task = self._loop.create_task(run, context=self._context.copy())
@@ -99,8 +113,8 @@ class Runner:
         """Tell a running handler that its outcome no longer counts, and to end. [CANCEL-2]"""
         held.verdict = verdict
         if held.context is not None:
-            held.context.cancelled.set()
-        # A task that is cancelled before its first step never runs, not even the lines that free its slot.
+            held.context.canceled.set()
+        # A task that is canceled before its first step never runs, not even the lines that free its slot.
         if held.started_at and held.task is not None:
             held.task.cancel()
 
@@ -109,10 +123,15 @@ class Runner:
         for held in tuple(self.running):
             self.tell(held, held.verdict or verdict)
 
+    def unstoppable(self) -> list[Held]:
+        """The jobs whose handlers were told to give them back, and still run: threads, as a rule."""
+        return [held for held in self.running if held.verdict == "released" and held.finish is None]
+
     def abandon(self) -> None:
-        """Acknowledge for the handlers that were told to end and do not."""
+        """Acknowledge attempts that timed out and whose handlers have not ended."""
         for held in tuple(self.running):
-            self._acknowledge_verdict(held)
+            if held.verdict == "timeout":
+                self._acknowledge_verdict(held)
 
     async def close(self) -> None:
         """End the threads and children. What still runs is a thread that would not listen."""
@@ -131,6 +150,7 @@ class Runner:
             hit("worker.before_run")
             args, kwargs = handler.load(held.job.envelope)
         except Exception as error:  # noqa: BLE001 - whatever it is, the payload cannot be read here
+            held.error = error
             return self._end(held, outcome.unreadable(error))
         try:
             if self.tracing:
@@ -142,6 +162,7 @@ class Runner:
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit of a handler must not end the worker
+            held.error = error
             return self._end(held, outcome.raised(error))
         return self._end(held, self._encode(value))
 
@@ -158,12 +179,14 @@ class Runner:
             hit("worker.before_run")
             args, kwargs = handler.load(held.job.envelope)
         except Exception as error:  # noqa: BLE001 - whatever it is, the payload cannot be read here
+            held.error = error
             return outcome.unreadable(error)
         try:
             with job_span(held.job):
                 value = handler.function(*args, **kwargs)
             hit("worker.after_effect")
         except BaseException as error:  # noqa: BLE001 - SystemExit is just a failed attempt
+            held.error = error
             return outcome.raised(error)
         return self._encode(value)
 
@@ -188,8 +211,8 @@ class Runner:
             return self._nothing
         try:
             return codecs.encode(value, self._codec)
-        except Exception as error:  # noqa: BLE001 - a result that cannot be kept is a failed attempt
-            return outcome.raised(error)
+        except Exception as error:  # noqa: BLE001 - whatever a codec raises, the result cannot be kept
+            return outcome.unkeepable(error)
 
     # The end ---------------------------------------------------------------------------------------------------
 
@@ -202,7 +225,7 @@ class Runner:
         if ending is None or (held.verdict and not _came_to_its_end(held, ending)):
             self._acknowledge_verdict(held)
         elif isinstance(ending, Raised):
-            self._on_ack(held, outcome.finish(held, ending))
+            self._on_ack(held, self._finish(held, ending))
         elif len(ending) <= RESULT_LIMIT:
             self._on_ack(held, Finish(held.key, held.token, "complete", Result(ending, self._codec)))
         else:
@@ -211,9 +234,22 @@ class Runner:
             return
         self._free(held)
 
+    def _finish(self, held: Held, ending: Raised) -> Finish:
+        if not ending.reason:
+            return outcome.finish(held, ending)
+        finish = outcome.for_another(held, ending, self._unknown_ms)
+        if finish.outcome == "release" and ending.error is not None:
+            envelope = held.job.envelope
+            _seldom.warning(
+                (ending.reason, envelope.type), "a job is left to another worker",
+                reason=ending.reason, type=envelope.type, queue=held.key.queue, id=held.key.id,
+                error=ending.error.message,
+            )  # fmt: skip
+        return finish
+
     def _free(self, held: Held) -> None:
-        # Both know the held job: as cycles they would keep the garbage collector busy.
-        held.context = held.task = None
+        # All know the held job, an error by its traceback: as cycles they would keep the garbage collector busy.
+        held.context = held.task = held.error = None
         self.running.discard(held)
         self._on_free()
 
@@ -273,5 +309,5 @@ def _came_to_its_end(held: Held, ending: bytes | Raised) -> bool:
     if held.verdict != "released" or held.finish is not None:
         return False
     if isinstance(ending, bytes):
-        return held.context is not None and not held.context.cancelled.noticed
+        return held.context is not None and not held.context.canceled.noticed
     return ending.outcome == "fail"

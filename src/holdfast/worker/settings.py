@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from holdfast.blobs import Blobs
+from holdfast.core.policy import TypeInfo
 
 
 class Settings(Struct, frozen=True):
@@ -19,3 +20,7 @@ class Settings(Struct, frozen=True):
     grace_s: float
     codec: str
     blobs: Blobs | None
+    unknown_ms: int
+    types: tuple[TypeInfo, ...] = ()
+    name: str = "default"
+    """The queue of jobs that name none."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.binding import Address
 from holdfast.core.job import AttemptError, Job, Outcome
 
 HEAD = struct.Struct(">I")
@@ -15,13 +16,15 @@ HEAD = struct.Struct(">I")
 class Task(msgspec.Struct, tag=True):
     """Worker to child: run this job with the definition at `module:qualname`, answer in `codec`.
 
-    For a definition in the worker's main module, `main` says which that is: a module's name or a file.
+    For a definition in the worker's main module, `main` says which that is: a module's name or a file. `store` is
+    where the handler finds its queue.
     """
 
     reference: str
     codec: str
     job: Job
     main: str = ""
+    store: Address | None = None
 
 
 class Said(msgspec.Struct, tag=True):
@@ -43,6 +46,8 @@ class Raised(msgspec.Struct, tag=True):
     outcome: Outcome
     error: AttemptError | None = None
     delay_ms: int | None = None
+    reason: str = ""
+    """With "release": the job is left to another worker, and why."""
 
 
 Ending = Returned | Raised

@@ -7,16 +7,18 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, Self, TypedDict, Unpack
 from weakref import WeakSet
 
 from holdfast import codec as codecs
+from holdfast.binding import Address
 from holdfast.blobs import Blobs
 from holdfast.core.errors import InvalidOption
 from holdfast.core.lease import check_lease_ms
 from holdfast.core.names import check_id
+from holdfast.core.policy import TypeInfo
 from holdfast.jobs import JobDefinition
 from holdfast.options import Seconds, check_own_queue, duration_ms
 from holdfast.queue import Queue
@@ -24,12 +26,18 @@ from holdfast.store import Store, make_store
 from holdfast.worker.callbacks import Callback, Callbacks, EventName
 from holdfast.worker.handlers import Handler, table
 from holdfast.worker.loop import Loop
+from holdfast.worker.runner import UNKNOWN_MS
 from holdfast.worker.settings import Settings
 from holdfast.worker.shutdown import on_signal
 
 CONCURRENCY = range(1, 10_001)
 LEASE = timedelta(seconds=30)
 GRACE = timedelta(seconds=20)
+FAIL_UNKNOWN_AFTER = timedelta(milliseconds=UNKNOWN_MS)
+
+
+Lifespan = Callable[["Worker"], AbstractAsyncContextManager[object]]
+"""What a worker is to have around it: entered before the first claim, left when nothing runs any more."""
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -42,6 +50,8 @@ class WorkerOptions(TypedDict, total=False):
     prefetch: int | None
     lease: Seconds
     shutdown_grace: Seconds
+    fail_unknown_after: Seconds
+    lifespan: Lifespan | None
 
 
 class _Asked:
@@ -61,6 +71,11 @@ class AllTenants:
         self.blobs = Blobs.open(blobs) if isinstance(blobs, str) else blobs
         self._url = store if isinstance(store, str) else None
         self.store = make_store(store) if isinstance(store, str) else store
+
+    def address(self) -> Address | None:
+        """Where another process finds the store, as `Queue.address` has it."""
+        found = self._url if self.store.capabilities.many_processes else None
+        return None if found is None else Address(found, None, self.name, self.codec)
 
     async def open(self) -> None:
         """Connect, if the store was given by its URL."""
@@ -83,7 +98,10 @@ class Worker:
     Without `queues` it serves those of its jobs, plus the Queue's own if there is a catch-all `handler`, which gets
     the payload of jobs without a type. `prefetch` is how many jobs are claimed ahead; by default as many as run in a
     quarter of a second, up to `concurrency`. `lease` is how long a job stays ours without a sign of life;
-    `shutdown_grace` how long running handlers may go on after a signal. Raises InvalidOption.
+    `shutdown_grace` how long running handlers may go on after a signal. A job whose type or payload version is unknown
+    here is left to other workers; after `fail_unknown_after` without one that knows it, it fails. [RETRY-6]
+    `lifespan(worker)` gives an async context manager: entered before the first claim, left when no job runs any more.
+    What it raises ends `run`. Raises InvalidOption.
     """
 
     def __init__(
@@ -98,6 +116,8 @@ class Worker:
         prefetch: int | None = None,
         lease: Seconds = LEASE,
         shutdown_grace: Seconds = GRACE,
+        fail_unknown_after: Seconds = FAIL_UNKNOWN_AFTER,
+        lifespan: Lifespan | None = None,
     ) -> None:
         if not isinstance(queue, (Queue, AllTenants)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOption(
@@ -107,6 +127,9 @@ class Worker:
         self._source = queue
         self._handlers: dict[str, Handler] = table(jobs, handler)
         self._callbacks = Callbacks()
+        if lifespan is not None and not callable(lifespan):
+            raise InvalidOption("lifespan", f"{lifespan!r} is not a function; put @asynccontextmanager on one")
+        self._lifespan = lifespan
         if type(concurrency) is not int or concurrency not in CONCURRENCY:
             raise InvalidOption("concurrency", f"{concurrency!r} is not a whole number from 1 to 10000")
         if prefetch is not None and (type(prefetch) is not int or prefetch not in range(10_001)):
@@ -123,6 +146,9 @@ class Worker:
             grace_s=duration_ms("shutdown_grace", shutdown_grace) / 1000,
             codec=queue.codec,
             blobs=queue.blobs,
+            unknown_ms=duration_ms("fail_unknown_after", fail_unknown_after),
+            types=_types(queue, jobs, handler),
+            name=queue.name,
         )
         self._loop: Loop | None = None
         self._done: asyncio.Event | None = None
@@ -159,18 +185,21 @@ class Worker:
         """
         self._callbacks.on(event, callback)
 
-    def run(self, *, handle_signals: bool = True) -> Coroutine[Any, Any, None]:
+    def run(self, *, signals: bool = True) -> Coroutine[Any, Any, None]:
         """Work until SIGTERM, SIGINT or `stop`; then finish or release what is held. To be awaited. [RETRY-5]
 
-        A second signal ends it at once, as does cancelling the task. Signals are watched in the main thread alone.
-        A second call while it runs waits for the end of the first; after that it can run again.
+        A second signal ends it at once, as does cancelling the task. A handler that does not stop when it is told, such
+        as a thread, keeps its lease, and the end waits for it; told twice, it does not, and the lease runs out.
+        Signals are watched in the main thread alone, and not with `signals=False`. A handler that the program has
+        installed is called after ours; one that it has set through the event loop is left alone, and `stop` or a cancel
+        ends the worker. A second call while it runs waits for the end of the first; after that it can run again.
         """
         # Not a coroutine function: a `stop` finds also what was called and has not begun, as a task that is just made.
         asked = _Asked()
         self._asked.add(asked)
-        return self._run(asked, handle_signals=handle_signals)
+        return self._run(asked, signals=signals)
 
-    async def _run(self, asked: _Asked, *, handle_signals: bool) -> None:
+    async def _run(self, asked: _Asked, *, signals: bool) -> None:
         self._asked.discard(asked)
         if asked.stopped:
             return
@@ -181,9 +210,10 @@ class Worker:
         self._stop_asked = False
         try:
             # From the first moment: a signal that comes while the store is being opened ends it gently, too.
-            with on_signal(self._on_signal) if handle_signals else nullcontext():
+            with on_signal(self._on_signal) if signals else nullcontext():
                 await self._source.open()
-                await self._work()
+                async with nullcontext() if self._lifespan is None else self._lifespan(self):
+                    await self._work()
         finally:
             done, self._done, self._loop = self._done, None, None
             if isinstance(self._source, AllTenants):
@@ -210,7 +240,9 @@ class Worker:
         await done.wait()
 
     async def _work(self) -> None:
-        loop = self._loop = Loop(self._source.store, self.settings, self._handlers, self._callbacks)
+        loop = self._loop = Loop(
+            self._source.store, self.settings, self._handlers, self._callbacks, self._source.address()
+        )
         if self._stop_asked:
             loop.stop()
         # A task of its own: whoever cancels `run`, the way out is walked to its end.
@@ -248,3 +280,18 @@ def _queues(
     if not names:
         raise InvalidOption("queues", "is empty: name at least one, or leave it out")
     return tuple(dict.fromkeys(check_own_queue(name) for name in names))
+
+
+def _types(
+    source: Queue | AllTenants, jobs: list[JobDefinition[..., Any, Any]], handler: Callable[[Any], Any] | None
+) -> tuple[TypeInfo, ...]:
+    """What is published about the types that it runs, for producers that have no `@job` at hand."""
+    types = [
+        TypeInfo(
+            job.name, job.queue or source.name, spec.max_attempts, spec.backoff, spec.timeout_ms, spec.priority,
+            spec.result_ttl_ms,
+        )
+        for job in jobs
+        for spec in (job.spec,)
+    ]  # fmt: skip
+    return tuple(types if handler is None else [*types, TypeInfo("", source.name)])

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreError
-from holdfast.core.job import Cancel, Result
+from holdfast.core.job import Cancel, Extend, Result
 from holdfast.store import Hint
 from holdfast.stores.file import database
 from holdfast.testing import powerloss
@@ -41,6 +41,13 @@ def die():
 
 
 # Opening ---------------------------------------------------------------------------------------------------------
+
+
+async def renew(directory, leases):
+    """Renew leases of another process, each named by id and token."""
+    async with opened(directory, "?events=all") as store:
+        answers = await store.extend([Extend(key(id_), token, 600_000) for id_, token in leases])
+    say([type(answer).__name__ for answer in answers])
 
 
 async def open_and_close(directory, name, times):

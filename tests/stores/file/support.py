@@ -36,6 +36,11 @@ def complete(job, result=None):
     return Finish(job.key, job.token, "complete", result)
 
 
+def number_of(event):
+    """An event's number in the log, which its offset begins with."""
+    return int(event.offset.partition(".")[0])
+
+
 def payload_of(id_):
     """A payload that can be told from its job's id; some are large enough to stand in a table of their own."""
     return id_.encode() * (300 if sum(id_.encode()) % 4 == 0 else 1)

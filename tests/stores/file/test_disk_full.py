@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.errors import StoreUnavailable
 from tests.log import all_events
-from tests.stores.file.support import Child, complete, key, look, new, opened, quick_check, wish
+from tests.stores.file.support import Child, complete, key, look, new, number_of, opened, quick_check, wish
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ async def test_the_log_and_the_counts_are_those_of_what_was_acknowledged(filled)
         events = await all_events(store)
         (stats,) = await store.stats("acme")
     assert sorted(event.job_id for event in events if event.kind == "enqueued") == sorted(story["queued"])
-    assert [int(event.offset) for event in events] == list(range(1, len(events) + 1))
+    assert [number_of(event) for event in events] == list(range(1, len(events) + 1))
     assert sum(stats.counts.values()) == len(story["queued"])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import InvalidOption, StoreError, StoreMismatch, StoreUnavailable
+from holdfast.store import open_store
 from holdfast.stores.file import database
 from tests.stores.file.support import (
     Child,
@@ -168,6 +169,13 @@ def _newer(path):
     db.close()
 
 
+def _older(path):
+    database.prepare(path.parent, frozen_at=None)
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA user_version = {database.SCHEMA_VERSION - 1}")
+    db.close()
+
+
 @pytest.mark.parametrize(
     "make, message",
     [
@@ -179,6 +187,7 @@ def _newer(path):
         (_a_header_alone, "shorter than its header"),
         (_truncated, "shorter than its header"),
         (_newer, "newer Holdfast"),
+        (_older, "earlier Holdfast.*use a new directory"),
     ],
 )
 async def test_what_is_not_ours_is_refused_and_left_untouched(directory, make, message):
@@ -361,12 +370,23 @@ server:/export {home} {kind} rw,vers=4.2 0 0
 """
 
 
-@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "glusterfs"])
-async def test_a_network_file_system_is_refused(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "9p", "fuse.sshfs", "fuse.mergerfs", "vfat", "of-tomorrow"])
+async def test_a_file_system_that_is_not_known_to_be_safe_is_refused_unless_it_is_asked_for(
+    tmp_path, monkeypatch, kind
+):
     _mount(monkeypatch, MOUNTS.format(home=tmp_path, kind=kind))
-    with pytest.raises(StoreMismatch, match=f"network file system \\({kind}\\)"):
+    with pytest.raises(StoreMismatch, match=rf"on a file system \({kind}\) .* add \?unsafe_fs=1 to the URL"):
         await open_at(tmp_path / "store")
     assert not (tmp_path / "store" / "holdfast.db").exists()
+    store = await open_store(f"file:{tmp_path}/store?unsafe_fs=1")
+    await store.enqueue([new("1")])
+    await store.close()
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "virtiofs"])
+async def test_a_local_file_system_is_taken(tmp_path, monkeypatch, kind):
+    _mount(monkeypatch, MOUNTS.format(home=tmp_path, kind=kind))
+    await (await open_at(tmp_path / "store")).close()
 
 
 async def test_a_local_disk_inside_a_network_file_system_is_taken(tmp_path, monkeypatch):
@@ -387,10 +407,28 @@ async def test_the_last_mount_on_a_point_is_the_one_that_counts(tmp_path, monkey
         await store.enqueue([new("1")])
 
 
-async def test_a_system_that_does_not_tell_its_mounts_is_trusted(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "told, kind",
+    [
+        ("/dev/disk3s1 on / (apfs, sealed, local, read-only, journaled)\n/dev/disk9 on {at} (apfs, local)\n", "apfs"),
+        ("/dev/disk3s1 on / (apfs, local)\n//guest@nas on {at} (smbfs, nodev, nosuid)\n", "smbfs"),
+        ("", ""),
+    ],
+)
+def test_where_there_is_no_proc_the_mount_command_tells(tmp_path, monkeypatch, told, kind):
     _mount(monkeypatch, None)
-    async with opened(tmp_path / "store") as store:
-        await store.enqueue([new("1")])
+    mount = tmp_path / "mount"
+    mount.write_text(f"#!/bin/sh\ncat <<'END'\n{told.format(at=tmp_path)}END\n")
+    mount.chmod(0o755)
+    monkeypatch.setattr(database, "MOUNT", str(mount))
+    assert database.file_system(tmp_path / "store") == kind
+
+
+async def test_a_system_that_does_not_tell_its_mounts_is_refused(tmp_path, monkeypatch):
+    _mount(monkeypatch, None)
+    monkeypatch.setattr(database, "MOUNT", str(tmp_path / "nothing"))
+    with pytest.raises(StoreMismatch, match="of an unknown type"):
+        await open_at(tmp_path / "store")
 
 
 def _mount(monkeypatch, text):

@@ -18,7 +18,7 @@ from holdfast.core.errors import StoreError
 from holdfast.store import ListQuery
 from holdfast.testing import powerloss
 from tests.log import all_events
-from tests.stores.file.support import Child, opened, payload_of, quick_check, wish
+from tests.stores.file.support import Child, number_of, opened, payload_of, quick_check, wish
 
 LIVES = 15
 SEED = int(os.environ.get("HOLDFAST_SEED") or random.randrange(2**32))
@@ -64,7 +64,7 @@ class Promises:
         findings += [f"{id_} is garbled" for id_, job in jobs.items() if job.envelope.payload != payload_of(id_)]
         batches = Counter((id_.rpartition(".")[0], int(id_.rpartition("/")[2])) for id_ in jobs)
         findings += [f"{there} of {batch}" for batch, there in batches.items() if there != batch[1]]
-        if [int(event.offset) for event in events] != list(range(1, len(events) + 1)):
+        if [number_of(event) for event in events] != list(range(1, len(events) + 1)):
             findings.append("the log has a hole")
         if sorted(event.job_id for event in events if event.kind == "enqueued") != sorted(jobs):
             findings.append("the log does not tell of the jobs that are there")

@@ -284,7 +284,7 @@ def test_a_line_is_not_added_while_others_go_through_them():
 def test_the_orders_of_a_line_are_what_its_lanes_say(seed):
     chance = random.Random(seed)
     memory = lanes.Memory()
-    known = [memory.learn(n, 1, 1, f"t{n}", "mail") for n in range(8)]
+    known = [memory.learn(memory.known(), n, 1, 1, f"t{n}", "mail") for n in range(8)]
     line = memory.line("mail")
     for _ in range(200):
         lane, at = chance.choice(known), chance.randrange(5)

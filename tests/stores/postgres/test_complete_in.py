@@ -60,7 +60,7 @@ async def test_what_the_handler_does_after_the_commit_changes_nothing(postgres, 
             await current_job().complete_in(connection, 7)
         # Long enough for a renewal to be refused, and for the lease to run out.
         await eventually(lambda: datetime.now(UTC) > current_job().deadline + timedelta(seconds=0.2))
-        assert not current_job().cancelled.is_set()
+        assert not current_job().canceled.is_set()
         going.set()
         raise ValueError("too late")
 

@@ -2,7 +2,7 @@
 
 Invariants verified:
 - what is logged there comes after all that was logged before, also by a process that lived through the restore
-- no epoch begins but for that, and none while somebody still writes in the one before
+- one epoch begins for each generation of the data, and none while a transaction still writes in the one before
 """
 
 import asyncio
@@ -27,7 +27,8 @@ def restore(postgres, database):
     """As if all that is here had been logged in a cluster where transactions have larger numbers."""
     postgres.sql(
         f"UPDATE holdfast.events SET xid = {FAR}; UPDATE holdfast.jobs SET logged = {FAR};"
-        f"UPDATE holdfast.done SET logged = {FAR}; SELECT setval('holdfast.freed', {FAR})",
+        f"UPDATE holdfast.done SET logged = {FAR}; SELECT setval('holdfast.freed', {FAR});"
+        "DELETE FROM holdfast.generation",
         database,
     )
 
@@ -38,8 +39,9 @@ def run(server, program, *flags, given=None):
     return subprocess.run(command, input=given, check=True, capture_output=True).stdout
 
 
-def epoch(postgres, database):
-    ((number,),) = postgres.sql("SELECT epoch FROM holdfast.meta", database)
+def epochs(postgres, database):
+    """How many there were, with the first."""
+    ((number,),) = postgres.sql("SELECT count(*) + 1 FROM holdfast.epochs", database)
     return int(number)
 
 
@@ -80,7 +82,7 @@ async def test_a_process_that_lives_through_a_restore_hides_nothing():
         dump = run(old, "pg_dump")
     with PostgresServer(durable=False, port=old.port) as other:
         run(other, "psql", "--no-psqlrc", "--set=ON_ERROR_STOP=1", given=dump)
-        assert epoch(other, "postgres") == 1
+        assert epochs(other, "postgres") == 1
         await complete(store, jobs[1:])
         await store.enqueue([new(jobs[0].id)])
         page = await store.events(None, seen[-1].offset, 100)
@@ -88,7 +90,7 @@ async def test_a_process_that_lives_through_a_restore_hides_nothing():
         async with opened(other.url()) as late:
             await late.enqueue([new("latest")])
             assert stories((await store.events(None, page.next, 100)).events) == [("latest", "enqueued")]
-        assert epoch(other, "postgres") == 2
+        assert epochs(other, "postgres") == 2
         await store.close()
 
 
@@ -102,7 +104,7 @@ async def test_who_comes_in_the_middle_of_a_restore_is_told_to_come_again(postgr
         restore(postgres, database)
         postgres.sql("INSERT INTO holdfast.meta TABLE meta", database)
         assert len(await claim(store, 1)) == 1
-    assert epoch(postgres, database) == 2
+    assert epochs(postgres, database) == 2
 
 
 async def test_connections_made_at_once_begin_one_epoch(postgres, database):
@@ -112,7 +114,7 @@ async def test_connections_made_at_once_begin_one_epoch(postgres, database):
         links = await asyncio.gather(*(store._link.dial() for _ in range(5)))
         for link in links:
             await link.close()
-    assert epoch(postgres, database) == 2
+    assert epochs(postgres, database) == 2
 
 
 async def test_an_event_filed_under_an_open_purge_begins_no_epoch(postgres, database):
@@ -127,7 +129,7 @@ async def test_an_event_filed_under_an_open_purge_begins_no_epoch(postgres, data
                 await purger.execute("SELECT holdfast.free(holdfast.xid())")
                 await store.enqueue([new("filed")], connection=early)
             async with opened(postgres.url(database)):
-                assert epoch(postgres, database) == 1
+                assert epochs(postgres, database) == 1
             page = await store.events(None, None, 100)
         rest = await store.events(None, page.next, 100)
         assert sorted(event.job_id for event in page.events + rest.events) == ["a", "filed", "open"]
@@ -146,10 +148,10 @@ async def test_a_new_epoch_waits_for_who_writes_in_the_old_one(postgres, databas
             opening = asyncio.create_task(open_store(postgres.url(database)))
             waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'holdfast.events'::regclass AND NOT granted"
             await eventually(lambda: connection.fetchval(waiting), lambda count: count or opening.done())
-            page = await store.events(None, None, 100)
         await (await opening).close()
-        assert epoch(postgres, database) == 2
+        assert epochs(postgres, database) == 2
         await store.enqueue([new("later")])
-        rest = await store.events(None, page.next, 100)
-        assert sorted(event.job_id for event in page.events + rest.events) == ["a", "later", "open"]
+        ids = [event.job_id for event in (await store.events(None, None, 100)).events]
+        assert sorted(ids) == ["a", "later", "open"]
+        assert ids[-1] == "later"
         await connection.close()

@@ -232,7 +232,7 @@ async def test_ids_are_taken_all_or_none(postgres, database):
         await store.enqueue([new("b")])
         async with WAYS["asyncpg"](url) as connection:
             lane = await connection.fetchval("SELECT lane FROM holdfast.ids")
-            take = "SELECT holdfast.take_ids($1, $2, $3)"
+            take = "SELECT holdfast.take_ids($1, $2, $3, ARRAY[value]) FROM holdfast.generation"
             assert await connection.fetchval(take, [lane] * 3, ["a", "b", "c"], [0] * 3) is None
             assert await connection.fetchval("SELECT array_agg(id) FROM holdfast.ids") == ["b"]
             assert await connection.fetchval(take, [lane] * 2, ["a", "c"], [0] * 2) is not None

@@ -2,12 +2,15 @@
 
 import asyncio
 import random
+from functools import partial
 
 import asyncpg
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
 
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import IdempotencyKey, JobState, Queued
@@ -105,6 +108,21 @@ async def test_sqlalchemy_joins_over_either_driver(postgres, database, driver):
             await store.enqueue([new("by-session")], connection=session)
         await engine.dispose()
         assert sorted(job.id for job in await claim(store, 10)) == ["by-session", "kept"]
+
+
+async def test_a_driver_that_cannot_be_joined_is_named_also_behind_sqlalchemy(postgres, database):
+    """By `postgresql://` SQLAlchemy takes psycopg2, which its users may never have heard of."""
+    psycopg2 = type("connection", (), {"__module__": "psycopg2.extensions"})
+    engine = create_engine("sqlite://", connect_args={"check_same_thread": False}, poolclass=StaticPool)
+    async with opened(postgres.url(database)) as store:
+        with pytest.raises(InvalidOption, match=r"psycopg2's connection cannot be joined; pass .* psycopg 3"):
+            await store.enqueue([new("a")], connection=psycopg2())
+        for make in (engine.connect, partial(Session, engine)):
+            with make() as connection, pytest.raises(InvalidOption) as caught:
+                await store.enqueue([new("a")], connection=connection)
+            assert f"{type(connection).__name__} over sqlite3 cannot be joined" in str(caught.value)
+            assert "postgresql+psycopg://" in str(caught.value)
+    engine.dispose()
 
 
 async def test_what_cannot_be_joined_is_refused(postgres, database):

@@ -80,7 +80,7 @@ async def test_ids_are_freed_last(postgres, database, by, monkeypatch):
         if by == "purge":
             await store.purge([Purge(job.key)])
         else:
-            await store._link.change(lambda session: upkeep.forget(session, 10, blobs=True))
+            await store._link.change(lambda session: upkeep.forget(session, store._memory, 10, blobs=True))
         assert sent[-1] == "free"
 
 

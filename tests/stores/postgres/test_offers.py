@@ -151,7 +151,8 @@ async def test_an_offer_that_comes_late_replaces_no_newer_one(store, offers, adm
     """It was on its way when the worker lost patience."""
     async with place(store, offers):
         (post, channel, number) = await admin.fetchrow("SELECT post, channel, number FROM holdfast.offers")
-        late = "SELECT holdfast.make_offer($1, $2, $3, '{1}', '{1}', 9, 60000, 20000, 'w')"
+        call = "holdfast.make_offer($1, $2, $3, '{1}', '{1}', 9, 60000, 20000, 'w', ARRAY[value])"
+        late = f"SELECT {call} FROM holdfast.generation"
         assert await admin.fetchval(late, post, channel, number - 1) is False
         assert await admin.fetchval("SELECT (number, given) = ($1::bigint, 2) FROM holdfast.offers", number)
 
@@ -292,13 +293,14 @@ async def test_schemas_that_begin_alike_are_strangers(postgres, empty_database):
 async def test_a_message_of_other_data_teaches_nothing(store, url, offers, admin):
     """The numbers in it may mean another tenant's queue by now. [TENANT-3]"""
     async with place(store, offers) as (_, came):
+        known = store._memory.place
         store._memory.meet("other data")
         lanes.forget(store.address.place)
         async with opened(url) as near:
             await near.enqueue([new("x")])
         await eventually(lambda: came)
         assert store._memory.by_number == {}
-        store._memory.meet(await admin.fetchval("SELECT place::text FROM holdfast.meta"))
+        store._memory.meet(known)
 
 
 # Bad days -----------------------------------------------------------------------------------------------------

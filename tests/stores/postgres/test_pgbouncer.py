@@ -1,11 +1,6 @@
 """Behind pgbouncer in transaction mode, with `listen=0`. Only where the program is installed."""
 
 import asyncio
-import os
-import shutil
-import subprocess
-import uuid
-from pathlib import Path
 
 import asyncpg
 import psycopg
@@ -13,72 +8,17 @@ import pytest
 
 from holdfast import Queue, Worker, current_job, job
 from holdfast.core.errors import StoreError
-from holdfast.testing.processes import HOST, free_port, rights_of, wait_until
 from tests.stores.load import running
+from tests.stores.postgres.bouncer import bouncing, needs_bouncer
 from tests.stores.postgres.support import claim, complete, fill, new, opened
 
-PROGRAM = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
-
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="pgbouncer is not installed here")
-
-SETTINGS = """[databases]
-* = host={host} port={server}
-[pgbouncer]
-listen_addr = {host}
-listen_port = {port}
-unix_socket_dir =
-auth_type = any
-pool_mode = transaction
-default_pool_size = 4
-max_client_conn = 200
-"""
-
-
-class Bouncer:
-    """A pgbouncer before a server."""
-
-    def __init__(self, server, directory: Path) -> None:
-        self.port = free_port()
-        user = "nobody" if os.geteuid() == 0 else None
-        directory.chmod(0o755)
-        file = directory / "pgbouncer.ini"
-        # `auth_type = any` wants to be told who logs in at the server.
-        settings = SETTINGS.format(host=HOST, server=server.port, port=self.port).replace("* = ", "* = user=postgres ")
-        file.write_text(settings)
-        command = [PROGRAM, "-q", str(file)]
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", **rights_of(user)
-        )
-        wait_until(self._answers, "pgbouncer")
-
-    def _answers(self) -> bool:
-        async def ask() -> bool:
-            try:
-                connection = await asyncpg.connect(self.url("postgres"), statement_cache_size=0)
-            except (OSError, asyncpg.PostgresError):
-                return False
-            await connection.close()
-            return True
-
-        return asyncio.run(ask())
-
-    def url(self, database, **options):
-        query = "&".join(f"{name}={value}" for name, value in options.items())
-        return f"postgresql://postgres@{HOST}:{self.port}/{database}{'?' if query else ''}{query}"
-
-    def close(self):
-        self._process.kill()
-        self._process.wait()
+pytestmark = needs_bouncer
 
 
 @pytest.fixture(scope="module")
 def bouncer(postgres):
-    place = Path("/tmp") / f"holdfast-bouncer-{uuid.uuid4().hex[:8]}"
-    place.mkdir()
-    bouncer = Bouncer(postgres, place)
-    yield bouncer
-    bouncer.close()
-    shutil.rmtree(place)
+    with bouncing(postgres) as bouncer:
+        yield bouncer
 
 
 async def test_the_store_works_through_it(bouncer, database):

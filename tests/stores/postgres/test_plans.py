@@ -67,6 +67,7 @@ async def test_stale_statistics_change_no_plan(postgres, database):
             [None] * len(jobs),
             None,
             None,
+            store._memory.known(),
         )
         await connection.close()
         indexes = set()

@@ -48,7 +48,7 @@ async def test_a_quota_is_reached_exactly(postgres, database, queue):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         # As two processes would: neither knows what the other has counted.
         other._memory = type(store._memory)()
-        other._memory.meet("other")
+        other._memory.meet(store._memory.place)
         await fill(store, WAITING)
         jobs = await claim(store, 20)
         await store.finish([Finish(job.key, job.token, "fail") for job in jobs[:10]])

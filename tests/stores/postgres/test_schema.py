@@ -45,6 +45,27 @@ async def test_a_newer_schema_is_left_alone(postgres, database):
         await make_store(postgres.url(database)).open()
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["UPDATE holdfast.migrations SET digest = 'other' WHERE number = 1", "ALTER TABLE holdfast.migrations DROP digest"],
+)
+async def test_a_schema_of_another_layout_is_refused_with_what_to_do(postgres, database, change):
+    """One that other steps have made, or that is from before their digests were kept."""
+    async with opened(postgres.url(database)) as store:
+        await fill(store, 1)
+    postgres.sql(change, database)
+    for url in (postgres.url(database), postgres.url(database, migrate=0)):
+        with pytest.raises(StoreMismatch, match=r"another layout: its step 0001_tables\.sql.*DROP SCHEMA.*schema=NAME"):
+            await make_store(url).open()
+    with pytest.raises(StoreMismatch, match="another layout"):
+        await make_store(postgres.url(database)).migrate()
+    store = make_store(postgres.url(database))
+    found = {finding.subject: finding for finding in await store.doctor()}
+    await store.close()
+    assert (found["schema"].level, "another layout" in found["schema"].text) == ("bad", True)
+    assert postgres.sql("SELECT count(*) FROM holdfast.jobs", database) == [["1"]]
+
+
 async def test_a_frozen_clock_is_not_mistaken_for_a_running_one(postgres, database):
     async with opened(postgres.url(database, test_clock="frozen")):
         pass

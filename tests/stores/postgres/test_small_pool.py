@@ -32,7 +32,7 @@ async def test_a_worker_keeps_its_leases_while_a_hundred_callers_wait(postgres, 
         worker = Worker(queue, jobs=[sit], concurrency=4, lease=1)
         stalled = []
         worker.on("stalled", stalled.append)
-        running = asyncio.create_task(worker.run(handle_signals=False))
+        running = asyncio.create_task(worker.run(signals=False))
         tickets = await beside.enqueue_many([sit.message(4) for _ in range(4)])
         await eventually(beside.stats, lambda stats: stats.counts[JobState.LEASED] == 4)
         # Somebody's open transaction holds a job that a hundred callers want to end.

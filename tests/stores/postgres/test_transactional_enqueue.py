@@ -9,7 +9,16 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-from holdfast import InvalidOption, Queue, StoreBusy, Unsupported, Worker, job
+from holdfast import (
+    InvalidOption,
+    PartlyRefused,
+    Queue,
+    QuotaExceeded,
+    StoreBusy,
+    Unsupported,
+    Worker,
+    job,
+)
 from holdfast.blocking import Queue as BlockingQueue
 from holdfast.core.job import IdempotencyKey, JobState
 from holdfast.store import TenantSettings
@@ -72,6 +81,20 @@ def test_blocking_code_joins_with_a_blocking_connection(postgres, database, kind
         assert queue.get("kept", queue="mail").state is JobState.READY
         assert queue.stats("mail").counts[JobState.READY] == 11
     engine.dispose()
+
+
+async def test_refusals_in_a_transaction_are_returned_unless_they_are_to_be_raised(postgres, database):
+    """[ENQ-4, ENQ-7] An exception would decide what is the caller's to decide: to commit, or not."""
+    async with Queue(postgres.url(database), tenant="acme") as queue:
+        await queue.set_tenant(max_waiting=3)
+        async with WAYS["asyncpg"](postgres.url(database)) as connection:
+            tickets = await queue.enqueue_many([send.message(n) for n in (1, 2)], connection=connection)
+            tickets += await queue.enqueue_many([float("nan"), send.message(3)], connection=connection)
+            assert [ticket.status for ticket in tickets] == ["queued", "queued", "refused", "queued"]
+            with pytest.raises(PartlyRefused) as caught:
+                await queue.enqueue_many([send.message(4)], connection=connection, on_refused="raise")
+            assert isinstance(caught.value.refused[0].error, QuotaExceeded)
+        assert (await queue.stats("mail")).counts[JobState.READY] == 3
 
 
 async def test_a_joined_enqueue_wakes_a_worker_when_it_commits(postgres, database):

@@ -216,7 +216,7 @@ async def test_a_log_that_was_emptied_begins_a_new_epoch_in_another_cluster(post
     postgres.sql("TRUNCATE holdfast.events", database)
     postgres.sql(
         f"UPDATE holdfast.trimming SET trimmed_epoch = {far.epoch}, trimmed_xid = {far.xid}, trimmed_n = {far.n},"
-        f" trimmed_k = {far.k}",
+        f" trimmed_k = {far.k}; DELETE FROM holdfast.generation",
         database,
     )
     async with opened(postgres.url(database)) as store:
@@ -230,9 +230,8 @@ async def test_reading_and_trimming_go_along_the_index_whatever_the_statistics_s
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
         connection = await asyncpg.connect(postgres.url(database))
-        event = (
-            "holdfast.xid(), g, 1, '{0}', '{1}', '{id}', '{send}', '{0}', '{0}', '{\"\"}', '{5}', '{3}', '{1}', NULL"
-        )
+        columns = ("{0}", "{1}", "{id}", "{send}", "{0}", "{0}", '{""}', "{5}", "{3}", "{1}")
+        event = f"holdfast.xid(), g, 1, {', '.join(map(repr, columns))}, NULL, '{{1}}'"
         many = f"SELECT holdfast.log({event}) FROM generate_series(1, 10000) AS g"
         await connection.execute(many)
         await connection.close()

@@ -61,7 +61,7 @@ async def test_producers_workers_and_cancels_notice_nothing(valkey, prefix, shar
     async with flushing(valkey) as flushed, Queue(url, tenant="acme") as queue, Queue(url, tenant="acme") as other:
         worker = Worker(queue, jobs=[work], concurrency=10)
         worker.on("error", errors.append)
-        working = asyncio.create_task(worker.run(handle_signals=False))
+        working = asyncio.create_task(worker.run(signals=False))
         made = await asyncio.gather(*(produce(q, 100 * n) for n, q in enumerate([queue, other] * 3)))
         answers = await asyncio.gather(*(cancel(q, 100 * n) for n, q in enumerate([other, queue] * 3)))
         results = await asyncio.gather(*(t.wait(timeout=30) for ts in made for t in ts), return_exceptions=True)

@@ -17,7 +17,7 @@ def test_dead_letters_are_listed_oldest_first_with_their_last_error(cli, dead):
     assert found["cursor"] is None
     assert found["jobs"][0]["errors"][-1]["message"] == "boom"
     lines = cli("dlq", "list").out.splitlines()
-    assert lines[1].split()[:4] == ["a", "x", "1/4", "permanent"]
+    assert lines[1].split()[:4] == ["a", "default", "x", "1/4"]
     assert lines[1].endswith("ValueError: boom")
     assert [job["id"] for job in cli("dlq", "list", "--type", "y", "--json").json["jobs"]] == ["c"]
     assert [job["id"] for job in cli("dlq", "list", "--error", "boom", "--json").json["jobs"]] == ["a", "b"]
@@ -87,3 +87,29 @@ def test_the_group_alone_prints_its_help(cli):
     answer = cli("dlq")
     assert answer.code == 2
     assert "replay" in answer.out + answer.err
+
+
+def test_without_a_queue_all_are_looked_in(cli, url):
+    for queue in ("b", "a", "default"):
+        cli("enqueue", "x", "--id", f"in-{queue}", "-q", queue)
+        cli("enqueue", "x", "--id", "everywhere", "-q", queue)
+        fail(url, queue=queue)
+    assert [job["queue"] for job in cli("dlq", "list", "--json").json["jobs"]] == ["a", "b", "default"]
+    assert cli("status", "in-b", "--json").json["queue"] == "b"
+    several = cli("status", "everywhere")
+    assert (several.code, "a, b, default; name one with --queue" in several.err) == (2, True)
+    assert cli("status", "nowhere").code == 1
+    seen, cursor = [], []
+    while True:
+        page = cli("list", "--json", "--limit", "2", *cursor).json
+        seen += [(job["queue"], job["id"]) for job in page["jobs"]]
+        if page["cursor"] is None:
+            break
+        cursor = ["--cursor", page["cursor"]]
+    assert sorted(seen) == sorted((q, id) for q in ("a", "b", "default") for id in (f"in-{q}", "everywhere"))
+    assert len(cli("list", "--json", "-q", "a").json["jobs"]) == 2
+    assert cli("dlq", "replay", "in-a", "--json").json == {"replayed": 1, "refused": []}
+    assert cli("dlq", "purge", "--all", "--json").json == {"purged": 2}
+    paused = cli("pause", "a")
+    assert paused.code == 0
+    assert "PAUSED" in cli("queues").out

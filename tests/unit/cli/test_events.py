@@ -13,6 +13,7 @@ def test_events_as_json_lines(cli, url):
     assert [line["kind"] for line in lines] == ["enqueued", "claimed", "failed"]
     assert set(lines[0]) == {
         "kind", "job_id", "queue", "tenant", "type", "at", "attempt", "token", "worker_id", "offset", "data",
+        "number",
     }  # fmt: skip
     assert lines[2]["data"]["error"]["message"] == "boom"
     rest = cli("events", "--json", "--after", lines[0]["offset"]).lines
@@ -54,3 +55,12 @@ def test_following_shows_what_comes_until_it_is_interrupted(cli, processes):
     assert json.loads(process.stdout.readline())["job_id"] == "second"
     answer = process.end(signal.SIGINT)
     assert (answer.code, answer.err) == (0, "")
+
+
+def test_the_tail_is_the_last_of_what_is_asked_for(cli, url):
+    for id in "abc":
+        cli("enqueue", "x", "--id", id)
+    fail(url)
+    assert [line["kind"] for line in cli("events", "--json", "--tail", "2").lines] == ["claimed", "failed"]
+    assert [line["job_id"] for line in cli("events", "--json", "--tail", "2", "--kind", "enqueued").lines] == ["b", "c"]
+    assert cli("events", "--tail", "0").code == 2

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from holdfast.cli.loading import load_handler, load_jobs
+from holdfast.cli.loading import load_function, load_jobs
 from holdfast.core.errors import InvalidOption
 
 
@@ -66,7 +66,7 @@ def test_a_module_that_cannot_be_used_is_refused_with_the_place(module, name, te
 
 def test_a_handler_is_a_function_in_a_module(module):
     module("shop_h.py", "class A:\n  @staticmethod\n  def f(payload): return payload\nx = 3\n")
-    assert load_handler("shop_h:A.f")(1) == 1
+    assert load_function("shop_h:A.f", "handler")(1) == 1
     for wrong in ("shop_h", "shop_h:", ":f", "shop_h:x", "shop_h:A.nothing", "shop_h:missing"):
         with pytest.raises(InvalidOption, match="handler: "):
-            load_handler(wrong)
+            load_function(wrong, "handler")

@@ -45,6 +45,18 @@ def test_a_dry_run_shows_the_queues_and_changes_nothing(cli, filled, target, pla
     assert cli("stats", "emails", "--json").json["queues"][0]["counts"]["ready"] == 2
 
 
+def test_a_dry_run_tells_of_a_move_that_was_stopped(cli, filled, target):
+    assert cli("migrate", filled, target, "--dry-run", "--json").json["open_move"] is None
+    asyncio.run(_begin(filled, target))
+    answer = cli("migrate", filled, target, "--dry-run")
+    assert f"A move from {filled} to {target} was stopped before its end; it has paused: emails" in answer.err
+    assert "--forget gives it up" in answer.err
+    found = cli("migrate", filled, target, "--dry-run", "--json").json["open_move"]
+    assert (found["source"], found["target"], found["under_way"]) == (filled, target, False)
+    assert cli("migrate", filled, target).code == 0
+    assert cli("migrate", filled, target, "--dry-run", "--json").json["open_move"] is None
+
+
 def test_it_says_what_has_moved_and_what_stays(cli, filled, target):
     answer = cli("migrate", filled, target)
     assert answer.code == 0, answer.err

@@ -34,7 +34,7 @@ def test_queues_in_short(cli, url):
     assert cli("queues", "--json").json == {
         "queues": [{"queue": "emails", "waiting": 2, "running": 0, "dead_letters": 0, "paused": True}]
     }
-    assert cli("queues").out.splitlines()[1].split() == ["emails", "2", "0", "0", "paused"]
+    assert cli("queues").out.splitlines()[1].split() == ["emails", "2", "0", "0", "yes"]
 
 
 def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(cli, url):

@@ -81,7 +81,8 @@ def test_a_second_signal_does_not_wait_for_running_jobs(cli, processes, place):
         supervisor.send_signal(signal.SIGTERM)
         supervisor.wait_for("worker stopped")  # The process that has nothing to do.
         assert supervisor.end().code == 0
-    assert cli("status", "j", "--json").json["state"] == "ready"
+    # A thread cannot be stopped: its job is not given back, its lease runs out.
+    assert cli("status", "j", "--json").json["state"] == "leased"
 
 
 def test_when_the_supervisor_is_killed_its_processes_stop(cli, processes):

@@ -1,12 +1,15 @@
 """The tree of errors: facts as fields, stable codes, and safe to send between processes."""
 
 import pickle
+from collections import namedtuple
 from datetime import timedelta
 
 import pytest
 
 from holdfast.core import errors, names
 from holdfast.core.errors import HoldfastError
+
+Answer = namedtuple("Answer", ["error"])  # noqa: PYI024 - all that the error looks at
 
 SAMPLES = [
     errors.InvalidName("tenant", "a b", "no spaces"),
@@ -15,6 +18,7 @@ SAMPLES = [
     errors.PayloadTooLarge(300_000, 262_144),
     errors.QuotaExceeded("emails", 10, 10),
     errors.QuotaExceeded(None, 10, 10),
+    errors.PartlyRefused([Answer(None), Answer("too large")]),
     errors.JobNotFound("emails", "job-1"),
     errors.NotReplayable("emails", "job-1", "it is ready, not failed"),
     errors.LeaseLost("emails", "job-1"),

@@ -9,10 +9,11 @@ from tests.unit.core.making import KEY, NOW, job_in
 
 
 def test_an_event_tells_the_job_as_it_is():
-    event = events.of(job_in(JobState.LEASED), "extended", NOW, {"deadline": 9})
+    event = events.append(job_in(JobState.LEASED), "extended", NOW, {"deadline": 9})
     assert (event.tenant, event.queue, event.job_id, event.type) == (*KEY, "mail")
     assert (event.kind, event.at, event.attempt, event.token) == ("extended", NOW, 1, 7)
     assert (event.worker_id, event.data, event.offset) == ("worker-1", {"deadline": 9}, "")
+    assert event.number == 3
 
 
 def test_an_error_in_an_event_is_short_and_has_no_traceback():
@@ -46,7 +47,7 @@ def columns(count, first=1, offset=None):
     ids, tokens = [f"job-{n}" for n in range(first, first + count)], list(range(first, first + count))
     offset = offset or Numbered("0.", first, ".7")
     return EventColumns(
-        count, offset, ["claimed"], ["acme"], ["mail"], ids, ["send"], [NOW], [1], tokens, ["w"], [{"deadline": 9}]
+        count, offset, ["claimed"], ["acme"], ["mail"], ids, ["send"], [NOW], [1], tokens, ["w"], [{"deadline": 9}], [2]
     )
 
 
@@ -57,6 +58,7 @@ def test_a_value_can_stand_for_all_of_the_events():
     assert (second.kind, second.tenant, second.queue, second.at, second.worker_id) == (
         "claimed", "acme", "mail", NOW, "w"
     )  # fmt: skip
+    assert (first.number, second.number) == (2, 2)
     first.data["deadline"] = 10
     assert second.data == {"deadline": 9}
 

@@ -187,7 +187,7 @@ def test_a_cancel_ends_the_job_and_its_lease(state):
 )
 def test_extending_never_shortens(lease_ms, deadline):
     job = job_in(L)
-    event = lifecycle.extend(job, lease_ms, NOW + 10)
+    event = lifecycle.extend(job, lease_ms, NOW + 10, logged=True)
     assert (job.deadline, job.token, job.attempts, job.state) == (deadline, 7, 1, L)
     assert (event.kind, event.data) == ("extended", {"deadline": deadline})
 
@@ -195,8 +195,8 @@ def test_extending_never_shortens(lease_ms, deadline):
 def test_progress_changes_nothing_but_the_progress():
     job = job_in(L)
     before = asdict(job)
-    event = lifecycle.report(job, Report(KEY, 7, Progress(0.25, "a quarter")), NOW)
-    assert asdict(job) == {**before, "progress": Progress(0.25, "a quarter")}
+    event = lifecycle.report(job, Report(KEY, 7, Progress(0.25, "a quarter")), NOW, logged=True)
+    assert asdict(job) == {**before, "progress": Progress(0.25, "a quarter"), "events": before["events"] + 1}
     assert (event.kind, event.data) == ("progressed", {"fraction": 0.25, "message": "a quarter"})
 
 

@@ -1,12 +1,13 @@
 """How a flow is led, seen from the store: what is looked at, what is asked for, and what the flow gives."""
 
+import asyncio
 import itertools
 
 import msgspec
 import pytest
 
-from holdfast import Flow, Queue
-from holdfast.core.job import AttemptError, ClaimRequest, Finish, Result
+from holdfast import Flow, JobCanceled, JobNotFound, LeaseExpired, LeaseLost, Queue
+from holdfast.core.job import AttemptError, Cancel, ClaimRequest, Finish, JobKey, Result
 from holdfast.core.names import FLOWS
 from holdfast.maintenance import conductor
 from tests.unit.running import claim, finish
@@ -55,8 +56,8 @@ def counting(monkeypatch, store, name):
 @pytest.mark.parametrize(
     "data, shown",
     [
-        (msgspec.msgpack.encode({(1, 2): 3}), {}),
-        (msgspec.msgpack.encode(msgspec.msgpack.Ext(5, b"x")), {}),
+        (msgspec.msgpack.encode({(1, 2): 3}), {"left_out": "not_json"}),
+        (msgspec.msgpack.encode(msgspec.msgpack.Ext(5, b"x")), {"left_out": "not_json"}),
         (msgspec.msgpack.encode([1, "x"]), {"result": [1, "x"]}),
     ],
 )
@@ -72,7 +73,7 @@ async def test_a_result_that_json_cannot_hold_is_left_out(queue, data, shown):
     assert msgspec.json.decode(ending.result.data) == {"one": {"state": "completed", **shown}}
 
 
-async def test_results_that_are_larger_in_json_are_left_out_together(queue):
+async def test_a_result_that_is_too_large_in_json_is_left_out(queue):
     flow = Flow("report")
     flow.add(1, name="one")
     await lead(queue, flow)
@@ -81,7 +82,45 @@ async def test_results_that_are_larger_in_json_are_left_out_together(queue):
     await queue.store.finish([Finish(job.key, job.token, "complete", Result(data, "msgpack"))])
     await queue.store.shift_clock(LATER_MS)
     ending, _ = await lead(queue)
-    assert msgspec.json.decode(ending.result.data) == {"one": {"state": "completed"}}
+    assert msgspec.json.decode(ending.result.data) == {"one": {"state": "completed", "left_out": "too_large"}}
+
+
+async def test_results_are_kept_step_by_step_the_last_steps_first(queue):
+    sizes = {"first": 30_000, "second": 100_000, "third": 90_000, "none": 0}
+    flow = Flow("report")
+    before = []
+    for name in sizes:
+        before = [flow.add(name, name=name, after=before)]
+    await lead(queue, flow)
+    for size in sizes.values():
+        (job,) = await claim(queue, "default")
+        result = Result(msgspec.json.encode("x" * (size - 2))) if size else None
+        await queue.store.finish([Finish(job.key, job.token, "complete", result)])
+        await queue.store.shift_clock(LATER_MS)
+        ending, _ = await lead(queue)
+    shown = msgspec.json.decode(ending.result.data)
+    assert {name: len(step.get("result", "")) for name, step in shown.items()} == {
+        "first": 29_998, "second": 0, "third": 89_998, "none": 0,
+    }  # fmt: skip
+    assert [step.get("left_out") for step in shown.values()] == [None, "too_large", None, None]
+
+
+async def test_many_long_names_and_large_results_fit_into_the_result_of_the_flow(queue):
+    flow = Flow("report")
+    for n in range(1_000):
+        flow.add(n, name=f"{n:04}" + '"' * 96)
+    await lead(queue, flow)
+    data = msgspec.json.encode("x" * 1_000)
+    for _ in range(10):
+        jobs = await claim(queue, "default", limit=100)
+        await queue.store.finish([Finish(job.key, job.token, "complete", Result(data)) for job in jobs])
+    await queue.store.shift_clock(LATER_MS)
+    ending, _ = await lead(queue)
+    assert len(ending.result.data) <= 256 * 1024
+    shown = list(msgspec.json.decode(ending.result.data).values())
+    kept = [n for n, step in enumerate(shown) if "result" in step]
+    assert all(step.get("left_out") == "too_large" for step in shown[: 1_000 - len(kept)])
+    assert kept == list(range(1_000 - len(kept), 1_000))
 
 
 async def test_only_steps_whose_turn_has_come_are_watched_and_looked_at(queue, monkeypatch):
@@ -230,3 +269,153 @@ async def test_a_full_queue_is_asked_once_and_holds_up_no_other(queue, monkeypat
     steps = [new for new in asked if new.key.queue != FLOWS]
     assert (len(steps), caplog.text.count("a step waits for room")) == (101, 1)
     assert [job.id for job in await queue.list(queue="other")] == [f"{flow.id}/last"]
+
+
+# Leaders that come late, or again and again -----------------------------------------------------------------------
+
+
+class Held(conductor.Place):
+    """A leader whose next call of `verb` waits until it may go on."""
+
+    def __init__(self, store, verb):
+        super().__init__(store)
+        self.reached, self.may_go_on = asyncio.Event(), asyncio.Event()
+        self.store, self._verb, self._real = self, verb, store
+
+    def __getattr__(self, name):
+        call = getattr(self._real, name)
+
+        async def later(*args, **more):
+            self.reached.set()
+            await self.may_go_on.wait()
+            return await call(*args, **more)
+
+        return later if name == self._verb else call
+
+
+async def claimed_flow(queue):
+    (job,) = (await queue.store.claim(ClaimRequest("acme", (FLOWS,), 1, 30_000, "c"))).jobs
+    return job
+
+
+@pytest.mark.parametrize("end", ["canceled", "lost", "taken over", "gone"])
+async def test_a_batch_that_comes_when_the_lease_is_over_starts_nothing(queue, end):
+    flow = Flow("report")
+    for n in range(3):
+        flow.add(n)
+    await queue.start(flow)
+    late = Held(queue.store, "enqueue")
+    leading = asyncio.create_task(conductor.conduct(await claimed_flow(queue), late))
+    await late.reached.wait()
+    if end in ("canceled", "gone"):
+        await queue.cancel(flow.id, queue=FLOWS)
+        if end == "gone":
+            await queue.purge(flow.id, queue=FLOWS)
+    else:
+        await queue.store.shift_clock(LATER_MS)
+        if end == "taken over":
+            await queue.store.reap(10, 0.0)
+            await queue.store.shift_clock(LATER_MS)
+            await claimed_flow(queue)
+    late.may_go_on.set()
+    with pytest.raises((JobCanceled, JobNotFound, LeaseExpired, LeaseLost)):
+        await leading
+    assert await queue.list() == []
+
+
+async def test_a_late_replay_does_not_start_the_steps_of_a_canceled_flow(queue):
+    flow = Flow("report")
+    flow.add("charge", max_attempts=1)
+    await lead(queue, flow)
+    (job,) = await claim(queue, "default")
+    await finish(queue, job, "fail")
+    await queue.store.shift_clock(LATER_MS)
+    assert (await lead(queue))[0].outcome == "fail"
+    await queue.replay(flow.id, queue=FLOWS)
+    late = Held(queue.store, "replay")
+    leading = asyncio.create_task(conductor.conduct(await claimed_flow(queue), late))
+    await late.reached.wait()
+    await queue.cancel(flow.id, queue=FLOWS)
+    late.may_go_on.set()
+    with pytest.raises(JobCanceled):
+        await leading
+    assert await claim(queue, "default") == []
+
+
+@pytest.mark.parametrize("verb", ["cancel", "purge"])
+async def test_a_late_leader_does_not_touch_what_the_next_one_has_made(queue, verb):
+    def flow():
+        made = Flow("report", id="f")
+        made.add("charge", name="a")
+        made.add("later", name="z", delay=3600)
+        return made
+
+    await lead(queue, flow())
+    (job,) = await claim(queue, "default")
+    if verb == "purge":
+        await finish(queue, job)
+    await queue.store.cancel([Cancel(JobKey("acme", FLOWS, "f"))])  # Nobody is left who would cancel the steps.
+    await queue.purge("f", queue=FLOWS)
+    await queue.start(flow())
+    late = Held(queue.store, verb)
+    leading = asyncio.create_task(conductor.conduct(await claimed_flow(queue), late))
+    await late.reached.wait()
+    await queue.store.shift_clock(LATER_MS)
+    await queue.store.reap(10, 0.0)
+    await queue.store.shift_clock(LATER_MS)
+    await lead(queue)
+    (job,) = await claim(queue, "default")
+    await finish(queue, job)
+    late.may_go_on.set()
+    with pytest.raises((LeaseExpired, LeaseLost)):
+        await leading
+    assert (await queue.get("f/a")).state == "completed"
+
+
+async def lose_leases(queue, times, every_ms=LATER_MS):
+    """Leases of the flow that end with their holders."""
+    for _ in range(times):
+        await claimed_flow(queue)
+        await queue.store.shift_clock(every_ms)
+        await queue.store.reap(10, 0.0)
+    await queue.store.shift_clock(LATER_MS)
+
+
+async def test_lost_leases_do_not_use_up_a_flow_that_moves_on(queue):
+    flow = Flow("report")
+    step = None
+    for n in range(4):
+        step = flow.add(n, after=[step] if step else [])
+    await lead(queue, flow)
+    for _ in range(4):
+        await queue.store.shift_clock(LATER_MS)
+        await lose_leases(queue, 60, 61_000)
+        (job,) = await claim(queue, "default")
+        await finish(queue, job)
+        ending, _ = await lead(queue)
+        assert (ending.outcome, ending.forgive) == ("release", True)
+        assert (await queue.get(flow.id, queue=FLOWS)).attempts == 0
+        ending, _ = await lead(queue)
+    assert ending.outcome == "complete"
+
+
+async def test_leases_that_are_lost_over_hours_do_not_use_up_a_flow(queue):
+    flow = Flow("report")
+    flow.add("long")
+    await lead(queue, flow)
+    assert len(await claim(queue, "default")) == 1
+    await queue.store.shift_clock(LATER_MS)
+    await lose_leases(queue, 60, 600_000)
+    assert (await lead(queue))[0].forgive
+
+
+async def test_a_flow_that_kills_its_leaders_becomes_a_dead_letter(queue):
+    flow = Flow("report")
+    flow.add("long", delay=90 * 86_400)
+    await lead(queue, flow)
+    await queue.store.shift_clock(LATER_MS)
+    await lose_leases(queue, 60, 61_000)
+    assert not (await lead(queue))[0].forgive
+    await queue.store.shift_clock(LATER_MS)
+    await lose_leases(queue, 40, 61_000)
+    assert (await queue.get(flow.id, queue=FLOWS)).state == "failed"

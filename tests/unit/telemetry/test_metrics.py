@@ -5,7 +5,7 @@ import sys
 import pytest
 from prometheus_client import CollectorRegistry
 
-from holdfast import InvalidOption, InvalidPayload, StoreBusy
+from holdfast import InvalidOption, InvalidPayload, PartlyRefused, StoreBusy
 from holdfast.telemetry import metrics
 from tests.unit.running import asynchronous, memory_queue
 
@@ -31,7 +31,8 @@ async def _enqueue_some() -> None:
     async with memory_queue() as queue:
         await queue.enqueue(1, id="x")
         await queue.enqueue(1, id="x")
-        await queue.enqueue_many([1, 2, float("nan")])
+        with pytest.raises(PartlyRefused):
+            await queue.enqueue_many([1, 2, float("nan")])
         with pytest.raises(InvalidPayload):
             await queue.enqueue(float("nan"))
 

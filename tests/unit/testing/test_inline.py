@@ -8,6 +8,7 @@ import pytest
 
 from holdfast import JobFailed, JobState, Message, Permanent, Queue, RetryLater, current_job, job
 from holdfast.testing import assert_enqueued, assert_not_enqueued, enqueued, inline_queue
+from holdfast.testing.blocking import inline_queue as blocking_inline_queue
 from tests.unit.running import asynchronous
 
 ran: list[Any] = []
@@ -276,3 +277,108 @@ async def test_a_clock_moved_far_ahead_does_not_stop_at_every_tick_for_ever():
         counts = (await queue.stats()).counts
         assert counts["ready"] == 1000
         assert (await queue.get_schedule("often")).next_at == made.created_at + timedelta(days=365, seconds=1)
+
+
+@asynchronous
+async def test_draining_says_what_failed():
+    @job
+    async def broken(n: int) -> None:
+        raise ValueError(f"no {n}")
+
+    @job
+    def never() -> None:
+        raise Permanent("never")
+
+    @job
+    async def odd() -> float:
+        return float("nan")
+
+    async with inline_queue(tenant="acme") as queue:
+        await queue.enqueue(add.message(1, 2))
+        await queue.enqueue_many([broken.message(7).options(id="b"), never.message(), odd.message()])
+        drained = await queue.drain()
+        assert drained == 4
+        assert [(one.type, one.attempt, one.state, type(one.error)) for one in drained.failures] == [
+            ("broken", 1, JobState.RETRYING, ValueError),
+            ("never", 1, JobState.FAILED, Permanent),
+            ("odd", 1, JobState.FAILED, JobFailed),
+        ]
+        assert "4 runs, 3 failed:\n  broken default/b, attempt 1, now retrying: ValueError: no 7" in repr(drained)
+        assert repr(await queue.drain()) == "<0 runs, 0 failed>"
+
+
+@asynchronous
+async def test_draining_can_raise_what_failed_and_goes_on_later():
+    @job
+    async def broken() -> None:
+        raise ValueError("no")
+
+    async with inline_queue(tenant="acme", handler=str) as queue:
+        await queue.enqueue(broken.message(), id="b", priority=9)
+        await queue.enqueue(1, id="rest")
+        with pytest.raises(ValueError, match="no") as caught:
+            await queue.drain(raise_errors=True)
+        assert caught.traceback[-1].name == "broken"
+        assert (await queue.get("b")).state is JobState.RETRYING
+        assert (await queue.get("rest")).state is JobState.READY
+        assert await queue.drain(raise_errors=True) == 1
+
+
+@asynchronous
+async def test_what_a_handler_enqueues_runs_in_the_same_drain():
+    ran: list[str] = []
+
+    def definitions() -> Any:
+        @job(name="leaf")
+        async def leaf(who: str) -> None:
+            ran.append(who)
+
+        return leaf
+
+    leaf = definitions()
+
+    @job
+    async def root() -> str:
+        async with current_job().client as client:
+            await client.enqueue(leaf.message("async"))
+        await current_job().enqueue(leaf.message("again"))
+        return client.tenant
+
+    @job
+    def plain() -> None:
+        current_job().enqueue(leaf.message("thread"))
+        assert current_job().client.stats().queue == "default"
+
+    async with inline_queue(tenant="acme") as queue:
+        ticket = await queue.enqueue(root.message())
+        await queue.enqueue(plain.message())
+        definitions()  # The one that was enqueued is the one that runs, not the last of its name.
+        assert await queue.drain(raise_errors=True) == 5
+        assert sorted(ran) == ["again", "async", "thread"]
+        assert await ticket.wait() == "acme"
+
+
+def test_the_same_without_await():
+    @job
+    def greet(name: str) -> str:
+        current_job().enqueue(add.message(1, 2))
+        return f"hello {name}"
+
+    with blocking_inline_queue(tenant="acme", handler=str) as queue:
+        ticket = queue.enqueue(greet.message("a"), delay=60)
+        assert_enqueued(queue, greet, name="a")
+        assert queue.drain() == 0
+        queue.advance(minutes=1)
+        drained = queue.drain()
+        assert (drained, drained.failures) == (2, ())
+        assert ticket.wait() == "hello a"
+        assert_not_enqueued(queue, greet)
+        queue.enqueue({"no": "handler"}, queue="x")
+        queue.enqueue(boom.message())
+        with pytest.raises(ZeroDivisionError):
+            queue.drain(raise_errors=True)
+
+
+@job
+async def boom() -> None:
+    _ = 1 / 0

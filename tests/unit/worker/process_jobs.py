@@ -47,7 +47,7 @@ def report_and_wait(done: str, started: str) -> None:
     try:
         time.sleep(60)
     finally:
-        _write(done, str(current_job().cancelled.is_set()))
+        _write(done, str(current_job().canceled.is_set()))
 
 
 @job(executor="process", timeout=0.5, max_attempts=1)
@@ -82,7 +82,7 @@ def facts() -> list[object]:
     return [me.id, me.tenant, me.attempt, me.fence > 0]
 
 
-@job(executor="process", max_attempts=1)
+@job(executor="process")
 def odd_result() -> object:
     return object()
 
@@ -90,3 +90,19 @@ def odd_result() -> object:
 @job(executor="process")
 def large_result() -> str:
     return "x" * 300_000
+
+
+@job(executor="process")
+def enqueue_another(id: str) -> list[str]:
+    me = current_job()
+    ticket = me.enqueue(facts.message(), id=id, queue="other")
+    again = me.client.enqueue(facts.message(), id=id, queue="other")
+    return [me.client.tenant, ticket.status, again.status]
+
+
+@job(executor="process")
+async def await_another(id: str) -> list[str]:
+    me = current_job()
+    ticket = await me.enqueue(facts.message(), id=id, queue="other")
+    tickets = await me.client.enqueue_many([facts.message().options(id=id, queue="other")])
+    return [me.client.tenant, ticket.status, (await tickets[0].refresh()).id]

@@ -27,7 +27,7 @@ async def run(worker):
     listeners = worker._source.store.inner._listeners
     known = set(listeners)
     before = (threads(), children())
-    task = asyncio.create_task(worker.run(handle_signals=False))
+    task = asyncio.create_task(worker.run(signals=False))
     await asyncio.sleep(0)
     try:
         yield task

@@ -99,7 +99,8 @@ async def test_short_jobs_are_claimed_ahead(queue, store):
     real = store.inner.claim
 
     async def claim(request):
-        sizes.append(request.limit)
+        if request.queues == ("default",):  # Not those for schedules and flows, which may come first.
+            sizes.append(request.limit)
         return await real(request)
 
     store.inner.claim = claim

@@ -1,16 +1,21 @@
 """Renewal, loss and cancel of leases, seen from the worker. [LEASE-4, CANCEL-2]"""
 
 import asyncio
+import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
-from holdfast import current_job, job
+import holdfast
+from holdfast import Queue, Worker, current_job, job
+from holdfast.clock import boot_time
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import JobState
 from holdfast.jobs import RetryPolicy
+from holdfast.store import Hint
 from tests.eventually import eventually
 from tests.unit.worker.serving import heard, serving, until
 
@@ -53,13 +58,13 @@ async def test_a_canceled_handler_is_told_and_can_clean_up(queue, kind):
         try:
             await asyncio.sleep(60)
         finally:
-            assert current_job().cancelled.is_set()
+            assert current_job().canceled.is_set()
             cleaned.set()
 
     @job(name="wait")
     def wait_in_thread() -> str:
         loop.call_soon_threadsafe(started.set)
-        if current_job().cancelled.wait(60):
+        if current_job().canceled.wait(60):
             cleaned.set()
         return "this counts no more"
 
@@ -73,6 +78,45 @@ async def test_a_canceled_handler_is_told_and_can_clean_up(queue, kind):
         assert time.monotonic() - before < 1
     assert told == [("canceled", "x")]
     assert (await queue.get("x")).state is JobState.CANCELED
+
+
+async def test_a_cancel_that_is_heard_of_before_its_job_arrives_is_told_at_once(tmp_path):
+    """The event loop is blocked while the job is leased to the worker and canceled; its lease is renewed after 40 s."""
+    url = f"file:{tmp_path}/data"
+    cleaned = threading.Event()
+
+    @job
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned.set()
+
+    async def enqueue_and_cancel() -> None:
+        async with Queue(url, tenant="acme") as other:
+            seen = asyncio.Event()
+            other.store.listen(lambda _: seen.set(), {Hint.CANCELED})
+            await other.enqueue(wait.message(), id="x")
+            assert (await other.cancel("x")).status == "canceled"
+            await seen.wait()
+
+    @job
+    async def block() -> None:
+        thread = threading.Thread(target=asyncio.run, args=[enqueue_and_cancel()])
+        thread.start()
+        thread.join()
+
+    async with Queue(url, tenant="acme") as queue:
+        worker = Worker(queue, jobs=[wait, block], lease=120)
+        told = heard(worker)
+        task = asyncio.create_task(worker.run(signals=False))
+        await queue.enqueue_and_wait(block.message(), timeout=30)
+        await eventually(cleaned.is_set)
+        await eventually(lambda: ("canceled", "x") in told)
+        await worker.stop()
+        await task
+        kinds = [event.kind async for event in queue.events() if event.job_id == "x"]
+        assert kinds == ["enqueued", "claimed", "canceled"]
 
 
 async def test_a_job_canceled_while_it_waits_its_turn_here_is_never_started(queue):
@@ -149,6 +193,41 @@ async def test_a_lease_that_cannot_be_renewed_is_over_by_the_own_clock(queue, st
         assert ("stalled", "x") in told
         store.heal()
         assert not store.batches["finish"]
+
+
+async def test_a_lease_that_ran_out_in_a_suspend_is_over_when_the_machine_wakes_up(queue, store, monkeypatch):
+    """Timers stood still meanwhile: the next one is 20 minutes away."""
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    @job
+    async def wait() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    store.fail("extend", StoreUnavailable("gone"), times=1000)
+    async with serving(queue, wait, lease=3600) as worker:
+        told = heard(worker)
+        await queue.enqueue(wait.message(), id="x")
+        await started.wait()
+        monkeypatch.setattr("holdfast.worker.heartbeat.boot_time", lambda: boot_time() + 7200)
+        async with asyncio.timeout(10):
+            await ended.wait()
+            await eventually(lambda: ("stalled", "x") in told)
+        assert not store.batches["finish"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the clock of Linux")
+def test_leases_are_measured_by_the_clock_that_counts_time_in_suspend():
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= boot_time() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    here = Path(holdfast.__file__).parent
+    measuring = [*here.glob("worker/*.py"), *here.glob("stores/*/offers.py"), here / "maintenance/coordinator.py"]
+    for path in measuring:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert not ("monotonic()" in line and ("sent" in line or "until" in line)), f"{path.name}: {line}"
 
 
 async def test_an_outcome_is_not_sent_when_the_lease_is_over(queue, store):

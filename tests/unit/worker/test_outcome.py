@@ -4,11 +4,14 @@ import asyncio
 import re
 from datetime import timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import InvalidPayload, Permanent, RetryLater, UnknownCodec, UnknownJobType
+from holdfast.core.job import DAY, Envelope, Job, JobState
 from holdfast.worker import outcome
+from holdfast.worker.held import Held
 
 
 def throw(error):
@@ -46,10 +49,36 @@ def test_handlers_steer_what_happens_next():
     assert outcome.raised(raised(RetryLater("x", delay=-5))).delay_ms == 0
 
 
-def test_what_may_become_readable_is_tried_again():
-    assert outcome.unreadable(raised(UnknownJobType("x"))).outcome == "retry"
-    assert outcome.unreadable(raised(UnknownCodec("x"))).outcome == "retry"
+def test_what_another_worker_may_be_able_to_read_is_left_to_it():
+    unknown = outcome.unreadable(raised(UnknownJobType("x")))
+    assert (unknown.outcome, unknown.reason) == ("release", "unknown_type")
+    unknown = outcome.unreadable(raised(UnknownCodec("x")))
+    assert (unknown.outcome, unknown.reason) == ("release", "unknown_version")
     assert outcome.unreadable(raised(InvalidPayload("x"))).outcome == "fail"
+
+
+@pytest.mark.parametrize("age_s, delay_s", [(0, 1), (9, 1), (100, 10), (599, 59.9), (600, 60), (86_399, 60)])
+@pytest.mark.parametrize("seen", [True, False])
+def test_an_unknown_job_waits_a_tenth_of_its_age(age_s, delay_s, seen):
+    finish = outcome.for_another(unknown_to_a_worker(age_s, seen=seen), outcome.unreadable(UnknownJobType("x")), DAY)
+    assert (finish.outcome, finish.reason, finish.delay_ms) == ("release", "unknown_type", delay_s * 1000)
+
+
+def test_a_job_that_was_not_known_for_a_day_fails():
+    """Seen by workers that did not know it, that is: one that nobody was there for is not at its end."""
+    unknown = outcome.unreadable(UnknownJobType("x"))
+    finish = outcome.for_another(unknown_to_a_worker(86_400, seen=True), unknown, DAY)
+    assert (finish.outcome, finish.error.type) == ("fail", "UnknownJobType")
+    assert outcome.for_another(unknown_to_a_worker(86_400, seen=False), unknown, DAY).outcome == "release"
+
+
+def unknown_to_a_worker(age_s, *, seen):
+    """A job that became visible so long ago, or was seen then by a worker that did not know it."""
+    now = 10 * DAY
+    job = Job("acme", "q", "x", 1, Envelope("x", b"{}"), JobState.LEASED, now - age_s * 1000, 0, claimed_at=now)
+    if seen:
+        job.visible_at, job.released_for, job.first_released_at = now, "unknown_type", now - age_s * 1000
+    return Held(job, job.key, 1, 0.0, 0.0)
 
 
 def test_a_foreign_cancellation_says_so():

@@ -1,7 +1,9 @@
 """What a worker does with what handlers return and raise."""
 
 import asyncio
+import contextlib
 import contextvars
+import json
 import threading
 from datetime import timedelta
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ from holdfast.jobs import RetryPolicy
 from holdfast.queue import Queue
 from holdfast.worker import Worker
 from tests.eventually import eventually
-from tests.unit.worker.serving import heard, run, serving, until
+from tests.unit.worker.serving import TERMINAL, heard, run, serving, until
 
 SOON = RetryPolicy(base=timedelta(0), jitter="none")
 
@@ -172,24 +174,89 @@ async def put(queue, envelope, id="x"):
     return SimpleNamespace(id=id, queue="default")
 
 
-async def test_an_unknown_type_is_tried_again_so_that_a_deploy_heals_it(queue):
+async def test_an_unknown_type_is_left_to_another_worker_without_a_count(queue, store, caplog):
+    """However often it comes here: with one attempt it would be dead in a deploy. [RETRY-6]"""
+    ran = asyncio.Event()
+
     @job
     async def known() -> None: ...
 
+    @job(name="new", max_attempts=1)
+    async def new() -> None:
+        ran.set()
+
+    async def reasons():
+        return [event.data["reason"] async for event in queue.events() if event.kind == "released"]
+
     async with serving(queue, known):
-        job_ = await until(queue, await put(queue, Envelope("unknown", b"{}")), JobState.RETRYING)
-        assert job_.errors[0].type == "UnknownJobType"
+        ticket = await queue.enqueue(new.message())
+        for times in range(1, 4):
+            await eventually(reasons, lambda found, times=times: found == ["unknown_type"] * times)
+            job_ = await until(queue, ticket, JobState.SCHEDULED)
+            assert (job_.attempts, job_.errors, job_.released_for) == (0, [], "unknown_type")
+            await store.shift_clock(1000)
+    async with serving(queue, known, new):
+        await until(queue, ticket, JobState.COMPLETED)
+    assert ran.is_set()
+    lines = [record.msg for record in caplog.records if "left to another worker" in str(record.msg)]
+    assert [(line.fields["type"], line.fields["reason"]) for line in lines] == [("new", "unknown_type")]
 
 
-async def test_an_unknown_codec_or_version_is_tried_again(queue):
-    @job
+async def test_an_unknown_codec_or_version_is_left_to_another_worker(queue):
+    @job(version=2)
     async def known(a: int) -> None: ...
 
     async with serving(queue, known):
-        job_ = await until(queue, await put(queue, Envelope("known", b"{}", "klingon"), "c"), JobState.RETRYING)
-        assert job_.errors[0].type == "UnknownCodec"
-        job_ = await until(queue, await put(queue, Envelope("known", b'{"a":1}', version=9), "v"), JobState.RETRYING)
-        assert job_.errors[0].type == "UnknownCodec"
+        for envelope in (
+            Envelope("known", b"{}", "klingon", version=2),
+            Envelope("known", b'{"a":1}', version=9),
+            Envelope("known", b'{"a":1}', version=1),
+        ):
+            job_ = await until(
+                queue, await put(queue, envelope, f"{envelope.codec}{envelope.version}"), JobState.SCHEDULED
+            )
+            assert (job_.attempts, job_.errors, job_.released_for) == (0, [], "unknown_version")
+
+
+async def test_what_no_worker_knows_for_as_long_as_it_may_fails(queue):
+    @job
+    async def known() -> None: ...
+
+    async with serving(queue, known, fail_unknown_after=0):
+        job_ = await until(queue, await put(queue, Envelope("unknown", b"{}")))
+        assert (job_.state, job_.reason, job_.errors[0].type) == (JobState.FAILED, "permanent", "UnknownJobType")
+        job_ = await until(queue, await put(queue, Envelope("known", b"{}", version=2), "v"))
+        assert (job_.state, job_.reason, job_.errors[0].type) == (JobState.FAILED, "permanent", "UnknownCodec")
+
+
+async def test_a_lifespan_is_around_the_work(queue):
+    """Entered before the first claim, left when no job runs any more; what it raises ends the worker."""
+    said = []
+
+    @contextlib.asynccontextmanager
+    async def around(worker):
+        said.append("begins")
+        yield
+        said.append("ends")
+
+    @job
+    async def last() -> None:
+        said.append("runs")
+        await worker.stop()
+        said.append("finished")
+
+    worker = Worker(queue, jobs=[last], lifespan=around)
+    await queue.enqueue(last.message())
+    await worker.run(signals=False)
+    assert said == ["begins", "runs", "finished", "ends"]
+
+    @contextlib.asynccontextmanager
+    async def broken(worker):
+        raise ValueError("no database")
+        yield
+
+    with pytest.raises(ValueError, match="no database"):
+        await Worker(queue, jobs=[last], lifespan=broken).run(signals=False)
 
 
 async def test_a_payload_that_no_worker_can_read_fails_at_once(queue):
@@ -203,14 +270,38 @@ async def test_a_payload_that_no_worker_can_read_fails_at_once(queue):
             assert job_.errors[0].type == "InvalidPayload"
 
 
-async def test_a_result_that_cannot_be_written_is_a_failed_attempt(queue):
-    @job(max_attempts=1)
-    async def odd() -> object:
-        return object()
+UNKEEPABLE = {
+    "not encodable": (object(), "objects of type object cannot be encoded"),
+    "NUL": ({"a": ["x\0"]}, "NUL characters cannot be stored (at $.a[0])"),
+    "NaN": (float("nan"), "nan is not a number JSON can carry (at $)"),
+    "too deep": (json.loads("[" * 150 + "]" * 150), "nested deeper than 100"),
+}
 
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+@pytest.mark.parametrize("what", UNKEEPABLE)
+async def test_a_result_that_cannot_be_kept_fails_the_job_at_once(queue, what, kind):
+    """[RESULT-1] The handler has had its effect: with attempts left it is not run again."""
+    value, reason = UNKEEPABLE[what]
+    runs = []
+
+    @job(name="odd")
+    async def in_the_loop() -> object:
+        runs.append(1)
+        return value
+
+    @job(name="odd")
+    def in_a_thread() -> object:
+        runs.append(1)
+        return value
+
+    odd = in_the_loop if kind == "async" else in_a_thread
     async with serving(queue, odd):
-        job_ = await until(queue, await queue.enqueue(odd.message()))
-        assert (job_.state, job_.reason, job_.errors[0].type) == (JobState.FAILED, "max_attempts", "InvalidPayload")
+        job_ = await until(queue, await queue.enqueue(odd.message()), {*TERMINAL, JobState.RETRYING})
+    (error,) = job_.errors
+    assert (job_.state, job_.reason, error.type, runs) == (JobState.FAILED, "permanent", "InvalidPayload", [1])
+    assert error.message.startswith("the result cannot be kept: ")
+    assert reason in error.message
 
 
 async def test_a_large_result_without_a_blob_store_fails_for_good(queue):
@@ -320,7 +411,7 @@ async def test_a_store_given_by_its_url_is_opened_by_run_and_closed_after_it(tmp
     for tenant in ("a", "b"):
         async with Queue(url, tenant=tenant) as queue:
             await queue.enqueue(note.message())
-        await asyncio.wait_for(worker.run(handle_signals=False), 20)
+        await asyncio.wait_for(worker.run(signals=False), 20)
     assert ran == ["a", "b"]
     assert fifos(tmp_path / "store") == []
 

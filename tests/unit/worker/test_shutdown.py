@@ -34,7 +34,7 @@ async def test_running_jobs_finish_and_jobs_claimed_ahead_go_back(queue):
     for id_ in ("running", "ahead", "more"):
         await queue.enqueue(wait.message(), id=id_)
     worker = Worker(queue, jobs=[wait], concurrency=1, prefetch=2)
-    task = asyncio.create_task(worker.run(handle_signals=False))
+    task = asyncio.create_task(worker.run(signals=False))
     await started.wait()
     assert await state_of(queue, "more") == (JobState.LEASED, 1)
     stopping = asyncio.create_task(worker.stop())
@@ -62,7 +62,7 @@ async def test_after_the_grace_running_jobs_are_told_and_given_back(queue, kind)
     @job(name="wait")
     def wait_in_thread() -> None:
         started.set()
-        current_job().cancelled.wait(60)
+        current_job().canceled.wait(60)
         cleaned.set()
 
     await queue.enqueue(wait.message(), id="x")
@@ -73,26 +73,73 @@ async def test_after_the_grace_running_jobs_are_told_and_given_back(queue, kind)
     assert await state_of(queue, "x") == (JobState.READY, 0)
 
 
-async def test_a_thread_that_never_listens_does_not_hold_up_the_end(queue, monkeypatch):
-    monkeypatch.setattr("holdfast.worker.loop.END_S", 0.1)
-    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+class Deaf:
+    """A handler in a thread that does not look whether it should stop."""
 
-    @job
-    def deaf() -> None:
-        started.set()
-        go_on.wait(10)
-        ended.set()
+    def __init__(self):
+        self.started, self.go_on, self.ended = threading.Event(), threading.Event(), threading.Event()
 
-    await queue.enqueue(deaf.message(), id="x")
-    worker = Worker(queue, jobs=[deaf], shutdown_grace=0)
-    task = asyncio.create_task(worker.run(handle_signals=False))
-    await eventually(started.is_set)
-    await asyncio.wait_for(worker.stop(), 3)
-    await task
-    assert not ended.is_set()
-    assert await state_of(queue, "x") == (JobState.READY, 0)
-    go_on.set()
-    assert ended.wait(5)
+    def __call__(self, payload):
+        self.started.set()
+        self.go_on.wait(30)
+        self.ended.set()
+        return "done"
+
+
+async def test_a_thread_that_does_not_stop_keeps_its_lease_until_it_ends(queue, store, monkeypatch, caplog):
+    """Given back it would run twice at a time. The end waits for it, renews the lease and says so."""
+    monkeypatch.setattr("holdfast.worker.loop.END_S", 0.01)
+    deaf = Deaf()
+    ticket = await queue.enqueue("charge a card", id="x")
+    worker = Worker(queue, handler=deaf, shutdown_grace=0, lease=1)
+    running = asyncio.create_task(worker.run(signals=False))
+    await eventually(deaf.started.is_set)
+    stopping = asyncio.create_task(worker.stop())
+    await eventually(lambda: "do not stop" in caplog.text)
+    renewed = store.calls["extend"]
+    await eventually(lambda: store.calls["extend"] > renewed + 3)
+    assert await state_of(queue, "x") == (JobState.LEASED, 1)
+    assert not stopping.done()
+    deaf.go_on.set()
+    await asyncio.wait_for(asyncio.gather(stopping, running), 20)
+    assert await ticket.wait(timeout=1) == "done"
+
+
+@pytest.mark.parametrize("how", ["signal", "cancel"])
+async def test_told_twice_it_ends_without_giving_back_what_a_thread_still_runs(queue, monkeypatch, caplog, how):
+    monkeypatch.setattr("holdfast.worker.loop.END_S", 0.01)
+    deaf = Deaf()
+    await queue.enqueue("charge a card", id="x")
+    running = asyncio.create_task(Worker(queue, handler=deaf, shutdown_grace=0).run())
+    await eventually(deaf.started.is_set)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await eventually(lambda: "do not stop" in caplog.text)
+    if how == "signal":
+        os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        running.cancel()
+    await asyncio.wait([running], timeout=20)
+    assert running.done()
+    assert not deaf.ended.is_set()
+    assert await state_of(queue, "x") == (JobState.LEASED, 1)
+    deaf.go_on.set()
+    assert await asyncio.to_thread(deaf.ended.wait, 20)
+
+
+async def test_a_job_that_is_canceled_while_the_end_waits_for_it_holds_nothing_up(queue, monkeypatch, caplog):
+    monkeypatch.setattr("holdfast.worker.loop.END_S", 0.01)
+    deaf = Deaf()
+    ticket = await queue.enqueue("charge a card", id="x")
+    worker = Worker(queue, handler=deaf, shutdown_grace=0)
+    running = asyncio.create_task(worker.run(signals=False))
+    await eventually(deaf.started.is_set)
+    stopping = asyncio.create_task(worker.stop())
+    await eventually(lambda: "do not stop" in caplog.text)
+    await ticket.cancel()
+    await asyncio.wait_for(asyncio.gather(stopping, running), 20)
+    assert not deaf.ended.is_set()
+    deaf.go_on.set()
+    assert await asyncio.to_thread(deaf.ended.wait, 20)
 
 
 async def test_a_signal_ends_it_gently_and_the_handlers_of_before_come_back(queue):
@@ -179,8 +226,8 @@ async def test_starting_and_stopping_twice_is_harmless_and_it_can_run_again(queu
     worker = Worker(queue, jobs=[nothing])
     await worker.stop()
     for _ in range(3):
-        first = asyncio.create_task(worker.run(handle_signals=False))
-        second = asyncio.create_task(worker.run(handle_signals=False))
+        first = asyncio.create_task(worker.run(signals=False))
+        second = asyncio.create_task(worker.run(signals=False))
         assert await queue.enqueue_and_wait(nothing.message(), timeout=5) == "ok"
         await asyncio.gather(worker.stop(), worker.stop())
         await asyncio.gather(first, second)
@@ -202,7 +249,7 @@ async def test_a_stop_before_the_task_that_runs_it_has_begun_is_not_lost(queue):
         return "ok"
 
     worker = Worker(queue, jobs=[nothing])
-    running = asyncio.create_task(worker.run(handle_signals=False))
+    running = asyncio.create_task(worker.run(signals=False))
     await worker.stop()
     await asyncio.wait_for(running, 20)
     async with run(worker):  # And it can run again.
@@ -217,7 +264,7 @@ async def test_a_handler_and_a_callback_can_stop_their_worker(queue):
 
     worker = Worker(queue, jobs=[last])
     ticket = await queue.enqueue(last.message())
-    await asyncio.wait_for(worker.run(handle_signals=False), 5)
+    await asyncio.wait_for(worker.run(signals=False), 5)
     assert await ticket.wait(timeout=1) == "bye"
 
     async def stop(event):
@@ -229,7 +276,7 @@ async def test_a_handler_and_a_callback_can_stop_their_worker(queue):
     worker = Worker(queue, jobs=[nothing])
     worker.on("completed", stop)
     await queue.enqueue(nothing.message())
-    await asyncio.wait_for(worker.run(handle_signals=False), 5)
+    await asyncio.wait_for(worker.run(signals=False), 5)
 
 
 async def test_jobs_of_a_claim_that_was_under_way_go_back(queue, store):

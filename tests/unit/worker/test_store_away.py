@@ -77,7 +77,7 @@ async def test_a_store_with_other_data_ends_the_worker(queue, store):
 
     store.fail("claim", StoreMismatch("not ours"))
     with pytest.raises(StoreMismatch):
-        await asyncio.wait_for(Worker(queue, jobs=[fine]).run(handle_signals=False), 5)
+        await asyncio.wait_for(Worker(queue, jobs=[fine]).run(signals=False), 5)
 
 
 async def test_a_mistake_inside_ends_the_worker_and_is_not_hidden(queue, monkeypatch):
@@ -89,7 +89,7 @@ async def test_a_mistake_inside_ends_the_worker_and_is_not_hidden(queue, monkeyp
 
     monkeypatch.setattr("holdfast.worker.loop.Loop._room", broken)
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(Worker(queue, jobs=[fine]).run(handle_signals=False), 5)
+        await asyncio.wait_for(Worker(queue, jobs=[fine]).run(signals=False), 5)
 
 
 async def test_outcomes_gather_while_others_are_under_way(queue, store):

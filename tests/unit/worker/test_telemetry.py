@@ -3,8 +3,10 @@
 import prometheus_client
 import pytest
 
-from holdfast import job
+from holdfast import RetryLater, job
 from holdfast.core.errors import StoreUnavailable
+from holdfast.core.job import JobState
+from holdfast.jobs import Message
 from holdfast.telemetry import metrics
 from tests.unit.worker.serving import heard, serving, until
 
@@ -39,6 +41,21 @@ async def test_claims_runs_and_errors_are_counted(queue, store, registry):
     assert value("store_errors_total", op="claim") == 1
     assert value("job_run_seconds_count", queue="default") == 2
     assert value("held") == 0
+
+
+async def test_releases_are_counted_by_their_reason(queue, registry):
+    @job
+    async def later() -> None:
+        raise RetryLater(delay=60)
+
+    async with serving(queue, later) as worker:
+        heard(worker)
+        await until(queue, await queue.enqueue(later.message()), JobState.SCHEDULED)
+        await until(queue, await queue.enqueue(Message.raw({}, "unknown")), JobState.SCHEDULED)
+        await until(queue, await queue.enqueue(Message.raw({}, "later", version=2)), JobState.SCHEDULED)
+    reasons = ("retry_later", "unknown_type", "unknown_version")
+    labels = [{"queue": "default", "reason": reason} for reason in reasons]
+    assert [registry.get_sample_value("holdfast_released_total", one) for one in labels] == [1, 1, 1]
 
 
 async def test_a_run_is_a_span_of_the_producers_trace(queue):

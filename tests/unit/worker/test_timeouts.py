@@ -11,7 +11,7 @@ from tests.eventually import eventually
 from tests.unit.worker.serving import heard, serving, until
 
 
-async def test_an_async_handler_is_cancelled_and_the_attempt_has_failed(queue):
+async def test_an_async_handler_is_canceled_and_the_attempt_has_failed(queue):
     ended = asyncio.Event()
 
     @job(timeout=0.05, max_attempts=2, retry=RetryPolicy(base=timedelta(0)))
@@ -68,7 +68,7 @@ async def test_a_thread_is_reported_at_once_and_keeps_its_slot_until_it_ends(que
 
     @job(timeout=1, max_attempts=1)  # Long enough for a busy machine to start the thread.
     def slow() -> str:
-        current_job().cancelled.wait(10)
+        current_job().canceled.wait(10)
         told_to_end.set()
         go_on.wait(10)
         return "too late"

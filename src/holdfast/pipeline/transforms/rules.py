@@ -64,6 +64,20 @@ CHECKS = (
         "previous",
     ),
     Check("EVENT-1", "kind != 'enqueued' AND previous IS NULL", "`{kind}` of a job that was not enqueued before"),
+    # Events of a job are numbered from 1 on; 0: from before they were.
+    Check("EVENT-1", "kind = 'enqueued' AND number > 1", "`{kind}` is event {number} of its job, not the first"),
+    Check(
+        "EVENT-1",
+        "kind != 'enqueued' AND previous.number > 0 AND number > previous.number + 1",
+        "`{kind}` is event {number} of its job and comes after event {previous.number}: what is between is missing",
+        "previous",
+    ),
+    Check(
+        "EVENT-1",
+        "kind != 'enqueued' AND previous.number > 0 AND number <= previous.number",
+        "`{kind}` is event {number} of its job and comes after event {previous.number}",
+        "previous",
+    ),
     Check(
         "EVENT-1",
         "kind NOT IN ('enqueued', 'claimed') AND change IS NOT NULL AND token > highest",
@@ -143,7 +157,7 @@ CHECKS = (
 #
 # All jobs go through this, so it is made of few numbers that are never null, which are quick to move and to compare.
 # What an event tells by itself is worked out before it is moved, and packed into one of them.
-NUMBERS = {kind: number for number, kind in enumerate(KINDS, 1)}
+KIND_NOS = {kind: number for number, kind in enumerate(KINDS, 1)}
 _HELD = ("claimed", "extended")
 _FOLLOWS = {
     "enqueued": ENDS,
@@ -160,12 +174,12 @@ def _by_kind(numbers: dict[str, object], other: object) -> str:
     return f"CASE kind {cases} ELSE {other} END"
 
 
-def _is(*kinds: str, of: str = "number") -> str:
-    return f"{of} IN ({', '.join(str(NUMBERS[kind]) for kind in kinds)})"
+def _is(*kinds: str, of: str = "kind_no") -> str:
+    return f"{of} IN ({', '.join(str(KIND_NOS[kind]) for kind in kinds)})"
 
 
 def _bits(kinds: tuple[str, ...]) -> int:
-    return sum(1 << NUMBERS[kind] for kind in kinds)
+    return sum(1 << KIND_NOS[kind] for kind in kinds)
 
 
 _SOUND = (
@@ -175,8 +189,10 @@ _SOUND = (
 )
 # A bit for each kind that it may come after, the lowest for none before; none if it is not right by itself.
 _MAY_FOLLOW = (
-    f"IF({_SOUND}, CASE number "
-    + " ".join(f"WHEN {NUMBERS[kind]} THEN {_bits(before) | (kind == 'enqueued')}" for kind, before in _FOLLOWS.items())
+    f"IF({_SOUND}, CASE kind_no "
+    + " ".join(
+        f"WHEN {KIND_NOS[kind]} THEN {_bits(before) | (kind == 'enqueued')}" for kind, before in _FOLLOWS.items()
+    )
     + " ELSE 0 END, 0)"
 )
 # Whether what it comes after must be due (2), must not be (0), or whether that does not matter.
@@ -184,10 +200,12 @@ _IS_LATE = (
     f"CASE WHEN {_is('claimed', 'expired')} OR ({_is('failed')} AND reason <=> 'lease_expired') THEN 2 "
     f"WHEN {_is('enqueued', 'canceled')} THEN 1 ELSE 0 END"
 )
-NUMBER = _by_kind(dict(NUMBERS), 0)
-"""Of an event, as `number`."""
+_NUMBER_BIT = 24
+KIND_NO = _by_kind(dict(KIND_NOS), 0)
+"""Of an event, as `kind_no`."""
 FACTS = {
-    "code": f"number + 16 * ({_IS_LATE}) + 64 * int({_is('failed')} AND NOT ({_FOR_GOOD})) + 128 * ({_MAY_FOLLOW})",
+    "code": f"kind_no + 16 * ({_IS_LATE}) + 64 * int({_is('failed')} AND NOT ({_FOR_GOOD})) + 128 * ({_MAY_FOLLOW}) "
+    f"+ {1 << _NUMBER_BIT} * bigint(coalesce(number, 0))",
     "at": "coalesce(unix_micros(at), 0)",
     # When the wait or the lease ends that it begins or goes on with; 0 if it does not say.
     "due": f"coalesce(unix_micros(IF({_is('claimed', 'extended')}, deadline, visible_at)), 0)",
@@ -195,7 +213,7 @@ FACTS = {
     "run": "xxhash64(worker_id, attempt, token)",
     "attempt": "coalesce(attempt, 0)",
 }
-"""Of an event with its number, beside `position` and `max_attempts`."""
+"""Of an event with its `kind_no`, beside `position` and `max_attempts`."""
 PRIOR = {"position": "", "code": 0, "at": 0, "due": 0, "token": 0, "run": 0, "attempt": 0}
 """Of the event before, as `prior_...`, and what stands there where there is none."""
 UNPACKED = {
@@ -203,7 +221,9 @@ UNPACKED = {
     "prior_kind": "prior_code & 15",
     "late": "shiftright(code, 4) & 3",
     "given_up": "(code & 64) != 0",
-    "follows": "shiftright(code, 7)",
+    "follows": f"shiftright(code, 7) & {(1 << _NUMBER_BIT - 7) - 1}",
+    "number": f"shiftright(code, {_NUMBER_BIT})",
+    "prior_number": f"shiftright(prior_code, {_NUMBER_BIT})",
 }
 """What was packed."""
 
@@ -216,6 +236,7 @@ _LEAST = (
 )
 PLAIN = f"""
 getbit(follows, prior_kind) = 1 AND position > prior_position AND at >= prior_at
+AND IF({_is("enqueued", of="kind")}, number <= 1, prior_number = 0 OR number = prior_number + 1)
 AND bound >= {_LEAST} AND (NOT given_up OR bound <= attempt)
 AND (late = 1 OR (prior_due > 0 AND (late = 2) = (at >= prior_due)))
 AND CASE
@@ -225,6 +246,6 @@ AND CASE
   ELSE IF({_is(*_HELD, of="prior_kind")}, run = prior_run, {_USED} = {_LEFT} AND token = prior_token) END
 """
 
-MORE = ("EVENT-3", "STATE-1", "LEASE-5", "EVENT-1")
-"""Rules that are judged over several jobs, or with the store's help."""
+MORE = ("EVENT-3", "STATE-1", "LEASE-5", "EVENT-1", "LAKE-1")
+"""Rules that are judged over several jobs, with the store's help, or by what was taken in to the lake: LAKE-1."""
 RULES = tuple(sorted({check.rule for check in CHECKS} | set(MORE)))

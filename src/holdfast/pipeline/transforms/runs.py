@@ -17,7 +17,7 @@ from holdfast.pipeline.transforms.histories import (
     ms_between,
     so_far,
 )
-from holdfast.pipeline.transforms.rules import NUMBER, NUMBERS
+from holdfast.pipeline.transforms.rules import KIND_NO, KIND_NOS
 
 _COLUMNS = (
     "shard", "type", "at", "attempt", "worker_id", "priority", "max_attempts", "visible_at", "reason", "error_type",
@@ -34,8 +34,8 @@ def job_runs(events: DataFrame) -> DataFrame:
     tells is fetched when none but the first and the last are left. Kinds are numbers, which are quick to compare.
     `state` is as the log says: a job that became due since still shows as scheduled or retrying.
     """
-    events = by_job(events.withColumn("number", fn.expr(NUMBER)), *_COLUMNS, "number").withColumnRenamed(
-        "number", "kind"
+    events = by_job(events.withColumn("kind_no", fn.expr(KIND_NO)), *_COLUMNS, "kind_no").withColumnRenamed(
+        "kind_no", "kind"
     )
     born, failed = _is("enqueued"), fn.col("fingerprint").isNotNull()
     lives = fn.sum(born.cast("int")).over(so_far())
@@ -57,14 +57,14 @@ def job_runs(events: DataFrame) -> DataFrame:
         }
     )
     first = born | fn.col("before").isNull()
-    last = fn.col("after").isNull() | (fn.col("after") == NUMBERS["enqueued"])
+    last = fn.col("after").isNull() | (fn.col("after") == KIND_NOS["enqueued"])
     # Of each life its first and its last event, next to each other, or one that is both.
     edges = followed.where(first | last)
     of_birth = (fn.when(first, fn.col(name)).otherwise(fn.lag(name).over(in_order())) for name in _OF_BIRTH)
     edges = edges.withColumns(dict(zip((f"birth_{name}" for name in _OF_BIRTH), of_birth, strict=True)))
     # The last transition: a purge comes behind it, and a note is made under a lease.
     purged = _is("purged")
-    change = fn.when(purged, fn.col("before")).when(_is(*NOTES), NUMBERS["claimed"]).otherwise(fn.col("kind"))
+    change = fn.when(purged, fn.col("before")).when(_is(*NOTES), KIND_NOS["claimed"]).otherwise(fn.col("kind"))
     ended = edges.where(last).withColumns(
         {
             "change": change,
@@ -78,7 +78,7 @@ def job_runs(events: DataFrame) -> DataFrame:
 
 def _is(*kinds: str, of: str = "kind") -> Column:
     """Whether the event is one of these; or the one that another column says the kind of."""
-    return fn.col(of).isin(*(NUMBERS[kind] for kind in kinds))
+    return fn.col(of).isin(*(KIND_NOS[kind] for kind in kinds))
 
 
 def _columns() -> dict[str, Column]:

@@ -9,27 +9,26 @@ for much less, which jobs are worth it, and `census` whether tokens are. What a 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from datetime import datetime, timedelta
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
-from holdfast.pipeline.transforms.histories import ENDS, JOB, MARK, NOTES, by_job, in_order, is_kind, mark
-from holdfast.pipeline.transforms.rules import CHECKS, FACTS, NUMBER, NUMBERS, PLAIN, PRIOR, UNPACKED
+from holdfast.pipeline.checksums import sums
+from holdfast.pipeline.transforms.histories import ENDS, JOB, MARK, NOTES, by_job, in_order, is_kind, life, mark
+from holdfast.pipeline.transforms.rules import CHECKS, FACTS, KIND_NO, KIND_NOS, PLAIN, PRIOR, UNPACKED, one_of
 
 FINDING = ("rule", "explanation", *JOB, "shard", "positions", "offsets", "at")
 """The columns of a finding; `positions` and `offsets` are those of its events, the offending one last."""
 _TYPES = {"shard": "int", "positions": "array<string>", "offsets": "array<string>", "at": "timestamp"}
 FINDINGS = ", ".join(f"{name} {_TYPES.get(name, 'string')}" for name in FINDING)
 """Their types too, in SQL."""
-SETTLED = timedelta(seconds=60)
-"""A change has to be so much older than the end of the log before the store and the log must agree on it."""
 
 _COLUMNS = (
-    "shard", "offset", "kind", "at", "attempt", "token", "worker_id", "priority", "max_attempts", "visible_at",
-    "deadline", "reason",
+    "shard", "offset", "kind", "at", "number", "attempt", "token", "worker_id", "priority", "max_attempts",
+    "visible_at", "deadline", "reason",
 )  # fmt: skip
+_CLAIMED = f"kind_no = {KIND_NOS['claimed']}"
 _PLACEHOLDER = re.compile(r"\{([a-z_.]+)\}")
 
 
@@ -39,7 +38,7 @@ def doubtful(events: DataFrame) -> DataFrame:
     Two jobs with one mark, should that ever be, are taken for one, which is no less doubtful than they are.
     """
     facts = (fn.expr(sql).alias(name) for name, sql in FACTS.items())
-    events = events.withColumn("number", fn.expr(NUMBER)).select(mark(), "position", "max_attempts", *facts)
+    events = events.withColumn("kind_no", fn.expr(KIND_NO)).select(mark(), "position", "max_attempts", *facts)
     in_mark = Window.partitionBy(MARK).orderBy("position")
     before = in_mark.rowsBetween(Window.unboundedPreceding, -1)
     known = events.withColumns(
@@ -62,7 +61,7 @@ def suspects(events: DataFrame) -> DataFrame:
     """Events that break a rule as far as their own job shows: findings, with what is needed to clear them."""
     events = by_job(events, *_COLUMNS)
     before = in_order().rowsBetween(Window.unboundedPreceding, -1)
-    change = fn.struct("position", "offset", "kind", "at", "attempt", "token", "worker_id")
+    change = fn.struct("position", "offset", "kind", "at", "number", "attempt", "token", "worker_id")
     known = events.withColumns(
         {
             "previous": fn.lag(change).over(in_order()),
@@ -147,23 +146,35 @@ def set_back(suspected: DataFrame, events: DataFrame) -> DataFrame:
     return stepped.select("shard", "position").distinct()
 
 
-def census(events: DataFrame) -> DataFrame:
-    """How many events there are of each `kind`, and for claims whether a token was granted `twice`.
+def tally(events: DataFrame, *, summed: bool) -> DataFrame:
+    """Events counted by batch, day, kind and 64 tokens of a shard: what `census` and `batch_sums` are made of.
 
     Tokens are numbers without large gaps: 64 of them are the bits of one, so that few rows are left to compare. Kinds
     are numbers too, since groups of numbers alone are found quicker; those that there should not be are one.
     """
-    claimed = fn.col("number") == NUMBERS["claimed"]
-    word, bit = fn.when(claimed, fn.shiftright("token", 6)), fn.expr("shiftleft(1L, int(token & 63))")
-    numbered = events.select("shard", "token", fn.expr(NUMBER).alias("number"))
-    words = numbered.groupBy("number", "shard", word.alias("word")).agg(
-        fn.count("*").alias("count"), fn.bit_or(bit).alias("bits")
+    word = fn.when(fn.expr(_CLAIMED), fn.shiftright("token", 6)).alias("word")
+    bits = fn.bit_or(fn.expr("shiftleft(1L, int(token & 63))"))
+    counts = {"bits": bits} | (sums() if summed else {"events": fn.count("*")})
+    numbered = events.withColumn("kind_no", fn.expr(KIND_NO))
+    groups = numbered.groupBy("date", "batch", "kind_no", "shard", word)
+    return groups.agg(*(made.alias(name) for name, made in counts.items()))
+
+
+def census(tallied: DataFrame) -> DataFrame:
+    """How many events there are of each `kind`, and for claims whether a token was granted `twice`."""
+    words = tallied.groupBy("kind_no", "shard", "word").agg(
+        fn.sum("events").alias("count"), fn.bit_or("bits").alias("bits")
     )
-    twice = claimed & (fn.bit_count("bits") < fn.col("count"))
-    counts = words.groupBy("number").agg(fn.sum("count").alias("count"), fn.bool_or(twice).alias("twice"))
-    cases = " ".join(f"WHEN {number} THEN {_quoted(kind)}" for kind, number in NUMBERS.items())
-    names = fn.expr(f"CASE number {cases} END")
+    twice = fn.expr(_CLAIMED) & (fn.bit_count("bits") < fn.col("count"))
+    counts = words.groupBy("kind_no").agg(fn.sum("count").alias("count"), fn.bool_or(twice).alias("twice"))
+    cases = " ".join(f"WHEN {number} THEN {_quoted(kind)}" for kind, number in KIND_NOS.items())
+    names = fn.expr(f"CASE kind_no {cases} END")
     return counts.select(names.alias("kind"), "count", "twice")
+
+
+def batch_sums(tallied: DataFrame) -> DataFrame:
+    """The checksum of each batch and day, for `read_sums`."""
+    return tallied.groupBy("date", "batch").agg(*(fn.sum(name).alias(name) for name in ("events", "low", "high")))
 
 
 def shared_tokens(events: DataFrame, bearers: DataFrame) -> DataFrame:
@@ -191,36 +202,72 @@ def shared_tokens(events: DataFrame, bearers: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def unlike_store(job_runs: DataFrame, jobs: DataFrame, taken_at: datetime, *, whole: bool) -> DataFrame:
-    """Jobs that the log and the store do not agree on. `jobs` was read at `taken_at`, and the log after that.
+# What the store says of a job, against `read`: the lives that it may mean; each with what to say about it.
+_DISAGREEMENTS = {
+    "lives IS NULL": "the store has it as {store_state}, and there is no event of it",
+    "recorded > 0 AND NOT exists(read, l -> l.number >= recorded)": (
+        "the store has counted {recorded} events of it, and the log ends with event {last.number}, `{last.kind}`"
+    ),
+    "recorded > 0 AND forall(read, l -> l.number_before > recorded)": (
+        "the store has counted {recorded} events of it, and the log has event {last.number_before}"
+    ),
+    f"store_state IN {one_of(*ENDS)} AND NOT exists(read, l -> array_contains(l.ends, store_state))": (
+        "the store has it as {store_state}, and the log ends with `{last.kind}`"
+    ),
+    f"store_state IS NULL AND size(lives) = 1 AND last.before AND last.kind NOT IN {one_of(*ENDS, 'purged')}": (
+        "lost: by the log it lives, its last event is `{last.kind}`, and the store does not have it"
+    ),
+}
 
-    A job that lives by the log, and that the store does not have, is lost. [STATE-1] One that ended in the store and
-    not in the log, or that has no event at all although the log is whole, changed without an event. [EVENT-1]
+
+def unlike_store(events: DataFrame, jobs: DataFrame, before: Sequence[str], gaps: DataFrame) -> DataFrame:
+    """Jobs that the log and the store's records do not agree on. [EVENT-1, STATE-1]
+
+    `jobs` was read between two ends of the log: `before` is the first one, a position for each shard, and `events` has
+    the log up to the second one. So of each job every event up to its record's last one is there, and none of those
+    up to `before` has a higher number; a job that had not ended by the second end has a record. What a gap in the log
+    may have had, behind the last event that is known of a job, is not judged.
     """
-    newest = Window.partitionBy(*JOB).orderBy(fn.col("life").desc())
-    logged = job_runs.withColumn("age", fn.row_number().over(newest)).where(fn.col("age") == 1)
-    seen = fn.greatest("enqueued_at", "first_claimed_at", "ended_at")
-    ends = job_runs.groupBy("tenant").agg(fn.max("shard").alias("shard"))
-    log_ends = job_runs.groupBy("shard").agg((fn.max(seen) - fn.lit(SETTLED)).alias("settled_at"))
+    lives = _lives(events, before)
     stored = jobs.select(
         "tenant", "queue", fn.col("id").alias("job_id"), fn.col("state").alias("store_state"),
-        fn.col("enqueued_at").alias("stored_at"), "finished_at",
+        fn.col("enqueued_at").alias("stored_at"), fn.col("events").alias("recorded"),
     )  # fmt: skip
-    both = logged.drop("shard").join(stored, list(JOB), "full")
-    both = both.join(ends, "tenant", "left").join(log_ends, "shard", "left")
-    old = fn.coalesce(fn.col("enqueued_at") < fn.lit(taken_at - SETTLED), fn.lit(True))
-    lost = ~fn.col("state").isin(*ENDS) & ~fn.col("purged") & fn.col("store_state").isNull() & old
-    ended = fn.col("store_state").isin(*ENDS) & (fn.col("finished_at") < fn.col("settled_at"))
-    changed = ended & (fn.col("store_state") != fn.col("state")) & (fn.col("stored_at") == fn.col("enqueued_at"))
-    unknown = fn.col("state").isNull() & (fn.col("stored_at") < fn.col("settled_at")) & fn.lit(whole)
-    explanation = (
-        fn.when(lost, fn.expr(_told("lost: by the log it is {state}, and the store does not have it")))
-        .when(changed, fn.expr(_told("the store says {store_state}, the log says {state}")))
-        .when(unknown, fn.expr(_told("the store has it as {store_state}, and there is no event of it")))
-    )
-    found = both.withColumn("explanation", explanation).where(fn.col("explanation").isNotNull())
-    return found.select(
-        fn.when(lost, "STATE-1").otherwise("EVENT-1").alias("rule"), "explanation", *JOB, "shard",
-        fn.array_compact(fn.array("last_position")).alias("positions"),
-        fn.array().cast("array<string>").alias("offsets"), fn.coalesce("ended_at", seen, "stored_at").alias("at"),
+    cuts = gaps.groupBy("shard").agg(fn.max("to").alias("cut"))
+    both = lives.join(stored, list(JOB), "full").join(fn.broadcast(cuts), "shard", "left")
+    # A life that began after `before` may be the one that was read, or a later one.
+    both = both.withColumn("read", fn.expr("IF(size(lives) = 1, lives, filter(lives, l -> l.at <=> stored_at))"))
+    both = both.withColumn("last", fn.element_at("lives", -1))
+    cases = " ".join(f"WHEN {broken} THEN {_told(said)}" for broken, said in _DISAGREEMENTS.items())
+    # Of a job without any event nobody knows where they would have been.
+    whole = gaps.isEmpty()
+    judged = both.where("cut IS NULL OR last.position > cut").where(f"lives IS NOT NULL OR {whole}")
+    found = judged.withColumn("explanation", fn.expr(f"CASE {cases} END"))
+    return found.where("explanation IS NOT NULL").select(
+        fn.expr("IF(store_state IS NULL, 'STATE-1', 'EVENT-1')").alias("rule"), "explanation", *JOB, "shard",
+        fn.array_compact(fn.array("last.position")).alias("positions"),
+        fn.array_compact(fn.array("last.offset")).alias("offsets"),
+        fn.coalesce("last.seen_at", "stored_at").alias("at"),
+    ).distinct()  # fmt: skip
+
+
+def _lives(events: DataFrame, before: Sequence[str]) -> DataFrame:
+    """Of each job the last life that began up to `before`, and those that began later, in order, as `lives`."""
+    ends = " ".join(f"WHEN {shard} THEN {_quoted(end)}" for shard, end in enumerate(before))
+    events = by_job(events, "shard", "offset", "kind", "at", "number")
+    events = events.withColumns({"life": life(events), "early": fn.expr(f"position <= CASE shard {ends} END")})
+    in_life = events.groupBy(MARK, *JOB, "shard", "life").agg(
+        fn.min(fn.when(is_kind("enqueued"), fn.col("at"))).alias("at"),
+        fn.max("number").alias("number"),
+        fn.coalesce(fn.max(fn.when(fn.col("early"), fn.col("number"))), fn.lit(0)).alias("number_before"),
+        fn.collect_set(fn.when(is_kind(*ENDS), fn.col("kind"))).alias("ends"),
+        fn.max_by("kind", fn.when(~is_kind(*NOTES), fn.col("position"))).alias("kind"),
+        fn.max("position").alias("position"),
+        fn.max_by("offset", "position").alias("offset"),
+        fn.max("at").alias("seen_at"),
+        fn.min_by("early", "position").alias("before"),
     )  # fmt: skip
+    newest = fn.max(fn.when(fn.col("before"), fn.col("life"))).over(Window.partitionBy(MARK, *JOB))
+    later = in_life.withColumn("newest", newest).where("newest IS NULL OR life >= newest")
+    told = fn.struct("life", "at", "number", "number_before", "ends", "kind", "position", "offset", "seen_at", "before")
+    return later.groupBy(*JOB, "shard").agg(fn.array_sort(fn.collect_list(told)).alias("lives"))

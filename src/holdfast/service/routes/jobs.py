@@ -18,6 +18,7 @@ from holdfast.core.job import (
     Queued,
     SetResultTtl,
 )
+from holdfast.core.policy import KnownTypes
 from holdfast.options import duration_ms
 from holdfast.service import intake, views
 from holdfast.service.call import Call, Reply, Route
@@ -32,20 +33,28 @@ SCANNED = 10_000
 
 async def enqueue(call: Call[wire.Enqueue, wire.NoQuery]) -> Reply:
     """201 for a new job, 200 for one that was there. [ENQ-2]"""
-    new = _new_job(call, call.body)
+    known = await call.hub.types.of(call.tenant)
+    new = _new_job(call, call.body, known)
     answer = await call.hub.enqueue(new)
     if isinstance(answer, HoldfastError):
         raise answer
-    return Reply(await ticket(call.hub, new, answer), 201 if isinstance(answer, Queued) else 200)
+    return Reply(await ticket(call.hub, new, answer, known), 201 if isinstance(answer, Queued) else 200)
 
 
 async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQuery]) -> Reply:
     """An item that is refused spoils no other. [ENQ-4]"""
+    known = await call.hub.types.of(call.tenant)
 
     async def show(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
-        return await ticket(call.hub, new, answer)
+        return await ticket(call.hub, new, answer, known)
 
-    return Reply(await each(call.body, lambda item: _new_job(call, item), call.hub.enqueue_many, show))
+    return Reply(await each(call.body, lambda item: _new_job(call, item, known), call.hub.enqueue_many, show))
+
+
+async def types(call: Call[None, wire.NoQuery]) -> Reply:
+    """Of those queues that the token is for. What is known here may be a few seconds old."""
+    known = await call.hub.types.of(call.tenant)
+    return Reply(views.types(known if call.caller.queues is None else known.only(call.caller.queues)))
 
 
 async def get(call: Call[None, wire.NoQuery]) -> Reply:
@@ -91,7 +100,7 @@ async def cancel_batch(call: Call[list[wire.Cancel | HoldfastError], wire.NoQuer
     """In the order of the batch; a job that is not there says so. [CANCEL-1 to CANCEL-3]"""
 
     def make(key: JobKey, item: wire.Cancel) -> Cancel:
-        return Cancel(key, item.only_waiting)
+        return Cancel(key, item.only_waiting, item.sequence)
 
     return await each_of_queue(call, make, call.hub.store.cancel, answers.Canceled)
 
@@ -100,7 +109,7 @@ async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) ->
     """Counted from now. [RESULT-1]"""
 
     def make(key: JobKey, item: wire.Retain) -> SetResultTtl:
-        return SetResultTtl(key, duration_ms("result_ttl_s", item.result_ttl_s))
+        return SetResultTtl(key, duration_ms("result_ttl_s", item.result_ttl_s), item.sequence)
 
     return await each_of_queue(call, make, call.hub.store.set_result_ttl, answers.Retained)
 
@@ -108,17 +117,23 @@ async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) ->
 # The small steps ------------------------------------------------------------------------------------------
 
 
-def _new_job(call: Call[Any, Any], item: wire.Enqueue) -> NewJob:
-    new = intake.new_job(call.tenant, item, call.trace)
+def _new_job(call: Call[Any, Any], item: wire.Enqueue, known: KnownTypes) -> NewJob:
+    new = intake.new_job(call.tenant, item, call.trace, known.types.get(item.type, intake.PLAIN_TYPE))
     call.caller.need_queue(new.key.queue)
     return new
 
 
-async def ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError) -> answers.Ticket:
-    """The answer to one enqueue. Raises that of one which was refused."""
+async def ticket(
+    hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError, known: KnownTypes | None = None
+) -> answers.Ticket:
+    """The answer to one enqueue, with a warning where none of the workers that are `known` runs it.
+
+    Raises that of one which was refused.
+    """
     queue = new.key.queue
     if isinstance(answer, Queued):
-        return answers.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state)
+        said = [] if known is None else known.warnings(new.envelope.type, queue)
+        return answers.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state, warnings=said)
     if isinstance(answer, AlreadyCompleted):
         key = new.key._replace(id=answer.id)
         value = views.value(answer.result, await hub.blob(answer.result, key))
@@ -170,6 +185,11 @@ ROUTES = (
         method="POST", path="/v1/jobs:batch", handler=enqueue_batch, scope=PRODUCE,
         body=wire.EnqueueBatch, batch="jobs", item=wire.Enqueue,
         summary="Enqueue up to 1000 jobs, answered item by item", answers={200: answers.Ticket},
+    ),
+    Route(
+        method="GET", path="/v1/types", handler=types, scope=PRODUCE,
+        summary="The job types that living workers run, with what an enqueue gets that says nothing",
+        answers={200: answers.Types},
     ),
     Route(
         method="GET", path=_JOB, handler=get, scope=READ, summary="A job as it is",

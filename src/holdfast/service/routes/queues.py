@@ -95,7 +95,8 @@ async def forget(call: Call[list[wire.Forget | HoldfastError], wire.NoQuery]) ->
     """With an event. Says the tenant. [KEEP-1]"""
 
     def make(key: JobKey, item: wire.Forget) -> Purge:
-        return Purge(key, None if item.finished_at is None else instant_ms("finished_at", item.finished_at))
+        ended = None if item.finished_at is None else instant_ms("finished_at", item.finished_at)
+        return Purge(key, ended, item.sequence)
 
     return await each_of_queue(call, make, call.hub.purge, answers.Forgotten, call.tenant)
 
@@ -153,7 +154,7 @@ ROUTES = (
         answers={200: answers.Paused}, refuses=("invalid_name",),
     ),
     Route(
-        method="GET", path=f"{_QUEUE}/dead-letters", handler=dead_letters, scope=ADMIN, query=wire.DeadQuery,
+        method="GET", path=f"{_QUEUE}/dead-letters", handler=dead_letters, scope=READ, query=wire.DeadQuery,
         summary="A page of failed jobs, oldest first", answers={200: answers.DeadLetters}, refuses=_LISTS,
     ),
     Route(

@@ -69,6 +69,15 @@ async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) ->
     return Reply(await each(call.body, make, call.hub.store.report, show))  # pyright: ignore[reportArgumentType]
 
 
+async def beat(call: Call[wire.Beat, wire.NoQuery]) -> Reply:
+    """So that enqueues get what its jobs say, and no warning. A worker can do without."""
+    worker = intake.worker(call.tenant, call.body)
+    for queue in worker.queues:
+        call.caller.need_queue(queue)
+    await call.hub.store.beat(worker, int(call.body.ttl_s * 1000))
+    return Reply(answers.Beaten())
+
+
 def _subject(call: Call[Any, Any]) -> str:
     """The worker that the token names, if it names one that can be."""
     try:
@@ -109,5 +118,10 @@ ROUTES = (
         method="POST", path="/v1/leases:report", handler=report, scope=WORK,
         body=wire.ReportBatch, batch="leases", item=wire.Report,
         summary="Record progress of leased jobs", answers={200: answers.Reported},
+    ),
+    Route(
+        method="POST", path="/v1/workers:beat", handler=beat, scope=WORK, body=wire.Beat,
+        summary="Say that a worker lives, and what it runs", answers={200: answers.Beaten},
+        refuses=("invalid_name", "invalid_option"),
     ),
 )  # fmt: skip

@@ -19,15 +19,19 @@ from holdfast.stores.file.store import FileStore
 
 
 def open_file(url: StoreUrl) -> FileStore:
-    """`file:DIR`, also `file:///absolute/dir`; the directory is made if it is missing, unless `create=0`."""
+    """`file:DIR`, also `file:///absolute/dir`; the directory is made if it is missing, unless `create=0`.
+
+    `unsafe_fs=1` uses it also on a file system that is not known to be safe for SQLite.
+    """
     options = Options(url)
     common = options.common()
     create = options.text("create", "1", ("0", "1")) == "1"
+    unsafe_fs = options.text("unsafe_fs", "0", ("0", "1")) == "1"
     options.finish()
     rest = url.rest.removeprefix("//") if url.rest.startswith("///") else url.rest
     if not rest:
         raise InvalidOption("store", "file: names no directory; write for example 'file:./data'")
-    return FileStore(rest, common, create=create)
+    return FileStore(rest, common, create=create, unsafe_fs=unsafe_fs)
 
 
 __all__ = ["FileStore", "open_file"]

@@ -18,6 +18,7 @@ from holdfast.core.job import (
     Job,
     JobKey,
     JobState,
+    Lease,
     NewJob,
     Purge,
     PurgeStatus,
@@ -37,8 +38,17 @@ from holdfast.stores.file.wakeup import MOST_RECORDS
 _COMPLETED = Finished(JobState.COMPLETED)
 
 
-def enqueue(t: Transaction, items: Sequence[NewJob]) -> list[EnqueueAnswer]:
+def check_under(t: Transaction, under: Lease | None) -> None:
+    """Raise the refusal unless the lease that a call is made under, if any, is live."""
+    if under is not None:
+        t.flush()
+        job, _ = t.find(under.key)
+        lease.check_under(job, under, t.now)
+
+
+def enqueue(t: Transaction, items: Sequence[NewJob], under: Lease | None = None) -> list[EnqueueAnswer]:
     """Take in new jobs: all at once if every id is new, else one by one. [ENQ-1 to ENQ-8]"""
+    check_under(t, under)
     return _enqueue_fresh(t, items) or [_enqueue_one(t, item) for item in items]
 
 
@@ -132,7 +142,9 @@ def _complete_at_once(t: Transaction, items: Sequence[Finish]) -> dict[JobKey, t
     held: dict[JobKey, tuple[Job, int, Finish]] = {}
     for item in items:
         job, lane = t.leases.get(item.key) or (None, 0)
-        if job is not None and item.outcome == "complete" and item.token == job.token and item.key not in held:
+        if job is None or lane != t.find_lane(item.key.tenant, item.key.queue):
+            continue  # Not leased here, or the database was restored since.
+        if item.outcome == "complete" and item.token == job.token and item.key not in held:
             held[item.key] = (job, lane, item)
     if len({item.key for item in items}) < len(items):
         return {}
@@ -161,9 +173,10 @@ def extend(t: Transaction, items: Sequence[Extend]) -> list[ExtendAnswer]:
         if job is None or refusal is not None:
             answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
             continue
-        event = lifecycle.extend(job, item.lease_ms, t.now)
-        t.db.execute(SQL["save_deadline"], (job.deadline, job.seq))
-        if t.settings.all_events:
+        event = lifecycle.extend(job, item.lease_ms, t.now, logged=t.settings.all_events)
+        t.db.execute(SQL["save_deadline"], (job.deadline, job.events, job.seq))
+        if event is not None:
+            t.leases.pop(job.key, None)  # What is remembered has a number too few.
             t.append(event, lane)
         answers.append(Extended(job.deadline, t.now))
     return answers
@@ -178,9 +191,10 @@ def report(t: Transaction, items: Sequence[Report]) -> list[ReportAnswer]:
         if job is None or refusal is not None:
             answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
             continue
-        event = lifecycle.report(job, item, t.now)
-        t.db.execute(SQL["save_extra"], (rows.pack_extra(job), job.seq))
-        if t.settings.all_events:
+        event = lifecycle.report(job, item, t.now, logged=t.settings.all_events)
+        t.db.execute(SQL["save_progress"], (rows.pack_extra(job), job.events, job.seq))
+        if event is not None:
+            t.leases.pop(job.key, None)  # What is remembered has a number too few.
             t.append(event, lane)
         answers.append(Reported())
     return answers
@@ -192,7 +206,7 @@ def cancel(t: Transaction, items: Sequence[Cancel]) -> list[CancelStatus]:
     for item in items:
         t.flush()
         job, lane = t.find(item.key)
-        if job is None:
+        if job is None or not lifecycle.is_life(job, item.seq):
             answers.append("not_found")
         elif job.state is JobState.COMPLETED or job.state is JobState.FAILED or job.state is JobState.CANCELED:
             answers.append(job.state.value)
@@ -206,8 +220,9 @@ def cancel(t: Transaction, items: Sequence[Cancel]) -> list[CancelStatus]:
     return answers
 
 
-def replay(t: Transaction, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
+def replay(t: Transaction, keys: Sequence[JobKey], under: Lease | None = None) -> list[ReplayAnswer]:
     """Start dead letters again. [DEAD-1, STATE-3, ENQ-3]"""
+    check_under(t, under)
     answers: list[ReplayAnswer] = []
     for key in keys:
         t.flush()
@@ -242,7 +257,7 @@ def purge(t: Transaction, items: Sequence[Purge]) -> list[PurgeStatus]:
     answers: list[PurgeStatus] = []
     for item in items:
         job, lane = t.find(item.key)
-        if job is None:
+        if job is None or not lifecycle.is_life(job, item.seq):
             answers.append("not_found")
         elif job.state not in TERMINAL or (item.finished_at is not None and item.finished_at != job.finished_at):
             answers.append("not_terminal")
@@ -258,7 +273,7 @@ def set_result_ttl(t: Transaction, items: Sequence[SetResultTtl]) -> list[TtlSta
     answers: list[TtlStatus] = []
     for item in items:
         job, _ = t.find(item.key)
-        if job is None:
+        if job is None or not lifecycle.is_life(job, item.seq):
             answers.append("not_found")
         elif job.state not in TERMINAL:
             answers.append("not_terminal")

@@ -60,7 +60,7 @@ def reap(t: Transaction, limit: int, random: float) -> list[JobKey]:
 
 
 def _lease(t: Transaction, job: Job, lane: int, request: ClaimRequest) -> Job:
-    t.token += 1
+    t.token = t.next_token()
     t.read_payload(job)
     t.count(lane, job.state, -1)
     event = lifecycle.claim(job, t.token, t.now + request.lease_ms, request.worker_id, t.now)

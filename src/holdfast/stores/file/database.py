@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import sqlite3
 import struct
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -20,17 +22,20 @@ from holdfast.stores.file.sql import SCHEMA
 
 NAME = "holdfast.db"
 APPLICATION_ID = 0x486F6C64  # "Hold"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SQLITE_NEEDED = (3, 38)  # The arrow operators of JSON.
 
 BUSY_S = 30.0
 """How long to wait for other processes before answering StoreBusy."""
 
 _MAGIC = b"SQLite format 3\0"
-_NETWORK = {
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "beegfs", "davfs",
-    "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "fuse.davfs2",
-}  # fmt: skip
+MOUNT = "/sbin/mount"
+_MOUNTED = re.compile(r"^.* on (/.*) \((\w+)[,)].*$", re.MULTILINE)
+LOCAL = frozenset({
+    "apfs", "bcachefs", "btrfs", "ecryptfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "hfsplus", "jfs", "nilfs2",
+    "overlay", "ramfs", "reiserfs", "rootfs", "tmpfs", "ufs", "virtiofs", "xfs", "zfs",
+})  # fmt: skip
+"""File systems on which locks, shared memory and fsync do what SQLite needs. What is not known to is refused."""
 
 
 class _Open:
@@ -70,7 +75,7 @@ def start_anew() -> None:
     _open.__init__()
 
 
-def prepare(directory: Path, *, frozen_at: int | None) -> None:
+def prepare(directory: Path, *, frozen_at: int | None, unsafe_fs: bool = False) -> None:
     """Make the directory and the database where they are missing; refuse what is not ours. Idempotent."""
     if sqlite3.sqlite_version_info < SQLITE_NEEDED:
         needed = ".".join(map(str, SQLITE_NEEDED))
@@ -80,10 +85,12 @@ def prepare(directory: Path, *, frozen_at: int | None) -> None:
     except OSError as error:
         reason = f"cannot make {directory}: {error.strerror}; choose a directory that you may write to"
         raise StoreUnavailable(reason) from error
-    kind = _file_system(directory)
-    if kind in _NETWORK:
+    kind = file_system(directory)
+    if kind not in LOCAL and not unsafe_fs:
         raise StoreMismatch(
-            f"{directory} is on a network file system ({kind}), where SQLite can lose data; use a local disk"
+            f"{directory} is on a file system ({kind or 'of an unknown type'}) on which SQLite may lose data; use a"
+            " directory on a local disk (ext4, xfs, btrfs, zfs, apfs ...), or add ?unsafe_fs=1 to the URL if you know"
+            " that locks, shared memory and fsync work there as on one"
         )
     path = directory / NAME
     with translated(path), locked(directory):
@@ -120,6 +127,14 @@ def _check_version(path: Path, version: int) -> None:
         raise StoreMismatch(
             f"{path} was made by a newer Holdfast (schema {version}, this one knows {SCHEMA_VERSION}); upgrade it"
         )
+    if version < SCHEMA_VERSION:
+        reason = f"{path} is laid out as by an earlier Holdfast (schema {version}, this one needs {SCHEMA_VERSION})"
+        raise StoreMismatch(f"{reason}; finish its jobs with the version that made it, then use a new directory")
+
+
+def check_layout(path: Path, db: sqlite3.Connection) -> None:
+    """Raise StoreMismatch unless an open database is of this layout. In a transaction: it may be restored meanwhile."""
+    _check_version(path, db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def hold(path: Path) -> tuple[int, int]:
@@ -166,7 +181,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
             if read_only:
                 db.execute("PRAGMA query_only = ON")
             # The header in the file, which `check` has read, may be older than the one in the log.
-            _check_version(path, db.execute("PRAGMA user_version").fetchone()[0])
+            check_layout(path, db)
         except BaseException:
             db.close()
             raise
@@ -294,18 +309,31 @@ def _sync(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _file_system(directory: Path) -> str:
+def file_system(directory: Path) -> str:
     """The type of the file system under `directory`, or "" where the system does not tell."""
-    try:
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
     here = str(directory.resolve())
     best, kind = "", ""
-    for line in mounts.splitlines():
-        _, point, type_, *_ = line.split(" ")
-        point = point.replace("\\040", " ")
+    for point, type_ in _mounts():
         inside = here == point or here.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             best, kind = point, type_
     return kind
+
+
+def _mounts() -> list[tuple[str, str]]:
+    """What is mounted here: where, and of which type."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        return [(_unescaped(point), type_) for _, point, type_, *_ in (line.split(" ") for line in lines)]
+    except OSError:
+        pass
+    # macOS and the BSDs tell it by a command: "/dev/disk3s5 on /System/Volumes/Data (apfs, local, journaled)".
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run([MOUNT], capture_output=True, timeout=10, check=True).stdout  # noqa: S603 - a constant
+        return _MOUNTED.findall(told.decode(errors="replace"))
+    return []
+
+
+def _unescaped(point: str) -> str:
+    """A path as the kernel's table writes it: blanks and backslashes as octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), point)

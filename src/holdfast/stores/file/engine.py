@@ -326,6 +326,7 @@ class Engine:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             signals: list[Signal] = []
+            database.check_layout(self.path, self._db)
             transaction = Transaction(self._db, self._memory, self.settings, self._book)
             for call in group:
                 if call.start():
@@ -381,6 +382,7 @@ class Engine:
             db = reader.db
             db.execute("BEGIN")
             try:
+                database.check_layout(self.path, db)
                 return read(db)
             finally:
                 if db.in_transaction:  # After some errors SQLite has ended it.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import MsgspecError, msgpack
 from msgspec.structs import replace
 
+from holdfast.clock import boot_time
 from holdfast.core.errors import StoreError
 from holdfast.core.job import Claimed, ClaimRequest, Job
 from holdfast.core.offers import LAST_WORD_S, LEAST_LEASE_MS, LOOK_AGAIN_MS, MOST, Offers, lasts_ms, renew_at
@@ -64,7 +64,7 @@ class FilePost:
         # What comes while we ask is not known to whoever told us his room.
         got = {number: offer.got for number, offer in self._offers.living.items()}
         offers = request.lease_ms >= LEAST_LEASE_MS and self.hears and not self._leaving
-        mine = self._offers.begin(time.monotonic(), request.lease_ms)
+        mine = self._offers.begin(boot_time(), request.lease_ms)
         room = (request.limit if free is None else free) if offers else 0
         claimed, given = await self._engine.change(lambda t: _claim(t, request, room, self.name, mine.number, got))
         if self._offers.last is mine:

@@ -24,34 +24,37 @@ SELECT {job} FROM jobs WHERE lane = ? AND id = ?;
 INSERT INTO jobs (seq, lane, id, state, rank, visible_at, origin, head, payload, extra)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (lane, id) DO NOTHING;
 -- name: add_leased
-INSERT INTO jobs (seq, lane, id, state, rank, visible_at, origin, head, payload, extra, attempts, token, deadline, held)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (lane, id) DO NOTHING;
+INSERT INTO jobs (seq, lane, id, state, rank, visible_at, origin, head, payload, extra, attempts, events, token,
+    deadline, held)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (lane, id) DO NOTHING;
 -- name: extra_of
 SELECT extra FROM jobs WHERE seq = ?;
 -- name: add_payload
 INSERT INTO payloads VALUES (?, ?);
 -- name: save_job
-UPDATE jobs SET state = ?, visible_at = ?, extra = ?, attempts = ?, token = ?, deadline = ?, held = ?,
+UPDATE jobs SET state = ?, visible_at = ?, extra = ?, attempts = ?, events = ?, token = ?, deadline = ?, held = ?,
     finished_at = ?, expires_at = ?, result = ?
 WHERE seq = ?;
 -- The two hot moves, for a whole batch in one step: tokens go up by one from ?1 in the order of the array ...
 -- name: save_claimed
-UPDATE jobs SET state = 4, attempts = attempts + 1, token = ?1 + batch.key, deadline = ?2, held = ?3
+UPDATE jobs SET state = 4, attempts = attempts + 1, events = events + 1, token = ?1 + batch.key, deadline = ?2, held = ?3
 FROM json_each(?4) AS batch WHERE jobs.seq = batch.value;
--- ... and a completion goes through only for the lease that is still live. [LEASE-1]
+-- ... and a completion goes through only for the lease that is still live, of the job that it is said to be (a restored
+-- database may have another one under this number), and only if its number is the next. [LEASE-1, TENANT-2, EVENT-1]
 -- name: save_completed
-UPDATE jobs SET state = 5, deadline = 0, finished_at = ?1, expires_at = batch.value ->> 2,
+UPDATE jobs SET state = 5, deadline = 0, events = events + 1, finished_at = ?1, expires_at = batch.value ->> 2,
     result = substr(?2, batch.value ->> 3, batch.value ->> 4)
 FROM json_each(?3) AS batch
-WHERE jobs.seq = batch.value ->> 0 AND state = 4 AND token = batch.value ->> 1 AND deadline > ?1;
+WHERE jobs.seq = batch.value ->> 0 AND state = 4 AND token = batch.value ->> 1 AND deadline > ?1
+    AND lane = batch.value ->> 5 AND jobs.id = batch.value ->> 6 AND events = batch.value ->> 7;
 -- The same for one alone.
 -- name: save_one_completed
-UPDATE jobs SET state = 5, deadline = 0, finished_at = ?1, expires_at = ?2, result = ?3
-WHERE seq = ?4 AND state = 4 AND token = ?5 AND deadline > ?1;
+UPDATE jobs SET state = 5, deadline = 0, events = events + 1, finished_at = ?1, expires_at = ?2, result = ?3
+WHERE seq = ?4 AND state = 4 AND token = ?5 AND deadline > ?1 AND lane = ?6 AND id = ?7 AND events = ?8;
 -- name: save_deadline
-UPDATE jobs SET deadline = ? WHERE seq = ?;
--- name: save_extra
-UPDATE jobs SET extra = ? WHERE seq = ?;
+UPDATE jobs SET deadline = ?, events = ? WHERE seq = ?;
+-- name: save_progress
+UPDATE jobs SET extra = ?, events = ? WHERE seq = ?;
 -- name: save_expiry
 UPDATE jobs SET expires_at = ?, extra = ? WHERE seq = ?;
 -- name: drop_job
@@ -140,6 +143,8 @@ SELECT tenant FROM lanes WHERE waiting + leased + completed + failed + canceled 
 UNION SELECT tenant FROM settings ORDER BY tenant;
 -- name: events
 SELECT first, chunk FROM events WHERE last > ? ORDER BY last;
+-- name: chunk_at
+SELECT first, chunk FROM events WHERE last >= ? ORDER BY last LIMIT 1;
 
 -- Settings, workers, upkeep.
 -- name: set_reader
@@ -175,15 +180,16 @@ SELECT info, started_at, seen_at FROM workers WHERE expires_at > ? ORDER BY work
 SELECT {job} FROM jobs WHERE state > 4 AND expires_at <= ? ORDER BY expires_at, seq LIMIT ?;
 -- name: oldest_reader
 SELECT min(n) FROM readers;
--- name: chunk_of
-SELECT last, at FROM events WHERE last >= ? ORDER BY last LIMIT 1;
+-- name: first_young
+SELECT first FROM (SELECT first, at FROM events WHERE last > ? ORDER BY last LIMIT ?) WHERE at > ? LIMIT 1;
 -- name: drop_blob
 INSERT OR IGNORE INTO dropped_blobs VALUES (?);
 -- name: dropped_blobs
 SELECT name FROM dropped_blobs LIMIT ?;
 -- name: forget_blob
 DELETE FROM dropped_blobs WHERE name = ?;
+-- The chunk of the last event that is gone stays: the offset where the log begins has its check value.
 -- name: trim_events
-DELETE FROM events WHERE last <= ?;
+DELETE FROM events WHERE last < ?;
 -- name: set_trimmed
 UPDATE counters SET trimmed = ?;

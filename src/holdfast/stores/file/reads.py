@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -28,6 +30,8 @@ from holdfast.stores.file.transaction import clock
 
 SCAN = 10_000
 """How many rows or events a page looks through at most before it answers with what it has."""
+
+_OFFSET = re.compile(r"([0-9]{1,18})(\.[0-9]{1,10})?")
 
 _decode_worker = msgspec.json.Decoder(WorkerInfo).decode
 
@@ -122,53 +126,64 @@ def tenants(db: sqlite3.Connection) -> list[str]:
 def events(db: sqlite3.Connection, tenant: str | None, after: str | None, limit: int) -> EventPage:
     """Events after an offset; the log is in commit order because there is one writer at a time. [EVENT-2]"""
     start, end = _ends(db, after)
+    offset = offset_at(db, start)
     # A tenant's page looks through a bounded stretch of the log, whatever it finds there. [EVENT-3]
     stop = min(end, start + max(limit, SCAN))
     names = _Names(db)
     page: list[Event] = []
     reached = start
     for first, chunk in db.execute(SQL["events"], (start,)):
+        check = rows.check_of(chunk)
         for n, logged in enumerate(rows.unpack_events(chunk), first):
             if n <= start:
                 continue
             if len(page) == limit or n > stop:
-                return EventPage(page, str(reached), more=reached < end)
-            reached = n
+                return EventPage(page, offset, more=reached < end)
+            reached, offset = n, f"{n}.{check}"
             owner, queue = names.of(logged[2])
             if tenant is None or owner == tenant:
-                page.append(rows.to_event(n, logged, owner, queue))
-    return EventPage(page, str(reached), more=reached < end)
+                page.append(rows.to_event(offset, logged, owner, queue))
+    # Not what was found last: events that are missing at the end would be looked for again and again.
+    return EventPage(page, offset if reached == stop else offset_at(db, stop), more=stop < end)
 
 
 def _ends(db: sqlite3.Connection, after: str | None) -> tuple[int, int]:
     """Where to go on after an offset, and where the log ends."""
     _, _, end, trimmed, *_ = db.execute(SQL["counters"]).fetchone()
-    start = trimmed if after is None else parse_offset(after)
-    if start > end:
-        raise InvalidOption("after", f"{after!r} is not an offset of this store")
+    if after is None:
+        return trimmed, end
+    start = position(db, after, end, trimmed)
     if start < trimmed:
-        raise EventsTrimmed(str(start), str(trimmed))
+        raise EventsTrimmed(after, offset_at(db, trimmed))
     return start, end
+
+
+def _number(db: sqlite3.Connection, offset: str) -> int:
+    _, _, end, trimmed, *_ = db.execute(SQL["counters"]).fetchone()
+    return position(db, offset, end, trimmed)
 
 
 def reach(db: sqlite3.Connection, after: str | None, most: int | None, end: str | None) -> tuple[str, str]:
     """From where and up to where to read."""
     start, last = _ends(db, after)
-    last = last if end is None else parse_offset(end)
-    return str(start), str(max(start, last if most is None else min(last, start + most)))
+    if end is not None:
+        last = _number(db, end)
+    stop = last if most is None else min(last, start + most)
+    return offset_at(db, start), offset_at(db, max(start, stop))
 
 
 def split(db: sqlite3.Connection, after: str, end: str, size: int) -> list[Stretch]:
     """The log between two offsets, in pieces: the numbers of events have no holes."""
-    stop = parse_offset(end)
     start, _ = _ends(db, after)
-    return [Stretch(0, str(n), str(min(n + size, stop))) for n in range(start, stop, size)]
+    stop = _number(db, end)
+    edges = [offset_at(db, n) for n in (*range(start, stop, size), stop)]
+    return [Stretch(0, one, other) for one, other in pairwise(edges)]
 
 
 def read(db: sqlite3.Connection, stretch: Stretch, limit: int) -> LogPage:
     """The first events of a piece."""
     start, _ = _ends(db, stretch.after)
-    end = parse_offset(stretch.end)
+    end = _number(db, stretch.end)
     stop = min(end, start + limit)
     names = _Names(db)
     found = Gathered()
@@ -177,8 +192,7 @@ def read(db: sqlite3.Connection, stretch: Stretch, limit: int) -> LogPage:
             break
         part = rows.to_columns(first, chunk, names.of)
         found.add(part.part(max(0, start + 1 - first), stop + 1 - first))
-    reached = start + found.count
-    return LogPage(found.parts, str(reached), more=reached < end)
+    return LogPage(found.parts, offset_at(db, stop), more=stop < end)
 
 
 class _Names:
@@ -197,12 +211,13 @@ class _Names:
 
 def last_offset(db: sqlite3.Connection) -> str:
     """The end of the log."""
-    return str(db.execute(SQL["counters"]).fetchone()[2])
+    return offset_at(db, db.execute(SQL["counters"]).fetchone()[2])
 
 
 def readers(db: sqlite3.Connection, tenant: str | None) -> list[Reader]:
     """Registered readers."""
-    return [Reader(tenant, name, str(n)) for name, n in db.execute(SQL["readers"], (tenant or "",))]
+    found = db.execute(SQL["readers"], (tenant or "",)).fetchall()
+    return [Reader(tenant, name, offset_at(db, n)) for name, n in found]
 
 
 def settings(db: sqlite3.Connection, tenant: str) -> list[TenantSettings]:
@@ -220,11 +235,29 @@ def workers(db: sqlite3.Connection, tenant: str | None) -> list[WorkerInfo]:
     return [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
 
 
-def parse_offset(offset: str) -> int:
-    """An offset as the number it stands for. Raises InvalidOption."""
-    if not offset.isascii() or not offset.isdigit() or len(offset) > 18:  # noqa: PLR2004 - fits 64 bits
+def offset_at(db: sqlite3.Connection, n: int) -> str:
+    """The offset of the n-th event: its number, and a check value of its chunk.
+
+    Where a backup was restored in place, other events have the numbers of those that are gone: the check value tells
+    them apart. Where nothing is kept that it could name, as at the beginning of the log, an offset is a number alone.
+    """
+    row = db.execute(SQL["chunk_at"], (n,)).fetchone()
+    return str(n) if row is None or row[0] > n else f"{n}.{rows.check_of(row[1])}"
+
+
+def position(db: sqlite3.Connection, offset: str, end: int, trimmed: int) -> int:
+    """The number of the event that an offset names. An offset without a check value is taken at its word.
+
+    Raises InvalidOption if it is no offset, EventsTrimmed if the log has another event there, or none any more: what
+    the reader missed is not known, so it goes on with the oldest event that is kept. [EVENT-2]
+    """
+    match = _OFFSET.fullmatch(offset)
+    if match is None or (int(match[1]) > end and not match[2]):
         raise InvalidOption("after", f"{offset!r} is not an offset of this store")
-    return int(offset)
+    n = int(match[1])
+    if n >= trimmed and match[2] and offset_at(db, n) != offset:
+        raise EventsTrimmed(offset, offset_at(db, trimmed))
+    return n
 
 
 def _lane(db: sqlite3.Connection, tenant: str, queue: str, known: dict[tuple[str, str], int | None]) -> int | None:

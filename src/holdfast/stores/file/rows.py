@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
@@ -15,7 +16,7 @@ from holdfast.core.job import AttemptError, Envelope, IdempotencyKey, Job, JobSt
 
 JOB_COLUMNS = (
     "seq, lane, id, state, rank, visible_at, origin, head, payload, extra, "
-    "attempts, token, deadline, held, finished_at, expires_at, result"
+    "attempts, events, token, deadline, held, finished_at, expires_at, result"
 )
 COLUMN = {name: n for n, name in enumerate(JOB_COLUMNS.split(", "))}
 
@@ -32,17 +33,17 @@ ELSEWHERE = bytes(bytearray(b"(in payloads)"))
 """Stands for a payload that was not read with its row; compared by identity."""
 
 Row = tuple[Any, ...]
-LoggedEvent = tuple[int, str, int, str, str, int, int, str, dict[str, Any]]
+LoggedEvent = tuple[int, str, int, str, str, int, int, str, int, dict[str, Any]]
 _Chunk = tuple[
-    int, list[int], list[str], list[int], list[str], list[str], list[int], list[int], list[str], list[dict[str, Any]]
-]
+    int, list[int], list[str], list[int], list[str], list[str], list[int], list[int], list[str], list[int],
+    list[dict[str, Any]],
+]  # fmt: skip
 """How many events, and their columns; one value stands for all."""
 
 _encode = msgpack.Encoder().encode
 _decode_envelope = msgpack.Decoder(Envelope).decode
 _decode_result = msgpack.Decoder(Result).decode
 _decode_chunk = msgpack.Decoder(_Chunk).decode
-_decode_old_chunk = msgpack.Decoder(list[LoggedEvent]).decode
 
 
 class _Extra(Struct, array_like=True):
@@ -58,6 +59,8 @@ class _Extra(Struct, array_like=True):
     spent_token: int = 0
     spent: str = ""
     spent_state: str = ""
+    released_for: str = ""
+    first_released_at: int = 0
 
 
 _decode_extra = msgpack.Decoder(_Extra).decode
@@ -78,8 +81,8 @@ def new_row(job: Job, lane: int) -> Row:
 def full_row(job: Job, lane: int) -> Row:
     """A job in all its columns, for `to_job`; a large payload is not in it."""
     return (
-        *new_row(job, lane)[:-1], pack_extra(job), job.attempts, job.token, job.deadline, pack_held(job),
-        job.finished_at, job.expires_at, None if job.result is None else _encode(job.result),
+        *new_row(job, lane)[:-1], pack_extra(job), job.attempts, job.events, job.token, job.deadline,
+        pack_held(job), job.finished_at, job.expires_at, None if job.result is None else _encode(job.result),
     )  # fmt: skip
 
 
@@ -91,8 +94,8 @@ def is_small(job: Job) -> bool:
 def changed_row(job: Job) -> Row:
     """A job's changing columns, and last its seq."""
     return (
-        CODES[job.state], job.visible_at, pack_extra(job), job.attempts, job.token, job.deadline, pack_held(job),
-        job.finished_at, job.expires_at, None if job.result is None else _encode(job.result), job.seq,
+        CODES[job.state], job.visible_at, pack_extra(job), job.attempts, job.events, job.token, job.deadline,
+        pack_held(job), job.finished_at, job.expires_at, None if job.result is None else _encode(job.result), job.seq,
     )  # fmt: skip
 
 
@@ -106,16 +109,21 @@ def pack_extra(job: Job) -> bytes | None:
     key = job.envelope.idempotency
     ttl = None if job.result_ttl_ms == job.envelope.result_ttl_ms else job.result_ttl_ms
     spent = job.spent if job.state is not JobState.COMPLETED else ""
-    if not (job.reason or job.replays or job.progress or job.errors or key or spent or ttl is not None):
+    if not (
+        job.reason or job.replays or job.progress or job.errors or key or spent or job.released_for or ttl is not None
+    ):
         return None
     return _encode(
-        _Extra(job.reason, job.replays, job.progress, job.errors, key, ttl, job.token, spent, job.spent_state)
-    )
+        _Extra(
+            job.reason, job.replays, job.progress, job.errors, key, ttl, job.token, spent, job.spent_state,
+            job.released_for, job.first_released_at,
+        )
+    )  # fmt: skip
 
 
 def to_job(row: Row, tenant: str, queue: str) -> Job:
     """A row of JOB_COLUMNS as a job; a payload that stands elsewhere is left there (see `fill_payload`)."""
-    seq, _, id_, code, _, visible_at, origin, head, payload, more, attempts, token, deadline, held, *ends = row
+    seq, _, id_, code, _, visible_at, origin, head, payload, more, attempts, events, token, deadline, held, *ends = row
     e = _read_head(head)
     x = _NO_EXTRA if more is None else _decode_extra(more)
     enqueued_at, _, request_id = cast("str", origin).partition(":")
@@ -126,6 +134,7 @@ def to_job(row: Row, tenant: str, queue: str) -> Job:
     job = Job(
         tenant, queue, id_, seq, envelope, STATES[cast("int", code)], visible_at, int(enqueued_at), attempts, token
     )
+    job.events = events
     job.result_ttl_ms = e.result_ttl_ms if x.result_ttl_ms is None else x.result_ttl_ms
     if held is not None:
         claimed_at, _, job.worker_id = cast("str", held).partition(":")
@@ -136,12 +145,17 @@ def to_job(row: Row, tenant: str, queue: str) -> Job:
     else:
         job.finished_at, job.expires_at, _ = ends
     if more is not None:
-        job.reason, job.replays, job.progress, job.errors = x.reason, x.replays, x.progress, x.errors
+        _add_extra(job, x)
         if x.spent_token == token:
             job.spent, job.spent_state = x.spent, x.spent_state
     if job.state is JobState.COMPLETED:
         job.spent, job.spent_state = "complete", "completed"
     return job
+
+
+def _add_extra(job: Job, x: _Extra) -> None:
+    job.reason, job.replays, job.progress, job.errors = x.reason, x.replays, x.progress, x.errors
+    job.released_for, job.first_released_at = x.released_for, x.first_released_at
 
 
 def fill_payload(db: sqlite3.Connection, job: Job) -> Job:
@@ -160,7 +174,8 @@ def pack_result(result: Result) -> bytes:
 def logged(event: Event, lane: int) -> LoggedEvent:
     """An event as it stands in a chunk."""
     return (
-        event.at, event.kind, lane, event.job_id, event.type, event.attempt, event.token, event.worker_id, event.data
+        event.at, event.kind, lane, event.job_id, event.type, event.attempt, event.token, event.worker_id,
+        event.number, event.data,
     )  # fmt: skip
 
 
@@ -172,37 +187,33 @@ def pack_events(chunk: list[LoggedEvent]) -> bytes:
 
 def unpack_events(chunk: bytes) -> list[LoggedEvent]:
     """The events of one column of the table, one by one."""
-    count, *columns, data = _columns(chunk)
+    count, *columns, data = _decode_chunk(chunk)
     whole = (column if len(column) == count else column * count for column in columns)
     # Whoever changes what one says does not change the others.
     said = data if len(data) == count else [dict(data[0]) for _ in range(count)]
     return list(zip(*whole, said, strict=True))
 
 
-def _columns(chunk: bytes) -> _Chunk:
-    # An array of arrays of nine: so they were written at first.
-    if chunk[0] == _TEN and chunk[1] != _NINE:
-        return _decode_chunk(chunk)
-    events = _decode_old_chunk(chunk)
-    return cast("_Chunk", (len(events), *map(list, zip(*events, strict=True))))
+def check_of(chunk: bytes) -> int:
+    """What tells a chunk from another one with the same numbers."""
+    return zlib.crc32(chunk)
 
 
-_TEN, _NINE = 0x9A, 0x99
-
-
-def to_event(n: int, logged: LoggedEvent, tenant: str, queue: str) -> Event:
-    """The n-th event of the log."""
-    at, kind, _, id_, type_, attempt, token, worker_id, data = logged
-    return Event(cast("EventKind", kind), tenant, queue, id_, type_, at, attempt, token, worker_id, data, str(n))
+def to_event(offset: str, logged: LoggedEvent, tenant: str, queue: str) -> Event:
+    """The event that is logged at an offset."""
+    at, kind, _, id_, type_, attempt, token, worker_id, number, data = logged
+    return Event(
+        cast("EventKind", kind), tenant, queue, id_, type_, at, attempt, token, worker_id, data, offset, number
+    )
 
 
 def to_columns(first: int, chunk: bytes, names: Callable[[int], tuple[str, str]]) -> EventColumns:
     """The events of a chunk that begins with the `first`."""
-    count, at, kind, lanes, id_, type_, attempt, token, worker_id, data = _columns(chunk)
+    count, at, kind, lanes, id_, type_, attempt, token, worker_id, number, data = _decode_chunk(chunk)
     known = {lane: names(lane) for lane in set(lanes)}
     tenant, queue = [known[lane][0] for lane in lanes], [known[lane][1] for lane in lanes]
-    kinds, offset = cast("list[EventKind]", kind), Numbered("", first, "")
-    return EventColumns(count, offset, kinds, tenant, queue, id_, type_, at, attempt, token, worker_id, data)
+    kinds, offset = cast("list[EventKind]", kind), Numbered("", first, f".{check_of(chunk)}")
+    return EventColumns(count, offset, kinds, tenant, queue, id_, type_, at, attempt, token, worker_id, data, number)
 
 
 @lru_cache(maxsize=4096)

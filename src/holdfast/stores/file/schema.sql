@@ -1,4 +1,5 @@
--- The tables of a file store, version 1. Later versions are numbered steps in migrations/, never edits here.
+-- The tables of a file store. Whoever changes them, or what stands in them, raises database.SCHEMA_VERSION: a directory
+-- of another version is refused.
 --
 -- Every move rewrites a row of `jobs`, so it is kept small: large payloads, which never change, stand in `payloads`.
 -- States are numbers so that the partial indexes can say: < 4 waiting, = 4 leased, > 4 ended (see rows.py).
@@ -50,6 +51,7 @@ CREATE TABLE jobs (
     payload     BLOB,                        -- NULL: it is large, and stands in `payloads`
     extra       BLOB,                        -- what most jobs do not have: errors, progress, a key, replays ...
     attempts    INTEGER NOT NULL DEFAULT 0,
+    events      INTEGER NOT NULL DEFAULT 1,  -- the number of its last event
     token       INTEGER NOT NULL DEFAULT 0,
     deadline    INTEGER NOT NULL DEFAULT 0,
     held        TEXT,                        -- 'claimed_at:worker_id' of the last lease

@@ -20,6 +20,7 @@ from holdfast.core.job import (
     Finish,
     Job,
     JobKey,
+    Lease,
     NewJob,
     Purge,
     PurgeStatus,
@@ -80,10 +81,17 @@ class FileStore:
     """Jobs in a directory of this machine."""
 
     def __init__(
-        self, directory: str, options: CommonOptions, engine: Engine | None = None, *, create: bool = True
+        self,
+        directory: str,
+        options: CommonOptions,
+        engine: Engine | None = None,
+        *,
+        create: bool = True,
+        unsafe_fs: bool = False,
     ) -> None:
         self._directory = Path(directory).expanduser().absolute()
         self._create = create
+        self._unsafe_fs = unsafe_fs
         self.options = options
         self._engine = engine
         self._opening = asyncio.Lock()
@@ -107,7 +115,7 @@ class FileStore:
     def _start(self, frozen_at: int | None) -> Engine:
         if not self._create and not (self._directory / database.NAME).exists():
             raise StoreUnavailable(f"there is no store in {self._directory}; it is made by the first enqueue or worker")
-        database.prepare(self._directory, frozen_at=frozen_at)
+        database.prepare(self._directory, frozen_at=frozen_at, unsafe_fs=self._unsafe_fs)
         settings = Settings(self.options.retention, self.options.all_events, self.options.keep_events)
         engine = Engine(self._directory, settings)
         with contextlib.ExitStack() as undo:
@@ -145,10 +153,12 @@ class FileStore:
 
     # Jobs -------------------------------------------------------------------------------------------------
 
-    async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
+    async def enqueue(
+        self, items: Sequence[NewJob], *, connection: Any = None, under: Lease | None = None
+    ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "file")
-        return await self._change(changes.enqueue, items)
+        return await self._opened.change(lambda t: changes.enqueue(t, items, under))
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         return await self._change(claims.claim, request)
@@ -172,8 +182,8 @@ class FileStore:
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         return await self._change(changes.cancel, items)
 
-    async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
-        return await self._change(changes.replay, keys)
+    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
+        return await self._opened.change(lambda t: changes.replay(t, keys, under))
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
         return await self._change(changes.purge, items)
@@ -205,6 +215,9 @@ class FileStore:
 
     async def reach(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
         return await self._opened.read(lambda db: reads.reach(db, after, most, end))
+
+    async def written(self) -> str:
+        return await self.last_offset()
 
     async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
         return await self._opened.read(lambda db: reads.split(db, after, end, size))

@@ -59,9 +59,12 @@ class Moved(Struct):
 
 
 class Memory(Struct):
-    """What a process remembers between transactions; it saves looking up what cannot have changed."""
+    """What a process remembers between transactions.
 
-    lanes: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    The database may be restored in between: so a number from here is used only where the statement compares it with the
+    names that it stands for.
+    """
+
     leases: dict[JobKey, tuple[Job, int]] = field(default_factory=dict[JobKey, tuple[Job, int]])
     """Jobs that this process leased, as they were then. The row decides whether the lease still lives."""
     delivered: deque[tuple[Job, int]] = field(default_factory=deque[tuple[Job, int]])
@@ -69,7 +72,6 @@ class Memory(Struct):
 
     def clear(self) -> None:
         """Forget all, after a rollback."""
-        self.lanes.clear()
         self.leases.clear()
 
 
@@ -80,7 +82,8 @@ class Transaction:
         self.db = db
         self.settings = settings
         self.offers = offers
-        self._lanes = memory.lanes
+        # For this transaction alone: a lane number of before may be another tenant's by now.
+        self._lanes: dict[tuple[str, str], int] = {}
         self.leases = memory.leases
         counters = db.execute(SQL["counters"]).fetchone()
         self._saved = counters[:3]
@@ -133,9 +136,14 @@ class Transaction:
     def forget(self) -> None:
         """Drop what a failed call had gathered. Its token and number are not used again."""
         self._clear()
+        self._lanes.clear()
         self._signals.clear()
         self.event = self._kept
         self.offers.forget()
+
+    def next_token(self) -> int:
+        """The token of the next lease. It follows the clock: a restored database hands none out twice. [LEASE-5]"""
+        return max(self.token + 1, self.now * 1000)
 
     def save_counters(self) -> None:
         """Write the counters, once for the group."""
@@ -261,12 +269,12 @@ class Transaction:
         if offer is None:
             return False
         leased = job.snapshot()
-        claimed = lifecycle.claim(leased, self.token + 1, self.now + offer.lease_ms, offer.worker, self.now)
+        claimed = lifecycle.claim(leased, self.next_token(), self.now + offer.lease_ms, offer.worker, self.now)
         handed = self.offers.packed(offer, leased, lane, self.now)
         if handed is None or self.db.execute(SQL["add_leased"], rows.full_row(leased, lane)[:-3]).rowcount != 1:
             return False
         self.offers.hand_over(handed)
-        self.token += 1
+        self.token = leased.token
         self.count(lane, leased.state, +1)
         self.append(event, lane)
         self.append(claimed, lane)
@@ -298,19 +306,21 @@ class Transaction:
             self.leases[job.key] = (job, lane)
 
     def save_completed(self, completed: list[tuple[Job, Result | None]]) -> bool:
-        """Write completions in one statement, if every one of these leases is still live; else nothing."""
+        """Write completions in one statement, if each lease is live and its job as it is remembered; else nothing."""
         if len(completed) == 1:
             job, result = completed[0]
             data = None if result is None else rows.pack_result(result)
-            one = (self.now, self.now + job.result_ttl_ms, data, job.seq, job.token)
+            lane = self._lanes[job.key[:2]]
+            one = (self.now, self.now + job.result_ttl_ms, data, job.seq, job.token, lane, job.id, job.events)
             return self.db.execute(SQL["save_one_completed"], one).rowcount == 1
         results: list[bytes] = []
-        batch: list[tuple[int, int, int, int | None, int]] = []
+        batch: list[tuple[int, int, int, int | None, int, int, str, int]] = []
         position = 1
         for job, result in completed:
             data = b"" if result is None else rows.pack_result(result)
             expires_at = self.now + job.result_ttl_ms
-            batch.append((job.seq, job.token, expires_at, position if data else None, len(data)))
+            lane, place = self._lanes[job.key[:2]], position if data else None
+            batch.append((job.seq, job.token, expires_at, place, len(data), lane, job.id, job.events))
             results.append(data)
             position += len(data)
         self.db.execute("SAVEPOINT completions")

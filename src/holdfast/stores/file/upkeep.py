@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.errors import InvalidOption
 from holdfast.store import (
     EVENTS_BOUND,
     EVENTS_BOUND_MS,
@@ -50,9 +49,7 @@ def set_tenant(t: Transaction, tenant: str, settings: TenantSettings) -> None:
 
 def set_reader(t: Transaction, reader: Reader) -> None:
     """Register a reader or move it on. [EVENT-2]"""
-    n = reads.parse_offset(reader.offset)
-    if n > t.event:
-        raise InvalidOption("offset", f"{reader.offset!r} is not an offset of this store")
+    n = reads.position(t.db, reader.offset, t.event, t.trimmed)
     t.db.execute(SQL["set_reader"], (reader.tenant or "", reader.name, n))
 
 
@@ -106,16 +103,12 @@ def _trim(t: Transaction) -> int:
 
 
 def _last_before(t: Transaction, at: int) -> int:
-    """The last event that is not younger than `at`, found by halving: the log is in order of time."""
-    low, high = t.trimmed, t.event
-    while low < high:
-        middle = (low + high + 1) // 2
-        last, written_at = t.db.execute(SQL["chunk_of"], (middle,)).fetchone()
-        if written_at <= at:
-            low = last
-        else:
-            high = middle - 1
-    return low
+    """The last event before the first that is younger than `at`, as far as one call goes.
+
+    The log is not in order of time where the clock was set back: what is old may stand behind what is young. [TIME-1]
+    """
+    young: int | None = t.one("first_young", t.trimmed, TRIM, at)
+    return t.event if young is None else young - 1
 
 
 def doctor(db: sqlite3.Connection, path: Path) -> list[Finding]:

@@ -13,6 +13,7 @@ from holdfast.core import events as core_events
 from holdfast.core.job import (
     AlreadyCompleted,
     AttemptError,
+    Backoff,
     Claimed,
     Duplicate,
     Envelope,
@@ -24,6 +25,7 @@ from holdfast.core.job import (
     Queued,
     Result,
 )
+from holdfast.core.policy import KnownTypes, TypeInfo
 from holdfast.store import QueueStats
 from holdfast.stores.http.outgoing import EPOCH
 
@@ -57,6 +59,25 @@ def ticket(answer: answers.Ticket) -> Queued | Duplicate | AlreadyCompleted:
     return AlreadyCompleted(answer.id, _result(answer.result, answer.codec) or Result(b"null"))
 
 
+def known_types(answer: answers.Types) -> KnownTypes:
+    """What workers run."""
+    types = [
+        TypeInfo(
+            one.name, one.queue, one.max_attempts, backoff(one.retry),
+            None if one.timeout_s is None else round(one.timeout_s * 1000), one.priority,
+            round(one.result_ttl_s * 1000),
+        )
+        for one in answer.types
+    ]  # fmt: skip
+    queues = {one.queue: None if one.types is None else frozenset(one.types) for one in answer.queues}
+    return KnownTypes({one.name: one for one in types}, queues)
+
+
+def backoff(retry: answers.RetryInfo) -> Backoff:
+    """How long to wait before the next attempt."""
+    return Backoff(round(retry.base_s * 1000), retry.factor, round(retry.cap_s * 1000), retry.jitter)
+
+
 def claimed(tenant: str, worker_id: str, answer: answers.Claimed) -> Claimed:
     """What a claim got."""
     now = ms(answer.now)
@@ -78,6 +99,9 @@ def _leased(tenant: str, worker_id: str, job: answers.ClaimedJob, now: int) -> J
         ms(job.deadline),
         worker_id,
         now,
+        released_for=job.released.reason if job.released else "",
+        first_released_at=ms(job.released.since) if job.released else 0,
+        events=job.events,
     )
 
 
@@ -107,6 +131,9 @@ def job(found: answers.Job) -> Job:
         progress=None if progress is None else Progress(progress.fraction, progress.message),
         errors=[AttemptError(one.type, one.message, one.traceback, one.attempt, ms(one.at)) for one in found.errors],
         replays=found.replays,
+        released_for=found.released.reason if found.released else "",
+        first_released_at=ms(found.released.since) if found.released else 0,
+        events=found.events,
     )
 
 
@@ -165,4 +192,5 @@ def event(found: answers.Event) -> core_events.Event:
         found.worker_id,
         found.data,
         found.offset,
+        found.number,
     )

@@ -20,6 +20,7 @@ from holdfast.core.job import (
     Finish,
     Finished,
     JobKey,
+    Lease,
     NewJob,
     Purge,
     PurgeStatus,
@@ -50,7 +51,10 @@ B = TypeVar("B")
 class Jobs(Session):
     """The calls that change jobs."""
 
-    async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
+    async def enqueue(
+        self, items: Sequence[NewJob], *, connection: Any = None, under: Lease | None = None
+    ) -> list[EnqueueAnswer]:
+        _needs_no_lease(under)
         _joins_nothing(connection)
         found: list[EnqueueAnswer] = []
         # The trace context goes as headers, one for each request.
@@ -74,6 +78,8 @@ class Jobs(Session):
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         _joins_nothing(connection)
+        if any(item.forgive for item in items):
+            raise Unsupported("giving back earlier attempts", "http")
         return await self._leases(
             "finish", items, outgoing.finish, answers.Finished, lambda answer: Finished(answer.status)
         )
@@ -89,7 +95,7 @@ class Jobs(Session):
 
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         def cancel(item: Cancel) -> wire.Cancel:
-            return wire.Cancel(id=item.key.id, only_waiting=item.only_waiting)
+            return wire.Cancel(id=item.key.id, only_waiting=item.only_waiting, sequence=item.seq)
 
         found: list[CancelStatus] = []
         for is_flow, group in groupby(items, key=lambda item: _is_flow(item.key)):
@@ -101,7 +107,8 @@ class Jobs(Session):
                 found += await self._by_queue("jobs:cancel", run, cancel, answers.Canceled)
         return found
 
-    async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
+    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
+        _needs_no_lease(under)
         found: list[ReplayAnswer] = []
         for queue, group in groupby(self._own(keys, lambda key: key), key=lambda key: key.queue):
             run = list(group)
@@ -118,14 +125,14 @@ class Jobs(Session):
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
         def forget(item: Purge) -> wire.Forget:
-            ended = item.finished_at
-            return wire.Forget(id=item.key.id, finished_at=None if ended is None else outgoing.instant(ended))
+            ended = None if item.finished_at is None else outgoing.instant(item.finished_at)
+            return wire.Forget(id=item.key.id, finished_at=ended, sequence=item.seq)
 
         return await self._by_queue("jobs:purge", items, forget, answers.Forgotten, repeat=False)
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
         def retain(item: SetResultTtl) -> wire.Retain:
-            return wire.Retain(id=item.key.id, result_ttl_s=item.ttl_ms / 1000)
+            return wire.Retain(id=item.key.id, result_ttl_s=item.ttl_ms / 1000, sequence=item.seq)
 
         return await self._by_queue("jobs:set-result-ttl", items, retain, answers.Retained)
 
@@ -174,6 +181,11 @@ class Jobs(Session):
 
 def _is_flow(key: JobKey) -> bool:
     return key.queue == FLOWS
+
+
+def _needs_no_lease(under: Lease | None) -> None:
+    if under is not None:
+        raise Unsupported("acting under another job's lease: flows are led beside their store", "http")
 
 
 def _joins_nothing(connection: Any) -> None:

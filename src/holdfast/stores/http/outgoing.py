@@ -11,6 +11,7 @@ from msgspec import Raw
 from holdfast.core import wire
 from holdfast.core.job import Backoff, ClaimRequest, Extend, Finish, NewJob, Report
 from holdfast.core.schedule import Target, Timing
+from holdfast.store import WorkerInfo
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
@@ -90,6 +91,22 @@ def _retry(backoff: Backoff) -> wire.Retry:
     )
 
 
+def beat(worker: WorkerInfo, ttl_ms: int) -> wire.Beat:
+    """A worker that lives."""
+    types = [
+        wire.KnownType(
+            name=one.name, queue=one.queue, max_attempts=one.max_attempts, retry=_retry(one.backoff),
+            timeout_s=None if one.timeout_ms is None else one.timeout_ms / 1000, priority=one.priority,
+            result_ttl_s=one.result_ttl_ms / 1000,
+        )
+        for one in worker.types[: wire.BATCH_LIMIT]
+    ]  # fmt: skip
+    return wire.Beat(
+        worker_id=worker.worker_id, queues=list(worker.queues), types=types, host=worker.host, pid=worker.pid,
+        concurrency=worker.concurrency, held=worker.held, ttl_s=ttl_ms / 1000,
+    )  # fmt: skip
+
+
 def claim(request: ClaimRequest, wait_s: float) -> wire.Claim:
     """A wish for jobs."""
     return wire.Claim(
@@ -112,6 +129,7 @@ def finish(item: Finish) -> wire.Finish:
         outcome="fail" if lost else item.outcome,
         timed_out=item.timed_out,
         delay_s=None if item.delay_ms is None else item.delay_ms / 1000,
+        reason=item.reason,
     )
     if lost:
         said.error = wire.JobError(type="ResultTooLarge", message=_NO_BLOBS)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
+from holdfast.clock import boot_time
 from holdfast.core.job import Claimed, ClaimRequest
 from holdfast.store import Deliver
 from holdfast.stores.http.link import Link
@@ -77,13 +77,13 @@ class WaitingPost:
 
     async def _wait(self, request: ClaimRequest) -> None:
         claimed = Claimed([], self._now)
-        sent = time.monotonic()
+        sent = boot_time()
         pause_s = FIRST_S
         try:
             while not claimed.jobs and not self._closed:
-                sent = time.monotonic()
+                sent = boot_time()
                 claimed, waited_s = await self._claim(request, WAIT_S, self._link)
-                early = time.monotonic() - sent < LAST_S
+                early = boot_time() - sent < LAST_S
                 # The service did not even look for them before that. [LEASE-4]
                 sent += waited_s
                 request = replace(request, queues=request.queues[1:] + request.queues[:1])

@@ -62,7 +62,7 @@ def _schedule(found: answers.Schedule) -> Schedule:
         found.version,
         found.priority,
         found.max_attempts,
-        Backoff() if retry is None else _backoff(retry),
+        Backoff() if retry is None else incoming.backoff(retry),
         timeout_ms=None if found.timeout_s is None else round(found.timeout_s * 1000),
         result_ttl_ms=round(found.result_ttl_s * 1000),
     )
@@ -71,7 +71,3 @@ def _schedule(found: answers.Schedule) -> Schedule:
     created_at = incoming.ms(found.created_at)
     definition = Definition(timing, created_at, Target(found.queue, envelope))
     return Schedule(found.name, definition, found.state, incoming.ms(found.next_at), created_at)
-
-
-def _backoff(retry: answers.RetryInfo) -> Backoff:
-    return Backoff(round(retry.base_s * 1000), retry.factor, round(retry.cap_s * 1000), retry.jitter)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from holdfast.core import answers
 from holdfast.core.errors import InvalidOption, Unsupported
 from holdfast.core.job import TERMINAL, Job, JobKey
+from holdfast.core.policy import KnownTypes
 from holdfast.store import (
     ALL_HINTS,
     Capabilities,
@@ -28,7 +29,7 @@ from holdfast.store import (
     TenantSettings,
     WorkerInfo,
 )
-from holdfast.stores.http import flows, incoming
+from holdfast.stores.http import flows, incoming, outgoing
 from holdfast.stores.http.address import Address
 from holdfast.stores.http.bearer import Bearer
 from holdfast.stores.http.doctor import findings
@@ -38,7 +39,7 @@ from holdfast.stores.http.link import Link
 from holdfast.stores.http.posts import WaitingPost
 from holdfast.stores.http.reads import Reads
 from holdfast.stores.http.schedules import Schedules
-from holdfast.stores.http.session import queue_path
+from holdfast.stores.http.session import encode, queue_path
 
 _UNKNOWN = Capabilities(
     name="http", durable=False, survives_power_loss=False, many_processes=True, many_hosts=True,
@@ -138,7 +139,13 @@ class HttpStore(Jobs, Reads, Schedules):
         raise _settings(None)
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
-        del worker, ttl_ms
+        self._check(worker.tenant)
+        body = encode(outgoing.beat(worker, ttl_ms))
+        await self._link.call("POST", "/v1/workers:beat", answers.Beaten, body=body)
+
+    async def known_types(self, tenant: str) -> KnownTypes:
+        self._check(tenant)
+        return incoming.known_types(await self._link.call("GET", "/v1/types", answers.Types))
 
     async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
         self._check(tenant)

@@ -55,9 +55,9 @@ def extend(u: Unit, items: Sequence[Extend], *, all_events: bool) -> list[Extend
         if held is None or refusal is not None:
             answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
             continue
-        event = lifecycle.extend(held.job, item.lease_ms, u.now)
+        event = lifecycle.extend(held.job, item.lease_ms, u.now, logged=all_events)
         held.changed = True
-        if all_events:
+        if event is not None:
             u.log(event, held.lane)
         answers.append(Extended(held.job.deadline, u.now))
     return answers
@@ -72,9 +72,9 @@ def report(u: Unit, items: Sequence[Report], *, all_events: bool) -> list[Report
         if held is None or refusal is not None:
             answers.append(refusal or JobNotFound(item.key.queue, item.key.id))
             continue
-        event = lifecycle.report(held.job, item, u.now)
+        event = lifecycle.report(held.job, item, u.now, logged=all_events)
         held.changed = True
-        if all_events:
+        if event is not None:
             u.log(event, held.lane)
         answers.append(Reported())
     return answers
@@ -85,7 +85,7 @@ def cancel(u: Unit, items: Sequence[Cancel], keep: Retention) -> list[CancelStat
     answers: list[CancelStatus] = []
     for item in items:
         held = u.find(item.key)
-        if held is None:
+        if held is None or not lifecycle.is_life(held.job, item.seq):
             answers.append("not_found")
             continue
         job = held.job
@@ -140,7 +140,7 @@ def purge(u: Unit, items: Sequence[Purge]) -> list[PurgeStatus]:
     answers: list[PurgeStatus] = []
     for item in items:
         held = u.find(item.key)
-        if held is None:
+        if held is None or not lifecycle.is_life(held.job, item.seq):
             answers.append("not_found")
         elif held.job.state not in TERMINAL or (
             item.finished_at is not None and item.finished_at != held.job.finished_at
@@ -159,7 +159,7 @@ def set_result_ttl(u: Unit, items: Sequence[SetResultTtl]) -> tuple[list[TtlStat
     kept: dict[int, tuple[int, int, int]] = {}
     for item in items:
         held = u.find(item.key)
-        if held is None:
+        if held is None or not lifecycle.is_life(held.job, item.seq):
             answers.append("not_found")
         elif held.job.state not in TERMINAL:
             answers.append("not_terminal")

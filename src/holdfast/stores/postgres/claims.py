@@ -17,6 +17,7 @@ from holdfast.stores.postgres.lanes import BACK_MS, LOOK_S, Lane, Memory, is_due
 from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.literals import numbers, some_numbers
 from holdfast.stores.postgres.rows import Row
+from holdfast.stores.postgres.trouble import StaleCache
 from holdfast.stores.postgres.turns import Part, leave, plan, settle
 
 SOON_MS = 50
@@ -67,10 +68,27 @@ class Claims:
         memory = self._memory
         queues = list(dict.fromkeys(request.queues))
         parts = await self._parts(request.tenant, queues)
-        going = parts
         jobs: list[Job] = []
+        try:
+            now = await self._rounds(request, parts, jobs)
+        except StaleCache:
+            if not jobs:
+                raise
+            at = jobs[-1].claimed_at or 0  # What was granted before is kept; for the rest it looks again.
+            return Claimed(jobs, at, at + 1)
+        with memory.lock:
+            for part in parts:
+                leave(part)
+            if jobs:
+                memory.granted(now + request.lease_ms)
+                memory.lease((job.token, job.seq) for job in jobs)
+        return Claimed(jobs, now, None if len(jobs) == request.limit else await self._next_at(parts, now))
+
+    async def _rounds(self, request: ClaimRequest, parts: list[Part], jobs: list[Job]) -> int:
+        """Ask until there is enough, or nothing left: the store's time. What is granted is in `jobs` at once."""
+        memory = self._memory
+        going = parts
         repaired = False
-        now = 0
         look = is_due(memory.deadline_looked)
         while True:
             left = min(request.limit - len(jobs), BATCH)
@@ -100,14 +118,7 @@ class Claims:
             places = {id(part): part.got * len(going) + n for n, part in enumerate(going)}
             going = sorted((part for part in going if not part.short), key=lambda part: places[id(part)])
             if len(jobs) >= request.limit or not going:
-                break
-        with memory.lock:
-            for part in parts:
-                leave(part)
-            if jobs:
-                memory.granted(now + request.lease_ms)
-                memory.lease((job.token, job.seq) for job in jobs)
-        return Claimed(jobs, now, None if len(jobs) == request.limit else await self._next_at(parts, now))
+                return now
 
     def _note_reaped(self, now: int, *, full: bool) -> None:
         memory = self._memory
@@ -121,9 +132,10 @@ class Claims:
         if tenant is not None:
             unknown = [queue for queue in queues if memory.find(tenant, queue) is None]
             if unknown:
-                found = await self._link.rows("find_lanes", [tenant] * len(unknown), unknown, repeat=True)
+                known = memory.known()
+                found = await self._link.rows("find_lanes", [tenant] * len(unknown), unknown, known, repeat=True)
                 for row in found:
-                    memory.learn(*row.values())
+                    memory.learn(known, *row.values())
             lanes = {queue: memory.find(tenant, queue) for queue in queues}
             return [Part(queue, None, [lane] if lane is not None else []) for queue, lane in lanes.items()]
         for queue in queues:
@@ -136,15 +148,15 @@ class Claims:
         memory = self._memory
         line = memory.line(queue)
         news, looked = line.news, time.monotonic()
-        number = line.number
+        number, known = line.number, memory.known()
         if number is None:
-            number = await self._link.value("find_line", queue, repeat=True)
-        found = [] if number is None else await self._link.rows("lanes_with_work", number, repeat=True)
+            number = await self._link.value("find_line", queue, known, repeat=True)
+        found = [] if number is None else await self._link.rows("lanes_with_work", number, known, repeat=True)
         with memory.lock:
             line.number = number
             for row in found:
                 *names, next_at = row.values()
-                lane = memory.learn(*names)
+                lane = memory.learn(known, *names)
                 lane.look_by(next_at)
                 lane.look_from(next_at)
             if line.news == news:
@@ -194,6 +206,7 @@ class Claims:
             request.worker_id,
             reaped,
             look,
+            self._memory.known(lanes),
         )
         info: Sequence[Any] = found.pop()["info"]
         count = len(lanes)
@@ -207,11 +220,13 @@ class Claims:
         taken: dict[int, int] = {}
         memory = self._memory
         with memory.lock:
-            asked = (lane for part in sent for lane in part.lanes)
+            asked = [lane for part in sent for lane in part.lanes]
+            # The names of what was leased: the statement has compared them with those in the database. [TENANT-3]
+            by_number = {lane.number: lane for lane in asked}
             # What we heard of meanwhile is not in the answer, and may stand before what was taken.
             surprised = {lane for lane, news in zip(asked, answer.news, strict=True) if lane.news != news}
             for number, alike in groupby(answer.jobs, itemgetter("lane")):
-                lane = memory.lane(number)
+                lane = by_number[number]
                 back = BACK_MS if lane in surprised else 0
                 count = len(jobs)
                 for row in alike:

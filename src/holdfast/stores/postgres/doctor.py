@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 
+from holdfast.core.errors import StoreMismatch
 from holdfast.store import Capabilities, Finding
 from holdfast.stores.postgres import schema
 from holdfast.stores.postgres.link import LOCK_MS, Link
@@ -83,31 +84,41 @@ async def findings(link: Link, clock: Callable[[], float] = time.time) -> list[F
 
     `clock` is this machine's, in seconds. Raises StoreUnavailable if the server cannot be reached.
     """
-    pooled, done = await _dialled(link)
+    pooled, done, other = await _dialled(link)
     began = clock()
     (server,) = await link.rows("doctor_server", repeat=True)
     ours = (began + clock()) / 2
     today = datetime.fromtimestamp(ours, UTC).date()
-    found = [_version(server, link.address.schema, today), _schema(link, done), *_durability(server), _primary(server)]
+    found = [
+        _version(server, link.address.schema, today),
+        _schema(link, done, other),
+        *_durability(server),
+        _primary(server),
+    ]
     found += await _replication(link, server)
     found += await _transactions(link, server)
     found += _timeouts(link, server)
     found += [_connections(link, server), _pooler(link, pooled=pooled)]
     found += await _tables(link, server)
-    if done == migrations()[-1][0]:
+    if done == migrations()[-1][0] and other is None:
         found.append(await _log(link))
     found.append(_wrap(server))
     found.append(_clock(server["clock"] - ours))
     return found
 
 
-async def _dialled(link: Link) -> tuple[bool, int]:
-    """Whether a pooler answers in the server's place, and at which version the schema is."""
+async def _dialled(link: Link) -> tuple[bool, int, StoreMismatch | None]:
+    """Whether a pooler answers in the server's place, the version of the schema, and why its layout is not ours."""
     connection = await link.dial()
     try:
         # The process that a pooler names when we connect is not the one that then works for us.
         pooled = connection.get_server_pid() != await connection.fetchval("SELECT pg_backend_pid()")
-        return pooled, await schema.version(connection, link.address.schema)
+        other: StoreMismatch | None = None
+        try:
+            await schema.refuse_another(connection, link.address)
+        except StoreMismatch as error:
+            other = error
+        return pooled, await schema.version(connection, link.address.schema), other
     finally:
         await connection.close(timeout=2)
 
@@ -127,8 +138,11 @@ def _version(server: Row, name: str, today: date) -> Finding:
     return Finding("ok", "store", text)
 
 
-def _schema(link: Link, done: int) -> Finding:
+def _schema(link: Link, done: int, other: StoreMismatch | None) -> Finding:
     name, last = link.address.schema, migrations()[-1][0]
+    if other is not None:
+        reason, _, cure = str(other).partition("; ")
+        return Finding("bad", "schema", reason, cure)
     if done == last:
         return Finding("ok", "schema", f"version {done} of {last}")
     if done > last:

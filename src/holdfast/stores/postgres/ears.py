@@ -24,7 +24,7 @@ from holdfast.store import Hint, Listener, Signal
 from holdfast.stores.postgres import rows
 from holdfast.stores.postgres.lanes import Memory
 from holdfast.stores.postgres.link import Link
-from holdfast.stores.postgres.trouble import TROUBLES
+from holdfast.stores.postgres.trouble import TROUBLES, is_unsent
 
 Told = tuple[Hint, str, str, str]
 Notes = tuple[list[str], list[str]]
@@ -39,6 +39,8 @@ LINGER_S = 1.0
 """How long the connection is kept after its last listener left, since the next one often comes soon."""
 POLL_S = 0.25
 """Without LISTEN (`listen=0`) everybody looks that often."""
+FULL_S = 5.0
+"""For how long no notification goes with a change after the server had no room for one."""
 PAYLOAD = 7500
 """How many bytes a notification has at most; the server takes 8000."""
 
@@ -154,6 +156,8 @@ class Ears:
         """What is untold is in no hurry: it waits for a hint to go with."""
         self._warned = False
         self._closed = False
+        self._full_until = 0.0
+        self._told_full = False
         self._next_at = 0.0
         """When the next hints would be due if they went at an even pace."""
         self._resting: asyncio.TimerHandle | None = None
@@ -167,7 +171,7 @@ class Ears:
         """
         now = asyncio.get_running_loop().time()
         early = now < self._next_at - BURST * GATHER_S
-        if (self._telling is not None and not self._waits) or self._urgent.is_set() or early:
+        if (self._telling is not None and not self._waits) or self._urgent.is_set() or early or self.full:
             return None
         found = payloads(self._origin, [*self._untold, *hints])
         if len(found) > len(Hint):
@@ -175,6 +179,19 @@ class Ears:
         self._count(now)
         self._untold = {}
         return notes(self._memory.secret, found)
+
+    @property
+    def full(self) -> bool:
+        """Whether the server had no room for a notification just now: nothing is handed over either."""
+        return asyncio.get_running_loop().time() < self._full_until
+
+    def is_full(self) -> None:
+        """The server refused a notification."""
+        self._full_until = asyncio.get_running_loop().time() + FULL_S
+        if not self._told_full:
+            self._told_full = True
+            cure = "see pg_stat_activity for a connection that listens and is idle in a transaction, in any database"
+            _log.warning("hints are late: the server's queue of notifications is full; %s", cure)
 
     def _count(self, now: float) -> None:
         self._next_at = max(now, self._next_at) + GATHER_S
@@ -217,9 +234,13 @@ class Ears:
                 hints, self._untold = self._untold, {}
                 found = payloads(self._origin, hints)
                 # A hint that cannot be sent costs those who wait for it a look of their own, later.
-                with contextlib.suppress(StoreError):
+                try:
                     if found:
                         await self._link.rows("hint", *notes(self._memory.secret, found), repeat=True)
+                        self._told_full = False
+                except StoreError as error:
+                    if is_unsent(error.__cause__):
+                        self.is_full()
                 if found:
                     self._count(asyncio.get_running_loop().time())
                     await asyncio.sleep(0 if self._closed else GATHER_S)

@@ -13,6 +13,8 @@ from holdfast.store import EnqueueAnswer
 from holdfast.stores.postgres.lanes import Lane, Memory
 from holdfast.stores.postgres.link import Link, Session
 from holdfast.stores.postgres.quotas import Quotas
+from holdfast.stores.postgres.requests import ranks_of
+from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.unit import KeyScope, News, Unit, scope_of
 
 TRIES = 10
@@ -42,16 +44,20 @@ async def make_lanes(link: Link, memory: Memory, items: Sequence[NewJob]) -> lis
 
 async def add_lane(link: Link, memory: Memory, tenant: str, queue: str, ranks: int = 0) -> Lane:
     """Make a lane, or add priorities to it."""
-    if memory.line(queue).number is None:
-        await link.rows("add_line", queue, repeat=True)
-    (row,) = await link.rows("add_lane", tenant, queue, ranks, repeat=True)
-    return memory.learn(*row.values())
+    known = memory.known()
+    found: list[Row] = []
+    if memory.line(queue).number is not None:
+        found = await link.rows("add_lane", tenant, queue, ranks, known, repeat=True)
+    if not found:
+        await link.rows("add_line", queue, known, repeat=True)
+        found = await link.rows("add_lane", tenant, queue, ranks, known, repeat=True)
+    return memory.learn(known, *found[0].values())
 
 
 async def add_line(link: Link, memory: Memory, queue: str) -> int:
     """Make a line, or find it."""
-    await link.rows("add_line", queue, repeat=True)
-    number = memory.line(queue).number = await link.value("find_line", queue, repeat=True)
+    await link.rows("add_line", queue, memory.known(), repeat=True)
+    number = memory.line(queue).number = await link.value("find_line", queue, memory.known(), repeat=True)
     return number
 
 
@@ -133,13 +139,13 @@ class _New:
             ids = self._ids()
             seqs = [self.unit.found[key].job.seq if key in self.unit.found else 0 for key in ids]
             fresh = {key for key in ids if key not in self.unit.found}
-            taken = await self._session.value("take_ids", *_columns(ids), seqs)
+            taken = await self._session.value("take_ids", *_columns(ids), seqs, self._known())
             if taken is not None:
-                xid, now = taken
-                await self._read(Unit(self._session, self._memory, now, xid))
+                xid, now, *numbers = taken
+                await self._read(Unit(self._session, self._memory, now, xid), numbers)
                 tenants = [item.key.tenant for _, item, _ in self.left]
                 quotas = await Quotas.read(self._session, self._memory, tenants, place, wait=wait)
-                return await self._take_in(fresh, quotas)
+                return await self._take_in(dict(zip(ids, numbers, strict=True)), fresh, quotas)
             # Not any more as we saw it: somebody else was first, or is about to forget one of them.
             await asyncio.sleep(PAUSE_S * attempt)
             await self.look()
@@ -150,21 +156,26 @@ class _New:
     def _ids(self) -> list[tuple[int, str]]:
         return sorted({(lane.number, item.key.id) for _, item, lane in self.left})
 
-    async def _read(self, unit: Unit) -> None:
+    def _known(self) -> str:
+        lanes = [lane for _, _, lane in self.left]
+        return self._memory.known(lanes, ranks_of([item for _, item, _ in self.left], lanes))
+
+    async def _read(self, unit: Unit, locked: Sequence[int] = ()) -> None:
         self.unit = unit
-        await unit.read(*_columns(self._ids()))
+        await unit.read(*_columns(self._ids()), locked)
         self._bindings = await bindings_of(unit, self.scopes)
 
-    async def _take_in(self, fresh: set[tuple[int, str]], quotas: Quotas) -> None:
+    async def _take_in(self, numbers: dict[tuple[int, str], int], fresh: set[tuple[int, str]], quotas: Quotas) -> None:
         seqs = [row["nextval"] for row in await self._session.rows("next_seqs", len(self.left))]
         for (n, item, lane), seq in zip(self.left, seqs, strict=True):
             self.answers[n] = self._decide(item, lane) or self._add(item, lane, seq, quotas)
         unused = [key for key in fresh if key not in self.unit.found]
         if unused:
-            await self._session.rows("drop_ids", *_columns(unused))
+            await self._session.rows("drop_ids", *_columns(unused), [numbers[key] for key in unused])
         moved = {key: held.job.seq for key, held in self.unit.found.items() if held.new}
         if moved:
-            await self._session.rows("move_ids", *_columns(list(moved)), list(moved.values()))
+            before = [numbers[key] for key in moved]
+            await self._session.rows("move_ids", *_columns(list(moved)), before, list(moved.values()))
 
     def _decide(self, new: NewJob, lane: Lane) -> EnqueueAnswer | None:
         """The answer from what is there, or None: a fresh job."""
@@ -204,7 +215,7 @@ async def bindings_of(unit: Unit, scopes: set[KeyScope]) -> dict[KeyScope, Bindi
         return {}
     columns = [list(column) for column in zip(*sorted(scopes), strict=True)]
     bindings: dict[KeyScope, Binding] = {}
-    for row in await unit.session.rows("find_keys", *columns):
+    for row in await unit.session.rows("find_keys", *columns, unit.memory.known()):
         unit.now = unit.now or row["now"]
         bindings[row["lane"], row["type"], row["key"]] = Binding(row["job_id"], row["policy"], row["expires_at"])
     holders = [(scope[0], binding.job_id) for scope, binding in bindings.items()]

@@ -21,7 +21,7 @@ from holdfast.core.errors import HoldfastError, InvalidOption, StoreBusy, StoreE
 from holdfast.stores.postgres.link import Direct, Link
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import Statements, quoted
-from holdfast.stores.postgres.trouble import TROUBLES, translate
+from holdfast.stores.postgres.trouble import TROUBLES, StaleCache, is_stale, translate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -53,8 +53,13 @@ async def join(connection: Any, link: Link) -> Joined:
     elif driver == "psycopg":
         joined = _Psycopg(raw, link) if hasattr(raw, "__aenter__") else _Blocking(raw, link)
     else:
-        kind = f"{type(connection).__module__.partition('.')[0]}'s {type(connection).__name__}"
-        reason = f"{kind} cannot be joined; pass a connection of asyncpg, psycopg 3 or SQLAlchemy over one of these"
+        owner = type(connection).__module__.partition(".")[0]
+        # The driver is named where it is hidden: SQLAlchemy's own default for postgresql:// is psycopg2.
+        over = f" over {driver}" if driver != owner else ""
+        reason = (
+            f"{owner}'s {type(connection).__name__}{over} cannot be joined; pass a connection of asyncpg, psycopg 3 "
+            "or SQLAlchemy over one of these, by postgresql+asyncpg:// or postgresql+psycopg://"
+        )
         raise InvalidOption(OPTION, reason)
     joined.check()
     key = getattr(raw, "_con", raw)
@@ -124,7 +129,7 @@ class _Asyncpg(Direct):
         except TROUBLES as error:
             if isinstance(error, HoldfastError):
                 raise
-            raise _spoilt(error, str(getattr(error, "sqlstate", "") or ""), self._link) from error
+            raise await _spoilt(error, str(getattr(error, "sqlstate", "") or ""), self._link) from error
 
 
 class _Psycopg:
@@ -166,7 +171,7 @@ class _Psycopg:
         try:
             yield
         except Error as error:
-            raise _spoilt(error, error.sqlstate or "", self._link) from error
+            raise await _spoilt(error, error.sqlstate or "", self._link) from error
 
 
 class _Blocking(_Psycopg):
@@ -184,11 +189,14 @@ class _Blocking(_Psycopg):
             return list(cursor.fetchall()) if cursor.description else []
 
 
-def _spoilt(error: Exception, state: str, link: Link) -> StoreError:
+async def _spoilt(error: Exception, state: str, link: Link) -> StoreError:
     """What to raise when a statement in the caller's transaction failed."""
+    if is_stale(error):
+        await link.look(stale=True)  # The next try is made with what holds by then.
+        error = StaleCache(f"{link.shown} has other data than before, after a crash, a failover or a restore")
     what = "your transaction can only be rolled back; then try the whole of it again"
     if state in _BUSY:
         return StoreBusy(f"{link.shown}: {str(error).strip()}; {what}")
-    ours = translate(error, link.shown, link.address.timeout_s) if isinstance(error, TROUBLES) else None
+    ours = translate(error, link.shown, link.address.timeout_s) if isinstance(error, (*TROUBLES, StaleCache)) else None
     make: Callable[[str], StoreError] = type(ours) if ours is not None else StoreUnavailable
     return make(f"{ours or f'{link.shown}: {str(error).strip()}'}; {what}")

@@ -8,17 +8,21 @@ threads.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
 
-from holdfast.core.errors import StoreUnavailable
 from holdfast.core.fairness import STRIDE
+from holdfast.stores.postgres.literals import texts
+from holdfast.stores.postgres.trouble import StaleCache
+
+_log = logging.getLogger("holdfast")
 
 RANKS = 10
 SEQS = 100_000
@@ -208,10 +212,32 @@ class Memory:
         """A random number that stands in the table `meta`: who may not read that does not know it."""
         return self.place.partition(" ")[0].replace("-", "")
 
-    def meet(self, place: str) -> None:
-        """A connection was made. If it is to other data, after a restore or a failover, nothing that we know holds."""
+    @property
+    def generation(self) -> str:
+        """Of the data that all this is about. Every statement that uses it compares this with the server's."""
+        return self.place.partition(" ")[2]
+
+    def known(self, lanes: Iterable[Lane] = (), ranks: Mapping[Lane, int] | None = None) -> str:
+        """What `known` in migrations/ compares: the generation, and these lanes with the priorities that they need."""
+        found = [self.generation]
+        for lane in dict.fromkeys(lanes):
+            bits = 0 if ranks is None else ranks[lane]
+            found += [str(lane.number), str(lane.line), lane.tenant, lane.queue, str(bits)]
+        return texts(found)
+
+    def check(self, known: str) -> None:
+        """Raise StaleCache unless all that is known here is still of the generation that a statement compared."""
+        if known != self.known():
+            raise StaleCache("the database has other data than before, after a failover or a restore; try again")
+
+    def meet(self, place: str, *, stale: bool = False) -> None:
+        """Which data a connection leads to. Other data, or a statement that found a lane `stale`: forget everything."""
         with self.lock:
-            if self.place and place != self.place:
+            if self.place and (place != self.place or stale):
+                _log.warning(
+                    "the database has other data than before, after a crash, a failover, a restore or a restart: "
+                    "cached lane numbers are dropped"
+                )
                 self._forget()
             self.place = place
 
@@ -227,10 +253,10 @@ class Memory:
         """By token, the numbers of jobs that were leased here: they save finding them by their ids."""
 
     def lane(self, number: int) -> Lane:
-        """The lane of this number. Raises StoreUnavailable if all was forgotten since the number was learned."""
+        """The lane of this number. Raises StaleCache if all was forgotten since the number was learned."""
         lane = self.by_number.get(number)
         if lane is None:
-            raise StoreUnavailable("the database has other data than before, after a failover or a restore; try again")
+            raise StaleCache("the database has other data than before, after a failover or a restore; try again")
         return lane
 
     def find(self, tenant: str, queue: str) -> Lane | None:
@@ -243,9 +269,10 @@ class Memory:
         with self.lock:
             return self.lines.get(queue) or self.lines.setdefault(queue, Line(queue))
 
-    def learn(self, number: int, line: int, ranks: int, tenant: str, queue: str) -> Lane:
-        """A lane as the database has it."""
+    def learn(self, known: str, number: int, line: int, ranks: int, tenant: str, queue: str) -> Lane:
+        """A lane as the database has it, read by a statement that compared `known`. Raises StaleCache."""
         with self.lock:
+            self.check(known)
             lane = self.by_number.get(number)
             if lane is None:
                 home = self.line(queue)

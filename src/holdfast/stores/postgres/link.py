@@ -16,11 +16,11 @@ from typing import Any, Protocol, TypeVar, cast
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core import failpoint
-from holdfast.core.errors import StoreBusy, StoreUnavailable
+from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import Statements, statements
-from holdfast.stores.postgres.trouble import TROUBLES, is_conflict, is_lost, translate
+from holdfast.stores.postgres.trouble import TROUBLES, is_conflict, is_lost, is_stale, is_stale_lane, translate
 
 A = TypeVar("A")
 TRIES = 6
@@ -35,8 +35,6 @@ PATIENT_LOCK_MS = 5000
 """How long a change waits that nothing else waits with: also behind many of its own kind."""
 IDLE_MS = 15_000
 """After how long the server ends a transaction of a process of ours that was frozen in the middle of it."""
-EPOCH_S = 600
-"""How long the first connection to restored data may take: it looks at every job."""
 
 # Every statement is planned once, and goes by index, whatever the statistics say; the hot ones say so themselves (see
 # migrations/).
@@ -47,6 +45,12 @@ _SETTINGS = {
 }  # fmt: skip
 
 Connection = Any  # asyncpg's connection has no types.
+
+
+class Meet(Protocol):
+    """Told which data a connection leads to; `stale`: a statement has found that what is remembered is wrong."""
+
+    def __call__(self, place: str, *, stale: bool = False) -> None: ...
 
 
 class Session(Protocol):
@@ -60,19 +64,19 @@ class Direct:
     """A connection of asyncpg's."""
 
     def __init__(self, connection: Connection, sql: Statements, timeout_s: float | None = None) -> None:
-        self._connection = connection
+        self.connection = connection
         self._sql = sql
         self._timeout_s = timeout_s
 
     async def rows(self, name: str, *args: Any) -> list[Row]:
-        return await self._connection.fetch(self._sql[name], *args, timeout=self._timeout_s)
+        return await self.connection.fetch(self._sql[name], *args, timeout=self._timeout_s)
 
     async def value(self, name: str, *args: Any) -> Any:
-        return await self._connection.fetchval(self._sql[name], *args, timeout=self._timeout_s)
+        return await self.connection.fetchval(self._sql[name], *args, timeout=self._timeout_s)
 
     async def execute(self, text: str) -> None:
         """Run SQL as it stands."""
-        await self._connection.execute(text, timeout=self._timeout_s)
+        await self.connection.execute(text, timeout=self._timeout_s)
 
 
 class Link:
@@ -86,11 +90,8 @@ class Link:
         self._age = 0
         self._closed = False
         self._waiting: deque[tuple[bool, asyncio.Future[None]]] = deque()
-        self.meet: Callable[[str], None] | None = None
-        """Told by each new connection which data it leads to."""
-        self._place = ""
-        self._places = 0
-        """How often that was other data than before."""
+        self.meet: Meet | None = None
+        """Told which data a connection leads to: each new one, and one on which a statement found other data."""
 
     @property
     def shown(self) -> str:
@@ -138,29 +139,29 @@ class Link:
 
     async def _run(self, work: Callable[[Direct], Awaitable[A]], *, repeat: bool, urgent: bool) -> A:
         tries = 0
-        places = self._places
         while True:
             tries += 1
             try:
-                return await self._once(work, places, urgent=urgent)
+                return await self._once(work, urgent=urgent)
             except TROUBLES as error:
                 again = is_conflict(error) or (repeat and is_lost(error))
                 if is_lost(error) or isinstance(error, TimeoutError):
                     self.distrust()
                 if not again or tries >= TRIES or self._closed:
-                    raise translate(error, self.shown, self.address.timeout_s) from error
+                    raise self._translated(error) from error
                 pause_s = PAUSE_S * random.random() * min(tries, 3)  # noqa: S311 - no secret
             await asyncio.sleep(pause_s)
 
-    async def _once(self, work: Callable[[Direct], Awaitable[A]], places: int, *, urgent: bool) -> A:
+    async def _once(self, work: Callable[[Direct], Awaitable[A]], *, urgent: bool) -> A:
         connection = await self._take(urgent=urgent)
         age = self._age
-        if self._places != places:
-            # What is to be sent has numbers in it that may mean something else there. [TENANT-3]
-            self._give(connection, keep=True, age=age)
-            raise StoreUnavailable(f"{self.shown} has other data than before, after a failover or a restore; try again")
         try:
-            answer = await work(Direct(connection, self.sql, self.address.timeout_s))
+            try:
+                answer = await work(Direct(connection, self.sql, self.address.timeout_s))
+            except asyncpg.PostgresError as error:
+                if is_stale(error):
+                    await self._meet(connection, stale=is_stale_lane(error))
+                raise
         except asyncpg.PostgresError as error:
             self._give(connection, keep=not is_lost(error) and not _in_transaction(connection), age=age)
             raise
@@ -171,6 +172,13 @@ class Link:
         self._give(connection, keep=True, age=age)
         return answer
 
+    def _translated(self, error: BaseException) -> StoreError:
+        found = translate(error, self.shown, self.address.timeout_s)
+        if isinstance(found, StoreMismatch) and self.meet is not None:
+            # It was there when the store was opened.
+            return StoreUnavailable(f"{found}, unless it is being restored: then try again")
+        return found
+
     # The pool -------------------------------------------------------------------------------------------------
 
     async def dial(self) -> Connection:
@@ -178,25 +186,25 @@ class Link:
         connection = await self._connect()
         if self.meet is not None:
             try:
-                place = await self._place_of(connection)
-                self._places += bool(self._place) and place != self._place
-                self._place = place
-                self.meet(place)
+                await self._meet(connection)
             except BaseException as error:
                 connection.terminate()
                 if isinstance(error, TROUBLES):
-                    raise translate(error, self.shown, self.address.timeout_s) from error
+                    raise self._translated(error) from error
                 raise
         return connection
 
-    async def _place_of(self, connection: Connection) -> str:
-        """Which data this leads to, fit to be written to: whoever lived through a restore does not open it again."""
-        found = await connection.fetchrow(self.sql["place"], timeout=self.address.timeout_s)
-        if found is None:
+    async def look(self, *, stale: bool = False) -> None:
+        """See which data there is now. `stale`: a caller's transaction failed because of other data."""
+        await self._run(lambda session: self._meet(session.connection, stale=stale), repeat=True, urgent=False)
+
+    async def _meet(self, connection: Connection, *, stale: bool = False) -> None:
+        """See which data this leads to. The first connection to a new generation of it begins that."""
+        place = await connection.fetchval(self.sql["place"], timeout=self.address.timeout_s)
+        if place is None:
             raise StoreUnavailable(f"{self.shown} has no data, as while it is restored; try again")
-        if found["restored"]:
-            await connection.execute(self.sql["new_epoch"], timeout=EPOCH_S)
-        return found["place"]
+        if self.meet is not None:
+            self.meet(place, stale=stale)
 
     async def _connect(self) -> Connection:
         return await self._connect_to(self.address.dsn)

@@ -19,15 +19,26 @@ from holdfast.core.events import Event, EventColumns, EventKind, Numbered
 KINDS: tuple[EventKind, ...] = get_args(EventKind)
 CODES: dict[str, int] = {kind: code for code, kind in enumerate(KINDS)}
 _ENQUEUED, _CLAIMED = CODES["enqueued"], CODES["claimed"]
-_OFFSET = re.compile(r"([0-9]{1,9})\.([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,9})", re.ASCII)
+_OFFSET = re.compile(r"([0-9]{1,10})\.([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,9})", re.ASCII)
 
 _encode = msgpack.Encoder().encode
 _decode = msgpack.Decoder(dict[str, Any]).decode
 
 Columns = tuple[
-    list[int], list[int], list[str], list[str], list[int], list[int], list[str], None, None, None, list[bytes]
+    list[int],
+    list[int],
+    list[str],
+    list[str],
+    list[int],
+    list[int],
+    list[str],
+    None,
+    None,
+    None,
+    list[bytes],
+    list[int],
 ]
-"""kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more"""
+"""kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more, numbers"""
 
 
 class Place(NamedTuple):
@@ -67,13 +78,14 @@ def pack(events: Sequence[tuple[Event, int]]) -> Columns:
         None,
         None,
         [_encode(event.data) for event, _ in events],
+        [event.number for event, _ in events],
     )
 
 
 def unpack(row: Mapping[str, Any], after: int, names: Callable[[int], tuple[str, str]]) -> list[tuple[int, Event]]:
     """The events of a row behind its `after`-th, each with its number there."""
     kinds, lanes, ids, types = row["kinds"], row["lanes"], row["ids"], row["types"]
-    attempts, tokens, workers = row["attempts"], row["tokens"], row["workers"]
+    attempts, tokens, workers, numbers = row["attempts"], row["tokens"], row["workers"], row["numbers"]
     place = Place(row["epoch"], row["xid"], row["n"], 0)
     events: list[tuple[int, Event]] = []
     for i in range(after, row["count"]):
@@ -81,7 +93,7 @@ def unpack(row: Mapping[str, Any], after: int, names: Callable[[int], tuple[str,
         kind: int = _at(kinds, i)
         event = Event(
             KINDS[kind], tenant, queue, ids[i], _at(types, i), row["at"], _at(attempts, i), _at(tokens, i),
-            _at(workers, i), _data(row, kind, i), str(place._replace(k=i + 1)),
+            _at(workers, i), _data(row, kind, i), str(place._replace(k=i + 1)), _at(numbers, i),
         )  # fmt: skip
         events.append((i + 1, event))
     return events
@@ -98,6 +110,7 @@ def columns(row: Mapping[str, Any], start: int, stop: int, names: Callable[[int]
         [KINDS[kind] for kind in kinds], [known[lane][0] for lane in lanes],
         [known[lane][1] for lane in lanes], row["ids"], row["types"], [row["at"]], row["attempts"], row["tokens"],
         row["workers"], [_data(row, _at(kinds, i), i) for i in range(1 if alike else row["count"])],
+        row["numbers"],
     )  # fmt: skip
     return whole.part(start, stop)
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.clock import boot_time
 from holdfast.core.errors import StoreError
-from holdfast.core.job import Claimed, ClaimRequest
+from holdfast.core.job import Claimed, ClaimRequest, Finish, JobKey
 from holdfast.core.offers import LAST_WORD_S, LEAST_LEASE_MS, LOOK_AGAIN_MS, MOST, Offers, lasts_ms, renew_at
-from holdfast.store import Deliver
+from holdfast.store import Deliver, FinishAnswer
 from holdfast.stores.postgres import rows
 from holdfast.stores.postgres.ears import Ears
 from holdfast.stores.postgres.enqueue import add_lane, add_line
-from holdfast.stores.postgres.lanes import Memory
+from holdfast.stores.postgres.lanes import Lane, Memory
 from holdfast.stores.postgres.link import Link
 
 TIRED_S = 10.0
@@ -35,6 +36,11 @@ _Message = tuple[int, int, int, int, int, int, str, str, str, str, str, str, str
 _decode = msgspec.json.Decoder(_Message).decode
 
 
+class _Store(Protocol):
+    async def claim(self, request: ClaimRequest) -> Claimed: ...
+    async def finish(self, items: Sequence[Finish]) -> list[FinishAnswer]: ...
+
+
 class PostgresPost:
     """One worker's claims and offers. Belongs to one event loop."""
 
@@ -43,18 +49,24 @@ class PostgresPost:
         link: Link,
         memory: Memory,
         ears: Ears,
-        claim: Callable[[ClaimRequest], Awaitable[Claimed]],
+        store: _Store,
         deliver: Deliver,
     ) -> None:
         self._link = link
         self._memory = memory
-        self._claim = claim
+        self._claim, self._finish = store.claim, store.finish
         self._deliver = deliver
         self._offers = Offers()
         self._stands: Places | None = None
         """Where the last offer stands."""
         self._worker = ""
         self._tired_until = 0.0
+        self._arrived: set[str] = set()
+        """What came under the last offer: seq:token."""
+        self._awaited: dict[str, float] = {}
+        """What was sent and has not come, and from when on it counts as lost."""
+        self._lost: set[str] = set()
+        """What was given back: should it come after all, it is another's by then."""
         self._came = asyncio.Event()
         self._settling = asyncio.Lock()
         """Whoever leaves waits for an offer that is being made."""
@@ -67,16 +79,18 @@ class PostgresPost:
 
     async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:
         post = self._ear.number
-        heard = request.lease_ms >= LEAST_LEASE_MS and post != 0 and time.monotonic() >= self._tired_until
+        heard = request.lease_ms >= LEAST_LEASE_MS and post != 0 and boot_time() >= self._tired_until
         coming, now = await self._take_back(leave=not heard)
         limit = request.limit - coming
         if limit <= 0:
             await self._settle(request, 0, post)
             return Claimed([], now, now + LOOK_AGAIN_MS)
+        # Not before: what counts as lost is not counted as coming.
+        await self._give_back([sent for sent, at in self._awaited.items() if at <= boot_time()])
         claimed = await self._claim(replace(request, limit=limit) if coming else request)
         count = len(claimed.jobs)
         offered = 0
-        if heard and time.monotonic() >= self._tired_until:
+        if heard and boot_time() >= self._tired_until:
             room = request.limit if free is None else free
             offered = max(0, min(limit - count, room - coming - count, MOST))
         again = [] if claimed.next_at is None else [claimed.next_at]
@@ -101,9 +115,11 @@ class PostgresPost:
                 async with self._settling:
                     await self._take_back(leave=True)
                 async with asyncio.timeout(LAST_WORD_S):
-                    while self._offers.coming(time.monotonic(), self._ear.number):
+                    while self._offers.coming(boot_time(), self._ear.number):
                         self._came.clear()
                         await self._came.wait()
+            with contextlib.suppress(StoreError):
+                await self._give_back(list(self._awaited))
         finally:
             self._ear.stop()
 
@@ -119,14 +135,30 @@ class PostgresPost:
             if leave:
                 self._stands = None
             if row["tiring"]:
-                self._tired_until = time.monotonic() + TIRED_S
-            offers.taken_back(last.given if row["sent"] is None else row["sent"], time.monotonic())
+                self._tired_until = boot_time() + TIRED_S
+            offers.taken_back(last.given if row["sent"] is None else row["sent"], boot_time())
+            for sent in row["handed"] or ():
+                if sent not in self._arrived and sent not in self._lost:
+                    self._awaited.setdefault(sent, last.awaited_until)
             now = row["now"]
         # What went to a connection that is no more is not on its way.
-        coming = offers.coming(time.monotonic(), self._ear.number, got)
+        coming = offers.coming(boot_time(), self._ear.number, got)
         if coming and not now:
             now = await self._link.value("now", repeat=True)
         return coming, now
+
+    async def _give_back(self, lost: Sequence[str]) -> None:
+        """Release what was sent here and did not arrive: its message was lost, and nobody else knows."""
+        pairs = [sent.split(":") for sent in lost]
+        if not pairs:
+            return
+        self._lost.update(lost)
+        found = await self._link.rows("find_leased", *([int(n) for n in column] for column in zip(*pairs, strict=True)))
+        await self._finish(
+            [Finish(JobKey(row["tenant"], row["queue"], row["id"]), row["token"], "release") for row in found]
+        )
+        for sent in lost:
+            self._awaited.pop(sent, None)
 
     async def _settle(self, request: ClaimRequest, count: int, post: int) -> bool:
         """Offer to take so many jobs, if we are still heard as `post`, or see that nothing stands: whether one does."""
@@ -139,25 +171,28 @@ class PostgresPost:
 
     async def _offer(self, request: ClaimRequest, count: int, post: int) -> bool:
         data = self._memory.place
-        places = await self._places(request)
+        places, known = await self._places(request)
         if self._stands is not None and self._stands != places:
             await self._take_back(leave=True)
         if self._leaving or self._ear.number != post or self._memory.place != data:
             return False
         self._stands = places
-        mine = self._offers.begin(time.monotonic(), request.lease_ms)
+        mine = self._offers.begin(boot_time(), request.lease_ms)
+        self._arrived.clear()
         mine.post = post
         self._worker = request.worker_id
         stands: bool = await self._link.value(
             "make_offer", post, self._ear.channel, mine.number, *places, count, request.lease_ms,
-            lasts_ms(request.lease_ms), request.worker_id,
+            lasts_ms(request.lease_ms), request.worker_id, known,
         )  # fmt: skip
         self._offers.confirm(count if stands else 0)
         return stands
 
-    async def _places(self, request: ClaimRequest) -> Places:
+    async def _places(self, request: ClaimRequest) -> tuple[Places, str]:
+        """Where to offer, and the lanes that this is made of, for the statement to compare."""
         lines: list[int] = []
         lanes: list[int] = []
+        named: list[Lane] = []
         for queue in dict.fromkeys(sorted(request.queues)):
             if request.tenant is None:
                 line = self._memory.line(queue).number
@@ -169,12 +204,18 @@ class PostgresPost:
                     lane = await add_lane(self._link, self._memory, request.tenant, queue)
                 lines.append(lane.line)
                 lanes.append(lane.number)
-        return lines, lanes
+                named.append(lane)
+        return (lines, lanes), self._memory.known(named)
 
     def _take(self, data: str) -> None:
         (
             number, now, deadline, seq, token, ttl, tenant, queue, id_, type_, request_id, head, payload,
         ) = _decode(data)  # fmt: skip
+        sent = f"{seq}:{token}"
+        if sent in self._lost:
+            return
+        self._arrived.add(sent)
+        self._awaited.pop(sent, None)
         offer = self._offers.came(number, 1)
         if offer is None:
             return

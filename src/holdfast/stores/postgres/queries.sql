@@ -1,5 +1,5 @@
 -- Every statement of the PostgreSQL store, by name. {s} is the schema, {hot} and {cold} the columns of rows.COLUMNS in
--- `jobs` and in `done`.
+-- `jobs` and in `done`, {known:3} the check that what is remembered still holds, given in $3.
 
 -- name: now
 SELECT {s}.now_ms();
@@ -7,63 +7,69 @@ SELECT {s}.now_ms();
 UPDATE {s}.meta SET shift = shift + $1;
 -- name: meta
 SELECT frozen_at IS NOT NULL AS frozen, epoch FROM {s}.meta;
--- Which data this is: another after the schema was made anew, after a restore, and after a failover; and whether it has to
--- begin a new epoch first.
+-- Which data this is: another after the schema was made anew, and after a crash, a failover, a restore and a restart.
 -- name: place
-SELECT place || ' ' || CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END
-    AS place, NOT pg_is_in_recovery() AND {s}.is_restored() AS restored
-FROM {s}.meta;
--- name: new_epoch
-SELECT {s}.new_epoch();
+SELECT {s}.place();
 -- name: freeze
 UPDATE {s}.meta SET frozen_at = $1;
 
 -- Lanes.
 -- name: find_lanes
 SELECT l.lane, l.line, l.ranks, l.tenant, l.queue FROM unnest($1::text[], $2::text[]) AS u (tenant, queue)
-JOIN {s}.lanes l ON l.tenant = u.tenant AND l.queue = u.queue;
+JOIN {s}.lanes l ON l.tenant = u.tenant AND l.queue = u.queue WHERE {known:3};
 -- name: lanes_by_number
-SELECT lane, line, ranks, tenant, queue FROM {s}.lanes WHERE lane = ANY ($1::int[]);
+SELECT lane, line, ranks, tenant, queue FROM {s}.lanes WHERE lane = ANY ($1::int[]) AND {known:2};
 -- name: add_line
-INSERT INTO {s}.lines (queue) VALUES ($1) ON CONFLICT DO NOTHING;
+INSERT INTO {s}.lines (queue) SELECT $1 WHERE {known:2} ON CONFLICT DO NOTHING;
 -- name: add_lane
 INSERT INTO {s}.lanes (line, tenant, queue, ranks)
-SELECT line, $1, $2, $3 FROM {s}.lines WHERE queue = $2
+SELECT line, $1, $2, $3 FROM {s}.lines WHERE queue = $2 AND {known:4}
 ON CONFLICT (tenant, queue) DO UPDATE SET ranks = lanes.ranks | excluded.ranks
 RETURNING lane, line, ranks, tenant, queue;
 -- name: pause
-UPDATE {s}.lanes SET paused = $2 WHERE lane = $1;
+UPDATE {s}.lanes SET paused = $2 WHERE lane = $1 AND {known:3};
 
 -- The hot paths.
 -- name: enqueue
 SELECT {s}.enqueue($1::text[], $2::int[], $3::int[], $4::text::text[], $5::text[], $6::text::text[], $7::smallint[],
-    $8::int[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bytea[], $13::bytea[]);
+    $8::int[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bytea[], $13::bytea[], $14::text::text[]);
 -- name: complete
-SELECT {s}.complete($1::int[], $2::text::text[], $3::text::bigint[], $4::bytea[], $5::text::bigint[], $6::int);
+SELECT {s}.complete($1::int[], $2::text::text[], $3::text::bigint[], $4::bytea[], $5::text::bigint[], $6::int,
+    $7::text::text[]);
 -- name: extend
-SELECT {s}.extend($1::int[], $2::text::text[], $3::text::bigint[], $4::text::bigint[], $5::text::bigint[], $6::int);
+SELECT {s}.extend($1::int[], $2::text::text[], $3::text::bigint[], $4::text::bigint[], $5::text::bigint[], $6::int,
+    $7::text::text[]);
 -- name: enqueue_and_tell
 CALL {s}.enqueue_and_tell($1::text[], $2::text[], $3::text[], $4::int[], $5::int[], $6::text::text[], $7::text[],
-    $8::text::text[], $9::smallint[], $10::int[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[], $15::bytea[], NULL);
+    $8::text::text[], $9::smallint[], $10::int[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[], $15::bytea[],
+    $16::text::text[], NULL);
 -- name: complete_and_tell
 CALL {s}.complete_and_tell($1::text[], $2::text[], $3::int[], $4::text::text[], $5::text::bigint[], $6::bytea[],
-    $7::text::bigint[], $8::int, NULL);
+    $7::text::bigint[], $8::int, $9::text::text[], NULL);
 -- name: enqueue_one
 SELECT now FROM {s}.enqueue_one($1::text, $2::int, $3::int, $4::text, $5::text, $6::text, $7::smallint, $8::int,
-    $9::bigint, $10::bigint, $11::bigint, $12::bytea, $13::bytea, false);
+    $9::bigint, $10::bigint, $11::bigint, $12::bytea, $13::bytea, false, $14::text::text[]);
 -- name: enqueue_one_and_tell
 CALL {s}.enqueue_one_and_tell($1::text[], $2::text[], $3::text[], $4::text, $5::int, $6::int, $7::text, $8::text,
-    $9::text, $10::smallint, $11::int, $12::bigint, $13::bigint, $14::bigint, $15::bytea, $16::bytea, NULL, NULL);
+    $9::text, $10::smallint, $11::int, $12::bigint, $13::bigint, $14::bigint, $15::bytea, $16::bytea,
+    $17::text::text[], NULL, NULL);
 -- name: complete_one
-SELECT now FROM {s}.complete_one($1::int, $2::text, $3::bigint, $4::bytea, $5::bigint, $6::int, false);
+SELECT now FROM {s}.complete_one($1::int, $2::text, $3::bigint, $4::bytea, $5::bigint, $6::int, false,
+    $7::text::text[]);
 -- name: complete_one_and_tell
 CALL {s}.complete_one_and_tell($1::text[], $2::text[], $3::text[], $4::int, $5::text, $6::bigint, $7::bytea, $8::bigint,
-    $9::int, NULL);
+    $9::int, $10::text::text[], NULL);
 -- Offers of idle workers.
 -- name: make_offer
-SELECT {s}.make_offer($1, $2, $3, $4::int[], $5::int[], $6, $7, $8, $9);
+SELECT {s}.make_offer($1, $2, $3, $4::int[], $5::int[], $6, $7, $8, $9, $10::text::text[]);
 -- name: take_back
 SELECT * FROM {s}.take_back($1, $2, $3, $4::int[], $5::int[]);
+-- A hand-off whose message was not sent is taken out of its offer: whoever does so releases the job.
+-- name: unsend
+UPDATE {s}.offers SET sent = sent - 1, handed = array_remove(handed, $1::text) WHERE $1::text = ANY (handed) RETURNING 1;
+-- name: find_leased
+SELECT l.tenant, l.queue, j.id, j.token FROM unnest($1::bigint[], $2::bigint[]) AS u (seq, token)
+JOIN {s}.jobs j ON j.seq = u.seq AND j.token = u.token AND j.state + 0 = 4 JOIN {s}.lanes l ON l.lane = j.lane;
 -- name: forget_offers
 DELETE FROM {s}.offers WHERE post IN (
     SELECT post FROM {s}.offers WHERE until < $1 AND pg_try_advisory_xact_lock_shared(post) FOR UPDATE SKIP LOCKED);
@@ -76,11 +82,11 @@ SELECT pg_advisory_unlock($1);
 -- name: claim
 SELECT * FROM {s}.claim($1::text::int[], $2::text::int[], $3::text::int[], $4::text::bigint[], $5::text::boolean[],
     $6::text::int[], $7::text::int[], $8::text::bigint[], $9::text::bigint[], $10::text::int[], $11::text::bigint[], $12,
-    $13, $14, $15, $16);
+    $13, $14, $15, $16, $17::text::text[]);
 -- Which lanes of a queue name have anything that waits, and from when on it is visible, by skips along the index.
 -- name: lanes_with_work
 WITH RECURSIVE walk AS (
-    (SELECT j.lane, j.rank, j.visible_at FROM {s}.jobs j WHERE j.line = $1 AND j.state < 4
+    (SELECT j.lane, j.rank, j.visible_at FROM {s}.jobs j WHERE j.line = $1 AND j.state < 4 AND {known:2}
         ORDER BY j.line, j.lane, j.rank, j.visible_at LIMIT 1)
     UNION ALL
     SELECT x.* FROM walk CROSS JOIN LATERAL (
@@ -92,13 +98,14 @@ WITH RECURSIVE walk AS (
 SELECT l.lane, l.line, l.ranks, l.tenant, l.queue, min(walk.visible_at) FROM walk JOIN {s}.lanes l ON l.lane = walk.lane
 WHERE NOT l.paused GROUP BY l.lane;
 -- name: find_line
-SELECT line FROM {s}.lines WHERE queue = $1;
+SELECT line FROM {s}.lines WHERE queue = $1 AND {known:2};
 
--- Changes, inside a transaction that begins with `hold`.
+-- Changes, inside a transaction that begins with `hold`. Each writes what that has locked, by number, and `expect` compares
+-- how many rows it has reached.
 -- name: hold
-SELECT {s}.hold($1::int[], $2::text[]);
+SELECT {s}.hold($1::int[], $2::text[], $3::text::text[]);
 -- name: hold_expired
-SELECT {hot} FROM {s}.jobs WHERE state = 4 AND deadline <= $1 ORDER BY deadline, seq LIMIT $2 FOR UPDATE SKIP LOCKED;
+SELECT {hot} FROM {s}.jobs WHERE state = 4 AND deadline <= $1 AND {known:3} ORDER BY deadline, seq LIMIT $2 FOR UPDATE SKIP LOCKED;
 -- name: next_deadline
 SELECT min(deadline) FROM {s}.jobs WHERE state = 4;
 -- Who has a tenant waits for nobody: so there is no harm in waiting for that.
@@ -119,16 +126,25 @@ CROSS JOIN LATERAL (
     SELECT {hot} FROM {s}.jobs WHERE seq = ids.seq
     UNION ALL
     SELECT {cold} FROM {s}.done WHERE seq = ids.seq
-) x;
+) x WHERE {known:3};
+-- name: find_held
+SELECT {hot} FROM {s}.jobs WHERE seq = ANY ($1::bigint[]) UNION ALL SELECT {cold} FROM {s}.done WHERE seq = ANY ($1::bigint[]);
 -- name: take_ids
-SELECT {s}.take_ids($1::int[], $2::text[], $3::bigint[]);
+SELECT {s}.take_ids($1::int[], $2::text[], $3::bigint[], $4::text::text[]);
 -- name: free
 SELECT {s}.free($1::bigint);
 -- name: drop_ids
-DELETE FROM {s}.ids USING unnest($1::int[], $2::text[]) AS u (lane, id) WHERE ids.lane = u.lane AND ids.id = u.id;
+WITH changed AS (
+    DELETE FROM {s}.ids USING unnest($1::int[], $2::text[], $3::bigint[]) AS u (lane, id, seq)
+    WHERE ids.lane = u.lane AND ids.id = u.id AND ids.seq = u.seq
+    RETURNING 1
+) SELECT {s}.expect(cardinality($1::int[]), count(*)) FROM changed;
 -- name: move_ids
-UPDATE {s}.ids SET seq = u.seq FROM unnest($1::int[], $2::text[], $3::bigint[]) AS u (lane, id, seq)
-WHERE ids.lane = u.lane AND ids.id = u.id;
+WITH changed AS (
+    UPDATE {s}.ids SET seq = u.seq FROM unnest($1::int[], $2::text[], $3::bigint[], $4::bigint[]) AS u (lane, id, old, seq)
+    WHERE ids.lane = u.lane AND ids.id = u.id AND ids.seq = u.old
+    RETURNING 1
+) SELECT {s}.expect(cardinality($1::int[]), count(*)) FROM changed;
 -- name: next_seqs
 SELECT nextval('{s}.seqs') FROM generate_series(1, $1::int);
 -- name: put_jobs
@@ -138,47 +154,55 @@ SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5:
     $8::smallint[], $9::smallint[], $10::text[], $11::text[], $12::text[], $13::text[], $14::bytea[], $15::bytea[],
     $16::bytea[]);
 -- name: save_jobs
-UPDATE {s}.jobs j SET state = u.state, visible_at = u.visible_at, attempts = u.attempts, deadline = u.deadline,
-    extra = u.extra, logged = u.logged
-FROM unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::int[], $5::bigint[], $6::bytea[], $7::bigint[])
-    AS u (seq, state, visible_at, attempts, deadline, extra, logged)
-WHERE j.seq = u.seq;
+WITH changed AS (
+    UPDATE {s}.jobs j SET state = u.state, visible_at = u.visible_at, attempts = u.attempts, deadline = u.deadline,
+        extra = u.extra, logged = u.logged, events = u.events
+    FROM unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::int[], $5::bigint[], $6::bytea[], $7::bigint[],
+        $8::int[]) AS u (seq, state, visible_at, attempts, deadline, extra, logged, events)
+    WHERE j.seq = u.seq
+    RETURNING 1
+) SELECT {s}.expect(cardinality($1::bigint[]), count(*)) FROM changed;
 -- name: end_jobs
 WITH gone AS (
     DELETE FROM {s}.jobs j USING unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::int[], $5::bytea[], $6::bigint[],
-        $7::bigint[], $8::bigint[], $9::bytea[], $10::bigint[])
-        AS u (seq, state, visible_at, attempts, extra, logged, finished_at, expires_at, result, ttl)
+        $7::int[], $8::bigint[], $9::bigint[], $10::bytea[], $11::bigint[])
+        AS u (seq, state, visible_at, attempts, extra, logged, events, finished_at, expires_at, result, ttl)
     WHERE j.seq = u.seq
     RETURNING j.seq, u.visible_at, j.enqueued_at, u.ttl, u.logged, j.token, j.claimed_at, u.finished_at, u.expires_at,
-        j.line, j.lane, u.attempts, u.state, j.rank, j.id, j.type, j.request_id, j.worker, j.key, j.head, j.payload,
-        u.extra, u.result
-)
-INSERT INTO {s}.done (seq, visible_at, enqueued_at, result_ttl, logged, token, claimed_at, finished_at, expires_at, line,
-    lane, attempts, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
-SELECT * FROM gone;
+        j.line, j.lane, u.attempts, u.events, u.state, j.rank, j.id, j.type, j.request_id, j.worker, j.key, j.head,
+        j.payload, u.extra, u.result
+), put AS (
+    INSERT INTO {s}.done (seq, visible_at, enqueued_at, result_ttl, logged, token, claimed_at, finished_at, expires_at,
+        line, lane, attempts, events, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
+    SELECT * FROM gone
+    RETURNING 1
+) SELECT {s}.expect(cardinality($1::bigint[]), count(*)) FROM put;
 -- Each draws a number as a new job would: quotas are counted again when enough were drawn to fill them.
 -- name: revive_jobs
 WITH gone AS (
-    DELETE FROM {s}.done d USING unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::int[], $5::bytea[], $6::bigint[])
-        AS u (seq, state, visible_at, attempts, extra, logged)
+    DELETE FROM {s}.done d USING unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::int[], $5::bytea[], $6::bigint[],
+        $7::int[]) AS u (seq, state, visible_at, attempts, extra, logged, events)
     WHERE d.seq = u.seq
     RETURNING d.seq, u.visible_at, d.enqueued_at, d.result_ttl, u.logged, d.token, 0::bigint, d.claimed_at, d.line,
-        d.lane, u.attempts, u.state, d.rank, d.id, d.type, d.request_id, d.worker, d.key, d.head, d.payload, u.extra
-)
-INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, token, deadline, claimed_at, line, lane,
-    attempts, state, rank, id, type, request_id, worker, key, head, payload, extra)
-SELECT * FROM gone WHERE nextval('{s}.seqs') > 0;
+        d.lane, u.attempts, u.events, u.state, d.rank, d.id, d.type, d.request_id, d.worker, d.key, d.head, d.payload, u.extra
+), put AS (
+    INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, token, deadline, claimed_at, line, lane,
+        attempts, events, state, rank, id, type, request_id, worker, key, head, payload, extra)
+    SELECT * FROM gone WHERE nextval('{s}.seqs') > 0
+    RETURNING 1
+) SELECT {s}.expect(cardinality($1::bigint[]), count(*)) FROM put;
 -- name: save_expiry
-UPDATE {s}.done d SET result_ttl = u.ttl, expires_at = u.expires_at
-FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u (seq, ttl, expires_at) WHERE d.seq = u.seq;
+WITH changed AS (
+    UPDATE {s}.done d SET result_ttl = u.ttl, expires_at = u.expires_at
+    FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u (seq, ttl, expires_at) WHERE d.seq = u.seq
+    RETURNING 1
+) SELECT {s}.expect(cardinality($1::bigint[]), count(*)) FROM changed;
 -- name: forget_jobs
-DELETE FROM {s}.done WHERE seq = ANY ($1::bigint[]);
--- name: save_deadlines
-UPDATE {s}.jobs j SET deadline = u.deadline, logged = u.logged
-FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u (seq, deadline, logged) WHERE j.seq = u.seq;
+WITH changed AS (DELETE FROM {s}.done WHERE seq = ANY ($1::bigint[]) RETURNING 1)
+SELECT {s}.expect(cardinality($1::bigint[]), count(*)) FROM changed;
 -- name: log
 SELECT {s}.log($1::bigint, $2::bigint, $3::int, $4::smallint[], $5::int[], $6::text[], $7::text[], $8::int[],
-    $9::bigint[], $10::text[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[]);
+    $9::bigint[], $10::text[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[], $15::int[]);
 
 -- Keys. [ENQ-3]
 -- name: hold_keys
@@ -188,12 +212,13 @@ SELECT {s}.try_keys($1::text[]);
 -- name: find_keys
 SELECT k.lane, k.type, k.key, k.job_id, k.policy, k.expires_at, {s}.now_ms() AS now
 FROM unnest($1::int[], $2::text[], $3::text[]) AS u (lane, type, key)
-JOIN {s}.keys k ON k.lane = u.lane AND k.type = u.type AND k.key = u.key;
+JOIN {s}.keys k ON k.lane = u.lane AND k.type = u.type AND k.key = u.key WHERE {known:4};
 -- name: bind_keys
 INSERT INTO {s}.keys (lane, type, key, job_id, policy, expires_at)
 SELECT * FROM unnest($1::int[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[])
 ON CONFLICT (lane, type, key) DO UPDATE
 SET job_id = excluded.job_id, policy = excluded.policy, expires_at = excluded.expires_at;
+-- Those that are another's by now, or free, stay as they are.
 -- name: drop_keys
 DELETE FROM {s}.keys k USING unnest($1::int[], $2::text[], $3::text[], $4::text[], $5::text[])
     AS u (lane, type, key, job_id, policy)
@@ -222,16 +247,16 @@ FROM (SELECT count(*) AS waiting FROM (
 -- Reading.
 -- name: list_waiting
 SELECT {hot} FROM {s}.jobs WHERE line = $1 AND lane = $2 AND state < 4 AND (rank, visible_at, seq) > ($3, $4, $5)
-ORDER BY rank, visible_at, seq LIMIT $6;
+    AND {known:7} ORDER BY rank, visible_at, seq LIMIT $6;
 -- name: list_leased
 SELECT {hot} FROM {s}.jobs WHERE lane = $2 AND state = 4 AND (deadline, seq) > ($3, $4)
-    AND line = $1 ORDER BY deadline, seq LIMIT $5;
+    AND line = $1 AND {known:6} ORDER BY deadline, seq LIMIT $5;
 -- name: list_ended
 SELECT {cold} FROM {s}.done WHERE lane = $2 AND (finished_at, seq) > ($3, $4) AND line = $1
-ORDER BY finished_at, seq LIMIT $5;
+    AND {known:6} ORDER BY finished_at, seq LIMIT $5;
 -- name: list_dead
 SELECT {cold} FROM {s}.done WHERE lane = $2 AND state = 6 AND (finished_at, seq) > ($3, $4) AND line = $1
-ORDER BY finished_at, seq LIMIT $5;
+    AND {known:6} ORDER BY finished_at, seq LIMIT $5;
 -- name: queues_of
 SELECT l.queue FROM {s}.lanes l WHERE l.tenant = $1 AND (l.paused
     OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < 4)
@@ -260,18 +285,23 @@ SELECT queue, weight, max_waiting FROM {s}.settings WHERE tenant = $1 ORDER BY q
 -- name: workers
 SELECT info, started_at, seen_at FROM {s}.workers WHERE expires_at > {s}.now_ms() ORDER BY worker_id;
 
--- The log. Readers stay below every transaction that is still open. [EVENT-2]
+-- The log. Readers stay below every transaction that is still open in this database. [EVENT-2]
 -- name: log_ends
 SELECT t.trimmed_epoch, t.trimmed_xid, t.trimmed_n, t.trimmed_k, e.epoch, e.xid, e.n, e.count,
     EXISTS (SELECT FROM {s}.events f WHERE f.epoch = m.epoch
-        AND f.xid >= pg_snapshot_xmin(pg_current_snapshot())::text::bigint) AS held
-FROM {s}.meta m CROSS JOIN {s}.trimming t LEFT JOIN LATERAL (
-    SELECT * FROM {s}.events e WHERE (e.epoch, e.xid) < (m.epoch, pg_snapshot_xmin(pg_current_snapshot())::text::bigint)
+        AND f.xid >= h.xid) AS held,
+    (SELECT ARRAY[b.epoch, b.xid - 1] FROM {s}.epochs b WHERE b.epoch = m.epoch) AS begins,
+    (SELECT ARRAY[g.epoch, g.xid - 1, g.last_epoch, g.last_xid, g.last_n, g.last_k] FROM {s}.epochs g
+        WHERE (g.epoch, g.xid) > ($1, $2::bigint) ORDER BY g.epoch LIMIT 1) AS gap
+FROM {s}.horizon() AS h (xid) CROSS JOIN {s}.meta m CROSS JOIN {s}.trimming t LEFT JOIN LATERAL (
+    SELECT * FROM {s}.events e WHERE (e.epoch, e.xid) < (m.epoch, h.xid)
     ORDER BY e.epoch DESC, e.xid DESC, e.n DESC LIMIT 1
-) e ON true;
+) e ON true WHERE {known:3};
+-- name: log_written
+SELECT epoch, xid, n, count FROM {s}.events ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1;
 -- name: events
-SELECT epoch, xid, n, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more FROM {s}.events
-WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6) ORDER BY epoch, xid, n LIMIT $7;
+SELECT epoch, xid, n, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more, numbers FROM {s}.events
+WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6) AND {known:8} ORDER BY epoch, xid, n LIMIT $7;
 -- name: trimmed
 SELECT trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k FROM {s}.trimming;
 -- Rows of the log with which a piece of it is full, each with the events up to and with it.
@@ -358,13 +388,18 @@ DELETE FROM {s}.workers WHERE worker_id = $1;
 DELETE FROM {s}.workers WHERE expires_at <= $1;
 -- Waits for nobody, also not for the ids of what has ended just now.
 -- name: forgotten_jobs
-SELECT d.lane, d.id, d.seq, d.logged, d.result FROM {s}.done d JOIN {s}.ids ON ids.lane = d.lane AND ids.id = d.id
-WHERE d.expires_at <= $1 ORDER BY d.expires_at, d.seq LIMIT $2 FOR UPDATE OF ids, d SKIP LOCKED;
+SELECT d.lane, d.id, d.seq, d.logged, d.result FROM {s}.done d
+JOIN {s}.ids ON ids.lane = d.lane AND ids.id = d.id AND ids.seq = d.seq
+WHERE d.expires_at <= $1 AND {known:3} ORDER BY d.expires_at, d.seq LIMIT $2 FOR UPDATE OF ids, d SKIP LOCKED;
 -- name: any_forgotten
 SELECT EXISTS (SELECT FROM {s}.done WHERE expires_at <= $1 ORDER BY expires_at LIMIT 1);
+-- Not one that another job binds meanwhile: what was found is locked, and those that others have are left for the next time.
 -- name: drop_expired_keys
-DELETE FROM {s}.keys WHERE (lane, type, key) IN (
-    SELECT lane, type, key FROM {s}.keys WHERE expires_at IS NOT NULL AND expires_at <= $1 LIMIT $2);
+WITH expired AS MATERIALIZED (
+    SELECT lane, type, key FROM {s}.keys WHERE expires_at IS NOT NULL AND expires_at <= $1
+    ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {s}.keys k USING expired e WHERE k.lane = e.lane AND k.type = e.type AND k.key = e.key;
 -- name: drop_blobs
 INSERT INTO {s}.dropped_blobs SELECT unnest($1::text[]) ON CONFLICT DO NOTHING;
 -- name: take_blobs

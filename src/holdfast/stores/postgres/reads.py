@@ -14,7 +14,7 @@ from holdfast.store import EventPage, ListQuery, LogPage, Page, QueueStats, Stre
 from holdfast.stores.postgres import log, rows
 from holdfast.stores.postgres.lanes import Lane, Memory
 from holdfast.stores.postgres.link import Link
-from holdfast.stores.postgres.log import Place
+from holdfast.stores.postgres.log import END, Place
 
 SCAN = 10_000
 """How many jobs a page of a list looks through at most before it answers with what it has."""
@@ -39,8 +39,9 @@ async def lane_of(link: Link, memory: Memory, tenant: str, queue: str) -> Lane |
     """The lane of these names, if there is one."""
     lane = memory.find(tenant, queue)
     if lane is None:
-        for row in await link.rows("find_lanes", [tenant], [queue], repeat=True):
-            lane = memory.learn(*row.values())
+        known = memory.known()
+        for row in await link.rows("find_lanes", [tenant], [queue], known, repeat=True):
+            lane = memory.learn(known, *row.values())
     return lane
 
 
@@ -50,8 +51,9 @@ async def lanes_of(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[L
     unknown = [names for names, lane in lanes.items() if lane is None]
     if unknown:
         tenants, queues = [tenant for tenant, _ in unknown], [queue for _, queue in unknown]
-        for row in await link.rows("find_lanes", tenants, queues, repeat=True):
-            lane = memory.learn(*row.values())
+        known = memory.known()
+        for row in await link.rows("find_lanes", tenants, queues, known, repeat=True):
+            lane = memory.learn(known, *row.values())
             lanes[lane.tenant, lane.queue] = lane
     return [lanes[key[:2]] for key in keys]
 
@@ -60,14 +62,15 @@ async def get(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[Job | 
     """Jobs by key, as shown now."""
     found: list[Job | None] = [None] * len(keys)
     places: list[int] = []
-    numbers: list[int] = []
+    lanes: list[Lane] = []
     for n, lane in enumerate(await lanes_of(link, memory, keys)):
         if lane is not None:
             places.append(n)
-            numbers.append(lane.number)
+            lanes.append(lane)
     if not places:
         return found
-    for row in await link.rows("find", numbers, [keys[n].id for n in places], repeat=True):
+    numbers = [lane.number for lane in lanes]
+    for row in await link.rows("find", numbers, [keys[n].id for n in places], memory.known(lanes), repeat=True):
         n = places[cast("int", row["i"]) - 1]
         job = rows.to_job(row, keys[n].tenant, keys[n].queue)
         now: int = row["now"]
@@ -86,7 +89,7 @@ async def list_jobs(link: Link, memory: Memory, query: ListQuery) -> Page:
     jobs: list[Job] = []
     cursor = query.cursor
     scanned = 0
-    async for place, job in _walk(link, lane, query, start, after):
+    async for place, job in _walk(link, lane, memory.known([lane]), query, start, after):
         scanned += 1
         if query.matches(job, now):
             if len(jobs) == query.limit:
@@ -99,7 +102,7 @@ async def list_jobs(link: Link, memory: Memory, query: ListQuery) -> Page:
 
 
 async def _walk(
-    link: Link, lane: Lane, query: ListQuery, start: int, after: tuple[int, ...]
+    link: Link, lane: Lane, known: str, query: ListQuery, start: int, after: tuple[int, ...]
 ) -> AsyncIterator[tuple[str, Job]]:
     """The jobs of a lane from the cursor on, each with the cursor that stands for it."""
     for number, (name, states, first, columns) in enumerate(_SEGMENTS):
@@ -111,7 +114,7 @@ async def _walk(
         statement = "list_dead" if query.states & states == _DEAD else name
         size = min(query.limit + 1, STRETCH)
         while True:
-            found = await link.rows(statement, lane.line, lane.number, *place, size, repeat=True)
+            found = await link.rows(statement, lane.line, lane.number, *place, size, known, repeat=True)
             for row in found:
                 place = tuple(row[column] for column in columns)
                 yield ".".join(map(str, (number, *place))), rows.to_job(row, query.tenant, query.queue)
@@ -148,14 +151,30 @@ class Ends:
     def __init__(self, row: Any) -> None:
         self.trimmed = Place(*(row[name] for name in ("trimmed_epoch", "trimmed_xid", "trimmed_n", "trimmed_k")))
         last = Place(*(row[name] or 0 for name in ("epoch", "xid", "n", "count")))
-        self.end = max(last, self.trimmed)
+        self.end = max(last, self.trimmed, _beginning(row["begins"] or (0, 0)))
         self.held: bool = row["held"]
         """Whether there is more, behind a transaction that is still open."""
+        self._gap: list[int] | None = row["gap"]
+
+    def check(self, place: Place) -> None:
+        """Raise EventsTrimmed for the place that the ends were read for, if events between it and the rest are lost."""
+        if place < self.trimmed:
+            raise EventsTrimmed(str(place), str(self.trimmed))
+        if self._gap is None:
+            return
+        last, begins = Place(*self._gap[2:]), _beginning(self._gap)
+        if last < place < begins:
+            raise EventsTrimmed(str(place), str(begins))
 
 
-async def ends(link: Link) -> Ends:
-    """Where the log begins and ends now."""
-    (row,) = await link.rows("log_ends", repeat=True)
+def _beginning(epoch: Sequence[int]) -> Place:
+    """The place before the first event of an epoch."""
+    return Place(epoch[0], epoch[1], 0, 0)
+
+
+async def ends(link: Link, memory: Memory, after: Place = END) -> Ends:
+    """Where the log begins and ends now, for a reader that has read up to `after`."""
+    (row,) = await link.rows("log_ends", *after[:2], memory.known(), repeat=True)
     return Ends(row)
 
 
@@ -163,8 +182,7 @@ async def events(
     link: Link, memory: Memory, tenant: str | None, after: str | None, limit: int
 ) -> tuple[EventPage, bool]:
     """Events after an offset, and whether some are held up behind an open transaction. [EVENT-2, EVENT-3]"""
-    found = await ends(link)
-    start = _start(found, after)
+    start, found = await _begin(link, memory, after)
     page, reached = await _page(link, memory, tenant, start, found.end, limit)
     if reached > start:
         try:
@@ -185,15 +203,16 @@ async def _page(
     passed = 0
     # A tenant's page looks through a bounded stretch of the log, whatever it finds there.
     while reached < end and len(page) < limit and passed < max(limit, LOOK_AHEAD):
-        chunk = await link.rows("events", *reached[:3], *end[:3], min(CHUNKS, limit + 1), repeat=True)
+        known = memory.known()
+        chunk = await link.rows("events", *reached[:3], *end[:3], min(CHUNKS, limit + 1), known, repeat=True)
         chunk = [row for row in chunk if Place(row["epoch"], row["xid"], row["n"], row["count"]) > reached]
         if not chunk:
             return page, end
-        await _learn(link, memory, {lane for row in chunk for lane in row["lanes"]})
+        lanes = await _learn(link, memory, known, {lane for row in chunk for lane in row["lanes"]})
         for row in chunk:
             place = Place(row["epoch"], row["xid"], row["n"], 0)
             skip = reached.k if place[:3] == reached[:3] else 0
-            for k, event in log.unpack(row, skip, lambda lane: _names(memory, lane)):
+            for k, event in log.unpack(row, skip, lanes.__getitem__):
                 if len(page) == limit:
                     return page, reached
                 reached = place._replace(k=k)
@@ -203,36 +222,43 @@ async def _page(
     return page, reached
 
 
-async def reach(link: Link, after: str | None, most: int | None, last: str) -> tuple[str, str]:
+async def reach(link: Link, memory: Memory, after: str | None, most: int | None, last: str) -> tuple[str, str]:
     """From where and up to where to read; the log ends, or ended, at `last`."""
-    start, end = await _begin(link, after), log.parse_offset(last)
+    (start, _), end = await _begin(link, memory, after), log.parse_offset(last)
     if most is not None:
         cuts = await _cuts(link, start, end, most, 1)
         end = cuts[0] if cuts else end
     return str(start), str(max(start, end))
 
 
-async def split(link: Link, after: str, end: str, size: int) -> list[Stretch]:
+async def written(link: Link, memory: Memory) -> Place:
+    """Where the log ends, also where an open transaction keeps readers from it."""
+    rows = await link.rows("log_written", repeat=True)
+    return max([(await ends(link, memory)).end, *(Place(*row.values()) for row in rows)])
+
+
+async def split(link: Link, memory: Memory, after: str, end: str, size: int) -> list[Stretch]:
     """The log between two offsets, in pieces of whole rows."""
-    start, stop = await _begin(link, after), log.parse_offset(end)
+    (start, _), stop = await _begin(link, memory, after), log.parse_offset(end)
     edges = [start, *(cut for cut in await _cuts(link, start, stop, size, None) if start < cut < stop), stop]
     return [Stretch(0, str(one), str(other)) for one, other in pairwise(edges) if one < other]
 
 
 async def read(link: Link, memory: Memory, stretch: Stretch, limit: int) -> LogPage:
     """The first events of a piece, in whole rows."""
-    start, end = await _begin(link, stretch.after), log.parse_offset(stretch.end)
+    (start, _), end = await _begin(link, memory, stretch.after), log.parse_offset(stretch.end)
     reached = start
     page = Gathered()
     wanted = FIRST_CHUNKS
     while reached < end and page.count < limit:
-        chunk = await link.rows("events", *reached[:3], *end[:3], wanted, repeat=True)
-        await _learn(link, memory, {lane for row in chunk for lane in row["lanes"]})
+        known = memory.known()
+        chunk = await link.rows("events", *reached[:3], *end[:3], wanted, known, repeat=True)
+        lanes = await _learn(link, memory, known, {lane for row in chunk for lane in row["lanes"]})
         for row in chunk:
             place = Place(row["epoch"], row["xid"], row["n"], row["count"])
             last = min(place, end)
             skip = reached.k if place[:3] == reached[:3] else 0
-            page.add(log.columns(row, skip, last.k, lambda lane: _names(memory, lane)))
+            page.add(log.columns(row, skip, last.k, lanes.__getitem__))
             reached = max(reached, last)
         if len(chunk) < wanted:
             reached = end
@@ -242,18 +268,27 @@ async def read(link: Link, memory: Memory, stretch: Stretch, limit: int) -> LogP
     return LogPage(page.parts, str(reached), more=reached < end)
 
 
-async def _begin(link: Link, after: str | None) -> Place:
-    """Where to go on after an offset."""
-    return _start(await ends(link), after)
-
-
-def _start(found: Ends, after: str | None) -> Place:
-    start = found.trimmed if after is None else log.parse_offset(after)
+async def _begin(link: Link, memory: Memory, after: str | None) -> tuple[Place, Ends]:
+    """Where to go on after an offset, and where the log ends. Raises EventsTrimmed, InvalidOption."""
+    start = None if after is None else log.parse_offset(after)
+    found = await ends(link, memory, start or END)
+    if start is None:
+        return found.trimmed, found
     if start > found.end:
         raise InvalidOption("after", f"{after!r} is not an offset of this store")
-    if start < found.trimmed:
-        raise EventsTrimmed(str(start), str(found.trimmed))
-    return start
+    found.check(start)
+    return start, found
+
+
+async def readable(link: Link, memory: Memory, offset: str) -> Place:
+    """Where a registered reader is. It may be behind what is trimmed: it is told when it reads."""
+    place = log.parse_offset(offset, "offset")
+    found = await ends(link, memory, place)
+    if place > found.end:
+        raise InvalidOption("offset", f"{offset!r} is not an offset of this store")
+    if place >= found.trimmed:
+        found.check(place)
+    return place
 
 
 async def _check_whole(link: Link, start: Place) -> None:
@@ -272,16 +307,16 @@ async def _cuts(link: Link, start: Place, end: Place, size: int, most: int | Non
     return [Place(*row.values()) for row in rows]
 
 
-async def _learn(link: Link, memory: Memory, numbers: set[int]) -> None:
+async def _learn(link: Link, memory: Memory, known: str, numbers: set[int]) -> dict[int, tuple[str, str]]:
+    """Tenant and queue of each of these lanes, as they are in the data that `known` names."""
     unknown = [number for number in numbers if number not in memory.by_number]
     if unknown:
-        for row in await link.rows("lanes_by_number", unknown, repeat=True):
-            memory.learn(*row.values())
-
-
-def _names(memory: Memory, number: int) -> tuple[str, str]:
-    lane = memory.lane(number)
-    return lane.tenant, lane.queue
+        for row in await link.rows("lanes_by_number", unknown, known, repeat=True):
+            memory.learn(known, *row.values())
+    with memory.lock:
+        lanes = [memory.lane(number) for number in numbers]
+        memory.check(known)
+    return {lane.number: (lane.tenant, lane.queue) for lane in lanes}
 
 
 def _shown(job: Job, now: int) -> Job:

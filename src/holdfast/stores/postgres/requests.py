@@ -10,13 +10,13 @@ from typing import Any
 
 from holdfast.core.job import Extend, Finish, NewJob
 from holdfast.stores.postgres import rows
-from holdfast.stores.postgres.lanes import Lane
+from holdfast.stores.postgres.lanes import Lane, Memory
 from holdfast.stores.postgres.literals import numbers, texts
 
 Request = tuple[str, tuple[Any, ...]]
 
 
-def enqueue(items: Sequence[NewJob], lanes: Sequence[Lane]) -> Request | None:
+def enqueue(items: Sequence[NewJob], lanes: Sequence[Lane], memory: Memory) -> Request | None:
     """Take in new jobs; None where one has a key."""
     envelopes = [item.envelope for item in items]
     if any(e.idempotency is not None for e in envelopes):
@@ -26,6 +26,7 @@ def enqueue(items: Sequence[NewJob], lanes: Sequence[Lane]) -> Request | None:
         return "enqueue_one", (
             item.key.tenant, lane.line, lane.number, item.key.id, e.type, e.request_id, 9 - e.priority, e.max_attempts,
             item.delay_ms, item.run_at, e.result_ttl_ms, rows.pack_head(e), e.payload,
+            memory.known(lanes, ranks_of(items, lanes)),
         )  # fmt: skip
     run_ats = [item.run_at for item in items]
     return "enqueue", (
@@ -42,34 +43,48 @@ def enqueue(items: Sequence[NewJob], lanes: Sequence[Lane]) -> Request | None:
         _alike([e.result_ttl_ms for e in envelopes]),
         _alike([rows.pack_head(e) for e in envelopes]),
         [e.payload for e in envelopes],
+        memory.known(lanes, ranks_of(items, lanes)),
     )
 
 
-def complete(items: Sequence[Finish], lanes: Sequence[int], seqs: list[int] | None, lock_ms: int | None) -> Request:
+def ranks_of(items: Sequence[NewJob], lanes: Sequence[Lane]) -> dict[Lane, int]:
+    """The bits of the priorities that each lane needs for these jobs."""
+    ranks: dict[Lane, int] = {}
+    for item, lane in zip(items, lanes, strict=True):
+        ranks[lane] = ranks.get(lane, 0) | 1 << (9 - item.envelope.priority)
+    return ranks
+
+
+def complete(
+    items: Sequence[Finish], lanes: Sequence[Lane], memory: Memory, seqs: list[int] | None, lock_ms: int | None
+) -> Request:
     """Complete jobs; without `seqs` they are looked up by their ids, without `lock_ms` waits are not bounded here."""
+    known = memory.known(lanes)
     if len(items) == 1:
         (item,) = items
         result, seq = rows.pack_result(item.result), None if seqs is None else seqs[0]
-        return "complete_one", (lanes[0], item.key.id, item.token, result, seq, lock_ms)
+        return "complete_one", (lanes[0].number, item.key.id, item.token, result, seq, lock_ms, known)
     return "complete", (
-        _alike(lanes),
+        _alike([lane.number for lane in lanes]),
         texts([item.key.id for item in items]),
         numbers(item.token for item in items),
         [rows.pack_result(item.result) for item in items],
         None if seqs is None else numbers(seqs),
         lock_ms,
+        known,
     )
 
 
-def extend(items: Sequence[Extend], lanes: Sequence[int], seqs: list[int], lock_ms: int) -> Request:
+def extend(items: Sequence[Extend], lanes: Sequence[Lane], memory: Memory, seqs: list[int], lock_ms: int) -> Request:
     """Renew leases."""
     return "extend", (
-        _alike(lanes),
+        _alike([lane.number for lane in lanes]),
         texts([item.key.id for item in items]),
         numbers(item.token for item in items),
         numbers(item.lease_ms for item in items),
         numbers(seqs),
         lock_ms,
+        memory.known(lanes),
     )
 
 

@@ -14,7 +14,7 @@ from holdfast.core.job import AttemptError, Envelope, IdempotencyKey, Job, JobSt
 
 COLUMNS = (
     "seq", "lane", "id", "state", "rank", "visible_at", "enqueued_at", "request_id", "type", "key", "head", "payload",
-    "extra", "attempts", "token", "deadline", "claimed_at", "worker", "result_ttl", "logged", "finished_at",
+    "extra", "attempts", "events", "token", "deadline", "claimed_at", "worker", "result_ttl", "logged", "finished_at",
     "expires_at", "result",
 )  # fmt: skip
 
@@ -27,7 +27,7 @@ CODES = {state: code for code, state in enumerate(STATES)}
 LEASED = CODES[JobState.LEASED]
 
 Row = Mapping[str, Any]
-Record = tuple[int, int, int, int, int, int, int, int, str, str, str, str, str, str | None, str | None]
+Record = tuple[int, int, int, int, int, int, int, int, int, str, str, str, str, str, str | None, str | None]
 """What `complete_one` in migrations/ tells of a job."""
 
 _encode = msgpack.Encoder().encode
@@ -47,6 +47,8 @@ class _Extra(Struct, array_like=True):
     spent_token: int = 0
     spent: str = ""
     spent_state: str = ""
+    released_for: str = ""
+    first_released_at: int = 0
 
 
 _decode_extra = msgpack.Decoder(_Extra).decode
@@ -59,12 +61,12 @@ def to_job(row: Row, tenant: str, queue: str) -> Job:
         tenant, queue, row["id"], row["seq"], _envelope(row["head"], row["type"], row["payload"], row["request_id"], x),
         STATES[cast("int", row["state"])], row["visible_at"], row["enqueued_at"], row["attempts"], row["token"],
         row["deadline"], row["worker"], row["claimed_at"], row["finished_at"], result_ttl_ms=row["result_ttl"],
-        expires_at=row["expires_at"],
+        expires_at=row["expires_at"], events=row["events"],
     )  # fmt: skip
     if row["result"] is not None:
         job.result = to_result(row["result"])
     if x is not None:
-        job.reason, job.replays, job.progress, job.errors = x.reason, x.replays, x.progress, x.errors
+        _add_extra(job, x)
         if x.spent_token == job.token:
             job.spent, job.spent_state = x.spent, x.spent_state
     if job.state is JobState.COMPLETED:
@@ -76,16 +78,16 @@ def to_claimed(row: Row, tenant: str, queue: str, worker_id: str) -> Job:
     """A row that the function `claim` answered."""
     # All columns at once: looking them up by name takes longer than all the rest.
     (
-        _, seq, visible_at, enqueued_at, result_ttl, token, deadline, claimed_at, _, attempts, _, id_, type_,
-        request_id, _, head, payload, extra,
+        _, seq, visible_at, enqueued_at, result_ttl, token, deadline, claimed_at, _, attempts, events, _, id_,
+        type_, request_id, _, head, payload, extra,
     ) = row.values()  # fmt: skip
     x = None if extra is None else _decode_extra(extra)
     job = Job(
         tenant, queue, id_, seq, _envelope(head, type_, payload, request_id, x), JobState.LEASED, visible_at,
-        enqueued_at, attempts, token, deadline, worker_id, claimed_at, result_ttl_ms=result_ttl,
+        enqueued_at, attempts, token, deadline, worker_id, claimed_at, result_ttl_ms=result_ttl, events=events,
     )  # fmt: skip
     if x is not None:
-        job.reason, job.replays, job.progress, job.errors = x.reason, x.replays, x.progress, x.errors
+        _add_extra(job, x)
     return job
 
 
@@ -96,26 +98,32 @@ def to_handed(  # noqa: PLR0917 - the columns of a row
     """A job that was leased as it came, which is nothing special then."""
     return Job(
         tenant, queue, id_, seq, _envelope(head, type_, payload, request_id, None), JobState.LEASED, now, now, 1, token,
-        deadline, worker_id, now, result_ttl_ms=ttl,
+        deadline, worker_id, now, result_ttl_ms=ttl, events=2,
     )  # fmt: skip
 
 
 def to_ended(record: Record, tenant: str, queue: str, id_: str) -> Job:
     """A job that has completed, as it is told to those who wait for it."""
     *numbers, type_, request_id, worker, head, payload, extra, result = record
-    seq, visible_at, enqueued_at, ttl, token, claimed_at, finished_at, attempts = numbers
+    seq, visible_at, enqueued_at, ttl, token, claimed_at, finished_at, attempts, events = numbers
     return to_job(
         {
             "id": id_, "seq": seq, "head": bytes.fromhex(head), "type": type_, "payload": b64decode(payload),
             "request_id": request_id, "state": CODES[JobState.COMPLETED], "visible_at": visible_at,
-            "enqueued_at": enqueued_at, "attempts": attempts, "token": token, "deadline": 0, "worker": worker,
-            "claimed_at": claimed_at, "finished_at": finished_at, "result_ttl": ttl, "expires_at": finished_at + ttl,
+            "enqueued_at": enqueued_at, "attempts": attempts, "events": events, "token": token, "deadline": 0,
+            "worker": worker, "claimed_at": claimed_at, "finished_at": finished_at, "result_ttl": ttl,
+            "expires_at": finished_at + ttl,
             "extra": None if extra is None else b64decode(extra),
             "result": None if result is None else b64decode(result),
         },
         tenant,
         queue,
     )  # fmt: skip
+
+
+def _add_extra(job: Job, x: _Extra) -> None:
+    job.reason, job.replays, job.progress, job.errors = x.reason, x.replays, x.progress, x.errors
+    job.released_for, job.first_released_at = x.released_for, x.first_released_at
 
 
 def _envelope(head: bytes, type_: str, payload: bytes, request_id: str, extra: _Extra | None) -> Envelope:
@@ -130,9 +138,14 @@ def pack_extra(job: Job) -> bytes | None:
     """What most jobs do not need, as one column."""
     key = job.envelope.idempotency
     spent = job.spent if job.state is not JobState.COMPLETED else ""
-    if not (job.reason or job.replays or job.progress or job.errors or key or spent):
+    if not (job.reason or job.replays or job.progress or job.errors or key or spent or job.released_for):
         return None
-    return _encode(_Extra(job.reason, job.replays, job.progress, job.errors, key, job.token, spent, job.spent_state))
+    return _encode(
+        _Extra(
+            job.reason, job.replays, job.progress, job.errors, key, job.token, spent, job.spent_state,
+            job.released_for, job.first_released_at,
+        )
+    )  # fmt: skip
 
 
 def pack_result(result: Result | None) -> bytes | None:

@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.core.errors import StoreBusy, StoreMismatch, StoreUnavailable
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.link import Link
-from holdfast.stores.postgres.sql import migrations, quoted
+from holdfast.stores.postgres.sql import digest, migrations, quoted
 from holdfast.stores.postgres.trouble import TROUBLES, is_blocked, translate
 
 LEAST_VERSION = 130000
@@ -32,6 +32,7 @@ async def prepare(link: Link, frozen_at: int | None) -> None:
                 f"{address.shown} is a replica: it takes no changes, and is behind; connect to its primary"
             )
         done = await version(connection, address.schema)
+        await refuse_another(connection, address)
         last = migrations()[-1][0]
         if done < last:
             if not address.migrate:
@@ -67,17 +68,19 @@ async def _migrate(connection: Any, address: Address, frozen_at: int | None) -> 
     await connection.execute(f"SET LOCAL lock_timeout = {STEP_WAIT_MS}")
     done = await version(connection, address.schema)
     refuse_newer(address, done)
+    await refuse_another(connection, address)
     steps = [step for step in migrations() if step[0] > done]
     if done == 0:
         await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
         await connection.execute(
             f"CREATE TABLE IF NOT EXISTS {schema}.migrations ("
-            "number int PRIMARY KEY, name text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp())"
+            "number int PRIMARY KEY, name text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp(),"
+            " digest text)"
         )
     for number, name, text in steps:
         await connection.execute(text.replace("{s}", schema))
-        record = f"INSERT INTO {schema}.migrations (number, name) VALUES ($1, $2)"  # noqa: S608 - a quoted name
-        await connection.execute(record, number, name)
+        record = f"INSERT INTO {schema}.migrations (number, name, digest) VALUES ($1, $2, $3)"  # noqa: S608 - quoted
+        await connection.execute(record, number, name, digest(text))
     if done == 0 and frozen_at is not None:
         await connection.execute(f"UPDATE {schema}.meta SET frozen_at = $1", frozen_at)  # noqa: S608
     return [name for _, name, _ in steps]
@@ -89,6 +92,24 @@ def refuse_newer(address: Address, done: int) -> None:
     if done > last:
         reason = f"the schema {address.schema!r} is at version {done}, newer than this Holdfast ({last})"
         raise StoreMismatch(f"{reason}; upgrade Holdfast here first")
+
+
+async def refuse_another(connection: Any, address: Address) -> None:
+    """Raise StoreMismatch for a schema whose steps were not the ones we would take: its tables are not ours."""
+    name = quoted(address.schema)
+    if await connection.fetchval("SELECT to_regclass($1)", f"{name}.migrations") is None:
+        return
+    # By way of JSON, as the first schemas had no such column.
+    found = await connection.fetch(f"SELECT number, to_jsonb(m) ->> 'digest' AS digest FROM {name}.migrations m")  # noqa: S608
+    ours = {number: (step, digest(text)) for number, step, text in migrations()}
+    for row in sorted(found):
+        step, wanted = ours.get(row["number"], ("", row["digest"]))
+        if row["digest"] != wanted:
+            reason = (
+                f"the schema {address.schema!r} has another layout: its step {step} was not the one of this version"
+            )
+            cure = f"finish its jobs with the version that made it, then DROP SCHEMA {name} CASCADE"
+            raise StoreMismatch(f"{reason}; {cure}, or name another schema with ?schema=NAME")
 
 
 async def version(connection: Any, schema: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import cache
 from importlib.resources import files
@@ -12,6 +13,7 @@ _NAMED = re.compile(r"^-- name: ([\w{}]+)\n", re.MULTILINE)
 SLOTS = 8
 """How many partitions the log has."""
 _COMMENT = re.compile(r"^--.*\n?", re.MULTILINE)
+_KNOWN = re.compile(r"\{known:([0-9]+)\}")
 _COLD = {"deadline": "0::bigint AS deadline"}
 _HOT = {
     "finished_at": "NULL::bigint AS finished_at", "expires_at": "NULL::bigint AS expires_at",
@@ -31,6 +33,7 @@ def statements(schema: str) -> Statements:
     found: Statements = {}
     for name, body in zip(parts[::2], parts[1::2], strict=True):
         bare = _COMMENT.sub("", body).strip().removesuffix(";")
+        bare = _KNOWN.sub(r"{s}.known($\1::text::text[])", bare)
         text = bare.replace("{s}", quoted(schema)).replace("{hot}", hot).replace("{cold}", cold)
         text = text.replace("{slots}", str(SLOTS))
         for slot in range(SLOTS if "{slot}" in name else 1):
@@ -44,6 +47,12 @@ def migrations() -> list[tuple[int, str, str]]:
     folder = files("holdfast.stores.postgres").joinpath("migrations")
     steps = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
     return [(int(name[:4]), name, folder.joinpath(name).read_text(encoding="utf-8")) for name in steps]
+
+
+def digest(text: str) -> str:
+    """What a step of the migrations says, comments and layout aside, in 16 characters."""
+    plain = " ".join(re.sub(r"--[^\n]*", "", text).split())
+    return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
 
 def quoted(name: str) -> str:

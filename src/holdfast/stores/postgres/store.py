@@ -7,12 +7,14 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core.errors import InvalidOption, JobNotFound, StoreBusy, StoreMismatch, StoreUnavailable, Unsupported
+from holdfast.core import lease
+from holdfast.core.errors import JobNotFound, StoreBusy, StoreMismatch, StoreUnavailable, Unsupported
 from holdfast.core.job import (
     Cancel,
     CancelStatus,
@@ -25,6 +27,7 @@ from holdfast.core.job import (
     Job,
     JobKey,
     JobState,
+    Lease,
     NewJob,
     Purge,
     PurgeStatus,
@@ -66,7 +69,7 @@ from holdfast.stores.postgres.joining import Joined, join
 from holdfast.stores.postgres.link import LOCK_MS, PATIENT_LOCK_MS, Link, Session
 from holdfast.stores.postgres.offers import PostgresPost
 from holdfast.stores.postgres.quotas import Quotas
-from holdfast.stores.postgres.trouble import TROUBLES, is_blocked, translate
+from holdfast.stores.postgres.trouble import TROUBLES, StaleCache, is_blocked, is_unsent, translate
 from holdfast.stores.postgres.unit import News, Unit
 
 A = TypeVar("A")
@@ -80,6 +83,8 @@ BRIEF_LOCK_MS = 100
 """How long a batch waits for somebody who holds one of its jobs."""
 BLOCKED = 16
 """How many blocked jobs of a batch are looked for one by one."""
+STALE_TRIES = 4
+"""How often a call is made whose cached lane numbers are stale, each time with what the server has by then."""
 HELD_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04)
 """How long a read of the log waits for transactions that hold up the rest of it."""
 HELD_S = 0.25
@@ -123,11 +128,8 @@ class PostgresStore:
                 await schema.prepare(self._link, time.time_ns() // 1_000_000 if frozen else None)
                 (meta,) = await self._link.rows("meta", repeat=True)
                 self._check_clock(frozen=meta["frozen"])
-                (place,) = await self._link.rows("place", repeat=True)
-                self._memory.meet(place["place"])
                 self._link.meet = self._memory.meet
-                if place["restored"]:
-                    self._link.distrust()  # Whoever connects anew begins the new epoch.
+                await self._link.look()
                 self._capabilities = await doctor.durability(self._link)
             except BaseException:
                 self._link.distrust()  # Nobody would close what was never open.
@@ -174,12 +176,15 @@ class PostgresStore:
 
     # Jobs -------------------------------------------------------------------------------------------------
 
-    async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
+    async def enqueue(
+        self, items: Sequence[NewJob], *, connection: Any = None, under: Lease | None = None
+    ) -> list[EnqueueAnswer]:
         answers: list[EnqueueAnswer] = []
+        act = self._enqueue if under is None else partial(self._enqueue_under, under)
         joined = None if connection is None else await join(connection, self._opened)
         async with joined.step() if joined is not None else nullcontext():
             for piece in _pieces(items):
-                answers += await self._apart(piece, self._enqueue, joined)
+                answers += await self._apart(piece, act, joined)
         return answers
 
     async def _apart(
@@ -194,15 +199,17 @@ class PostgresStore:
 
         Only that waits, when all others are done, and raises StoreBusy: they can be sent again. [ENQ-7, ENQ-8, LEASE-4]
         """
-        if joined is not None or len(items) == 1:
-            return await act(items, joined, patient_ms)
+        if joined is not None:
+            return await act(items, joined, patient_ms)  # What fails there is the caller's to try again.
+        if len(items) == 1:
+            return await again(lambda: act(items, None, patient_ms))
         answers: dict[int, A] = {}
         blocked: list[range] = []
         parts = deque([range(len(items))])
         while parts:
             part = parts.popleft()  # The larger ones first: most are done before what is blocked is found.
             try:
-                found = await act(items[part.start : part.stop], None, BRIEF_LOCK_MS)
+                found = await again(partial(act, items[part.start : part.stop], None, BRIEF_LOCK_MS))
             except StoreBusy as busy:
                 if not is_blocked(busy.__cause__):
                     raise
@@ -214,17 +221,18 @@ class PostgresStore:
             else:
                 answers.update(zip(part, found, strict=True))
         for part in blocked:
-            answers.update(zip(part, await act(items[part.start : part.stop], None, patient_ms), strict=True))
+            found = await again(partial(act, items[part.start : part.stop], None, patient_ms))
+            answers.update(zip(part, found, strict=True))
         return [answers[n] for n in range(len(items))]
 
     async def _enqueue(
         self, items: Sequence[NewJob], joined: Joined | None, lock_ms: int = PATIENT_LOCK_MS
     ) -> list[EnqueueAnswer]:
         link, memory = self._opened, self._memory
-        found = await enqueue.make_lanes(link, memory, items)
+        found = await again(lambda: enqueue.make_lanes(link, memory, items))
         # Without a request id a repetition would be answered as a duplicate of itself. [ENQ-8]
         repeat = all(item.envelope.request_id for item in items)
-        request = requests.enqueue(items, found)
+        request = requests.enqueue(items, found, memory)
         if request is not None:
             now, told, handed = None, False, False
             try:
@@ -248,9 +256,36 @@ class PostgresStore:
 
         return await self._change(work, joined, repeat=repeat, lock_ms=lock_ms)
 
+    async def _enqueue_under(
+        self, under: Lease, items: Sequence[NewJob], joined: Joined | None, lock_ms: int
+    ) -> list[EnqueueAnswer]:
+        """Take in jobs in a transaction that holds the lease it is made under."""
+        memory = self._memory
+        (lane,) = await self._lanes([under.key])
+        found = await again(lambda: enqueue.make_lanes(self._opened, memory, items))
+        request = requests.enqueue(items, found, memory)
+        repeat = all(item.envelope.request_id for item in items)
+
+        async def work(session: Session) -> tuple[list[EnqueueAnswer], News]:
+            await self._hold_lease(session, under, lane)
+            now = None if request is None else await session.value(request[0], *request[1])
+            if now is not None:
+                return enqueue.fresh_answers(items, found, now)
+            return await enqueue.enqueue(session, memory, items, found, self.address.schema, wait=joined is None)
+
+        return await self._change(work, joined, repeat=repeat, lock_ms=lock_ms)
+
+    async def _hold_lease(self, session: Session, under: Lease, lane: lanes.Lane | None) -> None:
+        """Keep a lease as it is until the end of the transaction. Raises the refusal if it is not live."""
+        if lane is None:
+            return lease.check_under(None, under, 0)
+        unit = await Unit.begin(session, self._memory, [(lane, under.key.id)])
+        held = unit.find(under.key)
+        return lease.check_under(None if held is None else held.job, under, unit.now)
+
     async def claim(self, request: ClaimRequest) -> Claimed:
         _ = self._opened
-        claimed = await self._claims.claim(request)
+        claimed = await again(lambda: self._claims.claim(request))
         if claimed.jobs:
             self._tell([(Hint.EVENTS, "", "", "")])
         return claimed
@@ -259,7 +294,7 @@ class PostgresStore:
         link = self._opened
         if self._ears is None:
             raise StoreUnavailable(_CLOSED)
-        return PostgresPost(link, self._memory, self._ears, self.claim, deliver) if self.address.listen else None
+        return PostgresPost(link, self._memory, self._ears, self, deliver) if self.address.listen else None
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         answers: list[FinishAnswer] = []
@@ -294,12 +329,12 @@ class PostgresStore:
         self, items: Sequence[Finish], joined: Joined | None, lock_ms: int = LOCK_MS
     ) -> list[FinishAnswer] | None:
         """The common case: leases that live; else None, and nothing happened."""
-        numbers = [lane.number for lane in await self._lanes(item.key for item in items) if lane is not None]
-        if len(numbers) < len(items):
+        found = [lane for lane in await self._lanes(item.key for item in items) if lane is not None]
+        if len(found) < len(items):
             return None
         seqs = self._memory.leased(item.token for item in items)
         # How long the caller's own statements wait is the caller's to say.
-        request = requests.complete(items, numbers, seqs, lock_ms if joined is None else None)
+        request = requests.complete(items, found, self._memory, seqs, lock_ms if joined is None else None)
         news = News(ended=[item.key for item in items], logged=True)
         hints, done = news.hints(self._memory), None
         if len(items) == 1:
@@ -345,14 +380,14 @@ class PostgresStore:
         seqs = self._memory.leased(item.token for item in items)
         if not seqs or len(set(seqs)) < len(items):
             return None
-        numbers = [lane.number for lane in await self._lanes(item.key for item in items) if lane is not None]
-        if len(numbers) < len(items):
+        found = [lane for lane in await self._lanes(item.key for item in items) if lane is not None]
+        if len(found) < len(items):
             return None
-        name, args = requests.extend(items, numbers, seqs, lock_ms)
-        found = await self._opened.value(name, *args, repeat=True, urgent=True)
-        if found is None:
+        name, args = requests.extend(items, found, self._memory, seqs, lock_ms)
+        answer = await self._opened.value(name, *args, repeat=True, urgent=True)
+        if answer is None:
             return None
-        now, *deadlines = found
+        now, *deadlines = answer
         self._memory.granted(min(deadlines))
         return [Extended(deadline, now) for deadline in deadlines]
 
@@ -364,14 +399,20 @@ class PostgresStore:
         keep = self.options.retention
         return await self._each(items, lambda unit: changes.cancel(unit, items, keep), repeat=True)
 
-    async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
+    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
+        return await again(lambda: self._replay(keys, under))
+
+    async def _replay(self, keys: Sequence[JobKey], under: Lease | None) -> list[ReplayAnswer]:
         found = await self._lanes(keys)
+        (leader,) = (None,) if under is None else await self._lanes([under.key])
         if not any(found):
             return [JobNotFound(key.queue, key.id) for key in keys]
         memory, place = self._memory, self.address.schema
         pairs = [(lane, key.id) for key, lane in zip(keys, found, strict=True) if lane is not None]
 
         async def work(session: Session) -> tuple[list[ReplayAnswer] | None, News]:
+            if under is not None:
+                await self._hold_lease(session, under, leader)
             # Keys, ids, tenants: the order of enqueue.
             seen = Unit(session, memory, 0, 0)
             await seen.read([lane.number for lane, _ in pairs], [id_ for _, id_ in pairs])
@@ -405,10 +446,10 @@ class PostgresStore:
     # Reading ----------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
-        return await reads.get(self._opened, self._memory, keys)
+        return await again(lambda: reads.get(self._opened, self._memory, keys))
 
     async def list(self, query: ListQuery) -> Page:
-        return await reads.list_jobs(self._opened, self._memory, query)
+        return await again(lambda: reads.list_jobs(self._opened, self._memory, query))
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
         return await reads.stats(self._opened, tenant, queues)
@@ -419,13 +460,14 @@ class PostgresStore:
     # Events -----------------------------------------------------------------------------------------------
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
-        page, held = await reads.events(self._opened, self._memory, tenant, after, limit)
+        read = partial(reads.events, self._opened, self._memory, tenant, after, limit)
+        page, held = await again(read)
         for pause_s in HELD_PAUSES_S:
             if not held or page.more:
                 break
             # Most transactions end soon: whoever has just changed something finds it in the log.
             await asyncio.sleep(pause_s)
-            page, held = await reads.events(self._opened, self._memory, tenant, after, limit)
+            page, held = await again(read)
         if held and not page.more and self._timer is None:
             # What an open transaction holds up shows when it has ended, and nobody else will tell of that.
             self._timer = asyncio.get_running_loop().call_later(HELD_S, self._look_at_log)
@@ -437,27 +479,32 @@ class PostgresStore:
             self._ears.deliver(Signal(Hint.EVENTS))
 
     async def last_offset(self) -> str:
-        ends = await reads.ends(self._opened)
+        ends = await self._ends()
         for pause_s in HELD_PAUSES_S:
             if not ends.held:
                 break
             await asyncio.sleep(pause_s)
-            ends = await reads.ends(self._opened)
+            ends = await self._ends()
         return str(ends.end)
 
+    async def _ends(self) -> reads.Ends:
+        return await again(lambda: reads.ends(self._opened, self._memory))
+
     async def reach(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
-        return await reads.reach(self._opened, after, most, end or await self.last_offset())
+        last = end or await self.last_offset()
+        return await again(lambda: reads.reach(self._opened, self._memory, after, most, last))
+
+    async def written(self) -> str:
+        return str(await again(lambda: reads.written(self._opened, self._memory)))
 
     async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
-        return await reads.split(self._opened, after, end, size)
+        return await again(lambda: reads.split(self._opened, self._memory, after, end, size))
 
     async def read(self, stretch: Stretch, limit: int) -> LogPage:
-        return await reads.read(self._opened, self._memory, stretch, limit)
+        return await again(lambda: reads.read(self._opened, self._memory, stretch, limit))
 
     async def set_reader(self, reader: Reader) -> None:
-        place = log.parse_offset(reader.offset, "offset")
-        if place > (await reads.ends(self._opened)).end:
-            raise InvalidOption("offset", f"{reader.offset!r} is not an offset of this store")
+        place = await again(lambda: reads.readable(self._opened, self._memory, reader.offset))
         await self._opened.rows("set_reader", reader.tenant or "", reader.name, *place, repeat=True)
 
     async def drop_reader(self, tenant: str | None, name: str) -> bool:
@@ -470,12 +517,15 @@ class PostgresStore:
     # Settings, workers, upkeep ------------------------------------------------------------------------------
 
     async def pause(self, tenant: str, queue: str, *, paused: bool) -> None:
-        lane = await enqueue.add_lane(self._opened, self._memory, tenant, queue)
-        await self._opened.rows("pause", lane.number, paused, repeat=True)
-        with self._memory.lock:
-            lane.pause(paused=paused)
+        await again(lambda: self._pause(tenant, queue, paused=paused))
         if not paused:
             self._tell([(Hint.READY, tenant, queue, "")])
+
+    async def _pause(self, tenant: str, queue: str, *, paused: bool) -> None:
+        lane = await enqueue.add_lane(self._opened, self._memory, tenant, queue)
+        await self._opened.rows("pause", lane.number, paused, self._memory.known([lane]), repeat=True)
+        with self._memory.lock:
+            lane.pause(paused=paused)
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
         request = (tenant, settings.queue or "", settings.weight, settings.max_waiting)
@@ -500,19 +550,24 @@ class PostgresStore:
         return [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
 
     async def reap(self, limit: int, random: float) -> Reaped:
+        return await again(lambda: self._reap(limit, random))
+
+    async def _reap(self, limit: int, random: float) -> Reaped:
         link, memory = self._opened, self._memory
         keep = self.options.retention
         while True:
             reaped, news, unknown = await link.change(lambda session: upkeep.reap(session, memory, limit, random, keep))
             if not unknown:
                 break
-            for row in await link.rows("lanes_by_number", unknown, repeat=True):
-                memory.learn(*row.values())
+            known = memory.known()
+            for row in await link.rows("lanes_by_number", unknown, known, repeat=True):
+                memory.learn(known, *row.values())
         await self._publish(news, None)
         return reaped
 
     async def prune(self, limit: int, *, blobs: bool = True) -> Pruned:
-        return await upkeep.prune(self._opened, limit, self.options.keep_events, blobs=blobs)
+        keep = self.options.keep_events
+        return await again(lambda: upkeep.prune(self._opened, self._memory, limit, keep, blobs=blobs))
 
     async def doctor(self) -> Sequence[Finding]:
         return await doctor.findings(self._link)
@@ -572,16 +627,20 @@ class PostgresStore:
         """Lock the jobs of these items, take a step with them, and write what came of it."""
         if not items:
             return []
-        found = await self._lanes(item.key for item in items)
-        pairs = [(lane, item.key.id) for item, lane in zip(items, found, strict=True) if lane is not None]
 
-        async def work(session: Session) -> tuple[list[A], News]:
-            unit = await Unit.begin(session, self._memory, pairs)
-            stepped = step(unit)
-            answers = stepped if isinstance(stepped, list) else await stepped
-            return answers, await unit.save()
+        async def change() -> list[A]:
+            found = await self._lanes(item.key for item in items)
+            pairs = [(lane, item.key.id) for item, lane in zip(items, found, strict=True) if lane is not None]
 
-        return await self._change(work, joined, repeat=repeat, urgent=urgent, lock_ms=lock_ms)
+            async def work(session: Session) -> tuple[list[A], News]:
+                unit = await Unit.begin(session, self._memory, pairs)
+                stepped = step(unit)
+                answers = stepped if isinstance(stepped, list) else await stepped
+                return answers, await unit.save()
+
+            return await self._change(work, joined, repeat=repeat, urgent=urgent, lock_ms=lock_ms)
+
+        return await again(change) if joined is None else await change()
 
     async def _change(
         self,
@@ -624,6 +683,11 @@ class PostgresStore:
             noted = () if done is None else (ears.note(done),)
             answer = await link.value(f"{name}_and_tell", *sent, *noted, *args, repeat=repeat)
             told = answer is not None
+        except StoreUnavailable as error:
+            if not is_unsent(error.__cause__):
+                raise
+            ears.is_full()
+            return await link.value("now", repeat=True), False
         finally:
             if not told:
                 ears.unsent()
@@ -637,14 +701,31 @@ class PostgresStore:
         name, args = request
         sent = ears.to_send([_LOGGED]) if ears is not None else None
         ready = None if sent is None or ears is None else ears.note((Hint.READY, key.tenant, key.queue, ""))
+        if ears is not None and ears.full:
+            return await self._opened.value(name, *args, repeat=repeat), False, False
         now = None
         try:
             (found,) = await self._opened.rows(f"{name}_and_tell", *(sent or (None, None)), ready, *args, repeat=repeat)
             now, handed = found.values()
+        except StoreUnavailable as error:
+            if ears is None or not is_unsent(error.__cause__):
+                raise
+            ears.is_full()
+            await self._take_hand_off_back(key)
+            return await self._opened.value("now", repeat=True), False, False
         finally:
             if now is None and sent is not None and ears is not None:
                 ears.unsent()
         return now, sent is not None, handed
+
+    async def _take_hand_off_back(self, key: JobKey) -> None:
+        """The job is in, but a worker that it was leased to cannot be told: release it, with no attempt lost."""
+        (job,) = await self.get([key])
+        if job is None or job.state is not JobState.LEASED:
+            return
+        # Whoever takes it out of the offer releases it. Not found: it was not handed over, or its worker does that.
+        if await self._opened.rows("unsend", f"{job.seq}:{job.token}", repeat=True):
+            await self._finish([Finish(key, job.token, "release")], None)
 
     async def _publish(self, news: News, joined: Joined | None, *, told: bool = False) -> None:
         """Tell of a change: now that it is committed, or with the caller's own commit."""
@@ -683,6 +764,16 @@ class PostgresStore:
             else:
                 for line in self._memory.lines.values():
                     line.told()
+
+
+async def again(act: Callable[[], Awaitable[A]]) -> A:
+    """Do it, and once more where it was made of what is remembered of other data: then it has not been done."""
+    for _ in range(STALE_TRIES - 1):
+        try:
+            return await act()
+        except StaleCache:
+            pass  # The link has seen which data there is, and what was remembered is forgotten.
+    return await act()
 
 
 def _pieces(items: Sequence[A]) -> Iterable[Sequence[A]]:

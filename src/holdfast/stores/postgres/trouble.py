@@ -18,6 +18,20 @@ _AWAY = {"57P01", "57P02", "57P03", "25006", "55000"}
 """Shut down, crashed, starting up; and a server that has become a replica: another one may be there soon."""
 
 
+class StaleCache(StoreUnavailable):
+    """A statement found that what it was made of is remembered from other data, and did nothing: make it again."""
+
+
+def is_stale(error: BaseException | None) -> bool:
+    """Whether the data is of another generation, or a lane is not as it is remembered. See `known` in migrations/."""
+    return getattr(error, "sqlstate", "") == "HF002" or is_stale_lane(error)
+
+
+def is_stale_lane(error: BaseException | None) -> bool:
+    """Whether it is a lane, in the same generation."""
+    return getattr(error, "sqlstate", "") == "HF003"
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether the connection broke, or the server is going: nobody knows if what was sent was done."""
     if isinstance(error, asyncpg.PostgresError):
@@ -40,11 +54,21 @@ def is_blocked(error: BaseException | None) -> bool:
     return isinstance(error, asyncpg.PostgresError) and getattr(error, "sqlstate", "") == "55P03"
 
 
+def is_unsent(error: BaseException | None) -> bool:
+    """Whether notifications were refused since the server's queue of them is full.
+
+    They are sent after the change, in a transaction of their own: the change itself is committed.
+    """
+    return isinstance(error, asyncpg.PostgresError) and getattr(error, "sqlstate", "") == "54000"
+
+
 def translate(error: BaseException, shown: str, timeout_s: float) -> StoreError:
     """The error to raise in its place. `shown` names the server."""
     text = str(error).strip()
     if isinstance(error, StoreError):
         return error
+    if is_stale(error):
+        return StaleCache(f"{shown} has other data than before, after a crash, a failover or a restore; try again")
     if isinstance(error, TimeoutError | asyncpg.QueryCanceledError):
         return StoreUnavailable(f"{shown} gave no answer within {timeout_s:g} s; what was asked for may yet be done")
     for kinds, made, cure in _ANSWERS:

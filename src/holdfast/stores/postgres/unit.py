@@ -1,17 +1,21 @@
 """A change of named jobs: lock, read, move by `core.lifecycle`, write what came of it, all in one transaction.
 
+Only what this transaction has locked is changed. A job that is read without a lock, to answer or to decide by, is
+marked so: others may claim it, finish it or forget it at any time.
+
 The hot moves (enqueue of new ids, claim, complete) are stated again in migrations/; everything else is made of this.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct, field
 
 from holdfast.core.dedup import Binding
+from holdfast.core.errors import StoreBusy
 from holdfast.core.events import Event
 from holdfast.core.job import TERMINAL, Envelope, Job, JobKey
 from holdfast.core.lifecycle import forgotten
@@ -78,6 +82,7 @@ class Held(Struct):
     hot: bool
     """It stands in `jobs`, else in `done`."""
     logged: int
+    locked: bool
     changed: bool = False
     new: bool = False
 
@@ -88,6 +93,7 @@ class Unit:
     def __init__(self, session: Session, memory: Memory, now: int, xid: int) -> None:
         self.session = session
         self.memory = memory
+        self._known = memory.known()
         self.now = now
         self.xid = xid
         self.news = News()
@@ -98,36 +104,39 @@ class Unit:
         self.bound: dict[KeyScope, Binding] = {}
 
     @classmethod
-    async def begin(cls, session: Session, memory: Memory, keys: Iterable[tuple[Lane, str]]) -> Unit:
-        """Lock these jobs and read them."""
+    async def begin(cls, session: Session, memory: Memory, keys: Collection[tuple[Lane, str]]) -> Unit:
+        """Lock these jobs and read those that were there to be locked, and no other."""
         wanted = sorted({(lane.number, id_) for lane, id_ in keys})
         lanes, ids = [lane for lane, _ in wanted], [id_ for _, id_ in wanted]
-        xid, now = await session.value("hold", lanes, ids)
+        xid, now, *locked = await session.value("hold", lanes, ids, memory.known(lane for lane, _ in keys))
         unit = cls(session, memory, now, xid)
-        await unit.read(lanes, ids)
+        if locked:
+            for row in await session.rows("find_held", locked):
+                unit.take(row, locked=True)
         return unit
 
-    async def read(self, lanes: Sequence[int], ids: Sequence[str]) -> None:
-        """Read jobs. What is not locked may change at any time."""
-        for row in await self.session.rows("find", lanes, ids):
+    async def read(self, lanes: Sequence[int], ids: Sequence[str], locked: Collection[int] = ()) -> None:
+        """Read jobs by id. What is not `locked`, by number, may change at any time."""
+        known = self.memory.known(self.memory.lane(number) for number in lanes)
+        for row in await self.session.rows("find", lanes, ids, known):
             self.now = self.now or row["now"]
-            self.take(row)
+            self.take(row, locked=row["seq"] in locked)
 
-    def take(self, row: Row) -> Held:
+    def take(self, row: Row, *, locked: bool) -> Held:
         """A job as it was read."""
         lane = self.memory.lane(row["lane"])
         job = rows.to_job(row, lane.tenant, lane.queue)
-        held = Held(lane, job, job.state not in TERMINAL, row["logged"])
+        held = Held(lane, job, job.state not in TERMINAL, row["logged"], locked)
         self.found[lane.number, job.id] = held
         return held
 
     def find(self, key: JobKey) -> Held | None:
-        """The job, unless it is past its retention. [TENANT-2]"""
+        """The job, to be changed, unless it is past its retention. [TENANT-2]"""
         held = self.find_any(key)
-        return None if held is None or forgotten(held.job, self.now) else held
+        return held if held is not None and held.locked and not forgotten(held.job, self.now) else None
 
     def find_any(self, key: JobKey) -> Held | None:
-        """The job that has this id, also one that is only waiting to be pruned."""
+        """The job that has this id, to decide by: also one that waits to be pruned, or is not locked."""
         lane = self.memory.find(key.tenant, key.queue)
         return None if lane is None else self.found.get((lane.number, key.id))
 
@@ -135,7 +144,7 @@ class Unit:
 
     def move(self, held: Held, make: Callable[[], Event]) -> None:
         """Make a move on a job, and what follows from it."""
-        job = held.job
+        job = _locked(held).job
         event = make()
         held.changed = True
         self.log(event, held.lane)
@@ -148,14 +157,14 @@ class Unit:
 
     def add(self, lane: Lane, job: Job, event: Event) -> None:
         """A new job."""
-        self.found[lane.number, job.id] = Held(lane, job, hot=True, logged=0, changed=True, new=True)
+        self.found[lane.number, job.id] = Held(lane, job, hot=True, logged=0, locked=True, changed=True, new=True)
         self.news.arrives(lane.number, job.visible_at)
         self.log(event, lane)
 
     def forget(self, held: Held) -> None:
-        """Remove an ended job for good. [KEEP-1]"""
+        """Remove an ended job for good, this life of its id alone. [KEEP-1]"""
         del self.found[held.lane.number, held.job.id]
-        self._gone.append(held)
+        self._gone.append(_locked(held))
 
     def log(self, event: Event, lane: Lane) -> None:
         """Add an event, in the same transaction as its change. [EVENT-1]"""
@@ -180,7 +189,8 @@ class Unit:
         return max([self.xid, *before])
 
     async def save(self) -> News:
-        """Write everything."""
+        """Write everything. Raises StaleCache if names and numbers of lanes may be those of two generations."""
+        self.memory.check(self._known)
         place = self.place
         changed = [held for held in self.found.values() if held.changed]
         old = [held for held in changed if not held.new]
@@ -212,10 +222,10 @@ class Unit:
         return self.news
 
     @property
-    def _freed(self) -> list[tuple[int, str]]:
-        """Ids that nobody has any more."""
-        gone = [(held.lane.number, held.job.id) for held in self._gone]
-        return [key for key in gone if key not in self.found]
+    def _freed(self) -> list[tuple[int, str, int]]:
+        """Ids that no job has any more, each with the number of the job that had it."""
+        gone = [(held.lane.number, held.job.id, held.job.seq) for held in self._gone]
+        return [(lane, id_, seq) for lane, id_, seq in gone if (lane, id_) not in self.found]
 
     async def _save_gone(self) -> None:
         await self.session.rows("forget_jobs", [held.job.seq for held in self._gone])
@@ -229,6 +239,13 @@ class Unit:
         await self.session.rows(name, *(list(column) for column in zip(*items, strict=True)))
 
 
+def _locked(held: Held) -> Held:
+    """What is to be changed. Raises StoreBusy for a job that came after the locks were taken."""
+    if not held.locked:
+        raise StoreBusy(f"job {held.job.id!r} was enqueued at this very moment; try again")
+    return held
+
+
 def scope_of(lane: Lane, envelope: Envelope) -> KeyScope:
     """What a key is unique in."""
     return (lane.number, envelope.type, envelope.idempotency.key if envelope.idempotency else "")
@@ -239,7 +256,7 @@ def _moved(job: Job, place: int) -> tuple[Any, ...]:
 
 
 def _tail(job: Job, place: int) -> tuple[Any, ...]:
-    return (rows.pack_extra(job), place)
+    return (rows.pack_extra(job), place, job.events)
 
 
 def _ended(job: Job, place: int) -> tuple[Any, ...]:

@@ -36,7 +36,7 @@ async def reap(
 ) -> tuple[Reaped, News, list[int]]:
     """End expired leases, oldest deadline first. Answers lanes instead if some are not known yet, and did nothing."""
     now = await session.value("now")
-    found = await session.rows("hold_expired", now, limit)
+    found = await session.rows("hold_expired", now, limit, memory.known())
     unknown = [row["lane"] for row in found if row["lane"] not in memory.by_number]
     if unknown:
         return Reaped([], now, None), News(), unknown
@@ -45,7 +45,7 @@ async def reap(
     if found:
         unit = Unit(session, memory, now, await session.value("xid"))
         for row in found:
-            held = unit.take(row)
+            held = unit.take(row, locked=True)
             chance = spread(random, len(keys))
             unit.move(held, partial(lifecycle.expire, held.job, chance, now, keep))
             keys.append(held.job.key)
@@ -53,13 +53,13 @@ async def reap(
     return Reaped(keys, now, await session.value("next_deadline")), news, []
 
 
-async def forget(session: Session, limit: int, *, blobs: bool) -> tuple[int, list[str], bool]:
+async def forget(session: Session, memory: Memory, limit: int, *, blobs: bool) -> tuple[int, list[str], bool]:
     """Forget jobs past their retention, expired keys and workers: how many, blobs to delete, and if more are left."""
     now = await session.value("now")
-    gone = await session.rows("forgotten_jobs", now, limit)
+    gone = await session.rows("forgotten_jobs", now, limit, memory.known())
     if gone:
         await session.rows("forget_jobs", [row["seq"] for row in gone])
-        await session.rows("drop_ids", [row["lane"] for row in gone], [row["id"] for row in gone])
+        await session.rows("drop_ids", *([row[name] for row in gone] for name in ("lane", "id", "seq")))
         results = [rows.to_result(row["result"]) for row in gone if row["result"] is not None]
         dropped = [result.blob for result in results if result.blob]
         if dropped:
@@ -75,12 +75,12 @@ async def forget(session: Session, limit: int, *, blobs: bool) -> tuple[int, lis
     return len(gone), names, more
 
 
-async def trim(link: Link, keep_events: int) -> int:
+async def trim(link: Link, memory: Memory, keep_events: int) -> int:
     """Cut the log where nobody needs it: behind the slowest reader, but never later than the bounds. Whole rows go.
 
     Each row is looked at twice in its life, in stretches: when it is counted, and when it goes.
     """
-    end = (await reads.ends(link)).end
+    end = (await reads.ends(link, memory)).end
     old = await link.value("now", repeat=True) - EVENTS_BOUND_MS
     slowest = [Place(*row.values()) for row in await link.rows("slowest_reader", repeat=True)]
     read = slowest[0] if slowest else END
@@ -128,7 +128,7 @@ async def _truncate(slot: int, session: Session) -> bool:
     return past
 
 
-async def prune(link: Link, limit: int, keep_events: int, *, blobs: bool) -> Pruned:
+async def prune(link: Link, memory: Memory, limit: int, keep_events: int, *, blobs: bool) -> Pruned:
     """Forget what is past its retention. Waiting and leased jobs never are. [KEEP-1]"""
-    jobs, names, more = await link.change(lambda session: forget(session, limit, blobs=blobs))
-    return Pruned(jobs, await trim(link, keep_events), names, more)
+    jobs, names, more = await link.change(lambda session: forget(session, memory, limit, blobs=blobs))
+    return Pruned(jobs, await trim(link, memory, keep_events), names, more)

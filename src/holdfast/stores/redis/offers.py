@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
 
+from holdfast.clock import boot_time
 from holdfast.core.errors import StoreError
 from holdfast.core.job import Claimed, ClaimRequest
 from holdfast.core.offers import LAST_WORD_S, LEAST_LEASE_MS, MOST, Offers, lasts_ms, renew_at
@@ -91,7 +91,7 @@ class RedisPost:
 
     async def _ask(self, request: ClaimRequest, limit: int, free: int) -> list[Any]:
         last = self._offers.last
-        mine = self._offers.begin(time.monotonic(), request.lease_ms)
+        mine = self._offers.begin(boot_time(), request.lease_ms)
         lasts = lasts_ms(request.lease_ms)
         offer = (self._channel.decode(), mine.number, last.number, last.given, last.got, free, MOST, lasts)
         packed = encode((

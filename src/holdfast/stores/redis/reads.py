@@ -151,7 +151,8 @@ async def _read_log(shards: Shards, shard: int, start: int, wanted: int) -> _Str
     for chunk in chunks:
         read += [(number, event) for number, event in records.to_events(*chunk) if number > begin]
     end = read[-1][0] if read else begin
-    return _Stretch(begin, 0 <= start < gone, end, end < last, read)
+    # Without a chunk there is no more, also where the last events are missing.
+    return _Stretch(begin, 0 <= start < gone, end, bool(chunks) and end < last, read)
 
 
 def _page(stretches: dict[int, _Stretch], places: list[int], tenant: str | None, limit: int) -> EventPage:
@@ -221,7 +222,7 @@ async def read(shards: Shards, stretch: Stretch, limit: int) -> LogPage:
             first = cast("Numbered", part.offset).first
             found.add(part.part(max(0, start + 1 - first), max(0, end + 1 - first)))
         reached = number
-    more = reached < min(last, end)
+    more = bool(chunks) and reached < min(last, end)
     return LogPage(found.parts, f"{before}{reached}{behind}" if more else stretch.end, more=more)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
 from holdfast.core.events import ERROR_TEXT_LIMIT, Event, EventColumns, EventKind, Numbered, fingerprint
 from holdfast.core.job import (
+    FLOW_HEADER,
     AttemptError,
     Backoff,
     Envelope,
@@ -24,6 +25,7 @@ from holdfast.core.job import (
     Job,
     JobState,
     KeyPolicy,
+    Lease,
     NewJob,
     Progress,
     Result,
@@ -32,7 +34,7 @@ from holdfast.stores.redis.keys import lane_of, names_of
 
 T = TypeVar("T")
 
-HEAD = struct.Struct("<8BI7QBBHIHI2Q")
+HEAD = struct.Struct("<4BI4BI7QBBHIHI2Q")
 KEY = struct.Struct("<BQ")
 
 STATES = (
@@ -45,9 +47,9 @@ _REASONS = ("", "permanent", "max_attempts", "lease_expired", "timeout")
 _POLICIES: tuple[KeyPolicy, ...] = ("until_terminal", "until_started", "ttl", "forever")
 _KINDS: tuple[EventKind, ...] = (
     "enqueued", "claimed", "extended", "progressed", "retried", "released", "expired",
-    "completed", "failed", "canceled", "replayed", "purged",
+    "completed", "failed", "canceled", "replayed", "purged", "released",
 )  # fmt: skip
-_SIZES = (3, 2, 1, 2, 4, 1, 4, 0, 4, 0, 2, 0)
+_SIZES = (3, 2, 1, 2, 4, 1, 4, 0, 4, 0, 2, 0, 2)
 """How many values belong to an event of each kind alone."""
 _PAYLOAD_ELSEWHERE = 1
 _REQUEST_IS_ID = 4
@@ -65,8 +67,9 @@ _NO_ERROR = AttemptError("Error", "")
 
 Chunk = tuple[int, int, int, bytes]
 """Of the log: the number of its last event, how many there are, when, and the events."""
-_Row = tuple[int, int, str, int, int, int, int]
-"""Kind, lane, id, type, attempt, token and worker of an event; lane, type and worker as numbers of words."""
+_Row = tuple[int, int, str, int, int, int, int, int]
+_COMMON = 8
+"""Kind, lane, id, type, attempt, token, worker and number of an event; lane, type and worker as numbers of words."""
 
 
 class _Static(Struct, array_like=True, frozen=True):
@@ -87,16 +90,24 @@ class _Extra(Struct, array_like=True):
     fraction: float | bool
     message: str
     errors: list[AttemptError]
+    released_for: str = ""
+    first_released_at: int = 0
 
 
 _decode_extra = msgpack.Decoder(_Extra).decode
 
 
-def enqueue_request(items: Iterable[NewJob]) -> tuple[bytes, bytes, bytes]:
+def under_request(under: Lease | None) -> tuple[str, str, int] | Literal[False]:
+    """The lease that a call is made under, for `refused_under` in `jobs.lua`."""
+    return False if under is None else (lane_of(under.key.tenant, under.key.queue), under.key.id, under.token)
+
+
+def enqueue_request(items: Iterable[NewJob], under: Lease | None = None) -> tuple[bytes, bytes, bytes]:
     """The arguments of `enqueue.lua`: the items, what never changes of them, and their large payloads."""
     lanes: list[str] = []
     metas: list[tuple[Any, ...]] = []
     keyed = False
+    steps: dict[int, int] = {}
     bodies: list[bytes] = []
     large: list[bytes] = []
     for new in items:
@@ -107,6 +118,8 @@ def enqueue_request(items: Iterable[NewJob]) -> tuple[bytes, bytes, bytes]:
             static = _static(e.codec, e.version, e.backoff, e.timeout_ms, e.result_ttl_ms)
         else:
             static = encode(_Static(e.codec, e.version, e.backoff, e.timeout_ms, e.result_ttl_ms, e.headers))
+            if FLOW_HEADER in e.headers:
+                steps[len(metas) + 1] = 1
         same = e.request_id == id_
         request = b"" if same else e.request_id.encode()
         key = b"" if e.idempotency is None else _pack_key(e.idempotency)
@@ -123,7 +136,8 @@ def enqueue_request(items: Iterable[NewJob]) -> tuple[bytes, bytes, bytes]:
         keyed = keyed or bool(key)
         bodies += (type_, static, request, key, payload)
     plain = not keyed and _all_different(lanes, metas)
-    return encode((_column(lanes), *zip(*metas, strict=True), plain)), b"".join(bodies), b"".join(large)
+    request = (_column(lanes), *zip(*metas, strict=True), plain, under_request(under), steps or False)
+    return encode(request), b"".join(bodies), b"".join(large)
 
 
 def finish_request(items: Iterable[Finish]) -> tuple[bytes, bytes]:
@@ -146,7 +160,8 @@ def finish_request(items: Iterable[Finish]) -> tuple[bytes, bytes]:
             results.append(result)
         else:
             error = False if item.outcome == "release" else _pack_error(item.error or _NO_ERROR)
-            details[n] = (error, item.timed_out, -1 if item.delay_ms is None else item.delay_ms, item.random)
+            delay_ms = -1 if item.delay_ms is None else item.delay_ms
+            details[n] = (error, item.timed_out, delay_ms, item.random, item.forgive, item.reason)
             metas.append((id_, item.token, OUTCOMES[item.outcome], 0))
     plain = _all_different(lanes, metas)
     return encode((_column(lanes), *zip(*metas, strict=True), in_blob, details, plain)), b"".join(results)
@@ -165,7 +180,7 @@ def to_job(tenant: str, queue: str, id_: str, raw: bytes) -> Job:
     """A record as a job; a payload that stands elsewhere is left there (see `ELSEWHERE`)."""
     head: tuple[int, ...] = HEAD.unpack_from(raw)
     (
-        state, attempts, spent, spent_state, reason, flags, worker_size, priority, extra_size,
+        state, attempts, spent, spent_state, events, reason, flags, worker_size, priority, extra_size,
         visible_at, token, deadline, claimed_at, finished_at, expires_at, ttl,
         max_attempts, type_size, key_size, static_size, request_size, payload_size, seq, enqueued_at,
     ) = head  # fmt: skip
@@ -183,7 +198,7 @@ def to_job(tenant: str, queue: str, id_: str, raw: bytes) -> Job:
         static.backoff, static.timeout_ms, static.result_ttl_ms, request_id, key, static.headers,
     )  # fmt: skip
     job = Job(tenant, queue, id_, seq, envelope, STATES[state], visible_at, enqueued_at, attempts, token, deadline)
-    job.result_ttl_ms = ttl
+    job.result_ttl_ms, job.events = ttl, events
     if token:
         job.worker_id = raw[at : at + worker_size].decode()
         job.claimed_at = claimed_at
@@ -215,29 +230,44 @@ def to_events(number: int, count: int, at: int, raw: bytes) -> Iterator[tuple[in
     words, flat = _decode_chunk(raw)
     place = 0
     for n in range(number - count + 1, number + 1):
-        kind, lane, id_, type_, attempt, token, worker = cast("_Row", tuple(flat[place : place + 7]))
+        kind, lane, id_, type_, attempt, token, worker, nth = cast("_Row", tuple(flat[place : place + _COMMON]))
         size = _SIZES[kind]
-        data = flat[place + 7 : place + 7 + size]
-        place += 7 + size
+        data = flat[place + _COMMON : place + _COMMON + size]
+        place += _COMMON + size
         tenant, queue = names_of(words[lane - 1])
         name = _KINDS[kind]
         event_data = _event_data(name, data)
-        yield n, Event(name, tenant, queue, id_, words[type_ - 1], at, attempt, token, words[worker - 1], event_data)
+        yield (
+            n,
+            Event(
+                name,
+                tenant,
+                queue,
+                id_,
+                words[type_ - 1],
+                at,
+                attempt,
+                token,
+                words[worker - 1],
+                event_data,
+                number=nth,
+            ),
+        )
 
 
 def to_columns(offset: Numbered, count: int, at: int, raw: bytes) -> Iterator[EventColumns]:
     """The events of a chunk, in parts that are each of one kind."""
     words, flat = _decode_chunk(raw)
     for number, columns in _uniform(flat, count) or _mixed(flat, count):
-        lanes, ids, types, attempts, tokens, workers, *more = columns
+        lanes, ids, types, attempts, tokens, workers, numbers, *more = columns
         size = len(ids)
         kind = _KINDS[number]
-        lanes, types, workers, attempts = map(_column, (lanes, types, workers, attempts))
+        lanes, types, workers, attempts, numbers = map(_column, (lanes, types, workers, attempts, numbers))
         names = {lane: names_of(words[lane - 1]) for lane in set(cast("list[int]", lanes))}
         yield EventColumns(
             size, offset, [kind], [names[lane][0] for lane in lanes], [names[lane][1] for lane in lanes], ids,
             [words[type_ - 1] for type_ in types], [at], attempts, tokens, [words[worker - 1] for worker in workers],
-            _columns_data(kind, more),
+            _columns_data(kind, more), numbers,
         )  # fmt: skip
         offset = replace(offset, first=offset.first + size)
 
@@ -249,7 +279,7 @@ _Part = tuple[int, list[list[Any]]]
 def _uniform(flat: list[Any], count: int) -> list[_Part] | None:
     """A chunk whose events are all of one kind, as those of most calls are; None: they are not."""
     kind: int = flat[0]
-    step = 7 + _SIZES[kind]
+    step = _COMMON + _SIZES[kind]
     if len(flat) != count * step or flat[::step].count(kind) != count:
         return None
     return [(kind, [flat[n::step] for n in range(1, step)])]
@@ -260,7 +290,7 @@ def _mixed(flat: list[Any], count: int) -> list[_Part]:
     place = 0
     for _ in range(count):
         kind: int = flat[place]
-        step = 7 + _SIZES[kind]
+        step = _COMMON + _SIZES[kind]
         values = flat[place + 1 : place + step]
         if parts and parts[-1][0] == kind:
             for column, value in zip(parts[-1][1], values, strict=True):
@@ -298,7 +328,7 @@ def _event_data(kind: EventKind, data: list[Any]) -> dict[str, Any]:
         case "retried" | "expired":
             return {"visible_at": data[0], "error": _error_data(data)}
         case "released":
-            return {"visible_at": data[0]}
+            return {"visible_at": data[0]} if len(data) == 1 else {"visible_at": data[0], "reason": data[1]}
         case "failed":
             return {"reason": _REASONS[data[0]], "error": _error_data(data)}
         case "replayed":
@@ -328,6 +358,7 @@ def _unpack_key(raw: bytes) -> IdempotencyKey:
 def _add_extra(job: Job, raw: bytes) -> None:
     extra = _decode_extra(raw)
     job.replays, job.errors = extra.replays, extra.errors
+    job.released_for, job.first_released_at = extra.released_for, extra.first_released_at
     if extra.fraction is not False:
         job.progress = Progress(cast("float", extra.fraction), extra.message)
 

@@ -19,7 +19,7 @@ from holdfast.stores.redis.scripts import SCRIPTS
 
 I = TypeVar("I")  # noqa: E741 - an item
 
-FORMAT = 1
+FORMAT = 2
 BATCH = 500
 """How many items one script takes ..."""
 BATCH_BYTES = 1024 * 1024
@@ -49,7 +49,9 @@ class Shards:
         default = wanted or (CLUSTER_SHARDS if self.link.is_cluster else 1)
         format_, count, frozen_at = await self._lay_out(first, default, stands)
         if format_ != FORMAT:
-            raise StoreMismatch(f"{self.link.shown} has jobs of format {format_}, this version reads {FORMAT}")
+            reason = f"{self.link.shown} has jobs of format {format_}, this version reads {FORMAT}"
+            cure = "finish them with the version that made them, or name another prefix with ?prefix=NAME"
+            raise StoreMismatch(f"{reason}; {cure}")
         if wanted is not None and count != wanted:
             have = f"{count} shard{'s' * (count > 1)}"
             cure = "leave `shards` out of the URL, or use another `prefix`"

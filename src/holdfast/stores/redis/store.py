@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -38,6 +39,7 @@ from holdfast.core.job import (
     Job,
     JobKey,
     JobState,
+    Lease,
     NewJob,
     Purge,
     PurgeStatus,
@@ -184,14 +186,16 @@ class RedisStore:
 
     # Jobs -------------------------------------------------------------------------------------------------
 
-    async def enqueue(self, items: Sequence[NewJob], *, connection: Any = None) -> list[EnqueueAnswer]:
+    async def enqueue(
+        self, items: Sequence[NewJob], *, connection: Any = None, under: Lease | None = None
+    ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "redis")
         # Without a request id a repetition would be answered as a duplicate of itself. [ENQ-8]
         repeat = all(item.envelope.request_id for item in items)
-        answers = await self._opened.run_batch(
-            "enqueue", items, _tenant_of, records.enqueue_request, _size_of_new, repeat=repeat
-        )
+        pack = records.enqueue_request if under is None else partial(records.enqueue_request, under=under)
+        answers = await self._opened.run_batch("enqueue", items, _tenant_of, pack, _size_of_new, repeat=repeat)
+        _check_under(under, answers)
         return [_enqueued(item.key, answer) for item, answer in zip(items, answers, strict=True)]
 
     async def claim(self, request: ClaimRequest) -> Claimed:
@@ -247,27 +251,29 @@ class RedisStore:
 
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         def pack(piece: Sequence[Cancel]) -> tuple[bytes]:
-            return (encode([(*_address(item.key), item.only_waiting) for item in piece]),)
+            return (encode([(*_address(item.key), item.only_waiting, _life(item.seq)) for item in piece]),)
 
         return [_CANCELED[a] for a in await self._opened.run_batch("cancel", items, _tenant_of, pack, repeat=True)]
 
-    async def replay(self, keys: Sequence[JobKey]) -> list[ReplayAnswer]:
+    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
         def pack(piece: Sequence[JobKey]) -> tuple[bytes]:
-            return (encode([_address(key) for key in piece]),)
+            return (encode(([_address(key) for key in piece], records.under_request(under))),)
 
         answers = await self._opened.run_batch("replay", keys, lambda key: key.tenant, pack, repeat=False)
+        _check_under(under, answers)
         return [_replayed(key, answer) for key, answer in zip(keys, answers, strict=True)]
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
         def pack(piece: Sequence[Purge]) -> tuple[bytes]:
-            ends = [(*_address(item.key), -1 if item.finished_at is None else item.finished_at) for item in piece]
-            return (encode(ends),)
+            ends = [-1 if item.finished_at is None else item.finished_at for item in piece]
+            parts = [(*_address(item.key), end, _life(item.seq)) for item, end in zip(piece, ends, strict=True)]
+            return (encode(parts),)
 
         return [_PURGED[a] for a in await self._opened.run_batch("purge", items, _tenant_of, pack, repeat=False)]
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
         def pack(piece: Sequence[SetResultTtl]) -> tuple[bytes]:
-            return (encode([(*_address(item.key), item.ttl_ms) for item in piece]),)
+            return (encode([(*_address(item.key), item.ttl_ms, _life(item.seq)) for item in piece]),)
 
         answers = await self._opened.run_batch("set_result_ttl", items, _tenant_of, pack, repeat=True)
         return [_UPDATED[answer] for answer in answers]
@@ -324,6 +330,9 @@ class RedisStore:
 
     async def reach(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
         return await reads.reach(self._opened, after, most, end)
+
+    async def written(self) -> str:
+        return await self.last_offset()
 
     async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
         return await reads.split(self._opened, after, end, size)
@@ -540,6 +549,19 @@ def _size_of_new(item: NewJob) -> int:
 
 def _size_of_finish(item: Finish) -> int:
     return _OVERHEAD + (len(item.result.data) if item.result is not None else 0)
+
+
+def _life(seq: int | None) -> int:
+    return -1 if seq is None else seq
+
+
+def _check_under(under: Lease | None, answers: Iterable[Any]) -> None:
+    """Raise the refusal of the lease that a call was made under, if there is one."""
+    if under is None:
+        return
+    for answer in answers:
+        if isinstance(answer, list) and answer[0] == b"u":
+            raise _REFUSALS[answer[1]](under.key.queue, under.key.id)
 
 
 def _enqueued(key: JobKey, answer: int | list[Any]) -> EnqueueAnswer:

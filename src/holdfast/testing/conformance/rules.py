@@ -43,6 +43,7 @@ RULES: dict[str, str] = {
     "RETRY-3": "The delay follows the stored policy; an explicit delay wins.",
     "RETRY-4": "Permanent errors fail at once; the last 10 errors are kept.",
     "RETRY-5": "A release gives the attempt back and makes the job visible at once.",
+    "RETRY-6": "A release can give a reason, and the job tells since when every worker has given it.",
     "LEASE-1": "Acknowledgements need the current token and answer by the first line that fits.",
     "LEASE-2": "An expired lease is never brought back; extending never shortens.",
     "LEASE-3": "Expiry is found exactly, by any claim and by the reaper.",

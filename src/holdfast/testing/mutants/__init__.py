@@ -14,6 +14,7 @@ from holdfast.testing.mutants import (
     lua_enqueue,
     lua_lasting,
     lua_lone,
+    numbers,
     pg_claims,
     pg_endings,
     pg_enqueue,
@@ -29,5 +30,5 @@ from holdfast.testing.mutants.trial import Trial, baseline, scratch, trial
 
 __all__ = ["Bug", "Mutant", "Trial", "baseline", "mutants", "scratch", "trial"]
 
-del enqueue, file_offers, lasting, lua_claims, lua_endings, lua_enqueue, lua_lasting, lua_lone, rules, sqlite, turns
-del pg_claims, pg_endings, pg_enqueue, pg_log, pg_lone, pg_offers
+del enqueue, file_offers, lasting, lua_claims, lua_endings, lua_enqueue, lua_lasting, lua_lone, numbers
+del pg_claims, pg_endings, pg_enqueue, pg_log, pg_lone, pg_offers, rules, sqlite, turns

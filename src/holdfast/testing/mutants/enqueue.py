@@ -160,9 +160,9 @@ def key_is_looked_at_before_the_id(bug: Bug) -> None:
 def replay_leaves_its_key(bug: Bug) -> None:
     """A replayed job runs again without holding its key."""
 
-    async def replay(original: Planted, store: Any, keys: Any) -> Any:
+    async def replay(original: Planted, store: Any, keys: Any, **more: Any) -> Any:
         jobs = await store.get(keys)
-        answers = await original(store, keys)
+        answers = await original(store, keys, **more)
         for job in jobs:
             if job is not None and job.envelope.idempotency is not None:
                 await _drop_key(bug, store, job)

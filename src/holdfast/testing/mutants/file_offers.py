@@ -66,7 +66,11 @@ def a_token_is_handed_over_twice(bug: Bug) -> None:
         t.token = token
         return done
 
+    def next_token(_: Planted, t: Any) -> int:
+        return t.token + 1  # By the clock it would be another one.
+
     bug.around(bug.file("transaction").Transaction, "hand_over", hand_over)
+    bug.around(bug.file("transaction").Transaction, "next_token", next_token)
 
 
 @mutant("CLAIM-1", stores=FILE)
@@ -212,6 +216,7 @@ def a_worker_that_leaves_does_not_look_into_its_fifo(bug: Bug) -> None:
 def lone_completion_without_the_token_check(bug: Bug) -> None:
     """A process that leased a job completes it alone, although another process has it by now."""
     bug.sql("save_one_completed", "AND token = ?5", "AND ?5 > 0")
+    bug.sql("save_one_completed", "AND events = ?8", "AND ?8 > 0")  # A new lease is also a new event.
 
 
 @mutant("LEASE-1", stores=FILE)

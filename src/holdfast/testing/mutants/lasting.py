@@ -12,7 +12,7 @@ from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, NotReplayable
 from holdfast.core.events import Event
 from holdfast.core.job import DAY, Job, JobKey, JobState, Replayed
-from holdfast.store import EventPage, ListQuery, Page
+from holdfast.store import EVENTS_BOUND_MS, EventPage, ListQuery, Page
 from holdfast.testing.mutants.planting import CORE, FACES, Bug, Planted, mutant
 
 _FOR_EVER = 100 * 365 * DAY
@@ -55,8 +55,9 @@ def resuming_reader_sees_one_twice(bug: Bug) -> None:
     """A page begins with the last event of the page before."""
 
     async def events(original: Planted, store: Any, tenant: str | None, after: str | None, limit: int) -> EventPage:
+        number = int((after or "0").partition(".")[0])
         try:
-            return await original(store, tenant, str(int(after) - 1) if after and int(after) else after, limit)
+            return await original(store, tenant, str(number - 1) if number else after, limit)
         except EventsTrimmed:
             return await original(store, tenant, after, limit)
 
@@ -77,6 +78,21 @@ def trimming_ignores_readers(bug: Bug) -> None:
         bug.around(bug.memory.MemoryStore, "_trim", trim)
     else:
         bug.sql("oldest_reader", "min(n)", "NULL")
+
+
+@mutant("EVENT-2")
+def one_old_event_takes_all_before_it(bug: Bug) -> None:
+    """The log is taken to be in order of time, also where the clock was set back."""
+
+    def trim(original: Planted, store: Any, now: int) -> int:
+        old = any(event.at <= now - EVENTS_BOUND_MS for event in store._log)
+        return original(store, now + EVENTS_BOUND_MS if old else now)
+
+    if bug.store == "memory":
+        bug.around(bug.memory.MemoryStore, "_trim", trim)
+    else:
+        behind = "first > (SELECT ifnull(max(last), 0) FROM events WHERE at <= ?3)"
+        bug.sql("first_young", "WHERE at > ?", f"WHERE at > ? AND {behind}")
 
 
 @mutant("EVENT-2", stores=FACES)
@@ -184,8 +200,8 @@ def dead_letters_newest_first(bug: Bug) -> None:
 def replayed_twice(bug: Bug) -> None:
     """Of two replays of one job both say that it was they."""
 
-    async def replay(original: Planted, store: Any, keys: Sequence[JobKey]) -> Any:
-        answers = await original(store, keys)
+    async def replay(original: Planted, store: Any, keys: Sequence[JobKey], **more: Any) -> Any:
+        answers = await original(store, keys, **more)
         jobs = await store.get(keys)
         return [
             Replayed() if isinstance(answer, NotReplayable) and job is not None and job.replays else answer

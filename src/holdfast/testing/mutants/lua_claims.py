@@ -10,7 +10,7 @@ from holdfast.testing.mutants.planting import REDIS, SHARDS, Bug, mutant
 @mutant("RETRY-1", "CLAIM-1", stores=REDIS)
 def fast_claim_costs_two_attempts(bug: Bug) -> None:
     """The short way of a lease counts the attempt twice."""
-    bug.lua("claim", "string.char(LEASED, attempts + 1, 0, 0)", "string.char(LEASED, attempts + 2, 0, 0)")
+    bug.lua("claim", "LEASED, attempts + 1, 0, 0, events", "LEASED, attempts + 2, 0, 0, events")
 
 
 @mutant("RETRY-1", "RETRY-2", stores=REDIS)
@@ -34,13 +34,13 @@ def tokens_follow_the_clock_alone(bug: Bug) -> None:
 @mutant("LEASE-5", "CLAIM-1", stores=REDIS)
 def each_job_counts_its_own_tokens(bug: Bug) -> None:
     """The token is the number of the lease, and starts again when the id does."""
-    bug.lua("claim", "raws[n] = start ..", "token = struct.unpack('<I8', raw, 21) + 1\n  raws[n] = start ..")
+    bug.lua("claim", "raws[n] = start ..", "token = struct.unpack('<I8', raw, 25) + 1\n  raws[n] = start ..")
 
 
 @mutant("RETRY-5", stores=REDIS)
 def fast_claim_keeps_the_token_spent(bug: Bug) -> None:
     """A job that was released and claimed again cannot be completed."""
-    bug.lua("claim", "raws[n] = start .. sub(raw, 5, 6)", "raws[n] = sub(start, 1, 2) .. sub(raw, 3, 6)")
+    bug.lua("claim", "raws[n] = start ..", "raws[n] = sub(start, 1, 2) .. sub(raw, 3, 4) .. sub(start, 5, 8) ..")
 
 
 @mutant("RETRY-1", "RETRY-4", stores=REDIS)
@@ -73,9 +73,7 @@ def claims_are_logged_backwards(bug: Bug) -> None:
 @mutant("EVENT-1", stores=REDIS)
 def claimed_event_tells_the_attempt_before(bug: Bug) -> None:
     """The event of a lease has the number of attempts as it was."""
-    bug.lua(
-        "claim", "id, type, attempts + 1, token, worker, visible_at", "id, type, attempts, token, worker, visible_at"
-    )
+    bug.lua("claim", "id, type, attempts + 1, token, worker, events", "id, type, attempts, token, worker, events")
 
 
 @mutant("CLAIM-1", "TENANT-4", stores=REDIS)

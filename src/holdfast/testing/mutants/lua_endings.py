@@ -51,6 +51,30 @@ def fast_completion_trusts_every_batch(bug: Bug) -> None:
     bug.lua("finish", "plain and raw and", "raw and")
 
 
+@mutant("LEASE-1", stores=REDIS, seen_by="a_call_under_a_lease_that_is_over_starts_nothing")
+def late_leader_starts_jobs_in_redis(bug: Bug) -> None:
+    """An enqueue or a replay that is made under a lease does not look whether the lease is over."""
+    bug.lua("jobs", "under and judge(find(lane_of(under[1]), under[2]), under[3])", "nil")
+
+
+@mutant("LEASE-1", stores=REDIS, seen_by="a_call_under_a_lease_that_is_over_starts_nothing")
+def late_leader_starts_one_job_in_redis(bug: Bug) -> None:
+    """The short way of one job does not look whether the lease that it is enqueued under is over."""
+    bug.lua("lone_enqueue", "and not request[17] and not request[18] ", "")
+
+
+@mutant("KEEP-1", stores=REDIS, seen_by="who_means_an_earlier_life_of_an_id_does_not_touch_the_next")
+def earlier_life_means_any_life_in_redis(bug: Bug) -> None:
+    """A cancel or a purge that means an earlier life of an id takes the next one."""
+    bug.lua("jobs", "seq < 0 or seq == job.seq", "true")
+
+
+@mutant("RETRY-5", stores=REDIS, seen_by="a_release_can_give_back_all_earlier_attempts")
+def release_forgives_nothing_in_redis(bug: Bug) -> None:
+    """A release that is to give back all attempts gives back its own alone."""
+    bug.lua("finish", "forgive and 0 or job.attempts - 1", "job.attempts - 1")
+
+
 @mutant("LEASE-1", stores=REDIS)
 def any_older_token_will_do(bug: Bug) -> None:
     """A token is good if it is not greater than the one granted last."""
@@ -184,7 +208,7 @@ def first_errors_are_kept(bug: Bug) -> None:
 def completion_forgets_the_errors(bug: Bug) -> None:
     """The short way of a completion drops the history of the attempts before."""
     bug.lua(
-        "finish", "start .. sub(raw, 5, 28)", "start .. sub(raw, 5, 8) .. struct.pack('<I4', 0) .. sub(raw, 13, 28)"
+        "finish", "start .. sub(raw, 9, 32)", "start .. sub(raw, 9, 12) .. struct.pack('<I4', 0) .. sub(raw, 17, 32)"
     )
     bug.lua("finish", "stop + worker_size + extra_size) .. result", "stop + worker_size) .. result")
 
@@ -192,7 +216,7 @@ def completion_forgets_the_errors(bug: Bug) -> None:
 @mutant("RETRY-5", stores=REDIS)
 def release_costs_the_attempt(bug: Bug) -> None:
     """A job that was given back has an attempt less."""
-    bug.lua("finish", "job.attempts = job.attempts - 1", "")
+    bug.lua("finish", "job.attempts = forgive and 0 or job.attempts - 1", "")
 
 
 @mutant("RETRY-5", "LEASE-1", stores=REDIS)
@@ -208,15 +232,33 @@ def released_event_tells_the_attempt_after(bug: Bug) -> None:
     """The event of a release has the number of attempts after it was given back."""
     bug.lua(
         "finish",
-        "note_of(job, 'released', job.visible_at)\n  job.attempts = job.attempts - 1",
-        "job.attempts = job.attempts - 1\n  note_of(job, 'released', job.visible_at)",
+        "    note_of(job, 'released', job.visible_at)\n  end\n  job.attempts = forgive and 0 or job.attempts - 1",
+        "    job.attempts = forgive and 0 or job.attempts - 1\n    note_of(job, 'released', job.visible_at)\n  end",
     )
+
+
+@mutant("RETRY-6", stores=REDIS)
+def reason_of_a_release_begins_anew_each_time(bug: Bug) -> None:
+    """A job that no worker knows never shows for how long that has been so."""
+    bug.lua("finish", "reason == known_for and since or now", "now")
+
+
+@mutant("RETRY-6", stores=REDIS)
+def reason_of_a_release_outlives_what_comes_then(bug: Bug) -> None:
+    """A job that ran since counts as unknown to all workers."""
+    bug.lua("jobs", "if released_for(job) then", "if false then")
+
+
+@mutant("RETRY-6", stores=REDIS)
+def reason_of_a_release_outlives_a_replay(bug: Bug) -> None:
+    """A replayed job counts as unknown to all workers."""
+    bug.lua("replay", ", extra[5], extra[6] =", ", extra[7], extra[8] =")
 
 
 @mutant("RETRY-5", stores=REDIS)
 def delayed_release_shows_at_once(bug: Bug) -> None:
     """The delay of a release is not heeded."""
-    bug.lua("finish", "release(job, max(0, delay))", "release(job, 0)")
+    bug.lua("finish", "release(job, max(0, delay), forgive, reason)", "release(job, 0, forgive, reason)")
 
 
 @mutant("ENQ-4", stores=REDIS)
@@ -241,7 +283,7 @@ def failed_event_is_doubled(bug: Bug) -> None:
 @mutant("EVENT-1", stores=REDIS)
 def events_have_no_token(bug: Bug) -> None:
     """Events do not say under which lease they were made."""
-    bug.lua("jobs", "job.attempts, job.token, job.worker, a, b", "job.attempts, 0, job.worker, a, b")
+    bug.lua("jobs", "job.attempts, job.token, job.worker, job.events", "job.attempts, 0, job.worker, job.events")
 
 
 @mutant("RESULT-2", stores=REDIS)

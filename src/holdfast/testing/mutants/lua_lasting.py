@@ -18,8 +18,8 @@ def retention_counts_from_the_enqueue(bug: Bug) -> None:
 @mutant("RESULT-1", "KEEP-1", stores=REDIS)
 def result_is_kept_from_the_claim_on(bug: Bug) -> None:
     """The time that a job ran is taken off the time that its result is kept."""
-    bug.lua("finish", "sub(raw, 37, 44) .. times", (
-        "sub(raw, 37, 44) .. sub(times, 1, 8) .. struct.pack('<I8', struct.unpack('<I8', raw, 37) + ttl)"
+    bug.lua("finish", "sub(raw, 41, 48) .. times", (
+        "sub(raw, 41, 48) .. sub(times, 1, 8) .. struct.pack('<I8', struct.unpack('<I8', raw, 41) + ttl)"
     ))  # fmt: skip
 
 
@@ -140,6 +140,15 @@ def trimming_waits_for_the_fastest_reader(bug: Bug) -> None:
 def trimming_waits_for_ever(bug: Bug) -> None:
     """A reader that never comes back keeps the whole log."""
     bug.lua("prune", "old and size or 0", "0")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def one_old_batch_takes_all_before_it(bug: Bug) -> None:
+    """The log is taken to be in order of time, also where the clock was set back."""
+    found = "for _, other in ipairs(call('XRANGE', shard .. 'e', '-', '+')) do old = old or"
+    bug.lua("prune", "local old =", f"local old = false\n    {found}")
+    bug.lua("prune", "<= now - most_ms", "<= now - most_ms end")
+    bug.lua("prune", "tonumber(entry[2][6])", "tonumber(other[2][6])")
 
 
 @mutant("EVENT-2", stores=REDIS)

@@ -128,7 +128,7 @@ def lone_enqueue_leaves_the_end_of_the_log(bug: Bug) -> None:
 @mutant("EVENT-1", "ENQ-4", stores=REDIS)
 def lone_event_tells_another_time(bug: Bug) -> None:
     """The event of a job that came alone does not say when it is due."""
-    bug.lua("lone_enqueue", "3, priority, attempts, visible_at }, 1", "3, priority, attempts, now }, 1")
+    bug.lua("lone_enqueue", "3, 1, priority, attempts, visible_at }, 1", "3, 1, priority, attempts, now }, 1")
 
 
 # Deliveries -------------------------------------------------------------------------------------------------
@@ -255,19 +255,19 @@ def delivery_counts_as_one_event(bug: Bug) -> None:
 @mutant("CLAIM-1", "EVENT-1", stores=REDIS)
 def delivery_event_tells_the_attempt_before(bug: Bug) -> None:
     """The event of a delivery has the number of attempts as it was."""
-    bug.lua("lone_enqueue", "log[16] = 1, 1, id, 2, 1, token", "log[16] = 1, 1, id, 2, 0, token")
+    bug.lua("lone_enqueue", "log[17] = 1, 1, id, 2, 1, token", "log[17] = 1, 1, id, 2, 0, token")
 
 
 @mutant("CLAIM-1", "EVENT-1", stores=REDIS)
 def delivery_event_has_no_token(bug: Bug) -> None:
     """The event of a delivery does not say under which lease."""
-    bug.lua("lone_enqueue", "log[16] = 1, 1, id, 2, 1, token", "log[16] = 1, 1, id, 2, 1, 0")
+    bug.lua("lone_enqueue", "log[17] = 1, 1, id, 2, 1, token", "log[17] = 1, 1, id, 2, 1, 0")
 
 
 @mutant("CLAIM-1", "EVENT-1", stores=REDIS)
 def delivery_event_has_no_worker(bug: Bug) -> None:
     """The event of a delivery does not say to whom."""
-    bug.lua("lone_enqueue", "log[19] = 4, now, deadline", "log[19] = 3, now, deadline")
+    bug.lua("lone_enqueue", "log[21] = 4, 2, now, deadline", "log[21] = 3, 2, now, deadline")
 
 
 @mutant("CLAIM-1", stores=REDIS)
@@ -444,7 +444,7 @@ def lone_completion_forgets_the_errors(bug: Bug) -> None:
 @mutant("LEASE-1", stores=REDIS)
 def lone_completion_is_not_spent(bug: Bug) -> None:
     """A completion that comes alone and again is told that it came too late."""
-    bug.lua("lone_finish", "5, attempts, 1, 5, reason", "5, attempts, 0, 0, reason")
+    bug.lua("lone_finish", "5, attempts, 1, 5, events", "5, attempts, 0, 0, events")
 
 
 @mutant("RESULT-1", stores=REDIS)
@@ -492,7 +492,7 @@ def lone_retention_counts_from_the_claim(bug: Bug) -> None:
 @mutant("EVENT-1", stores=REDIS)
 def lone_completion_event_has_no_token(bug: Bug) -> None:
     """The event of a completion that came alone does not say under which lease."""
-    bug.lua("lone_finish", "attempts, token, 3 }", "attempts, 0, 3 }")
+    bug.lua("lone_finish", "attempts, token, 3, events", "attempts, 0, 3, events")
 
 
 @mutant("EVENT-1", stores=REDIS)

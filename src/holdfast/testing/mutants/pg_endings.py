@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from msgspec.structs import replace
@@ -114,6 +115,36 @@ def nobody_is_told_that_the_log_grew(bug: Bug) -> None:
 def changes_do_not_lock_running_jobs(bug: Bug) -> None:
     """Of a cancel and a completion at the same moment both succeed."""
     bug.function("hold", "FOR UPDATE OF j", "")
+
+
+def _lock_before_it_is_there(bug: Bug) -> None:
+    """Changes find jobs by id once more, a moment after the lock, and take them as if they had been locked."""
+
+    async def begin(original: Planted, session: Any, memory: Any, keys: Any) -> Any:
+        pairs = list(keys)
+        unit = await original(session, memory, pairs)
+        await asyncio.sleep(0.01)  # As on a slow line.
+        for row in await session.rows("find", [lane.number for lane, _ in pairs], [id_ for _, id_ in pairs]):
+            unit.take(row, locked=True)
+        await asyncio.sleep(0.01)
+        return unit
+
+    bug.around(bug.postgres("unit").Unit, "begin", begin)
+
+
+@mutant("CANCEL-1", "STATE-2", stores=POSTGRES, seen_by="of_a_cancel_and_an_enqueue_at_once_both_tell_the_truth")
+def a_cancel_acts_on_what_it_has_not_locked(bug: Bug) -> None:
+    """A job that is enqueued beside its cancel is canceled in the log, and completed."""
+    _lock_before_it_is_there(bug)
+    bug.function("expect", "p_changed IS DISTINCT FROM p_meant", "false")
+
+
+@mutant("KEEP-1", "ENQ-2", stores=POSTGRES, seen_by="a_late_purge_leaves_the_next_life_alone")
+def a_purge_takes_the_id_of_the_next_life(bug: Bug) -> None:
+    """A purge forgets the id by its name, whatever job has it by then."""
+    _lock_before_it_is_there(bug)
+    bug.function("expect", "p_changed IS DISTINCT FROM p_meant", "false")
+    bug.statement("drop_ids", "AND ids.seq = u.seq", "")
 
 
 @mutant("LEASE-2", stores=POSTGRES)

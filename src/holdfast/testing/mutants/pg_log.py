@@ -81,8 +81,8 @@ def events_lose_their_data(bug: Bug) -> None:
     """An event of a retry or a failure does not say why, nor when the job comes again."""
 
     def pack(original: Planted, events: Any) -> Any:
-        columns = original(events)
-        return (*columns[:-1], [b"\x80"] * len(columns[-1]))
+        *columns, more, numbers = original(events)
+        return (*columns, [b"\x80"] * len(more), numbers)
 
     bug.around(bug.postgres("log"), "pack", pack)
 
@@ -150,7 +150,13 @@ def the_log_is_read_newest_first(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="a_transaction_that_commits_late_is_not_passed_over")
 def readers_go_past_open_transactions(bug: Bug) -> None:
     """What a transaction writes that was open when the log was read is never seen by that reader."""
-    bug.statement("log_ends", "pg_snapshot_xmin(", "pg_snapshot_xmax(")
+    bug.function("horizon", "pg_snapshot_xmin(", "pg_snapshot_xmax(")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="a_transaction_that_commits_late_is_not_passed_over")
+def every_transaction_is_taken_for_one_of_another_database(bug: Bug) -> None:
+    """Readers of the log go past a transaction of this very database that is still open."""
+    bug.function("horizon", "WHERE datid <> (", "WHERE datid IS NOT NULL OR datid <> (")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="what_an_old_transaction_does_is_told_in_its_place")
@@ -216,6 +222,12 @@ def trimming_waits_for_ever_in_postgres(bug: Bug) -> None:
     """A reader that never comes back keeps the log from being trimmed."""
     upkeep = bug.postgres("upkeep")
     bug.constant(upkeep, "EVENTS_BOUND_MS", 10**15, used_by=(upkeep, "trim"))
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_by_time_takes_nothing_young_where_the_clock_was_set_back")
+def one_old_row_takes_all_before_it(bug: Bug) -> None:
+    """The log is taken to be in order of time, also where the clock was set back."""
+    bug.statement("cut_stretch", "OR at <= $14", "OR (SELECT min(at) FROM {s}.events) <= $14")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="readers_register_by_name_and_never_move_back")

@@ -49,7 +49,7 @@ def what_was_handed_over_is_ready(bug: Bug) -> None:
 @mutant("RETRY-1", "CLAIM-1", stores=POSTGRES)
 def handing_over_costs_no_attempt(bug: Bug) -> None:
     """The first run of a job that was handed over is not counted."""
-    bug.function("enqueue_one", "v_deadline, now, 1, v_offer.worker", "v_deadline, now, 0, v_offer.worker")
+    bug.function("enqueue_one", "v_deadline, now, 1, 2, v_offer.worker", "v_deadline, now, 0, 2, v_offer.worker")
 
 
 @mutant("CLAIM-1", stores=POSTGRES)
@@ -68,7 +68,7 @@ def a_lease_handed_over_is_as_long_as_the_offer(bug: Bug) -> None:
 @mutant("CLAIM-1", stores=POSTGRES)
 def a_lease_handed_over_has_no_beginning(bug: Bug) -> None:
     """The record does not say when the lease began."""
-    bug.function("enqueue_one", "v_deadline, now, 1, v_offer.worker", "v_deadline, 0, 1, v_offer.worker")
+    bug.function("enqueue_one", "v_deadline, now, 1, 2, v_offer.worker", "v_deadline, 0, 1, 2, v_offer.worker")
 
 
 @mutant("CLAIM-1", stores=POSTGRES)

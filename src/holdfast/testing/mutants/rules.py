@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from holdfast.core import lease, lifecycle, retry
 from holdfast.core.errors import LeaseExpired
 from holdfast.core.events import Event
-from holdfast.core.job import Backoff, Finished, Job, JobKey, JobState
+from holdfast.core.job import Backoff, Finish, Finished, Job, JobKey, JobState
 from holdfast.testing.mutants.planting import CORE, FACES, Bug, Planted, mutant
 
 # Leases -------------------------------------------------------------------------------------------------------
@@ -44,6 +44,26 @@ def lease_lives_a_moment_too_long(bug: Bug) -> None:
         return original(job, key, token, now - 1)
 
     bug.around(lease, "check_live", check_live)
+
+
+@mutant("LEASE-1", stores=CORE, seen_by="a_call_under_a_lease_that_is_over_starts_nothing")
+def late_leader_starts_jobs(bug: Bug) -> None:
+    """An enqueue or a replay that is made under a lease does not look whether the lease is over."""
+
+    def check_under(*_: Any) -> None:
+        return None
+
+    bug.around(lease, "check_under", check_under)
+
+
+@mutant("KEEP-1", stores=CORE, seen_by="who_means_an_earlier_life_of_an_id_does_not_touch_the_next")
+def earlier_life_means_any_life(bug: Bug) -> None:
+    """A cancel or a purge that means an earlier life of an id takes the next one."""
+
+    def is_life(*_: Any) -> bool:
+        return True
+
+    bug.around(lifecycle, "is_life", is_life)
 
 
 @mutant("LEASE-1", stores=CORE)
@@ -248,6 +268,40 @@ def release_keeps_the_attempt(bug: Bug) -> None:
         return event
 
     bug.around(lifecycle, "_release", release)
+
+
+@mutant("RETRY-5", stores=CORE, seen_by="a_release_can_give_back_all_earlier_attempts")
+def release_forgives_nothing(bug: Bug) -> None:
+    """A release that is to give back all attempts gives back its own alone."""
+
+    def release(original: Planted, job: Job, item: Finish, now: int) -> Event:
+        return original(job, replace(item, forgive=False), now)
+
+    bug.around(lifecycle, "_release", release)
+
+
+@mutant("RETRY-6", stores=CORE)
+def reason_of_a_release_is_always_new(bug: Bug) -> None:
+    """A job that no worker knows never shows for how long that has been so."""
+
+    def release(original: Planted, job: Job, *args: Any) -> Event:
+        job.released_for = ""
+        return original(job, *args)
+
+    bug.around(lifecycle, "_release", release)
+
+
+@mutant("RETRY-6", stores=CORE)
+def reason_of_a_release_outlives_a_retry(bug: Bug) -> None:
+    """A job that ran since counts as unknown to all workers."""
+
+    def retry_(original: Planted, job: Job, *args: Any) -> Event:
+        known = (job.released_for, job.first_released_at)
+        event = original(job, *args)
+        job.released_for, job.first_released_at = known
+        return event
+
+    bug.around(lifecycle, "_retry", retry_)
 
 
 @mutant("DEAD-1", "STATE-3", stores=CORE)

@@ -14,6 +14,7 @@ FILE = ("file",)
 def completion_without_the_token_check(bug: Bug) -> None:
     """A process that leased a job completes it, although another process has it by now."""
     bug.sql("save_completed", "AND token = batch.value ->> 1", "")
+    bug.sql("save_completed", "AND events = batch.value ->> 7", "")  # A new lease is also a new event.
 
 
 @mutant("LEASE-1", stores=FILE)

@@ -6,6 +6,7 @@ Invariants verified:
     attempts count grants; a release gives one back, a replay all                   [RETRY-1, RETRY-5]
     nothing is retried after its last attempt, and given up before it only for good [RETRY-1, RETRY-4]
     a lease is ended by its holder before the deadline, by the store after it       [LEASE-1, LEASE-3]
+    the events of a life are numbered 1, 2, 3, ..., and its record has the last number     [EVENT-1]
     time does not go back
 """
 
@@ -47,6 +48,7 @@ class Life(Struct):
     highest: int = 0
     deadline: int = 0
     visible_at: int = 0
+    events: int = 0
 
 
 class History:
@@ -78,11 +80,13 @@ class History:
         elif was_leased:
             self._held(event, life)
         expect_equal(event.token, life.token, f"token of {event} [LEASE-1]")
+        life.events += 1
+        expect_equal(event.number, life.events, f"number of {event} [EVENT-1]")
         # The event of a release still counts the attempt that it gives back.
         expect_equal(event.attempt, life.attempts + (event.kind == "released"), f"attempt of {event} [RETRY-1]")
 
     def _born(self, event: Event, life: Life) -> None:
-        life.attempts = life.token = life.deadline = 0
+        life.attempts = life.token = life.deadline = life.events = 0
         life.max_attempts = event.data["max_attempts"]
         life.visible_at = event.data["visible_at"]
 
@@ -123,6 +127,9 @@ class History:
             return
         expect_equal(life.state, _kind(job), f"state of {key} by the log, and by its record [EVENT-1]")
         expect_equal((life.attempts, life.token), (job.attempts, job.token), f"attempts and token of {key} [EVENT-1]")
+        expect_equal(
+            life.events, job.events, f"last number of the events of {key} by the log, and by its record [EVENT-1]"
+        )
 
 
 def _kind(job: Job) -> str:

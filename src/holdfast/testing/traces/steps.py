@@ -208,7 +208,10 @@ def _outcome(random: Random, world: World, key: JobKey, rank: int) -> Finish:
         )
     error = random.choice(ERRORS) if outcome in ("fail", "retry") else None
     delay_ms = random.choice((None, None, 0, 1 * SECOND, 60 * SECOND)) if outcome in ("retry", "release") else None
-    return Finish(key, rank, outcome, result, error, _rarely(random, 5), delay_ms, random.choice(RANDOMS))
+    reason = random.choice(("", "unknown_type", "unknown_version")) if outcome == "release" else ""
+    return Finish(
+        key, rank, outcome, result, error, _rarely(random, 5), delay_ms, random.choice(RANDOMS), reason=reason
+    )
 
 
 def extend(random: Random, world: World) -> Step:

@@ -5,7 +5,8 @@ CREATE TABLE {s}.meta (
     shift         bigint NOT NULL DEFAULT 0,     -- milliseconds that tests added to the clock
     frozen_at     bigint,                        -- the clock stands here (tests), or NULL: it runs
     place         uuid NOT NULL DEFAULT gen_random_uuid(),
-    epoch         int NOT NULL DEFAULT 1,        -- grows when the data was restored into another cluster
+    epoch         int NOT NULL DEFAULT 1,        -- of the log; grows with each generation of the data
+    base          bigint NOT NULL DEFAULT 0,     -- added to transaction ids, so that they grow from epoch to epoch
     slot          smallint NOT NULL DEFAULT 0    -- the partition of the log that is written to
 );
 INSERT INTO {s}.meta DEFAULT VALUES;
@@ -31,19 +32,33 @@ CREATE TABLE {s}.lanes (
 );
 CREATE INDEX lanes_line ON {s}.lanes (line);
 
+-- One row with a random value: the generation of the data. Acknowledged changes may be lost between two generations, so
+-- nothing that a process remembers is valid in the next one. The table is empty after a crash and after a promotion, as an
+-- unlogged table is. The other columns tell a row that was brought back: by a dump (another transaction writes it, and
+-- `lanes` is another table), or by a copy of the files (the server was started since).
+CREATE UNLOGGED TABLE {s}.generation (
+    value   text COLLATE "C" NOT NULL,
+    made_by xid NOT NULL,
+    lanes   oid NOT NULL,
+    started timestamptz NOT NULL
+);
+CREATE VIEW {s}.current_generation AS SELECT value FROM {s}.generation
+WHERE xmin = made_by AND lanes = '{s}.lanes'::regclass AND started = pg_postmaster_start_time();
+
 -- Hot rows only: waiting and leased jobs. Finished ones move to `done` in the statement that finishes them.
 CREATE TABLE {s}.jobs (
     seq         bigint NOT NULL,
     visible_at  bigint NOT NULL,
     enqueued_at bigint NOT NULL,
     result_ttl  bigint NOT NULL,
-    logged      bigint NOT NULL,                 -- the transaction that this job's last event is filed under
+    logged      bigint NOT NULL,                 -- the transaction (xid) that this job's last event is filed under
     token       bigint NOT NULL DEFAULT 0,
     deadline    bigint NOT NULL DEFAULT 0,
     claimed_at  bigint,
     line        int NOT NULL,
     lane        int NOT NULL,
     attempts    int NOT NULL DEFAULT 0,
+    events      int NOT NULL DEFAULT 1,          -- the number of its last event
     state       smallint NOT NULL,
     rank        smallint NOT NULL,               -- 9 - priority
     id          text COLLATE "C" NOT NULL,
@@ -77,6 +92,7 @@ CREATE TABLE {s}.done (
     line        int NOT NULL,
     lane        int NOT NULL,
     attempts    int NOT NULL,
+    events      int NOT NULL,
     state       smallint NOT NULL,
     rank        smallint NOT NULL,
     id          text COLLATE "C" NOT NULL,
@@ -120,7 +136,7 @@ CREATE INDEX keys_expired ON {s}.keys (expires_at) WHERE expires_at IS NOT NULL;
 -- It is written to one of eight partitions, which `meta` names. The pruner goes on to an empty one when that is large,
 -- and truncates those that hold nothing but what is past: never row by row, and never what is not past.
 CREATE TABLE {s}.events (
-    xid      bigint NOT NULL,
+    xid      bigint NOT NULL,                    -- the transaction, plus the base of its epoch
     n        bigint NOT NULL,
     at       bigint NOT NULL,
     epoch    int NOT NULL,
@@ -130,6 +146,7 @@ CREATE TABLE {s}.events (
     lanes    int[] NOT NULL,
     attempts int[] NOT NULL,
     tokens   bigint[] NOT NULL,
+    numbers  int[] NOT NULL,                     -- of each event within its job, from 1
     xs       bigint[],
     ys       bigint[],
     zs       bigint[],
@@ -149,6 +166,16 @@ CREATE TABLE {s}.events_5 PARTITION OF {s}.events FOR VALUES IN (5);
 CREATE TABLE {s}.events_6 PARTITION OF {s}.events FOR VALUES IN (6);
 CREATE TABLE {s}.events_7 PARTITION OF {s}.events FOR VALUES IN (7);
 CREATE INDEX events_place ON {s}.events (epoch, xid, n);
+
+-- Where each epoch but the first begins, and where the log ended then. An offset in between belongs to events that are lost.
+CREATE TABLE {s}.epochs (
+    epoch      int PRIMARY KEY,
+    xid        bigint NOT NULL,
+    last_epoch int NOT NULL,
+    last_xid   bigint NOT NULL,
+    last_n     bigint NOT NULL,
+    last_k     int NOT NULL
+);
 
 -- How far the log is trimmed. Not in `meta`: every call reads that, past what old transactions keep of its former self.
 CREATE TABLE {s}.trimming (
@@ -204,7 +231,8 @@ CREATE UNLOGGED TABLE {s}.offers (
     sent    int NOT NULL,                        -- and how many were handed over
     tiring  boolean NOT NULL,                    -- it takes long to see that nothing else waits
     channel text COLLATE "C" NOT NULL,
-    worker  text COLLATE "C" NOT NULL
+    worker  text COLLATE "C" NOT NULL,
+    handed  text[] NOT NULL DEFAULT '{}'         -- the jobs that were handed over, each as seq:token
 ) WITH (fillfactor = 25, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0);
 CREATE UNLOGGED TABLE {s}.offer_places (
     line int NOT NULL,

@@ -20,10 +20,10 @@
 CREATE FUNCTION {s}.claim(
     p_lanes int[], p_lines int[], p_qs int[], p_times bigint[], p_in boolean[], p_ties int[], p_ks int[],
     p_marks bigint[], p_floors bigint[], p_shares int[], p_bounds bigint[],
-    p_limit int, p_lease bigint, p_worker text, p_reaped bigint, p_look boolean
+    p_limit int, p_lease bigint, p_worker text, p_reaped bigint, p_look boolean, p_known text[]
 ) RETURNS TABLE (
     info bigint[], seq bigint, visible_at bigint, enqueued_at bigint, result_ttl bigint, token bigint, deadline bigint,
-    claimed_at bigint, lane int, attempts int, rank smallint, id text, type text, request_id text, key text, head bytea,
+    claimed_at bigint, lane int, attempts int, events int, rank smallint, id text, type text, request_id text, key text, head bytea,
     payload bytea, extra bytea
 ) LANGUAGE plpgsql ROWS 100
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
@@ -34,12 +34,14 @@ DECLARE
     v_lanes int := cardinality(p_lanes);
     v_queues int := cardinality(p_shares);
     v_count int;
+    v_leased int;
     v_seqs bigint[];
     v_tokens bigint[];
     v_in int[];
     v_ids text[];
     v_types text[];
     v_attempts int[];
+    v_numbers int[];
     v_visible bigint[];
     v_founds bigint[];
     v_costs bigint[];
@@ -48,13 +50,14 @@ DECLARE
     v_keyed boolean;
     v_next bigint;
 BEGIN
+    PERFORM {s}.known(p_known);
     IF p_reaped IS NOT NULL AND EXISTS (
         SELECT FROM {s}.jobs j WHERE j.state = 4 AND j.deadline <= v_now
             AND j.deadline > CASE WHEN p_reaped > v_now THEN 0 ELSE p_reaped END
         ORDER BY j.deadline LIMIT 1
     ) THEN
         RETURN QUERY SELECT ARRAY[v_now, 1, NULL], NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint,
-            NULL::bigint, NULL::bigint, NULL::int, NULL::int, NULL::smallint, NULL, NULL, NULL, NULL, NULL::bytea,
+            NULL::bigint, NULL::bigint, NULL::int, NULL::int, NULL::int, NULL::smallint, NULL, NULL, NULL, NULL, NULL::bytea,
             NULL::bytea, NULL::bytea;
         RETURN;
     END IF;
@@ -63,7 +66,7 @@ BEGIN
             SELECT x.* FROM {s}.lanes l
             CROSS JOIN generate_series(0, 9) AS p (rank)
             CROSS JOIN LATERAL (
-                SELECT j.seq, j.rank, j.visible_at, j.lane, j.id, j.type, j.attempts, j.logged, j.key FROM {s}.jobs j
+                SELECT j.seq, j.rank, j.visible_at, j.lane, j.id, j.type, j.attempts, j.events, j.logged, j.key FROM {s}.jobs j
                 WHERE j.line = p_lines[1] AND j.lane = p_lanes[1] AND j.state < 4 AND j.rank = p.rank
                     AND j.visible_at >= p_marks[p.rank + 1] AND j.visible_at <= v_now
                 ORDER BY j.visible_at, j.seq LIMIT p_ks[1] FOR UPDATE SKIP LOCKED
@@ -72,7 +75,7 @@ BEGIN
             LIMIT p_ks[1]
         )
         SELECT count(*), array_agg(f.seq), array_agg(f.lane), array_agg(f.id), array_agg(f.type),
-            array_agg(f.attempts + 1), array_agg(f.visible_at), max(f.logged), bool_or(f.key IS NOT NULL),
+            array_agg(f.attempts + 1), array_agg(f.events + 1), array_agg(f.visible_at), max(f.logged), bool_or(f.key IS NOT NULL),
             array_agg(nextval('{s}.tokens')), (
                 SELECT ARRAY[greatest(1, round(10000.0::float8 / coalesce(sq.weight, st.weight, 1))::bigint)]
                 FROM {s}.lanes l
@@ -80,7 +83,7 @@ BEGIN
                 LEFT JOIN {s}.settings st ON st.tenant = l.tenant AND st.queue = ''
                 WHERE l.lane = p_lanes[1]
             )
-        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_visible, v_xid, v_keyed, v_tokens, v_costs
+        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_numbers, v_visible, v_xid, v_keyed, v_tokens, v_costs
         FROM (SELECT * FROM found ORDER BY rank, visible_at, seq) f;
         v_founds := ARRAY[v_count::bigint];
     ELSE
@@ -96,7 +99,7 @@ BEGIN
             SELECT c.i, c.q, c.time, c.inn, c.tie, c.k, c.cost, x.*
             FROM cand c LEFT JOIN LATERAL (
                 SELECT y.* FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
-                    SELECT j.seq, j.rank, j.visible_at, j.lane, j.id, j.type, j.attempts, j.logged, j.key
+                    SELECT j.seq, j.rank, j.visible_at, j.lane, j.id, j.type, j.attempts, j.events, j.logged, j.key
                     FROM {s}.jobs j
                     WHERE j.line = c.line AND j.lane = c.lane AND j.state < 4 AND j.rank = p.rank
                         AND j.visible_at >= p_marks[10 * (c.i - 1) + p.rank + 1] AND j.visible_at <= v_now
@@ -138,27 +141,29 @@ BEGIN
             ORDER BY place LIMIT p_limit
         )
         SELECT count(*), array_agg(p.seq), array_agg(p.lane), array_agg(p.id), array_agg(p.type),
-            array_agg(p.attempts + 1), array_agg(p.visible_at), max(p.logged), bool_or(p.key IS NOT NULL),
+            array_agg(p.attempts + 1), array_agg(p.events + 1), array_agg(p.visible_at), max(p.logged), bool_or(p.key IS NOT NULL),
             array_agg(nextval('{s}.tokens')),
             (SELECT array_agg(f.n ORDER BY f.i) FROM (SELECT i, count(seq) AS n FROM found GROUP BY i) f),
             (SELECT array_agg(c.cost ORDER BY c.i) FROM cand c)
-        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_visible, v_xid, v_keyed, v_tokens, v_founds, v_costs
+        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_numbers, v_visible, v_xid, v_keyed, v_tokens, v_founds, v_costs
         FROM (SELECT * FROM picked ORDER BY place) p;
     END IF;
     IF v_count > 0 THEN
         v_xid := greatest(v_xid, {s}.xid());
         RETURN QUERY
-            UPDATE {s}.jobs j SET state = 4, attempts = j.attempts + 1, token = u.token, deadline = v_now + p_lease,
+            UPDATE {s}.jobs j SET state = 4, attempts = j.attempts + 1, events = j.events + 1, token = u.token, deadline = v_now + p_lease,
                 worker = p_worker, claimed_at = v_now, logged = v_xid
             FROM unnest(v_seqs, v_tokens) AS u (seq, token) WHERE j.seq = u.seq
             RETURNING NULL::bigint[], j.seq, j.visible_at, j.enqueued_at, j.result_ttl, j.token, j.deadline, j.claimed_at,
-                j.lane, j.attempts, j.rank, j.id, j.type, j.request_id, j.key, j.head, j.payload, j.extra;
+                j.lane, j.attempts, j.events, j.rank, j.id, j.type, j.request_id, j.key, j.head, j.payload, j.extra;
+        GET DIAGNOSTICS v_leased = ROW_COUNT;
+        PERFORM {s}.expect(v_count, v_leased);
         IF v_keyed THEN
             DELETE FROM {s}.keys k USING {s}.jobs j WHERE j.seq = ANY (v_seqs) AND j.key IS NOT NULL AND k.lane = j.lane
                 AND k.type = j.type AND k.key = j.key AND k.job_id = j.id AND k.policy = 'until_started';
         END IF;
         PERFORM {s}.log(v_xid, v_now, v_count, '{1}', v_in, v_ids, v_types, v_attempts, v_tokens, ARRAY[p_worker],
-            v_visible, ARRAY[v_now + p_lease], NULL, NULL);
+            v_visible, ARRAY[v_now + p_lease], NULL, NULL, v_numbers);
     END IF;
     -- Visible jobs that are left in a lane which found less than it looked for are locked: they count as due.
     IF v_lanes = 1 AND v_count = p_ks[1] THEN
@@ -179,6 +184,6 @@ BEGIN
         SELECT j.deadline INTO v_next FROM {s}.jobs j WHERE j.state = 4 ORDER BY j.deadline LIMIT 1;
     END IF;
     RETURN QUERY SELECT ARRAY[v_now, 0, v_next] || v_founds || v_costs || v_soon, NULL::bigint, NULL::bigint,
-        NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::int, NULL::int, NULL::smallint, NULL,
+        NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::int, NULL::int, NULL::int, NULL::smallint, NULL,
         NULL, NULL, NULL, NULL::bytea, NULL::bytea, NULL::bytea;
 END $$;

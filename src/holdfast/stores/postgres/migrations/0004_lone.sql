@@ -4,7 +4,7 @@
 -- say where to send what, once it is committed. [ENQ-1, ENQ-2, ENQ-5, ENQ-7]
 CREATE FUNCTION {s}.enqueue_one(
     p_tenant text, p_line int, p_lane int, p_id text, p_type text, p_request text, p_rank smallint, p_attempts int,
-    p_delay bigint, p_run_at bigint, p_ttl bigint, p_head bytea, p_payload bytea, p_hand boolean,
+    p_delay bigint, p_run_at bigint, p_ttl bigint, p_head bytea, p_payload bytea, p_hand boolean, p_known text[],
     OUT now bigint, OUT channel text, OUT message text
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
@@ -17,6 +17,7 @@ DECLARE
     v_token bigint;
     v_deadline bigint;
 BEGIN
+    PERFORM {s}.known(p_known);
     IF EXISTS (SELECT FROM {s}.settings WHERE tenant = p_tenant AND max_waiting IS NOT NULL) THEN
         RETURN;
     END IF;
@@ -38,7 +39,8 @@ BEGIN
             INTO message FROM {s}.lanes l WHERE l.lane = p_lane AND NOT l.paused;
             IF octet_length(message) < 7900 THEN
                 channel := v_offer.channel;
-                UPDATE {s}.offers SET sent = sent + 1 WHERE post = v_offer.post;
+                UPDATE {s}.offers SET sent = sent + 1, handed = handed || (v_seq || ':' || v_token)
+                WHERE post = v_offer.post;
             END IF;
         END IF;
     END IF;
@@ -48,22 +50,22 @@ BEGIN
         VALUES (v_seq, v_visible, now, p_ttl, v_xid, p_line, p_lane, CASE WHEN v_visible > now THEN 1 ELSE 2 END, p_rank,
             p_id, p_type, p_request, p_head, p_payload);
         PERFORM {s}.log(v_xid, now, 1, '{0}', ARRAY[p_lane], ARRAY[p_id], ARRAY[p_type], '{0}', '{0}', '{""}',
-            ARRAY[p_rank::bigint], ARRAY[p_attempts::bigint], ARRAY[v_visible], NULL);
+            ARRAY[p_rank::bigint], ARRAY[p_attempts::bigint], ARRAY[v_visible], NULL, '{1}');
     ELSE
         INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, line, lane, state, rank, id, type,
-            request_id, head, payload, token, deadline, claimed_at, attempts, worker)
+            request_id, head, payload, token, deadline, claimed_at, attempts, events, worker)
         VALUES (v_seq, v_visible, now, p_ttl, v_xid, p_line, p_lane, 4, p_rank, p_id, p_type, p_request, p_head, p_payload,
-            v_token, v_deadline, now, 1, v_offer.worker);
+            v_token, v_deadline, now, 1, 2, v_offer.worker);
         PERFORM {s}.log(v_xid, now, 2, '{0,1}', ARRAY[p_lane], ARRAY[p_id, p_id], ARRAY[p_type], '{0,1}',
             ARRAY[0, v_token], ARRAY['', v_offer.worker], ARRAY[p_rank, v_visible], ARRAY[p_attempts, v_deadline],
-            ARRAY[v_visible, NULL], NULL);
+            ARRAY[v_visible, NULL], NULL, '{1,2}');
     END IF;
 END $$;
 
 -- As `complete`; with p_tell `record` is the job as it ended, for those who wait for it: if it is small, and not gone at
 -- once. See ears.py. [LEASE-1, RESULT-1, RESULT-2]
 CREATE FUNCTION {s}.complete_one(
-    p_lane int, p_id text, p_token bigint, p_result bytea, p_seq bigint, p_lock_ms int, p_tell boolean,
+    p_lane int, p_id text, p_token bigint, p_result bytea, p_seq bigint, p_lock_ms int, p_tell boolean, p_known text[],
     OUT now bigint, OUT record text
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -72,6 +74,7 @@ DECLARE
     v_job {s}.jobs;
     v_xid bigint;
 BEGIN
+    PERFORM {s}.known(p_known);
     IF p_lock_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', p_lock_ms::text, true);
     END IF;
@@ -90,21 +93,21 @@ BEGIN
     END IF;
     v_xid := greatest(v_job.logged, {s}.xid());
     INSERT INTO {s}.done (seq, visible_at, enqueued_at, result_ttl, logged, token, claimed_at, finished_at, expires_at,
-        line, lane, attempts, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
+        line, lane, attempts, events, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
     VALUES (v_job.seq, v_job.visible_at, v_job.enqueued_at, v_job.result_ttl, v_xid, v_job.token, v_job.claimed_at, now,
-        now + v_job.result_ttl, v_job.line, v_job.lane, v_job.attempts, 5, v_job.rank, v_job.id, v_job.type,
-        v_job.request_id, v_job.worker, v_job.key, v_job.head, v_job.payload, v_job.extra, p_result);
+        now + v_job.result_ttl, v_job.line, v_job.lane, v_job.attempts, v_job.events + 1, 5, v_job.rank, v_job.id,
+        v_job.type, v_job.request_id, v_job.worker, v_job.key, v_job.head, v_job.payload, v_job.extra, p_result);
     IF v_job.key IS NOT NULL THEN
         DELETE FROM {s}.keys k WHERE k.lane = p_lane AND k.type = v_job.type AND k.key = v_job.key AND k.job_id = p_id
             AND k.policy IN ('until_terminal', 'until_started');
     END IF;
     PERFORM {s}.log(v_xid, now, 1, '{7}', ARRAY[p_lane], ARRAY[p_id], ARRAY[v_job.type], ARRAY[v_job.attempts],
-        ARRAY[p_token], ARRAY[v_job.worker], NULL, NULL, NULL, NULL);
+        ARRAY[p_token], ARRAY[v_job.worker], NULL, NULL, NULL, NULL, ARRAY[v_job.events + 1]);
     IF p_tell AND v_job.result_ttl > 0
         AND octet_length(v_job.payload) + octet_length(v_job.head) + coalesce(octet_length(v_job.extra), 0)
             + coalesce(octet_length(p_result), 0) <= 4000 THEN
         record := json_build_array(v_job.seq, v_job.visible_at, v_job.enqueued_at, v_job.result_ttl, v_job.token,
-            v_job.claimed_at, now, v_job.attempts, v_job.type, v_job.request_id, v_job.worker, encode(v_job.head, 'hex'),
+            v_job.claimed_at, now, v_job.attempts, v_job.events + 1, v_job.type, v_job.request_id, v_job.worker, encode(v_job.head, 'hex'),
             encode(v_job.payload, 'base64'), encode(v_job.extra, 'base64'), encode(p_result, 'base64'))::text;
     END IF;
 EXCEPTION WHEN SQLSTATE 'HF001' THEN
@@ -115,7 +118,7 @@ END $$;
 CREATE PROCEDURE {s}.enqueue_one_and_tell(
     p_channels text[], p_hints text[], p_ready text[], p_tenant text, p_line int, p_lane int, p_id text, p_type text,
     p_request text, p_rank smallint, p_attempts int, p_delay bigint, p_run_at bigint, p_ttl bigint, p_head bytea,
-    p_payload bytea, INOUT p_now bigint, INOUT p_handed boolean
+    p_payload bytea, p_known text[], INOUT p_now bigint, INOUT p_handed boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
     v_channel text;
@@ -123,7 +126,7 @@ DECLARE
 BEGIN
     SELECT e.now, e.channel, e.message INTO p_now, v_channel, v_message
     FROM {s}.enqueue_one(p_tenant, p_line, p_lane, p_id, p_type, p_request, p_rank, p_attempts, p_delay, p_run_at, p_ttl,
-        p_head, p_payload, true) e;
+        p_head, p_payload, true, p_known) e;
     p_handed := v_channel IS NOT NULL;
     IF p_handed THEN
         CALL {s}.tell(ARRAY[v_channel] || p_channels, ARRAY[v_message] || p_hints);
@@ -135,13 +138,13 @@ END $$;
 -- Whoever waits for the job is told (p_done), with its record where that fits into a notification.
 CREATE PROCEDURE {s}.complete_one_and_tell(
     p_channels text[], p_hints text[], p_done text[], p_lane int, p_id text, p_token bigint, p_result bytea, p_seq bigint,
-    p_lock_ms int, INOUT p_now bigint
+    p_lock_ms int, p_known text[], INOUT p_now bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
     v_message text;
 BEGIN
     SELECT c.now, left(p_done[2], -1) || ',' || c.record || ']' INTO p_now, v_message
-    FROM {s}.complete_one(p_lane, p_id, p_token, p_result, p_seq, p_lock_ms, true) c;
+    FROM {s}.complete_one(p_lane, p_id, p_token, p_result, p_seq, p_lock_ms, true, p_known) c;
     IF p_now IS NOT NULL THEN
         CALL {s}.tell(p_done[1] || p_channels,
             CASE WHEN octet_length(v_message) < 7900 THEN v_message ELSE p_done[2] END || p_hints);

@@ -1,8 +1,8 @@
 -- Offers: an idle worker leaves word of what it would take, and an enqueue of one job hands it over at once. [CLAIM-3]
 --
 -- An offer stands in `offers`, and in `offer_places` once for each queue name; only its worker and enqueues that use it
--- write to it. What is handed over is leased in the same transaction, and sent to the worker after the commit: a message
--- that is lost costs a lease, as a lost reply does. It takes no turn: turns are for tenants that wait. [ENQ-8, TENANT-4]
+-- write to it. What is handed over is leased in the same transaction, and sent to the worker after the commit. If it cannot be
+-- sent, the enqueue releases it; what does not arrive otherwise, the worker releases, as the offer says what was sent. It takes no turn: turns are for tenants that wait. [ENQ-8, TENANT-4]
 
 -- Whether a claim would find nothing here but what is about to come: in one lane, or (0) in all of the line. Where jobs
 -- wait for their time in many lanes it says no without having seen them all.
@@ -68,17 +68,18 @@ END $$;
 -- Leave an offer: whether it stands. Not where old versions of others pile up, as they do under a long transaction.
 CREATE FUNCTION {s}.make_offer(
     p_post bigint, p_channel text, p_number bigint, p_lines int[], p_lanes int[], p_given int, p_lease bigint,
-    p_lasts bigint, p_worker text
+    p_lasts bigint, p_worker text, p_known text[]
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_until bigint := {s}.now_ms() + p_lasts;
 BEGIN
+    PERFORM {s}.known(p_known);
     IF greatest(pg_relation_size('{s}.offers'), pg_relation_size('{s}.offer_places')) > 32 * 8192 THEN
         RETURN false;
     END IF;
     INSERT INTO {s}.offers AS o (post, until, number, lease, given, sent, tiring, channel, worker)
     VALUES (p_post, v_until, p_number, p_lease, p_given, 0, false, p_channel, p_worker)
-    ON CONFLICT (post) DO UPDATE SET until = v_until, number = p_number, lease = p_lease, given = p_given, sent = 0,
+    ON CONFLICT (post) DO UPDATE SET until = v_until, number = p_number, lease = p_lease, given = p_given, sent = 0, handed = '{}',
         tiring = false, worker = p_worker
     WHERE o.number < p_number;  -- One that was long on its way replaces no newer one.
     IF NOT FOUND THEN
@@ -89,21 +90,23 @@ BEGIN
     RETURN true;
 END $$;
 
--- Take an offer back: the clock; how many jobs were handed over under this number, NULL if that is not known any more;
+-- Take an offer back: the clock; how many jobs were handed over under this number, and which, NULL if that is not known any more;
 -- and whether to offer nothing for a while. With p_leave it goes from all its places.
 CREATE FUNCTION {s}.take_back(
     p_post bigint, p_number bigint, p_leave boolean, p_lines int[], p_lanes int[],
-    OUT now bigint, OUT sent int, OUT tiring boolean
+    OUT now bigint, OUT sent int, OUT handed text[], OUT tiring boolean
 ) LANGUAGE plpgsql AS $$
 BEGIN
     IF p_leave THEN
         DELETE FROM {s}.offers o WHERE o.post = p_post
-        RETURNING CASE o.number WHEN p_number THEN o.sent ELSE 0 END, o.tiring INTO sent, tiring;
+        RETURNING CASE o.number WHEN p_number THEN o.sent ELSE 0 END, CASE o.number WHEN p_number THEN o.handed END,
+            o.tiring INTO sent, handed, tiring;
         DELETE FROM {s}.offer_places p USING unnest(p_lines, p_lanes) AS u (line, lane)
         WHERE p.line = u.line AND p.lane = u.lane AND p.post = p_post;
     ELSE
         UPDATE {s}.offers o SET until = 0 WHERE o.post = p_post
-        RETURNING CASE o.number WHEN p_number THEN o.sent ELSE 0 END, o.tiring INTO sent, tiring;
+        RETURNING CASE o.number WHEN p_number THEN o.sent ELSE 0 END, CASE o.number WHEN p_number THEN o.handed END,
+            o.tiring INTO sent, handed, tiring;
     END IF;
     now := {s}.now_ms();
 END $$;

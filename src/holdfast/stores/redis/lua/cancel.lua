@@ -1,6 +1,6 @@
 -- Cancels jobs; cancel wins. [CANCEL-1 to CANCEL-3]   uses: jobs
 --
--- request: the items, each { lane, id, only_waiting }
+-- request: the items, each { lane, id, only_waiting, sequence or -1 }
 -- Answers each with the state it found (or led to), 4 for a running one that was left alone, -1 for none.
 -- Safe to repeat.
 
@@ -9,7 +9,7 @@ local answers = {}
 for n, item in ipairs(request) do
   local lane = lane_of(item[1])
   local job = find(lane, item[2])
-  if not job then
+  if not is_life(job, item[4]) then
     answers[n] = NOT_FOUND
   elseif job.state > LEASED or (job.state == LEASED and item[3]) then
     answers[n] = job.state

@@ -164,8 +164,8 @@ local CLAIMED = KINDS.claimed
 
 local raws, alone, runs_of = {}, {}, {}
 
--- Of a record's head: state, attempts, size of extra, visible_at, sizes of type, key, settings, request id and payload.
-local SEEN = '<BBxxxxxxI4I8' .. string.rep('x', 49) .. 'BHI4HI4'
+-- Of a record's head: state, attempts, number of the last event, size of extra, visible_at, sizes of type, key, settings, request id and payload.
+local SEEN = '<BBxxI4xxxxI4I8' .. string.rep('x', 49) .. 'BHI4HI4'
 local starts, worker_size, times = {}, string.char(#worker), struct.pack('<I8I8', deadline, now)
 
 local function lease_slowly(job, token)
@@ -184,21 +184,21 @@ local function lease(n, id, raw, token)
   if not raw then -- Somebody took the record and left the index: mend it, and let the others have their turn.
     return rank(lane.w, member, false)
   end
-  local state, attempts, extra_size, visible_at, type_size, key_size, static_size, request_size, payload_size =
+  local state, attempts, events, extra_size, visible_at, type_size, key_size, static_size, request_size, payload_size =
     struct.unpack(SEEN, raw)
   if key_size > 0 or extra_size > 0 or state == RETRYING then
     local job = parse(lane, id, raw)
     lane.jobs[id] = job
     return lease_slowly(job, token)
   end
-  local start = starts[attempts]
+  local start = starts[256 * events + attempts]
   if not start then
-    start = string.char(LEASED, attempts + 1, 0, 0)
-    starts[attempts] = start
+    start = struct.pack('<BBBBI4', LEASED, attempts + 1, 0, 0, events + 1)
+    starts[256 * events + attempts] = start
   end
   local stop = HEAD_SIZE + type_size + static_size + request_size + payload_size
-  raws[n] = start .. sub(raw, 5, 6) .. worker_size .. sub(raw, 8, 20) .. struct.pack('<I8', token) .. times
-    .. sub(raw, 45, stop) .. worker
+  raws[n] = start .. sub(raw, 9, 10) .. worker_size .. sub(raw, 12, 24) .. struct.pack('<I8', token) .. times
+    .. sub(raw, 49, stop) .. worker
   if popped[n] or alone[lane] and not on_cluster then
     -- Its only job here: gathering would cost more than it saves.
     call('HSET', lane.j, id, raws[n])
@@ -223,7 +223,7 @@ local function lease(n, id, raw, token)
   end
   bound('L', lane, deadline)
   local type = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size)
-  note(CLAIMED, lane.name, id, type, attempts + 1, token, worker, visible_at, deadline)
+  note(CLAIMED, lane.name, id, type, attempts + 1, token, worker, events + 1, visible_at, deadline)
 end
 
 -- Records come lane by lane, leases are given in the order of the turns.

@@ -19,6 +19,7 @@ local function chunk_at(number)
   if entry then
     return tonumber(string.match(entry[1], '^%d+')), tonumber(entry[2][4]), tonumber(entry[2][2])
   end
+  return log, tonumber(counters[5]) or 0, 0 -- Behind the last one, or its place, if it is missing.
 end
 
 -- How many events were ever logged up to a number.
@@ -27,7 +28,7 @@ local function logged_at(number, chunk, total, count)
 end
 
 local chunk, total, count = chunk_at(after + 1)
-if chunk and after < upto then
+if after < upto then
   local passed = logged_at(after, chunk, total, count)
   local stop = logged_at(upto, chunk_at(upto))
   answer[4] = stop - passed

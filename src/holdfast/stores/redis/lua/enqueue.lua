@@ -2,14 +2,20 @@
 --
 -- request: columns, one value for each item: lanes (or one for all), ids, sizes of type, settings, request id, key and
 --   payload, size of a payload that stands elsewhere, priority, max_attempts, delay_ms, run_at or -1, result_ttl_ms,
---   replace_failed, request id is the id; then, once: no id stands twice, and none has a key
+--   replace_failed, request id is the id; then, once: no id stands twice, and none has a key; { lane, id, token } of the
+--   lease that this is done under, or false; by place, 1 for a step of a flow, or false for none
 -- ARGV[3]: what never changes of each, one after another; ARGV[4]: the large payloads likewise.
 -- Answers each with its state if it is queued, else { 'd', id, state or -1 } for a duplicate, { 'c', id, result } for
---   one that ran already, { 'q', 1 for the queue's quota or 0 for the tenant's, waiting, limit }.
+--   one that ran already, { 'q', 1 for the queue's quota or 0 for the tenant's, waiting, limit }; all with { 'u', refusal }
+--   if that lease is over.
 -- Safe to repeat where each item has a request id. [ENQ-8]
 
 local names, ids, types, statics, requests, keys, payloads, larges, priorities, attempts, delays, run_ats, ttls,
-  replaces, sames, plain = unpack(request)
+  replaces, sames, plain, under, steps = unpack(request)
+local refused = refused_under(under, #ids)
+if refused then
+  return refused
+end
 local bodies, large = ARGV[3], ARGV[4]
 local answers, at, large_at = {}, 1, 1
 
@@ -19,14 +25,15 @@ local function put(lane, n, body, seq)
   local visible_at = max(now, run_ats[n] < 0 and now + delays[n] or run_ats[n])
   local state = visible_at > now and SCHEDULED or READY
   local flags = (larges[n] > 0 and PAYLOAD_ELSEWHERE or 0) + (sames[n] and REQUEST_IS_ID or 0)
+    + (steps and steps[n] and IS_STEP or 0)
   local raw = struct.pack(
-    HEAD, state, 0, 0, 0, 0, flags, 0, priority, 0, visible_at, 0, 0, 0, 0, 0, ttls[n],
+    HEAD, state, 0, 0, 0, 1, 0, flags, 0, priority, 0, visible_at, 0, 0, 0, 0, 0, ttls[n],
     attempts[n], types[n], keys[n], statics[n], requests[n], payloads[n], seq, now
   ) .. body
   set(lane.j, id, raw)
   rank(lane.w, struct.pack('>I7', seq) .. id, (9 - priority) * BAND + visible_at)
   arrive(lane, visible_at)
-  note(KINDS.enqueued, lane.name, id, sub(body, 1, types[n]), 0, 0, '', priority, attempts[n], visible_at)
+  note(KINDS.enqueued, lane.name, id, sub(body, 1, types[n]), 0, 0, '', 1, priority, attempts[n], visible_at)
   if larges[n] > 0 then
     set(lane.p, id, sub(large, large_at, large_at + larges[n] - 1))
   end

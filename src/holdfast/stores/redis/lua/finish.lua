@@ -2,8 +2,8 @@
 --
 -- request: columns, one value for each item: lanes (or one for all), ids, tokens, outcomes (1 complete, 2 fail, 3 retry,
 --   4 release), sizes of the results; then, by place: 1 where the result is a blob's name; { { error's type, message,
---   traceback, message for the log, fingerprint } or false, timed out, delay_ms or -1, random } where the outcome is not
---   1; then, once: no job stands twice
+--   traceback, message for the log, fingerprint } or false, timed out, delay_ms or -1, random, forgive, reason of a release
+--   or '' } where the outcome is not 1; then, once: no job stands twice
 -- ARGV[3]: the results, one after another.
 -- Answers each with the state it led to, or with the refusal of `judge`. Safe to repeat.
 
@@ -34,11 +34,17 @@ local function retry(job, error, timed_out, delay, random)
   note_of(job, 'retried', job.visible_at, error[1], error[4], error[5])
 end
 
--- The attempt is given back. The token stays spent: only a new claim makes a new one. [RETRY-5]
-local function release(job, delay)
+-- The attempt is given back. The token stays spent: only a new claim makes a new one. [RETRY-5, RETRY-6]
+local function release(job, delay, forgive, reason)
+  local known_for, since = released_for(job)
   wait_again(job, delay > 0 and SCHEDULED or READY, delay)
-  note_of(job, 'released', job.visible_at)
-  job.attempts = job.attempts - 1
+  if reason ~= '' then
+    set_released_for(job, reason, reason == known_for and since or now)
+    note_of(job, 'released_for', job.visible_at, reason)
+  else
+    note_of(job, 'released', job.visible_at)
+  end
+  job.attempts = forgive and 0 or job.attempts - 1
 end
 
 local function finish_slowly(n, job, result)
@@ -49,13 +55,13 @@ local function finish_slowly(n, job, result)
   elseif outcome == COMPLETE then
     complete_slowly(job, result, in_blob[n])
   else
-    local error, timed_out, delay, random = unpack(details[n])
+    local error, timed_out, delay, random, forgive, reason = unpack(details[n])
     if outcome == FAIL then
       fail(job, timed_out and TIMEOUT or PERMANENT, error)
     elseif outcome == RETRY then
       retry(job, error, timed_out, delay, random)
     else
-      release(job, max(0, delay))
+      release(job, max(0, delay), forgive, reason)
     end
   end
   job.spent, job.spent_state = outcome, job.state
@@ -65,13 +71,13 @@ end
 local runs_of, now_text, ends, times_of, starts = {}, whole(now), {}, {}, {}
 local NO_DEADLINE = string.rep('\0', 8)
 
--- Of a record's head: state, attempts, spent, size of worker and extra, token, deadline, ttl, sizes of type, key,
+-- Of a record's head: state, attempts, spent, number of the last event, size of worker and extra, token, deadline, ttl, sizes of type, key,
 -- settings, request id and payload, sequence number.
-local SEEN = '<BBBxxxBxI4xxxxxxxxI8I8' .. string.rep('x', 24) .. 'I8xBHI4HI4I8'
+local SEEN = '<BBBxI4xxBxI4xxxxxxxxI8I8' .. string.rep('x', 24) .. 'I8xBHI4HI4I8'
 
 -- Complete a job that holds its lease and has no key, by changing the record where it differs; else nothing is done.
 local function complete(lane, n, raw, result)
-  local state, attempts, spent, worker_size, extra_size, token, deadline, ttl, type_size, key_size, static_size,
+  local state, attempts, spent, events, worker_size, extra_size, token, deadline, ttl, type_size, key_size, static_size,
     request_size, payload_size, seq = struct.unpack(SEEN, raw)
   if state ~= LEASED or token ~= tokens[n] or spent ~= 0 or now >= deadline or key_size > 0 or in_blob[n] then
     return nil
@@ -84,13 +90,13 @@ local function complete(lane, n, raw, result)
     end_text, times = whole(now + ttl), struct.pack('<I8I8', now, now + ttl)
     ends[ttl], times_of[ttl] = end_text, times
   end
-  local start = starts[attempts]
+  local start = starts[256 * events + attempts]
   if not start then
-    start = string.char(COMPLETED, attempts, COMPLETE, COMPLETED)
-    starts[attempts] = start
+    start = struct.pack('<BBBBI4', COMPLETED, attempts, COMPLETE, COMPLETED, events + 1)
+    starts[256 * events + attempts] = start
   end
-  local record = start .. sub(raw, 5, 28) .. NO_DEADLINE .. sub(raw, 37, 44) .. times
-    .. sub(raw, 61, stop + worker_size + extra_size) .. result
+  local record = start .. sub(raw, 9, 32) .. NO_DEADLINE .. sub(raw, 41, 48) .. times
+    .. sub(raw, 65, stop + worker_size + extra_size) .. result
   if #ids <= IN_FULL and ttl > 0 then
     completed[lane.name .. id] = record
   end
@@ -115,7 +121,7 @@ local function complete(lane, n, raw, result)
   kept[at + 1], kept[at + 2], kept.n = end_text, member, at + 2
   bound('E', lane, now + ttl)
   local type, worker = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size), sub(raw, stop + 1, stop + worker_size)
-  note(KINDS.completed, lane.name, id, type, attempts, token, worker)
+  note(KINDS.completed, lane.name, id, type, attempts, token, worker, events + 1)
   local done = hints.done
   done[#done + 1] = lane.name
   done[#done + 1] = id

@@ -3,24 +3,24 @@
 -- A record is a head of fixed size, then what never changes (type, settings, request id, idempotency key, payload),
 -- then what does (worker, extra, result). `records.py` reads and writes the same.
 
-local MOVING = '<BBBBBBBBI4I8I8I8I8I8I8I8' -- The part of the head that changes, in front ...
+local MOVING = '<BBBBI4BBBBI4I8I8I8I8I8I8I8' -- The part of the head that changes, in front ...
 local HEAD = MOVING .. 'BBHI4HI4I8I8' -- ... and all of it.
-local MOVING_SIZE, HEAD_SIZE = 68, 98
+local MOVING_SIZE, HEAD_SIZE = 72, 102
 local BLOCKED, SCHEDULED, READY, RETRYING, LEASED, COMPLETED, FAILED, CANCELED = 0, 1, 2, 3, 4, 5, 6, 7
 local PERMANENT, MAX_ATTEMPTS, LEASE_EXPIRED, TIMEOUT = 1, 2, 3, 4
-local PAYLOAD_ELSEWHERE, RESULT_IN_BLOB, REQUEST_IS_ID = 1, 2, 4 -- Bits of `flags`.
+local PAYLOAD_ELSEWHERE, RESULT_IN_BLOB, REQUEST_IS_ID, IS_STEP = 1, 2, 4, 8 -- Bits of `flags`.
 local BAND = 2 ^ 49 -- Waiting jobs stand in ten bands, one for each priority, and within it by visible time.
 local ERRORS_KEPT = 10
 
 local function parse(lane, id, raw)
-  local state, attempts, spent, spent_state, reason, flags, worker_size, priority, extra_size,
+  local state, attempts, spent, spent_state, events, reason, flags, worker_size, priority, extra_size,
     visible_at, token, deadline, claimed_at, finished_at, expires_at, ttl,
     max_attempts, type_size, key_size, static_size, request_size, payload_size, seq, enqueued_at =
     struct.unpack(HEAD, raw)
   local stop = HEAD_SIZE + type_size + static_size + request_size + key_size + payload_size
   return {
     lane = lane, id = id, state = state, priority = priority, attempts = attempts, max_attempts = max_attempts,
-    spent = spent, spent_state = spent_state, reason = reason, flags = flags, type_size = type_size,
+    spent = spent, spent_state = spent_state, events = events, reason = reason, flags = flags, type_size = type_size,
     static_size = static_size, request_size = request_size, key_size = key_size, payload_size = payload_size,
     seq = seq, visible_at = visible_at, enqueued_at = enqueued_at, token = token, deadline = deadline,
     claimed_at = claimed_at, finished_at = finished_at, expires_at = expires_at, ttl = ttl,
@@ -34,8 +34,8 @@ end
 
 local function packed(job)
   return struct.pack(
-    HEAD, job.state, job.attempts, job.spent, job.spent_state, job.reason, job.flags, #job.worker, job.priority,
-    #job.extra, job.visible_at, job.token, job.deadline, job.claimed_at, job.finished_at, job.expires_at, job.ttl,
+    HEAD, job.state, job.attempts, job.spent, job.spent_state, job.events, job.reason, job.flags, #job.worker,
+    job.priority, #job.extra, job.visible_at, job.token, job.deadline, job.claimed_at, job.finished_at, job.expires_at, job.ttl,
     job.max_attempts, job.type_size, job.key_size, job.static_size, job.request_size, job.payload_size, job.seq,
     job.enqueued_at
   ) .. (job.body or sub(job.raw, HEAD_SIZE + 1, job.stop)) .. job.worker .. job.extra .. job.result
@@ -213,11 +213,13 @@ end
 -- The order is part of the log. New kinds go to the end.
 local KINDS = {
   enqueued = 0, claimed = 1, extended = 2, progressed = 3, retried = 4, released = 5, expired = 6, completed = 7,
-  failed = 8, canceled = 9, replayed = 10, purged = 11,
+  failed = 8, canceled = 9, replayed = 10, purged = 11, released_for = 12, -- Released, with a reason.
 }
 
+-- Log the next event of a job. The record counts it: whoever calls this saves the job or forgets it. [EVENT-1]
 local function note_of(job, kind, a, b, c, d)
-  note(KINDS[kind], job.lane.name, job.id, job.type, job.attempts, job.token, job.worker, a, b, c, d)
+  job.events = job.events + 1
+  note(KINDS[kind], job.lane.name, job.id, job.type, job.attempts, job.token, job.worker, job.events, a, b, c, d)
 end
 
 -- Remove an ended job for good. [KEEP-1]
@@ -234,7 +236,8 @@ local function forget(job)
   job.lane.jobs[job.id] = false
 end
 
--- What most jobs do not have: replays, progress (fraction and message), errors. ----------------------------------
+-- What most jobs do not have: replays, progress (fraction and message), errors, why the last worker released it and since
+-- when every worker has given that reason. ----------------------------------------------------------------------------
 
 local function extra_of(job)
   if job.extra == '' then
@@ -251,6 +254,21 @@ local function drop_progress(job)
       job.extra = cmsgpack.pack(extra)
     end
   end
+end
+
+-- Why the last worker released the job, and since when that is so. [RETRY-6]
+local function released_for(job)
+  if job.extra == '' then
+    return nil, nil
+  end
+  local extra = extra_of(job)
+  return extra[5], extra[6]
+end
+
+local function set_released_for(job, reason, since)
+  local extra = extra_of(job)
+  extra[5], extra[6] = reason, since
+  job.extra = cmsgpack.pack(extra)
 end
 
 local function remember(job, error)
@@ -313,7 +331,9 @@ end
 
 -- The moves. ----------------------------------------------------------------------------------------------------
 
+-- A step of a flow is kept at least as long as its result would be: its record is what the flow knows about itself.
 local function end_at(job, keep_ms)
+  keep_ms = has(job, IS_STEP) and max(keep_ms, job.ttl) or keep_ms
   job.finished_at, job.expires_at, job.deadline = now, now + keep_ms, 0
   drop_key(job, true)
 end
@@ -330,6 +350,9 @@ local function wait_again(job, state, delay)
   move(job, state, function()
     job.visible_at, job.deadline = now + delay, 0
     drop_progress(job)
+    if released_for(job) then
+      set_released_for(job)
+    end
   end)
 end
 
@@ -430,6 +453,11 @@ end
 -- Judge an acknowledgement by the first line of the rule that fits; nil means: go ahead. [LEASE-1]
 local NOT_FOUND, LOST, IS_CANCELED, EXPIRED = -1, -2, -3, -4
 
+-- Whether there is a job, and it is the life of its id that is meant; -1 means whichever is there.
+local function is_life(job, seq)
+  return job and (seq < 0 or seq == job.seq)
+end
+
 local function judge(job, token, outcome)
   if not job then
     return NOT_FOUND
@@ -445,4 +473,18 @@ local function judge(job, token, outcome)
     return EXPIRED
   end
   return nil
+end
+
+-- The refusal of a call that is made under a lease, { lane, id, token } or false, for each of `count` items; nil if the
+-- lease is live or there is none.
+local function refused_under(under, count)
+  local refusal = under and judge(find(lane_of(under[1]), under[2]), under[3])
+  if not refusal then
+    return nil
+  end
+  local answers = {}
+  for n = 1, count do
+    answers[n] = { 'u', refusal }
+  end
+  return answers
 end

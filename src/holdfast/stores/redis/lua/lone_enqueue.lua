@@ -1,10 +1,10 @@
--- One new job that is nothing special, straight on: no key, no large payload, no settings of its tenant, not on a
--- cluster. It does what `enqueue.lua` does, without the functions that take longer to make than this takes to run; all
+-- One new job that is nothing special, straight on: no key, no large payload, no settings of its tenant, under no lease,
+-- no step of a flow, not on a cluster. It does what `enqueue.lua` does, without the functions that take longer to make than this takes to run; all
 -- else is left to that.
 --
 -- If a worker waits and no other job would be next, it is leased to it and sent at once: see `offers.lua`. It takes no
 -- turn: turns are for tenants that wait, and here nobody does. [CLAIM-1, CLAIM-2, TENANT-4]
-if #request[2] == 1 and request[16] and request[8][1] == 0 and not on_cluster then
+if #request[2] == 1 and request[16] and request[8][1] == 0 and not request[17] and not request[18] and not on_cluster then
   local lane, id, body = request[1][1], request[2][1], ARGV[3]
   local tenant_size, tenant_at = string.match(lane, '^(%d+):()')
   local tenant = sub(lane, tenant_at, tenant_at + tenant_size - 1)
@@ -46,16 +46,16 @@ if #request[2] == 1 and request[16] and request[8][1] == 0 and not on_cluster th
 
     local seq = max(last + 1, micros)
     local member, dictionary = struct.pack('>I7', seq) .. id, { lane, type, '' }
-    local log, logged = { 0, 1, id, 2, 0, 0, 3, priority, attempts, visible_at }, 1
+    local log, logged = { 0, 1, id, 2, 0, 0, 3, 1, priority, attempts, visible_at }, 1
     if taker then
       token, deadline, claimed_at, worker = seq + 1, now + offer[5], now, offer[6]
       dictionary[4], logged = worker, 2
-      log[11], log[12], log[13], log[14], log[15], log[16] = 1, 1, id, 2, 1, token
-      log[17], log[18], log[19] = 4, now, deadline
+      log[12], log[13], log[14], log[15], log[16], log[17] = 1, 1, id, 2, 1, token
+      log[18], log[19], log[20], log[21] = 4, 2, now, deadline
     end
     last = seq + (taker and 1 or 0) + logged
     local raw = struct.pack(
-      '<BBBBBBBBI4I8I8I8I8I8I8I8BBHI4HI4I8I8', taker and 4 or state, taker and 1 or 0, 0, 0, 0,
+      '<BBBBI4BBBBI4I8I8I8I8I8I8I8BBHI4HI4I8I8', taker and 4 or state, taker and 1 or 0, 0, 0, logged, 0,
       request[15][1] and 4 or 0, #worker, priority, 0, visible_at, token, deadline, claimed_at, 0, 0, request[13][1],
       attempts, request[3][1], 0, request[4][1], request[5][1], request[7][1], seq, now
     ) .. body .. worker

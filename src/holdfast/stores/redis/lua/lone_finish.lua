@@ -4,28 +4,28 @@
 if #request[2] == 1 and request[4][1] == 1 and not request[6][1] and not on_cluster then
   local lane, id, result = request[1][1], request[2][1], ARGV[3]
   local raw = call('HGET', shard .. 'j:' .. lane, id)
-  local state, attempts, spent, _, reason, flags, worker_size, priority, extra_size, visible_at, token, deadline,
+  local state, attempts, spent, _, events, reason, flags, worker_size, priority, extra_size, visible_at, token, deadline,
     claimed_at, _, _, ttl, _, type_size, key_size, static_size, request_size, payload_size, seq
   if raw then
-    state, attempts, spent, _, reason, flags, worker_size, priority, extra_size, visible_at, token, deadline,
+    state, attempts, spent, _, events, reason, flags, worker_size, priority, extra_size, visible_at, token, deadline,
       claimed_at, _, _, ttl, _, type_size, key_size, static_size, request_size, payload_size, seq =
-      struct.unpack('<BBBBBBBBI4I8I8I8I8I8I8I8BBHI4HI4I8I8', raw)
+      struct.unpack('<BBBBI4BBBBI4I8I8I8I8I8I8I8BBHI4HI4I8I8', raw)
   end
   if state == 4 and token == request[3][1] and spent == 0 and now < deadline and key_size == 0 then
-    local stop = 98 + type_size + static_size + request_size + payload_size
+    local stop = 102 + type_size + static_size + request_size + payload_size
     local record = struct.pack(
-      '<BBBBBBBBI4I8I8I8I8I8I8I8', 5, attempts, 1, 5, reason, flags, worker_size, priority, extra_size, visible_at,
+      '<BBBBI4BBBBI4I8I8I8I8I8I8I8', 5, attempts, 1, 5, events + 1, reason, flags, worker_size, priority, extra_size, visible_at,
       token, 0, claimed_at, now, now + ttl, ttl
-    ) .. sub(raw, 69, stop + worker_size + extra_size) .. result
+    ) .. sub(raw, 73, stop + worker_size + extra_size) .. result
     local member = struct.pack('>I7', seq) .. id
     call('HSET', shard .. 'j:' .. lane, id, record)
     call('ZREM', shard .. 'l:' .. lane, member)
     call('ZADD', shard .. 'C:' .. lane, now, member)
     call('ZADD', shard .. 'e:' .. lane, now + ttl, member)
     call('ZADD', shard .. 'E', 'LT', now + ttl, lane)
-    local dictionary = { lane, sub(raw, 99, 98 + type_size), sub(raw, stop + 1, stop + worker_size) }
+    local dictionary = { lane, sub(raw, 103, 102 + type_size), sub(raw, stop + 1, stop + worker_size) }
     local total, number = (tonumber(counters[5]) or 0) + 1, string.format('%.0f', max(last + 1, micros))
-    local chunk = cmsgpack.pack({ dictionary, { 7, 1, id, 2, attempts, token, 3 } })
+    local chunk = cmsgpack.pack({ dictionary, { 7, 1, id, 2, attempts, token, 3, events + 1 } })
     call('XADD', shard .. 'e', number .. '-0', 'k', 1, 'n', total, 'a', now, 'e', chunk)
     call('HSET', KEYS[1], 'last', number, 'log', number, 'logged', total)
     local prefix = string.match(shard, '^(.-):{')

@@ -202,12 +202,12 @@ local function word(text)
   return number
 end
 
--- Log an event. What belongs to its kind alone comes in `a` to `d`.
-local function note(kind, lane, id, type, attempts, token, worker, a, b, c, d)
+-- Log an event, with its number within its job. What belongs to its kind alone comes in `a` to `d`.
+local function note(kind, lane, id, type, attempts, token, worker, number, a, b, c, d)
   local n = log_size
   log[n + 1], log[n + 2], log[n + 3], log[n + 4] = kind, words[lane] or word(lane), id, words[type] or word(type)
-  log[n + 5], log[n + 6], log[n + 7] = attempts, token, words[worker] or word(worker)
-  n = n + 7
+  log[n + 5], log[n + 6], log[n + 7], log[n + 8] = attempts, token, words[worker] or word(worker), number
+  n = n + 8
   if a then
     log[n + 1], log[n + 2], log[n + 3], log[n + 4] = a, b, c, d
     n = n + (d and 4 or c and 3 or b and 2 or 1)

@@ -1,8 +1,8 @@
 -- Starts dead letters again. Of concurrent replays one wins. [DEAD-1, STATE-3]   uses: jobs lanes
 --
--- request: the keys, each { lane, id }
+-- request: the keys, each { lane, id }; { lane, id, token } of the lease that this is done under, or false
 -- Answers each with 1, -1 for none, { 's', state } for one that is not failed, { 'k', id } if that job holds its key by
---   now, { 'q', ... } as an enqueue does. Sent once.
+--   now, { 'q', ... } and { 'u', ... } as an enqueue does. Sent once.
 
 -- Whether another job holds the key that this one would take again. [ENQ-3]
 local function taken(job, field)
@@ -18,9 +18,14 @@ local function taken(job, field)
   return binding.id
 end
 
-load_all(request)
+local keys, under = unpack(request)
+local refused = refused_under(under, #keys)
+if refused then
+  return refused
+end
+load_all(keys)
 local answers = {}
-for n, item in ipairs(request) do
+for n, item in ipairs(keys) do
   local lane = lane_of(item[1])
   local job = find(lane, item[2])
   if not job then
@@ -37,7 +42,7 @@ for n, item in ipairs(request) do
       end
       move(job, READY, function()
         local extra = extra_of(job)
-        extra[1], extra[2], extra[3] = extra[1] + 1, false, ''
+        extra[1], extra[2], extra[3], extra[5], extra[6] = extra[1] + 1, false, '', nil, nil
         job.extra = cmsgpack.pack(extra)
         job.attempts, job.visible_at, job.finished_at, job.expires_at, job.reason = 0, now, 0, 0, 0
       end)

@@ -114,6 +114,36 @@ async def of_a_cancel_and_a_claim_at_once_cancel_wins(h: Harness) -> None:
             expect_a(await h.complete(job), JobCanceled, "completion of a job that was canceled")
 
 
+@rule("CANCEL-1")
+async def of_a_cancel_and_an_enqueue_at_once_both_tell_the_truth(h: Harness) -> None:
+    """A cancel that is answered `canceled` has canceled the job; one that came too early leaves it to be completed.
+
+    So does a caller that lost its patience with an enqueue and takes it back, while a worker waits for the job.
+    """
+    producer, canceler, worker = await h.handles(3)
+    queue = h.name("q")
+
+    async def claim_and_complete() -> list[tuple[str, object]]:
+        jobs = await h.claim(5, queue=queue, store=worker)
+        acks = await worker.finish([Finish(job.key, job.token, "complete", Result(b"1")) for job in jobs])
+        return [(job.id, ack) for job, ack in zip(jobs, acks, strict=True)]
+
+    completed: dict[str, object] = {}
+    for number in range(30):
+        key = h.key(f"job-{number}", queue=queue)
+        calls = producer.enqueue([h.new(key.id, queue=queue)]), canceler.cancel([Cancel(key)]), claim_and_complete()
+        _, (status,), found = await asyncio.gather(*calls)
+        completed |= dict([*found, *await claim_and_complete()])
+        state = (await h.get(key)).state
+        expected = JobState.CANCELED if status == "canceled" else JobState.COMPLETED
+        expect_equal(state, expected, f"state of a job whose cancel was answered {status!r}")
+        if state is JobState.CANCELED and key.id in completed:
+            expect_a(completed[key.id], JobCanceled, "completion of a job that was canceled")
+        kinds = await h.kinds(key)
+        lives = (["enqueued", "canceled"], ["enqueued", "claimed", "canceled"], ["enqueued", "claimed", "completed"])
+        expect(kinds in lives and kinds[-1] == state.value, f"events of a {state} job: {kinds}")
+
+
 @rule("CANCEL-2")
 async def only_waiting_leaves_a_running_job_alone(h: Harness) -> None:
     """It says `processing`, changes nothing, and cancels whatever waits."""

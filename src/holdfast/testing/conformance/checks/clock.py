@@ -11,7 +11,8 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from holdfast.core.errors import LeaseExpired, Unsupported
-from holdfast.core.job import HOUR, SECOND, Extended, JobState
+from holdfast.core.job import HOUR, SECOND, Backoff, Extended, JobState
+from holdfast.core.policy import TypeInfo
 from holdfast.ids import Ids
 from holdfast.queue import Queue
 from holdfast.store import WorkerInfo, make_store
@@ -164,7 +165,8 @@ async def the_clock_can_be_shifted_only_where_that_was_asked_for(h: Harness) -> 
 async def a_worker_lives_until_its_last_beat_is_over(h: Harness) -> None:
     """By the store's clock, to the millisecond; it can sign off before, and is seen by those it serves."""
     async with h.frozen() as f:
-        mine = WorkerInfo("w1", f.tenant, "host", 1, (f.queue,), 4, 0)
+        types = (TypeInfo("t", f.queue, 1, Backoff(1000, 3.0, 9000, "none"), 2500, 8, 60_000), TypeInfo(""))
+        mine = WorkerInfo("w1", f.tenant, "host", 1, (f.queue,), 4, 0, types=types)
         all_, other = WorkerInfo("w2", None, "host", 2, (), 1, 0), WorkerInfo("w3", f.other, "host", 3, (), 1, 0)
         start = await f.now()
         for worker in (mine, all_, other):
@@ -177,6 +179,7 @@ async def a_worker_lives_until_its_last_beat_is_over(h: Harness) -> None:
         await f.advance(6 * SECOND)
         await f.store.beat(replace(mine, held=3), 10 * SECOND)
         expect_equal([w.held for w in await f.store.workers(f.tenant)], [3, 0], "what the workers said last")
+        expect_equal([w.types for w in await f.store.workers(f.tenant)], [types, ()], "the types that they run")
         await f.advance(4 * SECOND - 1)
         expect_equal([w for w, _, _ in await living(None)], ["w1", "w2", "w3"], "workers before a beat is over")
         await f.advance(1)

@@ -437,6 +437,23 @@ async def trimming_goes_on_past_a_reader_that_fell_too_far_behind(h: Harness) ->
         expect_equal(told(rest), [("enqueued", "late", 0)], "what is left to the reader")
 
 
+@rule("EVENT-2")
+async def trimming_by_time_takes_nothing_young_where_the_clock_was_set_back(h: Harness) -> None:
+    """The log is not in order of time then: an event that looks old takes no younger one before it along."""
+    async with h.frozen(keep_events="0") as f:
+        start = await f.store.last_offset()
+        await f.store.set_reader(Reader(f.tenant, "slow", start))
+        for name, shift in (("before", 0), ("past", -8 * DAY), ("after", 8 * DAY)):
+            await f.advance(shift)
+            for n in range(4):
+                await f.queued(f"{name}{n}")
+        everything = await f.events(after=start)
+        expect_equal((await f.store.prune(100)).events, 0, "events trimmed, all of them minutes old")
+        expect_equal(told(await f.events(after=start)), told(everything), "events kept for the reader")
+        await f.advance(7 * DAY)
+        expect_equal((await f.store.prune(100)).events, 12, "events trimmed after seven days")
+
+
 # EVENT-3 ------------------------------------------------------------------------------------------------------
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from holdfast.core.errors import HoldfastError, JobCanceled, JobNotFound, LeaseExpired, LeaseLost
-from holdfast.core.job import HOUR, SECOND, Extended, Finish, Job, JobState, Outcome, Replayed, Reported
-from holdfast.testing.conformance.expect import expect, expect_a, expect_between, expect_equal
+from holdfast.core.errors import HoldfastError, JobCanceled, JobNotFound, LeaseExpired, LeaseLost, Unsupported
+from holdfast.core.job import HOUR, SECOND, Extended, Finish, Job, JobState, Lease, Outcome, Queued, Replayed, Reported
+from holdfast.testing.conformance.expect import Skipped, expect, expect_a, expect_between, expect_equal
 from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Harness
 from holdfast.testing.conformance.rules import rule
 
@@ -203,6 +203,72 @@ async def a_lease_taken_over_through_another_handle_is_lost(h: Harness) -> None:
     record = await h.get(job.key)
     expect_equal((record.state, record.token), (JobState.LEASED, second.token), "record after the refused completion")
     h.accepted(await h.complete(second), JobState.COMPLETED)
+
+
+@rule("LEASE-1")
+async def a_call_under_a_lease_that_is_over_starts_nothing(h: Harness) -> None:
+    """Enqueues and replays for a job that leads others: refused as its acknowledgements are, however late they come."""
+    for end, why in _ENDS.items():
+        leader = await h.leased()
+        under, dead = Lease(leader.key, leader.token), await h.job_in(JobState.FAILED)
+        new = [h.new(id, queue=leader.queue, request_id=f"request {id}") for id in ("one", "two")]
+        try:
+            answers = [await h.store.enqueue(new, under=under) for _ in range(2)]
+        except Unsupported as refused:
+            raise Skipped("the store lets no call be made under a lease") from refused
+        for answer in answers:
+            expect_equal(answer, [Queued(item.key.id, JobState.READY) for item in new], "enqueue under a live lease")
+        expect_a((await h.store.replay([dead.key], under=under))[0], Replayed, "replay under a live lease")
+        again = await h.job_in(JobState.FAILED)
+        await end(h, leader)
+        late = [h.new(id, queue=leader.queue) for id in ("three", "four")]
+        for batch in (late, late[:1]):
+            refusal = await _refused(lambda batch=batch, under=under: h.store.enqueue(batch, under=under))
+            expect_a(refusal, why, f"enqueue under a lease that ended by {end.__name__}")
+        refusal = await _refused(lambda again=again, under=under: h.store.replay([again.key], under=under))
+        expect_a(refusal, why, f"replay under a lease that ended by {end.__name__}")
+        expect_equal(await h.store.get([item.key for item in late]), [None, None], "jobs of a refused enqueue")
+        await h.expect_state(again.key, JobState.FAILED, "after a refused replay")
+
+
+async def _refused(call: Callable[[], Awaitable[object]]) -> object:
+    try:
+        return await call()
+    except HoldfastError as refusal:
+        return refusal
+
+
+async def _canceled(h: Harness, job: Job) -> None:
+    await h.cancel(job.key)
+
+
+async def _completed(h: Harness, job: Job) -> None:
+    h.accepted(await h.complete(job), JobState.COMPLETED)
+
+
+async def _gone(h: Harness, job: Job) -> None:
+    await _canceled(h, job)
+    expect_equal(await h.purge(job.key), "purged", "purge of the leader")
+
+
+async def _expired(h: Harness, _: Job) -> None:
+    await h.advance(LEASE)
+
+
+async def _taken_over(h: Harness, job: Job) -> None:
+    await h.advance(LEASE)
+    await h.store.reap(1000, 0.0)
+    await h.advance(HOUR)
+    expect(job.id in [taken.id for taken in await h.claim(10, queue=job.queue)], "the leader was not claimed again")
+
+
+_ENDS: dict[Callable[[Harness, Job], Awaitable[None]], type[HoldfastError]] = {
+    _canceled: JobCanceled,
+    _completed: LeaseLost,
+    _gone: JobNotFound,
+    _expired: LeaseExpired,
+    _taken_over: LeaseLost,
+}
 
 
 # LEASE-2 ------------------------------------------------------------------------------------------------------

@@ -1,25 +1,30 @@
-"""TENANT-3, ENQ-2, ENQ-6: what a Queue refuses before any store is asked, alike for all, and the ids it makes."""
+"""TENANT-3, ENQ-2, ENQ-4, ENQ-6: what a Queue refuses, alike on all stores, and the ids it makes."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, TypeVar
 
-from holdfast.core.errors import HoldfastError, InvalidName, PayloadTooLarge
+from holdfast.core.errors import HoldfastError, InvalidName, PartlyRefused, PayloadTooLarge, QuotaExceeded
 from holdfast.core.job import PAYLOAD_LIMIT, JobState
 from holdfast.queue import Queue
+from holdfast.store import TenantSettings
 from holdfast.testing.conformance.expect import Broken, expect, expect_equal
 from holdfast.testing.conformance.harness import Harness
 from holdfast.testing.conformance.rules import rule
 
+E = TypeVar("E", bound=HoldfastError)
 
-async def refused(call: Awaitable[Any], why: type[HoldfastError], what: str) -> HoldfastError:
+
+async def refused(call: Awaitable[Any], why: type[E], what: str) -> E:
     """The call must raise exactly this error; returns it."""
     try:
         answer = await call
-    except HoldfastError as error:
+    except why as error:
         expect_equal(type(error), why, what)
         return error
+    except HoldfastError as error:
+        raise Broken(f"{what}: got {error!r}, want {why.__name__}") from error
     raise Broken(f"{what}: got {answer!r}, want {why.__name__}")
 
 
@@ -55,6 +60,17 @@ async def a_payload_over_the_limit_is_refused_with_its_size(h: Harness) -> None:
             expect_equal(await h.find(h.key("large")), None, "record of a refused job")
         expect_equal((await queue.enqueue(full, id="full")).status, "queued", "enqueue of a payload of the full size")
         expect_equal(len((await h.get(h.key("full"))).envelope.payload), PAYLOAD_LIMIT, "bytes of that payload")
+
+
+@rule("ENQ-4")
+async def a_batch_that_is_refused_in_part_raises_with_every_ticket(h: Harness) -> None:
+    """None is lost without a word: those over the quota are in the error, beside those that were taken."""
+    async with Queue(store=h.store, tenant=h.tenant, name=h.queue) as queue:
+        await h.store.set_tenant(h.tenant, TenantSettings(h.queue, max_waiting=2))
+        error = await refused(queue.enqueue_many([{}, {}, {}]), PartlyRefused, "a batch over the quota")
+        expect_equal([one.status for one in error.tickets], ["queued", "queued", "refused"], "answers, in order")
+        expect(isinstance(error.refused[0].error, QuotaExceeded), "the refused ticket does not say why")
+        expect_equal(len(await queue.enqueue_many([{}], on_refused="return")), 1, "tickets where they are returned")
 
 
 @rule("ENQ-2")

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from holdfast.core.job import (
     DAY,
+    FLOW_HEADER,
     HOUR,
     SECOND,
     AlreadyCompleted,
+    Cancel,
+    Duplicate,
     Finish,
     IdempotencyKey,
     JobState,
     Outcome,
+    Purge,
     Queued,
     Replayed,
+    SetResultTtl,
 )
-from holdfast.testing.conformance.expect import expect, expect_a, expect_between, expect_equal
+from holdfast.store import EnqueueAnswer
+from holdfast.testing.conformance.expect import Skipped, expect, expect_a, expect_between, expect_equal
 from holdfast.testing.conformance.harness import BOOM, LEASE, Harness
 from holdfast.testing.conformance.rules import rule
 
@@ -96,6 +105,31 @@ async def the_retention_of_failed_and_canceled_jobs_is_a_setting(h: Harness) -> 
 
 
 @rule("KEEP-1")
+async def a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_be(h: Harness) -> None:
+    """Whatever the retention: a flow knows what became of its steps by their records, and runs what has none."""
+    async with h.frozen(keep_failed_s="1", keep_canceled_s="1") as f:
+        for n, end in enumerate(("fail", "cancel waiting", "cancel running", "expire")):
+            fields: dict[str, Any] = {"headers": {FLOW_HEADER: "flow"}, "result_ttl_ms": 10 * DAY, "max_attempts": 1}
+            job = await (
+                f.job_in(JobState.READY, **fields) if end == "cancel waiting" else f.leased(f"job{n}", **fields)
+            )
+            if FLOW_HEADER not in ((await f.get(job.key)).envelope.headers or ()):
+                raise Skipped("the store takes no headers from its callers")
+            if end == "fail":
+                f.accepted(await f.fail(job), JobState.FAILED)
+            elif end == "expire":
+                await f.advance(LEASE)
+                await f.store.reap(1000, 0.0)
+            else:
+                expect_equal(await f.cancel(job.key), "canceled", end)
+            await f.advance(9 * DAY)
+            await prune_all(f)
+            expect(await f.find(job.key) is not None, f"a step was forgotten after {end}")
+            await f.advance(DAY + LEASE)
+            expect_equal(await f.find(job.key), None, f"record of a step past its retention, after {end}")
+
+
+@rule("KEEP-1")
 async def forgetting_makes_no_event_and_a_purge_does(h: Harness) -> None:
     """Time passing changes nothing in the log."""
     job, purged = await h.job_in(JobState.COMPLETED), await h.job_in(JobState.COMPLETED)
@@ -146,6 +180,61 @@ async def a_forgotten_id_starts_a_new_life(h: Harness) -> None:
         await prune_all(h)
         answer = await h.enqueue("job", queue=old.queue)
         expect_equal(getattr(expect_a(answer, AlreadyCompleted, "enqueue of the completed id"), "id", ""), "job", "id")
+
+
+@rule("KEEP-1")
+async def who_means_an_earlier_life_of_an_id_does_not_touch_the_next(h: Harness) -> None:
+    """A cancel, a purge and a change of the retention that name a sequence number find no other life of the id."""
+    old = await h.job_in(JobState.CANCELED)
+    expect_equal(await h.store.purge([Purge(old.key, old.finished_at, old.seq)]), ["purged"], "purge of the life seen")
+    await h.queued("job", queue=old.queue)
+    new = await h.get(old.key)
+    expect(new.seq != old.seq, "two lives of an id have one sequence number")
+
+    async def untouched(what: str) -> None:
+        before = await h.get(old.key)
+        async with h.no_event(f"by acts on an earlier life, {what}"):
+            expect_equal(await h.store.cancel([Cancel(old.key, seq=old.seq)]), ["not_found"], f"cancel, {what}")
+            expect_equal(await h.store.purge([Purge(old.key, seq=old.seq)]), ["not_found"], f"purge, {what}")
+            kept = await h.store.set_result_ttl([SetResultTtl(old.key, 0, seq=old.seq)])
+            expect_equal(kept, ["not_found"], f"change of the retention, {what}")
+        expect_equal(await h.get(old.key), before, f"record, {what}")
+
+    await untouched("while the next one waits")
+    job = await h.claim_one(queue=old.queue)
+    await untouched("while the next one runs")
+    h.accepted(await h.complete(job), JobState.COMPLETED)
+    await untouched("when the next one has completed")
+    answers = await h.store.set_result_ttl([SetResultTtl(old.key, HOUR, seq=new.seq)])
+    expect_equal(answers, ["updated"], "change of the retention of the life that is there")
+    expect_equal(await h.store.purge([Purge(old.key, seq=new.seq)]), ["purged"], "purge of the life that is there")
+    await h.queued("job", queue=old.queue)
+    last = await h.get(old.key)
+    expect_equal(
+        await h.store.cancel([Cancel(old.key, seq=last.seq)]), ["canceled"], "cancel of the life that is there"
+    )
+
+
+@rule("KEEP-1")
+async def a_late_purge_leaves_the_next_life_alone(h: Harness) -> None:
+    """It forgets the ended job that it met; the job that takes the id at that moment is found, once, and runs."""
+    producer, purger = await h.handles(2)
+    key = h.key(queue=h.name("q"))
+
+    async def two_lives() -> EnqueueAnswer:
+        await producer.enqueue([h.new(queue=key.queue)])
+        await producer.cancel([Cancel(key)])
+        return (await producer.enqueue([h.new(queue=key.queue)]))[0]
+
+    for _ in range(20):
+        answer, (status,) = await asyncio.gather(two_lives(), purger.purge([Purge(key)]))
+        expect_equal(answer, Queued(key.id, JobState.READY), f"second life beside a purge that said {status!r}")
+        again = await h.enqueue(queue=key.queue)
+        expect_equal(again, Duplicate(key.id, JobState.READY), f"enqueue of its id after a purge that said {status!r}")
+        job = await h.claim_one(queue=key.queue)
+        await h.claim_none(queue=key.queue)
+        h.accepted(await h.complete(job), JobState.COMPLETED)
+        expect_equal(await h.purge(key), "purged", "purge of the second life")
 
 
 @rule("KEEP-1")

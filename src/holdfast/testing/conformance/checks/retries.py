@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.core.errors import LeaseLost
+from holdfast.core.errors import LeaseLost, Unsupported
 from holdfast.core.job import HOUR, SECOND, AttemptError, Backoff, Jitter, Job, JobState
 from holdfast.core.retry import delay_ms, spread
-from holdfast.testing.conformance.expect import expect, expect_a, expect_between, expect_equal
+from holdfast.testing.conformance.expect import Skipped, expect, expect_a, expect_between, expect_equal
 from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Harness
 from holdfast.testing.conformance.rules import rule
 
@@ -252,6 +252,23 @@ async def a_release_gives_the_attempt_back_and_shows_the_job_at_once(h: Harness)
 
 
 @rule("RETRY-5")
+async def a_release_can_give_back_all_earlier_attempts(h: Harness) -> None:
+    """For jobs that lead others: what they lost with their holders does not use them up."""
+    await h.queued("job", max_attempts=3)
+    for _ in range(2):
+        h.accepted(await h.retry(await h.claim_one("job"), delay_ms=0), JobState.RETRYING)
+    job = await h.claim_one("job")
+    expect_equal(job.attempts, 3, "attempt number")
+    try:
+        h.accepted(await h.release(job, forgive=True), JobState.READY)
+    except Unsupported as refused:
+        raise Skipped("the store gives back no earlier attempts") from refused
+    waits = await h.get(job.key)
+    expect_equal((waits.attempts, len(waits.errors)), (0, 2), "attempts and errors after a release that forgives")
+    expect_equal((await h.claim_one("job")).attempts, 1, "attempt number after it")
+
+
+@rule("RETRY-5")
 async def a_release_with_a_delay_is_scheduled(h: Harness) -> None:
     """`RetryLater`: the attempt is given back, and the job waits as long as was said."""
     async with h.frozen() as f:
@@ -267,6 +284,52 @@ async def a_release_with_a_delay_is_scheduled(h: Harness) -> None:
         again = await f.claim_one(queue=job.queue)
         expect_equal(again.attempts, 1, "attempt number after a release")
         expect(again.token > job.token, "the token of a released lease was granted again")
+
+
+@rule("RETRY-6")
+async def a_release_with_a_reason_says_so_and_since_when(h: Harness) -> None:
+    """In the event, the record and the next claim. The same reason again goes on; another one begins anew."""
+    async with h.frozen() as f:
+        job = await f.leased(max_attempts=1)
+        expect_equal((job.released_for, job.first_released_at), ("", 0), "reason of a job that was never released")
+        first = await f.now()
+        for reason, since in (("unknown_type", 0), ("unknown_type", 0), ("busy/now", 200), ("unknown_type", 300)):
+            h.accepted(await f.release(job, reason=reason, delay_ms=100), JobState.SCHEDULED)
+            waits = await f.get(job.key)
+            wanted = (reason, first + since)
+            expect_equal((waits.released_for, waits.first_released_at), wanted, "reason in the record")
+            expect_equal((waits.attempts, len(waits.errors)), (0, 0), "attempts and errors after a release")
+            event = (await f.history(job.key))[-1]
+            said = {"visible_at": waits.visible_at, "reason": reason}
+            expect_equal((event.kind, event.attempt, event.data), ("released", 1, said), "event")
+            await f.advance(100)
+            job = await f.claim_one(queue=job.queue)
+            expect_equal((job.released_for, job.first_released_at), wanted, "reason as a claim gives it")
+
+
+@rule("RETRY-6")
+async def the_reason_of_a_release_ends_with_the_next_wait(h: Harness) -> None:
+    """A retry, an expired lease, a replay, or a release without a reason: the job was known to that worker."""
+    async with h.frozen() as f:
+        for outcome in ("release", "retry", "expire", "replay"):
+            job = await f.leased(max_attempts=3)
+            h.accepted(await f.release(job, reason="unknown_type"), JobState.READY)
+            job = await f.claim_one(queue=job.queue)
+            if outcome == "release":
+                await f.release(job)
+            elif outcome == "retry":
+                await f.retry(job, delay_ms=0)
+            elif outcome == "replay":
+                await f.fail(job)
+                await f.replay(job.key)
+            else:
+                await f.advance(LEASE)
+                await f.reap_all()
+            waits = await f.get(job.key)
+            expect_equal(
+                (waits.released_for, waits.first_released_at), ("", 0), f"reason in the record after {outcome}"
+            )
+            expect("reason" not in (await f.history(job.key))[-1].data, f"{outcome} tells of the reason before it")
 
 
 @rule("RETRY-5")

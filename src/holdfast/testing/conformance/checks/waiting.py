@@ -147,7 +147,7 @@ async def all_waiters_on_one_id_get_the_result_of_one_run(h: Harness) -> None:
 
 @rule("RESULT-3")
 async def a_waiter_that_leaves_disturbs_no_other(h: Harness) -> None:
-    """One is cancelled, one times out, the third gets the result."""
+    """One is canceled, one times out, the third gets the result."""
     async with queue_of(h) as queue:
         await queue.enqueue({}, id="job")
         leaves = asyncio.create_task(queue.result("job", timeout=LONG))
@@ -232,7 +232,7 @@ async def a_running_handler_is_told_within_a_second(h: Harness) -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            expect(current_job().cancelled.is_set(), "the handler was interrupted and not told why")
+            expect(current_job().canceled.is_set(), "the handler was interrupted and not told why")
             told.set()
 
     async with queue_of(h) as queue:

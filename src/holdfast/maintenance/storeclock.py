@@ -1,0 +1,30 @@
+"""Notices that the store's clock was set back. [TIME-1]"""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.clock import boot_time
+from holdfast.schedules import SLACK_MS
+
+
+class StoreClock:
+    """The store's clock beside one that never goes back."""
+
+    def __init__(self) -> None:
+        self._ahead_ms: float | None = None
+        self._set_back = asyncio.Event()
+
+    def saw(self, now: int) -> None:
+        """The store's clock says `now`, or did a moment ago."""
+        ahead_ms = now - boot_time() * 1000
+        if self._ahead_ms is None or ahead_ms > self._ahead_ms:
+            self._ahead_ms = ahead_ms
+        elif ahead_ms < self._ahead_ms - SLACK_MS:
+            self._ahead_ms = ahead_ms
+            self._set_back.set()
+
+    async def set_back(self) -> None:
+        """Wait until it was set back by more than `SLACK_MS`."""
+        await self._set_back.wait()
+        self._set_back.clear()

@@ -1,0 +1,71 @@
+"""The Queue that a handler reaches by `current_job().client`: of its job's tenant, on the worker's store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from holdfast.blocking import open_in_background, reach
+from holdfast.core.errors import InvalidOption
+from holdfast.queue import Queue
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from holdfast.binding import Address
+    from holdfast.blobs import Blobs
+    from holdfast.store import Store
+
+
+class HandlerQueue(Queue):
+    """A Queue that handlers share: one that closes it takes it from no other."""
+
+    async def close(self) -> None:
+        """It ends with the worker."""
+
+
+class Clients:
+    """The queues of a worker's tenants. Each is kept as long as it is used."""
+
+    def __init__(
+        self, store: Store, name: str, codec: str, blobs: Blobs | None, home: asyncio.AbstractEventLoop
+    ) -> None:
+        self._store, self._name, self._codec, self._blobs = store, name, codec, blobs
+        self._home = home
+        self._queues: WeakValueDictionary[str, Queue] = WeakValueDictionary()
+
+    def of(self, tenant: str) -> Any:
+        """As the caller can use it: with await in an event loop, without in a thread."""
+        queue = self._queues.get(tenant)
+        if queue is None:
+            # Of two threads that make one at once, each uses its own: that costs shared round trips, nothing more.
+            queue = self._queues[tenant] = self._make(tenant)
+        return reach(queue, self._home)
+
+    def _make(self, tenant: str) -> Queue:
+        return HandlerQueue(store=self._store, tenant=tenant, name=self._name, codec=self._codec, blobs=self._blobs)
+
+
+class ChildClients:
+    """The same in a child process, which opens the store by its address when a handler first asks."""
+
+    def __init__(self) -> None:
+        self._address: Address | None = None
+        self._clients: Clients | None = None
+
+    def at(self, address: Address | None) -> ChildClients:
+        """For the next job, whose worker has its store there."""
+        if address != self._address:
+            self._address, self._clients = address, None
+        return self
+
+    def of(self, tenant: str) -> Any:
+        address = self._address
+        if address is None:
+            reason = "executor='process' has no way to the worker's store: open its Queue by a URL, not in memory, and"
+            raise InvalidOption("client", f"{reason} with a token that is a string; or run the job without a process")
+        if self._clients is None:
+            queue = Queue(address.url, tenant=tenant, token=address.token, name=address.name, codec=address.codec)
+            home = open_in_background(queue)
+            self._clients = Clients(queue.store, address.name, address.codec, None, home)
+        return self._clients.of(tenant)

@@ -1,0 +1,97 @@
+"""Hand-offs whose message cannot be sent, or is lost on its way.
+
+Invariants verified:
+- while the server's queue of notifications is full, enqueues and completions are answered as what they are: done
+- what was leased to a waiting worker and could not be sent is released at once, with no attempt lost [RETRY-1]
+- a worker gives back what was sent to it and did not arrive, long before the lease is over, and runs it once
+"""
+
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+
+from holdfast.core import offers as core_offers
+from holdfast.core.job import Finished, JobState, Queued
+from holdfast.stores.postgres import offers as offering
+from holdfast.testing.postgres import PostgresServer
+from tests.eventually import eventually
+from tests.stores.load import complete, key, kinds, new, wish
+from tests.stores.offering import place
+from tests.stores.postgres.support import judge, opened
+
+KEY = key("x")
+
+
+async def asked(url, what):
+    connection = await asyncpg.connect(url)
+    try:
+        return await connection.fetchval(what)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def filled(url):
+    """Notifications that a listener which is idle in a transaction never reads."""
+    idle, sender = await asyncpg.connect(url), await asyncpg.connect(url)
+    await idle.execute("LISTEN stuck")
+    await idle.execute("BEGIN")
+    await idle.execute("SELECT 1")
+    size = 7000
+    while size:
+        try:
+            await sender.execute("SELECT pg_notify('stuck', repeat('x', $1) || random())", size)
+        except asyncpg.ProgramLimitExceededError:
+            size //= 2
+    try:
+        yield
+    finally:
+        await sender.close()
+        await idle.close()
+
+
+async def test_a_hand_off_that_cannot_be_sent_is_released_at_once():
+    with PostgresServer(durable=False, max_notify_queue_pages=64) as server:
+        server.sql("CREATE DATABASE stranger")
+        url = server.url()
+
+        def offered():
+            return asked(url, "SELECT count(*) FROM holdfast.offers WHERE until > 0")
+
+        async with opened(url) as store, opened(url) as producer:
+            await producer.enqueue([new("warm")])
+            (job,) = (await store.claim(wish(1))).jobs
+            async with place(store, offered) as (post, came), filled(server.url("stranger")):
+                (answer,) = await producer.enqueue([new("x", max_attempts=1)])
+                assert answer == Queued("x", JobState.READY)
+                assert came == []
+                assert await kinds(store, KEY) == ["enqueued", "claimed", "released"]
+                # Completions too; and the next one is not even tried.
+                assert await producer.finish([complete(job)]) == [Finished(JobState.COMPLETED)]
+                assert await producer.enqueue([new("y"), new("z")]) != []
+                await producer.enqueue([new("w")])
+                assert await kinds(store, key("w")) == ["enqueued"]
+                (job,) = (await post.claim(wish(1))).jobs
+                assert (job.id, job.attempts) == ("x", 1)
+                assert await store.finish([complete(job)]) == [Finished(JobState.COMPLETED)]
+            await judge(store)
+
+
+@pytest.mark.parametrize("how", ["claims again", "leaves"])
+async def test_a_worker_gives_back_what_was_sent_and_did_not_arrive(url, offers, monkeypatch, how):
+    monkeypatch.setattr(core_offers, "LAST_WORD_S", 0.0)
+    arrived, take = [], offering.PostgresPost._take
+    monkeypatch.setattr(offering.PostgresPost, "_take", lambda post, data: arrived.append((post, data)))
+    async with opened(url) as store, opened(url) as producer:
+        async with place(store, offers) as (post, came):
+            await producer.enqueue([new("x", max_attempts=1)])
+            await eventually(lambda: arrived)
+            if how == "claims again":
+                (job,) = (await post.claim(wish(3))).jobs
+                assert (job.id, job.attempts) == ("x", 1)
+                take(*arrived[0])  # Too late: another may have it by now.
+                assert came == []
+        assert (await kinds(store, KEY))[:3] == ["enqueued", "claimed", "released"]
+        jobs = (await judge(store)).values()
+        assert {(job.attempts, job.state) for job in jobs} <= {(0, JobState.READY), (1, JobState.LEASED)}
