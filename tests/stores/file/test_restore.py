@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from holdfast.core.errors import EventsTrimmed, JobNotFound, LeaseLost, StoreMismatch
-from holdfast.core.job import Finished, JobState, Queued
+from holdfast.core.job import Cancel, Finished, JobState, Purge, Queued
 from holdfast.store import Reader
 from tests.stores.file.support import complete, key, new, opened, wish
 
@@ -52,11 +52,29 @@ async def test_a_lease_of_before_completes_no_job_of_another_tenant(directory, t
 
 
 def force(directory, held, theirs):
-    """Give jobs the tokens that other ones had: no clock would ever do that."""
+    """Give jobs the numbers and tokens that other ones had: no clock would ever do that."""
     with contextlib.closing(sqlite3.connect(directory / "holdfast.db", isolation_level=None)) as db:
         for job, other in zip(held, theirs, strict=True):
-            assert job.seq == other.seq
-            db.execute("UPDATE jobs SET token = ? WHERE seq = ?", (job.token, other.seq))
+            assert job.seq < other.seq
+            db.execute("UPDATE jobs SET seq = ?, token = ? WHERE seq = ?", (job.seq, job.token, other.seq))
+
+
+async def test_a_change_that_names_a_lost_life_does_not_reach_a_later_one(directory, tmp_path):
+    async with opened(directory) as store, opened(directory) as other:
+        copy(directory / "holdfast.db", tmp_path / "backup.db")
+        await store.enqueue([new("a")])
+        (lost,) = await store.get([key("a")])
+        copy(tmp_path / "backup.db", directory / "holdfast.db")
+        await other.enqueue([new("a")])
+        (answer,) = await store.cancel([Cancel(key("a"), seq=lost.seq)])
+        assert answer == "not_found"
+        (found,) = await store.get([key("a")])
+        assert found.state is JobState.READY
+        (job,) = (await other.claim(wish())).jobs
+        await other.finish([complete(job)])
+        await store.purge([Purge(key("a"), seq=lost.seq)])
+        (found,) = await store.get([key("a")])
+        assert found.state is JobState.COMPLETED
 
 
 async def test_no_token_is_handed_out_twice_and_a_stale_acknowledgement_is_refused(directory, tmp_path):

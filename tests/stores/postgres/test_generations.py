@@ -77,6 +77,8 @@ async def lives_through(store, url, hold, lose):
         assert {job.id for job in await claim(other, 9, queue="mail")} == {"kept", "urgent"}
         assert (renewed.id, again.id) == ("warm", "warm")
         assert renewed.token > max(lost.token, again.token)
+        (secret,) = await other.get([JobKey("acme", "salaries", "secret")])
+        assert secret.seq > lost.seq  # A purge or cancel that names the lost life never reaches a later one.
         late = [Finish(job.key, job.token, "complete", Result(b"1")) for job in (again, lost)]
         stale, gone = await patiently(lambda: store.finish(late))
         assert isinstance(stale, LeaseLost)

@@ -63,11 +63,12 @@ def _enqueue_fresh(t: Transaction, items: Sequence[NewJob]) -> list[EnqueueAnswe
             if t.has_quota(*names):
                 return None
             lanes[names] = t.lane(*names)
-    made = [lifecycle.enqueue(item, t.seq + n, t.now) for n, item in enumerate(items, 1)]
+    first = t.next_seq()
+    made = [lifecycle.enqueue(item, n, t.now) for n, item in enumerate(items, first)]
     if len(made) == 1:
         job, event = made[0]
         if t.hand_over(job, event, lanes[job.tenant, job.queue]):
-            t.seq += 1
+            t.seq = first
             return [Queued(job.id, job.state)]
     t.db.execute("SAVEPOINT fresh")
     if t.add_jobs([rows.new_row(job, lanes[job.tenant, job.queue]) for job, _ in made]) != len(items):
@@ -76,7 +77,7 @@ def _enqueue_fresh(t: Transaction, items: Sequence[NewJob]) -> list[EnqueueAnswe
         return None
     t.add_payloads([job for job, _ in made])
     t.db.execute("RELEASE fresh")
-    t.seq += len(made)
+    t.seq = first + len(made) - 1
     for job, event in made:
         t.arrive(job, event, lanes[job.tenant, job.queue])
     return [Queued(job.id, job.state) for job, _ in made]
@@ -96,7 +97,7 @@ def _enqueue_one(t: Transaction, new: NewJob) -> EnqueueAnswer:
         return refusal
     if existing is not None:
         t.forget_job(existing, lane)
-    t.seq += 1
+    t.seq = t.next_seq()
     job, event = lifecycle.enqueue(new, t.seq, t.now)
     t.db.execute(SQL["add_job"], rows.new_row(job, lane))
     t.add_payloads([job])

@@ -145,6 +145,10 @@ class Transaction:
         """The token of the next lease. It follows the clock: a restored database hands none out twice. [LEASE-5]"""
         return max(self.token + 1, self.now * 1000)
 
+    def next_seq(self) -> int:
+        """The number of the next job. It follows the clock: a change that names a lost life never finds another one."""
+        return max(self.seq + 1, self.now * 1000)
+
     def save_counters(self) -> None:
         """Write the counters, once for the group."""
         counters = (self.seq, self.token, self.event)

@@ -43,7 +43,7 @@ END $$;
 -- Begin a generation, unless another process has: its value. NULL while a restore is under way: nothing may be written then.
 -- Takes the same time however many jobs there are.
 --
--- The last tokens and positions may be lost, and readers and workers may have them. New ones begin behind all that were
+-- The last tokens, job numbers and positions may be lost, and readers, workers and flows may have them. New ones begin behind all that were
 -- given: at the clock in microseconds, which leaves both behind, since a second has fewer leases and transactions than that.
 -- Only where the clock is behind the last ones that are known, they go on far behind these. Never ahead of a clock that is
 -- right: a generation that is lost itself would be followed by one with the same numbers. [LEASE-5, EVENT-2]
@@ -81,6 +81,7 @@ BEGIN
     INSERT INTO {s}.epochs VALUES (v_epoch, v_start, v_last.epoch, v_last.xid, v_last.n, v_last.k);
     UPDATE {s}.meta SET epoch = v_epoch, base = v_start - pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
     PERFORM setval('{s}.tokens', CASE WHEN v_clock > last_value THEN v_clock ELSE last_value + v_far END) FROM {s}.tokens;
+    PERFORM setval('{s}.seqs', CASE WHEN v_clock > last_value THEN v_clock ELSE last_value + v_far END) FROM {s}.seqs;
     DELETE FROM {s}.offer_places;
     DELETE FROM {s}.offers;
     DELETE FROM {s}.generation;
