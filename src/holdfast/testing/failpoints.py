@@ -7,8 +7,8 @@ The steps of a worker, in order: worker.after_claim, worker.before_run, worker.a
 worker.mid_batch (an acknowledgement joins others that wait to be sent), worker.before_ack, worker.after_ack; beside
 them worker.mid_renewal, passed before and after each renewal. Who takes care of schedules and flows passes
 coordinator.after_claim, coordinator.before_finish and coordinator.after_finish, and with each flow flows.after_enqueue
-(steps were enqueued). The file store has file.before_commit and
-file.after_commit. The HTTP service has service.mid_body (a part of a body has come), service.before_enqueue,
+(steps were enqueued). The file store has file.before_commit, file.after_commit and file.after_sending (what was handed
+over has been sent). The HTTP service has service.mid_body (a part of a body has come), service.before_enqueue,
 service.after_enqueue (nothing is answered yet), service.after_claim and service.before_finish. Who moves a tenant
 passes move.noted, move.source_paused and move.target_paused, in each pass move.copied, move.verified and move.taken
 (and move.copy, move.verify, move.take with each page), at the end move.before_resume, move.target_resumed and

@@ -1,4 +1,4 @@
-"""Jobs handed over between processes: whoever dies in between costs a lease, and nobody waits for the dead."""
+"""Jobs handed over between processes: whoever dies in between costs no attempt, and nobody waits for the dead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from msgspec import msgpack
 
 from holdfast.core import failpoint, lifecycle
-from holdfast.core.job import JobState
+from holdfast.core.job import Finished, JobState
+from holdfast.core.offers import LOOK_AGAIN_MS
 from holdfast.store import Hint
 from holdfast.stores.file import rows
 from holdfast.stores.file.book import LENGTH
@@ -49,20 +50,50 @@ async def comes_back(store, id_):
     assert again[id_].attempts == 2
 
 
+async def complete_all(store, jobs):
+    answers = await store.finish([complete(job) for job in jobs])
+    assert all(isinstance(answer, Finished) for answer in answers)
+
+
 # Who dies ------------------------------------------------------------------------------------------------------------
 
 
-async def test_an_enqueuer_killed_before_it_hands_over_costs_a_lease(directory):
+async def test_a_job_whose_enqueuer_is_killed_before_it_hands_it_over_is_released_with_its_attempt(directory):
     async with opened(directory, CLOCK) as store, waiting(store) as (post, jobs):
         with Child("enqueue_and_die", directory=directory, options=CLOCK, point="file.after_commit") as child:
             child.dies()
         assert await states(store, "1") == [JobState.LEASED]
-        assert [event.kind for event in await all_events(store)] == ["enqueued", "claimed"]
+        missed = await post.claim(wish(1))
+        assert (missed.jobs, missed.next_at) == ([], missed.now + LOOK_AGAIN_MS)
+        (again,) = (await post.claim(wish(1))).jobs
+        assert (again.id, again.attempts) == ("1", 1)
+        assert [event.kind for event in await all_events(store)] == ["enqueued", "claimed", "released", "claimed"]
         await post.claim(wish(1))  # The worker goes on.
         async with opened(directory, CLOCK) as other:
             await other.enqueue([new("2")])
         await eventually(lambda: [job.id for job in jobs] == ["2"])
-        await comes_back(store, "1")
+
+
+async def test_a_worker_that_leaves_releases_what_never_came(directory):
+    async with opened(directory, CLOCK) as store:
+        async with waiting(store):
+            with Child("enqueue_and_die", directory=directory, options=CLOCK, point="file.after_commit") as child:
+                child.dies()
+            assert await states(store, "1") == [JobState.LEASED]
+        (job,) = await store.get([key("1")])
+        assert (job.state, job.attempts) == (JobState.READY, 0)
+
+
+async def test_what_came_is_not_released_though_its_enqueuer_died_right_after_it(directory):
+    async with opened(directory, CLOCK) as store, waiting(store, limit=3) as (post, jobs):
+        with Child("enqueue_and_die", directory=directory, options=CLOCK, point="file.after_sending") as child:
+            child.dies()
+        assert (await post.claim(wish(3), 2)).jobs == []
+        assert [job.id for job in jobs] == ["1"]
+        assert (await post.claim(wish(3), 2)).jobs == []
+        assert await states(store, "1") == [JobState.LEASED]
+        await complete_all(store, jobs)
+        assert await states(store, "1") == [JobState.COMPLETED]
 
 
 async def test_an_enqueuer_killed_before_its_commit_took_nothing(directory):

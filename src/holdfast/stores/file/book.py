@@ -1,9 +1,12 @@
 """What workers have offered to take, between processes.
 
-Offers stand in the file `DIR/offers`, which is read and written under the lock that all writers hold, after the commit,
-and never flushed: after a power cut there is nobody to whom anything was offered. Each worker has a FIFO in
-`DIR/posts`. Whoever hands a job over has opened it before: it has a reader, and room for what is sent after the commit,
-still under the lock. So what was handed over before an offer is taken back is in the FIFO by then.
+Offers stand in the file `DIR/offers`, which is read and written under the lock that all writers hold and never flushed:
+after a power cut there is nobody to whom anything was offered. Each worker has a FIFO in `DIR/posts`. Whoever hands a job
+over has opened it before: it has a reader, and room for what is sent after the commit, still under the lock. So what was
+handed over before an offer is taken back is in the FIFO by then.
+
+The file names each job that is handed over, and is written just before the commit. A process that dies between its commit
+and the message leaves the job's name there: the worker finds that it never came, and releases it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-from msgspec import Struct, msgpack
+from msgspec import Struct, field, msgpack
 
 from holdfast.core.job import Job
 from holdfast.core.offers import lasts_ms
@@ -36,7 +39,7 @@ PAGE = 4096
 
 
 class Offer(Struct, array_like=True):
-    """So many jobs a worker would take; `sent` is what it was sent."""
+    """So many jobs a worker would take; `handed` are those that it was sent, each as its number and token."""
 
     post: str
     number: int
@@ -46,7 +49,12 @@ class Offer(Struct, array_like=True):
     lease_ms: int
     given: int
     until: int
-    sent: int = 0
+    handed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+    @property
+    def room(self) -> int:
+        """How many more jobs can be sent under it."""
+        return self.given - len(self.handed)
 
 
 class Handed(Struct):
@@ -92,6 +100,8 @@ class Book:
         self._loaded = False
         self._handed: list[Handed] = []
         self._kept_handed = 0
+        self._before: bytes | None = None
+        """What stood in the file before this group wrote to it."""
 
     def close(self) -> None:
         os.close(self._file)
@@ -107,14 +117,14 @@ class Book:
         fitting = [
             offer
             for offer in self._load()
-            if offer.sent < offer.given and offer.until > now
+            if offer.room > 0 and offer.until > now
             if offer.tenant in (tenant, None) and queue in offer.queues
         ]
-        for offer in sorted(fitting, key=lambda offer: offer.sent - offer.given):
+        for offer in sorted(fitting, key=lambda offer: -offer.room):
             if alone(offer.tenant):
                 if self._hears(offer.post):
                     return offer
-                self._remove(offer.post)
+                self._refuse(offer)
         return None
 
     def packed(self, offer: Offer, job: Job, lane: int, now: int) -> Handed | None:
@@ -128,21 +138,21 @@ class Book:
 
     def hand_over(self, handed: Handed) -> None:
         """Send it once it is on the disk."""
-        handed.offer.sent += 1
+        handed.offer.handed.append((handed.job.seq, handed.job.token))
         self._handed.append(handed)
 
-    def take_back(self, post: str) -> tuple[int, int]:
-        """Remove what a worker has offered: under which number that was, and how many jobs it was sent."""
+    def take_back(self, post: str) -> tuple[int, list[tuple[int, int]]]:
+        """Remove what a worker has offered: under which number that was, and which jobs it was sent."""
         for offer in self._load():
             if offer.post == post:
                 self._remove(post)
-                return offer.number, offer.sent
-        return 0, 0
+                return offer.number, offer.handed
+        return 0, []
 
     def add(self, offer: Offer) -> None:
-        """A worker's new offer; those that are over go."""
+        """A worker's new offer; those that are over go, with what they name once its leases are over too."""
         now = offer.until - lasts_ms(offer.lease_ms)
-        self._offers = [other for other in self._load() if other.until > now]
+        self._offers = [other for other in self._load() if other.until + (other.lease_ms if other.handed else 0) > now]
         self._offers.append(offer)
 
     def keep(self) -> None:
@@ -157,28 +167,36 @@ class Book:
             self._offers = _decode_offers(self._kept)
             del self._handed[self._kept_handed :]
 
-    # After it -------------------------------------------------------------------------------------------------
+    # Around the commit ----------------------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """The group is about to be committed: write down what it changes."""
+        if self._loaded and self._kept != self._read:
+            self._before = self._read
+            self._write(self._kept)
 
     def settle(self) -> None:
-        """What the group changed is on the disk: write it down, and send what was handed over."""
+        """What the group changed is on the disk: send what was handed over."""
         try:
-            # Whoever dies between these two leaves an offer of one job more than there is room for.
             for handed in self._handed:
                 self._send(handed)
-            if self._loaded and self._kept != self._read:
-                self._write()
         finally:
             self._end()
 
     def drop(self) -> None:
-        """The group came to nothing."""
-        self._read = b""
-        self._end()
+        """The group came to nothing: write down again what was there before it."""
+        try:
+            if self._before is not None:
+                self._write(self._before)
+        finally:
+            self._read = b""
+            self._end()
 
     def _end(self) -> None:
         self._handed.clear()
         self._kept_handed = 0
         self._loaded = False
+        self._before = None
 
     # The file and the FIFOs -------------------------------------------------------------------------------------
 
@@ -207,8 +225,8 @@ class Book:
                 return content
         return _encode([])
 
-    def _write(self) -> None:
-        data = HEAD.pack(len(self._kept), zlib.crc32(self._kept)) + self._kept
+    def _write(self, content: bytes) -> None:
+        data = HEAD.pack(len(content), zlib.crc32(content)) + content
         try:
             written = os.pwrite(self._file, data, 0)
         except OSError:
@@ -218,10 +236,17 @@ class Book:
                 os.ftruncate(self._file, 0)
             self._kept = self._read = b""
             return
-        self._read = self._kept
+        self._read = content
 
     def _remove(self, post: str) -> None:
         self._offers = [other for other in self._load() if other.post != post]
+
+    def _refuse(self, offer: Offer) -> None:
+        """Send no more under an offer. What was sent stays named, in case that its worker still lives."""
+        if offer.handed:
+            offer.given = len(offer.handed)
+        else:
+            self._remove(offer.post)
 
     def _hears(self, post: str) -> bool:
         """Whether there is a worker that would get one more message, after those of this group."""

@@ -334,16 +334,18 @@ class Engine:
                     signals += transaction.take_signals()
             transaction.save_counters()
             failpoint.hit("file.before_commit")
+            self._book.announce()
             self._db.execute("COMMIT")
         except BaseException:
             # What was asked may have made lanes that are now rolled back.
             self._memory.clear()
-            self._book.drop()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
+            self._book.drop()
             raise
         failpoint.hit("file.after_commit")
         self._book.settle()
+        failpoint.hit("file.after_sending")
         return signals
 
     def _run_one(self, transaction: Transaction, call: _Call[Any], *, alone: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from holdfast.clock import boot_time
 from holdfast.core.errors import StoreError
-from holdfast.core.job import Claimed, ClaimRequest, Job
+from holdfast.core.job import Claimed, ClaimRequest, Finish, Job
 from holdfast.core.offers import LAST_WORD_S, LEAST_LEASE_MS, LOOK_AGAIN_MS, MOST, Offers, lasts_ms, renew_at
 from holdfast.store import Deliver
-from holdfast.stores.file import claims, rows
+from holdfast.stores.file import changes, claims, rows
 from holdfast.stores.file.book import LENGTH, Handed, Offer
 from holdfast.stores.file.transaction import Transaction
 from holdfast.stores.file.wakeup import Fifo, unique
@@ -43,6 +43,10 @@ class FilePost:
         self._offers = Offers()
         self._leaving = False
         self._ended = False
+        self._arrived: dict[int, int] = {}
+        """The tokens of what came, each with the number of its offer."""
+        self._lost: list[tuple[int, int]] = []
+        """What was handed over and never came, to be released: its sender died before it could send."""
         self._fifo = Fifo(folder / self.name, self._loop, self._read)
         self._pid = os.getpid()
 
@@ -66,9 +70,15 @@ class FilePost:
         offers = request.lease_ms >= LEAST_LEASE_MS and self.hears and not self._leaving
         mine = self._offers.begin(boot_time(), request.lease_ms)
         room = (request.limit if free is None else free) if offers else 0
-        claimed, given = await self._engine.change(lambda t: _claim(t, request, room, self.name, mine.number, got))
+        lost = list(self._lost)
+        claimed, given, handed = await self._engine.change(
+            lambda t: _claim(t, request, room, self.name, mine.number, got, lost)
+        )
+        del self._lost[: len(lost)]
         if self._offers.last is mine:
             self._offers.confirm(given)
+        if self._miss(handed, mine.number):
+            return replace(claimed, next_at=claimed.now + LOOK_AGAIN_MS)
         return claimed
 
     async def close(self) -> None:
@@ -80,9 +90,20 @@ class FilePost:
             if self._offers.last.number:
                 with contextlib.suppress(StoreError, TimeoutError):
                     async with asyncio.timeout(LAST_WORD_S):
-                        await self._engine.change(lambda t: t.offers.take_back(self.name))
+                        _, handed = await self._engine.change(lambda t: t.offers.take_back(self.name))
+                        if self._miss(handed, self._offers.last.number) or self._lost:
+                            await self._engine.change(lambda t: _release(t, self._lost))
         finally:
             self.end()
+
+    def _miss(self, handed: Sequence[tuple[int, int]], number: int) -> bool:
+        """Whether anything of what was handed over before this offer never came; it is released with the next claim."""
+        if any(token not in self._arrived for _, token in handed) and self._fifo.is_here:
+            self._fifo.read()  # What was sent is here by now: it is written under the lock that we have had since.
+        lost = [(seq, token) for seq, token in handed if token not in self._arrived]
+        self._arrived = {token: under for token, under in self._arrived.items() if under >= number}
+        self._lost += lost
+        return bool(lost)
 
     def end(self) -> None:
         """Hear nothing more but what was sent. From any thread."""
@@ -119,6 +140,7 @@ class FilePost:
             self._take(number, now, job, row[1])
 
     def _take(self, number: int, now: int, job: Job, lane: int) -> None:
+        self._arrived[job.token] = number
         offer = self._offers.came(number, 1)
         if offer is not None:
             self._engine.remember(job, lane)
@@ -126,15 +148,22 @@ class FilePost:
 
 
 def _claim(
-    t: Transaction, request: ClaimRequest, room: int, post: str, number: int, got: Mapping[int, int]
-) -> tuple[Claimed, int]:
-    """Claim, and offer to take the rest; the claimed jobs, and how many are offered to be taken."""
-    before, sent = t.offers.take_back(post)
+    t: Transaction,
+    request: ClaimRequest,
+    room: int,
+    post: str,
+    number: int,
+    got: Mapping[int, int],
+    lost: Sequence[tuple[int, int]],
+) -> tuple[Claimed, int, list[tuple[int, int]]]:
+    """Claim, and offer to take the rest; the claimed jobs, how many are offered to be taken, and what was sent before."""
+    _release(t, lost)
+    before, handed = t.offers.take_back(post)
     # What was handed over and was not here when we were asked takes up room.
-    coming = max(0, sent - got.get(before, sent))
+    coming = max(0, len(handed) - got.get(before, len(handed)))
     limit = request.limit - coming
     if limit <= 0:
-        return Claimed([], t.now, t.now + LOOK_AGAIN_MS), 0
+        return Claimed([], t.now, t.now + LOOK_AGAIN_MS), 0, handed
     claimed = claims.claim(t, replace(request, limit=limit) if coming else request)
     count = len(claimed.jobs)
     given = max(0, min(limit - count, room - coming - count, MOST))
@@ -146,4 +175,13 @@ def _claim(
         again.append(renew_at(t.now, request.lease_ms))
     elif coming:
         again.append(t.now + LOOK_AGAIN_MS)
-    return Claimed(claimed.jobs, claimed.now, min(again, default=None)), given
+    return Claimed(claimed.jobs, claimed.now, min(again, default=None)), given, handed
+
+
+def _release(t: Transaction, lost: Sequence[tuple[int, int]]) -> None:
+    """Give back what was leased to us and never came, with its attempt. [RETRY-5]"""
+    for seq, token in lost:
+        key = t.key_of(seq)
+        if key is not None:
+            changes.finish(t, [Finish(key, token, "release")])
+            t.flush()

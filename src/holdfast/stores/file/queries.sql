@@ -20,6 +20,8 @@ WHERE lane = ?7;
 
 -- name: find_job
 SELECT {job} FROM jobs WHERE lane = ? AND id = ?;
+-- name: job_key
+SELECT tenant, queue, id FROM jobs JOIN lanes USING (lane) WHERE seq = ?;
 -- name: add_job
 INSERT INTO jobs (seq, lane, id, state, rank, visible_at, origin, head, payload, extra)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (lane, id) DO NOTHING;

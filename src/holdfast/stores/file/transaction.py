@@ -225,6 +225,11 @@ class Transaction:
         job = self.find_any(key, lane)
         return (None if job is None or forgotten(job, self.now) else job), lane
 
+    def key_of(self, seq: int) -> JobKey | None:
+        """The name of the job that has this number."""
+        row = self.db.execute(SQL["job_key"], (seq,)).fetchone()
+        return None if row is None else JobKey(*row)
+
     def find_any(self, key: JobKey, lane: int) -> Job | None:
         """The job that has this id, also one that is only waiting to be pruned."""
         row = self.db.execute(SQL["find_job"], (lane, key.id)).fetchone()

@@ -167,7 +167,7 @@ def offers_are_never_used_up(bug: Bug) -> None:
 
     def hand_over(original: Planted, book: Any, handed: Any) -> None:
         original(book, handed)
-        handed.offer.sent -= 1
+        handed.offer.handed.pop()
 
     bug.around(bug.file("book").Book, "hand_over", hand_over)
 
@@ -185,15 +185,15 @@ def an_offer_is_for_one_job_more(bug: Bug) -> None:
 @mutant("CLAIM-1", stores=FILE)
 def earlier_offers_are_not_taken_back(bug: Bug) -> None:
     """A worker that has no room left is sent what it offered to take before."""
-    bug.around(bug.file("book").Book, "take_back", lambda *_: (0, 0))
+    bug.around(bug.file("book").Book, "take_back", lambda *_: (0, []))
 
 
 @mutant("CLAIM-1", stores=FILE)
 def what_is_on_its_way_takes_up_no_room(bug: Bug) -> None:
     """A claim forgets what was handed over since the worker looked."""
 
-    def take_back(original: Planted, book: Any, post: str) -> tuple[int, int]:
-        return original(book, post)[0], 0
+    def take_back(original: Planted, book: Any, post: str) -> tuple[int, list[tuple[int, int]]]:
+        return original(book, post)[0], []
 
     bug.around(bug.file("book").Book, "take_back", take_back)
 
