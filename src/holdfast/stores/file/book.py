@@ -1,12 +1,12 @@
 """What workers have offered to take, between processes.
 
-Offers stand in the file `DIR/offers`, which is read and written under the lock that all writers hold and never flushed:
-after a power cut there is nobody to whom anything was offered. Each worker has a FIFO in `DIR/posts`. Whoever hands a job
-over has opened it before: it has a reader, and room for what is sent after the commit, still under the lock. So what was
-handed over before an offer is taken back is in the FIFO by then.
+Offers stand in the file `DIR/offers`, which is read and written under the lock that all writers hold and never
+flushed: after a power cut there is no worker to whom anything was offered. Each worker has a FIFO in `DIR/posts`. A
+process that hands a job over has opened it before: it has a reader, and room for what is sent after the commit, still
+under the lock. So what was handed over before an offer is taken back is in the FIFO by then.
 
-The file names each job that is handed over, and is written just before the commit. A process that dies between its commit
-and the message leaves the job's name there: the worker finds that it never came, and releases it.
+The file names each job that is handed over, and is written just before the commit. A process that dies between its
+commit and the message leaves the job's name there: the worker finds that the job never came, and releases it.
 """
 
 from __future__ import annotations

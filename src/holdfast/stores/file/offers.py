@@ -156,7 +156,7 @@ def _claim(
     got: Mapping[int, int],
     lost: Sequence[tuple[int, int]],
 ) -> tuple[Claimed, int, list[tuple[int, int]]]:
-    """Claim, and offer to take the rest; the claimed jobs, how many are offered to be taken, and what was sent before."""
+    """Claim, and offer to take the rest; the jobs, how many are offered to be taken, and what was sent before."""
     _release(t, lost)
     before, handed = t.offers.take_back(post)
     # What was handed over and was not here when we were asked takes up room.
