@@ -5,22 +5,16 @@ import sys
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from holdfast.core.job import Envelope, Job, JobState
 from holdfast.telemetry import tracing
 from tests.unit.running import asynchronous, claim, memory_queue
+from tests.unit.spans import record_spans
 
 
 @pytest.fixture(scope="module")
 def exporter():
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
-    return exporter
+    return record_spans()
 
 
 @pytest.fixture(autouse=True)

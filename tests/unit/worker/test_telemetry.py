@@ -2,12 +2,14 @@
 
 import prometheus_client
 import pytest
+from opentelemetry import trace
 
 from holdfast import RetryLater, job
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import JobState
 from holdfast.jobs import Message
 from holdfast.telemetry import metrics
+from tests.unit.spans import record_spans
 from tests.unit.worker.serving import heard, serving, until
 
 
@@ -59,17 +61,7 @@ async def test_releases_are_counted_by_their_reason(queue, registry):
 
 
 async def test_a_run_is_a_span_of_the_producers_trace(queue):
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter = InMemorySpanExporter()
-    provider = trace.get_tracer_provider()
-    if not isinstance(provider, TracerProvider):
-        provider = TracerProvider()
-        trace.set_tracer_provider(provider)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    exporter = record_spans()
 
     @job
     async def inner() -> str:
