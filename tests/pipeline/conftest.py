@@ -1,6 +1,7 @@
 """One Spark session for all tests of the pipeline in a process, and a fresh store of each kind."""
 
 import os
+import signal
 
 import pytest
 
@@ -34,7 +35,10 @@ def pytest_collection_modifyitems(items):
 def spark():
     os.environ.update(environment())
     remember_names()
+    interrupt = signal.getsignal(signal.SIGINT)
     session = make_session("local[2,4]", conf=SETTINGS | {"spark.driver.memory": "2g"})
+    # Spark's own handler raises KeyboardInterrupt: it would end this process in tests that send themselves the signal.
+    signal.signal(signal.SIGINT, interrupt)
     yield session
     session.stop()
 

@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import threading
+from datetime import timedelta
 
 import pytest
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from msgspec import Struct
@@ -81,15 +83,8 @@ async def work(plan: Plan) -> None:
 
     log = get_logger("holdfast.cli")
     store = make_store(plan.store)
-    worker = make_worker(plan, store)
-    log_events(worker, plan)
-    if plan.metrics_port is not None:
-        _serve_metrics(plan.metrics_port)
-    try:
-        await store.open()
-        collect_seldom()
-        running = asyncio.ensure_future(worker.run())
-        await asyncio.sleep(0)  # It watches for signals before anybody hears that it has started.
+
+    def tell(worker: Worker) -> None:
         log.info(
             "worker started",
             worker=worker.id,
@@ -97,7 +92,15 @@ async def work(plan: Plan) -> None:
             tenant=plan.tenant or "(all)",
             queues=",".join(worker.settings.queues),
         )
-        await running
+
+    worker = make_worker(plan, store, tell)
+    log_events(worker, plan)
+    if plan.metrics_port is not None:
+        _serve_metrics(plan.metrics_port)
+    try:
+        await store.open()
+        collect_seldom()
+        await worker.run()
         ignore_signals()
         log.info("worker stopped", worker=worker.id)
     finally:
@@ -123,16 +126,29 @@ def run_child(plan: Plan, number: int) -> NoReturn:
     sys.exit(told(lambda: asyncio.run(work(plan))))
 
 
-def make_worker(plan: Plan, store: Store) -> Worker:
-    """The worker of a plan. Raises InvalidOption where modules, queues or numbers are wrong."""
+def make_worker(plan: Plan, store: Store, started: Callable[[Worker], None] | None = None) -> Worker:
+    """The worker of a plan, which calls `started` when it begins to claim.
+
+    Raises InvalidOption where modules, queues or numbers are wrong.
+    """
     from holdfast.cli.loading import add_current_directory, load_function, load_jobs
     from holdfast.queue import Queue
     from holdfast.worker import Worker
+    from holdfast.worker.worker import check_lifespan
 
     add_current_directory()
+    user = None if plan.lifespan is None else check_lifespan(load_function(plan.lifespan, "lifespan"))
+
+    @asynccontextmanager
+    async def lifespan(worker: Worker) -> AsyncGenerator[None]:
+        async with nullcontext() if user is None else user(worker):
+            if started is not None:
+                started(worker)
+            yield
+
     options: dict[str, Any] = {
         "handler": None if plan.handler is None else load_function(plan.handler, "handler"),
-        "lifespan": None if plan.lifespan is None else load_function(plan.lifespan, "lifespan"),
+        "lifespan": lifespan,
         "queues": plan.queues,
         "concurrency": plan.concurrency,
         "prefetch": plan.prefetch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import secrets
 import socket
@@ -52,6 +53,20 @@ class WorkerOptions(TypedDict, total=False):
     shutdown_grace: Seconds
     fail_unknown_after: Seconds
     lifespan: Lifespan | None
+
+
+def check_lifespan(lifespan: Lifespan) -> Lifespan:
+    """Return it if it can be called with a worker. Raises InvalidOption."""
+    if not callable(lifespan):
+        raise InvalidOption("lifespan", f"{lifespan!r} is not a function; put @asynccontextmanager on one")
+    try:
+        inspect.signature(lifespan).bind(None)
+    except TypeError:
+        name = getattr(lifespan, "__name__", "lifespan")
+        raise InvalidOption("lifespan", f"it is called with the worker: write `async def {name}(worker)`") from None
+    except ValueError:
+        pass  # Something built in, whose signature cannot be read.
+    return lifespan
 
 
 class _Asked:
@@ -127,9 +142,7 @@ class Worker:
         self._source = queue
         self._handlers: dict[str, Handler] = table(jobs, handler)
         self._callbacks = Callbacks()
-        if lifespan is not None and not callable(lifespan):
-            raise InvalidOption("lifespan", f"{lifespan!r} is not a function; put @asynccontextmanager on one")
-        self._lifespan = lifespan
+        self._lifespan = None if lifespan is None else check_lifespan(lifespan)
         if type(concurrency) is not int or concurrency not in CONCURRENCY:
             raise InvalidOption("concurrency", f"{concurrency!r} is not a whole number from 1 to 10000")
         if prefetch is not None and (type(prefetch) is not int or prefetch not in range(10_001)):

@@ -98,6 +98,15 @@ async def lives_through(store, url, hold, lose):
     assert [event.job_id for event in rest if event.kind == "completed"] == ["warm"]
 
 
+async def test_a_schema_that_was_made_just_now_survives_a_crash():
+    with Losing() as server:
+        await asyncio.to_thread(server.hold)
+        async with opened(server.url()) as store:
+            await server.lose()
+            await patiently(lambda: store.enqueue([new("a")]))
+            assert [job.id for job in await claim(store, 9)] == ["a"]
+
+
 async def test_a_crash_that_loses_the_last_moments(caplog):
     """The server was started when it was before, and its timeline is the same."""
     with Losing() as server, caplog.at_level(logging.WARNING, "holdfast"):

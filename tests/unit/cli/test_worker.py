@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import time
 import urllib.request
 
 import pytest
@@ -85,6 +86,108 @@ def test_metrics_are_served_and_large_results_are_kept_in_blobs(cli, processes, 
     assert worker.end().code == 0
 
 
+COMFORT = """
+import logging
+from contextlib import asynccontextmanager
+from holdfast import job
+
+log = logging.getLogger("shop.orders")
+
+@asynccontextmanager
+async def around(worker):
+    log.info("the shop opens")
+    yield
+    log.info("the shop closes")
+
+@job
+def here() -> None:
+    log.info("packed here")
+
+@job(executor="process")
+def elsewhere() -> None:
+    log.info("packed elsewhere")
+
+@job(max_attempts=1)
+def broken() -> None:
+    raise LookupError("no such shelf")
+
+@job(max_attempts=1, executor="process")
+def broken_elsewhere() -> None:
+    raise LookupError("no such shelf")
+"""
+
+
+def test_a_worker_has_a_lifespan_and_the_logs_of_the_application_look_like_its_own(cli, place, processes):
+    (place / "orders.py").write_text(COMFORT)
+    worker = processes.start("worker", "orders", "--lifespan", "orders:around", "--json-logs")
+    lines = worker.wait_for("worker started")
+    for type_ in ("here", "elsewhere"):
+        assert cli("enqueue", type_, "--wait", "30s").code == 0
+    lines += worker.wait_for("packed elsewhere")
+    answer = worker.end()
+    assert answer.code == 0
+    said = [json.loads(line) for line in (*lines, *answer.err.splitlines())]
+    by_event = {line["event"]: line for line in said}
+    assert {"the shop opens", "packed here", "packed elsewhere", "the shop closes"} <= by_event.keys()
+    for event in ("the shop opens", "packed here", "packed elsewhere"):
+        line = by_event[event]
+        assert (line["level"], line["logger"]) == ("info", "shop.orders")
+        assert "at" in line
+    order = [line["event"] for line in said]
+    assert order.index("the shop opens") < order.index("worker started") < order.index("the shop closes")
+
+
+@pytest.mark.parametrize("type_", ["broken", "broken_elsewhere"])
+def test_a_traceback_is_in_the_log_and_in_the_status(cli, place, processes, type_):
+    (place / "orders.py").write_text(COMFORT)
+    worker = processes.start("worker", "orders", "--json-logs")
+    worker.wait_for("worker started")
+    assert cli("enqueue", type_, "--id", "b", "--wait", "30s").code == 1
+    failed = json.loads(worker.wait_for("job failed")[-1])
+    assert "no such shelf" in failed["traceback"]
+    assert "orders.py" in failed["traceback"]
+    shown = cli("status", "b")
+    assert "LookupError: no such shelf" in shown.out
+    assert "orders.py" in shown.out
+    assert worker.end().code == 0
+
+
+def test_what_workers_hold_is_the_same_in_the_list_and_in_the_metrics(cli, place, processes):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pipe = place / "pipe"
+    os.mkfifo(pipe)
+    worker = processes.start("worker", "shop", "--metrics-port", str(port))
+    worker.wait_for("worker started")
+    cli("enqueue", "touch_and_wait", "--id", "a", "--payload", json.dumps({"path": str(pipe)}))
+
+    def held():
+        (found,) = cli("workers", "--json").json["workers"]
+        return found["held"]
+
+    def measured():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+            text = page.read().decode()
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("holdfast_held "))
+
+    with pipe.open("wb"):  # opens when the job has opened it
+        comes(held, 1)
+        assert measured() == 1
+    assert cli("result", "a", "--wait", "30s").code == 0
+    comes(held, 0)
+    assert measured() == 0
+    assert worker.end().code == 0
+
+
+def comes(look, wanted, within_s=30):
+    """Look until it is as wanted."""
+    until = time.monotonic() + within_s
+    while (found := look()) != wanted:
+        assert time.monotonic() < until, found
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     "args, reason",
     [
@@ -92,6 +195,7 @@ def test_metrics_are_served_and_large_results_are_kept_in_blobs(cli, processes, 
         (("nothing_here",), "there is no module 'nothing_here'"),
         (("shop", "--tenant", "acme", "--all-tenants"), "not both"),
         (("shop", "--handler", "shop"), "write module:function"),
+        (("shop", "--lifespan", "shop:collector"), "it is called with the worker"),
         (("shop", "--lease", "1ms"), "lease"),
         (("shop", "--grace", "long"), "is not a duration"),
         (("shop", "-c", "0"), "concurrency"),

@@ -17,6 +17,7 @@ WAIT_MS = 60_000
 """How long a starter waits for another one that migrates."""
 STEP_WAIT_MS = 5_000
 """How long a step waits for a table: whoever comes after it waits as well, so this is short."""
+FLUSHED = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 
 
 async def prepare(link: Link, frozen_at: int | None) -> None:
@@ -66,6 +67,8 @@ async def _migrate(connection: Any, address: Address, frozen_at: int | None) -> 
     await connection.execute(f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {WAIT_MS}")
     await connection.execute("SELECT pg_advisory_xact_lock($1, hashtext($2))", LOCK, address.schema)
     await connection.execute(f"SET LOCAL lock_timeout = {STEP_WAIT_MS}")
+    # A crash may lose acknowledged jobs where the server is set so, but not the schema: clients could not go on.
+    await connection.execute(FLUSHED)
     done = await version(connection, address.schema)
     refuse_newer(address, done)
     await refuse_another(connection, address)
