@@ -111,7 +111,7 @@ class AsJobs:
         for _ in range(TRIES):
             job, waker = await self._store.get([key, core.waker_key(key)])
             if waker is not None and waker.state in OPEN:
-                # It may be between the old job of this schedule and the new one, which it takes back when canceled.
+                # It may be between the old job of this schedule and the new one, which it puts under its lease alone.
                 await self._store.cancel([Cancel(waker.key), Cancel(key)])
                 return True
             if job is None or job.state not in KEPT:

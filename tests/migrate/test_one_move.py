@@ -479,3 +479,44 @@ async def test_a_page_has_no_more_than_a_bound_of_bytes(stores, plan, monkeypatc
     assert all(size <= 10_000 or count == 1 for count, size in sent), sent
     monkeypatch.undo()
     assert len(await run_all(there, "mail")) == 13
+
+
+async def test_a_job_that_takes_the_place_of_one_being_moved_is_not_lost(plan, stores, monkeypatch):
+    """Between the look and the cancel in the source, the job is canceled there and its id enqueued anew."""
+    here, there = stores
+    real, done = FileStore.cancel, []
+
+    async def cancel(store, items):
+        if not done and any(item.key == key("j1") and item.only_waiting for item in items):
+            done.append(True)
+            await real(here, [Cancel(key("j1"))])
+            await here.enqueue([new("j1", priority=9, request_id="r-anew")])
+        return await real(store, items)
+
+    monkeypatch.setattr(FileStore, "cancel", cancel)
+    await move(plan)
+    monkeypatch.undo()
+    assert done
+    assert await waiting(here, "mail") == []
+    (found,) = await there.get([key("j1")])
+    assert found.envelope.priority == 9
+    assert sorted(await run_all(there, "mail")) == IDS
+    assert await run_all(here, "mail") == []
+
+
+async def test_a_mover_that_slept_leaves_the_turn_of_the_next_one_alone(stores, monkeypatch):
+    here, _ = stores
+
+    async def as_it_was_before(_):
+        return True
+
+    first = await notes.Turn.take(here, TENANT, "here", "first")
+    await here.shift_clock(notes.LEASE_MS)
+    await here.reap(10, 0.0)
+    second = await notes.Turn.take(here, TENANT, "here", "second")
+    with monkeypatch.context() as patched:
+        patched.setattr(notes.Turn, "held", as_it_was_before)  # It looked, and fell asleep.
+        await first.give_back()
+    assert await second.held()
+    await second.give_back()
+    assert not await second.held()

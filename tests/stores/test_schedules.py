@@ -180,18 +180,69 @@ async def test_the_death_of_the_one_who_wakes_it_costs_nothing(url):
         assert woken.next_at - made.next_at <= timedelta(minutes=1)
 
 
+class Between:
+    """A store that lets something else happen just before the first call of one of its methods."""
+
+    def __init__(self, store, name, happens):
+        self._store, self._name, self._happens = store, name, happens
+
+    def __getattr__(self, name):
+        method = getattr(self._store, name)
+        if name != self._name:
+            return method
+
+        async def call(*args, **kwargs):
+            happens, self._happens = self._happens, None
+            if happens is not None:
+                await happens()
+            return await method(*args, **kwargs)
+
+        return call
+
+
+async def a_waker(queue):
+    """What wakes up a schedule that sleeps too long, leased."""
+    await asleep(queue)
+    await scheduler.wake_up(queue.store, None)
+    (held,) = (await queue.store.claim(ClaimRequest(None, (SCHEDULES,), 10, 30_000, "w"))).jobs
+    return held
+
+
 async def test_a_schedule_that_is_removed_while_it_is_woken_up_stays_removed(url):
     async with Queue(url, tenant="acme") as queue:
-        await asleep(queue)
-        await scheduler.wake_up(queue.store, None)
-        (held,) = (await queue.store.claim(ClaimRequest(None, (SCHEDULES,), 10, 30_000, "w"))).jobs
+        held = await a_waker(queue)
         finish = await scheduler.serve(held, Place(queue.store))
         assert await queue.unschedule("it") is True
         (answer,) = await queue.store.finish([finish])
         assert isinstance(answer, JobCanceled)
-        await scheduler.after(held, Place(queue.store), JobState.CANCELED)
         assert await queue.schedules() == []
         assert await queue.unschedule("it") is False
+
+
+async def test_a_schedule_that_is_removed_between_its_old_job_and_the_new_one_stays_removed(url):
+    """Also if the waker dies right after it."""
+    async with Queue(url, tenant="acme") as queue:
+        held = await a_waker(queue)
+
+        async def remove():
+            assert await queue.unschedule("it") is True
+
+        with pytest.raises(JobCanceled):
+            await scheduler.serve(held, Place(Between(queue.store, "enqueue", remove)))
+        assert await queue.schedules() == []
+
+
+async def test_a_schedule_that_is_put_anew_while_it_is_woken_up_stays(url):
+    async with Queue(url, tenant="acme") as queue:
+        held = await a_waker(queue)
+
+        async def put_anew():
+            assert await queue.unschedule("it") is True
+            await queue.schedule("it", 2, every=60)
+
+        await queue.store.finish([await scheduler.serve(held, Place(Between(queue.store, "cancel", put_anew)))])
+        (found,) = await queue.schedules()
+        assert found.payload == 2
 
 
 async def test_upkeep_notices_that_the_clock_was_set_back(url, monkeypatch):

@@ -7,6 +7,6 @@ from holdfast.maintenance import conductor, scheduler
 from holdfast.maintenance.coordinator import Duty
 
 DUTIES = {
-    SCHEDULES: Duty(scheduler.serve, scheduler.after),
+    SCHEDULES: Duty(scheduler.serve),
     FLOWS: Duty(conductor.conduct, conductor.after),
 }

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from holdfast.core import schedule as core
 from holdfast.core.errors import QuotaExceeded
 from holdfast.core.failpoint import hit
-from holdfast.core.job import HOUR, SECOND, WAITING, AttemptError, Cancel, Finish, Job, JobState, Queued, Result
+from holdfast.core.job import HOUR, SECOND, WAITING, AttemptError, Cancel, Finish, Job, JobState, Lease, Queued, Result
 from holdfast.core.names import SCHEDULES
 from holdfast.ids import new_id
 from holdfast.maintenance.coordinator import Place
@@ -39,15 +39,6 @@ _log = get_logger(__name__)
 async def serve(job: Job, at: Place) -> Finish:
     """Take care of a job of the queue of schedules: a schedule, or what wakes one up."""
     return await (_wake(job, at.store) if job.envelope.type == core.WAKER else tick(job, at))
-
-
-async def after(job: Job, at: Place, state: JobState) -> None:
-    """Take back what a waker has put that was canceled meanwhile, with its schedule."""
-    if job.envelope.type == core.WAKER and state is JobState.CANCELED:
-        key = core.woken_key(job.key)
-        found = (await at.store.get([key]))[0]
-        if found is not None and found.envelope.request_id == job.envelope.request_id:
-            await at.store.cancel([Cancel(key)])
 
 
 async def tick(job: Job, at: Place) -> Finish:
@@ -105,11 +96,10 @@ async def _wake(waker: Job, store: Store) -> Finish:
     definition = core.read(waker.envelope.payload)
     done = Finish(waker.key, waker.token, "complete", Result(b"null"))
     if found is not None and sleeps_too_long(found, core.read(found.envelope.payload), now):
-        if (await store.cancel([Cancel(key, only_waiting=True)]))[0] != "canceled":
+        # This life alone: the schedule may have been removed and put anew since we looked.
+        if (await store.cancel([Cancel(key, only_waiting=True, seq=found.seq)]))[0] != "canceled":
             return done
         hit("scheduler.woken")
-        # As it was when it was canceled: it may have been put anew since we looked.
-        found = (await store.get([key]))[0] or found
     elif waker.attempts == 1 or not (found is None or found.state is JobState.CANCELED):
         return done
     if found is not None:
@@ -117,7 +107,9 @@ async def _wake(waker: Job, store: Store) -> Finish:
         definition, at = renewed(definition.timing, definition.target, (found, definition), now)
     else:
         definition, at = renewed(definition.timing, definition.target, None, now)
-    await store.enqueue([core.to_job(key.tenant, key.id, definition, at, waker.envelope.request_id)])
+    # Under the waker's lease: a schedule that was removed meanwhile, and its waker with it, is not put again.
+    new = core.to_job(key.tenant, key.id, definition, at, waker.envelope.request_id)
+    await store.enqueue([new], under=Lease(waker.key, waker.token))
     _log.warning("a schedule that slept past its next tick wakes up: the clock was set back", tenant=key.tenant,
                  schedule=key.id)  # fmt: skip
     return done

@@ -31,10 +31,12 @@ from holdfast.core.job import (
     Envelope,
     Extend,
     Extended,
+    Finish,
     Job,
     JobKey,
     JobState,
     NewJob,
+    Result,
 )
 from holdfast.core.names import MOVES
 from holdfast.ids import new_id
@@ -238,8 +240,8 @@ class Turn:
     async def give_back(self) -> None:
         """Let another one have it. Where the store cannot be reached, the lease ends by itself."""
         with contextlib.suppress(HoldfastError):
-            if await self.held():
-                await self._store.cancel([Cancel(self.job.key)])
+            # By the token: the turn of another mover that took this one for dead is not touched. [LEASE-1]
+            await self._store.finish([Finish(self.job.key, self.job.token, "complete", Result(b"null"))])
 
 
 def _accepted(answers: Iterable[EnqueueAnswer], name: str) -> None:

@@ -170,14 +170,15 @@ async def _verify(errand: Errand, _source: Store, target: Store, page: Page, rec
 
 async def _take(errand: Errand, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
     # What came after the copying is not there, and waits for the next pass.
-    pairs = await _both(errand, target, page)
-    there = [(new, found) for new, found in pairs if found is not None and not copies.trouble(new, found)]
+    pairs = zip(page.jobs, await _both(errand, target, page), strict=True)
+    there = [(old, new, found) for old, (new, found) in pairs if found is not None and not copies.trouble(new, found)]
     await _check_turn(errand, source)
-    answers = await source.cancel([Cancel(new.key, only_waiting=True) for new, _ in there])
+    # The life that was copied, and no other: its id may be another job's by now.
+    answers = await source.cancel([Cancel(old.key, only_waiting=True, seq=old.seq) for old, _, _ in there])
     receipt.jobs += answers.count("canceled")
-    stay = [pair for pair, answer in zip(there, answers, strict=True) if answer != "canceled"]
+    stay = [(new, found) for (_, new, found), answer in zip(there, answers, strict=True) if answer != "canceled"]
     receipt.left += len(stay)
-    # It runs, or has run, where it was: that run counts.
+    # It runs, has run or was canceled where it was: that counts.
     await _withdraw(target, [found for new, found in stay if found.envelope.request_id == new.envelope.request_id])
 
 
@@ -212,8 +213,8 @@ def _ended(copy: Job, old: Job | None, errand: Errand) -> bool:
 async def _withdraw(target: Store, jobs: Sequence[Job]) -> None:
     """Cancel copies, and forget them, so that they can be made again."""
     if jobs:
-        answers = await target.cancel([Cancel(job.key, only_waiting=True) for job in jobs])
-        gone = [Purge(job.key) for job, answer in zip(jobs, answers, strict=True) if answer == "canceled"]
+        answers = await target.cancel([Cancel(job.key, only_waiting=True, seq=job.seq) for job in jobs])
+        gone = [Purge(job.key, seq=job.seq) for job, answer in zip(jobs, answers, strict=True) if answer == "canceled"]
         if gone:
             await target.purge(gone)
 
