@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from holdfast.core.errors import StoreUnavailable
+from holdfast.core.errors import StoreMismatch
 from holdfast.core.job import JobState
 from holdfast.stores.file import wal
 from tests.stores.file.support import key, new, opened, quick_check, wish
@@ -121,7 +121,7 @@ async def test_a_store_that_was_made_anew_keeps_its_own_log(directory, tmp_path)
             assert size > wal.LEAST
             assert size % wal.STEP
             for n in range(20):
-                with pytest.raises(StoreUnavailable, match="removed or replaced"):
+                with pytest.raises(StoreMismatch, match="removed or replaced"):
                     await old.enqueue([new(f"{n}")])
             old._engine._log.is_short()
             old._engine._lengthen_log()

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from holdfast import Queue, Worker
 from holdfast.core.errors import InvalidOption, StoreMismatch, StoreUnavailable
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob, Result
 from holdfast.maintenance.pruner import prune
@@ -18,8 +19,26 @@ async def test_nothing_is_acknowledged_into_a_directory_that_was_removed(tmp_pat
     store = await open_store(f"file:{tmp_path}/data")
     await store.enqueue([new("a")])
     shutil.rmtree(tmp_path / "data")
-    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+    with pytest.raises(StoreMismatch, match="removed or replaced"):
         await store.enqueue([new("b")])
+    await store.close()
+
+
+async def test_a_database_that_was_replaced_is_neither_read_nor_written_by_those_who_had_it_open(tmp_path):
+    """A backup that is moved over the file: connections of before see the old one, later ones the new one."""
+    store = await open_store(f"file:{tmp_path}/data")
+    await store.enqueue([new("a")])
+    await store.get([JobKey("acme", "q", "a")])  # A reader is connected.
+    other = await open_store(f"file:{tmp_path}/other")
+    await other.enqueue([new("b")])
+    await other.close()
+    (tmp_path / "other" / "holdfast.db").replace(tmp_path / "data" / "holdfast.db")
+    for act in (store.get([JobKey("acme", "q", "a")]), store.stats("acme"), store.events(None, None, 10)):
+        with pytest.raises(StoreMismatch, match="start this process anew"):
+            await act
+    worker = Worker(Queue(store=store, tenant="acme"), handler=print)
+    with pytest.raises(StoreMismatch, match="start this process anew"):
+        await worker.run(signals=False)
     await store.close()
 
 

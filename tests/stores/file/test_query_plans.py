@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.stores.file import database, sql
+from holdfast.core.job import Cancel
+from holdfast.stores.file import claims, database, sql
 from holdfast.stores.file.sql import ANY_VISIBLE, FUTURE, OLDEST_READY, SCHEMA, SOONEST, SQL, VISIBLE
 from tests.stores.file.support import complete, new, wish
 
@@ -231,6 +232,31 @@ async def test_a_claim_for_all_does_the_same_work_for_a_thousand_tenants_as_for_
     crowded = await _round(store, None)
     assert crowded[0] <= 1.5 * small[0]
     assert crowded[1] <= 1.5 * small[1]
+
+
+async def test_a_claim_for_all_passes_over_a_bounded_number_of_tenants_whose_work_is_gone(store, monkeypatch):
+    monkeypatch.setattr(claims, "LEAVE_LIMIT", 50)
+
+    async def after_the_work_is_gone(count):
+        jobs = [new("x", tenant=f"t{count}-{n}") for n in range(count)]
+        await store.enqueue(jobs)
+        await store.claim(wish(1, tenant=None))  # All enter the turns.
+        await store.cancel([Cancel(job.key) for job in jobs])
+        await store.enqueue([new(f"y-{count}", tenant="zz")])
+        claimed, counts = [], []
+        while not claimed:
+            with Steps(store) as steps:
+                found = await store.claim(wish(1, tenant=None))
+                counts.append(steps.take())
+            claimed = found.jobs
+            assert claimed or found.next_at == found.now
+        assert claimed[0].id == f"y-{count}"
+        return counts
+
+    few = await after_the_work_is_gone(100)
+    many = await after_the_work_is_gone(1000)
+    assert len(few) < len(many)
+    assert max(many) <= 1.5 * max(few)
 
 
 async def test_an_empty_claim_does_the_same_work_whatever_is_delayed_and_leased(store):

@@ -19,6 +19,8 @@ from holdfast.stores.file.transaction import Transaction
 
 ENTER_LIMIT = 1000
 """How many lanes a claim looks at that may have got visible work since the last one."""
+LEAVE_LIMIT = 200
+"""The most lanes without work that a claim takes out of the turns; the next claim goes on. [CLAIM-4]"""
 
 
 def claim(t: Transaction, request: ClaimRequest) -> Claimed:
@@ -41,7 +43,9 @@ def claim(t: Transaction, request: ClaimRequest) -> Claimed:
         going = still
     for picker in pickers:
         picker.settle()
-    next_at = None if len(jobs) == request.limit else _next_at(t, request)
+    next_at = None
+    if len(jobs) < request.limit:
+        next_at = t.now if any(picker.is_cut for picker in pickers) else _next_at(t, request)
     return Claimed(jobs, t.now, next_at)
 
 
@@ -111,6 +115,13 @@ class _Picker:
         self._chunk = chunk
         self._lanes: dict[str, _Lane] = {}
         self._floor = -1
+        self._idle = 0
+        """Lanes in the turns that had no work."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it stopped before it had looked at all lanes."""
+        return self._idle >= LEAVE_LIMIT
 
     def __iter__(self) -> Iterator[tuple[Job, int]]:
         return self._of_all() if self._tenant is None else self._of_one(self._tenant)
@@ -139,13 +150,14 @@ class _Picker:
             job = self._next(lane)
             if job is None:
                 lane.dry = True
+                self._idle += not lane.taken
                 return False
             self._floor = max(self._floor, lane.time)
             lane.time += self._t.cost(tenant, self._queue)
             picked.append((job, lane.number))
             return True
 
-        while True:
+        while not self.is_cut:
             # Lanes come from the index as they are needed: one whose turn is before all in the heap joins it.
             while ahead is not None and (not turns or (ahead[0], ahead[1]) < turns[0]):
                 self._more(turns, [ahead])
@@ -167,11 +179,13 @@ class _Picker:
         """Let the lanes that got visible work into the turns, at the current minimum."""
         t = self._t
         floor: int = t.one("floor", self._queue) or 0
-        while (head := t.db.execute(SQL["lanes_in_turns"] + " LIMIT 1", (self._queue,)).fetchone()) is not None:
-            if self._t.has_visible(head[2]):
+        first = SQL["lanes_in_turns"] + " LIMIT 1"
+        while not self.is_cut and (head := t.db.execute(first, (self._queue,)).fetchone()) is not None:
+            if t.has_visible(head[2]):
                 floor = head[0]
                 break
             t.db.execute(SQL["leave_turns"], (_soonest(t, head[2]), head[2]))
+            self._idle += 1
         for _, number, time in t.db.execute(SQL["lanes_entering"], (self._queue, t.now, ENTER_LIMIT)).fetchall():
             if self._t.has_visible(number):
                 t.db.execute(SQL["enter_turns"], (fairness.entry(time, floor), number))

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from holdfast.core import failpoint
-from holdfast.core.errors import StoreUnavailable
+from holdfast.core.errors import StoreMismatch, StoreUnavailable
 from holdfast.core.job import Job
 from holdfast.store import Deliver, Hint, Listener, Signal
 from holdfast.stores.file import database, wakeup
@@ -270,7 +270,10 @@ class Engine:
                         last = True
                         break
                     group.append(call)
-            self._drop_dead_posts()
+            with contextlib.suppress(
+                OSError
+            ):  # A FIFO that is closed elsewhere at this moment: this thread must live on.
+                self._drop_dead_posts()
             went_through = self._commit(group)
             if last:
                 return
@@ -320,9 +323,8 @@ class Engine:
             _logger.exception("the log could not be made longer")
 
     def _run(self, group: list[_Call[Any]]) -> list[Signal]:
-        if not database.is_there(self.path, self._inode):
-            # What would be written now would go with the file that nobody can find any more.
-            raise StoreUnavailable(f"{self.path} was removed or replaced while it was open; open the store anew")
+        # What would be written to a file that was replaced would go with it.
+        self._check_place()
         self._db.execute("BEGIN IMMEDIATE")
         try:
             signals: list[Signal] = []
@@ -347,6 +349,11 @@ class Engine:
         self._book.settle()
         failpoint.hit("file.after_sending")
         return signals
+
+    def _check_place(self) -> None:
+        """Raise StoreMismatch if the database is another file by now: connections of before and after would differ."""
+        if not database.is_there(self.path, self._inode):
+            raise StoreMismatch(f"{self.path} was removed or replaced while it was open; start this process anew")
 
     def _run_one(self, transaction: Transaction, call: _Call[Any], *, alone: bool) -> None:
         if not alone:  # Who is alone takes nobody along.
@@ -379,6 +386,7 @@ class Engine:
         return reader
 
     def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
+        self._check_place()
         reader = self._reader()
         with database.translated(self.path), reader.guard:
             db = reader.db
