@@ -272,7 +272,7 @@ class Engine:
                     group.append(call)
             with contextlib.suppress(
                 OSError
-            ):  # A FIFO that is closed elsewhere at this moment: this thread must live on.
+            ):  # A FIFO that was closed elsewhere; this thread must live on.
                 self._drop_dead_posts()
             went_through = self._commit(group)
             if last:
