@@ -270,9 +270,7 @@ class Engine:
                         last = True
                         break
                     group.append(call)
-            with contextlib.suppress(
-                OSError
-            ):  # A FIFO that was closed elsewhere; this thread must live on.
+            with contextlib.suppress(OSError):  # A FIFO that was closed elsewhere; this thread must live on.
                 self._drop_dead_posts()
             went_through = self._commit(group)
             if last:

@@ -1,0 +1,39 @@
+"""Every change of a few jobs beside every other one. `python -m tests.stores.lives` does it for as long as one likes."""
+
+import asyncio
+import itertools
+from collections import Counter
+
+import pytest
+
+from holdfast.store import open_store
+from tests.log import all_events
+from tests.stores.lives import judge, live
+
+ACTS = 300
+
+
+@pytest.fixture(params=["memory", "file", "valkey", "postgres"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def url(request, kind, prefix, tmp_path):
+    if kind in ("memory", "file"):
+        return f"{kind}:{prefix}" if kind == "memory" else f"file:{tmp_path}"
+    server = request.getfixturevalue(kind)
+    return server.url(request.getfixturevalue("database")) if kind == "postgres" else server.url(prefix=prefix)
+
+
+async def test_answers_and_events_agree_whatever_happens_at_once(url):
+    stores = [await open_store(url) for _ in range(2)]
+    acts = itertools.count()
+    groups = await asyncio.gather(*(live(store, f"{n}", lambda: next(acts) < ACTS) for n, store in enumerate(stores)))
+    events = await all_events(stores[0])
+    for store in stores:
+        await store.close()
+    actors = [actor for group in groups for actor in group]
+    canceled = [id_ for actor in actors for id_ in actor.canceled]
+    assert judge(events, sum((actor.said for actor in actors), Counter()), canceled) == []
+    assert {event.kind for event in events} >= {"enqueued", "claimed", "completed", "failed", "canceled"}
