@@ -1,4 +1,4 @@
-"""Every change of a few jobs beside every other one. `python -m tests.stores.lives` does it for as long as one likes."""
+"""Every change of a few jobs beside every other one; `python -m tests.stores.lives` goes on for longer."""
 
 import asyncio
 import itertools
