@@ -265,3 +265,9 @@ def token_reused_after_a_purge(bug: Bug) -> None:
         bug.around(bug.memory.MemoryStore, "_forget", forget)
     else:
         bug.around(bug.file("transaction").Transaction, "forget_job", forget_job)
+
+
+@mutant("KEEP-1", stores=CORE, seen_by="a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_be")
+def bad_ends_of_steps_are_kept_like_others(bug: Bug) -> None:
+    """The record of a step that failed or was canceled is gone before its flow has looked at it."""
+    bug.around(lifecycle, "_kept_ms", lambda _, __, keep_ms: keep_ms)

@@ -295,3 +295,9 @@ def worker_that_signed_off_is_listed(bug: Bug) -> None:
 def every_beat_is_a_birth(bug: Bug) -> None:
     """A worker has been started when it was last seen."""
     bug.lua("workers", "known and cmsgpack.unpack(known)[1] or now", "now")
+
+
+@mutant("KEEP-1", stores=REDIS, seen_by="a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_be")
+def bad_ends_of_steps_are_kept_like_others_in_lua(bug: Bug) -> None:
+    """The record of a step that failed or was canceled is gone before its flow has looked at it."""
+    bug.lua("jobs", "has(job, IS_STEP) and max(keep_ms, job.ttl) or keep_ms", "keep_ms")
