@@ -194,14 +194,14 @@ async def _child(url: str, seconds: float, seed: str) -> None:
     sys.stdout.write(json.dumps([said, [id_ for actor in actors for id_ in actor.canceled]]))
 
 
-def _started(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def _ran(command: list[str]) -> str:
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 async def _parent(url: str, seconds: float, seed: str) -> int:
     store = await open_store(url)
     command = [sys.executable, "-m", "tests.stores.lives", "child", url, str(seconds)]
-    children = [_started([*command, f"{seed}.{n}"]) for n in (1, 2)]
+    children = [asyncio.create_task(asyncio.to_thread(_ran, [*command, f"{seed}.{n}"])) for n in (1, 2)]
     seen, after, last = [], None, False
     while True:
         page = await store.events(None, after, 200)
@@ -210,11 +210,11 @@ async def _parent(url: str, seconds: float, seed: str) -> int:
         if not page.more:
             if last:
                 break
-            last = all(child.poll() is not None for child in children)
+            last = all(child.done() for child in children)
             await asyncio.sleep(0.5 if last else 0.01)
     said, canceled = Counter(), []
     for child in children:
-        theirs, races = json.loads(child.communicate()[0])
+        theirs, races = json.loads(await child)
         said, canceled = said + Counter(theirs), canceled + races
     again = await all_events(store, limit=1000)
     await store.close()
