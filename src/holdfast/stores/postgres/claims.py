@@ -16,6 +16,7 @@ from holdfast.stores.postgres import rows
 from holdfast.stores.postgres.lanes import BACK_MS, LOOK_S, Lane, Memory, is_due, marks_of
 from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.literals import numbers, some_numbers
+from holdfast.stores.postgres.reads import lanes_of
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.trouble import StaleCache
 from holdfast.stores.postgres.turns import Part, leave, plan, settle
@@ -130,14 +131,8 @@ class Claims:
     async def _parts(self, tenant: str | None, queues: list[str]) -> list[Part]:
         memory = self._memory
         if tenant is not None:
-            unknown = [queue for queue in queues if memory.find(tenant, queue) is None]
-            if unknown:
-                known = memory.known()
-                found = await self._link.rows("find_lanes", [tenant] * len(unknown), unknown, known, repeat=True)
-                for row in found:
-                    memory.learn(known, *row.values())
-            lanes = {queue: memory.find(tenant, queue) for queue in queues}
-            return [Part(queue, None, [lane] if lane is not None else []) for queue, lane in lanes.items()]
+            lanes = await lanes_of(self._link, memory, [(tenant, queue) for queue in queues])
+            return [Part(queue, None, [lane] if lane else []) for queue, lane in zip(queues, lanes, strict=True)]
         for queue in queues:
             if is_due(memory.line(queue).looked):
                 await self._look(queue)

@@ -414,7 +414,7 @@ class PostgresStore:
             if under is not None:
                 await self._hold_lease(session, under, leader)
             # Keys, ids, tenants: the order of enqueue.
-            seen = Unit(session, memory, 0, 0)
+            seen = Unit(session, memory, [lane for lane, _ in pairs])
             await seen.read([lane.number for lane, _ in pairs], [id_ for _, id_ in pairs])
             scopes = enqueue.scopes_of(seen)
             if scopes:
@@ -612,7 +612,7 @@ class PostgresStore:
         return self._link
 
     async def _lanes(self, keys: Iterable[JobKey]) -> Sequence[lanes.Lane | None]:
-        return await reads.lanes_of(self._opened, self._memory, list(keys))
+        return await reads.lanes_of(self._opened, self._memory, [key[:2] for key in keys])
 
     async def _each(
         self,
