@@ -194,9 +194,9 @@ class Link:
                 raise
         return connection
 
-    async def look(self, *, stale: bool = False) -> None:
-        """See which data there is now. `stale`: a caller's transaction failed because of other data."""
-        await self._run(lambda session: self._meet(session.connection, stale=stale), repeat=True, urgent=False)
+    async def look(self) -> None:
+        """See which data there is now."""
+        await self._run(lambda session: self._meet(session.connection), repeat=True, urgent=False)
 
     async def _meet(self, connection: Connection, *, stale: bool = False) -> None:
         """See which data this leads to. The first connection to a new generation of it begins that."""

@@ -10,6 +10,8 @@ SELECT frozen_at IS NOT NULL AS frozen, epoch FROM {s}.meta;
 -- Which data this is: another after the schema was made anew, and after a crash, a failover, a restore and a restart.
 -- name: place
 SELECT {s}.place();
+-- name: known
+SELECT {known:1};
 -- name: freeze
 UPDATE {s}.meta SET frozen_at = $1;
 
