@@ -203,6 +203,8 @@ class Link:
         place = await connection.fetchval(self.sql["place"], timeout=self.address.timeout_s)
         if place is None:
             raise StoreUnavailable(f"{self.shown} has no data, as while it is restored; try again")
+        if place.endswith(" "):  # Without a generation. What is known of the primary's data must outlive this moment.
+            raise StoreUnavailable(f"{self.shown} is a replica, which takes no changes; connect to its primary")
         if self.meet is not None:
             self.meet(place, stale=stale)
 
