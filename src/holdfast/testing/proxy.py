@@ -9,6 +9,7 @@
     cut_requests    the request does not even reach the server
     freeze, thaw    a half-open line: everybody stays connected and nothing comes through
     delay           everything takes longer
+    lead_to         new connections lead to another server
     drop_all        reset all connections
     refuse, accept  nobody listens
 
@@ -111,6 +112,10 @@ class Proxy:
     def delay(self, seconds: float) -> None:
         """Hold back everything for so long, in each direction."""
         self._delay_s = seconds
+
+    def lead_to(self, port: int) -> None:
+        """Connections that are made from now on lead to this port of the same host."""
+        self._target = (self._target[0], port)
 
     def drop_all(self) -> int:
         """Reset all connections; how many there were."""

@@ -17,13 +17,14 @@ from functools import partial
 import asyncpg
 import pytest
 
-from holdfast.core.job import ClaimRequest, Envelope, JobKey, NewJob
+from holdfast.core.errors import StoreUnavailable
+from holdfast.core.job import ClaimRequest, Envelope, Finished, JobKey, JobState, NewJob
 from holdfast.store import Hint
-from holdfast.stores.postgres import lanes
+from holdfast.stores.postgres import claims, lanes
 from holdfast.stores.postgres.claims import HELD_MS, LOCKED_MS
 from holdfast.stores.postgres.turns import FEW
 from tests.eventually import eventually
-from tests.stores.postgres.support import apart, claim, fill, new, opened
+from tests.stores.postgres.support import apart, claim, complete, fill, new, opened
 
 HOUR_MS = int(timedelta(hours=1).total_seconds() * 1000)
 
@@ -300,3 +301,45 @@ def test_the_orders_of_a_line_are_what_its_lanes_say(seed):
         assert list(line.turns) == sorted((lane.time, lane.tenant) for lane in known if lane.in_turns)
         waiting = [lane for lane in known if not lane.in_turns and lane.next_at is not None]
         assert list(line.due) == sorted((lane.next_at, lane.tenant) for lane in waiting)
+
+
+@pytest.mark.parametrize("statement", ["claim", "next_deadline"])
+async def test_a_claim_keeps_what_it_got_when_a_later_statement_fails(postgres, database, monkeypatch, statement):
+    """The server went away in between. What was granted would lose its attempt."""
+    monkeypatch.setattr(claims, "BATCH", 1)
+    async with opened(postgres.url(database)) as store:
+        await fill(store, 1 if statement == "next_deadline" else 2)
+        link, ran = store._link, []
+
+        def failing(ask):
+            async def asked(name, *args, **options):
+                ran.append(name)
+                if name == statement and ran.count("claim") > 1:
+                    raise StoreUnavailable("away")
+                store._memory.next_deadline = 0  # So that it has to be asked for.
+                return await ask(name, *args, **options)
+
+            return asked
+
+        with monkeypatch.context() as patch:
+            patch.setattr(link, "rows", failing(link.rows))
+            patch.setattr(link, "value", failing(link.value))
+            found = await store.claim(ClaimRequest("acme", ("mail",), 5, 60_000, "worker"))
+        assert ran[-1] == statement
+        assert [job.id for job in found.jobs] == ["job-0000000"]
+        assert found.next_at == found.now + 1
+        assert store._memory.leased([found.jobs[0].token]) == [found.jobs[0].seq]
+        assert await complete(store, found.jobs) == [Finished(JobState.COMPLETED)]
+
+
+async def test_a_claim_that_got_nothing_says_what_failed(postgres, database, monkeypatch):
+    async with opened(postgres.url(database)) as store:
+        await fill(store, 1)
+
+        async def away(*_, **__):
+            raise StoreUnavailable("away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store._link, "rows", away)
+            with pytest.raises(StoreUnavailable, match="away"):
+                await claim(store, 1)

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
-from holdfast.core.errors import InvalidOption
+from holdfast.core.errors import InvalidOption, StoreBusy, StoreUnavailable
 from holdfast.core.job import IdempotencyKey, JobState, Queued
 from tests.log import all_events
 from tests.stores.postgres.support import claim, complete, fill, new, opened
@@ -133,3 +133,46 @@ async def test_what_cannot_be_joined_is_refused(postgres, database):
         with pytest.raises(InvalidOption, match="no transaction is open"):
             await store.enqueue([new("a")], connection=connection)
         await connection.close()
+
+
+@pytest.mark.parametrize("driver", [asyncpg, psycopg])
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("new_thing", [{"queue": "new"}, {"priority": 9}])
+async def test_a_snapshot_that_is_older_than_the_queue_is_to_be_begun_again(
+    postgres, database, caplog, driver, level, new_thing
+):
+    """And that is all: the process forgets nothing, and a second try succeeds."""
+    async with opened(postgres.url(database)) as store:
+        await store.enqueue([new("old")])
+        lane = store._memory.find("acme", "mail")
+        connect = asyncpg.connect if driver is asyncpg else partial(psycopg.AsyncConnection.connect, autocommit=True)
+        connection = await connect(postgres.url(database))
+        item = new("joined", **new_thing)
+        for busy in (True, False):
+            await connection.execute(f"BEGIN ISOLATION LEVEL {level}")
+            await connection.execute("SELECT count(*) FROM pg_class")
+            if busy:
+                with pytest.raises(StoreBusy, match=r"your transaction began before .* begin it again"):
+                    await store.enqueue([item], connection=connection)
+                await connection.execute("ROLLBACK")
+            else:
+                assert await store.enqueue([item], connection=connection) == [Queued("joined", JobState.READY)]
+                await connection.execute("COMMIT")
+        await connection.close()
+        assert store._memory.find("acme", "mail") is lane
+        assert [record for record in caplog.records if "other data" in record.message] == []
+        assert (await store.get([item.key]))[0].state is JobState.READY
+
+
+async def test_a_lane_that_is_another_is_forgotten_also_in_a_callers_transaction(postgres, database):
+    async with opened(postgres.url(database)) as store:
+        await store.enqueue([new("old")])
+        postgres.sql("UPDATE holdfast.lanes SET tenant = 'other'", database)
+        connection = await asyncpg.connect(postgres.url(database))
+        with pytest.raises(StoreUnavailable, match=r"other data .* rolled back"):
+            async with connection.transaction():
+                await store.enqueue([new("a")], connection=connection)
+        async with connection.transaction():
+            assert await store.enqueue([new("a")], connection=connection) == [Queued("a", JobState.READY)]
+        await connection.close()
+        assert [job.id for job in await claim(store, 9)] == ["a"]

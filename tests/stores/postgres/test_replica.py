@@ -3,7 +3,7 @@
 Invariants verified:
 - with synchronous replication nothing acknowledged is lost, nothing doubled, attempts and tokens are exact
 - workers and producers with both hosts in their URL find the new primary by themselves
-- nothing is ever decided on a replica
+- nothing is ever decided on a replica, and a process that was led to one for a moment is none the worse for it
 """
 
 import asyncio
@@ -17,15 +17,16 @@ import pytest
 
 from holdfast import Queue
 from holdfast.core.errors import StoreUnavailable
-from holdfast.core.job import JobState
-from holdfast.store import open_store
+from holdfast.core.job import Cancel, Finish, JobState
+from holdfast.store import ListQuery, make_store, open_store
 from holdfast.testing.postgres import ROLE, UNPRIVILEGED, PostgresServer
 from holdfast.testing.processes import HOST
+from holdfast.testing.proxy import Proxy
 from tests.chaos import ledger
 from tests.chaos.workers import notes
 from tests.eventually import eventually
-from tests.stores.load import drained, end_gently, new, under_way
-from tests.stores.postgres.support import judge
+from tests.stores.load import claim_one, drained, end_gently, key, new, under_way, wish
+from tests.stores.postgres.support import judge, opened
 
 
 @pytest.fixture
@@ -111,3 +112,47 @@ async def test_a_replica_alone_is_refused_with_the_reason(pair):
         await open_store(replica.url())
     with pytest.raises(StoreUnavailable):
         await open_store(replica.url(target_session_attrs="read-write"))
+
+
+async def test_an_address_that_leads_to_a_replica_for_a_moment(pair):
+    """Whatever a handle did meanwhile, it goes on when the address leads to the primary again."""
+    primary, replica = pair
+    await in_step(primary)
+    async with Proxy(HOST, primary.port) as proxy, opened(f"postgresql://{ROLE}@{HOST}:{proxy.port}/postgres") as store:
+        await store.enqueue([new("a"), new("b"), new("c")])
+        leased = await claim_one(store)
+        known = dict(store._memory.by_number)
+        for act in (
+            lambda: store.claim(wish(1)),
+            lambda: store.get([key("a")]),
+            lambda: store.list(ListQuery("acme", "mail", frozenset(JobState), 10)),
+            lambda: store.events("acme", None, 5),
+            lambda: store.cancel([Cancel(key("b"))]),
+            lambda: store.finish([Finish(leased.key, leased.token, "complete")]),
+            lambda: store.reap(10, 0.5),
+            lambda: store.enqueue([new("d")]),
+        ):
+            proxy.lead_to(replica.port)
+            proxy.drop_all()
+            store._link.distrust()  # Nothing is sent on a line that is cut.
+            with pytest.raises(StoreUnavailable, match="is a replica"):
+                await act()
+            proxy.lead_to(primary.port)
+            await act()
+        assert dict(store._memory.by_number) == known
+
+
+async def test_a_connection_that_leads_to_a_replica_is_given_up(pair):
+    """As behind a pooler: it was made when that led to the primary."""
+    primary, replica = pair
+    await in_step(primary)
+    async with opened(primary.url()) as store:
+        await store.enqueue([new("a")])
+        lsn = primary.sql("SELECT pg_current_wal_flush_lsn()")[0][0]
+        await eventually(lambda: replica.sql(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'") == [["t"]])
+        link = make_store(replica.url())._link  # Not open: it takes a connection as it is.
+        for name, *args in (("known", store._memory.known()), ("add_line", "q", store._memory.known())):
+            with pytest.raises(StoreUnavailable, match="replica"):
+                await link.rows(name, *args)
+            assert link._idle == []
+        await link.close()

@@ -4,14 +4,17 @@ Invariants verified:
 - while the server's queue of notifications is full, enqueues and completions are answered as what they are: done
 - what was leased to a waiting worker and could not be sent is released at once, with no attempt lost [RETRY-1]
 - a worker gives back what was sent to it and did not arrive, long before the lease is over, and runs it once
+- also when its connection has ended, and other enqueues, a prune or a restart of the server came in between
 """
 
-from contextlib import asynccontextmanager
+import asyncio
+from contextlib import asynccontextmanager, suppress
 
 import asyncpg
 import pytest
 
 from holdfast.core import offers as core_offers
+from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import Finished, JobState, Queued
 from holdfast.stores.postgres import offers as offering
 from holdfast.testing.postgres import PostgresServer
@@ -95,3 +98,48 @@ async def test_a_worker_gives_back_what_was_sent_and_did_not_arrive(url, offers,
         assert (await kinds(store, KEY))[:3] == ["enqueued", "claimed", "released"]
         jobs = (await judge(store)).values()
         assert {(job.attempts, job.state) for job in jobs} <= {(0, JobState.READY), (1, JobState.LEASED)}
+
+
+async def comes_back(post, id_):
+    """The job, claimed by this worker, which is patient with a server that was away."""
+
+    async def found():
+        with suppress(StoreUnavailable):
+            return next((job for job in (await post.claim(wish(3))).jobs if job.id == id_), None)
+
+    return await eventually(found)
+
+
+@pytest.mark.parametrize("between", ["an enqueue", "a prune"])
+async def test_a_worker_whose_connection_ended_gives_back_what_was_sent(url, offers, hang_up, monkeypatch, between):
+    arrived = []
+    monkeypatch.setattr(offering.PostgresPost, "_take", lambda _, data: arrived.append(data))
+    async with opened(url) as store, opened(url) as producer, place(store, offers, limit=3) as (post, _):
+        await producer.enqueue([new("x", max_attempts=1)])
+        await eventually(lambda: arrived)
+        number = post._ear.number
+        assert await hang_up() == 1
+        await eventually(lambda: post._ear.number not in (0, number))
+        # Nothing holds the lock of that offer any more.
+        await producer.enqueue([new("y")])
+        assert await kinds(store, key("y")) == ["enqueued"]
+        if between == "a prune":
+            await producer.prune(100)
+        assert (await comes_back(post, "x")).attempts == 1
+        assert await kinds(store, KEY) == ["enqueued", "claimed", "released", "claimed"]
+
+
+async def test_a_worker_gives_back_what_was_sent_before_the_server_was_restarted(monkeypatch):
+    arrived = []
+    monkeypatch.setattr(offering.PostgresPost, "_take", lambda _, data: arrived.append(data))
+    with PostgresServer(durable=False) as server:
+
+        def offered():
+            return asked(server.url(), "SELECT count(*) FROM holdfast.offers WHERE until > 0")
+
+        async with opened(server.url()) as store, place(store, offered, limit=3) as (post, _):
+            await store.enqueue([new("x", max_attempts=1)])
+            await eventually(lambda: arrived)
+            await asyncio.to_thread(server.restart)
+            assert (await comes_back(post, "x")).attempts == 1
+            assert await kinds(store, KEY) == ["enqueued", "claimed", "released", "claimed"]

@@ -10,14 +10,15 @@ from typing import Any
 
 from msgspec import Struct
 
+from holdfast.core.errors import StoreError
 from holdfast.core.job import Claimed, ClaimRequest, Job
 from holdfast.store import REPAIR_LIMIT
 from holdfast.stores.postgres import rows
 from holdfast.stores.postgres.lanes import BACK_MS, LOOK_S, Lane, Memory, is_due, marks_of
 from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.literals import numbers, some_numbers
+from holdfast.stores.postgres.reads import lanes_of
 from holdfast.stores.postgres.rows import Row
-from holdfast.stores.postgres.trouble import StaleCache
 from holdfast.stores.postgres.turns import Part, leave, plan, settle
 
 SOON_MS = 50
@@ -71,18 +72,15 @@ class Claims:
         jobs: list[Job] = []
         try:
             now = await self._rounds(request, parts, jobs)
-        except StaleCache:
+            with memory.lock:
+                for part in parts:
+                    leave(part)
+            return Claimed(jobs, now, None if len(jobs) == request.limit else await self._next_at(parts, now))
+        except StoreError:
             if not jobs:
                 raise
             at = jobs[-1].claimed_at or 0  # What was granted before is kept; for the rest it looks again.
             return Claimed(jobs, at, at + 1)
-        with memory.lock:
-            for part in parts:
-                leave(part)
-            if jobs:
-                memory.granted(now + request.lease_ms)
-                memory.lease((job.token, job.seq) for job in jobs)
-        return Claimed(jobs, now, None if len(jobs) == request.limit else await self._next_at(parts, now))
 
     async def _rounds(self, request: ClaimRequest, parts: list[Part], jobs: list[Job]) -> int:
         """Ask until there is enough, or nothing left: the store's time. What is granted is in `jobs` at once."""
@@ -113,7 +111,11 @@ class Claims:
                 with memory.lock:
                     memory.next_deadline, memory.deadline_looked = answer.next_deadline, time.monotonic()
             repaired, look = True, False
-            jobs += self._took(request, sent, answer)
+            taken = self._took(request, sent, answer)
+            if taken:
+                jobs += taken
+                memory.granted(now + request.lease_ms)
+                memory.lease((job.token, job.seq) for job in taken)
             # Who is asked next: the queue that has been asked least, of those the one that stands first.
             places = {id(part): part.got * len(going) + n for n, part in enumerate(going)}
             going = sorted((part for part in going if not part.short), key=lambda part: places[id(part)])
@@ -130,14 +132,8 @@ class Claims:
     async def _parts(self, tenant: str | None, queues: list[str]) -> list[Part]:
         memory = self._memory
         if tenant is not None:
-            unknown = [queue for queue in queues if memory.find(tenant, queue) is None]
-            if unknown:
-                known = memory.known()
-                found = await self._link.rows("find_lanes", [tenant] * len(unknown), unknown, known, repeat=True)
-                for row in found:
-                    memory.learn(known, *row.values())
-            lanes = {queue: memory.find(tenant, queue) for queue in queues}
-            return [Part(queue, None, [lane] if lane is not None else []) for queue, lane in lanes.items()]
+            lanes = await lanes_of(self._link, memory, [(tenant, queue) for queue in queues])
+            return [Part(queue, None, [lane] if lane else []) for queue, lane in zip(queues, lanes, strict=True)]
         for queue in queues:
             if is_due(memory.line(queue).looked):
                 await self._look(queue)

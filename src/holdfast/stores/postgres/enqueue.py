@@ -30,16 +30,13 @@ async def make_lanes(link: Link, memory: Memory, items: Sequence[NewJob]) -> lis
     for item in items:
         names = item.key[:2]
         ranks[names] = ranks.get(names, 0) | 1 << (9 - item.envelope.priority)
+    found: dict[tuple[str, str], Lane] = {}
     for (tenant, queue), bits in ranks.items():
         lane = memory.find(tenant, queue)
         if lane is None or lane.ranks & bits != bits:
-            await add_lane(link, memory, tenant, queue, bits)
-    found: list[Lane] = []
-    for item in items:
-        lane = memory.find(item.key.tenant, item.key.queue)
-        if lane is not None:
-            found.append(lane)
-    return found
+            lane = await add_lane(link, memory, tenant, queue, bits)
+        found[tenant, queue] = lane
+    return [found[item.key[:2]] for item in items]
 
 
 async def add_lane(link: Link, memory: Memory, tenant: str, queue: str, ranks: int = 0) -> Lane:
@@ -105,7 +102,8 @@ class _New:
         self._memory = memory
         self.left: list[tuple[int, NewJob, Lane]] = [(n, item, lane) for n, (item, lane) in enumerate(pairs)]
         self.answers: dict[int, EnqueueAnswer] = {}
-        self.unit = Unit(session, memory, 0, 0)
+        self._lanes = {lane for _, lane in pairs}
+        self.unit = Unit(session, memory, self._lanes)
         self._bindings: dict[KeyScope, Binding] = {}
 
     @property
@@ -115,7 +113,7 @@ class _New:
 
     async def look(self) -> None:
         """Answer what is clear from what is there. Left is what is to be taken in, and what comes after its like."""
-        await self._read(Unit(self._session, self._memory, 0, 0))
+        await self._read(Unit(self._session, self._memory, self._lanes))
         ids: set[tuple[int, str]] = set()
         scopes: set[KeyScope] = set()
         left, self.left = self.left, []
@@ -142,7 +140,7 @@ class _New:
             taken = await self._session.value("take_ids", *_columns(ids), seqs, self._known())
             if taken is not None:
                 xid, now, *numbers = taken
-                await self._read(Unit(self._session, self._memory, now, xid), numbers)
+                await self._read(Unit(self._session, self._memory, self._lanes, now, xid), numbers)
                 tenants = [item.key.tenant for _, item, _ in self.left]
                 quotas = await Quotas.read(self._session, self._memory, tenants, place, wait=wait)
                 return await self._take_in(dict(zip(ids, numbers, strict=True)), fresh, quotas)
@@ -215,7 +213,7 @@ async def bindings_of(unit: Unit, scopes: set[KeyScope]) -> dict[KeyScope, Bindi
         return {}
     columns = [list(column) for column in zip(*sorted(scopes), strict=True)]
     bindings: dict[KeyScope, Binding] = {}
-    for row in await unit.session.rows("find_keys", *columns, unit.memory.known()):
+    for row in await unit.session.rows("find_keys", *columns, unit.known(columns[0])):
         unit.now = unit.now or row["now"]
         bindings[row["lane"], row["type"], row["key"]] = Binding(row["job_id"], row["policy"], row["expires_at"])
     holders = [(scope[0], binding.job_id) for scope, binding in bindings.items()]

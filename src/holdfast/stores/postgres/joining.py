@@ -21,7 +21,7 @@ from holdfast.core.errors import HoldfastError, InvalidOption, StoreBusy, StoreE
 from holdfast.stores.postgres.link import Direct, Link
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import Statements, quoted
-from holdfast.stores.postgres.trouble import TROUBLES, StaleCache, is_stale, translate
+from holdfast.stores.postgres.trouble import TROUBLES, StaleCache, is_stale, is_stale_lane, translate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -39,7 +39,7 @@ class Joined(Protocol):
     async def value(self, name: str, *args: Any) -> Any: ...
 
     def step(self) -> AbstractAsyncContextManager[None]:
-        """Errors of the server become ours inside of it."""
+        """Errors of the server become ours inside of it. StaleCache because of a lane: nothing is forgotten yet."""
         ...
 
 
@@ -192,7 +192,8 @@ class _Blocking(_Psycopg):
 async def _spoilt(error: Exception, state: str, link: Link) -> StoreError:
     """What to raise when a statement in the caller's transaction failed."""
     if is_stale(error):
-        await link.look(stale=True)  # The next try is made with what holds by then.
+        if not is_stale_lane(error):
+            await link.look()  # The next try is made with what holds by then.
         error = StaleCache(f"{link.shown} has other data than before, after a crash, a failover or a restore")
     what = "your transaction can only be rolled back; then try the whole of it again"
     if state in _BUSY:

@@ -194,15 +194,17 @@ class Link:
                 raise
         return connection
 
-    async def look(self, *, stale: bool = False) -> None:
-        """See which data there is now. `stale`: a caller's transaction failed because of other data."""
-        await self._run(lambda session: self._meet(session.connection, stale=stale), repeat=True, urgent=False)
+    async def look(self) -> None:
+        """See which data there is now."""
+        await self._run(lambda session: self._meet(session.connection), repeat=True, urgent=False)
 
     async def _meet(self, connection: Connection, *, stale: bool = False) -> None:
         """See which data this leads to. The first connection to a new generation of it begins that."""
         place = await connection.fetchval(self.sql["place"], timeout=self.address.timeout_s)
         if place is None:
             raise StoreUnavailable(f"{self.shown} has no data, as while it is restored; try again")
+        if place.endswith(" "):  # Without a generation. What is known of the primary's data must outlive this moment.
+            raise StoreUnavailable(f"{self.shown} is a replica, which takes no changes; connect to its primary")
         if self.meet is not None:
             self.meet(place, stale=stale)
 

@@ -10,6 +10,8 @@ SELECT frozen_at IS NOT NULL AS frozen, epoch FROM {s}.meta;
 -- Which data this is: another after the schema was made anew, and after a crash, a failover, a restore and a restart.
 -- name: place
 SELECT {s}.place();
+-- name: known
+SELECT {known:1};
 -- name: freeze
 UPDATE {s}.meta SET frozen_at = $1;
 
@@ -72,7 +74,7 @@ SELECT l.tenant, l.queue, j.id, j.token FROM unnest($1::bigint[], $2::bigint[]) 
 JOIN {s}.jobs j ON j.seq = u.seq AND j.token = u.token AND j.state + 0 = 4 JOIN {s}.lanes l ON l.lane = j.lane;
 -- name: forget_offers
 DELETE FROM {s}.offers WHERE post IN (
-    SELECT post FROM {s}.offers WHERE until < $1 AND pg_try_advisory_xact_lock_shared(post) FOR UPDATE SKIP LOCKED);
+    SELECT post FROM {s}.offers WHERE abs(until) < $1 AND pg_try_advisory_xact_lock_shared(post) FOR UPDATE SKIP LOCKED);
 -- name: forget_offer_places
 DELETE FROM {s}.offer_places p WHERE NOT EXISTS (SELECT FROM {s}.offers o WHERE o.post = p.post);
 -- name: hear

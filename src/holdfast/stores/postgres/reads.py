@@ -45,17 +45,17 @@ async def lane_of(link: Link, memory: Memory, tenant: str, queue: str) -> Lane |
     return lane
 
 
-async def lanes_of(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[Lane | None]:
-    """The lane of each of these keys, where there is one."""
-    lanes = {names: memory.find(*names) for names in {key[:2] for key in keys}}
-    unknown = [names for names, lane in lanes.items() if lane is None]
+async def lanes_of(link: Link, memory: Memory, names: Sequence[tuple[str, str]]) -> list[Lane | None]:
+    """The lane of each of these tenants and queues, where there is one."""
+    lanes = {pair: memory.find(*pair) for pair in dict.fromkeys(names)}
+    unknown = [pair for pair, lane in lanes.items() if lane is None]
     if unknown:
         tenants, queues = [tenant for tenant, _ in unknown], [queue for _, queue in unknown]
         known = memory.known()
         for row in await link.rows("find_lanes", tenants, queues, known, repeat=True):
             lane = memory.learn(known, *row.values())
             lanes[lane.tenant, lane.queue] = lane
-    return [lanes[key[:2]] for key in keys]
+    return [lanes[pair] for pair in names]
 
 
 async def get(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[Job | None]:
@@ -63,7 +63,7 @@ async def get(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[Job | 
     found: list[Job | None] = [None] * len(keys)
     places: list[int] = []
     lanes: list[Lane] = []
-    for n, lane in enumerate(await lanes_of(link, memory, keys)):
+    for n, lane in enumerate(await lanes_of(link, memory, [key[:2] for key in keys])):
         if lane is not None:
             places.append(n)
             lanes.append(lane)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -69,7 +69,7 @@ from holdfast.stores.postgres.joining import Joined, join
 from holdfast.stores.postgres.link import LOCK_MS, PATIENT_LOCK_MS, Link, Session
 from holdfast.stores.postgres.offers import PostgresPost
 from holdfast.stores.postgres.quotas import Quotas
-from holdfast.stores.postgres.trouble import TROUBLES, StaleCache, is_blocked, is_unsent, translate
+from holdfast.stores.postgres.trouble import TROUBLES, StaleCache, is_blocked, is_stale_lane, is_unsent, translate
 from holdfast.stores.postgres.unit import News, Unit
 
 A = TypeVar("A")
@@ -181,8 +181,7 @@ class PostgresStore:
     ) -> list[EnqueueAnswer]:
         answers: list[EnqueueAnswer] = []
         act = self._enqueue if under is None else partial(self._enqueue_under, under)
-        joined = None if connection is None else await join(connection, self._opened)
-        async with joined.step() if joined is not None else nullcontext():
+        async with self._joined(connection, items) as joined:
             for piece in _pieces(items):
                 answers += await self._apart(piece, act, joined)
         return answers
@@ -298,8 +297,7 @@ class PostgresStore:
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         answers: list[FinishAnswer] = []
-        joined = None if connection is None else await join(connection, self._opened)
-        async with joined.step() if joined is not None else nullcontext():
+        async with self._joined(connection, items) as joined:
             for piece in _pieces(items):
                 answers += await self._finish_piece(piece, joined)
         return answers
@@ -414,7 +412,7 @@ class PostgresStore:
             if under is not None:
                 await self._hold_lease(session, under, leader)
             # Keys, ids, tenants: the order of enqueue.
-            seen = Unit(session, memory, 0, 0)
+            seen = Unit(session, memory, [lane for lane, _ in pairs])
             await seen.read([lane.number for lane, _ in pairs], [id_ for _, id_ in pairs])
             scopes = enqueue.scopes_of(seen)
             if scopes:
@@ -611,8 +609,34 @@ class PostgresStore:
             raise StoreUnavailable(_CLOSED)
         return self._link
 
+    @asynccontextmanager
+    async def _joined(
+        self, connection: Any, items: Sequence[NewJob] | Sequence[Finish]
+    ) -> AsyncGenerator[Joined | None]:
+        """The caller's transaction, if there is one, for what is to be done with these items."""
+        if connection is None:
+            yield None
+            return
+        joined = await join(connection, self._opened)
+        try:
+            async with joined.step():
+                yield joined
+        except StaleCache as stale:
+            if not is_stale_lane(stale.__cause__):
+                raise
+            # A lane that is new, or has a new priority, is not in the snapshot of a transaction that began before.
+            found = [lane for lane in await self._lanes(item.key for item in items) if lane is not None]
+            known = self._memory.known(found, {lane: lane.ranks for lane in found})
+            try:
+                await self._opened.value("known", known, repeat=True)
+            except StaleCache:  # It is another in truth, and forgotten by now.
+                raise stale from stale.__cause__
+            reason = "your transaction began before the first job of this queue or priority, and cannot see it"
+            cure = "roll it back and begin it again, or use READ COMMITTED"
+            raise StoreBusy(f"{self.address.shown}: {reason}; {cure}") from stale
+
     async def _lanes(self, keys: Iterable[JobKey]) -> Sequence[lanes.Lane | None]:
-        return await reads.lanes_of(self._opened, self._memory, list(keys))
+        return await reads.lanes_of(self._opened, self._memory, [key[:2] for key in keys])
 
     async def _each(
         self,

@@ -14,8 +14,11 @@ InternalClientError is what a connection says that heard the server's farewell w
 
 _AGAIN = {"40001", "40P01"}
 """Serialization failure, deadlock: the transaction was rolled back whole, and can be tried again at once."""
-_AWAY = {"57P01", "57P02", "57P03", "25006", "55000"}
-"""Shut down, crashed, starting up; and a server that has become a replica: another one may be there soon."""
+_AWAY = {"57P01", "57P02", "57P03", "25006", "55000", "0A000"}
+"""Shut down, crashed, starting up; and a server that has become a replica: another one may be there soon.
+
+A replica answers 25006 to a change, 0A000 to a look at an unlogged table.
+"""
 
 
 class StaleCache(StoreUnavailable):
@@ -108,5 +111,9 @@ _ANSWERS: tuple[tuple[tuple[type[Exception], ...], type[StoreError], str], ...] 
         StoreMismatch,
         "run `holdfast migrate-schema URL`",
     ),
-    ((asyncpg.ReadOnlySQLTransactionError,), StoreUnavailable, "it is a replica: connect to its primary"),
+    (
+        (asyncpg.ReadOnlySQLTransactionError, asyncpg.FeatureNotSupportedError),
+        StoreUnavailable,
+        "if it is a replica, connect to its primary",
+    ),
 )

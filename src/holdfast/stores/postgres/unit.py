@@ -88,12 +88,17 @@ class Held(Struct):
 
 
 class Unit:
-    """The changes of one transaction."""
+    """The changes of one transaction, in these lanes.
 
-    def __init__(self, session: Session, memory: Memory, now: int, xid: int) -> None:
+    It never asks the memory which lane has a name or a number: the memory may forget all, and learn the lanes of other
+    data, while a statement is under way. Each statement compares the lanes that it uses with the database.
+    """
+
+    def __init__(self, session: Session, memory: Memory, lanes: Iterable[Lane], now: int = 0, xid: int = 0) -> None:
         self.session = session
-        self.memory = memory
-        self._known = memory.known()
+        self.lanes = {lane.number: lane for lane in lanes}
+        self._named = {(lane.tenant, lane.queue): lane for lane in self.lanes.values()}
+        self._memory = memory
         self.now = now
         self.xid = xid
         self.news = News()
@@ -108,23 +113,26 @@ class Unit:
         """Lock these jobs and read those that were there to be locked, and no other."""
         wanted = sorted({(lane.number, id_) for lane, id_ in keys})
         lanes, ids = [lane for lane, _ in wanted], [id_ for _, id_ in wanted]
-        xid, now, *locked = await session.value("hold", lanes, ids, memory.known(lane for lane, _ in keys))
-        unit = cls(session, memory, now, xid)
+        unit = cls(session, memory, [lane for lane, _ in keys])
+        unit.xid, unit.now, *locked = await session.value("hold", lanes, ids, unit.known(lanes))
         if locked:
             for row in await session.rows("find_held", locked):
                 unit.take(row, locked=True)
         return unit
 
+    def known(self, numbers: Iterable[int]) -> str:
+        """What a statement compares that uses the lanes of these numbers."""
+        return self._memory.known(self.lanes[number] for number in numbers)
+
     async def read(self, lanes: Sequence[int], ids: Sequence[str], locked: Collection[int] = ()) -> None:
         """Read jobs by id. What is not `locked`, by number, may change at any time."""
-        known = self.memory.known(self.memory.lane(number) for number in lanes)
-        for row in await self.session.rows("find", lanes, ids, known):
+        for row in await self.session.rows("find", lanes, ids, self.known(lanes)):
             self.now = self.now or row["now"]
             self.take(row, locked=row["seq"] in locked)
 
     def take(self, row: Row, *, locked: bool) -> Held:
         """A job as it was read."""
-        lane = self.memory.lane(row["lane"])
+        lane = self.lanes[row["lane"]]
         job = rows.to_job(row, lane.tenant, lane.queue)
         held = Held(lane, job, job.state not in TERMINAL, row["logged"], locked)
         self.found[lane.number, job.id] = held
@@ -137,7 +145,7 @@ class Unit:
 
     def find_any(self, key: JobKey) -> Held | None:
         """The job that has this id, to decide by: also one that waits to be pruned, or is not locked."""
-        lane = self.memory.find(key.tenant, key.queue)
+        lane = self._named.get(key[:2])
         return None if lane is None else self.found.get((lane.number, key.id))
 
     # Moves ----------------------------------------------------------------------------------------------------
@@ -189,8 +197,7 @@ class Unit:
         return max([self.xid, *before])
 
     async def save(self) -> News:
-        """Write everything. Raises StaleCache if names and numbers of lanes may be those of two generations."""
-        self.memory.check(self._known)
+        """Write everything."""
         place = self.place
         changed = [held for held in self.found.values() if held.changed]
         old = [held for held in changed if not held.new]

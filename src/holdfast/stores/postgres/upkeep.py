@@ -35,15 +35,19 @@ async def reap(
     session: Session, memory: Memory, limit: int, random: float, keep: Retention
 ) -> tuple[Reaped, News, list[int]]:
     """End expired leases, oldest deadline first. Answers lanes instead if some are not known yet, and did nothing."""
-    now = await session.value("now")
-    found = await session.rows("hold_expired", now, limit, memory.known())
-    unknown = [row["lane"] for row in found if row["lane"] not in memory.by_number]
+    now, known = await session.value("now"), memory.known()
+    found = await session.rows("hold_expired", now, limit, known)
+    numbers = {row["lane"] for row in found}
+    with memory.lock:
+        memory.check(known)
+        lanes = {number: lane for number in numbers if (lane := memory.by_number.get(number))}
+    unknown = [number for number in numbers if number not in lanes]
     if unknown:
         return Reaped([], now, None), News(), unknown
     keys: list[JobKey] = []
     news = News()
     if found:
-        unit = Unit(session, memory, now, await session.value("xid"))
+        unit = Unit(session, memory, lanes.values(), now, await session.value("xid"))
         for row in found:
             held = unit.take(row, locked=True)
             chance = spread(random, len(keys))

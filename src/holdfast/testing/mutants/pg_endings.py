@@ -124,7 +124,8 @@ def _lock_before_it_is_there(bug: Bug) -> None:
         pairs = list(keys)
         unit = await original(session, memory, pairs)
         await asyncio.sleep(0.01)  # As on a slow line.
-        for row in await session.rows("find", [lane.number for lane, _ in pairs], [id_ for _, id_ in pairs]):
+        numbers = [lane.number for lane, _ in pairs]
+        for row in await session.rows("find", numbers, [id_ for _, id_ in pairs], unit.known(numbers)):
             unit.take(row, locked=True)
         await asyncio.sleep(0.01)
         return unit

@@ -224,7 +224,7 @@ CREATE TABLE {s}.dropped_blobs (name text COLLATE "C" PRIMARY KEY);
 -- costs a claim.
 CREATE UNLOGGED TABLE {s}.offers (
     post    bigint PRIMARY KEY,                  -- whoever hears it holds the advisory lock of this number
-    until   bigint NOT NULL,                     -- 0: taken back
+    until   bigint NOT NULL,                     -- negative: taken back, at this moment
     number  bigint NOT NULL,
     lease   bigint NOT NULL,
     given   int NOT NULL,                        -- how many jobs it is for

@@ -83,7 +83,7 @@ BEGIN
     PERFORM setval('{s}.tokens', CASE WHEN v_clock > last_value THEN v_clock ELSE last_value + v_far END) FROM {s}.tokens;
     PERFORM setval('{s}.seqs', CASE WHEN v_clock > last_value THEN v_clock ELSE last_value + v_far END) FROM {s}.seqs;
     DELETE FROM {s}.offer_places;
-    DELETE FROM {s}.offers;
+    UPDATE {s}.offers SET until = -{s}.now_ms() WHERE until > 0;  -- What they say was handed over may be lost.
     DELETE FROM {s}.generation;
     INSERT INTO {s}.generation
     VALUES (v_value, pg_current_xact_id()::xid, '{s}.lanes'::regclass, pg_postmaster_start_time());

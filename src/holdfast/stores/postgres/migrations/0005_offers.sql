@@ -26,8 +26,8 @@ BEGIN
     RETURN false;
 END $$;
 
--- The offer that a new job of this lane is to be handed over to, locked; or none. Those of workers that are gone are removed
--- on the way: nobody holds their lock.
+-- The offer that a new job of this lane is to be handed over to, locked; or none. Those of workers that do not hear any more,
+-- as nothing holds their lock, are taken back on the way. They stay: they alone say what was handed over and may be lost.
 CREATE FUNCTION {s}.taker(p_line int, p_lane int, p_now bigint) RETURNS {s}.offers LANGUAGE plpgsql AS $$
 DECLARE
     v_offer {s}.offers;
@@ -43,7 +43,7 @@ BEGIN
             RETURN NULL;
         END IF;
         EXIT WHEN NOT pg_try_advisory_xact_lock_shared(v_offer.post);
-        DELETE FROM {s}.offers WHERE post = v_offer.post;
+        UPDATE {s}.offers SET until = -p_now WHERE post = v_offer.post;
         DELETE FROM {s}.offer_places WHERE line = p_line AND lane = v_lane AND post = v_offer.post;
         v_lane := NULL;
     END LOOP;
@@ -54,7 +54,7 @@ BEGIN
     v_alone := {s}.nothing_waits(p_line, v_lane, p_now);
     -- While a long transaction keeps the dead alive, looking takes longer than the way of a claim, which has its marks.
     IF pg_stat_get_xact_blocks_fetched('{s}.jobs'::regclass) - v_pages > 500 THEN
-        UPDATE {s}.offers o SET until = 0, tiring = true FROM (
+        UPDATE {s}.offers o SET until = -p_now, tiring = true FROM (
             SELECT o.post FROM {s}.offer_places p JOIN {s}.offers o ON o.post = p.post
             WHERE p.line = p_line AND p.lane IN (p_lane, 0) FOR UPDATE OF o SKIP LOCKED
         ) x WHERE o.post = x.post;
@@ -104,7 +104,7 @@ BEGIN
         DELETE FROM {s}.offer_places p USING unnest(p_lines, p_lanes) AS u (line, lane)
         WHERE p.line = u.line AND p.lane = u.lane AND p.post = p_post;
     ELSE
-        UPDATE {s}.offers o SET until = 0 WHERE o.post = p_post
+        UPDATE {s}.offers o SET until = -{s}.now_ms() WHERE o.post = p_post
         RETURNING CASE o.number WHEN p_number THEN o.sent ELSE 0 END, CASE o.number WHEN p_number THEN o.handed END,
             o.tiring INTO sent, handed, tiring;
     END IF;
