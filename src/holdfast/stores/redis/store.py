@@ -122,7 +122,7 @@ class RedisStore:
         self._link = link
         self._wanted = shards
         keep = options.retention
-        settings = encode((keep.failed_ms, keep.canceled_ms, options.all_events, _EXPIRED_PRINT, link.is_cluster))
+        settings = encode((keep.failed_ms, keep.canceled_ms, options.all_events, _EXPIRED_PRINT))
         self._shards = Shards(link, prefix, settings)
         self._claims = Claims(self._shards)
         self._ears: Ears | None = None

@@ -30,7 +30,7 @@ local function pop_first(way)
 end
 
 local function pick(way)
-  local first = way.chunk == 1 and way.low == 0 and way.skip == 0 and not on_cluster and pop_first(way)
+  local first = way.chunk == 1 and way.low == 0 and way.skip == 0 and pop_first(way)
   local member = first or peek(way)
   if not member then
     return false
@@ -199,7 +199,7 @@ local function lease(n, id, raw, token)
   local stop = HEAD_SIZE + type_size + static_size + request_size + payload_size
   raws[n] = start .. sub(raw, 9, 10) .. worker_size .. sub(raw, 12, 24) .. struct.pack('<I8', token) .. times
     .. sub(raw, 49, stop) .. worker
-  if popped[n] or alone[lane] and not on_cluster then
+  if popped[n] or alone[lane] then
     -- Its only job here: gathering would cost more than it saves.
     call('HSET', lane.j, id, raws[n])
     if not popped[n] then

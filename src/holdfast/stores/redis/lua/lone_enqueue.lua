@@ -1,10 +1,10 @@
 -- One new job that is nothing special, straight on: no key, no large payload, no settings of its tenant, under no lease,
--- no step of a flow, not on a cluster. It does what `enqueue.lua` does, without the functions that take longer to make than this takes to run; all
+-- no step of a flow. It does what `enqueue.lua` does, without the functions that take longer to make than this takes to run; all
 -- else is left to that.
 --
 -- If a worker waits and no other job would be next, it is leased to it and sent at once: see `offers.lua`. It takes no
 -- turn: turns are for tenants that wait, and here nobody does. [CLAIM-1, CLAIM-2, TENANT-4]
-if #request[2] == 1 and request[16] and request[8][1] == 0 and not request[17] and not request[18] and not on_cluster then
+if #request[2] == 1 and request[16] and request[8][1] == 0 and not request[17] and not request[18] then
   local lane, id, body = request[1][1], request[2][1], ARGV[3]
   local tenant_size, tenant_at = string.match(lane, '^(%d+):()')
   local tenant = sub(lane, tenant_at, tenant_at + tenant_size - 1)
