@@ -43,7 +43,9 @@ BEGIN
             RETURN NULL;
         END IF;
         EXIT WHEN NOT pg_try_advisory_xact_lock_shared(v_offer.post);
-        DELETE FROM {s}.offers WHERE post = v_offer.post;
+        -- What was sent stays named: its worker may live, and connect again.
+        DELETE FROM {s}.offers WHERE post = v_offer.post AND sent = 0;
+        UPDATE {s}.offers SET given = sent WHERE post = v_offer.post;
         DELETE FROM {s}.offer_places WHERE line = p_line AND lane = v_lane AND post = v_offer.post;
         v_lane := NULL;
     END LOOP;

@@ -2,15 +2,17 @@
 --
 -- request: { tenant or false, queues, limit, lease_ms, worker, random, how many expired leases to end first,
 --   false or { channel, number of this offer, number of the last one, how many it was for, how many of them came,
---   how many could start at once, how many to offer at most, for how many ms } }
--- Answers { now, next_at or -1, how many are offered or minus how many are on their way, lane, id, record, lane, id, record, ... }. Sent once: a lost reply
--- costs a lease. [ENQ-8]
+--   how many could start at once, how many to offer at most, for how many ms, whether something may have been handed over,
+--   up to which token the worker has learned what was } }
+-- Answers { now, next_at or -1, how many are offered or minus how many are on their way, { lane and id, token, ... } of what
+--   was handed over, lane, id, record, lane, id, record, ... }. Sent once: a lost reply costs a lease. [ENQ-8]
 
 local tenant, queues, limit, lease_ms, worker, random, repairs, offer = unpack(request)
-local places, coming = offer and places_of(tenant, queues), 0
+local places, coming, handed = offer and places_of(tenant, queues), 0, {}
 if offer then
   coming = take_back(offer[1], places, offer[3], offer[4], offer[5])
   limit = limit - coming
+  handed = offer[9] and handed_to(offer[1], offer[10]) or handed
 end
 
 reap(repairs, random)
@@ -267,7 +269,7 @@ elseif coming > 0 then
   look_at(now + LOOK_AGAIN_MS) -- What is on its way was counted in, and may be lost.
 end
 
-local answer = { now, next_at or -1, offered > 0 and offered or -coming }
+local answer = { now, next_at or -1, offered > 0 and offered or -coming, handed }
 for n = 1, picks do
   if found[n] then
     local size = #answer

@@ -67,6 +67,11 @@ if #request[2] == 1 and request[16] and request[8][1] == 0 and not request[17] a
     if taker then
       call('ZADD', shard .. 'l:' .. lane, deadline, member)
       call('ZADD', shard .. 'L', 'LT', deadline, lane)
+      -- Named until the worker has learned of it, or all leases under this offer are over: the message may be lost.
+      call('ZADD', shard .. 'i:' .. taker, token, lane .. id)
+      if offer[2] == offer[3] then
+        call('PEXPIRE', shard .. 'i:' .. taker, offer[1] - now + offer[5])
+      end
       offer[2] = offer[2] - 1
       local left = offer[2] > 0 and cmsgpack.pack(offer)
       for _, other in ipairs(offer[8]) do
@@ -89,7 +94,7 @@ if #request[2] == 1 and request[16] and request[8][1] == 0 and not request[17] a
     redis.pcall('PUBLISH', prefix .. ':events', '')
     if taker then
       local sent = struct.pack('<I8I8HHI4', offer[4], now, #lane, #id, #raw) .. lane .. id .. raw
-      redis.pcall('PUBLISH', taker, sent) -- What is written stays: a lost message costs a lease. [ENQ-8]
+      redis.pcall('PUBLISH', taker, sent) -- A lost message is missed by the worker, which releases the job. [RETRY-2]
     else
       redis.pcall('PUBLISH', prefix .. ':ready', cmsgpack.pack({ lane }))
     end
