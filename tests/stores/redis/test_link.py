@@ -556,6 +556,28 @@ async def test_a_slot_on_its_way_is_asked_for_at_both_ends_but_not_by_scripts(cl
         cluster.wait()
 
 
+@pytest.mark.parametrize("key", ["{name}", "{{{name}}}:c"])
+async def test_a_script_does_not_begin_while_its_slot_is_on_its_way(cluster, prefix, key):
+    """Though the key that it names is there: another may be gone, or be emptied by the script itself."""
+    key = key.format(name=prefix)
+    empty = Script("redis.call('DEL', KEYS[1]) return redis.call('SET', KEYS[1], 'x')")
+    async with linked(cluster.url()) as link:
+        await link.command(key, "SET", key, "before")
+        slot = key_slot(key.encode())
+        source = cluster.owner(slot)
+        target = next(node for node in cluster.nodes if node is not source)
+        source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", str(target.command("CLUSTER", "MYID")))
+        try:
+            with pytest.raises(StoreUnavailable, match="on its way to another node"):
+                await link.run(empty, key, [], repeat=False)
+            with pytest.raises(StoreUnavailable, match="on its way to another node"):
+                await link.run_many(empty, [(key, [])] * 2, repeat=False)
+            assert source.command("GET", key) == "before"
+        finally:
+            source.command("CLUSTER", "SETSLOT", slot, "STABLE")
+        assert await link.run(empty, key, [], repeat=False) == b"OK"
+
+
 def redirects(cluster):
     """How often the nodes of the cluster have sent somebody to another because a slot moves."""
     found = [node.info("errorstats").get("errorstat_ASK", "count=0") for node in cluster.nodes]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -96,6 +97,7 @@ class PostgresPost:
         again = [] if claimed.next_at is None else [claimed.next_at]
         if coming and not offered:
             again.append(claimed.now + LOOK_AGAIN_MS)
+        again += [claimed.now + math.ceil(max(0, at - boot_time()) * 1000) for at in self._awaited.values()]
         try:
             # What was claimed must not wait for long, nor be lost: whatever is wrong shows when it is looked at again.
             async with asyncio.timeout(request.lease_ms / 3000 if count else None):

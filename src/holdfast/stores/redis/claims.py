@@ -47,7 +47,7 @@ class Claims:
                 request.worker_id, request.random, REPAIR_LIMIT, False,
             ))  # fmt: skip
             try:
-                now, next_at, _, *found = await self._shards.run("claim", shard, packed, repeat=False)
+                now, next_at, _, _, *found = await self._shards.run("claim", shard, packed, repeat=False)
             except StoreError:
                 if not jobs:
                     raise

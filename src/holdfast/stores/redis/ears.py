@@ -238,7 +238,7 @@ class Ears:
         try:
             take(data)
         except Exception:  # noqa: BLE001  # Whoever published it may be newer than we are.
-            _log.exception("jobs that were handed over cannot be read: they come back when their lease is over")
+            _log.exception("jobs that were handed over cannot be read: they are given back")
         return True
 
     def _heard(self, hint: Hint, data: bytes) -> None:

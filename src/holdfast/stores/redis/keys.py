@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from zlib import crc32
 
+from holdfast.core.job import JobKey
 from holdfast.core.names import join_key
 
 
@@ -25,6 +26,14 @@ def names_of(lane: str) -> tuple[str, str]:
     # Tenants and queues are ASCII: their length in bytes is that in characters.
     tenant, rest = rest[: int(length)], rest[int(length) :]
     return tenant, rest.partition(":")[2]
+
+
+def key_of(text: str) -> JobKey:
+    """The job that is called by its lane and its id, one after the other."""
+    length, _, rest = text.partition(":")
+    tenant, rest = rest[: int(length)], rest[int(length) :]
+    length, _, rest = rest.partition(":")
+    return JobKey(tenant, rest[: int(length)], rest[int(length) :])
 
 
 def shard_of(tenant: str, shards: int) -> int:

@@ -98,11 +98,11 @@ class Link:
         key = _bytes(key)
         before, count = (_PING, 2) if others_first else (b"", 1)
         try:
-            packed = before + pack(b"EVALSHA", script.sha, b"1", key, *args)
+            packed = before + pack(b"EVALSHA", script.sha, *self._named(key), *args)
             answer = (await self._guarded(key, packed, count, repeat=repeat, follow=False))[-1]
             if isinstance(answer, NoScriptError):
                 # It did not run, so that sending it again is safe for any script.
-                packed = before + pack(b"EVAL", script.text, b"1", key, *args)
+                packed = before + pack(b"EVAL", script.text, *self._named(key), *args)
                 answer = (await self._guarded(key, packed, count, repeat=repeat, follow=False))[-1]
             return _checked(answer)
         except TROUBLES as error:
@@ -197,12 +197,23 @@ class Link:
         parts = [_MULTI]
         for position, (key, args) in enumerate(calls):
             head = (b"EVALSHA", script.sha) if position else first
-            parts.append(pack(*head, b"1", key, *args))
+            parts.append(pack(*head, *self._named(key), *args))
         parts.append(_EXEC)
         answers = await self._guarded(calls[0][0], b"".join(parts), len(parts), repeat=repeat, follow=False)
         for answer in answers:
             _checked(answer)  # One that could not be queued comes before the EXECABORT that it causes.
         return cast("list[Any]", answers[-1])
+
+    def _named(self, key: bytes) -> tuple[bytes, ...]:
+        """The keys that a script names, after their number.
+
+        While a slot moves key by key, its old node refuses every key that is gone, also one that a script has just
+        emptied: the script would end half-way. So on a cluster each script also names a key of its slot that never
+        exists: while the slot moves, the node refuses the call before the script begins.
+        """
+        if not self.is_cluster:
+            return (b"1", key)
+        return (b"2", key, key + b"?" if b"{" in key else b"{" + key + b"}?")
 
     async def _one(self, key: bytes, packed: bytes, *, repeat: bool) -> Any:
         return (await self._guarded(key, packed, 1, repeat=repeat))[0]

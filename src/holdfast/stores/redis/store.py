@@ -122,7 +122,7 @@ class RedisStore:
         self._link = link
         self._wanted = shards
         keep = options.retention
-        settings = encode((keep.failed_ms, keep.canceled_ms, options.all_events, _EXPIRED_PRINT, link.is_cluster))
+        settings = encode((keep.failed_ms, keep.canceled_ms, options.all_events, _EXPIRED_PRINT))
         self._shards = Shards(link, prefix, settings)
         self._claims = Claims(self._shards)
         self._ears: Ears | None = None
@@ -200,7 +200,7 @@ class RedisStore:
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         _ = self._opened
-        return await self._filled(await self._claims.claim(request))
+        return await self.filled(await self._claims.claim(request))
 
     def post(self, deliver: Deliver) -> Post | None:
         _ = self._opened
@@ -208,9 +208,10 @@ class RedisStore:
             raise StoreUnavailable(_CLOSED)
         if self._shards.count > 1 or self._link.is_cluster:
             return None
-        return RedisPost(self._shards, self._ears, self.claim, self._filled, deliver)
+        return RedisPost(self._shards, self._ears, self, deliver)
 
-    async def _filled(self, claimed: Claimed) -> Claimed:
+    async def filled(self, claimed: Claimed) -> Claimed:
+        """Claimed jobs with their large payloads."""
         # Jobs whose payload cannot be had come back when their lease is over; the others must not be lost with them.
         jobs = [job for job in await self._with_payloads(claimed.jobs, strict=False) if job is not None]
         return Claimed(jobs, claimed.now, claimed.next_at)

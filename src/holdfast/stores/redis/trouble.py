@@ -83,7 +83,7 @@ def _answered(error: ResponseError, text: str, shown: str) -> StoreError:
         return StoreUnavailable(f"{shown} is a replica and takes no writes; connect to its primary")
     if isinstance(error, ClusterDownError):
         return StoreUnavailable(f"{shown}: the cluster is down or has lost some of its slots: {text}")
-    if isinstance(error, AskError) and not isinstance(error, MovedError):
+    if isinstance(error, TryAgainError) or (isinstance(error, AskError) and not isinstance(error, MovedError)):
         return StoreUnavailable(f"{shown}: a slot is on its way to another node; try again when it has arrived")
     if isinstance(error, AskError):
         return StoreUnavailable(f"{shown} belongs to a cluster; write redis+cluster: in its URL")

@@ -2,15 +2,17 @@
 --
 -- request: { tenant or false, queues, limit, lease_ms, worker, random, how many expired leases to end first,
 --   false or { channel, number of this offer, number of the last one, how many it was for, how many of them came,
---   how many could start at once, how many to offer at most, for how many ms } }
--- Answers { now, next_at or -1, how many are offered or minus how many are on their way, lane, id, record, lane, id, record, ... }. Sent once: a lost reply
--- costs a lease. [ENQ-8]
+--   how many could start at once, how many to offer at most, for how many ms, whether something may have been handed over,
+--   up to which token the worker has learned what was } }
+-- Answers { now, next_at or -1, how many are offered or minus how many are on their way, { lane and id, token, ... } of what
+--   was handed over, lane, id, record, lane, id, record, ... }. Sent once: a lost reply costs a lease. [ENQ-8]
 
 local tenant, queues, limit, lease_ms, worker, random, repairs, offer = unpack(request)
-local places, coming = offer and places_of(tenant, queues), 0
+local places, coming, handed = offer and places_of(tenant, queues), 0, {}
 if offer then
   coming = take_back(offer[1], places, offer[3], offer[4], offer[5])
   limit = limit - coming
+  handed = offer[9] and handed_to(offer[1], offer[10]) or handed
 end
 
 reap(repairs, random)
@@ -30,7 +32,7 @@ local function pop_first(way)
 end
 
 local function pick(way)
-  local first = way.chunk == 1 and way.low == 0 and way.skip == 0 and not on_cluster and pop_first(way)
+  local first = way.chunk == 1 and way.low == 0 and way.skip == 0 and pop_first(way)
   local member = first or peek(way)
   if not member then
     return false
@@ -199,7 +201,7 @@ local function lease(n, id, raw, token)
   local stop = HEAD_SIZE + type_size + static_size + request_size + payload_size
   raws[n] = start .. sub(raw, 9, 10) .. worker_size .. sub(raw, 12, 24) .. struct.pack('<I8', token) .. times
     .. sub(raw, 49, stop) .. worker
-  if popped[n] or alone[lane] and not on_cluster then
+  if popped[n] or alone[lane] then
     -- Its only job here: gathering would cost more than it saves.
     call('HSET', lane.j, id, raws[n])
     if not popped[n] then
@@ -267,7 +269,7 @@ elseif coming > 0 then
   look_at(now + LOOK_AGAIN_MS) -- What is on its way was counted in, and may be lost.
 end
 
-local answer = { now, next_at or -1, offered > 0 and offered or -coming }
+local answer = { now, next_at or -1, offered > 0 and offered or -coming, handed }
 for n = 1, picks do
   if found[n] then
     local size = #answer

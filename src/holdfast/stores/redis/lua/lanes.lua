@@ -93,15 +93,6 @@ end
 
 -- Note the lanes that got jobs in this call.
 local function register_lanes()
-  if on_cluster then
-    local keys = { shard .. 'T' }
-    for _, lane in ipairs(arrivals) do
-      local tenant, queue = names_of(lane)
-      keys[#keys + 1] = shard .. 'Q:' .. tenant
-      keys[#keys + 1] = shard .. 'N:' .. queue
-    end
-    look_first(keys)
-  end
   for _, lane in ipairs(arrivals) do
     register(lane)
   end

@@ -1,10 +1,10 @@
 -- One new job that is nothing special, straight on: no key, no large payload, no settings of its tenant, under no lease,
--- no step of a flow, not on a cluster. It does what `enqueue.lua` does, without the functions that take longer to make than this takes to run; all
+-- no step of a flow. It does what `enqueue.lua` does, without the functions that take longer to make than this takes to run; all
 -- else is left to that.
 --
 -- If a worker waits and no other job would be next, it is leased to it and sent at once: see `offers.lua`. It takes no
 -- turn: turns are for tenants that wait, and here nobody does. [CLAIM-1, CLAIM-2, TENANT-4]
-if #request[2] == 1 and request[16] and request[8][1] == 0 and not request[17] and not request[18] and not on_cluster then
+if #request[2] == 1 and request[16] and request[8][1] == 0 and not request[17] and not request[18] then
   local lane, id, body = request[1][1], request[2][1], ARGV[3]
   local tenant_size, tenant_at = string.match(lane, '^(%d+):()')
   local tenant = sub(lane, tenant_at, tenant_at + tenant_size - 1)
@@ -67,6 +67,11 @@ if #request[2] == 1 and request[16] and request[8][1] == 0 and not request[17] a
     if taker then
       call('ZADD', shard .. 'l:' .. lane, deadline, member)
       call('ZADD', shard .. 'L', 'LT', deadline, lane)
+      -- Named until the worker has learned of it, or all leases under this offer are over: the message may be lost.
+      call('ZADD', shard .. 'i:' .. taker, token, lane .. id)
+      if offer[2] == offer[3] then
+        call('PEXPIRE', shard .. 'i:' .. taker, offer[1] - now + offer[5])
+      end
       offer[2] = offer[2] - 1
       local left = offer[2] > 0 and cmsgpack.pack(offer)
       for _, other in ipairs(offer[8]) do
@@ -89,7 +94,7 @@ if #request[2] == 1 and request[16] and request[8][1] == 0 and not request[17] a
     redis.pcall('PUBLISH', prefix .. ':events', '')
     if taker then
       local sent = struct.pack('<I8I8HHI4', offer[4], now, #lane, #id, #raw) .. lane .. id .. raw
-      redis.pcall('PUBLISH', taker, sent) -- What is written stays: a lost message costs a lease. [ENQ-8]
+      redis.pcall('PUBLISH', taker, sent) -- A lost message is missed by the worker, which releases the job. [RETRY-2]
     else
       redis.pcall('PUBLISH', prefix .. ':ready', cmsgpack.pack({ lane }))
     end

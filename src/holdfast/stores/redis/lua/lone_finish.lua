@@ -1,7 +1,6 @@
--- One completed job that is nothing special, straight on: no key, no blob, its lease held, not on a cluster. It does
--- what `finish.lua` does, without the functions that take longer to make than this takes to run; all else is left to
--- that.
-if #request[2] == 1 and request[4][1] == 1 and not request[6][1] and not on_cluster then
+-- One completed job that is nothing special, straight on: no key, no blob, its lease held. It does what `finish.lua` does,
+-- without the functions that take longer to make than this takes to run; all else is left to that.
+if #request[2] == 1 and request[4][1] == 1 and not request[6][1] then
   local lane, id, result = request[1][1], request[2][1], ARGV[3]
   local raw = call('HGET', shard .. 'j:' .. lane, id)
   local state, attempts, spent, _, events, reason, flags, worker_size, priority, extra_size, visible_at, token, deadline,

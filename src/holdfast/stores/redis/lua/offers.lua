@@ -3,6 +3,8 @@
 -- O:QUEUE has the offers to take from any tenant, o:LANE those of workers of one tenant: hashes of
 -- channel -> { until, how many more, how many at first, number, lease_ms, worker, tenant or false, queues }. `offers` and
 -- `own_offers` of the counters say until when there are any. Not on a cluster, where nobody knows who hears a channel.
+-- i:CHANNEL names what was handed to a worker, lane and id by token, until the worker has learned of it: a message may be
+-- lost on its way.
 
 local function places_of(tenant, queues)
   local places = {}
@@ -36,6 +38,15 @@ local function take_back(channel, places, number, given, got)
   local offer = cmsgpack.unpack(raw)
   write_offer(channel, places, false)
   return offer[4] == number and max(0, offer[3] - offer[2] - got) or 0
+end
+
+-- What was handed to a worker, as { lane and id, token, ... }, but for what it has learned of before, up to a token.
+local function handed_to(channel, learned)
+  local key = shard .. 'i:' .. channel
+  if learned > 0 then
+    call('ZREMRANGEBYSCORE', key, '-inf', whole(learned))
+  end
+  return call('ZRANGE', key, 0, -1, 'WITHSCORES')
 end
 
 -- Leave an offer; on the way, two others are looked at, so that those of the dead do not pile up. Where nobody comes any

@@ -235,23 +235,6 @@ local function ended_in_full(texts)
   return message
 end
 
--- While a slot is on its way to another node, a key that is not here (any more, or at all) is refused. So on a cluster
--- all that will be written is looked at first: a refusal comes before the first write.
-local function look_first(keys)
-  for _, name in ipairs({ 'c', 'e', 'b', 'L', 'E' }) do
-    keys[#keys + 1] = shard .. name
-  end
-  for key in pairs(zsets) do
-    keys[#keys + 1] = key
-  end
-  for key in pairs(hashes) do
-    keys[#keys + 1] = key
-  end
-  for first = 1, #keys, ARGUMENTS do
-    call('EXISTS', unpack(keys, first, min(first + ARGUMENTS - 1, #keys)))
-  end
-end
-
 -- Make all the writes gathered so far. One event for each transition, in the same step as its change. [EVENT-1]
 local function commit()
   write(zsets)
@@ -296,14 +279,6 @@ local function arrive(lane, visible_at)
 end
 
 local function commit_arrivals()
-  if on_cluster then
-    local keys = {}
-    for n, lane in ipairs(arrivals) do
-      local _, queue = names_of(lane)
-      keys[n] = shard .. 'N:' .. queue
-    end
-    look_first(keys)
-  end
   for _, lane in ipairs(arrivals) do
     local tenant, queue = names_of(lane)
     -- Lanes that may have something to claim, by the earliest moment; a claim lets them into the turns. [TENANT-4]

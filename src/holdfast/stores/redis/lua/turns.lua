@@ -97,9 +97,6 @@ end
 -- tenant. Whether they have any work is seen when their turn comes; for those it does not come to `check_entered` looks.
 local function enter_turns(queue, limit)
   local turns, next_up = shard .. 'T:' .. queue, shard .. 'N:' .. queue
-  if on_cluster then
-    look_first({ turns, next_up, shard .. 'V:' .. queue, shard .. 'f' })
-  end
   local least = tonumber(call('HGET', shard .. 'f', queue)) or 0
   local head = call('ZRANGE', turns, 0, 0, 'WITHSCORES')
   while head[1] and left_turns < LEAVE_LIMIT do
@@ -114,13 +111,6 @@ local function enter_turns(queue, limit)
   local due = call('ZRANGEBYSCORE', next_up, '-inf', now, 'LIMIT', 0, limit)
   if not due[1] then
     return {}
-  end
-  if on_cluster then
-    local keys = {}
-    for n, tenant in ipairs(due) do
-      keys[n] = lane_named(tenant, queue).w
-    end
-    look_first(keys)
   end
   call('ZREM', next_up, unpack(due))
   local present = call('ZMSCORE', turns, unpack(due))
