@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.options import TENANT_VARIABLE, Tenant, needing_service, words
+from holdfast.cli.output import say
 from holdfast.cli.serve import KEY_VARIABLE, address
 from holdfast.cli.session import shown_url
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
@@ -87,7 +88,7 @@ def dev(
             configure_access()
 
         def greet() -> None:
-            print(_GREETING.format(url=address(sock), store=shown_url(url), tenant=whose, token=token), flush=True)
+            say(_GREETING.format(url=address(sock), store=shown_url(url), tenant=whose, token=token), lines=True)
 
         # The worker does the upkeep.
         settings = Settings(store=url, tokens=tokens, access_log=access_log, upkeep=False)

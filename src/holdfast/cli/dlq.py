@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.options import AnyQueue, Blobs, JobType, Json, Store, Tenant, moment_or_age
-from holdfast.cli.output import emit, note, progress, show, when
+from holdfast.cli.output import emit, note, progress, say, show, when
 from holdfast.cli.session import pages, queues_of, with_queue
 from holdfast.core.errors import InvalidOption
 
@@ -109,7 +109,8 @@ def replay(
             _tell({"replayed": count, "refused": rest}, f"replayed {count}", json)
         if refused:
             if not json:
-                note("\n".join(f"Error: {why}" for _, why in refused))
+                for _, why in refused:
+                    note(f"Error: {why}")
             raise typer.Exit(1)
 
     with_queue(store, tenant, act)
@@ -201,4 +202,4 @@ def _tell(document: dict[str, Any], sentence: str, json: bool) -> None:
     if json:
         emit(document)
     else:
-        print(sentence)
+        say(sentence)

@@ -28,7 +28,7 @@ from holdfast.cli.options import (
     store_url,
     tenant_name,
 )
-from holdfast.cli.output import clock, emit, note, show
+from holdfast.cli.output import clock, emit, note, say, show
 from holdfast.cli.pipeline import Conf, Master, Remote, check_spark, stop_by
 from holdfast.cli.pipeline_tables import Yes, spark_session
 
@@ -98,7 +98,7 @@ def _tell_chosen(found: Preview, json: bool) -> None:
     columns = ["tenant", "queue", "type", "count"]
     show(columns, [[str(group[name]) for name in columns] for group in found.groups], "No dead letters like that.")
     if found.sample:
-        print()
+        say()
         show(
             ["id", "type", "error", "runs", "failed"],
             [
@@ -106,7 +106,7 @@ def _tell_chosen(found: Preview, json: bool) -> None:
                 for row in found.sample
             ],
         )
-    print(f"would replay {found.total}; --yes does it")
+    say(f"would replay {found.total}; --yes does it")
 
 
 def _tell_replayed(done: Receipt, place: Path, json: bool) -> None:
@@ -115,7 +115,7 @@ def _tell_replayed(done: Receipt, place: Path, json: bool) -> None:
     if json:
         emit({"receipt": str(place), "agrees": agrees, **_document(done)})
     else:
-        print(f"replayed {done.answers.get('replayed', 0)} of {done.chosen}; receipt: {place}")
+        say(f"replayed {done.answers.get('replayed', 0)} of {done.chosen}; receipt: {place}")
         for answer in ("gone", "refused", "quota"):
             if count := done.answers.get(answer, 0):
                 note(f"{answer}: {count}, named in {place / 'answers'}")
@@ -195,7 +195,7 @@ def work(
     else:
         said = ", ".join(f"{count} {name}" for name, count in done.totals.items() if count or name == "completed")
         left = ", ".join(f"{count} {state}" for state, count in done.left.items() if count)
-        print(f"{said}; left: {left or 'nothing'}")
+        say(f"{said}; left: {left or 'nothing'}")
 
 
 def _found_here(names: list[str]) -> list[Path]:
@@ -256,7 +256,7 @@ def enqueue(
     if json:
         emit({"rows": count})
     else:
-        print(f"enqueued {count} rows")
+        say(f"enqueued {count} rows")
 
 
 # Move -------------------------------------------------------------------------------------------------------------

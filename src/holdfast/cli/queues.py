@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.options import Json, Store, Tenant
-from holdfast.cli.output import emit, on_terminal, rich_table, show, span
+from holdfast.cli.output import emit, on_terminal, rich_table, say, show, span
 from holdfast.cli.session import with_queue
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _tell(queue: str, json: bool, *, paused: bool) -> None:
     if json:
         emit({"queue": queue, "paused": paused})
     else:
-        print(f"{'paused' if paused else 'resumed'} {queue}")
+        say(f"{'paused' if paused else 'resumed'} {queue}")
 
 
 def _print(found: Sequence[Stats], json: bool, *, line: bool = False) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from holdfast.cli.jobs import read_payload
 from holdfast.cli.options import Json, QueueName, Store, Tenant, duration
-from holdfast.cli.output import emit, moment, show, span, when
+from holdfast.cli.output import emit, moment, say, show, span, when
 from holdfast.cli.session import with_queue
 from holdfast.core.errors import InvalidOption, JobNotFound
 
@@ -86,7 +86,7 @@ def add(
     if json:
         emit(made.as_dict())
     else:
-        print(f"scheduled {made.name}: next {moment(made.next_at)}, to queue {made.queue}")
+        say(f"scheduled {made.name}: next {moment(made.next_at)}, to queue {made.queue}")
 
 
 def remove(name: NameArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
@@ -98,7 +98,7 @@ def remove(name: NameArgument, *, store: Store = None, tenant: Tenant = None, js
     if json:
         emit({"name": name, "status": "removed"})
     else:
-        print(f"removed {name}")
+        say(f"removed {name}")
 
 
 def _rhythm(schedule: Schedule) -> str:

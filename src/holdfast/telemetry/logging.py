@@ -15,6 +15,8 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
+from holdfast.core.text import printable, printable_json
+
 _SECRET = frozenset({"payload", "result", "token", "fence"})
 _PLAIN_TEXT = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:/+@%")
 SUBJECTS = 1000
@@ -102,6 +104,10 @@ class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
 
+    def format(self, record: logging.LogRecord) -> str:
+        # Tracebacks carry what jobs were given.
+        return printable(super().format(record), lines=True)
+
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line."""
@@ -116,7 +122,7 @@ class JsonFormatter(logging.Formatter):
             line["event"] = record.getMessage()
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return printable_json(msgspec.json.encode(line, enc_hook=str).decode())
 
 
 class _FieldLogger:
