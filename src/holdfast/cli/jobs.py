@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from holdfast.cli.audit import audited
 from holdfast.cli.options import (
     AnyQueue,
     Blobs,
@@ -250,7 +251,9 @@ def cancel(
             raise await _with_queues(bound, JobNotFound(queue, id))
         return answer.status
 
-    answer = with_queue(store, tenant, act)
+    with audited("job.cancel", store, tenant, queue=queue, id=id) as facts:
+        answer = with_queue(store, tenant, act)
+        facts["answers"] = {answer: 1}
     if json:
         emit({"status": answer, "id": id, "queue": queue})
     elif answer == "canceled":

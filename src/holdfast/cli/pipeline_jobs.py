@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.audit import audited
 from holdfast.cli.migrate import DryRun, Source, Target, Wait, make_plan, run, tell_moved, tell_preview
 from holdfast.cli.options import (
     AllTenants,
@@ -34,6 +35,9 @@ from holdfast.cli.pipeline_tables import Yes, spark_session
 
 if TYPE_CHECKING:
     from holdfast.pipeline.replay import Preview, Receipt
+
+ALL = "(all)"
+"""As a tenant in the audit trail."""
 
 Tasks = Annotated[int, typer.Option(min=1, help="In how many tasks at once.")]
 
@@ -81,7 +85,10 @@ def replay(
     with spark_session(master, remote, conf) as spark:
         if yes:
             place = (receipt or Path(f"holdfast-replay-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")).absolute()
-            _tell_replayed(replaying.replay(spark, plan, place), place, json)
+            with audited("dead_letters.replay", store, tenant or ALL, where=where, receipt=str(place)) as facts:
+                done = replaying.replay(spark, plan, place)
+                facts |= {"count": done.chosen, "answers": done.answers}
+            _tell_replayed(done, place, json)
             return
         if receipt is None:
             found = replaying.preview(spark, plan, sample)

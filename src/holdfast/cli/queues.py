@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.audit import audited
 from holdfast.cli.options import Json, Store, Tenant
 from holdfast.cli.output import emit, on_terminal, rich_table, say, show, span
 from holdfast.cli.session import with_queue
@@ -81,13 +82,15 @@ def list_queues(*, store: Store = None, tenant: Tenant = None, json: Json = Fals
 
 def pause(queue: QueueArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
     """Hand out no more of a queue's jobs; it still takes new ones."""
-    with_queue(store, tenant, lambda bound: bound.pause(queue), create=True)
+    with audited("queue.pause", store, tenant, queue=queue):
+        with_queue(store, tenant, lambda bound: bound.pause(queue), create=True)
     _tell(queue, json, paused=True)
 
 
 def resume(queue: QueueArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
     """Go on handing out a paused queue's jobs."""
-    with_queue(store, tenant, lambda bound: bound.resume(queue), create=True)
+    with audited("queue.resume", store, tenant, queue=queue):
+        with_queue(store, tenant, lambda bound: bound.resume(queue), create=True)
     _tell(queue, json, paused=False)
 
 

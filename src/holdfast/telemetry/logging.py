@@ -71,14 +71,15 @@ def configure(*, json: bool = False, level: str | int = "INFO", application: boo
             root.setLevel(level)
 
 
-def configure_access() -> None:
-    """Print the access log on standard output, as JSON lines. For the HTTP service."""
+def configure_lines(*names: str) -> None:
+    """Print what these loggers say on standard output, as JSON lines, whatever the level. For the HTTP service."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
-    logger = logging.getLogger("holdfast.access")
-    logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    for name in names:
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
 
 
 class Record:
