@@ -6,10 +6,22 @@ python -m tests.pipeline.over_connect REMOTE STORE LAKE
 import json
 import sys
 
+from holdfast.core.errors import InvalidOption
 from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.query import query
 from holdfast.pipeline.session import make_session
 from tests.pipeline.on_a_master import built
+
+
+def refusals(spark, lake):
+    said = []
+    for sql in ("SELECT TRANSFORM (kind) USING 'id' FROM events", "SELECT * FROM text.`/etc/passwd`"):
+        try:
+            query(spark, lake, sql)
+        except InvalidOption as error:
+            said.append(str(error))
+    return said
 
 
 def main(remote, url, root):
@@ -22,7 +34,9 @@ def main(remote, url, root):
     done = ingest(spark, lake, Plan(url, max_events=100, payloads="full"))
     kept = lake.read(spark, "events").count()
     said = {"claimed": claimed, "batches": done.batches, "kept": kept, "payloads": done.payloads}
-    print(json.dumps(said | {"results": built(spark, lake)}))  # noqa: T201
+    said |= {"results": built(spark, lake), "refusals": refusals(spark, lake)}
+    said["asked"] = query(spark, lake, "SELECT count(*) FROM job_runs WHERE state IN ('completed', 'failed')").rows
+    print(json.dumps(said))  # noqa: T201
     spark.stop()
 
 

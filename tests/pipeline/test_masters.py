@@ -149,5 +149,6 @@ def test_a_master_with_two_workers_and_connect_have_the_same_results(spark, file
     assert by_connect["kept"] == len(events)
     assert by_connect["payloads"] == sum(event.kind == "enqueued" for event in events)
     assert by_connect["batches"] > 1
+    assert (by_connect["asked"], len(by_connect["refusals"])) == ([[40]], 2)
     assert tally(file_url, Lake(tmp_path / "connect")) == (len(events), 0, 0)
     assert by_connect["results"] == results(spark, file_url, tmp_path / "here too")

@@ -102,7 +102,13 @@ def test_what_a_quota_refuses_is_left_to_the_next_run(spark, file_url, tmp_path)
 
 def test_a_condition_that_makes_no_sense_is_refused(spark, file_url):
     of_store(file_url, lambda store: make_dead(store, 1))
-    for where in ("no_such_column = 1", "error_type = ", "error_type", ""):
+    more = (
+        "type IN (SELECT 'a')",
+        "true) OR (true",
+        "true; DROP VIEW events",
+        "reflect('java.lang.System', 'gc') = 'a'",
+    )
+    for where in ("no_such_column = 1", "error_type = ", "error_type", "", *more):
         with pytest.raises(InvalidOption, match="where: "):
             preview(spark, Plan(file_url, where))
 

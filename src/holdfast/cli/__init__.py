@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from holdfast.cli.output import note
+
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 
 
@@ -15,7 +17,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     try:
         from holdfast.cli.app import command
     except ModuleNotFoundError as error:
-        print(f"Error: the command needs {error.name}; install it with: pip install typer rich", file=sys.stderr)
+        note(f"Error: the command needs {error.name}; install it with: pip install typer rich")
         sys.exit(FAILED)
 
     sys.exit(told(lambda: command(args, prog_name="holdfast")))
@@ -35,7 +37,5 @@ def told(act: Callable[[], object]) -> int:
 
 
 def _say(error: Exception, code: int) -> int:
-    from holdfast.cli.output import printable
-
-    print(f"Error: {printable(str(error), lines=True)}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+    note("\n".join([f"Error: {error}", *getattr(error, "__notes__", ())]), lines=True)
     return code

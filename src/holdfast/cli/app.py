@@ -35,6 +35,7 @@ from holdfast.cli import (
     upkeep,
     worker,
 )
+from holdfast.cli.output import say
 
 
 class Commands(Mapping[str, Any]):
@@ -101,7 +102,7 @@ def holdfast(
         checks.version()
         raise typer.Exit
     if ctx.invoked_subcommand is None:
-        print(ctx.get_help())
+        say(ctx.get_help(), lines=True)
 
 
 _parts = typer.Typer()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from holdfast.cli.options import Json, StoreUrl
-from holdfast.cli.output import emit, printable, progress, show, show_pairs
+from holdfast.cli.output import emit, progress, say, show, show_pairs
 from holdfast.cli.session import existing, shown_url
 from holdfast.core.errors import StoreError, StoreMismatch
 
@@ -92,7 +92,7 @@ def version(*, json: Json = False) -> None:
     if json:
         emit({"version": number})
     else:
-        print(f"holdfast {number}")
+        say(f"holdfast {number}")
 
 
 def _print(certificate: Certificate) -> None:
@@ -110,15 +110,15 @@ def _print(certificate: Certificate) -> None:
     ]
     show(["rule", "verdict", "checks", "seconds", "promise"], rows)
     for row in certificate.broken:
-        print(f"\n{row.rule} is not held: {row.check.replace('_', ' ')}\n{printable(row.error, lines=True)}")
-    print()
+        say(f"\n{row.rule} is not held: {row.check.replace('_', ' ')}\n{row.error}", lines=True)
+    say()
     show_pairs(_capabilities(certificate.capabilities))
     skipped = sum(bool(row.skipped) for row in certificate.rows)
     held = sum(row.held for row in certificate.rows) - skipped
     left_out = f" ({skipped} are about what this store does not have)" if skipped else ""
     verdict = "keeps the contract" if certificate.held else "does NOT keep the contract"
     checked = len(certificate.rows) - skipped
-    print(f"\n{shown_url(certificate.url)} {verdict}: {held} of {checked} checks held{left_out}.")
+    say(f"\n{shown_url(certificate.url)} {verdict}: {held} of {checked} checks held{left_out}.", lines=True)
 
 
 def _capabilities(capabilities: Capabilities) -> Iterable[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.options import TENANT_VARIABLE, Tenant, needing_service, words
+from holdfast.cli.output import say
 from holdfast.cli.serve import KEY_VARIABLE, address
 from holdfast.cli.session import shown_url
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
@@ -71,7 +72,7 @@ def dev(
         from holdfast.service.settings import Settings, TokenSettings
         from holdfast.service.signing import new_secret, sign
         from holdfast.service.tokens import SCOPES
-        from holdfast.telemetry.logging import configure_access
+        from holdfast.telemetry.logging import configure_lines
 
     exit_on_term()
     tokens = TokenSettings(hs256_key=os.environ.get(KEY_VARIABLE) or new_secret()).check()
@@ -83,11 +84,10 @@ def dev(
             grace_s=5.0, json_logs=json_logs, log_level=checked_level(log_level),
         )  # fmt: skip
         configure_logs(plan)
-        if access_log:
-            configure_access()
+        configure_lines("holdfast.audit", *(["holdfast.access"] if access_log else []))
 
         def greet() -> None:
-            print(_GREETING.format(url=address(sock), store=shown_url(url), tenant=whose, token=token), flush=True)
+            say(_GREETING.format(url=address(sock), store=shown_url(url), tenant=whose, token=token), lines=True)
 
         # The worker does the upkeep.
         settings = Settings(store=url, tokens=tokens, access_log=access_log, upkeep=False)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.audit import audited
 from holdfast.cli.options import AnyQueue, Blobs, JobType, Json, Store, Tenant, moment_or_age
-from holdfast.cli.output import emit, note, progress, show, when
+from holdfast.cli.output import emit, note, progress, say, show, when
 from holdfast.cli.session import pages, queues_of, with_queue
 from holdfast.core.errors import InvalidOption
 
@@ -84,6 +86,8 @@ def replay(
     """Start dead letters again: those named, or all that match. Exits with 1 if some could not be replayed."""
     _check_choice(ids, all=all, type=type, error=error)
 
+    from holdfast.telemetry.audit import named
+
     async def act(bound: Queue) -> None:
         if ids:
             chosen = [(await _queue_of(bound, id, queue), id) for id in ids]
@@ -93,6 +97,7 @@ def replay(
             matching = {"dry_run": True, "matching": len(chosen), "ids": [id for _, id in chosen]}
             _tell(matching, f"would replay {len(chosen)}", json)
             return
+        facts.update(named(id for _, id in chosen))
         refused: list[tuple[str, HoldfastError]] = []
         with progress("Replaying", len(chosen), quiet=json) as done:
             for name in dict.fromkeys(name for name, _ in chosen):
@@ -104,15 +109,19 @@ def replay(
                     refused += failed
                     done(len(batch) - len(failed))
         count = len(chosen) - len(refused)
+        facts["answers"] = {"replayed": count, **Counter(why.code for _, why in refused)}
         rest = [{"id": id, "code": why.code, "message": str(why)} for id, why in refused]
         if json or count or not refused:
             _tell({"replayed": count, "refused": rest}, f"replayed {count}", json)
         if refused:
             if not json:
-                note("\n".join(f"Error: {why}" for _, why in refused))
+                for _, why in refused:
+                    note(f"Error: {why}")
             raise typer.Exit(1)
 
-    with_queue(store, tenant, act)
+    choice = {"queue": queue, "type": type, "error": error}
+    with audited("dead_letters.replay", store, tenant, dry_run=dry_run, **choice) as facts:
+        with_queue(store, tenant, act)
 
 
 def purge(
@@ -142,9 +151,12 @@ def purge(
         count = 0
         for name in await queues_of(bound, queue):
             count += await bound.purge_dead_letters(before=until, queue=name, type=type, error=error)
+            facts["count"] = count
         _tell({"purged": count}, f"purged {count}", json)
 
-    with_queue(store, tenant, act, blobs)
+    choice = {"queue": queue, "type": type, "error": error, "before": before}
+    with audited("dead_letters.purge", store, tenant, dry_run=dry_run, **choice) as facts:
+        with_queue(store, tenant, act, blobs)
 
 
 def _check_choice(ids: Sequence[str] | None, *, all: bool, **filters: str | None) -> None:
@@ -201,4 +213,4 @@ def _tell(document: dict[str, Any], sentence: str, json: bool) -> None:
     if json:
         emit(document)
     else:
-        print(sentence)
+        say(sentence)

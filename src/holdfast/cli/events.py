@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from holdfast.cli.options import Json, Store, Tenant, words
-from holdfast.cli.output import STYLES, clock, emit, on_terminal, printable
+from holdfast.cli.output import STYLES, clock, emit, on_terminal, printable, say
 from holdfast.cli.session import with_queue
 from holdfast.core.errors import InvalidOption
 
@@ -104,7 +104,7 @@ def _as_json(event: Event) -> None:
 
 def _writer() -> Callable[[Event], None]:
     if not on_terminal():
-        return lambda event: print(_line(event), flush=True)
+        return lambda event: say(_line(event))
     from rich.console import Console
     from rich.text import Text
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.options import Json, Store, Tenant
-from holdfast.cli.output import emit, moment, show, show_pairs, span
+from holdfast.cli.output import emit, moment, say, show, show_pairs, span
 from holdfast.cli.session import with_queue
 from holdfast.core.errors import JobNotFound
 
@@ -62,7 +62,7 @@ def show_flow(
             ("error", flow.error or ""),
         ]
     )
-    print()
+    say()
     show(["step", "state", "type", "queue", "after", "runs", "took", "error"], map(_row, flow.steps))
 
 

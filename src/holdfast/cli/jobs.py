@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from holdfast.cli.audit import audited
 from holdfast.cli.options import (
     AnyQueue,
     Blobs,
@@ -24,7 +25,7 @@ from holdfast.cli.options import (
     instant,
     words,
 )
-from holdfast.cli.output import emit, moment, note, on_terminal, show, show_pairs, when
+from holdfast.cli.output import emit, moment, note, on_terminal, say, show, show_pairs, when
 from holdfast.cli.session import pages, queues_of, with_queue
 from holdfast.core.errors import (
     HoldfastError,
@@ -189,13 +190,13 @@ def status(
         [*_summary(record), *((name, _short(document[name])) for name in ("payload", "result") if name in document)]
     )
     if record.errors:
-        print()
+        say()
         show(
             ["attempt", "at", "error", "message"],
             [[str(error.attempt), when(error.at), error.type, error.message] for error in record.errors],
         )
         if record.errors[-1].traceback:
-            print(f"\n{record.errors[-1].traceback.rstrip()}")
+            say(f"\n{record.errors[-1].traceback.rstrip()}", lines=True)
 
 
 def result(
@@ -250,11 +251,13 @@ def cancel(
             raise await _with_queues(bound, JobNotFound(queue, id))
         return answer.status
 
-    answer = with_queue(store, tenant, act)
+    with audited("job.cancel", store, tenant, queue=queue, id=id) as facts:
+        answer = with_queue(store, tenant, act)
+        facts["answers"] = {answer: 1}
     if json:
         emit({"status": answer, "id": id, "queue": queue})
     elif answer == "canceled":
-        print(f"canceled {id}")
+        say(f"canceled {id}")
     else:
         raise InvalidState(f"job {id!r} in queue {queue!r} is {'running' if answer == 'processing' else answer}")
     if answer != "canceled":
@@ -361,10 +364,10 @@ def _tell(answer: dict[str, Any], json: bool) -> None:
     if json:
         emit(answer)
     elif on_terminal():
-        print(_sentence(answer))
+        say(_sentence(answer))
     else:
-        # The id alone, for `id=$(holdfast enqueue ...)`.
-        print(answer["id"])
+        # The id alone and exactly, for `id=$(holdfast enqueue ...)`.
+        sys.stdout.write(f"{answer['id']}\n")
         note(_sentence(answer))
 
 

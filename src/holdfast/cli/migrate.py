@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.audit import audited
 from holdfast.cli.options import Json, Tenant, duration, tenant_name
-from holdfast.cli.output import emit, note, progress, show
+from holdfast.cli.output import emit, note, progress, say, show
+from holdfast.cli.session import shown_url
 
 if TYPE_CHECKING:
     from holdfast.migrate import Moved, Plan
@@ -76,7 +78,10 @@ def run(plan: Plan, walker: Walker | None, json: bool) -> Moved:
     from holdfast.migrate import move
 
     try:
-        return asyncio.run(move(plan, walker, partial(progress, quiet=json)))
+        with audited("tenant.move", plan.source, plan.tenant, target=shown_url(plan.target)) as facts:
+            done = asyncio.run(move(plan, walker, partial(progress, quiet=json)))
+            facts["count"] = done.jobs
+        return done
     except KeyboardInterrupt:
         note("Interrupted. Queues are paused in both stores if jobs were being moved; the same command goes on.")
         raise typer.Exit(1) from None
@@ -116,12 +121,13 @@ def tell_forgotten(plan: Plan, json: bool) -> None:
 
     from holdfast.migrate import forget
 
-    done = asyncio.run(forget(plan))
+    with audited("tenant.forget_move", plan.source, plan.tenant, target=shown_url(plan.target)):
+        done = asyncio.run(forget(plan))
     if json:
         emit({"forgotten": [{"store": one.store, "queues": one.queues} for one in done]})
         return
     for one in done:
-        print(f"{one.store} has forgotten the move; as before it go on: {', '.join(one.queues)}")
+        say(f"{one.store} has forgotten the move; as before it go on: {', '.join(one.queues)}")
     note("Jobs that were copied but not taken away are in both stores: if the other one comes back, they run twice.")
 
 
@@ -151,7 +157,7 @@ def tell_moved(done: Moved, json: bool) -> None:
     show(["queue", "moved", "sum in SRC", "sum in DST", "stays"], rows)
     if done.resumed:
         note("Went on with a move that had not ended; what that one has moved is not counted here.")
-    print(f"moved {done.jobs} jobs and {done.settings} settings of {done.tenant} to {done.target}")
+    say(f"moved {done.jobs} jobs and {done.settings} settings of {done.tenant} to {done.target}")
     if done.left:
         note(f"{done.left} did not wait any more when they were to be taken away; they stay in SRC.")
     for name in (one.queue for one in done.queues if one.paused):

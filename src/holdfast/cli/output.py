@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.text import printable, printable_json
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -40,12 +42,17 @@ def emit(document: Any, *, line: bool = False) -> None:
     text = msgspec.json.encode(document, enc_hook=str)
     if on_terminal() and not line:
         text = msgspec.json.format(text, indent=2)
-    print(text.decode(), flush=True)
+    print(printable_json(text.decode()), flush=True)
 
 
-def note(text: str) -> None:
+def say(text: str = "", *, lines: bool = False) -> None:
+    """Print a line, or several where `lines` are meant. Commands print by this module alone."""
+    print(printable(text, lines=lines), flush=True)
+
+
+def note(text: str, *, lines: bool = False) -> None:
     """Say something beside the result."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text, lines=lines), file=sys.stderr, flush=True)
 
 
 def show(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str = "") -> None:
@@ -91,7 +98,7 @@ def rich_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for number, column in enumerate(columns):
         # The first column is what people copy: others are folded before it.
         whole = number == 0 and all(len(line[0]) <= WHOLE for line in lines)
-        table.add_column(column, overflow="fold", no_wrap=whole)
+        table.add_column(Text(printable(column)), overflow="fold", no_wrap=whole)
     for line in lines:
         table.add_row(*(Text(cell, STYLES.get(cell, "")) for cell in line))
     return table
@@ -99,18 +106,10 @@ def rich_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A table as plain lines: aligned, headings first, `-` for an empty cell, so that `awk` finds its columns."""
-    lines = [[column.upper().replace(" ", "_") for column in columns]]
+    lines = [[printable(column).upper().replace(" ", "_") for column in columns]]
     lines += [[printable(cell) or "-" for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-
-
-def printable(text: str, *, lines: bool = False) -> str:
-    """The text with its control characters spelt out, line ends too unless `lines` are welcome."""
-    if text.isprintable():
-        return text
-    kept = "\n\t" if lines else ""
-    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape", "replace").decode() for c in text)
 
 
 def when(at: datetime | None, units: int = 1) -> str:

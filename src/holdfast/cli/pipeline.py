@@ -12,7 +12,7 @@ import typer
 
 from holdfast.cli import FAILED
 from holdfast.cli.options import Json, Store, duration, store_url
-from holdfast.cli.output import emit, note
+from holdfast.cli.output import emit, note, say
 from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def ingest(
     if json:
         emit(done)
     else:
-        print(_summary(done, place.root))
+        say(_summary(done, place.root))
     if done.stopped:
         note("It was stopped before the log's end: the same command goes on from there")
         raise typer.Exit(FAILED)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.audit import audited
 from holdfast.cli.migrate import DryRun, Source, Target, Wait, make_plan, run, tell_moved, tell_preview
 from holdfast.cli.options import (
     AllTenants,
@@ -28,12 +29,15 @@ from holdfast.cli.options import (
     store_url,
     tenant_name,
 )
-from holdfast.cli.output import clock, emit, note, show
+from holdfast.cli.output import clock, emit, note, say, show
 from holdfast.cli.pipeline import Conf, Master, Remote, check_spark, stop_by
 from holdfast.cli.pipeline_tables import Yes, spark_session
 
 if TYPE_CHECKING:
     from holdfast.pipeline.replay import Preview, Receipt
+
+ALL = "(all)"
+"""As a tenant in the audit trail."""
 
 Tasks = Annotated[int, typer.Option(min=1, help="In how many tasks at once.")]
 
@@ -81,7 +85,10 @@ def replay(
     with spark_session(master, remote, conf) as spark:
         if yes:
             place = (receipt or Path(f"holdfast-replay-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")).absolute()
-            _tell_replayed(replaying.replay(spark, plan, place), place, json)
+            with audited("dead_letters.replay", store, tenant or ALL, where=where, receipt=str(place)) as facts:
+                done = replaying.replay(spark, plan, place)
+                facts |= {"count": done.chosen, "answers": done.answers}
+            _tell_replayed(done, place, json)
             return
         if receipt is None:
             found = replaying.preview(spark, plan, sample)
@@ -98,7 +105,7 @@ def _tell_chosen(found: Preview, json: bool) -> None:
     columns = ["tenant", "queue", "type", "count"]
     show(columns, [[str(group[name]) for name in columns] for group in found.groups], "No dead letters like that.")
     if found.sample:
-        print()
+        say()
         show(
             ["id", "type", "error", "runs", "failed"],
             [
@@ -106,7 +113,7 @@ def _tell_chosen(found: Preview, json: bool) -> None:
                 for row in found.sample
             ],
         )
-    print(f"would replay {found.total}; --yes does it")
+    say(f"would replay {found.total}; --yes does it")
 
 
 def _tell_replayed(done: Receipt, place: Path, json: bool) -> None:
@@ -115,7 +122,7 @@ def _tell_replayed(done: Receipt, place: Path, json: bool) -> None:
     if json:
         emit({"receipt": str(place), "agrees": agrees, **_document(done)})
     else:
-        print(f"replayed {done.answers.get('replayed', 0)} of {done.chosen}; receipt: {place}")
+        say(f"replayed {done.answers.get('replayed', 0)} of {done.chosen}; receipt: {place}")
         for answer in ("gone", "refused", "quota"):
             if count := done.answers.get(answer, 0):
                 note(f"{answer}: {count}, named in {place / 'answers'}")
@@ -195,7 +202,7 @@ def work(
     else:
         said = ", ".join(f"{count} {name}" for name, count in done.totals.items() if count or name == "completed")
         left = ", ".join(f"{count} {state}" for state, count in done.left.items() if count)
-        print(f"{said}; left: {left or 'nothing'}")
+        say(f"{said}; left: {left or 'nothing'}")
 
 
 def _found_here(names: list[str]) -> list[Path]:
@@ -256,7 +263,7 @@ def enqueue(
     if json:
         emit({"rows": count})
     else:
-        print(f"enqueued {count} rows")
+        say(f"enqueued {count} rows")
 
 
 # Move -------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.options import Json, duration
-from holdfast.cli.output import clock, emit, note, show
+from holdfast.cli.output import clock, emit, note, on_terminal, printable, say, show
 from holdfast.cli.pipeline import Conf, LakePath, Master, Remote, check_spark, counted, session
 from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from holdfast.pipeline.lake import Lake
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a text begins that spreadsheets compute. Quoted by a `'`, they show it."""
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")]
 
 
@@ -72,10 +76,10 @@ def build(
     if json:
         emit(built)
     elif built.full:
-        print(f"built everything, from {counted(built.batches, 'batch', 'batches')}")
+        say(f"built everything, from {counted(built.batches, 'batch', 'batches')}")
     else:
         days = ", ".join(built.days) or "none"
-        print(f"built {counted(built.batches, 'new batch', 'new batches')}; days written: {days}")
+        say(f"built {counted(built.batches, 'new batch', 'new batches')}; days written: {days}")
 
 
 def audit(
@@ -107,7 +111,7 @@ def audit(
         if json:
             emit(found.document())
         else:
-            print(found.text())
+            say(found.text(), lines=True)
         found.violations.unpersist()
     if found.broken:
         raise typer.Exit(1)
@@ -144,7 +148,8 @@ def triage(
     columns = ["jobs", "type", "error", "tenants", "queues", "last", "sample", "where"]
     show(columns, rows, "No dead letters in the built tables.")
     if found.causes:
-        note(f'{found.total} dead letters. Replay some: holdfast pipeline replay --where "{found.causes[0].where}"')
+        again = f"holdfast pipeline replay --where {shlex.quote(found.causes[0].where)}"
+        note(f"{found.total} dead letters. Replay some: {again}")
 
 
 def report(
@@ -162,7 +167,7 @@ def report(
     from holdfast.pipeline.report import report as draw
 
     with spark_session(master, remote, conf) as spark:
-        print(draw(spark, place, out, days=days, title=title))
+        say(str(draw(spark, place, out, days=days, title=title)))
 
 
 def query(
@@ -216,7 +221,7 @@ def compact(
         emit(done)
     else:
         files, days = counted(done.files_before, "file"), counted(done.days, "day")
-        print(f"{files} of {days} are {done.files_after} now, with {counted(done.rows, 'row')}")
+        say(f"{files} of {days} are {done.files_after} now, with {counted(done.rows, 'row')}")
 
 
 def retain(
@@ -245,16 +250,31 @@ def retain(
     if dropped.open_jobs:
         note(f"{dropped.open_jobs} jobs of those days had not ended; their history will lack its beginning")
     if rows:
-        print(f"{'dropped' if yes else 'would drop'} {dropped.bytes / 1e6:.1f} MB" + ("" if yes else "; --yes does it"))
+        say(f"{'dropped' if yes else 'would drop'} {dropped.bytes / 1e6:.1f} MB" + ("" if yes else "; --yes does it"))
 
 
 def _write_csv(columns: list[str], rows: list[list[Any]]) -> None:
     import csv
-    import sys
 
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    # For a terminal control characters are spelt out; a file has what was there.
+    shown = printable if on_terminal() else str
+    # By its own line ends csv knows which cells to quote: those with a lone CR too.
+    writer = csv.writer(_Lines())
+    for row in (columns, *rows):
+        writer.writerow([shown(_csv_cell(value)) for value in row])
+
+
+class _Lines:
+    """Standard output, with plain line ends."""
+
+    def write(self, line: str) -> None:
+        sys.stdout.write(line.removesuffix("\r\n") + "\n")
+
+
+def _csv_cell(value: Any) -> str:
+    """A cell that no spreadsheet takes for a formula. Numbers stay numbers."""
+    text = _cell(value)
+    return f"'{text}" if isinstance(value, str) and text.startswith(FORMULA) else text
 
 
 def _cell(value: Any) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.audit import audited
 from holdfast.cli.options import Json, Store, Tenant
-from holdfast.cli.output import emit, on_terminal, rich_table, show, span
+from holdfast.cli.output import emit, on_terminal, rich_table, say, show, span
 from holdfast.cli.session import with_queue
 
 if TYPE_CHECKING:
@@ -81,13 +82,15 @@ def list_queues(*, store: Store = None, tenant: Tenant = None, json: Json = Fals
 
 def pause(queue: QueueArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
     """Hand out no more of a queue's jobs; it still takes new ones."""
-    with_queue(store, tenant, lambda bound: bound.pause(queue), create=True)
+    with audited("queue.pause", store, tenant, queue=queue):
+        with_queue(store, tenant, lambda bound: bound.pause(queue), create=True)
     _tell(queue, json, paused=True)
 
 
 def resume(queue: QueueArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
     """Go on handing out a paused queue's jobs."""
-    with_queue(store, tenant, lambda bound: bound.resume(queue), create=True)
+    with audited("queue.resume", store, tenant, queue=queue):
+        with_queue(store, tenant, lambda bound: bound.resume(queue), create=True)
     _tell(queue, json, paused=False)
 
 
@@ -95,7 +98,7 @@ def _tell(queue: str, json: bool, *, paused: bool) -> None:
     if json:
         emit({"queue": queue, "paused": paused})
     else:
-        print(f"{'paused' if paused else 'resumed'} {queue}")
+        say(f"{'paused' if paused else 'resumed'} {queue}")
 
 
 def _print(found: Sequence[Stats], json: bool, *, line: bool = False) -> None:

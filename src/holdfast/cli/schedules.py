@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.audit import audited
 from holdfast.cli.jobs import read_payload
 from holdfast.cli.options import Json, QueueName, Store, Tenant, duration
-from holdfast.cli.output import emit, moment, show, span, when
+from holdfast.cli.output import emit, moment, say, show, span, when
 from holdfast.cli.session import with_queue
 from holdfast.core.errors import InvalidOption, JobNotFound
 
 if TYPE_CHECKING:
+    from holdfast.queue import Queue
     from holdfast.records import Schedule
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
@@ -74,31 +76,32 @@ def add(
         raise InvalidOption("timezone", "--timezone is for --cron; --every is the same everywhere")
     message = Message.raw(read_payload(type, payload, payload_file), "" if type == "-" else type)
     how_often = duration("every", every)
-    made = with_queue(
-        store,
-        tenant,
-        lambda bound: bound.schedule(
+
+    async def act(bound: Queue) -> Schedule:
+        return await bound.schedule(
             name, message, cron=cron, every=how_often, timezone=timezone,
             queue=queue, priority=priority, max_attempts=max_attempts,
-        ),
-        create=True,
-    )  # fmt: skip
+        )  # fmt: skip
+
+    with audited("schedule.put", store, tenant, name=name, queue=queue, type=type, cron=cron, every=every):
+        made = with_queue(store, tenant, act, create=True)
     if json:
         emit(made.as_dict())
     else:
-        print(f"scheduled {made.name}: next {moment(made.next_at)}, to queue {made.queue}")
+        say(f"scheduled {made.name}: next {moment(made.next_at)}, to queue {made.queue}")
 
 
 def remove(name: NameArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
     """End a schedule. Jobs that it has enqueued stay as they are."""
     from holdfast.core.names import SCHEDULES
 
-    if not with_queue(store, tenant, lambda bound: bound.unschedule(name)):
-        raise JobNotFound(SCHEDULES, name)
+    with audited("schedule.remove", store, tenant, name=name):
+        if not with_queue(store, tenant, lambda bound: bound.unschedule(name)):
+            raise JobNotFound(SCHEDULES, name)
     if json:
         emit({"name": name, "status": "removed"})
     else:
-        print(f"removed {name}")
+        say(f"removed {name}")
 
 
 def _rhythm(schedule: Schedule) -> str:

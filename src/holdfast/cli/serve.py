@@ -157,8 +157,7 @@ def _serve(settings: Settings, sock: socket, logs: dict[str, Any], metrics_port:
     from holdfast.telemetry import logging
 
     logging.configure(**logs)
-    if settings.access_log:
-        logging.configure_access()
+    logging.configure_lines("holdfast.audit", *(["holdfast.access"] if settings.access_log else []))
     http_metrics.enable()
     if metrics_port is not None:
         http_metrics.serve_at(metrics_port)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.audit import audited
 from holdfast.cli.options import Json, Store
 from holdfast.cli.output import emit, show
 from holdfast.cli.session import with_queue, with_store
@@ -45,7 +46,9 @@ def set_tenant(
         await bound.set_tenant(weight=weight, max_waiting=max_waiting, queue=queue)
         return await bound.tenant_settings()
 
-    _print(tenant, with_queue(store, tenant, act, create=True), json)
+    with audited("tenant.set", store, tenant, queue=queue, weight=weight, max_waiting=max_waiting):
+        found = with_queue(store, tenant, act, create=True)
+    _print(tenant, found, json)
 
 
 def show_tenant(tenant: TenantArgument, *, store: Store = None, json: Json = False) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.options import Tenant, duration, needing_service, tenant_name, words
-from holdfast.cli.output import note
+from holdfast.cli.output import note, say
 from holdfast.cli.serve import Audience, Issuer, KeyFile, TenantClaim, token_settings
 from holdfast.core.errors import InvalidOption
 
@@ -53,7 +53,7 @@ def token(
         subject=subject,
         private_key=None if private_key is None else private_key.read_bytes(),
     )
-    print(made)
+    say(made)
 
 
 def new_key(
@@ -69,7 +69,7 @@ def new_key(
     """Make a key. A shared one is printed; a pair goes into two files."""
     signing = _signing()
     if algorithm == "HS256":
-        print(signing.new_secret())
+        say(signing.new_secret())
         return
     private, public = signing.new_pair(algorithm)
     if private_key is None or jwks is None:

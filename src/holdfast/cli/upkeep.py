@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.options import Blobs, Json, Store, StoreUrl, blobs_url, store_url
-from holdfast.cli.output import emit, show, when
+from holdfast.cli.output import emit, say, show, when
 from holdfast.cli.session import shown_url, with_store
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
 
@@ -69,11 +69,11 @@ def migrate_schema(url: StoreUrl, *, json: Json = False) -> None:
     if json:
         emit({"url": shown_url(url), "steps": steps})
     elif not has_schema:
-        print(f"There is nothing to migrate: {url.partition(':')[0]}: has no schema.")
+        say(f"There is nothing to migrate: {url.partition(':')[0]}: has no schema.")
     elif steps:
-        print("\n".join(f"applied {name}" for name in steps))
+        say("\n".join(f"applied {name}" for name in steps), lines=True)
     else:
-        print("There is nothing to migrate: the schema is up to date.")
+        say("There is nothing to migrate: the schema is up to date.")
 
 
 def list_workers(

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from holdfast import HoldfastError
+from holdfast.core.text import printable
 from holdfast.demo import history
 from holdfast.demo.directory import NotOurs, fresh, store_url
 from holdfast.demo.fleet import WorkerBroke
@@ -43,7 +45,7 @@ def main() -> int:
     except NotOurs as error:
         parser.error(str(error))
     except (HoldfastError, WorkerBroke) as error:
-        console.print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble((type(error).__name__, "red"), f": {printable(str(error))}"), soft_wrap=True)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("Interrupted. The workers were ended; the data is still there.", highlight=False)

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
 from holdfast.core.job import JobKey
+from holdfast.core.text import printable
 from holdfast.pipeline.damage import TakenIn
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.rows import rows
@@ -102,7 +103,7 @@ class Audit:
         for rule, count in self.counts.items():
             shown = [violation for violation in self.samples if violation.rule == rule]
             lines.append(f"{rule}: {count:,}" + (f", the first {len(shown)}:" if len(shown) < count else ""))
-            lines += [f"  {_line(violation)}" for violation in shown]
+            lines += [f"  {printable(_line(violation))}" for violation in shown]
         return "\n".join(lines)
 
     def document(self) -> dict[str, Any]:

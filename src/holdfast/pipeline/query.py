@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from holdfast.core.errors import InvalidOption
+from holdfast.pipeline import judge
 from holdfast.pipeline.lake import LAYER, Lake
 from holdfast.pipeline.schemas import DOUBLE, HISTOGRAM
 from holdfast.pipeline.transforms.sketches import merged, percentile
@@ -40,6 +41,7 @@ def query(spark: SparkSession, lake: Lake, sql: str, limit: int | None = LIMIT) 
     """What a SELECT gives. Raises InvalidOption for any other statement, and for what makes no sense."""
     if limit is not None and limit < 1:
         raise InvalidOption("limit", f"{limit} is not a whole number from 1 on")
+    judge.statement(sql)  # Before the views are made: they take seconds.
     make_views(spark, lake)
     with plainly("answer"):
         frame = select(spark, sql)
@@ -49,17 +51,12 @@ def query(spark: SparkSession, lake: Lake, sql: str, limit: int | None = LIMIT) 
 
 
 def select(spark: SparkSession, sql: str) -> DataFrame:
-    """A SELECT as a DataFrame, not run yet."""
-    text = sql.strip().rstrip(";").strip()
-    if not text:
-        raise InvalidOption("query", "is empty; write for example: SELECT queue, count(*) FROM job_runs GROUP BY queue")
+    """A SELECT as a DataFrame, not run yet. What Spark gets is what `judge` has written."""
+    text = judge.statement(sql)
     try:
-        # Inside brackets nothing but a query makes sense: a statement that writes is refused before it is run.
-        frame = spark.sql(f"SELECT * FROM (\n{text}\n)")  # noqa: S608 - it is the user's own
+        frame = spark.sql(text)
         _ = frame.schema
-    except ParseException as error:
-        raise InvalidOption("query", f"only a SELECT can be asked. {_first(error)}") from None
-    except AnalysisException as error:
+    except (AnalysisException, ParseException) as error:
         raise InvalidOption("query", _first(error)) from None
     return frame
 

@@ -81,11 +81,14 @@ def triage_jobs(dead: DataFrame, *, limit: int = LIMIT) -> Triage:
 
 
 def chosen(frame: DataFrame, where: str | None) -> DataFrame:
-    """The rows that a user's condition picks. Raises InvalidOption if it makes no sense."""
+    """The rows that a user's condition picks. Raises InvalidOption if it is no condition on them."""
     if where is None:
         return frame
+    from holdfast.pipeline import judge  # Executors, which load this module, judge nothing.
+
+    text = judge.condition(where)
     try:
-        found = frame.where(where)
+        found = frame.where(text)
         _ = found.schema  # A remote session looks at it only when asked.
     except (AnalysisException, ParseException) as error:
         reason = str(error).strip().partition("\n")[0]

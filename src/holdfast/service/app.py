@@ -12,6 +12,7 @@ from starlette.routing import Route as Path
 
 from holdfast.core.errors import HoldfastError
 from holdfast.service import bodies, openapi
+from holdfast.service.audit import trail
 from holdfast.service.call import (
     NOBODY,
     STREAM,
@@ -29,6 +30,7 @@ from holdfast.service.call import (
 from holdfast.service.edge import Edge
 from holdfast.service.errors import Refusal, problem
 from holdfast.service.routes import events, flows, health, jobs, queues, schedules, work
+from holdfast.service.tokens import Caller
 from holdfast.telemetry.logging import get_logger
 
 if TYPE_CHECKING:
@@ -79,8 +81,12 @@ class _Endpoint:
         try:
             _gather(scope["headers"], headers)
             body = bodies.Body(receive, headers)
-            call = await self._call(route, scope, headers, body)
-            reply = await route.handler(call)
+            caller = await self._caller(route, scope, headers)
+            with trail(route, scope, caller) as noted:
+                call = await self._call(route, scope, caller, body)
+                noted.asked(call)
+                reply = await route.handler(call)
+                noted.answered(reply)
         except HoldfastError as error:
             # Who is slow has had his time.
             all_read = error.code != "request_timeout" and await body.drain()
@@ -91,14 +97,19 @@ class _Endpoint:
         else:
             await send_reply(send, reply)
 
-    async def _call(self, route: Route, scope: Scope, headers: dict[bytes, bytes], body: bodies.Body) -> Call[Any, Any]:
+    async def _caller(self, route: Route, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
+        """Who calls, by a good token. Raises a refusal."""
+        if route.scope is None:
+            return NOBODY
+        client = scope.get("client")
+        caller = await self._hub.tokens.caller(headers.get(b"authorization"), client[0] if client else "")
+        scope["holdfast.tenant"] = caller.tenant
+        return caller
+
+    async def _call(self, route: Route, scope: Scope, caller: Caller, body: bodies.Body) -> Call[Any, Any]:
         """Check everything that can be checked before the route's own work, the cheapest first."""
         hub, limits = self._hub, self._hub.settings.limits
-        caller = NOBODY
         if route.scope is not None:
-            client = scope.get("client")
-            caller = await hub.tokens.caller(headers.get(b"authorization"), client[0] if client else "")
-            scope["holdfast.tenant"] = caller.tenant
             hub.rates.take(caller.digest)
             if route.scope:
                 caller.need(route.scope)

@@ -149,6 +149,8 @@ class Route(Struct, frozen=True, kw_only=True):
     query: type[Any] = wire.NoQuery
     answers: dict[int, Any] = {}
     """What is answered when it went well, by status; None: something else than JSON."""
+    action: str = ""
+    """What it is called in the audit trail; "": it is no act of an operator."""
     refuses: tuple[str, ...] = ()
     """The codes of its own problems; those that every route has are added."""
 

@@ -45,6 +45,7 @@ class Edge:
         scope.setdefault("holdfast.left", bool)
         request_id, trace = _marks(scope["headers"])
         scope["holdfast.trace"] = trace
+        scope["holdfast.request_id"] = request_id.decode()
         status = 0
 
         async def out(message: MutableMapping[str, Any]) -> None:

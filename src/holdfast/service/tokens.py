@@ -47,6 +47,8 @@ class Caller(Struct, frozen=True):
     expires_at: float
     digest: bytes
     """Stands for the token, however its signature is spelt, where it must be told from others."""
+    token_id: str = ""
+    """Its `jti`, for the audit trail."""
 
     def need(self, scope: str) -> None:
         """Raise a refusal unless the token has that scope."""
@@ -143,7 +145,7 @@ class Tokens:
         digest = hashlib.sha256(token.rpartition(".")[0].encode()).digest()
         return Caller(
             self._tenant(claims), _scopes(claims), _queues(claims), subject if isinstance(subject, str) else "",
-            float(claims["exp"]), digest,
+            float(claims["exp"]), digest, claims["jti"] if isinstance(claims.get("jti"), str) else "",
         )  # fmt: skip
 
     def _tenant(self, claims: dict[str, Any]) -> str:

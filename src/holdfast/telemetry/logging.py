@@ -15,6 +15,8 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
+from holdfast.core.text import printable, printable_json
+
 _SECRET = frozenset({"payload", "result", "token", "fence"})
 _PLAIN_TEXT = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:/+@%")
 SUBJECTS = 1000
@@ -69,14 +71,15 @@ def configure(*, json: bool = False, level: str | int = "INFO", application: boo
             root.setLevel(level)
 
 
-def configure_access() -> None:
-    """Print the access log on standard output, as JSON lines. For the HTTP service."""
+def configure_lines(*names: str) -> None:
+    """Print what these loggers say on standard output, as JSON lines, whatever the level. For the HTTP service."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
-    logger = logging.getLogger("holdfast.access")
-    logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    for name in names:
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
 
 
 class Record:
@@ -102,6 +105,10 @@ class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
 
+    def format(self, record: logging.LogRecord) -> str:
+        # Tracebacks carry what jobs were given.
+        return printable(super().format(record), lines=True)
+
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line."""
@@ -116,7 +123,7 @@ class JsonFormatter(logging.Formatter):
             line["event"] = record.getMessage()
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return printable_json(msgspec.json.encode(line, enc_hook=str).decode())
 
 
 class _FieldLogger:

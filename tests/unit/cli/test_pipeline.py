@@ -1,12 +1,14 @@
 """What `holdfast pipeline` says before Spark is started."""
 
+import csv
+import io
 import socket
 import sys
 from importlib.util import find_spec
 
 import pytest
 
-from holdfast.cli import main
+from holdfast.cli import main, pipeline_tables
 from holdfast.pipeline import session
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.trouble import cause
@@ -147,3 +149,18 @@ def test_what_spark_says_of_a_failure_is_told_without_its_trace():
     )
     ours = "Traceback\nholdfast.core.errors.StoreBusy: the store is busy\n\tat org.apache.spark"
     assert repr(cause("answer", ours)) == "StoreBusy('the store is busy')"
+
+
+def test_cells_that_a_spreadsheet_would_compute_are_quoted_and_numbers_are_not(capsys):
+    texts = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "a=1", "", "'=1"]
+    pipeline_tables._write_csv(["=cmd|' /C calc'!A0", "n"], [[text, 1] for text in texts] + [[-1, -2.5], [None, True]])
+    rows = list(csv.reader(io.StringIO(capsys.readouterr().out, newline="")))
+    assert rows[0] == ["'=cmd|' /C calc'!A0", "n"]
+    quoted = ["'=1+1", "'+1", "'-1", "'@SUM(A1)", "'\t=1", "'\r=1", "a=1", "", "'=1"]
+    assert rows[1:] == [*([text, "1"] for text in quoted), ["-1", "-2.5"], ["", "True"]]
+
+
+def test_a_table_as_csv_on_a_terminal_has_no_control_characters(capsys, monkeypatch):
+    monkeypatch.setattr(pipeline_tables, "on_terminal", lambda: True)
+    pipeline_tables._write_csv(["id"], [["\x1b[2J\u202e"]])
+    assert capsys.readouterr().out == "id\n\\x1b[2J\\u202e\n"

@@ -87,3 +87,15 @@ def test_structlog_gets_the_fields_where_the_program_has_configured_it(caplog):
 def test_the_null_logger_says_nothing(caplog):
     NullLogger().bind(a=1).error("nothing")
     assert caplog.messages == []
+
+
+def test_control_characters_in_tracebacks_and_fields_are_spelt_out(output):
+    hostile = "\x1b[2J\x9b\u202e"
+    configure()
+    get_logger("holdfast.x").warning("job failed", error=hostile, traceback=f"Traceback:\n  {hostile}")
+    assert output().count("\\x1b[2J\\x9b\\u202e") == 2
+    configure(json=True)
+    get_logger("holdfast.x").warning("job failed", error=hostile)
+    line = output()
+    assert line.rstrip("\n").isprintable()
+    assert json.loads(line)["error"] == hostile

@@ -109,11 +109,11 @@ ROUTES = (
         refuses=(*_NAMED, "result_expired"),
     ),
     Route(
-        method="DELETE", path=_FLOW, handler=cancel_flow, scope=PRODUCE, query=wire.CancelQuery,
+        method="DELETE", path=_FLOW, handler=cancel_flow, action="flow.cancel", scope=PRODUCE, query=wire.CancelQuery,
         summary="Cancel a flow and its open steps", answers={200: answers.Canceled}, refuses=_NAMED,
     ),
     Route(
-        method="POST", path=f"{_FLOW}/replay", handler=replay_flow, scope=ADMIN,
+        method="POST", path=f"{_FLOW}/replay", handler=replay_flow, action="flow.replay", scope=ADMIN,
         summary="Start a failed flow again, where it failed", answers={200: answers.Replays},
         refuses=(*_NAMED, "not_replayable", "quota_exceeded"),
     ),

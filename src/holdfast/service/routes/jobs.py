@@ -196,7 +196,7 @@ ROUTES = (
         answers={200: answers.Job}, refuses=("invalid_name", "job_not_found", "result_expired"),
     ),
     Route(
-        method="DELETE", path=_JOB, handler=cancel, scope=PRODUCE, query=wire.CancelQuery,
+        method="DELETE", path=_JOB, handler=cancel, action="job.cancel", scope=PRODUCE, query=wire.CancelQuery,
         summary="Cancel a job", answers={200: answers.Canceled}, refuses=("invalid_name", "job_not_found"),
     ),
     Route(
@@ -210,7 +210,7 @@ ROUTES = (
         refuses=("invalid_name", "invalid_option", "job_not_found", "events_trimmed"),
     ),
     Route(
-        method="POST", path="/v1/queues/{queue}/jobs:cancel", handler=cancel_batch, scope=PRODUCE,
+        method="POST", path="/v1/queues/{queue}/jobs:cancel", handler=cancel_batch, action="jobs.cancel", scope=PRODUCE,
         body=wire.CancelBatch, batch="jobs", item=wire.Cancel,
         summary="Cancel jobs of a queue", answers={200: answers.Canceled}, refuses=("invalid_name",),
     ),

@@ -141,16 +141,18 @@ ROUTES = (
         summary="A page of a queue's jobs", answers={200: answers.Jobs}, refuses=_LISTS,
     ),
     Route(
-        method="POST", path=f"{_QUEUE}/jobs:purge", handler=forget, scope=ADMIN,
+        method="POST", path=f"{_QUEUE}/jobs:purge", handler=forget, action="jobs.purge", scope=ADMIN,
         body=wire.ForgetBatch, batch="jobs", item=wire.Forget,
         summary="Forget finished jobs", answers={200: answers.Forgotten}, refuses=("invalid_name",),
     ),
     Route(
-        method="POST", path=f"{_QUEUE}/pause", handler=pause, scope=ADMIN, summary="Hand out no more jobs",
+        method="POST", path=f"{_QUEUE}/pause", handler=pause, scope=ADMIN,
+        action="queue.pause", summary="Hand out no more jobs",
         answers={200: answers.Paused}, refuses=("invalid_name",),
     ),
     Route(
-        method="POST", path=f"{_QUEUE}/resume", handler=resume, scope=ADMIN, summary="Hand out jobs again",
+        method="POST", path=f"{_QUEUE}/resume", handler=resume, scope=ADMIN,
+        action="queue.resume", summary="Hand out jobs again",
         answers={200: answers.Paused}, refuses=("invalid_name",),
     ),
     Route(
@@ -158,11 +160,13 @@ ROUTES = (
         summary="A page of failed jobs, oldest first", answers={200: answers.DeadLetters}, refuses=_LISTS,
     ),
     Route(
-        method="POST", path=f"{_QUEUE}/dead-letters:replay", handler=replay, scope=ADMIN, body=wire.Replay,
+        method="POST", path=f"{_QUEUE}/dead-letters:replay", handler=replay, scope=ADMIN,
+        action="dead_letters.replay", body=wire.Replay,
         summary="Start failed jobs again", answers={200: answers.Replays}, refuses=_LISTS,
     ),
     Route(
-        method="POST", path=f"{_QUEUE}/dead-letters:purge", handler=purge, scope=ADMIN, body=wire.Purge,
+        method="POST", path=f"{_QUEUE}/dead-letters:purge", handler=purge, scope=ADMIN,
+        action="dead_letters.purge", body=wire.Purge,
         summary="Forget failed jobs", answers={200: answers.Purged}, refuses=_LISTS,
     ),
 )  # fmt: skip

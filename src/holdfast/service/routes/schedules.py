@@ -73,7 +73,7 @@ ROUTES = (
         summary="A page of schedules", answers={200: answers.Schedules}, refuses=("invalid_option",),
     ),
     Route(
-        method="PUT", path=_SCHEDULE, handler=put_schedule, scope=ADMIN, body=wire.PutSchedule,
+        method="PUT", path=_SCHEDULE, handler=put_schedule, action="schedule.put", scope=ADMIN, body=wire.PutSchedule,
         summary="Have a job enqueued by the clock", answers={200: answers.Schedule},
         refuses=(
             "invalid_name", "invalid_option", "invalid_payload", "unknown_codec", "payload_too_large",
@@ -85,7 +85,8 @@ ROUTES = (
         answers={200: answers.Schedule}, refuses=_NO_SUCH,
     ),
     Route(
-        method="DELETE", path=_SCHEDULE, handler=remove_schedule, scope=ADMIN, summary="End a schedule",
+        method="DELETE", path=_SCHEDULE, handler=remove_schedule, scope=ADMIN,
+        action="schedule.remove", summary="End a schedule",
         answers={200: answers.Unscheduled}, refuses=_NO_SUCH,
     ),
 )  # fmt: skip

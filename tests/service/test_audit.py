@@ -1,0 +1,165 @@
+"""Who did what: a line for each act of an operator, with who, from where, on what and how it ended; never a secret."""
+
+import json
+import logging
+
+import pytest
+
+from holdfast.service.app import ROUTES
+from holdfast.service.tokens import ADMIN
+from holdfast.telemetry.logging import JsonFormatter
+from tests.service.support import serving, signed
+
+
+class Lines(logging.Handler):
+    """Keeps what the audit trail says, as JSON text."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+        self.setFormatter(JsonFormatter())
+
+    def emit(self, record):
+        self.texts.append(self.format(record))
+
+    def taken(self):
+        """The lines since the last time, without what differs each time."""
+        found, self.texts = [json.loads(text) for text in self.texts], []
+        for line in found:
+            assert line.pop("request_id")
+            assert (line.pop("logger"), line.pop("event"), line.pop("via")) == ("holdfast.audit", "audit", "http")
+            del line["at"], line["level"]
+        return found
+
+
+@pytest.fixture
+def lines():
+    lines, logger = Lines(), logging.getLogger("holdfast.audit")
+    logger.addHandler(lines)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(lines)
+    logger.setLevel(logging.NOTSET)
+
+
+WHO = {"sub": "ops@example.com", "jti": "token-1", "address": "127.0.0.1", "tenant": "acme"}
+
+
+def operator(**changes):
+    return signed(sub=WHO["sub"], jti=WHO["jti"], **changes)
+
+
+def test_every_route_that_changes_something_for_an_operator_has_a_name_in_the_trail():
+    for route in ROUTES:
+        changes = route.scope == ADMIN and route.method != "GET"
+        assert bool(route.action) or not changes, route.path
+
+
+async def test_acts_of_an_operator_are_one_line_each(lines):
+    async with serving("memory:audit") as service:
+        client = await service.bare(operator())
+        await client.post("/v1/queues/q/pause")
+        await client.post("/v1/queues/q/resume")
+        assert lines.taken() == [
+            {"action": "queue.pause", "outcome": "done", **WHO, "queue": "q"},
+            {"action": "queue.resume", "outcome": "done", **WHO, "queue": "q"},
+        ]
+
+        for number in range(3):
+            await client.enqueue(queue="q", id=f"j{number}", payload="classified", max_attempts=1)
+        for job in await client.claim("q", limit=3):
+            await client.finish(job, "fail", error={"type": "E", "message": "classified"})
+        await client.post("/v1/queues/q/dead-letters:replay", json={"ids": ["j0", "nowhere"]})
+        await client.post("/v1/queues/q/dead-letters:replay", json={"where": {"type": "", "error": "E"}})
+        assert lines.taken() == [
+            {
+                "action": "dead_letters.replay", "outcome": "done", **WHO, "queue": "q", "ids": ["j0", "nowhere"],
+                "count": 2, "answers": {"replayed": 1, "job_not_found": 1},
+            },
+            {"action": "dead_letters.replay", "outcome": "done", **WHO, "queue": "q", "error": "E",
+             "answers": {"replayed": 2}},
+        ]  # fmt: skip
+
+        await client.delete("/v1/queues/q/jobs/j0")
+        await client.post("/v1/queues/q/jobs:cancel", json={"jobs": [{"id": "j1"}, {"id": "nowhere"}]})
+        await client.post("/v1/queues/q/jobs:purge", json={"jobs": [{"id": "j0"}]})
+        await client.post("/v1/queues/q/dead-letters:purge", json={"before": "2026-01-01T00:00:00Z", "type": "t"})
+        canceled, several, forgotten, purged = lines.taken()
+        assert canceled == {
+            "action": "job.cancel", "outcome": "done", **WHO, "queue": "q", "id": "j0", "answers": {"canceled": 1}
+        }  # fmt: skip
+        assert (several["action"], several["answers"]) == ("jobs.cancel", {"canceled": 1, "not_found": 1})
+        assert (forgotten["action"], forgotten["ids"], forgotten["count"]) == ("jobs.purge", ["j0"], 1)
+        assert (purged["action"], purged["type"], purged["count"]) == ("dead_letters.purge", "t", 0)
+
+        body = {"every_s": 60, "queue": "q", "type": "t", "payload": "classified"}
+        await client.put("/v1/schedules/nightly", json=body)
+        await client.delete("/v1/schedules/nightly")
+        put, removed = lines.taken()
+        assert put == {
+            "action": "schedule.put", "outcome": "done", **WHO, "name": "nightly", "queue": "q", "type": "t",
+            "every_s": 60.0,
+        }  # fmt: skip
+        assert removed == {"action": "schedule.remove", "outcome": "done", **WHO, "name": "nightly"}
+
+
+async def test_what_was_refused_or_went_wrong_is_in_the_trail_too(lines, monkeypatch):
+    async with serving("memory:audit-refused") as service:
+        shy = await service.bare(operator(scope="jobs:read"))
+        await shy.post("/v1/queues/q/pause")
+        narrow = await service.bare(operator(queues=["other"]))
+        await narrow.post("/v1/queues/q/pause")
+        client = await service.bare(operator())
+        await client.post("/v1/queues/q/dead-letters:replay", json={})
+        await client.delete("/v1/schedules/none")
+
+        async def broken(*_, **__):
+            raise RuntimeError("a secret of the house")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service.hub.store, "pause", broken)
+            await client.post("/v1/queues/q/pause")
+    said = lines.texts[:]
+    assert [(line["action"], line["outcome"]) for line in lines.taken()] == [
+        ("queue.pause", "scope_missing"),
+        ("queue.pause", "queue_forbidden"),
+        ("dead_letters.replay", "invalid_option"),
+        ("schedule.remove", "job_not_found"),
+        ("queue.pause", "internal_error"),
+    ]
+    assert "secret" not in "".join(said)
+
+
+async def test_what_is_no_act_of_an_operator_is_not_in_the_trail(lines):
+    async with serving("memory:audit-others") as service:
+        producer = await service.bare(operator(scope="jobs:produce jobs:read"))
+        await producer.enqueue(queue="q", id="a")
+        await producer.delete("/v1/queues/q/jobs/a")
+        await producer.get("/v1/queues/q/jobs/a")
+        nobody = await service.bare("not.a.token")
+        await nobody.post("/v1/queues/q/pause")
+        operators = await service.bare(operator())
+        await operators.get("/v1/queues/q/dead-letters")
+    assert lines.texts == []
+
+
+async def test_a_line_is_bounded_whatever_a_client_sends_and_has_no_control_characters(lines):
+    async with serving("memory:audit-bounds") as service:
+        client = await service.bare(signed(sub="s\x9b" * 300, jti="j" * 300))
+        where = {"type": "t", "error": "\u202e" * 100_000}
+        await client.post("/v1/queues/q/dead-letters:replay", json={"where": where})
+        await client.post("/v1/queues/q/dead-letters:replay", json={"ids": [f"{n:0>200}" for n in range(1000)]})
+        await client.post("/v1/queues/%0a%1b%ff/pause")
+    where, ids, odd = lines.texts
+    assert len(where) < 4000
+    assert len(ids) < 25_000
+    assert (json.loads(ids)["count"], len(json.loads(ids)["ids"])) == (1000, 100)
+    assert json.loads(odd)["outcome"] == "invalid_request"
+    assert all(text.isprintable() for text in lines.texts)
+
+
+async def test_a_proxy_that_is_trusted_says_from_where(lines):
+    async with serving("memory:audit-proxy", proxies="127.0.0.1") as service:
+        client = await service.bare(operator())
+        await client.post("/v1/queues/q/pause", headers={"x-forwarded-for": "192.0.2.7"})
+    assert json.loads(lines.texts[0])["address"] == "192.0.2.7"
