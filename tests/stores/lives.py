@@ -219,7 +219,8 @@ async def _parent(url: str, seconds: float, seed: str) -> int:
     again = await all_events(store, limit=1000)
     await store.close()
     wrong = judge(seen, said, canceled)
-    if [event.offset for event in seen] != [event.offset for event in again]:
+    # A store trims its log: who comes later sees the last events alone.
+    if not again or [event.offset for event in seen][-len(again) :] != [event.offset for event in again]:
         wrong.append(f"a reader beside it saw {len(seen)} events, one that came later {len(again)}, or another order")
     figures = f"{len(seen)} events, {dict(said)}, {len(canceled)} races won by the cancel, {len(wrong)} wrong"
     sys.stdout.write("\n".join([figures, *wrong[:20], ""]))
