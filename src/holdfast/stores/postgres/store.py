@@ -755,11 +755,20 @@ class PostgresStore:
     async def _take_hand_off_back(self, key: JobKey) -> None:
         """The job is in, but a worker that it was leased to cannot be told: release it, with no attempt lost."""
         (job,) = await self.get([key])
-        if job is None or job.state is not JobState.LEASED:
+        (lane,) = await self._lanes([key])
+        if job is None or lane is None or job.state is not JobState.LEASED:
             return
-        # Whoever takes it out of the offer releases it. Not found: it was not handed over, or its worker does that.
-        if await self._opened.rows("unsend", f"{job.seq}:{job.token}", repeat=True):
-            await self._finish([Finish(key, job.token, "release")], None)
+        sent, release = f"{job.seq}:{job.token}", Finish(key, job.token, "release")
+
+        async def work(session: Session) -> tuple[None, News]:
+            unit = await Unit.begin(session, self._memory, [(lane, key.id)])
+            # In one transaction: if this process dies, its worker finds it in the offer, and releases it. Not there: it
+            # was not handed over, or the worker has done that.
+            if await session.rows("unsend", sent):
+                changes.finish(unit, [release], self.options.retention)
+            return None, await unit.save()
+
+        await self._change(work, repeat=True)
 
     async def _publish(self, news: News, joined: Joined | None, *, told: bool = False) -> None:
         """Tell of a change: now that it is committed, or with the caller's own commit."""
