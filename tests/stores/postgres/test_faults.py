@@ -6,8 +6,11 @@ import asyncpg
 import pytest
 
 from holdfast.core.errors import StoreBusy, StoreUnavailable
-from holdfast.core.job import Extend, Extended, JobState, Queued
+from holdfast.core.job import Cancel, Extend, Extended, JobKey, JobState, Queued, SetResultTtl
+from holdfast.stores.postgres.link import Direct
 from tests.eventually import eventually
+from tests.log import all_events
+from tests.stores import load
 from tests.stores.postgres.support import claim, complete, fill, new, opened
 
 
@@ -84,3 +87,47 @@ async def test_a_full_pool_says_so_and_renewals_go_on(postgres, database):
             ends = await asyncio.gather(*calls, return_exceptions=True)
         assert any(isinstance(end, StoreBusy) and "connections" in str(end) for end in ends)
         await connection.close()
+
+
+def losing_a_reply(monkeypatch, meanwhile):
+    """The next transaction is committed, `meanwhile` happens, and its connection is lost before that is answered."""
+    execute, due = Direct.execute, [True]
+
+    async def executed(session, text):
+        await execute(session, text)
+        if text == "COMMIT" and due:
+            due.clear()
+            await meanwhile()
+            raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+
+    monkeypatch.setattr(Direct, "execute", executed)
+
+
+async def test_a_cancel_that_is_sent_again_cancels_one_life_of_the_id(postgres, database, monkeypatch):
+    async with opened(postgres.url(database)) as store:
+        await store.enqueue([new("x"), new("y")])
+        losing_a_reply(monkeypatch, lambda: store.enqueue([load.new("x")]))
+        keys = [JobKey("acme", "mail", id_) for id_ in "xy"]
+        assert await store.cancel([Cancel(key) for key in keys]) == ["not_found", "canceled"]
+        assert [job.state for job in await store.get(keys)] == [JobState.READY, JobState.CANCELED]
+        assert [event.kind for event in await all_events(store) if event.job_id == "x"] == [
+            "enqueued",
+            "canceled",
+            "enqueued",
+        ]
+
+
+async def test_a_result_ttl_that_is_set_again_is_that_of_one_life(postgres, database, monkeypatch):
+    async with opened(postgres.url(database)) as store:
+        await store.enqueue([new("x")])
+        key = JobKey("acme", "mail", "x")
+        await store.cancel([Cancel(key)])
+
+        async def another_life():
+            await store.enqueue([load.new("x")])
+            await store.cancel([Cancel(key)])
+
+        losing_a_reply(monkeypatch, another_life)
+        assert await store.set_result_ttl([SetResultTtl(key, 60_000)]) == ["not_found"]
+        (job,) = await store.get([key])
+        assert job.result_ttl_ms != 60_000

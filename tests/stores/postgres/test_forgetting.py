@@ -11,7 +11,9 @@ import pytest
 
 from holdfast.core.job import Cancel, Finish, IdempotencyKey, JobKey, JobState, Queued, Replayed
 from holdfast.store import TenantSettings
+from holdfast.stores.postgres.enqueue import add_line
 from holdfast.stores.postgres.link import Direct
+from holdfast.stores.postgres.trouble import StaleCache
 from tests.stores.load import new, wish
 from tests.stores.postgres.support import claim, judge
 
@@ -113,3 +115,16 @@ async def test_a_claim_looks_in_all_its_queues(store, forgetting):
     forgetting("find_lanes")
     claimed = await store.claim(wish(9, queues=("mail", "other")))
     assert {job.id for job in claimed.jobs} == {"x", "y"}
+
+
+async def test_the_number_of_a_queue_is_remembered_with_the_data_it_is_of(store, asked, forgetting):
+    await store.enqueue([new("x")])
+    generation = store._memory.generation
+    forgetting("find_line")
+    try:
+        number = await add_line(store._link, store._memory, "new")
+    except StaleCache:
+        number = None
+    assert store._memory.line("new").number == number
+    right = await asked("SELECT line FROM holdfast.lines WHERE queue = 'new'")
+    assert number == (right if store._memory.generation == generation else None)

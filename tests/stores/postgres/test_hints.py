@@ -8,7 +8,7 @@ from holdfast.store import Hint
 from holdfast.stores.postgres.ears import GATHER_S, PAYLOAD, payloads
 from holdfast.stores.postgres.lanes import Memory
 from holdfast.stores.postgres.unit import News
-from tests.stores.postgres.support import claim, complete, fill, new, opened
+from tests.stores.postgres.support import apart, claim, complete, fill, new, opened
 
 
 class Ear:
@@ -44,6 +44,28 @@ async def test_a_hint_reaches_another_handle_and_comes_back_after_a_cut(postgres
         await store.enqueue([new("again")])
         await ear.expect(lambda signal: signal.queue == "mail")
         stop()
+
+
+async def test_a_handle_hears_when_its_schema_was_replaced(postgres, database):
+    """The channels of the new schema have other names."""
+    url = postgres.url(database, test_clock=1)
+    async with apart(url) as other, opened(url) as store, opened(url) as idle:
+        ears = [Ear(), Ear()]
+        for handle, ear in zip((store, idle), ears, strict=True):
+            handle.listen(ear, {Hint.READY})
+            await ear.expect(lambda signal: not signal.queue)  # It listens from now on.
+        postgres.sql("DROP SCHEMA holdfast CASCADE", database)
+        async with opened(postgres.url(database, test_clock=1, wait_s=7)):
+            pass  # It has made the schema anew.
+        for ear in ears:
+            ear.signals.clear()
+        await store.enqueue([new("a")])  # Which finds that the data is another. `idle` asks for nothing.
+        for ear in ears:
+            await ear.expect(lambda signal: not signal.queue)
+            ear.signals.clear()
+        await other.enqueue([new("b")])
+        for ear in ears:
+            await ear.expect(lambda signal: signal.queue == "mail")
 
 
 async def test_who_listens_for_more_is_told_of_that_too(postgres, database):

@@ -294,7 +294,7 @@ async def test_a_message_of_other_data_teaches_nothing(store, url, offers, admin
     """The numbers in it may mean another tenant's queue by now. [TENANT-3]"""
     async with place(store, offers) as (_, came):
         known = store._memory.place
-        store._memory.meet("other data")
+        store._memory.meet(f"{known.split()[0]} another-generation")
         lanes.forget(store.address.place)
         async with opened(url) as near:
             await near.enqueue([new("x")])

@@ -17,6 +17,7 @@ from holdfast.core import offers as core_offers
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import Finished, JobState, Queued
 from holdfast.stores.postgres import offers as offering
+from holdfast.stores.postgres.unit import Unit
 from holdfast.testing.postgres import PostgresServer
 from tests.eventually import eventually
 from tests.stores.load import complete, key, kinds, new, wish
@@ -79,6 +80,30 @@ async def test_a_hand_off_that_cannot_be_sent_is_released_at_once():
                 assert (job.id, job.attempts) == ("x", 1)
                 assert await store.finish([complete(job)]) == [Finished(JobState.COMPLETED)]
             await judge(store)
+
+
+async def test_a_producer_that_dies_releasing_what_it_could_not_send_leaves_it_to_the_worker(monkeypatch):
+    class DiedError(Exception):
+        pass
+
+    async def dies(_):
+        raise DiedError
+
+    with PostgresServer(durable=False, max_notify_queue_pages=64) as server:
+        server.sql("CREATE DATABASE stranger")
+        url = server.url()
+
+        def offered():
+            return asked(url, "SELECT count(*) FROM holdfast.offers WHERE until > 0")
+
+        async with opened(url) as store, opened(url) as producer, place(store, offered, limit=3) as (post, _):
+            async with filled(server.url("stranger")):
+                with monkeypatch.context() as patch:
+                    patch.setattr(Unit, "save", dies)
+                    with pytest.raises(DiedError):
+                        await producer.enqueue([new("x", max_attempts=1)])
+            assert (await comes_back(post, "x")).attempts == 1
+            assert await kinds(store, KEY) == ["enqueued", "claimed", "released", "claimed"]
 
 
 @pytest.mark.parametrize("how", ["claims again", "leaves"])

@@ -15,6 +15,7 @@ import logging
 import random
 import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -102,6 +103,12 @@ def _watched(connection: Any) -> asyncio.Event:
 
     connection.add_termination_listener(ended)
     return lost
+
+
+def _end(loop: asyncio.AbstractEventLoop, lost: asyncio.Event) -> None:
+    """Have the connection of this event, which is of that loop, count as lost."""
+    with contextlib.suppress(RuntimeError):  # The loop is closed.
+        loop.call_soon_threadsafe(lost.set)
 
 
 class Ear:
@@ -388,6 +395,8 @@ class Ears:
             try:
                 connection = await self._link.dial()
                 lost = _watched(connection)
+                # Where the schema was replaced, its channels have other names: listen anew, and let all look.
+                self._memory.watchers[self] = partial(_end, asyncio.get_running_loop(), lost)
                 self._kinds = self._wanted
                 async with self._ask(connection):
                     for hint in self._kinds:
@@ -408,6 +417,7 @@ class Ears:
             except TROUBLES as error:
                 reason = str(error) or type(error).__name__
             finally:
+                self._memory.watchers.pop(self, None)
                 self._connection = None
                 for ear in self._posts:
                     ear.number = 0

@@ -52,9 +52,13 @@ async def add_lane(link: Link, memory: Memory, tenant: str, queue: str, ranks: i
 
 
 async def add_line(link: Link, memory: Memory, queue: str) -> int:
-    """Make a line, or find it."""
-    await link.rows("add_line", queue, memory.known(), repeat=True)
-    number = memory.line(queue).number = await link.value("find_line", queue, memory.known(), repeat=True)
+    """Make a line, or find it. Raises StaleCache."""
+    known = memory.known()
+    await link.rows("add_line", queue, known, repeat=True)
+    number = await link.value("find_line", queue, known, repeat=True)
+    with memory.lock:
+        memory.check(known)
+        memory.line(queue).number = number
     return number
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
@@ -205,6 +205,8 @@ class Memory:
         self.lock = threading.RLock()
         self.place = ""
         """Which data all this is about."""
+        self.watchers: dict[object, Callable[[], None]] = {}
+        """Called, in any thread, when the secret is another: for those who listen on channels that it names."""
         self._forget()
 
     @property
@@ -239,7 +241,10 @@ class Memory:
                     "cached lane numbers are dropped"
                 )
                 self._forget()
-            self.place = place
+            before, self.place = self.secret, place
+            if before not in ("", self.secret):
+                for watcher in list(self.watchers.values()):
+                    watcher()
 
     def _forget(self) -> None:
         self.lines: dict[str, Line] = {}

@@ -395,7 +395,7 @@ class PostgresStore:
 
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         keep = self.options.retention
-        return await self._each(items, lambda unit: changes.cancel(unit, items, keep), repeat=True)
+        return await self._each(items, lambda unit: changes.cancel(unit, items, keep), repeat=True, one_life=True)
 
     async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
         return await again(lambda: self._replay(keys, under))
@@ -439,7 +439,7 @@ class PostgresStore:
                 await unit.session.rows("save_expiry", *(list(column) for column in zip(*kept, strict=True)))
             return answers
 
-        return await self._each(items, also, repeat=True)
+        return await self._each(items, also, repeat=True, one_life=True)
 
     # Reading ----------------------------------------------------------------------------------------------
 
@@ -645,12 +645,17 @@ class PostgresStore:
         *,
         joined: Joined | None = None,
         repeat: bool = False,
+        one_life: bool = False,
         urgent: bool = False,
         lock_ms: int = PATIENT_LOCK_MS,
     ) -> list[A]:
-        """Lock the jobs of these items, take a step with them, and write what came of it."""
+        """Lock the jobs of these items, take a step with them, and write what came of it.
+
+        `one_life`: what is sent again after a lost reply reaches the same lives of the ids, and no later ones.
+        """
         if not items:
             return []
+        lives: dict[JobKey, int] = {}
 
         async def change() -> list[A]:
             found = await self._lanes(item.key for item in items)
@@ -658,9 +663,14 @@ class PostgresStore:
 
             async def work(session: Session) -> tuple[list[A], News]:
                 unit = await Unit.begin(session, self._memory, pairs)
+                if lives:
+                    unit.keep_to(lives)
                 stepped = step(unit)
                 answers = stepped if isinstance(stepped, list) else await stepped
-                return answers, await unit.save()
+                news = await unit.save()
+                if one_life:  # From here on it may be committed.
+                    lives.update(unit.lives)
+                return answers, news
 
             return await self._change(work, joined, repeat=repeat, urgent=urgent, lock_ms=lock_ms)
 
@@ -745,11 +755,20 @@ class PostgresStore:
     async def _take_hand_off_back(self, key: JobKey) -> None:
         """The job is in, but a worker that it was leased to cannot be told: release it, with no attempt lost."""
         (job,) = await self.get([key])
-        if job is None or job.state is not JobState.LEASED:
+        (lane,) = await self._lanes([key])
+        if job is None or lane is None or job.state is not JobState.LEASED:
             return
-        # Whoever takes it out of the offer releases it. Not found: it was not handed over, or its worker does that.
-        if await self._opened.rows("unsend", f"{job.seq}:{job.token}", repeat=True):
-            await self._finish([Finish(key, job.token, "release")], None)
+        sent, release = f"{job.seq}:{job.token}", Finish(key, job.token, "release")
+
+        async def work(session: Session) -> tuple[None, News]:
+            unit = await Unit.begin(session, self._memory, [(lane, key.id)])
+            # In one transaction: if this process dies, its worker finds it in the offer, and releases it. Not there: it
+            # was not handed over, or the worker has done that.
+            if await session.rows("unsend", sent):
+                changes.finish(unit, [release], self.options.retention)
+            return None, await unit.save()
+
+        await self._change(work, repeat=True)
 
     async def _publish(self, news: News, joined: Joined | None, *, told: bool = False) -> None:
         """Tell of a change: now that it is committed, or with the caller's own commit."""

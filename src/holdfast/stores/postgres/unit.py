@@ -9,7 +9,7 @@ The hot moves (enqueue of new ids, claim, complete) are stated again in migratio
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -137,6 +137,17 @@ class Unit:
         held = Held(lane, job, job.state not in TERMINAL, row["logged"], locked)
         self.found[lane.number, job.id] = held
         return held
+
+    @property
+    def lives(self) -> dict[JobKey, int]:
+        """Which jobs it has, by number."""
+        return {held.job.key: held.job.seq for held in self.found.values()}
+
+    def keep_to(self, lives: Mapping[JobKey, int]) -> None:
+        """Leave later lives of these ids alone."""
+        self.found = {
+            at: held for at, held in self.found.items() if lives.get(held.job.key, held.job.seq) == held.job.seq
+        }
 
     def find(self, key: JobKey) -> Held | None:
         """The job, to be changed, unless it is past its retention. [TENANT-2]"""
