@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from holdfast.core.errors import StoreBusy, StoreUnavailable
-from holdfast.core.job import Cancel, Extend, Extended, JobKey, JobState, Queued, SetResultTtl
+from holdfast.core.job import Cancel, Extend, Extended, JobKey, JobState, Lease, Queued, SetResultTtl
 from holdfast.stores.postgres.link import Direct
 from tests.eventually import eventually
 from tests.log import all_events
@@ -23,6 +23,24 @@ async def test_a_blocked_id_blocks_only_itself(postgres, database):
             with pytest.raises(StoreBusy, match="open transaction"):
                 await store.enqueue([new(f"other-{n}") for n in range(5)] + [new("held")] + [new("last")])
             assert len(await claim(store, 10)) == 6
+        await connection.close()
+
+
+async def test_an_enqueue_under_a_lease_waits_for_who_has_its_id(postgres, database):
+    """As any other does: longer than the fast path, which gives up at once."""
+    async with opened(postgres.url(database)) as store:
+        await fill(store, 1)
+        (job,) = await claim(store, 1)
+        connection = await asyncpg.connect(postgres.url(database))
+        transaction = connection.transaction()
+        await transaction.start()
+        await store.enqueue([new("x")], connection=connection)
+        enqueuing = asyncio.create_task(store.enqueue([load.new("x")], under=Lease(job.key, job.token)))
+        waits = f"SELECT 1 FROM pg_stat_activity WHERE datname = '{database}' AND wait_event_type = 'Lock'"
+        slowly = f"{waits} AND query LIKE '%take_ids%'"
+        await eventually(lambda: enqueuing.done() or postgres.sql(slowly, database))
+        await transaction.rollback()
+        assert await enqueuing == [Queued("x", JobState.READY)]
         await connection.close()
 
 

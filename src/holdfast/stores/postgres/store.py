@@ -265,14 +265,20 @@ class PostgresStore:
         request = requests.enqueue(items, found, memory)
         repeat = all(item.envelope.request_id for item in items)
 
-        async def work(session: Session) -> tuple[list[EnqueueAnswer], News]:
+        async def work(fast: requests.Request | None, session: Session) -> tuple[list[EnqueueAnswer], News]:
             await self._hold_lease(session, under, lane)
-            now = None if request is None else await session.value(request[0], *request[1])
+            now = None if fast is None else await session.value(fast[0], *fast[1])
             if now is not None:
                 return enqueue.fresh_answers(items, found, now)
             return await enqueue.enqueue(session, memory, items, found, self.address.schema, wait=joined is None)
 
-        return await self._change(work, joined, repeat=repeat, lock_ms=lock_ms)
+        try:
+            return await self._change(partial(work, request), joined, repeat=repeat, lock_ms=lock_ms)
+        except StoreBusy as busy:
+            # As in `_enqueue`: the slower path waits longer.
+            if request is None or joined is not None or len(items) > 1 or not is_blocked(busy.__cause__):
+                raise
+        return await self._change(partial(work, None), repeat=repeat, lock_ms=lock_ms)
 
     async def _hold_lease(self, session: Session, under: Lease, lane: lanes.Lane | None) -> None:
         """Keep a lease as it is until the end of the transaction. Raises the refusal if it is not live."""
