@@ -11,7 +11,7 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test test-pipeline check lint types imports format mutants bench bench-quick bench-pipeline clean
+.PHONY: help demo test test-pipeline check lint types imports format mutants bench bench-quick bench-pipeline constraints sbom clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,25 @@ bench-pipeline: .venv/.bench ## Measure the pipeline on Spark, up to 2,000,000 e
 	@scripts/get-programs java
 	$(BIN)/python -m bench.pipeline $(ARGS)
 
+# Where this machine gets its packages from must not be written down.
+PLAIN_PIP := env -u PIP_INDEX_URL -u PIP_EXTRA_INDEX_URL -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null
+SERVICE_EXTRAS := service redis postgres telemetry blobs
+
+constraints: .venv/.release ## Resolve what a service image installs, with hashes, into constraints/service.txt
+	@mkdir -p constraints build
+	@$(BIN)/python scripts/tested-versions libraries > build/tested.txt
+	$(PLAIN_PIP) CUSTOM_COMPILE_COMMAND="make constraints" .venv/release/bin/pip-compile --quiet --upgrade \
+		--generate-hashes --strip-extras --no-annotate --no-emit-options --no-emit-index-url --no-emit-find-links \
+		--no-emit-trusted-host $(addprefix --extra ,$(SERVICE_EXTRAS)) --constraint build/tested.txt \
+		--output-file constraints/service.txt pyproject.toml
+
+sbom: .venv/.release ## List what a service image installs, as CycloneDX, in build/sbom.json
+	@$(BIN)/python -m venv --clear build/image
+	$(PLAIN_PIP) build/image/bin/python -m pip install -qq --require-hashes --requirement constraints/service.txt
+	$(PLAIN_PIP) build/image/bin/python -m pip install -qq --no-deps .
+	.venv/release/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-format JSON --output-file build/sbom.json build/image/bin/python
+
 clean: ## Remove .venv, caches and builds
 	rm -rf .venv .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist bench/out
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
@@ -87,6 +106,12 @@ clean: ## Remove .venv, caches and builds
 	@echo "Installing the development tools (once)"
 	@$(BIN)/python -m pip install -qq --group dev
 	@touch $@ .venv/.spark
+
+.venv/.release: .venv/.pip
+	@$(BIN)/python -m venv --clear .venv/release
+	@.venv/release/bin/python -m pip install -qq pip==$(PIP_VERSION)
+	@.venv/release/bin/python -m pip install -qq --group release
+	@touch $@
 
 .venv/.bench: .venv/.dev
 	@$(BIN)/python -m pip install -qq --group bench

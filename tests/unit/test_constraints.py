@@ -1,0 +1,31 @@
+"""What a service image installs: by version and hash, as tested, and without a word on where it was downloaded."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+TOP = Path(__file__).parents[2]
+LINES = (TOP / "constraints/service.txt").read_text().replace("\\\n", "").splitlines()
+PINS = [line for line in LINES if line and not line.startswith("#")]
+
+
+def test_every_package_is_pinned_and_hashed():
+    assert len(PINS) > 20
+    for line in PINS:
+        assert re.fullmatch(r"[a-z0-9.-]+==\S+( ;[^#]*?)?(\s+--hash=sha256:[0-9a-f]{64})+\s*", line), line[:80]
+
+
+def test_no_line_says_where_it_came_from():
+    text = "\n".join(LINES)
+    for word in ("://", "--index", "--extra-index", "--find-links", "--trusted-host", "@", "/tmp", "/home"):
+        assert word not in text
+
+
+def test_versions_are_those_that_the_tests_run_with():
+    command = [sys.executable, TOP / "scripts/tested-versions", "libraries"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    tested = dict(line.lower().split("==") for line in said.splitlines())
+    pinned = dict(line.split()[0].split("==") for line in PINS)
+    assert {"fastapi", "uvicorn", "pyjwt", "redis", "asyncpg"} <= pinned.keys()
+    assert {name: version for name, version in pinned.items() if name in tested and tested[name] != version} == {}
