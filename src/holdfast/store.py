@@ -357,7 +357,10 @@ class Store(Protocol):
         ...
 
     async def tenants(self) -> list[str]:
-        """The tenants that have ever enqueued here and still have jobs or settings, by name. For operators."""
+        """The tenants that have ever enqueued here and still have jobs or settings, by name. For operators.
+
+        Without `core.names.OPERATOR`: its jobs are records of Holdfast itself, keys among them.
+        """
         ...
 
     # Events -----------------------------------------------------------------------------------------------

@@ -154,9 +154,9 @@ async def test_a_token_for_some_queues_is_good_for_schedules_of_those(service, c
     assert (await client.get(PATH)).json()["payload"] == {"n": 1}
 
 
-def _calls(queue):
+def _calls(queue, proof=""):
     """Every call that would change something in a queue, and what it says."""
-    lot = {"queue": queue, "id": "nightly", "token": 1}
+    lot = {"queue": queue, "id": "nightly", "token": proof}
     path = f"/v1/queues/{queue}"
     return {
         "enqueue": ("POST", "/v1/jobs", {"queue": queue, "id": "mine"}),
@@ -181,7 +181,7 @@ async def test_the_routes_of_jobs_change_nothing_in_queues_of_holdfasts_own(serv
     await client.put(PATH, json=NIGHTLY)
     before = await service.hub.store.get([JobKey(tenant, SCHEDULES, "nightly")])
     for queue in (SCHEDULES, FLOWS, "holdfast:any"):
-        method, path, body = _calls(queue)[call]
+        method, path, body = _calls(queue, service.hub.proofs.sign(tenant, queue, "nightly", 1))[call]
         answer = await client.request(method, path, **({} if body is None else {"json": body}))
         if answer.status_code == 200:
             assert [item["error"]["code"] for item in answer.json()["items"]] == ["invalid_name"]

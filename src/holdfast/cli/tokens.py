@@ -1,4 +1,4 @@
-"""`holdfast token` and `holdfast keys new`: tokens and keys for development."""
+"""`holdfast token` and `holdfast keys`: tokens and keys for development, and the keys of lease proofs in a store."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.options import Tenant, duration, needing_service, tenant_name, words
-from holdfast.cli.output import note
+from holdfast.cli.options import Json, Store, Tenant, duration, needing_service, tenant_name, words
+from holdfast.cli.output import emit, note, show
 from holdfast.cli.serve import Audience, Issuer, KeyFile, TenantClaim, token_settings
+from holdfast.cli.session import with_store
 from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -20,8 +21,13 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add these commands."""
     app.command()(token)
-    keys = typer.Typer(help="Keys that tokens are signed with.", no_args_is_help=True, rich_markup_mode=None)
+    keys = typer.Typer(
+        help="Keys that tokens and lease proofs are signed with.", no_args_is_help=True, rich_markup_mode=None
+    )
     keys.command("new")(new_key)
+    keys.command("lease-list")(list_lease_keys)
+    keys.command("lease-rotate")(rotate_lease_key)
+    keys.command("lease-drop")(drop_lease_key)
     app.add_typer(keys, name="keys")
 
 
@@ -80,6 +86,34 @@ def new_key(
     known["keys"].append(public)
     jwks.write_text(json.dumps(known, indent=2), encoding="utf-8")
     note(f"made key {public['kid']}: the private part is in {private_key}, the public one in {jwks}")
+
+
+def list_lease_keys(*, store: Store = None, json: Json = False) -> None:
+    """List the keys of lease proofs in a store, by number; never what they are."""
+    from holdfast.service.proofs import LeaseKeys
+
+    found = with_store(store, lambda opened: LeaseKeys(opened).all())
+    if json:
+        emit({"keys": [{"kid": key.kid, "age_s": key.age_ms / 1000} for key in found]})
+    else:
+        show(["kid", "age"], ([key.kid, f"{key.age_ms // 1000} s"] for key in found), "No lease keys yet.")
+
+
+def rotate_lease_key(*, store: Store = None) -> None:
+    """Add a key for lease proofs, and print its number. Services sign with it after 10 s; older keys still verify."""
+    from holdfast.service.proofs import LeaseKeys
+
+    print(with_store(store, lambda opened: LeaseKeys(opened).rotate()))
+
+
+def drop_lease_key(
+    kid: Annotated[str, typer.Argument(metavar="KID", help="The number of the key.")], *, store: Store = None
+) -> None:
+    """Drop a key of lease proofs. Within 5 s the leases that it signed can no longer be finished or extended."""
+    from holdfast.service.proofs import LeaseKeys
+
+    with_store(store, lambda opened: LeaseKeys(opened).drop(kid))
+    note(f"dropped lease key {kid}")
 
 
 def _signing() -> ModuleType:

@@ -51,6 +51,25 @@ def test_two_processes_serve_what_a_token_allows_and_end_in_peace(processes, tmp
     assert made not in ended.out + ended.err
 
 
+def test_processes_verify_each_others_proofs_of_leases_and_their_keys_are_rotated(processes, tmp_path, environ):
+    """Each request is a connection of its own, and any process takes it."""
+    store = f"file:{tmp_path}/data"
+    _, url = serving(processes, "--store", store, "--processes", "2", "--no-access-log", times=2)
+    made = processes.run("token", "--tenant", "acme", "--scope", "produce,work").out.strip()
+    assert ask(f"{url}/v1/jobs:batch", made, {"jobs": [{} for _ in range(10)]})[0] == 200
+    assert processes.run("keys", "lease-rotate", "--store", store).out == "2\n"
+    for _ in range(10):
+        (held,) = ask(f"{url}/v1/claims", made, {"queues": ["default"]})[1]["jobs"]
+        lease = {"queue": "default", "id": held["id"], "token": held["token"], "outcome": "complete"}
+        assert ask(f"{url}/v1/leases:finish", made, {"leases": [lease]})[1]["items"] == [{"status": "completed"}]
+    listed = json.loads(processes.run("keys", "lease-list", "--store", store, "--json").out)
+    assert [key["kid"] for key in listed["keys"]] == ["1", "2"]
+    assert "newest" in processes.run("keys", "lease-drop", "2", "--store", store).err
+    assert processes.run("keys", "lease-drop", "1", "--store", store).code == 0
+    shown = processes.run("keys", "lease-list", "--store", store).out
+    assert "1 " not in shown.split("\n", 1)[1]
+
+
 def test_a_pair_of_keys_signs_and_checks(processes, tmp_path):
     private, jwks = str(tmp_path / "private.json"), str(tmp_path / "jwks.json")
     for algorithm, path in (("ES256", f"{private}.old"), ("EdDSA", private)):
