@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from holdfast.core.errors import InvalidOption, InvalidPayload, StoreUnavailable
 from holdfast.core.job import JobKey
-from holdfast.store import Finding
+from holdfast.store import Finding, shown_url
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -74,7 +74,7 @@ class Blobs:
         try:
             from obstore.store import LocalStore, MemoryStore, from_url
         except ModuleNotFoundError as error:
-            reason = f"{text!r} needs obstore; install it with: pip install 'holdfast[blobs]'"
+            reason = f"{shown_url(text)!r} needs obstore; install it with: pip install 'holdfast[blobs]'"
             raise InvalidOption("blobs", reason) from error
         scheme, colon, rest = text.partition(":")
         if colon and scheme == "memory":
@@ -90,6 +90,9 @@ class Blobs:
         try:
             return cls(from_url(text))
         except Exception as error:  # obstore raises many kinds, some of them private
+            shown = shown_url(text)
+            if shown != text:
+                raise InvalidOption("blobs", f"{shown!r} is not a blob store") from None  # The error has the password.
             raise InvalidOption("blobs", f"{text!r} is not a blob store: {_first_line(error)}") from error
 
     def doctor(self) -> list[Finding]:
