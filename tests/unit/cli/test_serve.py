@@ -3,10 +3,13 @@
 import json
 import re
 import signal
+import socket
 import urllib.error
 import urllib.request
 
 import pytest
+
+from holdfast.testing.processes import free_port
 
 KEY = "a shared key that is long enough for everybody here"
 ENV = {"HOLDFAST_JWT_HS256_KEY": KEY}
@@ -68,6 +71,20 @@ def test_processes_verify_each_others_proofs_of_leases_and_their_keys_are_rotate
     assert processes.run("keys", "lease-drop", "1", "--store", store).code == 0
     shown = processes.run("keys", "lease-list", "--store", store).out
     assert "1 " not in shown.split("\n", 1)[1]
+
+
+def test_metrics_have_an_address_of_their_own(processes, environ, cli):
+    port = free_port()
+    _, url = serving(
+        processes, "--store", "memory:", "--no-access-log", "--metrics-port", str(port), "--metrics-host", "127.0.0.2"
+    )
+    assert ask(f"{url}/metrics")[1]["code"] == "not_found"
+    with urllib.request.urlopen(f"http://127.0.0.2:{port}/metrics", timeout=30) as answer:
+        assert b"holdfast_http_requests" in answer.read()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    said = cli("serve", "--store", "memory:", "--metrics-host", "127.0.0.1")
+    assert (said.code, "--metrics-port" in said.err) == (2, True)
 
 
 def test_a_pair_of_keys_signs_and_checks(processes, tmp_path):
