@@ -99,6 +99,7 @@ class _Endpoint:
             client = scope.get("client")
             caller = await hub.tokens.caller(headers.get(b"authorization"), client[0] if client else "")
             scope["holdfast.tenant"] = caller.tenant
+            await hub.revoked.check(caller)
             hub.rates.take(caller.digest)
             if route.scope:
                 caller.need(route.scope)

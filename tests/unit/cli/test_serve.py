@@ -87,6 +87,26 @@ def test_metrics_have_an_address_of_their_own(processes, environ, cli):
     assert (said.code, "--metrics-port" in said.err) == (2, True)
 
 
+def test_tokens_are_revoked_listed_and_restored(cli):
+    assert cli("token", "revoke", "--tenant", "acme", "--jti", "j1").code == 0
+    assert "before" in cli("token", "revoke", "--tenant", "acme", "--jti", "j1").err
+    assert cli("token", "revoke", "--tenant", "acme", "--subject", "w1").code == 0
+    assert cli("token", "revoke", "--tenant", "other", "--issued-before", "2030-01-31T12:00Z").code == 0
+    assert cli("token", "revoke", "--tenant", "other", "--issued-before", "now").code == 0
+    found = [[one["tenant"], one["kind"], one["value"]] for one in cli("token", "revoked", "--json").json["revoked"]]
+    assert sorted(found)[:3] == [["acme", "jti", "j1"], ["acme", "sub", "w1"], sorted(found)[2]]
+    assert ["other", "issued_before", "1896091200"] in found
+    assert "2030-01-31T12:00:00Z" in cli("token", "revoked", "--tenant", "other").out
+    assert cli("token", "restore", "--tenant", "other", "--issued-before", "2030-01-31T12:00:00Z").code == 0
+    assert cli("token", "restore", "--tenant", "acme", "--jti", "j1").code == 0
+    assert "not revoked" in cli("token", "restore", "--tenant", "acme", "--jti", "j1").err
+    assert "w1" in cli("token", "revoked", "--tenant", "acme").out
+    assert "j1" not in cli("token", "revoked").out
+    assert "one of --jti" in cli("token", "revoke", "--tenant", "acme").err
+    assert "one of --jti" in cli("token", "revoke", "--tenant", "acme", "--jti", "a", "--subject", "b").err
+    assert "--scope" in cli("token", "--tenant", "acme").err
+
+
 def test_a_pair_of_keys_signs_and_checks(processes, tmp_path):
     private, jwks = str(tmp_path / "private.json"), str(tmp_path / "jwks.json")
     for algorithm, path in (("ES256", f"{private}.old"), ("EdDSA", private)):

@@ -16,7 +16,7 @@ from holdfast.options import check_own_queue, moment
 from holdfast.service import intake, views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.routes.batches import each
-from holdfast.service.tokens import WORK
+from holdfast.service.tokens import WORK, refused
 
 Item = TypeVar("Item", bound=wire.Lot)
 Made = TypeVar("Made", Finish, Extend, Report)
@@ -34,8 +34,12 @@ async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
     request = ClaimRequest(call.tenant, queues, body.limit, lease_ms, worker_id, chance)
     with call.leaving() as gone:
         claimed, waited_s = await call.hub.claim(request, body.wait_s, gone)
-    if call.client_left:
+    # The token may have been revoked while the claim waited.
+    revoked = bool(claimed.jobs) and await call.hub.revoked.is_revoked(call.caller)
+    if call.client_left or revoked:
         await call.hub.give_back(claimed.jobs)
+    if revoked:
+        raise refused("it was revoked")
     with suppress(StoreError):
         # After the wait, which may be longer than a key lives. Without the store the keys at hand sign: what is leased
         # must be answered.
