@@ -4,11 +4,11 @@ const { HOLDFAST_URL = "http://127.0.0.1:8000", HOLDFAST_TOKEN = "" } = process.
 const queues = process.argv.slice(2);
 const CONCURRENCY = 10, LEASE_S = 30, WAIT_S = 20;
 
-interface Job { queue: string; id: string; type: string; payload: any; token: number; attempt: number }
+interface Job { queue: string; id: string; type: string; payload: any; token: string; fence: number; attempt: number }
 interface Held { job: Job; abort: AbortController }
 type Handler = (job: Job, signal: AbortSignal) => Promise<unknown>;
 
-// A handler runs at least once, so it must be idempotent; job.token is a fence for what it does elsewhere.
+// A handler runs at least once, so it must be idempotent; job.fence is a fence for what it does elsewhere.
 const handlers: Record<string, Handler> = {
   async send_email(job: Job) { return `${job.payload.template ?? "welcome"} -> ${job.payload.to}`; },
   async slow(job: Job, signal: AbortSignal) { return new Promise((_, stop) => signal.addEventListener("abort", () => stop(signal.reason))); },

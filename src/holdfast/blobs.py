@@ -6,9 +6,11 @@ and no name leaves its tenant. [TENANT-3]
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -16,12 +18,14 @@ from msgspec import Struct
 
 from holdfast.core.errors import InvalidOption, InvalidPayload, StoreUnavailable
 from holdfast.core.job import JobKey
+from holdfast.store import Finding, shown_url
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 # File systems allow 255 bytes for one part of a path.
 _PART_LIMIT = 200
+_OWNER, _GROUP = 0o700, 0o770
 
 _in_memory: dict[str, ObjectStore] = {}
 
@@ -34,11 +38,34 @@ class BlobRef(Struct, frozen=True):
     sha256: str
 
 
-class Blobs:
-    """A blob store: `file:./dir` or a path, `s3://bucket/prefix`, `gs://`, `az://`; `memory://` for tests."""
+class _Place(Struct, frozen=True):
+    """A directory of blobs, and the mode of the directories in it."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    directory: Path
+    mode: int
+
+    def make(self, path: Path) -> None:
+        """Make a directory with those above it; what is there is left as it is. Raises StoreUnavailable."""
+        try:
+            for place in reversed([path, *path.parents]):
+                if not place.exists():
+                    inside = place.is_relative_to(self.directory)
+                    place.mkdir(mode=_OWNER if inside else 0o777, exist_ok=True)
+                    if inside and self.mode != _OWNER:
+                        place.chmod(self.mode)
+        except OSError as error:
+            raise StoreUnavailable(f"the blob store failed: cannot make {path}: {error.strerror}") from error
+
+
+class Blobs:
+    """A blob store: `file:./dir` or a path, `s3://bucket/prefix`, `gs://`, `az://`; `memory://` for tests.
+
+    What it makes in a directory is for its owner alone, whatever the umask; `file:./dir?group=1`: for its group too.
+    """
+
+    def __init__(self, store: ObjectStore, place: _Place | None = None) -> None:
         self._store = store
+        self._place = place
 
     @classmethod
     def open(cls, url: str | os.PathLike[str]) -> Blobs:
@@ -47,26 +74,51 @@ class Blobs:
         try:
             from obstore.store import LocalStore, MemoryStore, from_url
         except ModuleNotFoundError as error:
-            reason = f"{text!r} needs obstore; install it with: pip install 'holdfast[blobs]'"
+            reason = f"{shown_url(text)!r} needs obstore; install it with: pip install 'holdfast[blobs]'"
             raise InvalidOption("blobs", reason) from error
-        from pathlib import Path
-
         scheme, colon, rest = text.partition(":")
         if colon and scheme == "memory":
             return cls(_in_memory.setdefault(text, MemoryStore()))
         if not colon or scheme == "file":
-            path = unquote(rest.removeprefix("//")) if colon else text
-            return cls(LocalStore(prefix=Path(path).absolute(), mkdir=True))
+            path, _, query = rest.partition("?") if colon else (text, "", "")
+            if query not in ("", "group=0", "group=1"):
+                raise InvalidOption("blobs", "a directory has the option group=1 and no other")
+            directory = Path(unquote(path.removeprefix("//")) if colon else text).absolute()
+            place = _Place(directory, _GROUP if query == "group=1" else _OWNER)
+            place.make(directory)
+            return cls(LocalStore(prefix=directory), place)
         try:
             return cls(from_url(text))
         except Exception as error:  # obstore raises many kinds, some of them private
+            shown = shown_url(text)
+            if shown != text:
+                raise InvalidOption("blobs", f"{shown!r} is not a blob store") from None  # The error has the password.
             raise InvalidOption("blobs", f"{text!r} is not a blob store: {_first_line(error)}") from error
+
+    def doctor(self) -> list[Finding]:
+        """Look a directory of blobs over; of another blob store nothing is said."""
+        if self._place is None:
+            return []
+        directory, mode = self._place.directory, self._place.mode
+        wide = [path for path in (directory, *directory.rglob("*")) if path.stat().st_mode & 0o777 & ~mode]
+        if not wide:
+            return [Finding("ok", "blobs", f"{directory} is closed to other users")]
+        cure = f"chmod -R {'go' if mode == _OWNER else 'o'}-rwx {directory}"
+        return [Finding("warn", "blobs", f"other users can reach {len(wide)} files, {wide[0]} among them", cure)]
 
     async def put(self, name: str, data: bytes) -> None:
         """Keep `data` under `name`. Durable when it returns, as far as the blob store is."""
         from obstore import put_async
 
+        if self._place is None:
+            await _carefully(put_async(self._store, name, data))
+            return
+        # Closed before there is anything in it.
+        path = self._place.directory / name
+        self._place.make(path.parent)
         await _carefully(put_async(self._store, name, data))
+        with contextlib.suppress(FileNotFoundError):
+            path.chmod(self._place.mode & 0o666)
 
     async def get(self, name: str) -> bytes | None:
         """What is kept under `name`, or None."""

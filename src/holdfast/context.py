@@ -167,7 +167,7 @@ class JobContext:
     @property
     def fence(self) -> int:
         """Grows with every lease of a job: pass it to what must not obey an older run. [LEASE-5]"""
-        return self._job.token
+        return int(self._job.token)
 
     @property
     def deadline(self) -> datetime:

@@ -357,7 +357,10 @@ class Store(Protocol):
         ...
 
     async def tenants(self) -> list[str]:
-        """The tenants that have ever enqueued here and still have jobs or settings, by name. For operators."""
+        """The tenants that have ever enqueued here and still have jobs or settings, by name. For operators.
+
+        Without `core.names.OPERATOR`: its jobs are records of Holdfast itself, keys among them.
+        """
         ...
 
     # Events -----------------------------------------------------------------------------------------------
@@ -574,7 +577,17 @@ def parse_url(url: str) -> StoreUrl:
     if not colon or not scheme:
         # Not the URL itself: it may have a password in it.
         raise InvalidOption("store", "that is not a store URL; write for example 'file:./data' or 'redis://localhost'")
-    pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    if rest.startswith("//") and scheme not in _PLACES and "@" in query:
+        reason = "an '@' stands after the '?': in a password write '?' as %3F, in an option '@' as %40"
+        raise InvalidOption("store", f"{scheme}: {reason}")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        pairs = [("", "")]
+    if not all(_OPTION.fullmatch(name) for name, _ in pairs):
+        # Without what stands there: it may be a part of a password.
+        reason = "the options are not name=value&name=value; in a password write '?' as %3F"
+        raise InvalidOption("store", f"{scheme}: {reason}")
     options = dict(pairs)
     if len(options) != len(pairs):
         raise InvalidOption("store", f"an option stands twice in the URL of {scheme}:")
@@ -596,7 +609,12 @@ def make_store(url: str) -> Store:
 
 _MAKES = {"file": "create", "postgresql": "migrate", "postgres": "migrate"}
 """The option of a store that lets it be made where it is missing."""
-_PASSWORD = re.compile(r"(?<=://)([^:/?#@]*):[^/?#]*@")
+_OPTION = re.compile(r"[a-zA-Z0-9_]+")
+_PLACES = ("file", "memory")
+"""Schemes whose URLs name no server: an `@` in them is a part of a name."""
+_LOGIN = re.compile(r"([^:/?#]+://)(.*)@", re.DOTALL)
+"""Up to the last `@`, wherever it stands: a password that should have been percent-encoded may have anything in it."""
+_SECRETS = re.compile(r"([?&][a-z_]*password=)[^&]*", re.IGNORECASE)
 
 
 def existing(url: str) -> str:
@@ -617,8 +635,12 @@ def absolute(url: str) -> str:
 
 
 def shown_url(url: str) -> str:
-    """A store's URL without its password, for logs and reports."""
-    return _PASSWORD.sub(r"\1:***@", url)
+    """A store's URL without its passwords, for logs and reports."""
+    found = None if url.partition(":")[0] in _PLACES else _LOGIN.match(url)
+    if found is not None:
+        user, colon, _ = found[2].partition(":")
+        url = f"{found[1]}{user}{':***' if colon else ''}@{url[found.end() :]}"
+    return _SECRETS.sub(r"\1***", url)
 
 
 class CommonOptions(Struct, frozen=True):

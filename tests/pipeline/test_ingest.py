@@ -7,10 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.errors import EventsTrimmed, InvalidOption, StoreBusy, StoreMismatch
+from holdfast.core.names import OPERATOR
 from holdfast.pipeline import ingest as ingesting
+from holdfast.pipeline.audit import audit
+from holdfast.pipeline.comparing import store_jobs
 from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Batch, Lake
 from holdfast.pipeline.origin import read_origin
+from holdfast.service.proofs import LeaseKeys
 from tests.log import all_events
 from tests.pipeline.settings import only_full
 from tests.pipeline.traffic import as_rows, make_traffic, of_store
@@ -165,3 +169,15 @@ def test_batches_are_noted_whole(lake):
     (lake.root / "_batches" / "00000003.json").write_text("{}")
     with pytest.raises(StoreMismatch, match="damaged"):
         lake.batch(3)
+
+
+def test_the_operators_records_are_no_jobs_of_the_lake(spark, file_url, lake):
+    """Their payloads are keys; and an audit finds them in the log, but not among the jobs of the store."""
+    of_store(file_url, lambda store: make_traffic(store, 10))
+    of_store(file_url, lambda store: LeaseKeys(store).rotate())
+    done = ingest(spark, lake, Plan(file_url, payloads="full"))
+    assert (done.payloads, done.missing_payloads) == (10, 0)
+    assert lake.read(spark, "events").where(f"tenant = '{OPERATOR}'").count() == 2
+    assert lake.read(spark, "payloads").where(f"tenant = '{OPERATOR}'").count() == 0
+    found = audit(spark, lake, store=store_jobs(spark, lake, file_url, payloads="full"))
+    assert found.total == 0, found.text()

@@ -2,7 +2,8 @@
 
 Each line of standard input is a wish as JSON, each line of standard output the answer. `open` starts a server on a
 store of its own and answers its port, `close` ends all of them. The others do what is not a client's to do: an
-operator's settings, the upkeep of the service, the passing of time, and tokens by the clock of the service.
+operator's settings, the upkeep of the service, the passing of time, tokens by the clock of the service, and proofs of
+leases that were granted at the store.
 """
 
 import asyncio
@@ -48,10 +49,12 @@ async def act(stack: contextlib.AsyncExitStack, stores: dict[str, Any], do: str,
             stack.callback(sock.close)
             settings = Settings(store=url, tokens=TOKENS, upkeep=False, access_log=False)
             server = await stack.enter_async_context(running(settings, sock))
-            stores[url] = server.hub.store, server.port
+            stores[url] = server.hub.store, server.port, server.hub.proofs
         return stores[url][1]
     if do == "token":
         return token(more["tenant"])
+    if do == "prove":
+        return [stores[url][2].sign(*lease) for lease in more["leases"]]
     store = stores[url][0]
     if do == "set_tenant":
         return await store.set_tenant(more["tenant"], TenantSettings(**more["settings"]))

@@ -2,8 +2,9 @@
 
 Every job is enqueued, claimed, finished, looked at, listed, canceled, replayed, purged and followed over HTTP. Through
 the side door goes what a client has no say in: the clock, the upkeep, an operator's settings, readers and fleet. A
-payload or result of a check that is no JSON goes as a string of JSON. It has no `post`: what is brought to a worker
-over HTTP is the answer to one claim that waits, and the checks of deliveries offer room for several.
+payload or result of a check that is no JSON goes as a string of JSON. A token that a check took from elsewhere than a
+claim of this job gets its proof by the side door. It has no `post`: what is brought to a worker over HTTP is the answer
+to one claim that waits, and the checks of deliveries offer room for several.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 from holdfast.core.job import AlreadyCompleted, Claimed, Finish, Job, JobKey, NewJob
 from holdfast.store import ALL_HINTS, EventPage, Pruned, Reader, Reaped, Signal, TenantSettings, make_store
+from holdfast.stores.http.outgoing import Fence
 
 MARK = b'"bytes:'
 
@@ -89,6 +91,8 @@ class Tenants:
         self._url = url
         self._clients = {}
         self._listeners = {}
+        self._granted = set()
+        """Leases that were granted over HTTP: their tokens have proofs."""
         self._port = None
         self._lock = asyncio.Lock()
         self._loop = None
@@ -159,13 +163,24 @@ class Tenants:
         return list(map(unpacked, await self._batch("enqueue", list(map(packed, items)), **more)))
 
     async def finish(self, items, *, connection=None):
-        return await self._batch("finish", list(map(packed, items)), connection=connection)
+        return await self._batch("finish", list(map(packed, await self._proved(items))), connection=connection)
 
     async def extend(self, items):
-        return await self._batch("extend", items)
+        return await self._batch("extend", await self._proved(items))
 
     async def report(self, items):
-        return await self._batch("report", items)
+        return await self._batch("report", await self._proved(items))
+
+    async def _proved(self, items):
+        """The same with proofs: the checks also take tokens from records, and from one job for another. [LEASE-1]"""
+        has = [isinstance(item.token, Fence) and (item.key, item.token) in self._granted for item in items]
+        places = [n for n in range(len(items)) if not has[n]]
+        leases = [(*items[n].key, int(items[n].token)) for n in places]
+        proofs = await self._door("prove", leases=leases) if leases else []
+        proved = list(items)
+        for n, proof in zip(places, proofs, strict=True):
+            proved[n] = replace(items[n], token=Fence(items[n].token, proof))
+        return proved
 
     async def cancel(self, items):
         return await self._batch("cancel", items)
@@ -189,6 +204,7 @@ class Tenants:
             claimed = msgspec.convert(await self._door("claim", request=wish), Claimed)
         else:
             claimed = await (await self.of(request.tenant)).claim(request)
+            self._granted.update((job.key, job.token) for job in claimed.jobs)
         return replace(claimed, jobs=list(map(unpacked, claimed.jobs)))
 
     async def list(self, query):

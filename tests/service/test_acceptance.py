@@ -112,12 +112,15 @@ async def test_a_release_can_say_why(client):
     assert job["released"] == released
 
 
-async def test_a_stale_acknowledgement_gets_the_error_of_its_case(client, service):
+async def test_a_stale_acknowledgement_gets_the_error_of_its_case(client, service, tenant):
     """[LEASE-1]"""
     await client.enqueue(id="x")
     (job,) = await client.claim()
-    assert (await client.finish({**job, "token": job["token"] - 1}))["error"]["code"] == "lease_lost"
-    assert (await client.finish({**job, "id": "y"}))["error"]["code"] == "job_not_found"
+    older = service.hub.proofs.sign(tenant, "default", "x", job["fence"] - 1)
+    assert (await client.finish({**job, "token": older}))["error"]["code"] == "lease_lost"
+    assert (await client.finish({**job, "id": "y"}))["error"]["code"] == "lease_lost"
+    gone = service.hub.proofs.sign(tenant, "default", "y", job["fence"])
+    assert (await client.finish({**job, "id": "y", "token": gone}))["error"]["code"] == "job_not_found"
     await service.hub.store.shift_clock(31_000)
     assert (await client.finish(job))["error"]["code"] == "lease_expired"
 

@@ -281,7 +281,7 @@ async def test_queues_of_another_are_not_listed(service, unchanged):
 
 
 @pytest.mark.parametrize("path", ["/v1/leases:finish", "/v1/leases:extend", "/v1/leases:report"])
-async def test_a_lease_of_anothers_is_not_found_and_spoils_nothing(service, unchanged, path):
+async def test_a_lease_of_anothers_is_lost_like_one_of_no_job_and_spoils_nothing(service, unchanged, path):
     """Not even with its true token."""
     stranger = await service.client("stranger")
     more = {
@@ -293,7 +293,7 @@ async def test_a_lease_of_anothers_is_not_found_and_spoils_nothing(service, unch
     true = {"queue": "held", "id": "held", "token": held["token"], **more}
     made_up = {"queue": "held", "id": "made-up", "token": held["token"], **more}
     items = (await stranger.post(path, json={"leases": [true, made_up]})).json()["items"]
-    assert [item["error"]["code"] for item in items] == ["job_not_found", "job_not_found"]
+    assert [item["error"]["code"] for item in items] == ["lease_lost", "lease_lost"]
     assert items[0]["error"]["message"].replace("'held' in", "'made-up' in") == items[1]["error"]["message"]
 
 
@@ -379,7 +379,7 @@ async def test_a_workers_token_for_some_queues_claims_finishes_and_lists_no_othe
     client = await service.client(queues=["held"])
     problem(await client.post("/v1/claims", json={"queues": ["held", "default"]}), 403, "queue_forbidden")
     problem(await client.post("/v1/jobs", json={"queue": "default"}), 403, "queue_forbidden")
-    lease = {"queue": "default", "id": "secret", "token": 1}
+    lease = {"queue": "default", "id": "secret", "token": service.hub.proofs.sign("acme", "default", "secret", 1)}
     for verb, more in (("finish", {"outcome": "complete"}), ("extend", {}), ("report", {"progress": {"fraction": 1}})):
         answer = await client.post(f"/v1/leases:{verb}", json={"leases": [{**lease, **more}]})
         assert answer.json()["items"] == [{"error": {"code": "queue_forbidden", "message": NOT_FOR}}]

@@ -27,6 +27,8 @@ CHANCE = "it draws lots itself: over HTTP the service does"
 LOOK = "a claim does not tell when to look again: the store counts other tenants' leases too"
 READERS = "readers hold back everybody's log: they are registered at the store"
 
+LOG = "it counts the events of the whole store: the service's first lease key has made one"
+
 NOT_OVER_HTTP = {
     "a_claim_gives_token_deadline_and_attempt": WHOLE,
     "a_completion_of_one_does_what_it_does_among_others": WHOLE,
@@ -47,6 +49,9 @@ NOT_OVER_HTTP = {
     "the_clock_can_be_shifted_only_where_that_was_asked_for": "a client moves no clock",
     "the_delay_follows_the_policy_of_the_message": CHANCE,
     "the_reaper_and_a_claim_use_the_stored_policy": CHANCE,
+    "trimming_by_time_takes_nothing_young_where_the_clock_was_set_back": LOG,
+    "trimming_leaves_a_gap_that_is_told": LOG,
+    "trimming_waits_for_the_slowest_reader": LOG,
 }
 """The checks of what HTTP has no words for, and why; the reference has their rules."""
 

@@ -103,9 +103,10 @@ async def test_payloads_that_are_too_large_together_are_refused(client):
     problem(await client.post("/v1/flows", json={"name": "large", "steps": steps}), 413, "payload_too_large")
 
 
-async def test_what_is_kept_for_flows_cannot_be_changed_by_the_routes_of_jobs(client):
+async def test_what_is_kept_for_flows_cannot_be_changed_by_the_routes_of_jobs(service, client, tenant):
     await client.post("/v1/flows", json=CHAIN)
-    lease = {"queue": FLOWS, "id": "f1", "token": 1, "outcome": "complete"}
+    proof = service.hub.proofs.sign(tenant, FLOWS, "f1", 1)
+    lease = {"queue": FLOWS, "id": "f1", "token": proof, "outcome": "complete"}
     for method, path, body in (
         ("POST", "/v1/jobs", {"queue": FLOWS}),
         ("POST", "/v1/claims", {"queues": [FLOWS]}),

@@ -248,7 +248,8 @@ async def test_a_store_that_is_gone_is_told_and_comes_back(kind):
                 answer = await ask(client, id)
                 assert problem(answer, 503, "store_unavailable")["detail"].startswith("the store cannot be reached")
                 assert answer.headers["retry-after"] == "1"
-                lease = {"queue": "default", "id": "a", "token": 1, "outcome": "complete"}
+                proof = service.hub.proofs.sign("acme", "default", "a", 1)
+                lease = {"queue": "default", "id": "a", "token": proof, "outcome": "complete"}
                 for path, body in (
                     ("/v1/jobs:batch", {"jobs": [{}]}),
                     ("/v1/claims", {"queues": ["q"]}),

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
@@ -12,6 +13,7 @@ from holdfast.core.job import JobKey
 from holdfast.core.names import FLOWS, SCHEDULES
 from holdfast.maintenance import Maintenance
 from holdfast.service.app import ROUTES
+from holdfast.service.routes import schedules as routes
 from tests.eventually import eventually
 from tests.service.support import problem, serving, token
 
@@ -146,17 +148,70 @@ async def test_a_token_for_some_queues_is_good_for_schedules_of_those(service, c
     await client.put(PATH, json=NIGHTLY)
     other = await service.client(tenant, queues=["other"])
     assert (await other.get("/v1/schedules")).json()["schedules"] == []
-    for method, more in (("GET", {}), ("DELETE", {}), ("PUT", {"json": NIGHTLY})):
-        problem(await other.request(method, PATH, **more), 403, "queue_forbidden")
-    problem(await other.put(PATH, json={"every_s": 60, "queue": "other"}), 403, "queue_forbidden")
-    assert (await other.put("/v1/schedules/own", json={"every_s": 60, "queue": "other"})).status_code == 200
-    assert [one["name"] for one in (await other.get("/v1/schedules")).json()["schedules"]] == ["own"]
+    problem(await other.put(PATH, json=NIGHTLY), 403, "queue_forbidden")
+    own = {"every_s": 60, "queue": "other"}
+    assert (await other.put("/v1/schedules/own@other", json=own)).status_code == 200
+    assert (await other.get("/v1/schedules/own@other")).json()["queue"] == "other"
+    assert [one["name"] for one in (await other.get("/v1/schedules")).json()["schedules"]] == ["own@other"]
+    await client.put("/v1/schedules/operators", json=own)
+    assert (await other.get("/v1/schedules/operators")).status_code == 200
+    for name in ("operators", "own@other"):
+        assert (await other.delete(f"/v1/schedules/{name}")).json()["status"] == "removed"
     assert (await client.get(PATH)).json()["payload"] == {"n": 1}
 
 
-def _calls(queue):
+async def test_a_token_for_some_queues_cannot_tell_a_schedule_of_another_queue_from_none(service, client, tenant):
+    """Byte for byte; nor can it try names until one is taken."""
+    await client.put(PATH, json=NIGHTLY)
+    other = await service.client(tenant, queues=["other", "othe"])
+    for method, more in (("GET", {}), ("DELETE", {}), ("PUT", {"json": {"every_s": 60, "queue": "other"}})):
+        taken = await other.request(method, PATH, **more)
+        free = await other.request(method, PATH.replace("nightly", "nightlx"), **more)
+        assert taken.status_code == free.status_code == (400 if method == "PUT" else 404)
+        assert taken.content.replace(b"nightly", b"nightlx") == free.content
+    for name in ("@other", "other", "x@othe", "x@other@", "x@default"):
+        answer = await other.put(f"/v1/schedules/{name}", json={"every_s": 60, "queue": "other"})
+        assert "@other" in problem(answer, 400, "invalid_name")["detail"]
+    await client.put("/v1/schedules/x@other", json={"every_s": 60, "queue": "default"})
+    problem(await other.put("/v1/schedules/x@other", json={"every_s": 60, "queue": "other"}), 403, "queue_forbidden")
+
+
+async def test_the_pages_of_a_token_for_some_queues_do_not_count_other_schedules(service, client, tenant):
+    for n in range(12):
+        queue = "other" if n % 4 == 0 else "default"
+        await client.put(f"/v1/schedules/s{n:02}", json={"every_s": 60 + n, "queue": queue})
+    other = await service.client(tenant, queues=["other"])
+    pages, cursor = [], None
+    while True:
+        query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+        page = (await other.get("/v1/schedules", params=query)).json()
+        cursor = page["cursor"]
+        pages.append(([one["name"] for one in page["schedules"]], cursor))
+        if cursor is None:
+            break
+    assert pages == [(["s00", "s04"], "s04"), (["s08"], None)]
+    assert len((await client.get("/v1/schedules", params={"limit": 12})).json()["schedules"]) == 12
+
+
+async def test_what_a_token_for_some_queues_asks_of_schedules_takes_even_times(service, client, tenant, monkeypatch):
+    """However long the store took: the answer waits for the next multiple."""
+    slept = []
+
+    async def sleep(duration_s):
+        slept.append(duration_s)
+
+    ticks = iter([10.0, 10.012, 20.0, 20.061, 30.0, 30.0])
+    monkeypatch.setattr(routes, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr(routes, "asyncio", SimpleNamespace(sleep=sleep))
+    other = await service.client(tenant, queues=["other"])
+    for path in ("/v1/schedules", PATH, PATH):
+        await other.get(path)
+    assert slept == pytest.approx([0.038, 0.039, 0.05])
+
+
+def _calls(queue, proof=""):
     """Every call that would change something in a queue, and what it says."""
-    lot = {"queue": queue, "id": "nightly", "token": 1}
+    lot = {"queue": queue, "id": "nightly", "token": proof}
     path = f"/v1/queues/{queue}"
     return {
         "enqueue": ("POST", "/v1/jobs", {"queue": queue, "id": "mine"}),
@@ -181,7 +236,7 @@ async def test_the_routes_of_jobs_change_nothing_in_queues_of_holdfasts_own(serv
     await client.put(PATH, json=NIGHTLY)
     before = await service.hub.store.get([JobKey(tenant, SCHEDULES, "nightly")])
     for queue in (SCHEDULES, FLOWS, "holdfast:any"):
-        method, path, body = _calls(queue)[call]
+        method, path, body = _calls(queue, service.hub.proofs.sign(tenant, queue, "nightly", 1))[call]
         answer = await client.request(method, path, **({} if body is None else {"json": body}))
         if answer.status_code == 200:
             assert [item["error"]["code"] for item in answer.json()["items"]] == ["invalid_name"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import stat
 import sys
 
 import pytest
@@ -148,3 +150,24 @@ def test_without_a_blob_store_a_handler_is_told_what_is_missing():
             await a_context("acme", None).read_blob(ref)
 
     read()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+@pytest.mark.parametrize("query, directory, file", [("", 0o700, 0o600), ("?group=1", 0o770, 0o660)])
+@asynchronous
+async def test_a_directory_of_blobs_is_closed_to_others_whatever_the_umask(tmp_path, umask, query, directory, file):
+    before = os.umask(umask)
+    try:
+        blobs = Blobs.open(f"file:{tmp_path}/blobs{query}")
+        await blobs.put("acme/results/q/a%2Fb/1", b"secret")
+    finally:
+        os.umask(before)
+    made = [tmp_path / "blobs", *(tmp_path / "blobs").rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_dir()} == {directory}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()} == {file}
+    assert [finding.level for finding in blobs.doctor()] == ["ok"]
+    made[0].chmod(0o755)
+    (finding,) = blobs.doctor()
+    assert (finding.level, finding.subject) == ("warn", "blobs")
+    with pytest.raises(InvalidOption, match="the option group=1 and no other"):
+        Blobs.open(f"file:{tmp_path}/blobs?other=1")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from holdfast.cli.options import Json, StoreUrl
+from holdfast.cli.options import Blobs, Json, StoreUrl, blobs_url
 from holdfast.cli.output import emit, progress, say, show, show_pairs
 from holdfast.cli.session import existing, shown_url
 from holdfast.core.errors import StoreError, StoreMismatch
@@ -46,12 +46,12 @@ def conformance(url: StoreUrl, *, json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def doctor(url: StoreUrl, *, json: Json = False) -> None:
-    """Check a deployment: durability, damage, versions, space. Exits with 1 if something is bad."""
+def doctor(url: StoreUrl, *, blobs: Blobs = None, json: Json = False) -> None:
+    """Check a deployment: durability, damage, versions, space, access. Exits with 1 if something is bad."""
     from holdfast.store import Finding
 
     try:
-        findings = _examined(url)
+        findings = [*_examined(url), *_examined_blobs(blobs_url(blobs))]
     except StoreError as error:
         cure = "see that it is there and lets us in"
         if isinstance(error, StoreMismatch):
@@ -82,6 +82,12 @@ def _examined(url: str) -> Sequence[Finding]:
             await store.close()
 
     return asyncio.run(ask())
+
+
+def _examined_blobs(url: str | None) -> Sequence[Finding]:
+    from holdfast.blobs import Blobs
+
+    return [] if url is None else Blobs.open(url).doctor()
 
 
 def version(*, json: Json = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -133,7 +134,8 @@ def _place(store: str) -> Generator[str]:
     from holdfast.testing.servers import ServerError, ValkeyServer
 
     try:
-        server = ValkeyServer()
+        # Whoever reaches the port could do anything with the server: other users of this machine can.
+        server = ValkeyServer(requirepass=secrets.token_urlsafe(24))
     except ServerError as error:
         raise InvalidOption("store", str(error)) from error
     with server:

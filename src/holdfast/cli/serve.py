@@ -12,6 +12,7 @@ import typer
 
 from holdfast.cli.options import Blobs, Store, blobs_url, duration, needing_service, store_url
 from holdfast.cli.worker import JsonLogs, LogLevel, checked_level
+from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from socket import socket
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 KEY_VARIABLE, JWKS_VARIABLE = "HOLDFAST_JWT_HS256_KEY", "HOLDFAST_JWKS_URL"
 ISSUER_VARIABLE, AUDIENCE_VARIABLE = "HOLDFAST_JWT_ISSUER", "HOLDFAST_JWT_AUDIENCE"
 CLAIM_VARIABLE = "HOLDFAST_TENANT_CLAIM"
+
+Metrics = tuple[str, int] | None
+"""Where /metrics is served apart from the rest: address and port."""
 
 KeyFile = Annotated[
     Path | None,
@@ -73,6 +77,9 @@ def serve(
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Serve /metrics there, and not with the rest.")
     ] = None,
+    metrics_host: Annotated[
+        str | None, typer.Option(help="The address of --metrics-port; if not given, that of --host.")
+    ] = None,
     access_log: Annotated[bool, typer.Option(help="One JSON line for each request, on standard output.")] = True,
     blobs: Blobs = None,
     json_logs: JsonLogs = False,
@@ -85,6 +92,9 @@ def serve(
         from holdfast.service.server import check, listen, shared_metrics
         from holdfast.service.settings import Limits, Settings, check_proxies
 
+    if metrics_host is not None and metrics_port is None:
+        raise InvalidOption("metrics_host", "it is the address of --metrics-port; give that too")
+    metrics = None if metrics_port is None else (metrics_host or host, metrics_port)
     grace_s = duration("grace", grace)
     settings = Settings(
         store=store_url(store),
@@ -96,7 +106,7 @@ def serve(
             grace_s=30.0 if grace_s is None else grace_s.total_seconds(),
         ),
         blobs=blobs_url(blobs),
-        metrics=metrics_port is None,
+        metrics=metrics is None,
         access_log=access_log,
         proxies=check_proxies(trusted_proxies),
     )
@@ -104,13 +114,13 @@ def serve(
     exit_on_term()
     sock = listen(host, port, settings.limits.send_s)
     if processes == 1:
-        _serve(settings, sock, logs, metrics_port)
+        _serve(settings, sock, logs, metrics)
         return
     from holdfast.worker.supervisor import supervise
 
     check(settings, processes)
     with shared_metrics():
-        code = supervise(partial(_child, settings, sock, logs, metrics_port), processes)
+        code = supervise(partial(_child, settings, sock, logs, metrics), processes)
     ignore_signals()
     raise typer.Exit(code)
 
@@ -140,16 +150,16 @@ def address(sock: socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _child(settings: Settings, sock: socket, logs: dict[str, Any], metrics_port: int | None, number: int) -> NoReturn:
+def _child(settings: Settings, sock: socket, logs: dict[str, Any], metrics: Metrics, number: int) -> NoReturn:
     """Be one of several processes; the first shows the metrics of all."""
     from holdfast.cli import told
     from holdfast.cli.running import exit_on_term
 
     exit_on_term()
-    sys.exit(told(lambda: _serve(settings, sock, logs, None if number else metrics_port)))
+    sys.exit(told(lambda: _serve(settings, sock, logs, None if number else metrics)))
 
 
-def _serve(settings: Settings, sock: socket, logs: dict[str, Any], metrics_port: int | None) -> None:
+def _serve(settings: Settings, sock: socket, logs: dict[str, Any], metrics: Metrics) -> None:
     from holdfast.cli.running import ignore_signals
     from holdfast.cli.session import shown_url
     from holdfast.service.server import run
@@ -159,8 +169,8 @@ def _serve(settings: Settings, sock: socket, logs: dict[str, Any], metrics_port:
     logging.configure(**logs)
     logging.configure_lines("holdfast.audit", *(["holdfast.access"] if settings.access_log else []))
     http_metrics.enable()
-    if metrics_port is not None:
-        http_metrics.serve_at(metrics_port)
+    if metrics is not None:
+        http_metrics.serve_at(*metrics)
     log = logging.get_logger("holdfast.cli")
     run(settings, sock, lambda: log.info("serving", url=address(sock), store=shown_url(settings.store)))
     ignore_signals()

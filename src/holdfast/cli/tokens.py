@@ -1,34 +1,53 @@
-"""`holdfast token` and `holdfast keys new`: tokens and keys for development."""
+"""`holdfast token` and `holdfast keys`: tokens and keys for development, and the keys of lease proofs in a store."""
 
 from __future__ import annotations
 
 import json
+import math
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.options import Tenant, duration, needing_service, tenant_name, words
-from holdfast.cli.output import note, say
+from holdfast.cli.options import Json, Store, Tenant, duration, instant, needing_service, tenant_name, words
+from holdfast.cli.output import emit, note, say, show
 from holdfast.cli.serve import Audience, Issuer, KeyFile, TenantClaim, token_settings
+from holdfast.cli.session import with_store
 from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from holdfast.service.revoked import Revocation
+
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    app.command()(token)
-    keys = typer.Typer(help="Keys that tokens are signed with.", no_args_is_help=True, rich_markup_mode=None)
+    tokens = typer.Typer(
+        callback=token, invoke_without_command=True, rich_markup_mode=None,
+        help="Print a signed token for development; revoke tokens.",
+    )  # fmt: skip
+    tokens.command("revoke")(revoke)
+    tokens.command("restore")(restore)
+    tokens.command("revoked")(list_revoked)
+    app.add_typer(tokens, name="token")
+    keys = typer.Typer(
+        help="Keys that tokens and lease proofs are signed with.", no_args_is_help=True, rich_markup_mode=None
+    )
     keys.command("new")(new_key)
+    keys.command("lease-list")(list_lease_keys)
+    keys.command("lease-rotate")(rotate_lease_key)
+    keys.command("lease-drop")(drop_lease_key)
     app.add_typer(keys, name="keys")
 
 
 def token(
+    ctx: typer.Context,
     *,
     tenant: Tenant = None,
-    scope: Annotated[str, typer.Option(metavar="SCOPE[,SCOPE...]", help="produce, work, read, admin.")],
+    scope: Annotated[str, typer.Option(metavar="SCOPE[,SCOPE...]", help="produce, work, read, admin.")] = "",
     queues: Annotated[
         str | None, typer.Option(metavar="QUEUE[,QUEUE...]", help="The only queues it is for; if not given, all.")
     ] = None,
@@ -42,7 +61,11 @@ def token(
     audience: Audience = None,
     tenant_claim: TenantClaim = None,
 ) -> None:
-    """Print a signed token for the HTTP service, for development."""
+    """Print a signed token for the HTTP service, for development; or, with a command, revoke tokens."""
+    if ctx.invoked_subcommand is not None:
+        return
+    if not scope:
+        raise InvalidOption("scope", "say what the token is for: --scope produce,work,read,admin")
     lifetime = duration("ttl", ttl)
     made = _signing().sign(
         token_settings(key_file, None, issuer, audience, tenant_claim),
@@ -54,6 +77,97 @@ def token(
         private_key=None if private_key is None else private_key.read_bytes(),
     )
     say(made)
+
+
+Jti = Annotated[str | None, typer.Option("--jti", help="The token of this `jti`.")]
+Subject = Annotated[str | None, typer.Option("--subject", help="All tokens of this `sub`.")]
+IssuedBefore = Annotated[
+    str | None,
+    typer.Option(
+        "--issued-before", metavar="TIME", help="All tokens issued (`iat`) before it: `now`, or 2030-01-31T12:00Z."
+    ),
+]
+
+
+def revoke(
+    *,
+    tenant: Tenant = None,
+    jti: Jti = None,
+    subject: Subject = None,
+    issued_before: IssuedBefore = None,
+    store: Store = None,
+) -> None:
+    """Revoke tokens of a tenant. Every service on the store refuses them within 10 s."""
+    revocation = _revocation(tenant, jti, subject, issued_before)
+    is_new = with_store(store, lambda opened: _revoked().RevokedTokens(opened).add(revocation))
+    note(f"revoked: {_said(revocation)}" if is_new else f"was revoked before: {_said(revocation)}")
+
+
+def restore(
+    *,
+    tenant: Tenant = None,
+    jti: Jti = None,
+    subject: Subject = None,
+    issued_before: IssuedBefore = None,
+    store: Store = None,
+) -> None:
+    """Take tokens again, or forget those that have expired; in the words in which `token revoked` lists them."""
+    revocation = _revocation(tenant, jti, subject, issued_before)
+    if not with_store(store, lambda opened: _revoked().RevokedTokens(opened).remove(revocation)):
+        raise InvalidOption("token", f"that is not revoked: {_said(revocation)}; see `holdfast token revoked`")
+    note(f"restored: {_said(revocation)}")
+
+
+def list_revoked(
+    *,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only those of this tenant.")] = None,
+    store: Store = None,
+    json: Json = False,
+) -> None:
+    """List the tokens that are revoked in a store."""
+    found: list[Revocation] = with_store(store, lambda opened: _revoked().RevokedTokens(opened).all(tenant))
+    if json:
+        emit({"revoked": found})
+        return
+    rows = ([one.tenant, one.kind, _value(one)] for one in found)
+    show(["tenant", "by", "value"], rows, "No tokens are revoked.")
+
+
+def _revocation(tenant: str | None, jti: str | None, subject: str | None, issued_before: str | None) -> Revocation:
+    """What is to be revoked. Raises InvalidOption unless it is said in one way."""
+    moment = None
+    if issued_before is not None:
+        moment = time.time() if issued_before == "now" else _instant(issued_before).timestamp()
+    said = {"jti": jti, "sub": subject, "issued_before": None if moment is None else str(math.ceil(moment))}
+    given = [(kind, value) for kind, value in said.items() if value is not None]
+    if len(given) != 1:
+        raise InvalidOption("token", "give one of --jti, --subject and --issued-before")
+    ((kind, value),) = given
+    return _revoked().Revocation(tenant_name(tenant), kind, value)
+
+
+def _instant(text: str) -> datetime:
+    found = instant("issued_before", text)
+    if found is None:
+        raise InvalidOption("issued_before", "say when")
+    return found
+
+
+def _value(revocation: Revocation) -> str:
+    if revocation.kind != "issued_before":
+        return revocation.value
+    return datetime.fromtimestamp(float(revocation.value), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _said(revocation: Revocation) -> str:
+    return f"tenant {revocation.tenant}, {revocation.kind} {_value(revocation)}"
+
+
+def _revoked() -> ModuleType:
+    with needing_service("token"):
+        from holdfast.service import revoked
+
+        return revoked
 
 
 def new_key(
@@ -80,6 +194,34 @@ def new_key(
     known["keys"].append(public)
     jwks.write_text(json.dumps(known, indent=2), encoding="utf-8")
     note(f"made key {public['kid']}: the private part is in {private_key}, the public one in {jwks}")
+
+
+def list_lease_keys(*, store: Store = None, json: Json = False) -> None:
+    """List the keys of lease proofs in a store, by number; never what they are."""
+    from holdfast.service.proofs import LeaseKeys
+
+    found = with_store(store, lambda opened: LeaseKeys(opened).all())
+    if json:
+        emit({"keys": [{"kid": key.kid, "age_s": key.age_ms / 1000} for key in found]})
+    else:
+        show(["kid", "age"], ([key.kid, f"{key.age_ms // 1000} s"] for key in found), "No lease keys yet.")
+
+
+def rotate_lease_key(*, store: Store = None) -> None:
+    """Add a key for lease proofs, and print its number. Services sign with it after 10 s; older keys still verify."""
+    from holdfast.service.proofs import LeaseKeys
+
+    say(with_store(store, lambda opened: LeaseKeys(opened).rotate()))
+
+
+def drop_lease_key(
+    kid: Annotated[str, typer.Argument(metavar="KID", help="The number of the key.")], *, store: Store = None
+) -> None:
+    """Drop a key of lease proofs. Within 5 s the leases that it signed can no longer be finished or extended."""
+    from holdfast.service.proofs import LeaseKeys
+
+    with_store(store, lambda opened: LeaseKeys(opened).drop(kid))
+    note(f"dropped lease key {kid}")
 
 
 def _signing() -> ModuleType:

@@ -143,13 +143,15 @@ class Released(Answer):
 
 
 class ClaimedJob(Answer):
-    """A job, leased. The `token` is also a fence: it grows with every lease of a job. [LEASE-5]"""
+    """A job, leased. Show the `token` to finish, extend or report; it is opaque, and proves this lease alone."""
 
     queue: str
     id: str
     type: str
     payload: Raw
-    token: int
+    token: str
+    fence: int
+    """Grows with every lease of a job, for what a handler does elsewhere. [LEASE-5]"""
     attempt: int
     max_attempts: int
     deadline: datetime
@@ -246,7 +248,7 @@ class Job(Answer):
     errors: list[AttemptInfo] = []
     result: Raw | UnsetType = UNSET
     result_codec: str = "json"
-    token: int = 0
+    fence: int = 0
     """Of the last lease."""
     timeout_s: float | None = None
     trace: dict[str, str] | None = None

@@ -21,6 +21,10 @@ RESERVED = "holdfast:"
 SCHEDULES = f"{RESERVED}schedules"
 FLOWS = f"{RESERVED}flows"
 MOVES = f"{RESERVED}moves"
+LEASE_KEYS = f"{RESERVED}lease-keys"
+REVOKED = f"{RESERVED}revoked"
+OPERATOR = "-holdfast"
+"""The tenant of what operators keep in a store. No token and no Queue can name it, and no list of tenants shows it."""
 
 ID_BYTES = 200
 PRIORITIES = range(10)

@@ -63,7 +63,9 @@ Wait = Annotated[
     float,
     Meta(description="Seconds to wait while there is nothing.", ge=0, le=LONGEST_WAIT_S),
 ]
-Token = Annotated[int, Meta(description="The lease's token.", ge=0, le=2**53)]
+Token = Annotated[
+    str, Meta(description="The lease's token, as the claim answered it.", extra_json_schema={"maxLength": 200})
+]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_LIMIT)]
 States = Annotated[str, Meta(extra_json_schema={"pattern": _list_of(JobState)})]
 Kinds = Annotated[str, Meta(extra_json_schema={"pattern": _list_of(KINDS)})]

@@ -19,6 +19,7 @@ from msgspec.structs import force_setattr, replace
 
 from holdfast.core.errors import EventsTrimmed, HoldfastError, InvalidOption
 from holdfast.core.job import JobKey
+from holdfast.core.names import OPERATOR
 from holdfast.pipeline.lake import Batch, Lake, batch_of
 from holdfast.pipeline.origin import Origin, check_known, settle
 from holdfast.pipeline.trouble import cause
@@ -257,7 +258,9 @@ class WriteBatch:
         events = spark.read.schema(BRONZE_EVENTS).parquet(str(lake.path("events"))) if batch.events else None
         if events is None:
             return batch
-        enqueued = events.where((f.col("batch") == batch.batch) & (f.col("kind") == "enqueued"))
+        # Not the operator's records: keys are among them.
+        jobs = events.where(f.col("tenant") != OPERATOR)
+        enqueued = jobs.where((f.col("batch") == batch.batch) & (f.col("kind") == "enqueued"))
         columns = enqueued.select("tenant", "queue", "job_id", "at", "date", "batch")
         fetched: DataFrame = cast("Any", columns).mapInArrow(
             FetchPayloads(self._store, full=self._payloads == "full"), PAYLOADS

@@ -7,6 +7,8 @@
     bodies     reading a body, bounded in every way
     intake     jobs from the wire to the store      views   jobs and events on their way out
     tokens     who calls: JSON Web Tokens           keys    the keys they are checked with; signing: making some
+    proofs     tokens of leases                     records what an operator keeps in the store
+    revoked    tokens that are taken no more
     limits     requests and bad tokens              errors  problems and their codes
     tails      the ends of logs that are followed
     openapi    the document, made from the table    protocol, server   uvicorn, bounded; several processes

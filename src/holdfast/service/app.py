@@ -110,6 +110,7 @@ class _Endpoint:
         """Check everything that can be checked before the route's own work, the cheapest first."""
         hub, limits = self._hub, self._hub.settings.limits
         if route.scope is not None:
+            await hub.revoked.check(caller)
             hub.rates.take(caller.digest)
             if route.scope:
                 caller.need(route.scope)

@@ -34,6 +34,8 @@ from holdfast.maintenance.runner import Maintenance
 from holdfast.queue import Queue
 from holdfast.service.keys import Keys
 from holdfast.service.limits import Rates
+from holdfast.service.proofs import Proofs
+from holdfast.service.revoked import Revoked
 from holdfast.service.settings import Settings
 from holdfast.service.tails import Tails
 from holdfast.service.tokens import Tokens
@@ -77,6 +79,8 @@ class Hub:
         self.keys = Keys(settings.tokens.hs256_key, settings.tokens.jwks)
         self.tokens = Tokens(settings.tokens.check(), self.keys, settings.limits)
         self.rates = Rates(settings.limits.rate)
+        self.proofs = Proofs(store)
+        self.revoked = Revoked(store)
         self.claimer = Claimer(store)
         self.tails = Tails(store)
         self.types = Types(store)
@@ -89,6 +93,8 @@ class Hub:
         """Open the store, read the keys, start the upkeep."""
         await self.keys.open()
         await self.store.open()
+        await self.proofs.renew()
+        await self.revoked.renew()
         self.claimer.start()
         if self.settings.upkeep:
             self._upkeep = asyncio.create_task(Maintenance(self.store, blobs=self.blobs).run())
@@ -110,6 +116,8 @@ class Hub:
                 await calls.settle()
         self.claimer.close()
         await self.keys.close()
+        await self.proofs.close()
+        await self.revoked.close()
         await self.store.close()
 
     def queue(self, tenant: str) -> Queue:

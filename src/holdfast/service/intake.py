@@ -117,7 +117,7 @@ def _step(tenant: str, step: wire.NewStep, places: dict[str, int], headers: dict
     return Step(step.name, job.key.queue, replace(job.envelope, request_id=""), after, job.delay_ms, job.run_at)
 
 
-def finish(tenant: str, item: wire.Finish) -> Finish:
+def finish(tenant: str, item: wire.Finish, fence: int) -> Finish:
     """An acknowledgement. Raises InvalidName, InvalidOption or UnknownCodec."""
     result = error = None
     outcome = item.outcome
@@ -139,20 +139,18 @@ def finish(tenant: str, item: wire.Finish) -> Finish:
     reason = check_reason(item.reason) if item.reason else ""
     delay_ms = None if item.delay_s is None else duration_ms("delay_s", item.delay_s)
     chance = random.random()  # noqa: S311 - jitter, no secret
-    return Finish(
-        key_of(tenant, item), item.token, outcome, result, error, item.timed_out, delay_ms, chance, reason=reason
-    )
+    return Finish(key_of(tenant, item), fence, outcome, result, error, item.timed_out, delay_ms, chance, reason=reason)
 
 
-def extend(tenant: str, item: wire.Extend) -> Extend:
+def extend(tenant: str, item: wire.Extend, fence: int) -> Extend:
     """A renewal. Raises InvalidName or InvalidOption."""
-    return Extend(key_of(tenant, item), item.token, lease_ms(item.lease_s))
+    return Extend(key_of(tenant, item), fence, lease_ms(item.lease_s))
 
 
-def report(tenant: str, item: wire.Report) -> Report:
+def report(tenant: str, item: wire.Report, fence: int) -> Report:
     """Progress. Raises InvalidName or InvalidOption."""
     message = clean(item.progress.message, MESSAGE_LIMIT)
-    return Report(key_of(tenant, item), item.token, Progress(item.progress.fraction, message))
+    return Report(key_of(tenant, item), fence, Progress(item.progress.fraction, message))
 
 
 def worker(tenant: str, item: wire.Beat) -> WorkerInfo:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ import msgspec
 from jwt.exceptions import PyJWTError
 
 from holdfast.core.errors import InvalidOption
+from holdfast.store import shown_url
 from holdfast.telemetry.logging import get_logger
 
 _log = get_logger(__name__)
@@ -64,10 +66,10 @@ class Keys:
             return
         try:
             self._take(await asyncio.to_thread(_fetch, self._source))
-        except (OSError, ValueError, PyJWTError, msgspec.MsgspecError) as error:
-            raise InvalidOption("jwks", f"no keys at {self._source}: {error}") from error
+        except (OSError, ValueError, HTTPException, PyJWTError, msgspec.MsgspecError) as error:
+            raise InvalidOption("jwks", f"no keys at {shown_url(self._source)}: {_why(error)}") from error
         if not self._by_id and not self._nameless:
-            raise InvalidOption("jwks", f"{self._source} has no key of RS256, ES256 or EdDSA")
+            raise InvalidOption("jwks", f"{shown_url(self._source)} has no key of RS256, ES256 or EdDSA")
 
     async def find(self, algorithm: str, kid: str | None) -> Key | None:
         """The key that a token is to be checked with. One that is not known is looked for again, but not often."""
@@ -110,7 +112,7 @@ class Keys:
         try:
             self._take(await asyncio.to_thread(_fetch, self._source or ""))
         except Exception as error:  # noqa: BLE001 - the old keys go on holding
-            _log.warning("keys not renewed", error=error)
+            _log.warning("keys not renewed", error=_why(error))
         finally:
             self._read_at = time.monotonic()
             self._reading = None
@@ -137,6 +139,11 @@ def _fetch(source: str) -> bytes:
     if len(text) > MOST_BYTES:
         raise ValueError(f"more than {MOST_BYTES} bytes")
     return text
+
+
+def _why(error: Exception) -> str:
+    """Why there are no keys. What `http.client` says of a URL may be a piece of a password in it."""
+    return type(error).__name__ if isinstance(error, HTTPException) else str(error)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -48,7 +48,8 @@ class Caller(Struct, frozen=True):
     digest: bytes
     """Stands for the token, however its signature is spelt, where it must be told from others."""
     token_id: str = ""
-    """Its `jti`, for the audit trail."""
+    """The `jti`; "" without one."""
+    issued_at: float | None = None
 
     def need(self, scope: str) -> None:
         """Raise a refusal unless the token has that scope."""
@@ -140,12 +141,13 @@ class Tokens:
             # By its kind alone: some messages repeat a part of the token.
             raise refused(_WHY.get(type(error).__name__, "it cannot be read or its signature is wrong")) from None
         _check_times(claims)
-        subject = claims.get("sub")
+        subject, token_id, issued_at = claims.get("sub"), claims.get("jti"), claims.get("iat")
         # A signature can be spelt in many ways, what is signed in one.
         digest = hashlib.sha256(token.rpartition(".")[0].encode()).digest()
         return Caller(
             self._tenant(claims), _scopes(claims), _queues(claims), subject if isinstance(subject, str) else "",
-            float(claims["exp"]), digest, claims["jti"] if isinstance(claims.get("jti"), str) else "",
+            float(claims["exp"]), digest, token_id if isinstance(token_id, str) else "",
+            None if issued_at is None else float(issued_at),
         )  # fmt: skip
 
     def _tenant(self, claims: dict[str, Any]) -> str:

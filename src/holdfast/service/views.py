@@ -13,6 +13,7 @@ from holdfast.core.job import Backoff, Claimed, Job, JobState, Result
 from holdfast.core.policy import KnownTypes
 from holdfast.core.schedule import Schedule
 from holdfast.options import moment
+from holdfast.service.proofs import Proofs
 from holdfast.store import QueueStats
 
 
@@ -26,20 +27,21 @@ def codec_name(codec: str) -> str:
     return "json" if codec == "json" else codec
 
 
-def claimed(answer: Claimed, waited_s: float) -> answers.Claimed:
+def claimed(answer: Claimed, waited_s: float, proofs: Proofs) -> answers.Claimed:
     """What a claim got. When to look again is not told: the store counts other tenants' leases too. [TENANT-2]"""
-    jobs = [_claimed_job(job) for job in answer.jobs]
+    jobs = [_claimed_job(job, proofs.sign(*job.key, job.token)) for job in answer.jobs]
     return answers.Claimed(jobs=jobs, now=moment(answer.now), waited_s=waited_s)
 
 
-def _claimed_job(job: Job) -> answers.ClaimedJob:
+def _claimed_job(job: Job, proof: str) -> answers.ClaimedJob:
     envelope = job.envelope
     return answers.ClaimedJob(
         queue=job.queue,
         id=job.id,
         type=envelope.type,
         payload=raw(envelope.payload, envelope.codec),
-        token=job.token,
+        token=proof,
+        fence=job.token,
         attempt=job.attempts,
         max_attempts=envelope.max_attempts,
         deadline=moment(job.deadline),
@@ -104,7 +106,7 @@ def job(found: Job, blob: bytes | None = None) -> answers.Job:
         ],
         result=value(result, blob),
         result_codec=codec_name(result.codec if result else "json"),
-        token=found.token,
+        fence=found.token,
         timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
         trace=envelope.headers,
         events=found.events,

@@ -55,6 +55,7 @@ from holdfast.core.job import (
     SetResultTtl,
     TtlStatus,
 )
+from holdfast.core.names import OPERATOR
 from holdfast.core.retry import spread
 from holdfast.store import (
     ALL_HINTS,
@@ -513,7 +514,7 @@ class MemoryStore:
     async def tenants(self) -> list[str]:
         with self._lock:
             names = {tenant for line in self._lines.values() for tenant, lane in line.lanes.items() if lane.jobs}
-            return sorted(names | {tenant for tenant, _ in self._settings})
+            return sorted((names | {tenant for tenant, _ in self._settings}) - {OPERATOR})
 
     # Events ---------------------------------------------------------------------------------------------------
 

@@ -84,11 +84,11 @@ def enable() -> HttpMetrics:
     return current
 
 
-def serve_at(port: int) -> None:
-    """Show the metrics on a port of their own. Raises InvalidOption."""
-    from prometheus_client import start_http_server
+def serve_at(host: str, port: int) -> int:
+    """Show the metrics on an address of their own; the port. Raises InvalidOption."""
+    from holdfast.telemetry import exposition
 
     try:
-        start_http_server(port, registry=enable().registry())
+        return exposition.serve(host, port, enable().text, CONTENT_TYPE.decode())
     except OSError as error:
-        raise InvalidOption("metrics_port", f"cannot listen on port {port}: {error.strerror}") from None
+        raise InvalidOption("metrics_port", f"cannot listen on {host}:{port}: {error.strerror}") from None

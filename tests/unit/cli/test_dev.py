@@ -66,6 +66,10 @@ def test_it_can_have_a_valkey_server_that_ends_with_it(processes, tmp_path):
     first, tries = greeted(process)
     assert "for tenant acme" in first
     assert shell(*tries)[1]["result"] == "hello, you"
+    assert "redis://:***@127.0.0.1:" in first
+    with socket.create_connection(("127.0.0.1", int(re.search(r"\*@127\.0\.0\.1:(\d+)", first)[1]))) as stranger:
+        stranger.sendall(b"KEYS *\r\n")
+        assert stranger.recv(100).startswith(b"-NOAUTH")
     ended(process)
     ports = [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", first)]
     assert len(ports) == 2

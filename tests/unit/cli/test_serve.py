@@ -3,10 +3,13 @@
 import json
 import re
 import signal
+import socket
 import urllib.error
 import urllib.request
 
 import pytest
+
+from holdfast.testing.processes import free_port
 
 KEY = "a shared key that is long enough for everybody here"
 ENV = {"HOLDFAST_JWT_HS256_KEY": KEY}
@@ -49,6 +52,59 @@ def test_two_processes_serve_what_a_token_allows_and_end_in_peace(processes, tmp
     assert ended.code == 0
     assert all(line["event"] == "request" for line in ended.lines)
     assert made not in ended.out + ended.err
+
+
+def test_processes_verify_each_others_proofs_of_leases_and_their_keys_are_rotated(processes, tmp_path, environ):
+    """Each request is a connection of its own, and any process takes it."""
+    store = f"file:{tmp_path}/data"
+    _, url = serving(processes, "--store", store, "--processes", "2", "--no-access-log", times=2)
+    made = processes.run("token", "--tenant", "acme", "--scope", "produce,work").out.strip()
+    assert ask(f"{url}/v1/jobs:batch", made, {"jobs": [{} for _ in range(10)]})[0] == 200
+    assert processes.run("keys", "lease-rotate", "--store", store).out == "2\n"
+    for _ in range(10):
+        (held,) = ask(f"{url}/v1/claims", made, {"queues": ["default"]})[1]["jobs"]
+        lease = {"queue": "default", "id": held["id"], "token": held["token"], "outcome": "complete"}
+        assert ask(f"{url}/v1/leases:finish", made, {"leases": [lease]})[1]["items"] == [{"status": "completed"}]
+    listed = json.loads(processes.run("keys", "lease-list", "--store", store, "--json").out)
+    assert [key["kid"] for key in listed["keys"]] == ["1", "2"]
+    assert "newest" in processes.run("keys", "lease-drop", "2", "--store", store).err
+    assert processes.run("keys", "lease-drop", "1", "--store", store).code == 0
+    shown = processes.run("keys", "lease-list", "--store", store).out
+    assert "1 " not in shown.split("\n", 1)[1]
+
+
+def test_metrics_have_an_address_of_their_own(processes, environ, cli):
+    port = free_port()
+    _, url = serving(
+        processes, "--store", "memory:", "--no-access-log", "--metrics-port", str(port), "--metrics-host", "127.0.0.2"
+    )
+    assert ask(f"{url}/metrics")[1]["code"] == "not_found"
+    with urllib.request.urlopen(f"http://127.0.0.2:{port}/metrics", timeout=30) as answer:
+        assert b"holdfast_http_requests" in answer.read()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    said = cli("serve", "--store", "memory:", "--metrics-host", "127.0.0.1")
+    assert (said.code, "--metrics-port" in said.err) == (2, True)
+
+
+def test_tokens_are_revoked_listed_and_restored(cli):
+    assert cli("token", "revoke", "--tenant", "acme", "--jti", "j1").code == 0
+    assert "before" in cli("token", "revoke", "--tenant", "acme", "--jti", "j1").err
+    assert cli("token", "revoke", "--tenant", "acme", "--subject", "w1").code == 0
+    assert cli("token", "revoke", "--tenant", "other", "--issued-before", "2030-01-31T12:00Z").code == 0
+    assert cli("token", "revoke", "--tenant", "other", "--issued-before", "now").code == 0
+    found = [[one["tenant"], one["kind"], one["value"]] for one in cli("token", "revoked", "--json").json["revoked"]]
+    assert sorted(found)[:3] == [["acme", "jti", "j1"], ["acme", "sub", "w1"], sorted(found)[2]]
+    assert ["other", "issued_before", "1896091200"] in found
+    assert "2030-01-31T12:00:00Z" in cli("token", "revoked", "--tenant", "other").out
+    assert cli("token", "restore", "--tenant", "other", "--issued-before", "2030-01-31T12:00:00Z").code == 0
+    assert cli("token", "restore", "--tenant", "acme", "--jti", "j1").code == 0
+    assert "not revoked" in cli("token", "restore", "--tenant", "acme", "--jti", "j1").err
+    assert "w1" in cli("token", "revoked", "--tenant", "acme").out
+    assert "j1" not in cli("token", "revoked").out
+    assert "one of --jti" in cli("token", "revoke", "--tenant", "acme").err
+    assert "one of --jti" in cli("token", "revoke", "--tenant", "acme", "--jti", "a", "--subject", "b").err
+    assert "--scope" in cli("token", "--tenant", "acme").err
 
 
 def test_a_pair_of_keys_signs_and_checks(processes, tmp_path):

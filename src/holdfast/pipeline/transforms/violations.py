@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
+from holdfast.core.names import OPERATOR
 from holdfast.pipeline.checksums import sums
 from holdfast.pipeline.transforms.histories import ENDS, JOB, MARK, NOTES, by_job, in_order, is_kind, life, mark
 from holdfast.pipeline.transforms.rules import CHECKS, FACTS, KIND_NO, KIND_NOS, PLAIN, PRIOR, UNPACKED, one_of
@@ -226,9 +227,10 @@ def unlike_store(events: DataFrame, jobs: DataFrame, before: Sequence[str], gaps
     `jobs` was read between two ends of the log: `before` is the first one, a position for each shard, and `events` has
     the log up to the second one. So of each job every event up to its record's last one is there, and none of those
     up to `before` has a higher number; a job that had not ended by the second end has a record. What a gap in the log
-    may have had, behind the last event that is known of a job, is not judged.
+    may have had, behind the last event that is known of a job, is not judged; nor are the operator's records, which
+    the data source does not read.
     """
-    lives = _lives(events, before)
+    lives = _lives(events.where(fn.col("tenant") != OPERATOR), before)
     stored = jobs.select(
         "tenant", "queue", fn.col("id").alias("job_id"), fn.col("state").alias("store_state"),
         fn.col("enqueued_at").alias("stored_at"), fn.col("events").alias("recorded"),

@@ -44,6 +44,7 @@ async def _follow(
         said, beat_at = after, clock() + BEAT_S
         while not gone.done():
             grown.clear()
+            await call.hub.revoked.check(call.caller)
             page = await (tail.after(after) if call.query.follow else call.hub.store.events(call.tenant, after, PAGE))
             after = page.next
             shown = [event for event in page.events if _is_shown(call, event, kinds)]

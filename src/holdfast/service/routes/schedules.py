@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import wraps
 from typing import Any
 
 from holdfast.core import answers, wire
-from holdfast.core.errors import JobNotFound
+from holdfast.core.errors import InvalidName, JobNotFound
 from holdfast.core.names import SCHEDULES
 from holdfast.core.schedule import KEPT, Schedule
 from holdfast.schedules import scheduling, shown
@@ -14,17 +18,47 @@ from holdfast.service.call import Call, Reply, Route
 from holdfast.service.tokens import ADMIN
 from holdfast.store import ListQuery
 
+EVEN_S = 0.05
+"""What a token for some queues asks of schedules takes a multiple of this: the schedules of others do not show."""
 
+Handler = Callable[[Call[Any, Any]], Awaitable[Reply]]
+
+
+def _evenly(handler: Handler) -> Handler:
+    """A route that tells a token for some queues nothing of other schedules by the time it takes."""
+
+    @wraps(handler)
+    async def handle(call: Call[Any, Any]) -> Reply:
+        began = time.monotonic()
+        try:
+            return await handler(call)
+        finally:
+            if call.caller.queues is not None:
+                await asyncio.sleep(EVEN_S - (time.monotonic() - began) % EVEN_S)
+
+    return handle
+
+
+@_evenly
 async def list_schedules(call: Call[None, wire.PageQuery]) -> Reply:
     """Those whose jobs go to a queue that the token is for."""
     query = call.query
-    page = await call.hub.page(ListQuery(call.tenant, SCHEDULES, KEPT, cursor=query.cursor or None, limit=query.limit))
     only = call.caller.queues
-    found = [one for one in shown(page.jobs) if only is None or one.definition.target.queue in only]
+    if only is None:
+        query_all = ListQuery(call.tenant, SCHEDULES, KEPT, cursor=query.cursor or None, limit=query.limit)
+        page = await call.hub.page(query_all)
+        found, cursor = shown(page.jobs), page.cursor
+    else:
+        # By name, not by the store's cursor: that would count the others.
+        every = await scheduling(call.hub.store).list_schedules(call.tenant)
+        own = [one for one in every if one.definition.target.queue in only and one.name > (query.cursor or "")]
+        found = own[: query.limit]
+        cursor = found[-1].name if len(own) > len(found) else None
     views_of = [views.schedule(call.tenant, one) for one in found]
-    return Reply(answers.Schedules(tenant=call.tenant, schedules=views_of, cursor=page.cursor))
+    return Reply(answers.Schedules(tenant=call.tenant, schedules=views_of, cursor=cursor))
 
 
+@_evenly
 async def put_schedule(call: Call[wire.PutSchedule, wire.NoQuery]) -> Reply:
     """The same again changes nothing; another takes the place of the one of that name."""
     name = call.name
@@ -32,15 +66,17 @@ async def put_schedule(call: Call[wire.PutSchedule, wire.NoQuery]) -> Reply:
     call.caller.need_queue(target.queue)
     kept = scheduling(call.hub.store)
     if call.caller.queues is not None:
-        _check_queue(call, await kept.get_schedule(call.tenant, name))
+        await _check_free(call, name, target.queue)
     return Reply(views.schedule(call.tenant, await kept.put_schedule(call.tenant, name, timing, target)))
 
 
+@_evenly
 async def get_schedule(call: Call[None, wire.NoQuery]) -> Reply:
-    """Another tenant's answers exactly like none. [TENANT-2]"""
+    """Another tenant's, and one for other queues than the token's, answers exactly like none. [TENANT-2]"""
     return Reply(views.schedule(call.tenant, await _found(call)))
 
 
+@_evenly
 async def remove_schedule(call: Call[None, wire.NoQuery]) -> Reply:
     """Jobs that it has enqueued stay as they are."""
     found = await _found(call)
@@ -52,20 +88,28 @@ async def remove_schedule(call: Call[None, wire.NoQuery]) -> Reply:
 async def _found(call: Call[Any, Any]) -> Schedule:
     name = call.name
     found = await scheduling(call.hub.store).get_schedule(call.tenant, name)
-    if found is None:
+    only = call.caller.queues
+    if found is None or (only is not None and found.definition.target.queue not in only):
         raise JobNotFound(SCHEDULES, name)
-    _check_queue(call, found)
     return found
 
 
-def _check_queue(call: Call[Any, Any], found: Schedule | None) -> None:
-    """Raise a refusal if the token is for other queues than this schedule's jobs go to."""
+async def _check_free(call: Call[Any, Any], name: str, queue: str) -> None:
+    """Raise unless a token for some queues may put this name: one that ends in `@QUEUE` is taken by no other queue.
+
+    Any other name is refused whether it is taken or not.
+    """
+    if not name.removesuffix(f"@{queue}") or not name.endswith(f"@{queue}"):
+        reason = f"a token for some queues names its schedules by queue: {name.partition('@')[0][:80]}@{queue}"
+        raise InvalidName("schedule", name, reason)
+    found = await scheduling(call.hub.store).get_schedule(call.tenant, name)
     if found is not None:
+        # An operator may have given this name to another queue's.
         call.caller.need_queue(found.definition.target.queue)
 
 
 _SCHEDULE = "/v1/schedules/{name}"
-_NO_SUCH = ("invalid_name", "job_not_found", "queue_forbidden")
+_NO_SUCH = ("invalid_name", "job_not_found")
 
 ROUTES = (
     Route(

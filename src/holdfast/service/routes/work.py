@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from holdfast.core import answers, wire
-from holdfast.core.errors import HoldfastError, InvalidName
+from holdfast.core.errors import HoldfastError, InvalidName, StoreError
 from holdfast.core.failpoint import hit
 from holdfast.core.job import ClaimRequest, Extend, Extended, Finish, Finished, Report, Reported
 from holdfast.core.names import check_id
@@ -15,9 +16,9 @@ from holdfast.options import check_own_queue, moment
 from holdfast.service import intake, views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.routes.batches import each
-from holdfast.service.tokens import WORK
+from holdfast.service.tokens import WORK, refused
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=wire.Lot)
 Made = TypeVar("Made", Finish, Extend, Report)
 
 
@@ -33,9 +34,17 @@ async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
     request = ClaimRequest(call.tenant, queues, body.limit, lease_ms, worker_id, chance)
     with call.leaving() as gone:
         claimed, waited_s = await call.hub.claim(request, body.wait_s, gone)
-    if call.client_left:
+    # The token may have been revoked while the claim waited.
+    revoked = bool(claimed.jobs) and await call.hub.revoked.is_revoked(call.caller)
+    if call.client_left or revoked:
         await call.hub.give_back(claimed.jobs)
-    return Reply(views.claimed(claimed, waited_s))
+    if revoked:
+        raise refused("it was revoked")
+    with suppress(StoreError):
+        # After the wait, which may be longer than a key lives. Without the store the keys at hand sign: what is leased
+        # must be answered.
+        await call.hub.proofs.renew()
+    return Reply(views.claimed(claimed, waited_s, call.hub.proofs))
 
 
 async def finish(call: Call[list[wire.Finish | HoldfastError], wire.NoQuery]) -> Reply:
@@ -45,7 +54,7 @@ async def finish(call: Call[list[wire.Finish | HoldfastError], wire.NoQuery]) ->
         return answers.Finished(status=answer.state)
 
     hit("service.before_finish")
-    make = _allowed(call, intake.finish)
+    make = await _proved(call, intake.finish)
     return Reply(await each(call.body, make, call.hub.finish, show))  # pyright: ignore[reportArgumentType]
 
 
@@ -55,7 +64,7 @@ async def extend(call: Call[list[wire.Extend | HoldfastError], wire.NoQuery]) ->
     async def show(_: Extend, answer: Extended) -> Any:
         return answers.Extended(status="extended", deadline=moment(answer.deadline), now=moment(answer.now))
 
-    make = _allowed(call, intake.extend)
+    make = await _proved(call, intake.extend)
     return Reply(await each(call.body, make, call.hub.extend, show))  # pyright: ignore[reportArgumentType]
 
 
@@ -65,7 +74,7 @@ async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) ->
     async def show(_: Report, __: Reported) -> Any:
         return answers.Reported(status="reported")
 
-    make = _allowed(call, intake.report)
+    make = await _proved(call, intake.report)
     return Reply(await each(call.body, make, call.hub.store.report, show))  # pyright: ignore[reportArgumentType]
 
 
@@ -86,11 +95,16 @@ def _subject(call: Call[Any, Any]) -> str:
         return "http"
 
 
-def _allowed(call: Call[Any, Any], read: Callable[[str, Item], Made]) -> Callable[[Item], Made]:
-    """Reads an item as one of the caller's tenant. Raises a refusal if its queue is none that the token is for."""
+async def _proved(
+    call: Call[list[Item | HoldfastError], Any], read: Callable[[str, Item, int], Made]
+) -> Callable[[Item], Made]:
+    """Reads an item as one of the caller's tenant. Raises LeaseLost before anything else, then a refusal. [LEASE-1]"""
+    proofs = call.hub.proofs
+    await proofs.renew(item.token for item in call.body if not isinstance(item, HoldfastError))
 
     def make(item: Item) -> Made:
-        made = read(call.tenant, item)
+        fence = proofs.fence(call.tenant, item.queue, item.id, item.token)
+        made = read(call.tenant, item, fence)
         call.caller.need_queue(made.key.queue)
         return made
 

@@ -27,7 +27,8 @@ from msgspec import Struct, field, msgpack
 
 from holdfast.core.job import Job
 from holdfast.core.offers import lasts_ms
-from holdfast.stores.file import rows
+from holdfast.stores.file import modes, rows
+from holdfast.stores.file.database import NAME
 from holdfast.stores.file.wakeup import Lines, capacity_of
 
 HEAD = struct.Struct(">II")
@@ -91,7 +92,7 @@ class Book:
         self._lines = Lines(directory / "posts")
         self._posts = posts
         """Those of this process."""
-        self._file = os.open(directory / "offers", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._file = modes.open_file(directory / "offers", group=modes.is_shared(directory / NAME))
         self._read: bytes = b""
         """What stands in the file, and in `_offers` but for what this group changed."""
         self._kept: bytes = b""

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
+from holdfast.stores.file import modes
 from holdfast.stores.file.sql import SCHEMA
 
 NAME = "holdfast.db"
@@ -75,13 +76,16 @@ def start_anew() -> None:
     _open.__init__()
 
 
-def prepare(directory: Path, *, frozen_at: int | None, unsafe_fs: bool = False) -> None:
-    """Make the directory and the database where they are missing; refuse what is not ours. Idempotent."""
+def prepare(directory: Path, *, frozen_at: int | None, unsafe_fs: bool = False, group: bool = False) -> None:
+    """Make the directory and the database where they are missing; refuse what is not ours. Idempotent.
+
+    `group`: what is made is for the directory's group too, not for its owner alone.
+    """
     if sqlite3.sqlite_version_info < SQLITE_NEEDED:
         needed = ".".join(map(str, SQLITE_NEEDED))
         raise StoreUnavailable(f"the file store needs SQLite {needed}, this Python has {sqlite3.sqlite_version}")
     try:
-        _make(directory)
+        _make(directory, group=group)
     except OSError as error:
         reason = f"cannot make {directory}: {error.strerror}; choose a directory that you may write to"
         raise StoreUnavailable(reason) from error
@@ -93,9 +97,10 @@ def prepare(directory: Path, *, frozen_at: int | None, unsafe_fs: bool = False) 
             " that locks, shared memory and fsync work there as on one"
         )
     path = directory / NAME
-    with translated(path), locked(directory):
+    group = modes.is_shared(path) if path.exists() else group
+    with translated(path), locked(directory, group=group):
         if not path.exists() or path.stat().st_size == 0:
-            _create(path, frozen_at)
+            _create(path, frozen_at, group=group)
         check(path)
 
 
@@ -201,15 +206,15 @@ def _use_wal(db: sqlite3.Connection) -> None:
         time.sleep(0.01)
 
 
-def open_lock(directory: Path) -> int:
+def open_lock(directory: Path, *, group: bool) -> int:
     """A descriptor of the file that `flock` is asked on."""
-    return os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return modes.open_file(directory / "lock", group=group)
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Generator[None]:
+def locked(directory: Path, *, group: bool = False) -> Generator[None]:
     """Hold the one lock between processes. The kernel hands it on in order; SQLite's own would poll for it."""
-    descriptor = open_lock(directory)
+    descriptor = open_lock(directory, group=group)
     _wait_for(descriptor)
     try:
         yield
@@ -269,7 +274,7 @@ def translate(error: sqlite3.Error | msgspec.DecodeError | OSError, path: Path) 
     return StoreError(f"{path}: {name or type(error).__name__}: {error}")
 
 
-def _create(path: Path, frozen_at: int | None) -> None:
+def _create(path: Path, frozen_at: int | None, *, group: bool) -> None:
     """Build the database beside its place and move it there whole: a crash leaves nothing half made."""
     scratch = path.with_suffix(".new")
     for leftover in (scratch, *(Path(f"{scratch}{tail}") for tail in ("-wal", "-shm", "-journal"))):
@@ -288,14 +293,17 @@ def _create(path: Path, frozen_at: int | None) -> None:
         # A left-over log of a deleted database must not be replayed into the new one.
         for tail in ("-wal", "-shm"):
             Path(f"{path}{tail}").unlink(missing_ok=True)
+        # SQLite gives its log and its shared memory the mode of the database.
+        scratch.chmod(modes.FOR_GROUP if group else modes.FOR_OWNER)
         scratch.replace(path)
         _sync(path.parent)
 
 
-def _make(directory: Path) -> None:
+def _make(directory: Path, *, group: bool) -> None:
     """Make the directory and its parents, so that a power cut does not take them back."""
     missing = [place for place in (directory, *directory.parents) if not place.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    modes.make_directory(directory, group=group)
     for made in missing:
         _sync(made.parent)
 

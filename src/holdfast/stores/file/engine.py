@@ -27,7 +27,7 @@ from holdfast.core import failpoint
 from holdfast.core.errors import StoreMismatch, StoreUnavailable
 from holdfast.core.job import Job
 from holdfast.store import Deliver, Hint, Listener, Signal
-from holdfast.stores.file import database, wakeup
+from holdfast.stores.file import database, modes, wakeup
 from holdfast.stores.file.book import Book
 from holdfast.stores.file.offers import FilePost
 from holdfast.stores.file.sql import SQL
@@ -108,7 +108,7 @@ class Engine:
             self._db = database.connect(self.path)
             undo.callback(self._db.close)
             with database.translated(self.path):
-                self._lock_file = database.open_lock(directory)
+                self._lock_file = database.open_lock(directory, group=modes.is_shared(self.path))
                 undo.callback(os.close, self._lock_file)
                 self._book = Book(directory, self.posts)
             self._connections = [_Guarded(self._db)]

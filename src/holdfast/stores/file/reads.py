@@ -13,6 +13,7 @@ from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, Gathered
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
+from holdfast.core.names import OPERATOR
 from holdfast.store import (
     EventPage,
     ListQuery,
@@ -120,7 +121,7 @@ def _stats(db: sqlite3.Connection, tenant: str, queue: str, at: int) -> QueueSta
 
 def tenants(db: sqlite3.Connection) -> list[str]:
     """Who has jobs or settings here."""
-    return [row[0] for row in db.execute(SQL["tenants"])]
+    return [row[0] for row in db.execute(SQL["tenants"]) if row[0] != OPERATOR]
 
 
 def events(db: sqlite3.Connection, tenant: str | None, after: str | None, limit: int) -> EventPage:

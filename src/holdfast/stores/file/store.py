@@ -88,10 +88,12 @@ class FileStore:
         *,
         create: bool = True,
         unsafe_fs: bool = False,
+        group: bool = False,
     ) -> None:
         self._directory = Path(directory).expanduser().absolute()
         self._create = create
         self._unsafe_fs = unsafe_fs
+        self._group = group
         self.options = options
         self._engine = engine
         self._opening = asyncio.Lock()
@@ -115,7 +117,7 @@ class FileStore:
     def _start(self, frozen_at: int | None) -> Engine:
         if not self._create and not (self._directory / database.NAME).exists():
             raise StoreUnavailable(f"there is no store in {self._directory}; it is made by the first enqueue or worker")
-        database.prepare(self._directory, frozen_at=frozen_at, unsafe_fs=self._unsafe_fs)
+        database.prepare(self._directory, frozen_at=frozen_at, unsafe_fs=self._unsafe_fs, group=self._group)
         settings = Settings(self.options.retention, self.options.all_events, self.options.keep_events)
         engine = Engine(self._directory, settings)
         with contextlib.ExitStack() as undo:

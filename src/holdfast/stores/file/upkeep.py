@@ -18,7 +18,7 @@ from holdfast.store import (
     TenantSettings,
     WorkerInfo,
 )
-from holdfast.stores.file import database, reads, rows
+from holdfast.stores.file import database, modes, reads, rows
 from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Transaction
 
@@ -111,6 +111,16 @@ def _last_before(t: Transaction, at: int) -> int:
     return t.event if young is None else young - 1
 
 
+def _access(path: Path) -> Finding:
+    """Whether only those whom it concerns can read and write the files."""
+    shared = modes.is_shared(path)
+    wide = modes.too_wide(path.parent, group=shared)
+    if not wide:
+        return Finding("ok", "access", f"its owner{' and its group' if shared else ''} alone")
+    cure = f"chmod -R {'o' if shared else 'go'}-rwx {path.parent}, and who has read it has seen payloads"
+    return Finding("warn", "access", f"other users can reach {len(wide)} of its files, {wide[0]} among them", cure)
+
+
 def doctor(db: sqlite3.Connection, path: Path) -> list[Finding]:
     """What an operator should know about this directory."""
     findings = [Finding("ok", "store", f"SQLite {sqlite3.sqlite_version} in {path}")]
@@ -129,6 +139,7 @@ def doctor(db: sqlite3.Connection, path: Path) -> list[Finding]:
         if durable
         else Finding("bad", "durability", f"journal_mode={mode}, synchronous={synchronous}", "report this as a bug")
     )
+    findings.append(_access(path))
     free = shutil.disk_usage(path.parent).free
     level = "ok" if free > 1 << 30 else "warn"
     findings.append(Finding(level, "disk", f"{free / 2**30:.1f} GiB free", "" if level == "ok" else "free some space"))

@@ -22,7 +22,8 @@ from pathlib import Path
 from msgspec import MsgspecError, msgpack
 
 from holdfast.store import Hint, Signal
-from holdfast.stores.file import rows
+from holdfast.stores.file import modes, rows
+from holdfast.stores.file.database import NAME
 
 BITS = {hint: 1 << n for n, hint in enumerate((Hint.READY, Hint.DONE, Hint.CANCELED, Hint.EVENTS))}
 ALL = sum(BITS.values())
@@ -64,8 +65,9 @@ class Fifo:
         self.path = path
         self._loop = loop
         self._read = read
-        path.parent.mkdir(exist_ok=True)
-        os.mkfifo(path)
+        shared = modes.is_shared(path.parent.parent / NAME)
+        modes.make_directory(path.parent, group=shared)
+        modes.make_fifo(path, group=shared)
         # Opened for both ways: so it has a reader from the start, and never reads an end of file.
         self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.capacity = capacity_of(self._descriptor)

@@ -27,7 +27,7 @@ from holdfast.core.job import (
 )
 from holdfast.core.policy import KnownTypes, TypeInfo
 from holdfast.store import QueueStats
-from holdfast.stores.http.outgoing import EPOCH
+from holdfast.stores.http.outgoing import EPOCH, Fence
 
 _ONE_MS = timedelta(milliseconds=1)
 
@@ -95,7 +95,7 @@ def _leased(tenant: str, worker_id: str, job: answers.ClaimedJob, now: int) -> J
         ms(job.visible_at),
         ms(job.enqueued_at),
         job.attempt,
-        job.token,
+        Fence(job.fence, job.token),
         ms(job.deadline),
         worker_id,
         now,
@@ -120,7 +120,7 @@ def job(found: answers.Job) -> Job:
         ms(found.visible_at),
         ms(found.enqueued_at),
         found.attempts,
-        found.token,
+        found.fence,
         0 if found.deadline is None else ms(found.deadline),
         found.worker_id or "",
         _ms(found.claimed_at),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from datetime import UTC, datetime, timedelta
+from typing import Self
 
 import msgspec
 from msgspec import Raw
@@ -140,9 +141,23 @@ def finish(item: Finish) -> wire.Finish:
     return said
 
 
-def _token(token: int) -> int:
-    """A token as the wire takes it: no lease has one outside this range."""
-    return min(max(0, token), 2**53)
+class Fence(int):
+    """The number of a lease, with the service's proof of it. What is computed from it is a plain number again."""
+
+    proof: str
+
+    def __new__(cls, number: int, proof: str) -> Self:
+        made = super().__new__(cls, number)
+        made.proof = proof
+        return made
+
+    def __getnewargs__(self) -> tuple[int, str]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return int(self), self.proof
+
+
+def _token(token: int) -> str:
+    """A token as the wire takes it. The service refuses a plain number: it proves nothing. [LEASE-1]"""
+    return token.proof if isinstance(token, Fence) else str(token)
 
 
 def trace(item: NewJob) -> dict[str, str]:

@@ -15,10 +15,10 @@ from urllib.parse import urlencode
 from msgspec import Struct
 
 from holdfast.core.errors import InvalidOption
-from holdfast.store import CommonOptions, Options, StoreUrl
+from holdfast.store import CommonOptions, Options, StoreUrl, shown_url
 
 _SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,59}")
-_PASSWORD = re.compile(r"(?<=[^/]):[^/@]*@")
+_HOSTS = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:[0-9]{1,5})?")
 DRIVER_OPTIONS = (
     "host", "port", "dbname", "database", "user", "password", "passfile", "sslmode", "sslcert", "sslkey", "sslrootcert",
     "sslcrl", "sslpassword", "ssl_min_protocol_version", "ssl_max_protocol_version", "target_session_attrs",
@@ -55,6 +55,7 @@ def read(url: StoreUrl) -> Address:
     rest = head.partition(":")[2]
     if not rest.startswith("//"):
         raise InvalidOption("store", f"{url.scheme}: two slashes follow: {url.scheme}://USER@HOST:5432/DATABASE")
+    _check_login(url, rest[2:])
     options = Options(url)
     common = options.common()
     driver = {name: value for name in DRIVER_OPTIONS if (value := options.text(name, ""))}
@@ -77,7 +78,16 @@ def read(url: StoreUrl) -> Address:
 
 def shown(url: str) -> str:
     """A URL for people: without password and without options."""
-    return _PASSWORD.sub("@", url.partition("?")[0])
+    return shown_url(url.partition("?")[0]).replace(":***@", "@").replace("//@", "//")
+
+
+def _check_login(url: StoreUrl, rest: str) -> None:
+    """Raise InvalidOption for what the driver would take apart wrongly: it would say so with a piece of a password."""
+    authority, _, path = rest.partition("/")
+    hosts = authority.rpartition("@")[2].split(",")
+    if "@" in path or "#" in rest or not all(_HOSTS.fullmatch(host) for host in hosts):
+        reason = "in a user name or password '/' is written %2F, '#' %23, '?' %3F, '@' %40; a port is a number"
+        raise InvalidOption("store", f"{url.scheme}: {reason}: {url.scheme}://USER:PASSWORD@HOST:5432/DATABASE")
 
 
 def checked_schema(name: str) -> str:

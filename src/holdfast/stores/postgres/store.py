@@ -35,6 +35,7 @@ from holdfast.core.job import (
     SetResultTtl,
     TtlStatus,
 )
+from holdfast.core.names import OPERATOR
 from holdfast.store import (
     ALL_HINTS,
     Capabilities,
@@ -459,7 +460,8 @@ class PostgresStore:
         return await reads.stats(self._opened, tenant, queues)
 
     async def tenants(self) -> list[str]:
-        return [row["tenant"] for row in await self._opened.rows("tenants", repeat=True)]
+        rows = await self._opened.rows("tenants", repeat=True)
+        return [row["tenant"] for row in rows if row["tenant"] != OPERATOR]
 
     # Events -----------------------------------------------------------------------------------------------
 

@@ -169,9 +169,10 @@ def _host(url: StoreUrl, text: str, port: int) -> Host:
     if bracketed:
         name = name[1:-1]
     elif ":" in name or "[" in name or "]" in name:
-        raise _wrong(url, f"{text!r} is not a host; an IPv6 address stands in brackets: [::1]:{port}")
+        raise _wrong(url, f"that is not a host; an IPv6 address stands in brackets: [::1]:{port}")
     if not _DIGITS.fullmatch(digits) or not 1 <= int(digits) <= _MAX_PORT:
-        raise _wrong(url, f"{digits!r} is not a port from 1 to {_MAX_PORT}")
+        # Without what stands there: it may be a password whose '@' is missing.
+        raise _wrong(url, f"after the host's ':' stands a port from 1 to {_MAX_PORT}: {_example(url)}")
     return Host(unquote(name) or "localhost", int(digits))
 
 
@@ -179,7 +180,7 @@ def _db(url: StoreUrl, kind: Kind, path: str, options: Options) -> int:
     if kind is Kind.SINGLE:
         number = path.removeprefix("/") or "0"
         if not _DIGITS.fullmatch(number) or int(number) > _MAX_DB:
-            raise _wrong(url, f"after the host stands the number of a database, not {number!r}: {_example(url)}")
+            raise _wrong(url, f"after the host stands the number of a database: {_example(url)}")
         return int(number)
     if kind is Kind.CLUSTER:
         if path not in ("", "/", "/0") or options.number("db", 0, 0, _MAX_DB):

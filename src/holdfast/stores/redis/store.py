@@ -51,7 +51,7 @@ from holdfast.core.job import (
     TtlStatus,
 )
 from holdfast.core.lease import Refusal
-from holdfast.core.names import join_key
+from holdfast.core.names import OPERATOR, join_key
 from holdfast.store import (
     ALL_HINTS,
     EVENTS_BOUND,
@@ -319,7 +319,7 @@ class RedisStore:
                 cursor = following.decode()
                 if cursor == "0":
                     break
-        return sorted(names)
+        return sorted(names - {OPERATOR})
 
     # Events -----------------------------------------------------------------------------------------------
 

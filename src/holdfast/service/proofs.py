@@ -1,0 +1,162 @@
+"""Proofs of leases: what a worker shows over HTTP in place of the number that is a token within a process. [LEASE-1]
+
+A proof is `kid.fence.mac`. The MAC is HMAC-SHA-256, cut to 128 bits, over tenant, queue, id and fence, each with its
+length before it. A worker that was not granted the lease cannot make one, and a guess costs one HMAC and no call to
+the store.
+
+The keys are records in the store (see `records`): all processes share them, and a restart keeps them. A process reads
+them again at the first request after `RENEW_S`. It signs with the newest key that every process has read by then, and
+verifies with every key that the operator has not dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import secrets
+import time
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from holdfast.core.errors import InvalidOption, LeaseLost
+from holdfast.core.names import LEASE_KEYS
+from holdfast.service.records import Record, Records
+from holdfast.store import Store
+
+RENEW_S = 5.0
+"""A process uses its copy of the keys for this long: a dropped key verifies no longer than that."""
+LEAST_S = 2.0
+"""The least time between two reads for proofs whose key is unknown."""
+SIGN_AFTER_MS = 10_000
+"""A new key signs from this age on: by then every process can verify with it."""
+
+_KEY_BYTES = 32
+_MAC_BYTES = 16
+_MOST_DIGITS = 16
+_LABEL = b"holdfast lease 1"
+
+
+class LeaseKey(Struct, frozen=True):
+    """A key of the ring. Keys are numbered from 1; the newest has the highest number."""
+
+    kid: str
+    secret: bytes
+    age_ms: int
+
+
+class LeaseKeys:
+    """The ring in the store."""
+
+    def __init__(self, store: Store) -> None:
+        self._records = Records(store, LEASE_KEYS)
+
+    async def all(self) -> list[LeaseKey]:
+        """The keys, the oldest first."""
+        return sorted(map(_key, await self._records.all()), key=lambda key: int(key.kid))
+
+    async def some(self) -> list[LeaseKey]:
+        """The same, and the first key is made where there is none.
+
+        Processes that start at the same time end with the same ring: of adds of one number, one wins.
+        """
+        found = await self.all()
+        if not found:
+            await self._records.add("1", _new_secret())
+            found = await self.all()
+        return found
+
+    async def rotate(self) -> str:
+        """Add a key, and return its number. The others verify until they are dropped."""
+        while True:
+            kid = str(int((await self.some())[-1].kid) + 1)
+            if await self._records.add(kid, _new_secret()):
+                return kid
+
+    async def drop(self, kid: str) -> None:
+        """Remove a key: what it signed verifies no more. Raises InvalidOption for the newest, and where there is none.
+
+        The newest stays, so that a number never comes again with another key.
+        """
+        known = [key.kid for key in await self.all()]
+        if kid not in known:
+            raise InvalidOption("kid", f"there is no lease key {kid[:80]!r}; there are: {', '.join(known) or 'none'}")
+        if kid == known[-1]:
+            raise InvalidOption("kid", f"{kid} is the newest lease key; run `holdfast keys lease-rotate` first")
+        await self._records.remove(kid)
+
+
+class Proofs:
+    """Makes and verifies proofs in one process."""
+
+    def __init__(self, store: Store) -> None:
+        self._keys = LeaseKeys(store)
+        self._secrets: dict[str, bytes] = {}
+        self._signing = ""
+        self._read_at = 0.0
+        self._reading: asyncio.Task[None] | None = None
+
+    async def renew(self, proofs: Iterable[str] = ()) -> None:
+        """Read the keys again if it is time, or if a proof names one that is unknown. Call it before the others.
+
+        Raises what the store raises: the request would meet the same there.
+        """
+        age_s = time.monotonic() - self._read_at
+        if self._secrets and age_s < RENEW_S and (age_s < LEAST_S or not self._any_unknown(proofs)):
+            return
+        # Shared by the requests that meet here; one that is cancelled does not cancel it for the others.
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.shield(self._reading)
+
+    async def close(self) -> None:
+        """End a read that is under way."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+
+    def sign(self, tenant: str, queue: str, id: str, fence: int) -> str:
+        """The proof of a lease."""
+        return _proof(self._signing, self._secrets[self._signing], tenant, queue, id, fence)
+
+    def fence(self, tenant: str, queue: str, id: str, proof: str) -> int:
+        """The fence of the lease that this proves. Raises LeaseLost, whether there is such a job or not. [LEASE-1]"""
+        kid, _, rest = proof.partition(".")
+        digits = rest.partition(".")[0]
+        secret = self._secrets.get(kid)
+        if secret is not None and proof.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS:
+            # The whole text is compared: a proof has one spelling.
+            expected = _proof(kid, secret, tenant, queue, id, int(digits))
+            if hmac.compare_digest(expected, proof):
+                return int(digits)
+        raise LeaseLost(queue, id)
+
+    def _any_unknown(self, proofs: Iterable[str]) -> bool:
+        return any(proof.partition(".")[0] not in self._secrets for proof in proofs)
+
+    async def _read(self) -> None:
+        began = time.monotonic()
+        try:
+            keys = await self._keys.some()
+        finally:
+            self._reading = None
+        self._secrets = {key.kid: key.secret for key in keys}
+        self._signing = next((key.kid for key in reversed(keys) if key.age_ms >= SIGN_AFTER_MS), keys[0].kid)
+        self._read_at = began
+
+
+def _proof(kid: str, secret: bytes, tenant: str, queue: str, id: str, fence: int) -> str:
+    parts = [_LABEL, *(part.encode(errors="surrogatepass") for part in (tenant, queue, id)), b"%d" % fence]
+    message = b"".join(len(part).to_bytes(8) + part for part in parts)
+    mac = hmac.digest(secret, message, "sha256")[:_MAC_BYTES]
+    return f"{kid}.{fence}.{base64.urlsafe_b64encode(mac).rstrip(b'=').decode()}"
+
+
+def _key(record: Record) -> LeaseKey:
+    return LeaseKey(record.id, base64.b64decode(record.data), record.age_ms)
+
+
+def _new_secret() -> bytes:
+    """A key as a record has it: text, so that tools that show payloads can."""
+    return base64.b64encode(secrets.token_bytes(_KEY_BYTES))
