@@ -106,9 +106,10 @@ class _Endpoint:
         content: Any = None
         if route.batch and route.item is not None:
             data = await body.read(limits.batch_body, limits.body_s)
-            content = bodies.decode_batch(data, route.batch, route.item)
+            content = await bodies.decode_batch(data, route.batch, route.item, hub.turns, caller.tenant)
         elif route.body is not None:
-            content = bodies.decode(await body.read(limits.body, limits.body_s), route.body)
+            data = await body.read(limits.body, limits.body_s)
+            content = await bodies.decode(data, route.body, hub.turns, caller.tenant)
         elif not body.ended:
             raise Refusal("invalid_request", "this route takes no body")
         return Call(hub, scope, caller, content, query)

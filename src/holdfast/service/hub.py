@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from holdfast.blobs import Blobs, result_name
 from holdfast.claims import Claimer
 from holdfast.coalesce import Coalescer
-from holdfast.core.errors import HoldfastError, ResultExpired, ResultTooLarge, StoreBusy, StoreError, StoreUnavailable
+from holdfast.core.errors import HoldfastError, ResultExpired, StoreBusy, StoreError, StoreUnavailable
 from holdfast.core.failpoint import hit
 from holdfast.core.job import (
     RESULT_LIMIT,
@@ -37,12 +37,12 @@ from holdfast.service.limits import Rates
 from holdfast.service.settings import Settings
 from holdfast.service.tails import Tails
 from holdfast.service.tokens import Tokens
+from holdfast.service.turns import Turns
 from holdfast.service.types import Types
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, ListQuery, Page, Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
 from holdfast.waiting import Waits
-from holdfast.worker.outcome import describe
 
 _log = get_logger(__name__)
 
@@ -80,6 +80,7 @@ class Hub:
         self.claimer = Claimer(store)
         self.tails = Tails(store)
         self.types = Types(store)
+        self.turns = Turns()
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the service is to end: who waits for something answers with what there is."""
         self._tenants: dict[str, _Tenant] = {}
@@ -197,8 +198,13 @@ class Hub:
         if jobs:
             await self.store.finish([Finish(job.key, job.token, "release") for job in jobs])
 
+    @property
+    def result_limit(self) -> int:
+        """The largest result that can be kept."""
+        return RESULT_LIMIT if self.blobs is None else self.settings.limits.batch_body
+
     async def finish(self, items: Sequence[Finish]) -> Sequence[FinishAnswer]:
-        """Acknowledge. A result over the limit goes to the blob store, or the job fails without one. [RESULT-1]"""
+        """Acknowledge. A result over the limit of a store goes to the blob store. [RESULT-1]"""
         small = [await self._small(item) for item in items]
         answers = await self.store.finish(small)
         await self._tidy(small)
@@ -263,11 +269,8 @@ class Hub:
         return await self.store.cancel(items)
 
     async def _small(self, item: Finish) -> Finish:
-        if item.result is None or len(item.result.data) <= RESULT_LIMIT:
+        if item.result is None or len(item.result.data) <= RESULT_LIMIT or self.blobs is None:
             return item
-        if self.blobs is None:
-            error = describe(ResultTooLarge(len(item.result.data), RESULT_LIMIT))
-            return Finish(item.key, item.token, "fail", error=error, random=item.random)
         # Of its own: whether the lease still holds is not known yet, and what was accepted must not change.
         name = f"{result_name(item.key, item.token)}-{new_id()}"
         await self.blobs.put(name, item.result.data)

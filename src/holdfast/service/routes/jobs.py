@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Awaitable
 from typing import Any
 
 from holdfast.core import answers, wire
@@ -34,7 +35,7 @@ SCANNED = 10_000
 async def enqueue(call: Call[wire.Enqueue, wire.NoQuery]) -> Reply:
     """201 for a new job, 200 for one that was there. [ENQ-2]"""
     known = await call.hub.types.of(call.tenant)
-    new = _new_job(call, call.body, known)
+    new = await _new_job(call, call.body, known)
     answer = await call.hub.enqueue(new)
     if isinstance(answer, HoldfastError):
         raise answer
@@ -48,7 +49,10 @@ async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQu
     async def show(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
         return await ticket(call.hub, new, answer, known)
 
-    return Reply(await each(call.body, lambda item: _new_job(call, item, known), call.hub.enqueue_many, show))
+    def make(item: wire.Enqueue) -> Awaitable[NewJob]:
+        return _new_job(call, item, known)
+
+    return Reply(await each(call.body, make, call.hub.enqueue_many, show, call))
 
 
 async def types(call: Call[None, wire.NoQuery]) -> Reply:
@@ -117,8 +121,9 @@ async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) ->
 # The small steps ------------------------------------------------------------------------------------------
 
 
-def _new_job(call: Call[Any, Any], item: wire.Enqueue, known: KnownTypes) -> NewJob:
-    new = intake.new_job(call.tenant, item, call.trace, known.types.get(item.type, intake.PLAIN_TYPE))
+async def _new_job(call: Call[Any, Any], item: wire.Enqueue, known: KnownTypes) -> NewJob:
+    policy = known.types.get(item.type, intake.PLAIN_TYPE)
+    new = await intake.new_job(call.tenant, item, call.trace, call.hub.turns, policy)
     call.caller.need_queue(new.key.queue)
     return new
 

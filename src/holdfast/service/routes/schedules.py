@@ -28,7 +28,7 @@ async def list_schedules(call: Call[None, wire.PageQuery]) -> Reply:
 async def put_schedule(call: Call[wire.PutSchedule, wire.NoQuery]) -> Reply:
     """The same again changes nothing; another takes the place of the one of that name."""
     name = call.name
-    timing, target = intake.schedule(call.tenant, call.body)
+    timing, target = await intake.schedule(call.tenant, call.body, call.hub.turns)
     call.caller.need_queue(target.queue)
     kept = scheduling(call.hub.store)
     if call.caller.queues is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from holdfast.core import answers, wire
@@ -45,8 +45,12 @@ async def finish(call: Call[list[wire.Finish | HoldfastError], wire.NoQuery]) ->
         return answers.Finished(status=answer.state)
 
     hit("service.before_finish")
-    make = _allowed(call, intake.finish)
-    return Reply(await each(call.body, make, call.hub.finish, show))  # pyright: ignore[reportArgumentType]
+
+    async def read(tenant: str, item: wire.Finish) -> Finish:
+        return await intake.finish(tenant, item, call.hub.turns, call.hub.result_limit)
+
+    make = _allowed(call, read)
+    return Reply(await each(call.body, make, call.hub.finish, show, call))  # pyright: ignore[reportArgumentType]
 
 
 async def extend(call: Call[list[wire.Extend | HoldfastError], wire.NoQuery]) -> Reply:
@@ -56,7 +60,7 @@ async def extend(call: Call[list[wire.Extend | HoldfastError], wire.NoQuery]) ->
         return answers.Extended(status="extended", deadline=moment(answer.deadline), now=moment(answer.now))
 
     make = _allowed(call, intake.extend)
-    return Reply(await each(call.body, make, call.hub.extend, show))  # pyright: ignore[reportArgumentType]
+    return Reply(await each(call.body, make, call.hub.extend, show, call))  # pyright: ignore[reportArgumentType]
 
 
 async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) -> Reply:
@@ -66,7 +70,7 @@ async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) ->
         return answers.Reported(status="reported")
 
     make = _allowed(call, intake.report)
-    return Reply(await each(call.body, make, call.hub.store.report, show))  # pyright: ignore[reportArgumentType]
+    return Reply(await each(call.body, make, call.hub.store.report, show, call))  # pyright: ignore[reportArgumentType]
 
 
 async def beat(call: Call[wire.Beat, wire.NoQuery]) -> Reply:
@@ -86,11 +90,11 @@ def _subject(call: Call[Any, Any]) -> str:
         return "http"
 
 
-def _allowed(call: Call[Any, Any], read: Callable[[str, Item], Made]) -> Callable[[Item], Made]:
+def _allowed(call: Call[Any, Any], read: Callable[[str, Item], Awaitable[Made]]) -> Callable[[Item], Awaitable[Made]]:
     """Reads an item as one of the caller's tenant. Raises a refusal if its queue is none that the token is for."""
 
-    def make(item: Item) -> Made:
-        made = read(call.tenant, item)
+    async def make(item: Item) -> Made:
+        made = await read(call.tenant, item)
         call.caller.need_queue(made.key.queue)
         return made
 
