@@ -21,6 +21,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.failpoint import hit
 from holdfast.service import scan
 from holdfast.service.errors import Refusal, invalid
+from holdfast.service.shares import Hold
 from holdfast.service.turns import TURN, Turns, is_simple, work_of
 
 T = TypeVar("T")
@@ -62,8 +63,8 @@ class Body:
         self.length = int(length) if length.isdigit() else 0
         self.ended = self.length == 0 and b"transfer-encoding" not in headers
 
-    async def read(self, limit: int, timeout_s: float) -> bytes:
-        """All of it, if it is JSON by its headers and no longer than `limit`. Raises a refusal."""
+    async def read(self, limit: int, timeout_s: float, hold: Hold) -> bytes:
+        """All of it, if it is JSON by its headers, no longer than `limit`, and there is room. Raises a refusal."""
         kind, _, charset = self._headers.get(b"content-type", b"").decode("latin-1").lower().partition(";")
         if kind.strip() != "application/json" or charset.strip() not in ("", "charset=utf-8", 'charset="utf-8"'):
             raise Refusal("unsupported_media_type", "send JSON in UTF-8, as application/json")
@@ -71,8 +72,9 @@ class Body:
             raise Refusal("unsupported_media_type", "send it as it is, without content-encoding")
         if self.length > limit:
             raise _too_large(limit)
+        hold.take(self.length)
         parts: list[bytes] = []
-        size = 0
+        size = held = 0
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.ended:
@@ -80,6 +82,8 @@ class Body:
                     size += len(part)
                     if size > limit:
                         raise _too_large(limit)
+                    hold.take(max(0, size - self.length - held))
+                    held = max(0, size - self.length)
                     parts.append(part)
         except TimeoutError:
             raise Refusal("request_timeout", f"the body did not come within {timeout_s:g} s") from None

@@ -43,6 +43,8 @@ class Edge:
         scope["path"] = scope["raw_path"].decode("latin-1")
         scope.setdefault("holdfast.lost", set())
         scope.setdefault("holdfast.left", bool)
+        scope.setdefault("holdfast.belong", _nothing)
+        scope.setdefault("holdfast.drained", _at_once)
         request_id, trace = _marks(scope["headers"])
         scope["holdfast.trace"] = trace
         status = 0
@@ -69,6 +71,8 @@ class Edge:
         route = scope.get("holdfast.route", "")
         if http_metrics.current is not None:
             http_metrics.current.answered(scope["method"], route, status, took_s)
+            for name, most in self._hub.most().items():
+                http_metrics.current.most(name, most)
         if not self._hub.settings.access_log:
             return
         client = scope.get("client")
@@ -86,6 +90,14 @@ class Edge:
         if trace is not None:
             fields["trace_id"] = trace["traceparent"][3:35]
         _access.info("request", **fields)
+
+
+def _nothing(tenant: str) -> None:
+    """What a server other than ours does about whose a connection is."""
+
+
+async def _at_once() -> None:
+    """What it does about answers on their way."""
 
 
 def _marks(headers: list[tuple[bytes, bytes]]) -> tuple[bytes, dict[str, str] | None]:

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Awaitable
 from typing import Any
 
+from msgspec import UNSET
+
 from holdfast.core import answers, wire
 from holdfast.core.errors import HoldfastError, JobNotFound, WaitTimeout
 from holdfast.core.job import (
@@ -23,7 +25,8 @@ from holdfast.core.policy import KnownTypes
 from holdfast.options import duration_ms
 from holdfast.service import intake, views
 from holdfast.service.call import Call, Reply, Route
-from holdfast.service.hub import Hub
+from holdfast.service.errors import Refusal
+from holdfast.service.hub import ANSWER_BYTES, Hub
 from holdfast.service.routes.batches import each, each_of_queue
 from holdfast.service.tokens import PRODUCE, READ
 from holdfast.store import EnqueueAnswer
@@ -46,8 +49,19 @@ async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQu
     """An item that is refused spoils no other. [ENQ-4]"""
     known = await call.hub.types.of(call.tenant)
 
+    size = 0
+
     async def show(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
-        return await ticket(call.hub, new, answer, known)
+        nonlocal size
+        shown = await ticket(call.hub, new, answer, known)
+        size += 0 if shown.result is UNSET else len(bytes(shown.result))
+        if size > ANSWER_BYTES:
+            reason = (
+                f"results of jobs that are done make the answer longer than {ANSWER_BYTES} bytes: send fewer at once"
+            )
+            raise Refusal("body_too_large", reason)
+        call.hold.resize(size)
+        return shown
 
     def make(item: wire.Enqueue) -> Awaitable[NewJob]:
         return _new_job(call, item, known)
@@ -153,6 +167,7 @@ async def ticket(
 async def ended(call: Call[Any, wire.WaitQuery], key: JobKey) -> Job | None:
     """The job as it ended, if it is waited for and has ended in that time."""
     if call.query.wait_s:
+        call.wait()
         with call.leaving() as gone, contextlib.suppress(WaitTimeout):
             return await call.hub.ended(key, call.query.wait_s, gone)
     return None
@@ -171,6 +186,7 @@ def _key(call: Call[Any, Any]) -> JobKey:
 async def _found(call: Call[Any, Any]) -> Job:
     """The job that the path names. Another tenant's answers exactly like none. [TENANT-2]"""
     key = _key(call)
+    call.hold.check()
     job = await call.hub.get(key)
     if job is None:
         raise JobNotFound(key.queue, key.id)

@@ -18,7 +18,8 @@ from holdfast.store import ListQuery
 async def list_schedules(call: Call[None, wire.PageQuery]) -> Reply:
     """Those whose jobs go to a queue that the token is for."""
     query = call.query
-    page = await call.hub.page(ListQuery(call.tenant, SCHEDULES, KEPT, cursor=query.cursor or None, limit=query.limit))
+    wanted = ListQuery(call.tenant, SCHEDULES, KEPT, cursor=query.cursor or None, limit=query.limit)
+    page = await call.hub.page(wanted, call.hold)
     only = call.caller.queues
     found = [one for one in shown(page.jobs) if only is None or one.definition.target.queue in only]
     views_of = [views.schedule(call.tenant, one) for one in found]

@@ -31,8 +31,10 @@ async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
     lease_ms = intake.lease_ms(body.lease_s)
     chance = random.random()  # noqa: S311 - jitter, no secret
     request = ClaimRequest(call.tenant, queues, body.limit, lease_ms, worker_id, chance)
+    if body.wait_s:
+        call.wait()
     with call.leaving() as gone:
-        claimed, waited_s = await call.hub.claim(request, body.wait_s, gone)
+        claimed, waited_s = await call.hub.claim(request, body.wait_s, gone, call.hold)
     if call.client_left:
         await call.hub.give_back(claimed.jobs)
     return Reply(views.claimed(claimed, waited_s))
