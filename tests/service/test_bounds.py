@@ -217,3 +217,20 @@ def test_who_is_to_come_again_is_told_when_and_never_at_once(code):
     ours = [error for error in (QuotaExceeded(None, 1, 1), StoreBusy(""), StoreUnavailable("")) if error.code == code]
     for error in (errors.Refusal(code, "x"), *ours):
         assert int(errors.problem(error)[2]["retry-after"]) >= 1
+
+
+async def test_a_page_and_a_claim_of_small_jobs_take_two_steps(monkeypatch):
+    async with serving("memory:small-answers") as service:
+        client = await service.client()
+        await client.post("/v1/jobs:batch", json={"jobs": [{"id": f"{n:03}"} for n in range(120)]})
+        asked = []
+        store = service.hub.store
+        look, claim = store.list, store.claim
+        monkeypatch.setattr(store, "list", lambda query: asked.append(query.limit) or look(query))
+        monkeypatch.setattr(store, "claim", lambda request: asked.append(request.limit) or claim(request))
+        page = (await client.get("/v1/queues/default/jobs", params={"limit": 116})).json()
+        assert [job["id"] for job in page["jobs"]] == [f"{n:03}" for n in range(116)]
+        assert asked == [16, 100]
+        asked.clear()
+        assert len(await client.claim(limit=120)) == 120
+        assert asked == [32, 88]

@@ -22,7 +22,7 @@ from holdfast.core.failpoint import hit
 from holdfast.service import scan
 from holdfast.service.errors import Refusal, invalid
 from holdfast.service.shares import Hold
-from holdfast.service.turns import TURN, Turns, is_simple, work_of
+from holdfast.service.turns import SIMPLE_BYTES, TURN, Turns, is_simple, work_of
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -112,9 +112,10 @@ class Body:
 
 async def decode(data: bytes, type: type[T], turns: Turns, tenant: str) -> T:
     """A body as what it should be. Raises a refusal that says where it is not."""
+    work = work_of(data)
+    await turns.take(min(work, TURN), tenant)
     _check_unicode(data)
-    if is_simple(data):
-        await turns.take(work_of(data), tenant)
+    if work <= TURN:
         _check_text(data)
     else:
         await _check_large(data, type, turns, tenant)
@@ -123,18 +124,21 @@ async def decode(data: bytes, type: type[T], turns: Turns, tenant: str) -> T:
 
 async def decode_batch(data: bytes, name: str, type: type[T], turns: Turns, tenant: str) -> list[T | HoldfastError]:
     """The items of `{name: [...]}`, each as what it should be, or why it is not. [ENQ-4]"""
-    await turns.take(min(work_of(data), TURN), tenant)
+    work = work_of(data)
+    await turns.take(min(work, TURN), tenant)
     _check_unicode(data)
-    items = split(data, name)
-    if is_simple(data):
+    if work <= TURN:
+        items = split(data, name)
         _check_text(data)
         return [_item(item, type) for item in items]
+    await turns.take(TURN, tenant)
+    items = split(data, name)
     read: list[T | HoldfastError] = []
     group: list[bytes] = []
     work = 0
     for item in items:
         more = work_of(item)
-        if not is_simple(item):
+        if more > TURN:
             read.append(await _large_item(item, type, turns, tenant))
             continue
         if group and work + more > TURN:
@@ -154,7 +158,7 @@ def split(data: bytes, name: str) -> list[bytes]:
         raise invalid(f'a batch is {{"{name}": [...]}} and nothing else')
     text = memoryview(last)[first.end() : -1]
     try:
-        if data.count(b",") < _FEW_ITEMS:
+        if len(data) <= SIMPLE_BYTES and data.count(b",") < _FEW_ITEMS:
             items = _few.decode(text)
         else:
             items = [item for item in msgspec.structs.astuple(_bounded.decode(text)) if item is not msgspec.UNSET]
@@ -176,6 +180,7 @@ async def _large_item(data: bytes, type: type[T], turns: Turns, tenant: str) -> 
         await _check_large(data, type, turns, tenant)
     except Refusal as refusal:
         return refusal
+    await turns.take(TURN, tenant)
     return _item(data, type)
 
 

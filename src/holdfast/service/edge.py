@@ -36,6 +36,7 @@ class Edge:
     def __init__(self, app: ASGIApp, hub: Hub) -> None:
         self._app = app
         self._hub = hub
+        self._most = (0, 0, 0, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -71,8 +72,10 @@ class Edge:
         route = scope.get("holdfast.route", "")
         if http_metrics.current is not None:
             http_metrics.current.answered(scope["method"], route, status, took_s)
-            for name, most in self._hub.most().items():
-                http_metrics.current.most(name, most)
+            most = self._hub.most()
+            if most != self._most:
+                self._most = most
+                http_metrics.current.most(*most)
         if not self._hub.settings.access_log:
             return
         client = scope.get("client")

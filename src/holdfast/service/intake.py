@@ -49,6 +49,8 @@ from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean
 W = TypeVar("W")
 
 PLAIN_TYPE = TypeInfo("")
+SMALL_BYTES = 4 * 1024
+"""A msgpack value of no more is decoded at once."""
 
 
 async def new_job(
@@ -249,8 +251,11 @@ async def _bytes(raw: Raw, codec: str, turns: Turns, tenant: str, limit: int) ->
     except (ValueError, binascii.Error):
         raise InvalidPayload(f"a value in {codec} is the base64 of its bytes") from None
     codecs.check_size(data, limit)
-    if codec == "msgpack":
-        await turns.run(scan.msgpack(data), tenant)
-    else:
-        codecs.check_value(codecs.decode(data, reader.name))
+    if codec != "msgpack" or len(data) <= SMALL_BYTES:
+        value = codecs.decode(data, reader.name)
+        codecs.check_value(value)
+        # Most write what msgspec would write: then no key stands twice.
+        if codec != "msgpack" or reader.encode(value) == data:
+            return data
+    await turns.run(scan.msgpack(data), tenant)
     return data

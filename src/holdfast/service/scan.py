@@ -27,9 +27,9 @@ SHOWN = 8
 Slices = Generator[None]
 
 _SPACE = rb"[ \t\n\r]*+"
-# What needs no look comes first: numbers of up to 18 digits, words, and strings that are no keys and have no escapes.
+# What needs no look comes first: numbers of few digits, words, and strings that are no keys and have no escapes.
 _NEXT = re.compile(
-    rb"(?:[ \t\n\r,:.+-]{1,64}+|\d{1,18}+(?![\deE])|true|false|null|"
+    rb"(?:[ \t\n\r,:.+-]{1,64}+|\d{1,18}+(?:[eE][+-]?+\d{1,2}+)?+(?![\deE])|true|false|null|"
     rb'"[^"\\]{0,4096}+"(?!' + _SPACE + rb":)){0,4096}+"
     rb'(?:([\[{])|([\]}])|"([^"\\]{0,4096}+)"' + _SPACE + rb':|(")|(\d[\d.eE+-]*+))?'
 )

@@ -40,6 +40,14 @@ class Shares:
         if self._process and self.used + amount > self._process:
             raise Refusal(self._full, f"{self._thing} of this service: the limit is {self._process}; try again later")
 
+    def room(self, tenant: str, address: str) -> int:
+        """How much more there may be; a great deal where there is no limit."""
+        left = [self._process - self.used] if self._process else []
+        for kind, name in (("tenant", tenant), ("address", address)):
+            if self._limits[kind] and name:
+                left.append(self._limits[kind] - self._parts.get((kind, name), 0))
+        return max(0, min(left, default=2**62))
+
     def count(self, amount: int, tenant: str, address: str) -> None:
         """So much more is in use, or less."""
         self.used += amount
@@ -71,6 +79,10 @@ class Hold:
     def check(self) -> None:
         """Raise a refusal if there is no room for anything."""
         self._shares.check(1, self._tenant, self._address)
+
+    def room(self) -> int:
+        """How much more it could take."""
+        return self._shares.room(self._tenant, self._address)
 
     def take(self, amount: int) -> None:
         """Use so much more. Raises a refusal, and then nothing has changed."""

@@ -16,14 +16,16 @@ _PART, _BYTES = 5, 16
 
 
 def work_of(data: bytes) -> int:
-    """About how much work it is to decode a JSON text as a whole."""
+    """About how much work it is to decode a JSON text as a whole: of a large one, more than a turn has."""
+    if len(data) > SIMPLE_BYTES:
+        return TURN + 1
     parts = data.count(b",") + data.count(b"[") + data.count(b"{")
     return 1 + _PART * parts + len(data) // _BYTES
 
 
 def is_simple(data: bytes) -> bool:
     """Whether a JSON text can be decoded as a whole, in one turn."""
-    return len(data) <= SIMPLE_BYTES and work_of(data) <= TURN
+    return work_of(data) <= TURN
 
 
 class Turns:

@@ -49,17 +49,15 @@ class HttpMetrics:
             registry=registry,
         )  # fmt: skip
 
-        self._most = {
-            name: Gauge(f"most_{name}", text, namespace="holdfast_http", registry=registry, multiprocess_mode="livemax")
+        self._most = [
+            Gauge(f"most_{name}", text, namespace="holdfast_http", registry=registry, multiprocess_mode="livemax")
             for name, text in MOST.items()
-        }
-        self._seen: dict[str, int] = {}
+        ]
 
-    def most(self, name: str, value: int) -> None:
-        """The most of a thing in `MOST` so far, in this process."""
-        if self._seen.get(name) != value:
-            self._seen[name] = value
-            self._most[name].set(value)
+    def most(self, *values: int) -> None:
+        """The most so far of each thing in `MOST`, in this process."""
+        for gauge, value in zip(self._most, values, strict=True):
+            gauge.set(value)
 
     def answered(self, method: str, route: str, status: int, took_s: float) -> None:
         """One request is over; `route` is "" where none fitted, `status` 0 where the client left."""
