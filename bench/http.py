@@ -1,10 +1,11 @@
 """`python -m bench.http`: the HTTP service under load, and beside Celery behind FastAPI, in one run on one machine.
 
-Four parts, each by itself with `--only`:
+Five parts, each by itself with `--only`:
 mixed   traffic of all kinds from 64 connections for a minute: errors, latencies, memory
 polls   5,000 long polls that wait for nothing: memory, and whether others are still answered
 celery  single enqueues a second, ours and Celery's in turns, both on Valkey
 batch   `jobs:batch` beside `enqueue_many` in this process, on the same store
+worst   the worst bodies of each size: the longest turn of the event loop, and memory
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import environments, load, served
+from bench import worst as bodies
 from bench.jobs import noop
 from bench.load import Connection, Form, Seen
 from bench.measure import Figures, percentile
@@ -35,7 +37,7 @@ from holdfast import Queue
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results-http.json"
-PARTS = ("mixed", "polls", "celery", "batch")
+PARTS = ("mixed", "polls", "celery", "batch", "worst")
 
 CONNECTIONS = 64
 POLLING = 8
@@ -66,7 +68,7 @@ def main() -> int:
         for part in arguments.only:
             valkey.empty()
             console.print(part, style="dim", highlight=False)
-            found[part] = {"mixed": mixed, "polls": polls, "celery": celery, "batch": batch}[part](
+            found[part] = {"mixed": mixed, "polls": polls, "celery": celery, "batch": batch, "worst": worst}[part](
                 valkey, arguments, console
             )
     arguments.output.write_text(json.dumps(found, indent=1) + "\n")
@@ -350,6 +352,15 @@ def _by_client(figures: Figures, store: str, url: str) -> list[str]:
     with served.ours(url) as server:
         figures.add(f"{JOBS}, {store}", _SUBJECTS[2], load.run(_enqueue_many(server.url, token=server.token)))
     return []
+
+
+# The worst bodies ---------------------------------------------------------------------------------------------------
+
+
+def worst(_: Server, __: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Each in a request of its own, at a service on a memory store."""
+    with tempfile.TemporaryDirectory(prefix="http-", dir=HERE / "out") as directory:
+        return bodies.measure(console, directory)
 
 
 # What it was measured on -------------------------------------------------------------------------------------------

@@ -49,6 +49,9 @@ def ours(store: str, processes: int = 1) -> Iterator[Served]:
     key, port = new_secret(), free_port()
     token = sign(TokenSettings(hs256_key=key), tenant="bench", scopes=SCOPES, lifetime_s=86400)
     command = [sys.executable, "-m", "holdfast", "serve", "--store", store, "--port", str(port)]
+    # All the load is one tenant's, and comes from here.
+    command += ["--max-connections-per-tenant", "0", "--max-connections-per-address", "0"]
+    command += ["--max-waits-per-tenant", "0", "--max-connections", "20000"]
     command += ["--no-access-log", "--processes", str(processes), "--log-level", "warning"]
     with running(command, {**os.environ, "HOLDFAST_JWT_HS256_KEY": key}) as process:
         _wait(process, port)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, Protocol, cast, get_origin
 
@@ -105,20 +105,26 @@ def check_size(data: bytes, limit: int = PAYLOAD_LIMIT) -> bytes:
 
 def check_value(value: Any) -> None:
     """Raise InvalidPayload, with the path, for a part of `value` that no store may be given."""
-    stack: list[tuple[Any, int, _Path]] = [(value, 0, ())]
-    while stack:
-        part, depth, path = stack.pop()
-        if isinstance(part, (dict, list, tuple, set, frozenset)):
-            if depth >= NESTING_LIMIT:
-                raise InvalidPayload(f"nested deeper than {NESTING_LIMIT}", _show(path[:8]) + "...")
-            for key, inner in _parts(cast("dict[Any, Any] | list[Any]", part)):
-                if fault := _fault(key):
-                    raise InvalidPayload(f"key: {fault}", _show(path))
-                stack.append((inner, depth + 1, (*path, key)))
-        elif fault := _fault(part):
-            raise InvalidPayload(fault, _show(path))
-        elif not isinstance(part, _SCALARS) and (plain := _plain(part, path)) is not part:
-            stack.append((plain, depth, path))
+    # Open containers as iterators, and the key of each: a leaf costs no memory, and the path is at hand.
+    opened: list[Iterator[tuple[Any, Any]]] = [iter([("", value)])]
+    path: list[Any] = []
+    while opened:
+        for key, found in opened[-1]:
+            part: Any = found
+            if not isinstance(found, _PLAIN):
+                part = _plain(found, [*path, key])
+            if isinstance(part, _CONTAINERS):
+                path.append(key)
+                if len(opened) > NESTING_LIMIT:
+                    raise InvalidPayload(f"nested deeper than {NESTING_LIMIT}", _show(path[:9]) + "...")
+                opened.append(_parts(cast("dict[Any, Any] | list[Any]", part), path))
+                break
+            if fault := _fault(part):
+                raise InvalidPayload(fault, _show([*path, key]))
+        else:
+            opened.pop()
+            if path:
+                path.pop()
 
 
 def _fault(value: Any) -> str:
@@ -131,8 +137,8 @@ def _fault(value: Any) -> str:
     return ""
 
 
-_SCALARS = (str, int, float, bytes, type(None))
-_Path = tuple[Any, ...]
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+_PLAIN = (str, int, float, bytes, type(None), *_CONTAINERS)
 
 
 def _is_suspect(data: bytes) -> bool:
@@ -146,11 +152,16 @@ def _is_suspect(data: bytes) -> bool:
     )
 
 
-def _parts(value: dict[Any, Any] | list[Any]) -> list[tuple[Any, Any]]:
-    return list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+def _parts(value: dict[Any, Any] | list[Any], path: list[Any]) -> Iterator[tuple[Any, Any]]:
+    if not isinstance(value, dict):
+        return enumerate(value)
+    for key in value:
+        if fault := _fault(key):
+            raise InvalidPayload(f"key: {fault}", _show(path))
+    return iter(value.items())
 
 
-def _plain(value: Any, path: _Path) -> Any:
+def _plain(value: Any, path: list[Any]) -> Any:
     """A struct, dataclass, model or enum taken apart one level or more; anything else as it is."""
     try:
         plain = msgspec.to_builtins(value, enc_hook=_enc_hook)
@@ -172,8 +183,9 @@ def _text_fault(text: str) -> str:
     return ""
 
 
-def _show(path: _Path) -> str:
-    return "$" + "".join(f"[{key}]" if isinstance(key, int) else f".{_printable(key)}" for key in path)
+def _show(path: list[Any]) -> str:
+    """A path whose first key stands for the value itself."""
+    return "$" + "".join(f"[{key}]" if isinstance(key, int) else f".{_printable(key)}" for key in path[1:])
 
 
 def _printable(key: Any) -> str:

@@ -112,8 +112,9 @@ async def test_a_finish_that_is_refused_changes_no_result_and_leaves_no_blob(tmp
 
 
 async def test_a_page_and_a_claim_end_where_they_are_large(monkeypatch):
-    monkeypatch.setattr(hub, "STEP", 2)
-    monkeypatch.setattr(hub, "ANSWER_BYTES", 3000)
+    monkeypatch.setattr(hub, "ANSWER_BYTES", 3500)
+    monkeypatch.setattr(hub, "LARGEST_CLAIMED", 1002)
+    monkeypatch.setattr(hub, "LARGEST_JOB", 1002)
     async with serving("memory:large-answers") as service:
         client = await service.client()
         await client.post("/v1/jobs:batch", json={"jobs": [{"id": f"{n}", "payload": "x" * 1000} for n in range(10)]})
@@ -121,10 +122,10 @@ async def test_a_page_and_a_claim_end_where_they_are_large(monkeypatch):
         while pages == 0 or cursor:
             params = {} if cursor is None else {"cursor": cursor}
             page = (await client.get("/v1/queues/default/jobs", params=params)).json()
-            assert len(page["jobs"]) <= 4
+            assert len(page["jobs"]) <= 3
             found, cursor, pages = found + page["jobs"], page["cursor"], pages + 1
         assert [job["id"] for job in found] == [f"{n}" for n in range(10)]
-        assert [len(await client.claim(limit=9)) for _ in range(4)] == [4, 4, 2, 0]
+        assert [len(await client.claim(limit=9)) for _ in range(5)] == [3, 3, 3, 1, 0]
 
 
 async def test_a_worker_outlives_a_token_that_cannot_be_had(monkeypatch):
@@ -216,3 +217,20 @@ def test_who_is_to_come_again_is_told_when_and_never_at_once(code):
     ours = [error for error in (QuotaExceeded(None, 1, 1), StoreBusy(""), StoreUnavailable("")) if error.code == code]
     for error in (errors.Refusal(code, "x"), *ours):
         assert int(errors.problem(error)[2]["retry-after"]) >= 1
+
+
+async def test_a_page_and_a_claim_of_small_jobs_take_two_steps(monkeypatch):
+    async with serving("memory:small-answers") as service:
+        client = await service.client()
+        await client.post("/v1/jobs:batch", json={"jobs": [{"id": f"{n:03}"} for n in range(120)]})
+        asked = []
+        store = service.hub.store
+        look, claim = store.list, store.claim
+        monkeypatch.setattr(store, "list", lambda query: asked.append(query.limit) or look(query))
+        monkeypatch.setattr(store, "claim", lambda request: asked.append(request.limit) or claim(request))
+        page = (await client.get("/v1/queues/default/jobs", params={"limit": 116})).json()
+        assert [job["id"] for job in page["jobs"]] == [f"{n:03}" for n in range(116)]
+        assert asked == [16, 100]
+        asked.clear()
+        assert len(await client.claim(limit=120)) == 120
+        assert asked == [32, 88]

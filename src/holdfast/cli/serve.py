@@ -73,6 +73,25 @@ def serve(
         typer.Option(metavar="ADDRESSES", help="Whose X-Forwarded-For to believe: addresses, networks, with commas."),
     ] = "",
     max_connections: Annotated[int, typer.Option(min=1, help="Open connections in each process.")] = 10_000,
+    max_connections_per_tenant: Annotated[
+        int | None, typer.Option(min=0, help="Of those that do not wait; 0: any number. [default: a tenth]")
+    ] = None,
+    max_connections_per_address: Annotated[
+        int | None, typer.Option(min=0, help="With a token or without; 0: any number. [default: a fifth]")
+    ] = None,
+    max_waits_per_tenant: Annotated[
+        int | None,
+        typer.Option(min=0, help="Event streams and requests that wait; 0: any number. [default: a tenth]"),
+    ] = None,
+    memory: Annotated[
+        int, typer.Option(min=0, metavar="MIB", help="Bodies and answers in flight in each process; 0: any number.")
+    ] = 256,
+    memory_per_tenant: Annotated[
+        int, typer.Option(min=0, metavar="MIB", help="The same for one tenant; 0: any number.")
+    ] = 64,
+    memory_per_address: Annotated[
+        int, typer.Option(min=0, metavar="MIB", help="The same for one address; 0: any number.")
+    ] = 128,
     grace: Annotated[str, typer.Option(metavar="SECONDS", help="How long requests may go on after SIGTERM.")] = "30",
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Serve /metrics there, and not with the rest.")
@@ -90,7 +109,7 @@ def serve(
 
     with needing_service("serve"):
         from holdfast.service.server import check, listen, shared_metrics
-        from holdfast.service.settings import Limits, Settings, check_proxies
+        from holdfast.service.settings import MIB, Limits, Settings, check_proxies
 
     if metrics_host is not None and metrics_port is None:
         raise InvalidOption("metrics_host", "it is the address of --metrics-port; give that too")
@@ -103,6 +122,12 @@ def serve(
             rate=rate_limit,
             bad_tokens=bad_token_limit,
             connections=max_connections,
+            tenant_connections=max_connections_per_tenant,
+            address_connections=max_connections_per_address,
+            tenant_waits=max_waits_per_tenant,
+            memory=memory * MIB,
+            tenant_memory=memory_per_tenant * MIB,
+            address_memory=memory_per_address * MIB,
             grace_s=30.0 if grace_s is None else grace_s.total_seconds(),
         ),
         blobs=blobs_url(blobs),

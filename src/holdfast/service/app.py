@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
@@ -12,7 +13,7 @@ from starlette.routing import Route as Path
 
 from holdfast.core.errors import HoldfastError
 from holdfast.service import bodies, openapi
-from holdfast.service.audit import trail
+from holdfast.service.audit import Trail, trail
 from holdfast.service.call import (
     NOBODY,
     STREAM,
@@ -23,13 +24,15 @@ from holdfast.service.call import (
     Scope,
     Send,
     Stream,
+    encoded,
     parse_query,
     send_problem,
     send_reply,
 )
 from holdfast.service.edge import Edge
-from holdfast.service.errors import Refusal, problem
+from holdfast.service.errors import AT_ONCE, Refusal, problem
 from holdfast.service.routes import events, flows, health, jobs, queues, schedules, work
+from holdfast.service.shares import Hold
 from holdfast.service.tokens import Caller
 from holdfast.telemetry.logging import get_logger
 
@@ -78,58 +81,75 @@ class _Endpoint:
         scope["holdfast.route"] = route.path
         headers: dict[bytes, bytes] = {}
         body = bodies.Body(receive, headers)
-        try:
-            _gather(scope["headers"], headers)
-            body = bodies.Body(receive, headers)
-            caller = await self._caller(route, scope, headers)
-            with trail(route, scope, caller) as noted:
-                call = await self._call(route, scope, caller, body)
-                noted.asked(call)
-                reply = await route.handler(call)
-                noted.answered(reply)
-        except HoldfastError as error:
-            # Who is slow has had his time.
-            all_read = error.code != "request_timeout" and await body.drain()
-            await send_problem(send, error, close=not all_read)
-            return
-        if isinstance(reply, Stream):
-            await self._stream(scope, send, reply)
-        else:
+        with ExitStack() as stack:
+            try:
+                _gather(scope["headers"], headers)
+                body = bodies.Body(receive, headers)
+                caller = await self._caller(route, scope, headers)
+                with trail(route, scope, caller) as noted:
+                    await self._admit(route, caller)
+                    hold = stack.enter_context(self._hub.memory.hold(caller.tenant, _address(scope)))
+                    reply = await self._reply(route, scope, caller, body, hold, stack, noted)
+            except HoldfastError as error:
+                await _refuse(send, error, body)
+                return
+            if isinstance(reply, Stream):
+                await self._stream(scope, send, reply, hold)
+                return
+            # What was asked, and what the answer was made of, is gone.
+            hold.resize(len(reply.value))
             await send_reply(send, reply)
+            await scope["holdfast.drained"]()
 
     async def _caller(self, route: Route, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         """Who calls, by a good token. Raises a refusal."""
         if route.scope is None:
             return NOBODY
-        client = scope.get("client")
-        caller = await self._hub.tokens.caller(headers.get(b"authorization"), client[0] if client else "")
+        caller = await self._hub.tokens.caller(headers.get(b"authorization"), _address(scope))
         scope["holdfast.tenant"] = caller.tenant
+        scope["holdfast.belong"](caller.tenant)
         return caller
 
-    async def _call(self, route: Route, scope: Scope, caller: Caller, body: bodies.Body) -> Call[Any, Any]:
-        """Check everything that can be checked before the route's own work, the cheapest first."""
-        hub, limits = self._hub, self._hub.settings.limits
+    async def _admit(self, route: Route, caller: Caller) -> None:
+        """Raise a refusal unless the token is not revoked, has room for a request, and is for this route."""
         if route.scope is not None:
-            await hub.revoked.check(caller)
-            hub.rates.take(caller.digest)
+            await self._hub.revoked.check(caller)
+            self._hub.rates.take(caller.digest)
             if route.scope:
                 caller.need(route.scope)
+
+    async def _reply(
+        self, route: Route, scope: Scope, caller: Caller, body: bodies.Body, hold: Hold, stack: ExitStack, noted: Trail
+    ) -> Reply | Stream:
+        """Check everything that can be checked before the route's own work, the cheapest first; then do that."""
+        hub, limits = self._hub, self._hub.settings.limits
         query = parse_query(scope["query_string"], route.query)
         content: Any = None
         if route.batch and route.item is not None:
-            data = await body.read(limits.batch_body, limits.body_s)
-            content = bodies.decode_batch(data, route.batch, route.item)
+            data = await body.read(limits.batch_body, limits.body_s, hold)
+            content = await bodies.decode_batch(data, route.batch, route.item, hub.turns, caller.tenant)
         elif route.body is not None:
-            content = bodies.decode(await body.read(limits.body, limits.body_s), route.body)
+            data = await body.read(limits.body, limits.body_s, hold)
+            content = await bodies.decode(data, route.body, hub.turns, caller.tenant)
         elif not body.ended:
             raise Refusal("invalid_request", "this route takes no body")
-        return Call(hub, scope, caller, content, query)
+        answer = stack.enter_context(hub.memory.hold(caller.tenant, _address(scope)))
+        call = Call(hub, scope, caller, content, query, answer, stack)
+        noted.asked(call)
+        reply = await route.handler(call)
+        noted.answered(reply)
+        if isinstance(reply, Stream):
+            return reply
+        reply = encoded(reply)
+        answer.resize(0)
+        return reply
 
-    async def _stream(self, scope: Scope, send: Send, stream: Stream) -> None:
+    async def _stream(self, scope: Scope, send: Send, stream: Stream, hold: Hold) -> None:
         headers = [(b"content-type", STREAM), (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async for part in stream.parts:
+                hold.resize(len(part))
                 async with asyncio.timeout(self._hub.settings.limits.send_s):
                     await send({"type": "http.response.body", "body": part, "more_body": True})
         except TimeoutError:
@@ -140,6 +160,20 @@ class _Endpoint:
         finally:
             await stream.parts.aclose()
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _refuse(send: Send, error: HoldfastError, body: bodies.Body) -> None:
+    if error.code in AT_ONCE:
+        await send_problem(send, error, close=True, then=body.drain)
+        return
+    # Who is slow has had his time.
+    all_read = error.code != "request_timeout" and await body.drain()
+    await send_problem(send, error, close=not all_read)
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 def _gather(lines: Iterable[tuple[bytes, bytes]], headers: dict[bytes, bytes]) -> None:

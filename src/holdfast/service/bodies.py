@@ -1,4 +1,8 @@
-"""Reading a body: bounded in size and time, JSON and nothing else, and every key once."""
+"""Reading a body: bounded in size and time, JSON and nothing else, and every key once.
+
+No body is decoded as a whole unless it is small: a batch is split into items without looking into them, and what is in
+a large one is checked as text, a slice in a turn of the event loop (`scan`, `turns`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +19,10 @@ from holdfast import codec
 from holdfast.core import wire
 from holdfast.core.errors import HoldfastError
 from holdfast.core.failpoint import hit
+from holdfast.service import scan
 from holdfast.service.errors import Refusal, invalid
+from holdfast.service.shares import Hold
+from holdfast.service.turns import SIMPLE_BYTES, TURN, Turns, is_simple, work_of
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -25,7 +33,22 @@ DRAIN_S = 2.0
 
 _LENGTH_DIGITS = 20
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_RAW_BATCH = msgspec.json.Decoder(dict[str, list[msgspec.Raw]])
+_BLANK = b" \t\n\r"
+_FIRST_KEY = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*("(?:[^"\\]|\\.){0,64}")[ \t\n\r]*:', re.DOTALL)
+_FEW_ITEMS = 8 * wire.BATCH_LIMIT
+"""A text with fewer commas is split without a bound: that is quicker for small ones."""
+_OPAQUE = ("payload", "result")
+"""Fields of any JSON, which `intake` checks."""
+
+
+def _raw_fields(count: int) -> type[Any]:
+    """A list of up to so many values, not looked into; msgspec refuses the first that is too many."""
+    fields = [(f"f{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(count)]
+    return msgspec.defstruct("Items", fields, array_like=True, forbid_unknown_fields=True)
+
+
+_few = msgspec.json.Decoder(list[msgspec.Raw])
+_bounded = msgspec.json.Decoder(_raw_fields(wire.BATCH_LIMIT))
 
 
 class Body:
@@ -40,8 +63,8 @@ class Body:
         self.length = int(length) if length.isdigit() else 0
         self.ended = self.length == 0 and b"transfer-encoding" not in headers
 
-    async def read(self, limit: int, timeout_s: float) -> bytes:
-        """All of it, if it is JSON by its headers and no longer than `limit`. Raises a refusal."""
+    async def read(self, limit: int, timeout_s: float, hold: Hold) -> bytes:
+        """All of it, if it is JSON by its headers, no longer than `limit`, and there is room. Raises a refusal."""
         kind, _, charset = self._headers.get(b"content-type", b"").decode("latin-1").lower().partition(";")
         if kind.strip() != "application/json" or charset.strip() not in ("", "charset=utf-8", 'charset="utf-8"'):
             raise Refusal("unsupported_media_type", "send JSON in UTF-8, as application/json")
@@ -49,8 +72,9 @@ class Body:
             raise Refusal("unsupported_media_type", "send it as it is, without content-encoding")
         if self.length > limit:
             raise _too_large(limit)
+        hold.take(self.length)
         parts: list[bytes] = []
-        size = 0
+        size = held = 0
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.ended:
@@ -58,6 +82,8 @@ class Body:
                     size += len(part)
                     if size > limit:
                         raise _too_large(limit)
+                    hold.take(max(0, size - self.length - held))
+                    held = max(0, size - self.length)
                     parts.append(part)
         except TimeoutError:
             raise Refusal("request_timeout", f"the body did not come within {timeout_s:g} s") from None
@@ -84,25 +110,107 @@ class Body:
         return message.get("body", b"")
 
 
-def decode(data: bytes, type: type[T]) -> T:
+async def decode(data: bytes, type: type[T], turns: Turns, tenant: str) -> T:
     """A body as what it should be. Raises a refusal that says where it is not."""
-    _check_text(data)
+    work = work_of(data)
+    await turns.take(min(work, TURN), tenant)
+    _check_unicode(data)
+    if work <= TURN:
+        _check_text(data)
+    else:
+        await _check_large(data, type, turns, tenant)
     return _decode(data, type)
 
 
-def decode_batch(data: bytes, name: str, type: type[T]) -> list[T | HoldfastError]:
+async def decode_batch(data: bytes, name: str, type: type[T], turns: Turns, tenant: str) -> list[T | HoldfastError]:
     """The items of `{name: [...]}`, each as what it should be, or why it is not. [ENQ-4]"""
-    _check_text(data)
-    try:
-        batch = _RAW_BATCH.decode(data)
-    except msgspec.MsgspecError as error:
-        raise invalid(f"not a batch: {error}") from None
-    if batch.keys() != {name}:
+    work = work_of(data)
+    await turns.take(min(work, TURN), tenant)
+    _check_unicode(data)
+    if work <= TURN:
+        items = split(data, name)
+        _check_text(data)
+        return [_item(item, type) for item in items]
+    await turns.take(TURN, tenant)
+    items = split(data, name)
+    read: list[T | HoldfastError] = []
+    group: list[bytes] = []
+    work = 0
+    for item in items:
+        more = work_of(item)
+        if more > TURN:
+            read.append(await _large_item(item, type, turns, tenant))
+            continue
+        if group and work + more > TURN:
+            await _check_group(group, work, turns, tenant)
+            group, work = [], 0
+        group.append(item)
+        work += more
+        read.append(_item(item, type))
+    await _check_group(group, work, turns, tenant)
+    return read
+
+
+def split(data: bytes, name: str) -> list[bytes]:
+    """The items of `{name: [...]}` as they are, in one look that builds no more than there may be. Raises a refusal."""
+    first, last = _FIRST_KEY.match(data), data.rstrip(_BLANK)
+    if first is None or not last.endswith(b"}") or _decode(first[1], str) != name:
         raise invalid(f'a batch is {{"{name}": [...]}} and nothing else')
-    items = batch[name]
+    text = memoryview(last)[first.end() : -1]
+    try:
+        if len(data) <= SIMPLE_BYTES and data.count(b",") < _FEW_ITEMS:
+            items = _few.decode(text)
+        else:
+            items = [item for item in msgspec.structs.astuple(_bounded.decode(text)) if item is not msgspec.UNSET]
+    except (msgspec.MsgspecError, RecursionError) as error:
+        # Of a list that has another member behind it, too: what is decoded is all between the colon and the brace.
+        raise invalid(f'not a batch, {{"{name}": [...]}} of up to {wire.BATCH_LIMIT} items: {error}') from None
     if len(items) > wire.BATCH_LIMIT:
         raise invalid(f"a batch has up to {wire.BATCH_LIMIT} items, this one {len(items)}")
-    return [_item(bytes(item), type) for item in items]
+    return [bytes(item) for item in items]
+
+
+async def _check_group(items: list[bytes], work: int, turns: Turns, tenant: str) -> None:
+    await turns.take(work, tenant)
+    _check_text(b"[%s]" % b",".join(items))
+
+
+async def _large_item(data: bytes, type: type[T], turns: Turns, tenant: str) -> T | HoldfastError:
+    try:
+        await _check_large(data, type, turns, tenant)
+    except Refusal as refusal:
+        return refusal
+    await turns.take(TURN, tenant)
+    return _item(data, type)
+
+
+async def _check_large(data: bytes, type: Any, turns: Turns, tenant: str) -> None:
+    """Check the keys of an object that is too large to be decoded, and that its lists are not too long."""
+    await turns.take(TURN, tenant)
+    outline = _decode(data, _outline(type))
+    fields = {name: getattr(outline, name) for name in outline.__struct_fields__}
+    values = {name: bytes(value) for name, value in fields.items() if value is not msgspec.UNSET}
+    large = [value for name, value in values.items() if name in _OPAQUE and not is_simple(value)]
+    await turns.run(scan.json_text(data, past=large[0] if large else b"", rule=False), tenant)
+    await turns.take(TURN, tenant)
+    for name, value in values.items():
+        if name not in _OPAQUE and value.startswith(b"["):
+            _decode(value, _bounded.type)
+
+
+@lru_cache
+def _outline(type: Any) -> type[Any]:
+    """The fields of a struct, none of them looked into."""
+    fields = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in type.__struct_fields__]
+    return msgspec.defstruct("Outline", fields, forbid_unknown_fields=True)
+
+
+def _check_unicode(data: bytes) -> None:
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            raise invalid(str(error)) from None
 
 
 def convert_query(pairs: list[tuple[str, str]], type: type[T]) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import parse_qsl, unquote
 
@@ -16,6 +16,7 @@ from holdfast.core.names import SCHEDULES, check_id
 from holdfast.options import check_own_queue, check_queue
 from holdfast.service import bodies
 from holdfast.service.errors import invalid, problem
+from holdfast.service.shares import Hold
 from holdfast.service.tokens import ADMIN, Caller
 from holdfast.ticks import check_name
 
@@ -54,12 +55,15 @@ class Stream(Struct):
 class Call(Generic[B, Q]):
     """One request to one route. `B` is its body, `Q` its query."""
 
-    def __init__(self, hub: Hub, scope: Scope, caller: Caller, body: B, query: Q) -> None:
+    def __init__(self, hub: Hub, scope: Scope, caller: Caller, body: B, query: Q, hold: Hold, stack: ExitStack) -> None:
         self.hub = hub
         self.caller = caller
         self.body = body
         self.query = query
+        self.hold = hold
+        """What its answer takes of the memory."""
         self._scope = scope
+        self._stack = stack
 
     @property
     def tenant(self) -> str:
@@ -97,6 +101,11 @@ class Call(Generic[B, Q]):
     def trace(self) -> dict[str, str] | None:
         """The caller's trace context, to travel with jobs."""
         return self._scope.get("holdfast.trace")
+
+    def wait(self) -> None:
+        """Count as one that waits, to the end of the request, and its connection no more. Raises a refusal."""
+        self._stack.enter_context(self.hub.waits.hold(self.tenant)).take(1)
+        self._scope["holdfast.belong"]("")
 
     @contextmanager
     def leaving(self) -> Generator[asyncio.Future[None]]:
@@ -167,26 +176,37 @@ def parse_query(text: bytes, type: type[Q]) -> Q:
     return bodies.convert_query(pairs, type)
 
 
-async def send_reply(send: Send, reply: Reply, headers: dict[str, str] | None = None) -> None:
+def encoded(reply: Reply) -> Reply:
+    """The same answer as bytes."""
+    return reply if isinstance(reply.value, bytes) else Reply(_encode(reply.value), reply.status, reply.kind)
+
+
+async def send_reply(send: Send, reply: Reply) -> None:
     """Send an answer."""
-    body = reply.value if isinstance(reply.value, bytes) else _encode(reply.value)
-    await _send(send, reply.status, reply.kind, body, headers)
+    reply = encoded(reply)
+    await _send_start(send, reply.status, reply.kind, reply.value)
+    await send({"type": "http.response.body", "body": reply.value})
 
 
-async def send_problem(send: Send, error: BaseException, *, close: bool = False) -> None:
-    """Say what is wrong."""
+async def send_problem(
+    send: Send, error: BaseException, *, close: bool = False, then: Callable[[], Awaitable[Any]] | None = None
+) -> None:
+    """Say what is wrong; `then` is done before the connection ends."""
     status, body, headers = problem(error)
     if close:
         headers["connection"] = "close"
-    await _send(send, status, PROBLEM, body, headers)
+    await _send_start(send, status, PROBLEM, body, headers)
+    await send({"type": "http.response.body", "body": body, "more_body": then is not None})
+    if then is not None:
+        await then()
+        await send({"type": "http.response.body", "body": b""})
 
 
-async def _send(send: Send, status: int, kind: bytes, body: bytes, headers: dict[str, str] | None) -> None:
+async def _send_start(send: Send, status: int, kind: bytes, body: bytes, headers: dict[str, str] | None = None) -> None:
     lines = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
     if headers:
         lines += [(name.encode(), _safe(value)) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": lines})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _safe(value: str) -> bytes:

@@ -36,6 +36,7 @@ class Edge:
     def __init__(self, app: ASGIApp, hub: Hub) -> None:
         self._app = app
         self._hub = hub
+        self._most = (0, 0, 0, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -43,6 +44,8 @@ class Edge:
         scope["path"] = scope["raw_path"].decode("latin-1")
         scope.setdefault("holdfast.lost", set())
         scope.setdefault("holdfast.left", bool)
+        scope.setdefault("holdfast.belong", _nothing)
+        scope.setdefault("holdfast.drained", _at_once)
         request_id, trace = _marks(scope["headers"])
         scope["holdfast.trace"] = trace
         scope["holdfast.request_id"] = request_id.decode()
@@ -70,6 +73,10 @@ class Edge:
         route = scope.get("holdfast.route", "")
         if http_metrics.current is not None:
             http_metrics.current.answered(scope["method"], route, status, took_s)
+            most = self._hub.most()
+            if most != self._most:
+                self._most = most
+                http_metrics.current.most(*most)
         if not self._hub.settings.access_log:
             return
         client = scope.get("client")
@@ -87,6 +94,14 @@ class Edge:
         if trace is not None:
             fields["trace_id"] = trace["traceparent"][3:35]
         _access.info("request", **fields)
+
+
+def _nothing(tenant: str) -> None:
+    """What a server other than ours does about whose a connection is."""
+
+
+async def _at_once() -> None:
+    """What it does about answers on their way."""
 
 
 def _marks(headers: list[tuple[bytes, bytes]]) -> tuple[bytes, dict[str, str] | None]:

@@ -49,18 +49,22 @@ STATUS: dict[str, int] = {
     "unsupported_media_type": 415,
     "quota_exceeded": 429,
     "rate_limited": 429,
+    "share_exceeded": 429,
     "headers_too_large": 431,
     # The service
     "internal_error": 500,
     "store_unavailable": 503,
     "store_busy": 503,
     "too_many_connections": 503,
+    "overloaded": 503,
     "stopping": 503,
 }
 
-_AGAIN = frozenset(
-    {"quota_exceeded", "rate_limited", "store_unavailable", "store_busy", "too_many_connections", "stopping"}
-)
+AT_ONCE = frozenset({"share_exceeded", "overloaded"})
+"""Refused before the body is read, and answered before it is there."""
+_AGAIN = AT_ONCE | {
+    "quota_exceeded", "rate_limited", "store_unavailable", "store_busy", "too_many_connections", "stopping"
+}  # fmt: skip
 _TITLES = {429: "Too many requests", 413: "Too large"}
 
 

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from holdfast.blobs import Blobs, result_name
 from holdfast.claims import Claimer
 from holdfast.coalesce import Coalescer
-from holdfast.core.errors import HoldfastError, ResultExpired, ResultTooLarge, StoreBusy, StoreError, StoreUnavailable
+from holdfast.core.errors import HoldfastError, ResultExpired, StoreBusy, StoreError, StoreUnavailable
 from holdfast.core.failpoint import hit
 from holdfast.core.job import (
+    PAYLOAD_LIMIT,
     RESULT_LIMIT,
     Cancel,
     CancelStatus,
@@ -37,23 +38,26 @@ from holdfast.service.limits import Rates
 from holdfast.service.proofs import Proofs
 from holdfast.service.revoked import Revoked
 from holdfast.service.settings import Settings
+from holdfast.service.shares import Hold, Shares
 from holdfast.service.tails import Tails
 from holdfast.service.tokens import Tokens
+from holdfast.service.turns import Turns
 from holdfast.service.types import Types
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, ListQuery, Page, Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
 from holdfast.waiting import Waits
-from holdfast.worker.outcome import describe
 
 _log = get_logger(__name__)
 
 TENANTS = 10_000
 """How many tenants' queues are kept at hand."""
 ANSWER_BYTES = 8 * 1024 * 1024
-"""A claim or a page that has so much of payloads, results and errors gets no more."""
-STEP = 100
-"""So many jobs are asked for at a time: what is beyond the bound is no more than that."""
+"""A claim or a page that has as much of payloads, results and errors gets no more."""
+STEP, SMALL_PART = 100, 16
+"""Jobs that are asked for at a time where those before had less than this part of an answer."""
+LARGEST_CLAIMED, LARGEST_JOB = PAYLOAD_LIMIT, PAYLOAD_LIMIT + RESULT_LIMIT
+"""The most that one job has of them, but for its errors. As many jobs are asked for at a time as are sure to fit."""
 
 
 class _Tenant(NamedTuple):
@@ -84,6 +88,23 @@ class Hub:
         self.claimer = Claimer(store)
         self.tails = Tails(store)
         self.types = Types(store)
+        self.turns = Turns()
+        limits = settings.limits
+        self.memory = Shares(
+            "bytes in flight", process=limits.memory, tenant=limits.tenant_memory, address=limits.address_memory
+        )
+        self.connections = Shares(
+            "connections",
+            process=limits.connections,
+            tenant=limits.share_of_connections(limits.tenant_connections, 10),
+            address=limits.share_of_connections(limits.address_connections, 5),
+            full="too_many_connections",
+        )
+        self.waits = Shares(
+            "waiting requests and event streams",
+            process=limits.share_of_connections(None, 2),
+            tenant=limits.share_of_connections(limits.tenant_waits, 10),
+        )
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the service is to end: who waits for something answers with what there is."""
         self._tenants: dict[str, _Tenant] = {}
@@ -98,6 +119,10 @@ class Hub:
         self.claimer.start()
         if self.settings.upkeep:
             self._upkeep = asyncio.create_task(Maintenance(self.store, blobs=self.blobs).run())
+
+    def most(self) -> tuple[int, int, int, int]:
+        """The most so far of what is bounded: bytes, connections, waits, work in a turn."""
+        return self.memory.most, self.connections.most, self.waits.most, self.turns.most
 
     def stop(self) -> None:
         """Let everybody who waits answer now."""
@@ -164,49 +189,83 @@ class Hub:
         """Cancel one job."""
         return await self._tenant(item.key.tenant).cancels(item)
 
-    async def claim(self, request: ClaimRequest, wait_s: float, gone: asyncio.Future[None]) -> tuple[Claimed, float]:
-        """Claim, and wait while there is nothing, but not for a client that has left; and how long it waited."""
+    async def claim(
+        self, request: ClaimRequest, wait_s: float, gone: asyncio.Future[None], hold: Hold
+    ) -> tuple[Claimed, float]:
+        """Claim, and wait while there is nothing, but not for a client that has left; and how long it waited.
+
+        Raises a refusal, before anything is leased, while there is no room for an answer.
+        """
         started = looked = time.monotonic()
 
         def look() -> None:
             nonlocal looked
             looked = time.monotonic()
+            hold.check()
 
-        step = replace(request, limit=min(request.limit, STEP))
+        hold.check()
+        step = replace(request, limit=_fitting(request.limit, 0, LARGEST_CLAIMED))
         claimed = await self.claimer.claim(step, wait_s=wait_s, gone=gone, on_look=look)
         jobs, got = claimed.jobs, len(claimed.jobs)
-        while got == step.limit and len(jobs) < request.limit and not gone.done() and _size(jobs) < ANSWER_BYTES:
-            step = replace(request, limit=min(request.limit - len(jobs), STEP))
+        hold.resize(size := _size(jobs))
+        while got == step.limit and not gone.done():
+            step = replace(request, limit=_fitting(request.limit - len(jobs), size, LARGEST_CLAIMED, hold))
+            if not step.limit:
+                break
+            hold.resize(size + step.limit * LARGEST_CLAIMED)
             try:
                 more = (await self.store.claim(step)).jobs
             except StoreError:
                 break  # Those that are leased are answered.
             jobs, got = [*jobs, *more], len(more)
+            hold.resize(size := size + _size(more))
         claimed = replace(claimed, jobs=jobs)
         hit("service.after_claim")
         if http_metrics.current is not None:
             http_metrics.current.jobs("claim", claimed.jobs)
         return claimed, looked - started
 
-    async def page(self, query: ListQuery) -> Page:
-        """A page of jobs, shorter than was asked for where they are large."""
-        step = min(query.limit, STEP)
+    async def page(self, query: ListQuery, hold: Hold) -> Page:
+        """A page of jobs, shorter than was asked for where they are large. Raises a refusal where there is no room."""
+        hold.check()
+        step = _fitting(query.limit, 0, LARGEST_JOB)
         page = await self.store.list(replace(query, limit=step))
         jobs = page.jobs
+        hold.take(size := _size(jobs))
         # A step that found less has looked through as much as a store does at a time.
-        while page.cursor and len(page.jobs) == step and len(jobs) < query.limit and _size(jobs) < ANSWER_BYTES:
-            step = min(query.limit - len(jobs), STEP)
+        while page.cursor and len(page.jobs) == step:
+            step = _fitting(query.limit - len(jobs), size, LARGEST_JOB, hold)
+            if not step:
+                break
+            hold.resize(size + step * LARGEST_JOB)
             page = await self.store.list(replace(query, cursor=page.cursor, limit=step))
             jobs = [*jobs, *page.jobs]
+            hold.resize(size := size + _size(page.jobs))
         return replace(page, jobs=jobs)
+
+    async def ids(self, query: ListQuery) -> tuple[list[str], bool]:
+        """The ids of jobs, and whether there are more. What else they have is not kept."""
+        ids: list[str] = []
+        while True:
+            step = _fitting(query.limit - len(ids), 0, LARGEST_JOB)
+            page = await self.store.list(replace(query, limit=step))
+            ids += [job.id for job in page.jobs]
+            if page.cursor is None or len(ids) >= query.limit:
+                return ids, page.cursor is not None
+            query = replace(query, cursor=page.cursor)
 
     async def give_back(self, jobs: Sequence[Job]) -> None:
         """Release jobs that nobody is there to take. [RETRY-5]"""
         if jobs:
             await self.store.finish([Finish(job.key, job.token, "release") for job in jobs])
 
+    @property
+    def result_limit(self) -> int:
+        """The largest result that can be kept."""
+        return RESULT_LIMIT if self.blobs is None else self.settings.limits.batch_body
+
     async def finish(self, items: Sequence[Finish]) -> Sequence[FinishAnswer]:
-        """Acknowledge. A result over the limit goes to the blob store, or the job fails without one. [RESULT-1]"""
+        """Acknowledge. A result over the limit of a store goes to the blob store. [RESULT-1]"""
         small = [await self._small(item) for item in items]
         answers = await self.store.finish(small)
         await self._tidy(small)
@@ -271,11 +330,8 @@ class Hub:
         return await self.store.cancel(items)
 
     async def _small(self, item: Finish) -> Finish:
-        if item.result is None or len(item.result.data) <= RESULT_LIMIT:
+        if item.result is None or len(item.result.data) <= RESULT_LIMIT or self.blobs is None:
             return item
-        if self.blobs is None:
-            error = describe(ResultTooLarge(len(item.result.data), RESULT_LIMIT))
-            return Finish(item.key, item.token, "fail", error=error, random=item.random)
         # Of its own: whether the lease still holds is not known yet, and what was accepted must not change.
         name = f"{result_name(item.key, item.token)}-{new_id()}"
         await self.blobs.put(name, item.result.data)
@@ -294,6 +350,17 @@ class Hub:
         except StoreError as error:
             # The acknowledgements hold all the same.
             _log.warning("blobs of refused results are left", blobs=len(written), error=error)
+
+
+def _fitting(wanted: int, size: int, largest: int, hold: Hold | None = None) -> int:
+    """How many jobs more to ask for, for an answer that has this size already: as many as are sure to fit.
+
+    Where those before were small, `STEP`, if the tenant has the room for as many of the largest: fewer round trips.
+    """
+    fitting = (ANSWER_BYTES - size) // largest
+    if hold is not None and size < ANSWER_BYTES // SMALL_PART:
+        fitting = max(fitting, min(STEP, hold.room() // largest))
+    return max(0, min(wanted, fitting))
 
 
 def _size(jobs: Sequence[Job]) -> int:

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from holdfast import codec as codecs
 from holdfast.core import names, wire
-from holdfast.core.errors import InvalidOption, InvalidPayload
+from holdfast.core.errors import InvalidOption, InvalidPayload, PayloadTooLarge, ResultTooLarge
 from holdfast.core.job import (
+    PAYLOAD_LIMIT,
     RESULT_TTL,
     AttemptError,
     Backoff,
@@ -38,17 +39,23 @@ from holdfast.core.workflow import VERSION, Plan, Step, check_edges, check_flow_
 from holdfast.flows import new_flow
 from holdfast.ids import new_id
 from holdfast.options import EnqueueOptions, check_own_queue, check_type, duration_ms, resolve
+from holdfast.service import scan
 from holdfast.service.errors import invalid
+from holdfast.service.turns import Turns, is_simple
 from holdfast.store import WorkerInfo
 from holdfast.ticks import timing
-from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end, unkeepable
+from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end, describe, unkeepable
 
 W = TypeVar("W")
 
 PLAIN_TYPE = TypeInfo("")
+SMALL_BYTES = 4 * 1024
+"""A msgpack value of no more is decoded at once."""
 
 
-def new_job(tenant: str, item: wire.Enqueue, headers: dict[str, str] | None, policy: TypeInfo = PLAIN_TYPE) -> NewJob:
+async def new_job(
+    tenant: str, item: wire.Enqueue, headers: dict[str, str] | None, turns: Turns, policy: TypeInfo = PLAIN_TYPE
+) -> NewJob:
     """A job to enqueue; `policy` is what holds where it says nothing.
 
     Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge.
@@ -59,7 +66,7 @@ def new_job(tenant: str, item: wire.Enqueue, headers: dict[str, str] | None, pol
         check_type(item.type)
     envelope = Envelope(
         item.type,
-        codecs.check_size(_bytes(item.payload, item.codec)),
+        await _bytes(item.payload, item.codec, turns, tenant, PAYLOAD_LIMIT),
         item.codec,
         item.version,
         policy.priority if options.priority is None else options.priority,
@@ -76,7 +83,7 @@ def new_job(tenant: str, item: wire.Enqueue, headers: dict[str, str] | None, pol
     return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
 
 
-def schedule(tenant: str, item: wire.PutSchedule) -> tuple[Timing, Target]:
+async def schedule(tenant: str, item: wire.PutSchedule, turns: Turns) -> tuple[Timing, Target]:
     """When, and what. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
     when = timing(item.cron, item.every_s, item.timezone)
     said = wire.Enqueue(
@@ -91,10 +98,10 @@ def schedule(tenant: str, item: wire.PutSchedule) -> tuple[Timing, Target]:
         codec=item.codec,
         version=item.version,
     )
-    return when, target_of(new_job(tenant, said, None))
+    return when, target_of(await new_job(tenant, said, None, turns))
 
 
-def flow(tenant: str, body: wire.NewFlow, headers: dict[str, str] | None) -> NewJob:
+async def flow(tenant: str, body: wire.NewFlow, headers: dict[str, str] | None, turns: Turns) -> NewJob:
     """A flow to start. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
     said = {step.name: step for step in body.steps}
     if len(said) < len(body.steps):
@@ -103,29 +110,36 @@ def flow(tenant: str, body: wire.NewFlow, headers: dict[str, str] | None) -> New
     check_edges(sum(map(len, after.values())))
     order = in_order(after)
     places = {name: place for place, name in enumerate(order)}
-    steps = [_step(tenant, said[name], places, headers) for name in order]
+    steps = [await _step(tenant, said[name], places, headers, turns) for name in order]
     request_id = new_id() if body.request_id is None else check_id(body.request_id, "request id")
     key = JobKey(tenant, FLOWS, new_id() if body.id is None else check_flow_id(body.id))
     ttl_ms = RESULT_TTL if body.result_ttl_s is None else duration_ms("result_ttl_s", body.result_ttl_s)
     return new_flow(key, Plan(VERSION, body.name, tuple(steps)), request_id, ttl_ms, headers)
 
 
-def _step(tenant: str, step: wire.NewStep, places: dict[str, int], headers: dict[str, str] | None) -> Step:
+async def _step(
+    tenant: str, step: wire.NewStep, places: dict[str, int], headers: dict[str, str] | None, turns: Turns
+) -> Step:
     fields = {name: getattr(step, name) for name in wire.NewStep.__struct_fields__ if name not in ("name", "after")}
-    job = new_job(tenant, wire.Enqueue(**fields), headers)
+    job = await new_job(tenant, wire.Enqueue(**fields), headers, turns)
     after = tuple(sorted({places[name] for name in step.after}))
     return Step(step.name, job.key.queue, replace(job.envelope, request_id=""), after, job.delay_ms, job.run_at)
 
 
-def finish(tenant: str, item: wire.Finish, fence: int) -> Finish:
-    """An acknowledgement. Raises InvalidName, InvalidOption or UnknownCodec."""
+async def finish(tenant: str, item: wire.Finish, fence: int, turns: Turns, limit: int) -> Finish:
+    """An acknowledgement. A result over the limit fails its job, unread.
+
+    Raises InvalidName, InvalidOption or UnknownCodec.
+    """
     result = error = None
     outcome = item.outcome
     if outcome == "complete":
         try:
-            result = Result(_bytes(item.result, item.codec), item.codec)
+            result = Result(await _bytes(item.result, item.codec, turns, tenant, limit), item.codec)
+        # The handler has had its effect: refused, the attempt would be made again. [RESULT-1]
+        except PayloadTooLarge as refusal:
+            outcome, error = "fail", describe(ResultTooLarge(refusal.size, limit))
         except InvalidPayload as refusal:
-            # The handler has had its effect: refused, the attempt would be made again. [RESULT-1]
             outcome, error = "fail", unkeepable(refusal).error
     elif outcome != "release":
         said = item.error or wire.JobError(type="Error")
@@ -142,12 +156,12 @@ def finish(tenant: str, item: wire.Finish, fence: int) -> Finish:
     return Finish(key_of(tenant, item), fence, outcome, result, error, item.timed_out, delay_ms, chance, reason=reason)
 
 
-def extend(tenant: str, item: wire.Extend, fence: int) -> Extend:
+async def extend(tenant: str, item: wire.Extend, fence: int) -> Extend:
     """A renewal. Raises InvalidName or InvalidOption."""
     return Extend(key_of(tenant, item), fence, lease_ms(item.lease_s))
 
 
-def report(tenant: str, item: wire.Report, fence: int) -> Report:
+async def report(tenant: str, item: wire.Report, fence: int) -> Report:
     """Progress. Raises InvalidName or InvalidOption."""
     message = clean(item.progress.message, MESSAGE_LIMIT)
     return Report(key_of(tenant, item), fence, Progress(item.progress.fraction, message))
@@ -217,15 +231,29 @@ def _backoff(retry: wire.Retry) -> Backoff:
     return check_backoff(Backoff(base_ms, float(retry.factor), cap_ms, retry.jitter))
 
 
-def _bytes(raw: Raw, codec: str) -> bytes:
-    """A payload or result as a store keeps it. A codec other than JSON must be known here and able to read it."""
+async def _bytes(raw: Raw, codec: str, turns: Turns, tenant: str, limit: int) -> bytes:
+    """A payload or result as a store keeps it. Its size is looked at first, and a large one never decoded.
+
+    A codec other than JSON must be known here and able to read it.
+    """
+    text = bytes(raw)
     if codec == "json":
-        return codecs.check_json_text(bytes(raw))
+        codecs.check_size(text, limit)
+        if is_simple(text):
+            return codecs.check_json_text(text)
+        await turns.run(scan.json_text(text), tenant)
+        return text
     reader = codecs.get(codec)
     try:
-        text = msgspec_json.decode(raw, type=str)
-        data = base64.b64decode(text, validate=True)
+        data = base64.b64decode(msgspec_json.decode(text, type=str), validate=True)
     except (ValueError, binascii.Error):
         raise InvalidPayload(f"a value in {codec} is the base64 of its bytes") from None
-    codecs.check_value(codecs.decode(data, reader.name))
+    codecs.check_size(data, limit)
+    if codec != "msgpack" or len(data) <= SMALL_BYTES:
+        value = codecs.decode(data, reader.name)
+        codecs.check_value(value)
+        # Most write what msgspec would write: then no key stands twice.
+        if codec != "msgpack" or reader.encode(value) == data:
+            return data
+    await turns.run(scan.msgpack(data), tenant)
     return data

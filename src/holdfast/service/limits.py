@@ -73,15 +73,15 @@ class BadTokens:
 
     def check(self, address: str) -> None:
         """Raise a refusal that says when to come again, if too many came from there."""
-        self._buckets.check(_host(address), "too many tokens from this address were not accepted")
+        self._buckets.check(host(address), "too many tokens from this address were not accepted")
 
     def count(self, address: str) -> None:
         """One more."""
-        self._buckets.take(_host(address))
+        self._buckets.take(host(address))
 
 
-def _host(address: str) -> str:
-    """Who it is: in IPv6 a network. What is no address is one host."""
+def host(address: str) -> str:
+    """Who it is: in IPv6 a network. What is no address is ""."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:

@@ -9,19 +9,23 @@ which httptools would take the body for the next request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from holdfast.service.errors import Refusal, problem
-from holdfast.service.settings import Limits
+from holdfast.service.settings import Limits, proxy_networks
+from holdfast.service.shares import Shares
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
     limits: Limits = Limits()
+    shares: Shares = Shares("connections")
+    proxies: Sequence[IPv4Network | IPv6Network] = ()
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -33,13 +37,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._moved = False
         self._no_body = 0
         self._timer: asyncio.TimerHandle | None = None
-        if len(self.connections) > self.limits.connections:
-            self._refuse(Refusal("too_many_connections", "too many connections are open"))
+        # Those of a proxy are of many addresses.
+        address = self.client[0] if self.client else ""
+        self._hold = self.shares.hold("", "" if _is_one_of(address, self.proxies) else address)
+        try:
+            self._hold.take(1)
+        except Refusal as refusal:
+            self._refuse(refusal)
         else:
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._hold.resize(0)
         for leave in list(self._lost):
             leave()
         self._lost.clear()
@@ -93,6 +103,8 @@ class BoundedProtocol(HttpToolsProtocol):
         scope["holdfast.lost"] = self._lost
         scope["holdfast.left"] = self.transport.is_closing
         scope["holdfast.abort"] = self.transport.abort
+        scope["holdfast.belong"] = self._hold.move
+        scope["holdfast.drained"] = self.flow.drain
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -103,6 +115,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_body = False
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # One time for what follows, from here to the end of the headers, however they come.
+        self._unset_keepalive_if_required()
+        if self._timer is None and not self.transport.is_closing() and self.cycle.response_complete:
+            self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP, or not by the rules, is refused as a problem, and the connection is over."""
@@ -144,9 +163,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def bounded(limits: Limits) -> type[BoundedProtocol]:
+def bounded(limits: Limits, shares: Shares, proxies: str = "") -> type[BoundedProtocol]:
     """The protocol with these limits."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits})
+    own = {"limits": limits, "shares": shares, "proxies": proxy_networks(proxies)}
+    return type("BoundedProtocol", (BoundedProtocol,), own)
+
+
+def _is_one_of(address: str, networks: Sequence[IPv4Network | IPv6Network]) -> bool:
+    try:
+        return any(ip_address(address) in network for network in networks)
+    except ValueError:
+        return False
 
 
 def _too_long(limits: Limits) -> Refusal:

@@ -156,7 +156,7 @@ def _config(settings: Settings, hub: Hub) -> uvicorn.Config:
     app: Any = make_app(hub)
     return uvicorn.Config(
         app,
-        http=bounded(limits),
+        http=bounded(limits, hub.connections, settings.proxies),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -165,7 +165,6 @@ def _config(settings: Settings, hub: Hub) -> uvicorn.Config:
         server_header=False,
         proxy_headers=bool(settings.proxies),
         forwarded_allow_ips=settings.proxies,
-        timeout_keep_alive=int(limits.idle_s),
         timeout_graceful_shutdown=int(limits.grace_s),
         backlog=BACKLOG,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from msgspec import Struct
 
@@ -10,6 +10,7 @@ from holdfast.core.errors import InvalidOption
 
 LEAST_KEY = 32
 KIB, MIB = 1024, 1024 * 1024
+LEAST_SHARE = 16
 
 
 class TokenSettings(Struct, frozen=True, kw_only=True):
@@ -46,19 +47,34 @@ class Limits(Struct, frozen=True, kw_only=True):
     header_bytes: int = 32 * KIB
     token_bytes: int = 8 * KIB
     header_s: float = 10.0
-    """From the connection, or the end of the last request, to the end of the headers."""
+    """From the connection, or the end of the last answer, to the end of the headers."""
     body_s: float = 30.0
     send_s: float = 30.0
     """How long a client may take nothing of what is sent to it."""
-    idle_s: float = 75.0
     connections: int = 10_000
     """Open ones in a process; further ones are answered 503."""
+    tenant_connections: int | None = None
+    """Of one tenant, without those on which a request waits. None: a tenth of all; 0: any number."""
+    address_connections: int | None = None
+    """From one address, with a token or without. None: a fifth of all; 0: any number."""
+    tenant_waits: int | None = None
+    """Event streams and requests that wait, of one tenant; all together: half of the connections.
+
+    None: a tenth of all connections; 0: any number."""
+    memory: int = 256 * MIB
+    """Bytes in flight in a process: bodies on their way in, answers on their way out. 0: any number."""
+    tenant_memory: int = 64 * MIB
+    address_memory: int = 128 * MIB
     rate: float = 0.0
     """Requests per second for each token, in a process; 0: any number."""
     bad_tokens: float = 50.0
     """Tokens per second that are not accepted, from one address, in a process; 0: any number."""
     grace_s: float = 30.0
     """How long requests may go on after SIGTERM."""
+
+    def share_of_connections(self, said: int | None, part: int) -> int:
+        """A limit that was given, or a part of all connections that leaves a few at least."""
+        return max(LEAST_SHARE, self.connections // part) if said is None else said
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -80,8 +96,12 @@ class Settings(Struct, frozen=True, kw_only=True):
 def check_proxies(text: str) -> str:
     """Return it if it is a list of addresses and networks. Raises InvalidOption."""
     try:
-        for part in text.split(",") if text else ():
-            ip_network(part.strip())
+        proxy_networks(text)
     except ValueError as error:
         raise InvalidOption("trusted_proxies", f"addresses and networks, with commas between them: {error}") from None
     return text
+
+
+def proxy_networks(text: str) -> list[IPv4Network | IPv6Network]:
+    """The networks of such a list. Raises ValueError."""
+    return [ip_network(part.strip()) for part in text.split(",")] if text else []

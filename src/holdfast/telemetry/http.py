@@ -16,6 +16,13 @@ METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"}
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 30, 60)
 
+MOST = {
+    "bytes": "The most bytes of bodies and answers that were in flight at once, in one process",
+    "connections": "The most connections that were open at once, in one process",
+    "waits": "The most requests that waited at once, event streams included, in one process",
+    "turn_work": "The most work on bodies in one turn of the event loop, in one process",
+}
+
 current: HttpMetrics | None = None
 """Where to record, or None."""
 
@@ -24,7 +31,7 @@ class HttpMetrics:
     """The requests of this process, or of all processes of one service."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        from prometheus_client import Counter, Histogram
+        from prometheus_client import Counter, Gauge, Histogram
 
         self._registry = registry
         labels = ("method", "route")
@@ -41,6 +48,16 @@ class HttpMetrics:
             "jobs", "Items of operations, by what they were answered", ("op", "answer"), namespace="holdfast_http",
             registry=registry,
         )  # fmt: skip
+
+        self._most = [
+            Gauge(f"most_{name}", text, namespace="holdfast_http", registry=registry, multiprocess_mode="livemax")
+            for name, text in MOST.items()
+        ]
+
+    def most(self, *values: int) -> None:
+        """The most so far of each thing in `MOST`, in this process."""
+        for gauge, value in zip(self._most, values, strict=True):
+            gauge.set(value)
 
     def answered(self, method: str, route: str, status: int, took_s: float) -> None:
         """One request is over; `route` is "" where none fitted, `status` 0 where the client left."""

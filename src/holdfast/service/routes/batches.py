@@ -18,15 +18,23 @@ I = TypeVar("I")  # noqa: E741 - an item
 X = TypeVar("X")
 A = TypeVar("A")
 
+STEP, ITEM_WORK = 100, 150
+"""Items that are made in one turn of the event loop, and how much work one is (see `turns`)."""
+
 
 async def each(
     items: Sequence[I | HoldfastError],
-    make: Callable[[I], X],
+    make: Callable[[I], Awaitable[X]],
     send: Callable[[Sequence[X]], Awaitable[Sequence[A]]],
     show: Callable[[X, A], Awaitable[Any]],
+    call: Call[Any, Any],
 ) -> answers.Items[Any]:
     """Make what a store takes of each item, send what is good in one batch, and show each answer in its place."""
-    made = [_made(item, make) for item in items]
+    made: list[X | HoldfastError] = []
+    for number, item in enumerate(items):
+        if number % STEP == 0:
+            await call.hub.turns.take(ITEM_WORK * min(STEP, len(items) - number), call.tenant)
+        made.append(await _made(item, make))
     good = [one for one in made if not isinstance(one, HoldfastError)]
     replies = iter(await send(good) if good else ())
     shown: list[Any] = []
@@ -52,10 +60,10 @@ async def each_of_queue(
     async def show(_: X, status: A) -> Any:
         return answer(status=status)
 
-    def made(item: Any) -> X:
+    async def made(item: Any) -> X:
         return make(JobKey(call.tenant, queue, check_id(item.id)), item)
 
-    items = await each(call.body, made, send, show)
+    items = await each(call.body, made, send, show, call)
     items.tenant = tenant
     return Reply(items)
 
@@ -65,10 +73,10 @@ def refused(error: HoldfastError) -> answers.Refused:
     return answers.Refused(error=info(error))
 
 
-def _made(item: I | HoldfastError, make: Callable[[I], X]) -> X | HoldfastError:
+async def _made(item: I | HoldfastError, make: Callable[[I], Awaitable[X]]) -> X | HoldfastError:
     if isinstance(item, HoldfastError):
         return item
     try:
-        return make(item)
+        return await make(item)
     except HoldfastError as error:
         return error

@@ -21,7 +21,7 @@ from holdfast.service.tokens import ADMIN, PRODUCE, READ
 
 async def start_flow(call: Call[wire.NewFlow, wire.NoQuery]) -> Reply:
     """201 for a new flow, 200 for one that was there. Its steps are enqueued in their turn. [ENQ-2]"""
-    new = intake.flow(call.tenant, call.body, call.trace)
+    new = await intake.flow(call.tenant, call.body, call.trace, call.hub.turns)
     for step in call.body.steps:
         call.caller.need_queue(step.queue)
     answer = await call.hub.enqueue(new)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Awaitable
 from typing import Any
+
+from msgspec import UNSET
 
 from holdfast.core import answers, wire
 from holdfast.core.errors import HoldfastError, JobNotFound, WaitTimeout
@@ -22,7 +25,8 @@ from holdfast.core.policy import KnownTypes
 from holdfast.options import duration_ms
 from holdfast.service import intake, views
 from holdfast.service.call import Call, Reply, Route
-from holdfast.service.hub import Hub
+from holdfast.service.errors import Refusal
+from holdfast.service.hub import ANSWER_BYTES, Hub
 from holdfast.service.routes.batches import each, each_of_queue
 from holdfast.service.tokens import PRODUCE, READ
 from holdfast.store import EnqueueAnswer
@@ -34,7 +38,7 @@ SCANNED = 10_000
 async def enqueue(call: Call[wire.Enqueue, wire.NoQuery]) -> Reply:
     """201 for a new job, 200 for one that was there. [ENQ-2]"""
     known = await call.hub.types.of(call.tenant)
-    new = _new_job(call, call.body, known)
+    new = await _new_job(call, call.body, known)
     answer = await call.hub.enqueue(new)
     if isinstance(answer, HoldfastError):
         raise answer
@@ -45,10 +49,24 @@ async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQu
     """An item that is refused spoils no other. [ENQ-4]"""
     known = await call.hub.types.of(call.tenant)
 
-    async def show(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
-        return await ticket(call.hub, new, answer, known)
+    size = 0
 
-    return Reply(await each(call.body, lambda item: _new_job(call, item, known), call.hub.enqueue_many, show))
+    async def show(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
+        nonlocal size
+        shown = await ticket(call.hub, new, answer, known)
+        size += 0 if shown.result is UNSET else len(bytes(shown.result))
+        if size > ANSWER_BYTES:
+            reason = (
+                f"results of jobs that are done make the answer longer than {ANSWER_BYTES} bytes: send fewer at once"
+            )
+            raise Refusal("body_too_large", reason)
+        call.hold.resize(size)
+        return shown
+
+    def make(item: wire.Enqueue) -> Awaitable[NewJob]:
+        return _new_job(call, item, known)
+
+    return Reply(await each(call.body, make, call.hub.enqueue_many, show, call))
 
 
 async def types(call: Call[None, wire.NoQuery]) -> Reply:
@@ -117,8 +135,9 @@ async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) ->
 # The small steps ------------------------------------------------------------------------------------------
 
 
-def _new_job(call: Call[Any, Any], item: wire.Enqueue, known: KnownTypes) -> NewJob:
-    new = intake.new_job(call.tenant, item, call.trace, known.types.get(item.type, intake.PLAIN_TYPE))
+async def _new_job(call: Call[Any, Any], item: wire.Enqueue, known: KnownTypes) -> NewJob:
+    policy = known.types.get(item.type, intake.PLAIN_TYPE)
+    new = await intake.new_job(call.tenant, item, call.trace, call.hub.turns, policy)
     call.caller.need_queue(new.key.queue)
     return new
 
@@ -148,6 +167,7 @@ async def ticket(
 async def ended(call: Call[Any, wire.WaitQuery], key: JobKey) -> Job | None:
     """The job as it ended, if it is waited for and has ended in that time."""
     if call.query.wait_s:
+        call.wait()
         with call.leaving() as gone, contextlib.suppress(WaitTimeout):
             return await call.hub.ended(key, call.query.wait_s, gone)
     return None
@@ -166,6 +186,7 @@ def _key(call: Call[Any, Any]) -> JobKey:
 async def _found(call: Call[Any, Any]) -> Job:
     """The job that the path names. Another tenant's answers exactly like none. [TENANT-2]"""
     key = _key(call)
+    call.hold.check()
     job = await call.hub.get(key)
     if job is None:
         raise JobNotFound(key.queue, key.id)

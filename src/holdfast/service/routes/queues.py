@@ -40,7 +40,7 @@ async def jobs(call: Call[None, wire.ListQuery]) -> Reply:
     wanted = ListQuery(
         call.tenant, call.queue, states, _type(query.type), cursor=query.cursor or None, limit=query.limit
     )
-    page = await call.hub.page(wanted)
+    page = await call.hub.page(wanted, call.hold)
     return Reply(answers.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
 
 
@@ -60,7 +60,7 @@ async def dead_letters(call: Call[None, wire.DeadQuery]) -> Reply:
     wanted = ListQuery(
         call.tenant, call.queue, _FAILED, _type(query.type), query.error, query.cursor or None, query.limit
     )
-    page = await call.hub.page(wanted)
+    page = await call.hub.page(wanted, call.hold)
     return Reply(answers.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
 
 
@@ -73,8 +73,7 @@ async def replay(call: Call[wire.Replay, wire.NoQuery]) -> Reply:
         wanted = ListQuery(
             call.tenant, queue, _FAILED, _type(body.where.type), body.where.error, limit=wire.BATCH_LIMIT
         )
-        page = await call.hub.store.list(wanted)
-        ids, more = [job.id for job in page.jobs], page.cursor is not None
+        ids, more = await call.hub.ids(wanted)
     else:
         ids = [check_id(id) for id in (() if body.ids is UNSET else body.ids)]
     tickets = await call.hub.queue(call.tenant).replay_many(ids, queue=queue)

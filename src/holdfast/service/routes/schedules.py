@@ -46,7 +46,7 @@ async def list_schedules(call: Call[None, wire.PageQuery]) -> Reply:
     only = call.caller.queues
     if only is None:
         query_all = ListQuery(call.tenant, SCHEDULES, KEPT, cursor=query.cursor or None, limit=query.limit)
-        page = await call.hub.page(query_all)
+        page = await call.hub.page(query_all, call.hold)
         found, cursor = shown(page.jobs), page.cursor
     else:
         # By name, not by the store's cursor: that would count the others.
@@ -62,7 +62,7 @@ async def list_schedules(call: Call[None, wire.PageQuery]) -> Reply:
 async def put_schedule(call: Call[wire.PutSchedule, wire.NoQuery]) -> Reply:
     """The same again changes nothing; another takes the place of the one of that name."""
     name = call.name
-    timing, target = intake.schedule(call.tenant, call.body)
+    timing, target = await intake.schedule(call.tenant, call.body, call.hub.turns)
     call.caller.need_queue(target.queue)
     kept = scheduling(call.hub.store)
     if call.caller.queues is not None:

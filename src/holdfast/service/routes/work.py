@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -32,8 +32,10 @@ async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
     lease_ms = intake.lease_ms(body.lease_s)
     chance = random.random()  # noqa: S311 - jitter, no secret
     request = ClaimRequest(call.tenant, queues, body.limit, lease_ms, worker_id, chance)
+    if body.wait_s:
+        call.wait()
     with call.leaving() as gone:
-        claimed, waited_s = await call.hub.claim(request, body.wait_s, gone)
+        claimed, waited_s = await call.hub.claim(request, body.wait_s, gone, call.hold)
     # The token may have been revoked while the claim waited.
     revoked = bool(claimed.jobs) and await call.hub.revoked.is_revoked(call.caller)
     if call.client_left or revoked:
@@ -54,8 +56,12 @@ async def finish(call: Call[list[wire.Finish | HoldfastError], wire.NoQuery]) ->
         return answers.Finished(status=answer.state)
 
     hit("service.before_finish")
-    make = await _proved(call, intake.finish)
-    return Reply(await each(call.body, make, call.hub.finish, show))  # pyright: ignore[reportArgumentType]
+
+    async def read(tenant: str, item: wire.Finish, fence: int) -> Finish:
+        return await intake.finish(tenant, item, fence, call.hub.turns, call.hub.result_limit)
+
+    make = await _proved(call, read)
+    return Reply(await each(call.body, make, call.hub.finish, show, call))  # pyright: ignore[reportArgumentType]
 
 
 async def extend(call: Call[list[wire.Extend | HoldfastError], wire.NoQuery]) -> Reply:
@@ -65,7 +71,7 @@ async def extend(call: Call[list[wire.Extend | HoldfastError], wire.NoQuery]) ->
         return answers.Extended(status="extended", deadline=moment(answer.deadline), now=moment(answer.now))
 
     make = await _proved(call, intake.extend)
-    return Reply(await each(call.body, make, call.hub.extend, show))  # pyright: ignore[reportArgumentType]
+    return Reply(await each(call.body, make, call.hub.extend, show, call))  # pyright: ignore[reportArgumentType]
 
 
 async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) -> Reply:
@@ -75,7 +81,7 @@ async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) ->
         return answers.Reported(status="reported")
 
     make = await _proved(call, intake.report)
-    return Reply(await each(call.body, make, call.hub.store.report, show))  # pyright: ignore[reportArgumentType]
+    return Reply(await each(call.body, make, call.hub.store.report, show, call))  # pyright: ignore[reportArgumentType]
 
 
 async def beat(call: Call[wire.Beat, wire.NoQuery]) -> Reply:
@@ -96,15 +102,15 @@ def _subject(call: Call[Any, Any]) -> str:
 
 
 async def _proved(
-    call: Call[list[Item | HoldfastError], Any], read: Callable[[str, Item, int], Made]
-) -> Callable[[Item], Made]:
+    call: Call[list[Item | HoldfastError], Any], read: Callable[[str, Item, int], Awaitable[Made]]
+) -> Callable[[Item], Awaitable[Made]]:
     """Reads an item as one of the caller's tenant. Raises LeaseLost before anything else, then a refusal. [LEASE-1]"""
     proofs = call.hub.proofs
     await proofs.renew(item.token for item in call.body if not isinstance(item, HoldfastError))
 
-    def make(item: Item) -> Made:
+    async def make(item: Item) -> Made:
         fence = proofs.fence(call.tenant, item.queue, item.id, item.token)
-        made = read(call.tenant, item, fence)
+        made = await read(call.tenant, item, fence)
         call.caller.need_queue(made.key.queue)
         return made
 

@@ -25,7 +25,7 @@ from holdfast.stores.http.bearer import Bearer
 
 T = TypeVar("T")
 
-KEEP_ALIVE_S = 60.0
+KEEP_ALIVE_S = 8.0
 """Less than a service keeps an idle connection, so that few are found closed."""
 SILENCE_S = 45.0
 """A stream that says nothing for so long is dead: the service beats every 15 s."""

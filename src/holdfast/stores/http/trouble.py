@@ -26,7 +26,7 @@ _CURES = {
     "scope_missing": "use a token that has it",
     "queue_forbidden": "use a token for that queue",
 }
-_BUSY = ("store_busy", RATE_LIMITED, "too_many_connections")
+_BUSY = ("store_busy", RATE_LIMITED, "share_exceeded", "overloaded", "too_many_connections")
 _AWAY = ("store_unavailable", "stopping", "internal_error", "request_timeout")
 _GATEWAY = range(500, 600)
 _REDIRECT = range(300, 400)

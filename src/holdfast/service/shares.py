@@ -1,0 +1,108 @@
+"""How much of a thing is in use at once: by the whole process, by each tenant, by each address.
+
+One account counts bytes in flight, one connections, one requests that wait. What is over the process's limit is refused
+with 503, what is over a tenant's or an address's share with 429, both with Retry-After.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from holdfast.service.errors import Refusal
+from holdfast.service.limits import host
+
+
+class Shares:
+    """One account. A limit of 0 is none."""
+
+    def __init__(
+        self, thing: str, *, process: int = 0, tenant: int = 0, address: int = 0, full: str = "overloaded"
+    ) -> None:
+        self.used = self.most = 0
+        """Now, and the most so far."""
+        self._thing = thing
+        self._process = process
+        self._limits = {"tenant": tenant, "address": address}
+        self._full = full
+        self._parts: dict[tuple[str, str], int] = {}
+
+    def hold(self, tenant: str = "", address: str = "") -> Hold:
+        """What one request or connection is going to use. "" is no tenant, and no address."""
+        return Hold(self, tenant, host(address))
+
+    def check(self, amount: int, tenant: str, address: str) -> None:
+        """Raise a refusal if so much more would be over a limit."""
+        for kind, name in (("tenant", tenant), ("address", address)):
+            limit = self._limits[kind]
+            if limit and name and self._parts.get((kind, name), 0) + amount > limit:
+                raise Refusal("share_exceeded", f"{self._thing} of this {kind}: the limit is {limit}; try again later")
+        if self._process and self.used + amount > self._process:
+            raise Refusal(self._full, f"{self._thing} of this service: the limit is {self._process}; try again later")
+
+    def room(self, tenant: str, address: str) -> int:
+        """How much more there may be; a great deal where there is no limit."""
+        left = [self._process - self.used] if self._process else []
+        for kind, name in (("tenant", tenant), ("address", address)):
+            if self._limits[kind] and name:
+                left.append(self._limits[kind] - self._parts.get((kind, name), 0))
+        return max(0, min(left, default=2**62))
+
+    def count(self, amount: int, tenant: str, address: str) -> None:
+        """So much more is in use, or less."""
+        self.used += amount
+        self.most = max(self.most, self.used)
+        for part in (("tenant", tenant), ("address", address)):
+            if part[1] and amount:
+                now = self._parts.get(part, 0) + amount
+                if now:
+                    self._parts[part] = now
+                else:
+                    del self._parts[part]
+
+
+class Hold:
+    """What one request or connection uses; nothing after `with`."""
+
+    def __init__(self, shares: Shares, tenant: str, address: str) -> None:
+        self._shares = shares
+        self._tenant = tenant
+        self._address = address
+        self._amount = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.resize(0)
+
+    def check(self) -> None:
+        """Raise a refusal if there is no room for anything."""
+        self._shares.check(1, self._tenant, self._address)
+
+    def room(self) -> int:
+        """How much more it could take."""
+        return self._shares.room(self._tenant, self._address)
+
+    def take(self, amount: int) -> None:
+        """Use so much more. Raises a refusal, and then nothing has changed."""
+        self._shares.check(amount, self._tenant, self._address)
+        self.resize(self._amount + amount)
+
+    def resize(self, amount: int) -> None:
+        """Use so much, whatever the limits: it is there already."""
+        self._shares.count(amount - self._amount, self._tenant, self._address)
+        self._amount = amount
+
+    def move(self, tenant: str) -> None:
+        """Be another tenant's, or nobody's. Raises a refusal, and then it is nobody's."""
+        if tenant == self._tenant:
+            return
+        amount = self._amount
+        self.resize(0)
+        self._tenant = ""
+        try:
+            self._shares.check(amount, tenant, "")
+            self._tenant = tenant
+        finally:
+            self.resize(amount)
