@@ -270,4 +270,8 @@ def token_reused_after_a_purge(bug: Bug) -> None:
 @mutant("KEEP-1", stores=CORE, seen_by="a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_be")
 def bad_ends_of_steps_are_kept_like_others(bug: Bug) -> None:
     """The record of a step that failed or was canceled is gone before its flow has looked at it."""
-    bug.around(lifecycle, "_kept_ms", lambda _, __, keep_ms: keep_ms)
+
+    def kept_ms(_: Planted, __: Job, keep_ms: int) -> int:
+        return keep_ms
+
+    bug.around(lifecycle, "_kept_ms", kept_ms)
