@@ -133,7 +133,8 @@ async def over_quota(store: Store, tenant: str, less: int = 0) -> QuotaExceeded 
     ]
     if not limits:
         return None
-    counts = {one.queue: sum(one.counts.get(state, 0) for state in WAITING) for one in await store.stats(tenant)}
+    named = None if any(one.queue is None for one in limits) else [SCHEDULES]
+    counts = {one.queue: sum(one.counts.get(state, 0) for state in WAITING) for one in await store.stats(tenant, named)}
     for one in limits:
         waiting = (sum(counts.values()) if one.queue is None else counts.get(SCHEDULES, 0)) - less
         if one.max_waiting is not None and waiting >= one.max_waiting:

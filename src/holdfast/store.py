@@ -12,17 +12,18 @@ itself: StoreUnavailable, StoreBusy, StoreMismatch, Unsupported. A call that rai
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 from urllib.parse import parse_qsl, quote, unquote
 
 from msgspec import Struct
 
 from holdfast.core import answers, lifecycle
 from holdfast.core.errors import (
+    InvalidName,
     InvalidOption,
     JobNotFound,
     NotReplayable,
@@ -57,6 +58,7 @@ from holdfast.core.job import (
 )
 from holdfast.core.lease import Refusal
 from holdfast.core.lifecycle import Retention
+from holdfast.core.names import OPERATOR, check_queue, check_tenant, join_key
 from holdfast.core.policy import KnownTypes, TypeInfo
 from holdfast.core.schedule import Schedule, Target, Timing
 
@@ -171,6 +173,98 @@ class QueueStats(Struct, frozen=True):
     oldest_ready_at: int | None
     paused: bool
     now: int
+
+
+PAGE_LIMIT = 100
+"""How many queues, tenants or workers are looked at for one page."""
+
+
+class QueuePage(Struct, frozen=True):
+    """Some of a tenant's queues, by name. One that is empty and has a cursor is not the last."""
+
+    queues: list[QueueStats]
+    cursor: str | None
+
+
+class TenantPage(Struct, frozen=True):
+    """Some of the tenants, by name. One that is empty and has a cursor is not the last."""
+
+    tenants: list[str]
+    cursor: str | None
+
+
+class WorkerPage(Struct, frozen=True):
+    """Some of the living workers, by id. One that is empty and has a cursor is not the last."""
+
+    workers: list[WorkerInfo]
+    cursor: str | None
+
+
+class _Page(Protocol):
+    @property
+    def cursor(self) -> str | None: ...
+
+
+P = TypeVar("P", bound=_Page)
+
+
+async def pages(read: Callable[[str | None], Awaitable[P]]) -> AsyncIterator[P]:
+    """One page after another, to the last."""
+    cursor: str | None = None
+    while True:
+        page = await read(cursor)
+        yield page
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+QUEUES_LOOKED_AT = 1000
+"""How many queues a page of tenants looks at, for one that has jobs."""
+
+
+def name_cursor(cursor: str | None, check: Callable[[str], str] = check_queue) -> str:
+    """The name that a list goes on behind; "" from the beginning. Raises InvalidOption."""
+    try:
+        return "" if cursor is None else check(cursor)
+    except InvalidName:
+        raise InvalidOption("cursor", f"{cursor!r} is not a cursor of this list") from None
+
+
+def tenant_cursor(cursor: str | None) -> tuple[str, str]:
+    """Where a list of tenants goes on: behind a tenant, or in it and behind one of its queues. Raises InvalidOption.
+
+    It is `join_key(tenant, queue)`, the queue "" once the tenant is done.
+    """
+    if cursor is None:
+        return "", ""
+    found = _TENANT_CURSOR.fullmatch(cursor)
+    tenant = found[2][: int(found[1])] if found else ""
+    queue = found[2][len(tenant) :].partition(":")[2] if found else ""
+    if join_key(tenant, queue) != cursor:
+        raise InvalidOption("cursor", f"{cursor!r} is not a cursor of this list")
+    return name_cursor(tenant, check_tenant), queue and name_cursor(queue)
+
+
+def tenant_page_of(
+    with_jobs: Sequence[str], with_settings: Sequence[str], stop: tuple[str, str] | None, limit: int
+) -> TenantPage:
+    """A page of the next tenants with jobs and of the next with settings, given where the look for jobs ended.
+
+    That is behind a tenant, or in the middle of one: of that one it is not known yet whether it has jobs.
+    """
+    names = sorted({*with_jobs, *with_settings} - {OPERATOR})
+    if stop is not None:
+        names = [name for name in names if name < stop[0] or (name == stop[0] and not stop[1])]
+    if len(names) > limit:
+        names, stop = names[:limit], (names[limit - 1], "")
+    return TenantPage(names, None if stop is None else join_key(*stop))
+
+
+BEHIND_ALL = "\x7f"
+"""A text behind the names of all queues."""
+
+_TENANT_CURSOR = re.compile(r"([0-9]{1,3}):(.*)", re.ASCII)
 
 
 class EventPage(Struct, frozen=True):
@@ -353,7 +447,17 @@ class Store(Protocol):
         ...
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
-        """Counts of the named queues, or of those where the tenant has jobs or that are paused, by name."""
+        """Counts of the named queues, or of those where the tenant has jobs or that are paused, by name.
+
+        Where there are many, they are read a page at a time: not all at the same instant.
+        """
+        ...
+
+    async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage:
+        """Counts of up to `limit` queues where the tenant has jobs or that are paused, by name, behind a cursor.
+
+        A bounded look: where queues without jobs are in the way, a page may be short or empty and have a cursor.
+        """
         ...
 
     async def tenants(self) -> list[str]:
@@ -361,6 +465,10 @@ class Store(Protocol):
 
         Without `core.names.OPERATOR`: its jobs are records of Holdfast itself, keys among them.
         """
+        ...
+
+    async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
+        """Up to `limit` of them behind a cursor. A bounded look, as for queues."""
         ...
 
     # Events -----------------------------------------------------------------------------------------------
@@ -407,7 +515,11 @@ class Store(Protocol):
         ...
 
     async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
-        """Living workers that serve the tenant (None: any)."""
+        """Living workers that serve the tenant (None: any), by id."""
+        ...
+
+    async def worker_page(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> WorkerPage:
+        """Some of them, of up to `limit` that were looked at behind a cursor."""
         ...
 
     async def reap(self, limit: int, random: float) -> Reaped:

@@ -214,6 +214,9 @@ class Tenants:
     async def stats(self, tenant, queues=None):
         return await (await self.of(tenant)).stats(tenant, queues)
 
+    async def queue_page(self, tenant, cursor=None, limit=100):
+        return await (await self.of(tenant)).queue_page(tenant, cursor, limit)
+
     async def events(self, tenant, after, limit):
         if tenant is None:
             return msgspec.convert(await self._door("events", tenant=None, after=after, limit=limit), EventPage)
@@ -233,6 +236,12 @@ class Tenants:
 
     async def workers(self, tenant):
         return await (await self.of(tenant)).workers(tenant)
+
+    async def worker_page(self, tenant, cursor=None, limit=100):
+        return await (await self.of(tenant)).worker_page(tenant, cursor, limit)
+
+    async def tenant_page(self, cursor=None, limit=100):
+        return await (await self.of("anybody")).tenant_page(cursor, limit)
 
     # The side door ------------------------------------------------------------------------------------------------
 

@@ -234,6 +234,28 @@ async def test_a_list_is_paged_by_its_cursor(client):
     problem(await client.get("/v1/queues/default/jobs", params={"cursor": "nonsense"}), 400, "invalid_option")
 
 
+async def pages_of_queues(client, limit):
+    """The names on each page."""
+    found, cursor = [], ""
+    while cursor is not None:
+        answer = (await client.get("/v1/queues", params={"limit": limit, "cursor": cursor})).json()
+        found.append([one["queue"] for one in answer["queues"]])
+        cursor = answer["cursor"]
+    return found
+
+
+async def test_queues_are_listed_in_pages(service, client, tenant):
+    """Also for a token that is for some of them, whose pages show no others."""
+    names = [f"q{number}" for number in range(5)]
+    await client.post("/v1/jobs:batch", json={"jobs": [{"queue": name, "type": "t"} for name in names]})
+    found = await pages_of_queues(client, 2)
+    assert [name for page in found for name in page] == names
+    assert max(map(len, found)) == 2
+    some = await service.client(tenant, queues=["q1", "q3", "q4", "unused"])
+    assert await pages_of_queues(some, 2) == [["q1", "q3"], ["q4"]]
+    problem(await client.get("/v1/queues", params={"cursor": "no queue"}), 400, "invalid_option")
+
+
 async def test_queues_are_counted_paused_and_resumed(client, tenant):
     await client.enqueue(queue="q")
     (stats,) = (await client.get("/v1/queues")).json()["queues"]

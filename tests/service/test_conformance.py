@@ -46,6 +46,8 @@ NOT_OVER_HTTP = {
     "an_urgent_job_that_is_due_late_does_not_hide_when_to_look": LOOK,
     "each_job_of_a_batch_is_taken_as_it_was_sent": WHOLE,
     "errors_keep_type_message_and_traceback_of_each_attempt": "a claim does not tell earlier errors",
+    "tenants_are_listed_in_pages_by_name": "a token is one tenant's",
+    "workers_are_listed_in_pages_by_id": "the service keeps no list of workers",
     "the_clock_can_be_shifted_only_where_that_was_asked_for": "a client moves no clock",
     "the_delay_follows_the_policy_of_the_message": CHANCE,
     "the_reaper_and_a_claim_use_the_stored_policy": CHANCE,

@@ -299,9 +299,10 @@ class QueueStats(Answer):
 
 
 class Queues(Answer):
-    """Every queue that has jobs or is paused, by name."""
+    """A page of the queues that have jobs or are paused, by name; with a cursor it is not the last, even if empty."""
 
     queues: list[QueueStats]
+    cursor: str | None
 
 
 class Event(Answer):

@@ -55,13 +55,14 @@ from holdfast.core.job import (
     SetResultTtl,
     TtlStatus,
 )
-from holdfast.core.names import OPERATOR
+from holdfast.core.names import OPERATOR, check_id, join_key
 from holdfast.core.retry import spread
 from holdfast.store import (
     ALL_HINTS,
     EVENTS_BOUND,
     EVENTS_BOUND_MS,
     JOINING,
+    PAGE_LIMIT,
     REPAIR_LIMIT,
     Capabilities,
     CommonOptions,
@@ -76,6 +77,7 @@ from holdfast.store import (
     Options,
     Page,
     Pruned,
+    QueuePage,
     QueueStats,
     Reader,
     Reaped,
@@ -83,8 +85,12 @@ from holdfast.store import (
     ReportAnswer,
     Signal,
     StoreUrl,
+    TenantPage,
     TenantSettings,
     WorkerInfo,
+    WorkerPage,
+    name_cursor,
+    tenant_cursor,
 )
 
 CAPABILITIES = Capabilities(
@@ -492,10 +498,16 @@ class MemoryStore:
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
         with self._lock:
             now = self._now()
-            if queues is None:
-                lanes = ((name, line.lanes.get(tenant)) for name, line in self._lines.items())
-                queues = sorted(name for name, lane in lanes if lane and (lane.jobs or lane.paused))
-            return [self._stats(tenant, queue, now) for queue in queues]
+            return [self._stats(tenant, queue, now) for queue in (self._queues(tenant) if queues is None else queues)]
+
+    async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage:
+        names, following = _page(self._queues(tenant), name_cursor(cursor), limit)
+        return QueuePage(await self.stats(tenant, names), following)
+
+    def _queues(self, tenant: str) -> list[str]:
+        with self._lock:
+            lanes = ((name, line.lanes.get(tenant)) for name, line in self._lines.items())
+            return sorted(name for name, lane in lanes if lane and (lane.jobs or lane.paused))
 
     def _stats(self, tenant: str, queue: str, now: int) -> QueueStats:
         line = self._lines.get(queue)
@@ -515,6 +527,10 @@ class MemoryStore:
         with self._lock:
             names = {tenant for line in self._lines.values() for tenant, lane in line.lanes.items() if lane.jobs}
             return sorted((names | {tenant for tenant, _ in self._settings}) - {OPERATOR})
+
+    async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
+        names, following = _page(await self.tenants(), tenant_cursor(cursor)[0], limit)
+        return TenantPage(names, following and join_key(following, ""))
 
     # Events ---------------------------------------------------------------------------------------------------
 
@@ -602,6 +618,11 @@ class MemoryStore:
             return sorted(
                 (w for w in living if tenant is None or w.tenant in (None, tenant)), key=lambda w: w.worker_id
             )
+
+    async def worker_page(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> WorkerPage:
+        living = {worker.worker_id: worker for worker in await self.workers(tenant)}
+        names, following = _page(list(living), name_cursor(cursor, check_id), limit)
+        return WorkerPage([living[name] for name in names], following)
 
     async def reap(self, limit: int, random: float) -> Reaped:
         with self._lock:
@@ -852,6 +873,12 @@ def _parse_cursor(cursor: str | None) -> tuple[int, ...] | None:
         return tuple(int(part) for part in cursor.split("."))
     except ValueError:
         raise InvalidOption("cursor", f"{cursor!r} did not come from a list") from None
+
+
+def _page(names: Sequence[str], after: str, limit: int) -> tuple[list[str], str | None]:
+    """Names behind one, and the cursor of the next page."""
+    behind = [name for name in names if name > after]
+    return behind[:limit], behind[limit - 1] if len(behind) > limit else None
 
 
 def _parse_offset(offset: str) -> int:

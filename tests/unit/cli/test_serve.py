@@ -116,7 +116,7 @@ def test_a_pair_of_keys_signs_and_checks(processes, tmp_path):
     assert (tmp_path / "private.json").stat().st_mode & 0o077 == 0
     _, url = serving(processes, "--store", "memory:", "--jwks-url", jwks, "--no-access-log")
     made = processes.run("token", "--tenant", "acme", "--scope", "read", "--private-key", private).out.strip()
-    assert ask(f"{url}/v1/queues", made) == (200, {"queues": []})
+    assert ask(f"{url}/v1/queues", made) == (200, {"queues": [], "cursor": None})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import UNSET
 
 from holdfast.core import answers, wire
@@ -15,17 +17,29 @@ from holdfast.service.errors import info
 from holdfast.service.intake import chosen
 from holdfast.service.routes.batches import each_of_queue
 from holdfast.service.tokens import ADMIN, READ
-from holdfast.store import ListQuery
+from holdfast.store import ListQuery, QueuePage, name_cursor
 from holdfast.ticket import Ticket
 
 _FAILED = frozenset({JobState.FAILED})
 
 
-async def queues(call: Call[None, wire.NoQuery]) -> Reply:
+async def queues(call: Call[None, wire.PageQuery]) -> Reply:
     """Of those that the token is for."""
-    found = await call.hub.store.stats(call.tenant)
-    only = call.caller.queues
-    return Reply(answers.Queues(queues=[views.stats(one) for one in found if only is None or one.queue in only]))
+    query, only = call.query, call.caller.queues
+    if only is None:
+        page = await call.hub.store.queue_page(call.tenant, query.cursor or None, query.limit)
+    else:
+        page = await _some(call, sorted(only))
+    return Reply(answers.Queues(queues=[views.stats(one) for one in page.queues], cursor=page.cursor))
+
+
+async def _some(call: Call[None, wire.PageQuery], only: Sequence[str]) -> QueuePage:
+    """Of these queues, those that have jobs or are paused: the others of the tenant are not looked at."""
+    after = name_cursor(call.query.cursor or None)
+    names = [name for name in only if name > after]
+    found = await call.hub.store.stats(call.tenant, names[: call.query.limit])
+    used = [one for one in found if one.paused or any(one.counts.values())]
+    return QueuePage(used, names[call.query.limit - 1] if len(names) > call.query.limit else None)
 
 
 async def stats(call: Call[None, wire.NoQuery]) -> Reply:
@@ -128,8 +142,8 @@ _LISTS = ("invalid_name", "invalid_option")
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/queues", handler=queues, scope=READ, summary="Counts of every queue",
-        answers={200: answers.Queues},
+        method="GET", path="/v1/queues", handler=queues, scope=READ, query=wire.PageQuery,
+        summary="Counts of a page of queues", answers={200: answers.Queues}, refuses=("invalid_option",),
     ),
     Route(
         method="GET", path=f"{_QUEUE}/stats", handler=stats, scope=READ, summary="Counts of one queue",

@@ -132,17 +132,19 @@ WHERE lane = ? AND state > 4 AND (finished_at, seq) > (?, ?) ORDER BY finished_a
 SELECT {job} FROM jobs
 WHERE lane = ? AND state = 6 AND (finished_at, seq) > (?, ?) ORDER BY finished_at, seq LIMIT ?;
 -- name: queues_of
-SELECT queue FROM lanes
-WHERE tenant = ? AND (paused OR waiting + leased + completed + failed + canceled > 0) ORDER BY queue;
+SELECT queue, paused OR waiting + leased + completed + failed + canceled > 0 FROM lanes
+WHERE tenant = ? AND queue > ? ORDER BY queue LIMIT ?;
 -- name: lane_counts
 SELECT lane, paused, waiting, leased, completed, failed, canceled FROM lanes WHERE tenant = ? AND queue = ?;
 -- name: future_arm
 SELECT state, count(*) FROM jobs WHERE lane = ?1 AND state < 4 AND rank = {rank} AND visible_at > ?2 GROUP BY state
 -- name: expired_counts
 SELECT state, count(*) FROM jobs WHERE state > 4 AND expires_at <= ? AND +lane = ? GROUP BY state;
--- name: tenants
-SELECT tenant FROM lanes WHERE waiting + leased + completed + failed + canceled > 0
-UNION SELECT tenant FROM settings ORDER BY tenant;
+-- name: lanes_behind
+SELECT tenant, queue, waiting + leased + completed + failed + canceled > 0 FROM lanes
+WHERE (tenant, queue) > (?, ?) ORDER BY tenant, queue LIMIT ?;
+-- name: tenants_with_settings
+SELECT DISTINCT tenant FROM settings WHERE tenant > ? OR tenant = ? ORDER BY tenant LIMIT ?;
 -- name: events
 SELECT first, chunk FROM events WHERE last > ? ORDER BY last;
 -- name: chunk_at
@@ -177,7 +179,7 @@ DELETE FROM workers WHERE worker_id = ?;
 -- name: forget_workers
 DELETE FROM workers WHERE expires_at <= ?;
 -- name: workers
-SELECT info, started_at, seen_at FROM workers WHERE expires_at > ? ORDER BY worker_id;
+SELECT worker_id, expires_at, info, started_at, seen_at FROM workers WHERE worker_id > ? ORDER BY worker_id LIMIT ?;
 -- name: forgotten_jobs
 SELECT {job} FROM jobs WHERE state > 4 AND expires_at <= ? ORDER BY expires_at, seq LIMIT ?;
 -- name: oldest_reader

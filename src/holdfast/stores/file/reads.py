@@ -13,17 +13,25 @@ from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, Gathered
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
-from holdfast.core.names import OPERATOR
+from holdfast.core.names import check_id
 from holdfast.store import (
+    BEHIND_ALL,
+    QUEUES_LOOKED_AT,
     EventPage,
     ListQuery,
     LogPage,
     Page,
+    QueuePage,
     QueueStats,
     Reader,
     Stretch,
+    TenantPage,
     TenantSettings,
     WorkerInfo,
+    WorkerPage,
+    name_cursor,
+    tenant_cursor,
+    tenant_page_of,
 )
 from holdfast.stores.file import rows
 from holdfast.stores.file.sql import FUTURE, OLDEST_READY, SQL
@@ -95,11 +103,17 @@ def _walk(db: sqlite3.Connection, lane: int, query: ListQuery) -> Iterator[tuple
             yield f"{number}.{place}", rows.to_job(row, query.tenant, query.queue)
 
 
-def stats(db: sqlite3.Connection, tenant: str, queues: Sequence[str] | None) -> list[QueueStats]:
+def stats(db: sqlite3.Connection, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
     """Counts per state as shown now."""
     at = now(db)
-    names = queues if queues is not None else [row[0] for row in db.execute(SQL["queues_of"], (tenant,)).fetchall()]
-    return [_stats(db, tenant, queue, at) for queue in names]
+    return [_stats(db, tenant, queue, at) for queue in queues]
+
+
+def queue_page(db: sqlite3.Connection, tenant: str, cursor: str | None, limit: int) -> QueuePage:
+    """Looks at up to `limit` queues, with jobs or without."""
+    found = db.execute(SQL["queues_of"], (tenant, name_cursor(cursor), limit)).fetchall()
+    names = [queue for queue, used in found if used]
+    return QueuePage(stats(db, tenant, names), found[-1][0] if len(found) == limit else None)
 
 
 def _stats(db: sqlite3.Connection, tenant: str, queue: str, at: int) -> QueueStats:
@@ -119,9 +133,33 @@ def _stats(db: sqlite3.Connection, tenant: str, queue: str, at: int) -> QueueSta
     return QueueStats(queue, counts, oldest, paused=bool(paused), now=at)
 
 
-def tenants(db: sqlite3.Connection) -> list[str]:
-    """Who has jobs or settings here."""
-    return [row[0] for row in db.execute(SQL["tenants"]) if row[0] != OPERATOR]
+def tenant_page(db: sqlite3.Connection, cursor: str | None, limit: int) -> TenantPage:
+    """Who has jobs or settings here. Looks at a bounded number of queues."""
+    after = tenant_cursor(cursor)
+    names, stop = _with_jobs(db, after, limit)
+    again = after[0] if after[1] else None  # Of this one it was not known yet.
+    settings = [row[0] for row in db.execute(SQL["tenants_with_settings"], (after[0], again, limit + 1))]
+    return tenant_page_of(names, settings, stop, limit)
+
+
+def _with_jobs(db: sqlite3.Connection, after: tuple[str, str], limit: int) -> tuple[list[str], tuple[str, str] | None]:
+    """The next tenants that have jobs, and where the look ended, None for the end."""
+    names: list[str] = []
+    looks = QUEUES_LOOKED_AT
+    if not after[1]:
+        after = (after[0], BEHIND_ALL)
+    while looks > 0 and len(names) < limit:
+        for tenant, queue, used in db.execute(SQL["lanes_behind"], (*after, looks)):
+            looks -= 1
+            after = (tenant, queue)
+            if used:
+                names.append(tenant)
+                after = (tenant, BEHIND_ALL)
+                break
+        else:
+            if looks > 0:
+                return names, None
+    return names, (after[0], "" if after[1] == BEHIND_ALL else after[1])
 
 
 def events(db: sqlite3.Connection, tenant: str | None, after: str | None, limit: int) -> EventPage:
@@ -227,13 +265,17 @@ def settings(db: sqlite3.Connection, tenant: str) -> list[TenantSettings]:
     return [TenantSettings(queue or None, weight, max_waiting) for queue, weight, max_waiting in found]
 
 
-def workers(db: sqlite3.Connection, tenant: str | None) -> list[WorkerInfo]:
-    """Living workers."""
+def worker_page(db: sqlite3.Connection, tenant: str | None, cursor: str | None, limit: int) -> WorkerPage:
+    """Living workers, of up to `limit` that were looked at."""
+    found = db.execute(SQL["workers"], (name_cursor(cursor, check_id), limit)).fetchall()
+    at = now(db)
     living = [
         msgspec.structs.replace(_decode_worker(info), started_at=started_at, seen_at=seen_at)
-        for info, started_at, seen_at in db.execute(SQL["workers"], (now(db),))
+        for _, expires_at, info, started_at, seen_at in found
+        if expires_at > at
     ]
-    return [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+    mine = [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+    return WorkerPage(mine, found[-1][0] if len(found) == limit else None)
 
 
 def offset_at(db: sqlite3.Connection, n: int) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from holdfast.core.job import (
 from holdfast.store import (
     ALL_HINTS,
     JOINING,
+    PAGE_LIMIT,
     Capabilities,
     CommonOptions,
     Deliver,
@@ -45,14 +47,18 @@ from holdfast.store import (
     LogPage,
     Page,
     Pruned,
+    QueuePage,
     QueueStats,
     Reader,
     Reaped,
     ReplayAnswer,
     ReportAnswer,
     Stretch,
+    TenantPage,
     TenantSettings,
     WorkerInfo,
+    WorkerPage,
+    pages,
 )
 from holdfast.stores.file import changes, claims, database, reads, upkeep
 from holdfast.stores.file.engine import Engine
@@ -202,10 +208,18 @@ class FileStore:
         return await self._opened.read(lambda db: reads.list_jobs(db, query))
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
+        if queues is None:
+            return [stats async for page in pages(partial(self.queue_page, tenant)) for stats in page.queues]
         return await self._opened.read(lambda db: reads.stats(db, tenant, queues))
 
+    async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage:
+        return await self._opened.read(lambda db: reads.queue_page(db, tenant, cursor, limit))
+
     async def tenants(self) -> list[str]:
-        return await self._opened.read(reads.tenants)
+        return [name async for page in pages(self.tenant_page) for name in page.tenants]
+
+    async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
+        return await self._opened.read(lambda db: reads.tenant_page(db, cursor, limit))
 
     # Events -----------------------------------------------------------------------------------------------
 
@@ -251,7 +265,10 @@ class FileStore:
         await self._opened.change(lambda t: upkeep.beat(t, worker, ttl_ms))
 
     async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
-        return await self._opened.read(lambda db: reads.workers(db, tenant))
+        return [worker async for page in pages(partial(self.worker_page, tenant)) for worker in page.workers]
+
+    async def worker_page(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> WorkerPage:
+        return await self._opened.read(lambda db: reads.worker_page(db, tenant, cursor, limit))
 
     async def reap(self, limit: int, random: float) -> Reaped:
         def change(t: Transaction) -> Reaped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -16,11 +17,15 @@ from holdfast.core.job import (
 )
 from holdfast.core.names import FLOWS
 from holdfast.store import (
+    PAGE_LIMIT,
     EventPage,
     ListQuery,
     Page,
+    QueuePage,
     QueueStats,
     Reader,
+    TenantPage,
+    pages,
 )
 from holdfast.stores.http import flows, incoming
 from holdfast.stores.http.session import Session, at_once, job_path, queue_path
@@ -70,15 +75,24 @@ class Reads(Session):
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
         self._check(tenant)
         if queues is None:
-            found = (await self._link.call("GET", "/v1/queues", answers.Queues)).queues
-            return [incoming.stats(one) for one in found]
+            return [stats async for page in pages(partial(self.queue_page, tenant)) for stats in page.queues]
 
         async def stats(queue: str) -> QueueStats:
             return incoming.stats(await self._link.call("GET", f"{queue_path(queue)}/stats", answers.QueueStats))
 
         return await at_once(queues, stats)
 
+    async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage:
+        self._check(tenant)
+        query = {"limit": str(limit)} if cursor is None else {"limit": str(limit), "cursor": cursor}
+        page = await self._link.call("GET", "/v1/queues", answers.Queues, query=query)
+        return QueuePage([incoming.stats(one) for one in page.queues], page.cursor)
+
     async def tenants(self) -> list[str]:
+        raise Unsupported("listing tenants: a token is one tenant's; ask the store", "http")
+
+    async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
+        del cursor, limit
         raise Unsupported("listing tenants: a token is one tenant's; ask the store", "http")
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:

@@ -18,6 +18,7 @@ from holdfast.core.job import TERMINAL, Job, JobKey
 from holdfast.core.policy import KnownTypes
 from holdfast.store import (
     ALL_HINTS,
+    PAGE_LIMIT,
     Capabilities,
     Deliver,
     Finding,
@@ -28,6 +29,7 @@ from holdfast.store import (
     Signal,
     TenantSettings,
     WorkerInfo,
+    WorkerPage,
 )
 from holdfast.stores.http import flows, incoming, outgoing
 from holdfast.stores.http.address import Address
@@ -148,6 +150,11 @@ class HttpStore(Jobs, Reads, Schedules):
         return incoming.known_types(await self._link.call("GET", "/v1/types", answers.Types))
 
     async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
+        self._check(tenant)
+        raise Unsupported("listing workers; ask the store: `holdfast workers`", "http")
+
+    async def worker_page(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> WorkerPage:
+        del cursor, limit
         self._check(tenant)
         raise Unsupported("listing workers; ask the store: `holdfast workers`", "http")
 

@@ -260,11 +260,11 @@ SELECT {cold} FROM {s}.done WHERE lane = $2 AND (finished_at, seq) > ($3, $4) AN
 SELECT {cold} FROM {s}.done WHERE lane = $2 AND state = 6 AND (finished_at, seq) > ($3, $4) AND line = $1
     AND {known:6} ORDER BY finished_at, seq LIMIT $5;
 -- name: queues_of
-SELECT l.queue FROM {s}.lanes l WHERE l.tenant = $1 AND (l.paused
+SELECT l.queue, l.paused
     OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < 4)
     OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.state = 4)
-    OR EXISTS (SELECT FROM {s}.done d WHERE d.lane = l.lane))
-ORDER BY l.queue;
+    OR EXISTS (SELECT FROM {s}.done d WHERE d.lane = l.lane) AS used
+FROM (SELECT * FROM {s}.lanes l WHERE l.tenant = $1 AND l.queue > $2 ORDER BY l.queue LIMIT $3) l ORDER BY l.queue;
 -- name: counts
 SELECT l.queue, l.paused, x.state, x.count, x.oldest FROM {s}.lanes l LEFT JOIN LATERAL (
     SELECT CASE WHEN state IN (1, 3) AND visible_at <= $3 THEN 2 ELSE state END AS state, count(*) AS count,
@@ -276,16 +276,30 @@ SELECT l.queue, l.paused, x.state, x.count, x.oldest FROM {s}.lanes l LEFT JOIN 
     SELECT state, count(*), NULL FROM {s}.done d WHERE d.lane = l.lane AND d.expires_at > $3 GROUP BY 1
 ) x ON true
 WHERE l.tenant = $1 AND l.queue = ANY ($2::text[]);
--- name: tenants
-SELECT DISTINCT tenant FROM {s}.lanes l WHERE
-    EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < 4)
-    OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.state = 4)
-    OR EXISTS (SELECT FROM {s}.done d WHERE d.lane = l.lane)
-UNION SELECT tenant FROM {s}.settings ORDER BY 1;
+-- Behind a place, tenant by tenant, to the first queue of each that has jobs: up to $4 of these, and $5 looks.
+-- name: lanes_behind
+WITH RECURSIVE walk AS (
+    SELECT $1::text COLLATE "C" AS tenant, $2::text COLLATE "C" AS queue, false AS used, 0 AS found, 0 AS looks
+    UNION ALL
+    SELECT l.tenant, l.queue, u.used, w.found + u.used::int, w.looks + 1
+    FROM walk w CROSS JOIN LATERAL (
+        SELECT * FROM {s}.lanes l
+        WHERE (l.tenant, l.queue) > (w.tenant, CASE WHEN w.used THEN $3::text COLLATE "C" ELSE w.queue END)
+        ORDER BY l.tenant, l.queue LIMIT 1
+    ) l CROSS JOIN LATERAL (
+        SELECT EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < 4)
+            OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.state = 4)
+            OR EXISTS (SELECT FROM {s}.done d WHERE d.lane = l.lane) AS used
+    ) u
+    WHERE w.found < $4 AND w.looks < $5
+) SELECT tenant, queue, used FROM walk WHERE looks > 0 ORDER BY looks;
+-- name: tenants_with_settings
+SELECT DISTINCT tenant FROM {s}.settings WHERE tenant > $1 OR tenant = $2 ORDER BY tenant LIMIT $3;
 -- name: settings
 SELECT queue, weight, max_waiting FROM {s}.settings WHERE tenant = $1 ORDER BY queue;
 -- name: workers
-SELECT info, started_at, seen_at FROM {s}.workers WHERE expires_at > {s}.now_ms() ORDER BY worker_id;
+SELECT worker_id, expires_at > {s}.now_ms() AS lives, info, started_at, seen_at FROM {s}.workers
+WHERE worker_id > $1 ORDER BY worker_id LIMIT $2;
 
 -- The log. Readers stay below every transaction that is still open in this database. [EVENT-2]
 -- name: log_ends

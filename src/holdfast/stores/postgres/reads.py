@@ -6,11 +6,32 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
+from msgspec.json import Decoder
+from msgspec.structs import replace
+
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, Gathered
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
-from holdfast.store import EventPage, ListQuery, LogPage, Page, QueueStats, Stretch
+from holdfast.core.names import check_id
+from holdfast.store import (
+    BEHIND_ALL,
+    PAGE_LIMIT,
+    QUEUES_LOOKED_AT,
+    EventPage,
+    ListQuery,
+    LogPage,
+    Page,
+    QueuePage,
+    QueueStats,
+    Stretch,
+    TenantPage,
+    WorkerInfo,
+    WorkerPage,
+    name_cursor,
+    tenant_cursor,
+    tenant_page_of,
+)
 from holdfast.stores.postgres import log, rows
 from holdfast.stores.postgres.lanes import Lane, Memory
 from holdfast.stores.postgres.link import Link
@@ -32,6 +53,7 @@ _SEGMENTS: tuple[tuple[str, frozenset[JobState], tuple[int, ...], tuple[str, ...
 )
 
 
+_decode_worker = Decoder(WorkerInfo).decode
 _DEAD = frozenset({JobState.FAILED})
 
 
@@ -122,10 +144,45 @@ async def _walk(
                 break
 
 
-async def stats(link: Link, tenant: str, queues: Sequence[str] | None) -> list[QueueStats]:
+async def queue_page(link: Link, tenant: str, cursor: str | None, limit: int) -> QueuePage:
+    """Looks at up to PAGE_LIMIT queues, with jobs or without."""
+    limit = min(limit, PAGE_LIMIT)
+    found = await link.rows("queues_of", tenant, name_cursor(cursor), limit, repeat=True)
+    names = [row["queue"] for row in found if row["used"]]
+    return QueuePage(await stats(link, tenant, names), found[-1]["queue"] if len(found) == limit else None)
+
+
+async def tenant_page(link: Link, cursor: str | None, limit: int) -> TenantPage:
+    """Who has jobs or settings here. Looks at a bounded number of queues."""
+    tenant, queue = tenant_cursor(cursor)
+    limit = min(limit, PAGE_LIMIT)
+    arguments = (tenant, queue or BEHIND_ALL, BEHIND_ALL, limit, QUEUES_LOOKED_AT)
+    looks = await link.rows("lanes_behind", *arguments, repeat=True)
+    names = [row["tenant"] for row in looks if row["used"]]
+    stop: tuple[str, str] | None = None
+    if len(names) == limit or len(looks) == QUEUES_LOOKED_AT:
+        last = looks[-1]
+        stop = (last["tenant"], "" if last["used"] else last["queue"])
+    again = tenant if queue else None  # Of this one it was not known yet.
+    settings = await link.rows("tenants_with_settings", tenant, again, limit + 1, repeat=True)
+    return tenant_page_of(names, [row["tenant"] for row in settings], stop, limit)
+
+
+async def worker_page(link: Link, tenant: str | None, cursor: str | None, limit: int) -> WorkerPage:
+    """Living workers, of up to PAGE_LIMIT that were looked at."""
+    limit = min(limit, PAGE_LIMIT)
+    found = await link.rows("workers", name_cursor(cursor, check_id), limit, repeat=True)
+    living = [
+        replace(_decode_worker(row["info"]), started_at=row["started_at"], seen_at=row["seen_at"])
+        for row in found
+        if row["lives"]
+    ]
+    mine = [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+    return WorkerPage(mine, found[-1]["worker_id"] if len(found) == limit else None)
+
+
+async def stats(link: Link, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
     """Counts per state as shown now."""
-    if queues is None:
-        queues = [row["queue"] for row in await link.rows("queues_of", tenant, repeat=True)]
     now = await link.value("now", repeat=True)
     counts = {queue: dict.fromkeys(JobState, 0) for queue in queues}
     paused: dict[str, bool] = {}

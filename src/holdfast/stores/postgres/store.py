@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from holdfast.core import lease
 from holdfast.core.errors import JobNotFound, StoreBusy, StoreMismatch, StoreUnavailable, Unsupported
@@ -35,9 +34,9 @@ from holdfast.core.job import (
     SetResultTtl,
     TtlStatus,
 )
-from holdfast.core.names import OPERATOR
 from holdfast.store import (
     ALL_HINTS,
+    PAGE_LIMIT,
     Capabilities,
     Deliver,
     EnqueueAnswer,
@@ -52,6 +51,7 @@ from holdfast.store import (
     Page,
     Post,
     Pruned,
+    QueuePage,
     QueueStats,
     Reader,
     Reaped,
@@ -59,8 +59,11 @@ from holdfast.store import (
     ReportAnswer,
     Signal,
     Stretch,
+    TenantPage,
     TenantSettings,
     WorkerInfo,
+    WorkerPage,
+    pages,
 )
 from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, requests, schema, upkeep
 from holdfast.stores.postgres.address import Address
@@ -94,7 +97,6 @@ HELD_S = 0.25
 _COMPLETED = Finished(JobState.COMPLETED)
 _LOGGED: Told = (Hint.EVENTS, "", "", "")
 _encode_worker = msgspec.json.Encoder().encode
-_decode_worker = msgspec.json.Decoder(WorkerInfo).decode
 _CLOSED = "the store is not open; use `async with Queue(...)` or await store.open()"
 
 
@@ -457,11 +459,20 @@ class PostgresStore:
         return await again(lambda: reads.list_jobs(self._opened, self._memory, query))
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
-        return await reads.stats(self._opened, tenant, queues)
+        if queues is None:
+            return [stats async for page in pages(partial(self.queue_page, tenant)) for stats in page.queues]
+        firsts = range(0, len(queues), PAGE_LIMIT)
+        parts = [await reads.stats(self._opened, tenant, queues[first : first + PAGE_LIMIT]) for first in firsts]
+        return [stats for part in parts for stats in part]
+
+    async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage:
+        return await reads.queue_page(self._opened, tenant, cursor, limit)
 
     async def tenants(self) -> list[str]:
-        rows = await self._opened.rows("tenants", repeat=True)
-        return [row["tenant"] for row in rows if row["tenant"] != OPERATOR]
+        return [name async for page in pages(self.tenant_page) for name in page.tenants]
+
+    async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
+        return await reads.tenant_page(self._opened, cursor, limit)
 
     # Events -----------------------------------------------------------------------------------------------
 
@@ -549,11 +560,10 @@ class PostgresStore:
             await self._opened.rows("sign_off", worker.worker_id, repeat=True, urgent=True)
 
     async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
-        living = [
-            replace(_decode_worker(row["info"]), started_at=row["started_at"], seen_at=row["seen_at"])
-            for row in await self._opened.rows("workers", repeat=True)
-        ]
-        return [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+        return [worker async for page in pages(partial(self.worker_page, tenant)) for worker in page.workers]
+
+    async def worker_page(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> WorkerPage:
+        return await reads.worker_page(self._opened, tenant, cursor, limit)
 
     async def reap(self, limit: int, random: float) -> Reaped:
         return await again(lambda: self._reap(limit, random))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -14,7 +14,21 @@ from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, Gathered, Numbered
 from holdfast.core.job import TERMINAL, WAITING, Job, JobState
-from holdfast.store import EventPage, ListQuery, LogPage, Page, Stretch
+from holdfast.store import (
+    PAGE_LIMIT,
+    QUEUES_LOOKED_AT,
+    EventPage,
+    ListQuery,
+    LogPage,
+    Page,
+    QueuePage,
+    QueueStats,
+    Stretch,
+    TenantPage,
+    name_cursor,
+    tenant_cursor,
+    tenant_page_of,
+)
 from holdfast.stores.redis import records
 from holdfast.stores.redis.keys import lane_of
 from holdfast.stores.redis.records import encode
@@ -36,6 +50,10 @@ _ORDERS: tuple[tuple[frozenset[JobState], str], ...] = (
     (frozenset({JobState.LEASED}), "l"),
     (TERMINAL, ""),
 )
+_COUNTED = (
+    JobState.SCHEDULED, JobState.READY, JobState.RETRYING, JobState.LEASED,
+    JobState.COMPLETED, JobState.FAILED, JobState.CANCELED,
+)  # fmt: skip
 _CURSOR = re.compile(r"([0-2])\.([0-9]{1,16})\.((?:[0-9a-f]{2})+)")
 _OFFSET = re.compile(r"[0-9]{1,16}(\.[0-9]{1,16})*")
 
@@ -57,6 +75,38 @@ async def list_jobs(shards: Shards, query: ListQuery) -> Page:
             elif scanned >= SCAN:
                 return Page(jobs, place, now)
     return Page(jobs, None, now)
+
+
+async def queue_page(shards: Shards, tenant: str, cursor: str | None, limit: int) -> QueuePage:
+    """One look at up to PAGE_LIMIT queues."""
+    request = encode((tenant, False, name_cursor(cursor), min(limit, PAGE_LIMIT)))
+    now, following, *found = await shards.run("stats", shards.of(tenant), request)
+    return QueuePage(_stats(now, found), following.decode() or None)
+
+
+async def stats(shards: Shards, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
+    """Counts of the first of these queues: of all, unless there is much that waits for the pruner."""
+    now, _, *found = await shards.run("stats", shards.of(tenant), encode((tenant, queues, "", len(queues))))
+    return _stats(now, found)
+
+
+def _stats(now: int, found: list[Any]) -> list[QueueStats]:
+    stats: list[QueueStats] = []
+    for at in range(0, len(found), 2):
+        paused, oldest, *counts = found[at + 1]
+        numbers = dict.fromkeys(JobState, 0) | dict(zip(_COUNTED, counts, strict=True))
+        oldest_at = None if oldest < 0 else oldest
+        stats.append(QueueStats(found[at].decode(), numbers, oldest_at, paused=bool(paused), now=now))
+    return stats
+
+
+async def tenant_page(shards: Shards, cursor: str | None, limit: int) -> TenantPage:
+    """One look at each shard; a tenant lives in one of them. The page ends where the first look ended."""
+    request = encode((*tenant_cursor(cursor), min(limit, PAGE_LIMIT), QUEUES_LOOKED_AT))
+    looks = await shards.run_everywhere("tenants", request)
+    stops = [(tenant.decode(), queue.decode()) for tenant, queue, *_ in looks if tenant]
+    names = [name.decode() for _, _, *found in looks for name in found]
+    return tenant_page_of(names, (), min(stops, default=None), limit)
 
 
 async def _stretches(shards: Shards, query: ListQuery) -> AsyncIterator[tuple[int, list[tuple[str, Job | None]]]]:

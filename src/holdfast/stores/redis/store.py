@@ -38,7 +38,6 @@ from holdfast.core.job import (
     Finished,
     Job,
     JobKey,
-    JobState,
     Lease,
     NewJob,
     Purge,
@@ -51,12 +50,13 @@ from holdfast.core.job import (
     TtlStatus,
 )
 from holdfast.core.lease import Refusal
-from holdfast.core.names import OPERATOR, join_key
+from holdfast.core.names import check_id, join_key
 from holdfast.store import (
     ALL_HINTS,
     EVENTS_BOUND,
     EVENTS_BOUND_MS,
     JOINING,
+    PAGE_LIMIT,
     Capabilities,
     CommonOptions,
     Deliver,
@@ -72,14 +72,19 @@ from holdfast.store import (
     Page,
     Post,
     Pruned,
+    QueuePage,
     QueueStats,
     Reader,
     Reaped,
     ReplayAnswer,
     ReportAnswer,
     Stretch,
+    TenantPage,
     TenantSettings,
     WorkerInfo,
+    WorkerPage,
+    name_cursor,
+    pages,
 )
 from holdfast.stores.redis import doctor, reads, records
 from holdfast.stores.redis.claims import Claims
@@ -101,12 +106,7 @@ _CANCELED: dict[int, CancelStatus] = {
 }  # fmt: skip
 _PURGED: dict[int, PurgeStatus] = {-1: "not_found", 0: "not_terminal", 1: "purged"}
 _UPDATED: dict[int, TtlStatus] = {-1: "not_found", 0: "not_terminal", 1: "updated"}
-_COUNTED = (
-    JobState.SCHEDULED, JobState.READY, JobState.RETRYING, JobState.LEASED,
-    JobState.COMPLETED, JobState.FAILED, JobState.CANCELED,
-)  # fmt: skip
 _EXPIRED_PRINT = fingerprint(AttemptError(LEASE_EXPIRED, ""))
-_TENANTS_AT_ONCE = 200
 _OVERHEAD = 200
 PAYLOADS_AT_ONCE = 20
 """How many large payloads, of up to 256 KiB each, are fetched in one command."""
@@ -298,28 +298,21 @@ class RedisStore:
         return Page(jobs, page.cursor, page.now or await self.now())
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
-        request = encode((tenant, False if queues is None else queues))
-        now, *found = await self._opened.run("stats", self._opened.of(tenant), request)
-        by_name: dict[str, QueueStats] = {}
-        for at in range(0, len(found), 2):
-            name = found[at].decode()
-            paused, oldest, *counts = found[at + 1]
-            numbers = dict.fromkeys(JobState, 0) | dict(zip(_COUNTED, counts, strict=True))
-            by_name[name] = QueueStats(name, numbers, None if oldest < 0 else oldest, paused=bool(paused), now=now)
-        return [by_name[name] for name in (sorted(by_name) if queues is None else queues)]
+        if queues is None:
+            return [stats async for page in pages(partial(self.queue_page, tenant)) for stats in page.queues]
+        found: list[QueueStats] = []
+        while len(found) < len(queues):
+            found += await reads.stats(self._opened, tenant, queues[len(found) : len(found) + PAGE_LIMIT])
+        return found
+
+    async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage:
+        return await reads.queue_page(self._opened, tenant, cursor, limit)
 
     async def tenants(self) -> list[str]:
-        names: set[str] = set()
-        for shard in range(self._opened.count):
-            cursor = "0"
-            while True:
-                request = encode((cursor, _TENANTS_AT_ONCE))
-                following, *found = await self._opened.run("tenants", shard, request)
-                names.update(name.decode() for name in found)
-                cursor = following.decode()
-                if cursor == "0":
-                    break
-        return sorted(names - {OPERATOR})
+        return [name async for page in pages(self.tenant_page) for name in page.tenants]
+
+    async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
+        return await reads.tenant_page(self._opened, cursor, limit)
 
     # Events -----------------------------------------------------------------------------------------------
 
@@ -383,7 +376,10 @@ class RedisStore:
         cost = False if settings.weight is None else fairness.cost(settings.weight)
         most = False if settings.max_waiting is None else settings.max_waiting
         request = encode(("set", tenant, field, cost, weight, most))
-        await self._opened.run("settings", self._opened.of(tenant), request)
+        shard = self._opened.of(tenant)
+        # Where a quota begins, the tenant's waiting jobs are counted, some queues at a time.
+        while not await self._opened.run("settings", shard, request):
+            request = encode(("count", tenant))
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         found = await self._opened.run("settings", self._opened.of(tenant), encode(("get", tenant)))
@@ -401,13 +397,17 @@ class RedisStore:
         await self._opened.run("workers", 0, encode(("beat", worker.worker_id, described, ttl_ms)))
 
     async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
-        _, *found = await self._opened.run("workers", 0, encode(("list",)))
+        return [worker async for page in pages(partial(self.worker_page, tenant)) for worker in page.workers]
+
+    async def worker_page(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> WorkerPage:
+        request = encode(("list", name_cursor(cursor, check_id), min(limit, PAGE_LIMIT)))
+        following, *found = await self._opened.run("workers", 0, request)
         living: list[WorkerInfo] = []
         for at in range(0, len(found), 3):
             started_at, seen_at, described = found[at : at + 3]
             living.append(replace(_decode_worker(described), started_at=started_at, seen_at=seen_at))
         mine = [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
-        return sorted(mine, key=lambda worker: worker.worker_id)
+        return WorkerPage(mine, following.decode() or None)
 
     async def reap(self, limit: int, random: float) -> Reaped:
         keys: list[JobKey] = []

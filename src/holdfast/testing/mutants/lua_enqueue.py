@@ -276,10 +276,34 @@ def quota_of_a_queue_counts_the_whole_tenant(bug: Bug) -> None:
         "lanes",
         "lane.waiting = call('ZCARD', lane.w)",
         "lane.waiting = 0\n"
-        "    for _, queue in ipairs(call('SMEMBERS', shard .. 'Q:' .. names_of(lane))) do\n"
+        "    for _, queue in ipairs(call('ZRANGE', shard .. 'Q:' .. names_of(lane), 0, -1)) do\n"
         "      lane.waiting = lane.waiting + call('ZCARD', lane_named(names_of(lane), queue).w)\n"
         "    end",
     )
+
+
+@mutant("TENANT-5", stores=REDIS)
+def tenants_count_forgets_a_claim(bug: Bug) -> None:
+    """A job that is claimed alone takes up room among those that wait."""
+    bug.lua("claim", "count_waiting(way.lane, -1)", "count_waiting(way.lane, 0)")
+
+
+@mutant("TENANT-5", stores=REDIS)
+def tenants_count_forgets_a_claim_over_many_tenants(bug: Bug) -> None:
+    """A job that is the only one of its queue in a claim of many takes up room among those that wait."""
+    bug.lua("claim", "count_waiting(lane, -1)", "count_waiting(lane, 0)")
+
+
+@mutant("TENANT-5", stores=REDIS)
+def tenants_count_only_grows(bug: Bug) -> None:
+    """Jobs that are claimed in a batch, or canceled, take up room among those that wait."""
+    bug.lua("prelude", "run.command == 'ZADD' and changed or -changed", "run.command == 'ZADD' and changed or 0")
+
+
+@mutant("TENANT-5", stores=REDIS)
+def tenants_count_begins_at_nothing(bug: Bug) -> None:
+    """What waits when the quota is set is not counted."""
+    bug.lua("lanes", "sum = sum + call('ZCARD', lane_named(tenant, queue).w)", "sum = 0 * #queue")
 
 
 @mutant("TENANT-5", stores=REDIS)

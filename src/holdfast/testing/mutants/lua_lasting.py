@@ -260,7 +260,7 @@ def list_ends_where_nothing_matched(bug: Bug) -> None:
 @mutant("TENANT-1", stores=REDIS)
 def tenants_with_settings_alone_are_not_listed(bug: Bug) -> None:
     """A tenant that has a quota and no job yet is unknown."""
-    bug.lua("tenants", "if request[1] == '0' then", "if false then")
+    bug.lua("tenants", "first_of(shard .. 'S')", "{}")
 
 
 @mutant("TENANT-1", stores=REDIS)
@@ -282,7 +282,7 @@ def second_shift_replaces_the_first(bug: Bug) -> None:
 def dead_workers_are_listed(bug: Bug) -> None:
     """A worker that stopped beating is among the living."""
     bug.lua("workers", "by_end, '-inf', now, 'LIMIT'", "by_end, '-inf', 0, 'LIMIT'")
-    bug.lua("workers", "by_end, '(' .. whole(now), '+inf'", "by_end, '-inf', '+inf'")
+    bug.lua("workers", "or 0) > now then", "or 0) > 0 then")
 
 
 @mutant("TIME-1", stores=REDIS)

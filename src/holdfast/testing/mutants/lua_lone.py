@@ -98,13 +98,13 @@ def lone_job_takes_no_turn(bug: Bug) -> None:
 @mutant("TENANT-1", stores=REDIS)
 def lone_job_makes_no_tenant(bug: Bug) -> None:
     """A tenant whose first job came alone is unknown."""
-    bug.lua("lone_enqueue", "call('SADD', shard .. 'T', tenant)", "local _ = tenant")
+    bug.lua("lone_enqueue", "call('ZADD', shard .. 'T', 0, tenant)", "local _ = tenant")
 
 
 @mutant("TENANT-1", stores=REDIS)
 def lone_job_makes_no_queue(bug: Bug) -> None:
     """A queue whose first job came alone is unknown."""
-    bug.lua("lone_enqueue", "if call('SADD', shard .. 'Q:' .. tenant, queue) == 1 then", "if true then")
+    bug.lua("lone_enqueue", "if call('ZADD', shard .. 'Q:' .. tenant, 0, queue) == 1 then", "if true then")
 
 
 @mutant("CLAIM-3", stores=REDIS)

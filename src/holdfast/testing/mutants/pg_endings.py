@@ -427,10 +427,10 @@ def the_newest_is_told_as_the_oldest(bug: Bug) -> None:
 @mutant("TENANT-1", stores=POSTGRES, seen_by="a_tenant_is_listed_while_it_has_jobs_or_settings")
 def a_tenant_with_ended_jobs_is_not_listed(bug: Bug) -> None:
     """Who has nothing but results is not among the tenants."""
-    bug.statement("tenants", "EXISTS (SELECT FROM {s}.done", "false AND EXISTS (SELECT FROM {s}.done")
+    bug.statement("lanes_behind", "EXISTS (SELECT FROM {s}.done", "false AND EXISTS (SELECT FROM {s}.done")
 
 
 @mutant("TENANT-1", stores=POSTGRES, seen_by="a_tenant_is_listed_while_it_has_jobs_or_settings")
 def a_tenant_with_settings_is_not_listed(bug: Bug) -> None:
     """Who has nothing but settings is not among the tenants."""
-    bug.statement("tenants", "FROM {s}.settings", "FROM {s}.settings WHERE false")
+    bug.statement("tenants_with_settings", "WHERE tenant > $1", "WHERE false AND tenant > $1")

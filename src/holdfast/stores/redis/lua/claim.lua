@@ -41,6 +41,7 @@ local function pick(way)
   lanes_of[picks], members[picks], ids[picks] = way.lane, member, sub(member, 8)
   if first then
     popped[picks], found[picks] = true, call('HGET', way.lane.j, ids[picks])
+    count_waiting(way.lane, -1)
   else
     way.at, all_popped = way.at + 2, false
   end
@@ -142,21 +143,23 @@ local function take_turns(queue)
 end
 
 -- One from each queue in rotation; a queue without visible work leaves the round.
-local going, seen = {}, {}
-for _, queue in ipairs(queues) do
-  if not seen[queue] then
-    seen[queue] = true
-    going[#going + 1] = tenant and take_own(queue) or take_turns(queue)
-  end
-end
-while #going > 0 and picks < limit do
-  local still = {}
-  for _, take in ipairs(going) do
-    if picks < limit and take() then
-      still[#still + 1] = take
+do -- Lua has room for 200 local names in a script, and these are not needed any more.
+  local going, seen = {}, {}
+  for _, queue in ipairs(queues) do
+    if not seen[queue] then
+      seen[queue] = true
+      going[#going + 1] = tenant and take_own(queue) or take_turns(queue)
     end
   end
-  going = still
+  while #going > 0 and picks < limit do
+    local still = {}
+    for _, take in ipairs(going) do
+      if picks < limit and take() then
+        still[#still + 1] = take
+      end
+    end
+    going = still
+  end
 end
 
 -- Lease a job: a fresh token, a deadline, one more attempt. [CLAIM-1, RETRY-1]
@@ -204,8 +207,8 @@ local function lease(n, id, raw, token)
   if popped[n] or alone[lane] then
     -- Its only job here: gathering would cost more than it saves.
     call('HSET', lane.j, id, raws[n])
-    if not popped[n] then
-      call('ZREM', lane.w, member)
+    if not popped[n] and call('ZREM', lane.w, member) == 1 then
+      count_waiting(lane, -1)
     end
     call('ZADD', lane.l, deadline_text, member)
   else

@@ -12,7 +12,7 @@ local keep_failed, keep_canceled, all_events, expired_print = unpack(cmsgpack.un
 local request = ARGV[2] and cmsgpack.unpack(ARGV[2])
 
 local counters = call(
-  'HMGET', KEYS[1], 'last', 'shift', 'frozen', 'log', 'logged', 'paused', 'settings', 'offers', 'own_offers'
+  'HMGET', KEYS[1], 'last', 'shift', 'frozen', 'log', 'logged', 'paused', 'settings', 'offers', 'own_offers', 'quotas'
 )
 local last = tonumber(counters[1]) or 0
 local shift = tonumber(counters[2]) or 0

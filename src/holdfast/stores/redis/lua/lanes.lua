@@ -36,16 +36,38 @@ local function waiting_in(lane)
   return lane.waiting
 end
 
--- How many jobs of a tenant wait, in all its queues; added up once for a call.
+-- The names behind one in a sorted set that has them in the order of their bytes.
+local function names_behind(key, name, limit)
+  return call('ZRANGEBYLEX', key, name == '' and '-' or '(' .. name, '+', 'LIMIT', 0, limit)
+end
+
+-- Go on with the count of a tenant's waiting jobs, by some of its queues: whether it has come to its end.
+local function count_more(tenant)
+  local most = 500
+  local counted_to = call('HGET', shard .. 'U', tenant)
+  if not counted_to then
+    return true
+  end
+  local queues, sum = names_behind(shard .. 'Q:' .. tenant, counted_to, most), 0
+  for _, queue in ipairs(queues) do
+    sum = sum + call('ZCARD', lane_named(tenant, queue).w)
+  end
+  call('HINCRBY', shard .. 'W', tenant, sum)
+  if #queues < most then
+    call('HDEL', shard .. 'U', tenant)
+    return true
+  end
+  call('HSET', shard .. 'U', tenant, queues[#queues])
+  return false
+end
+
+-- How many jobs of a tenant wait, in all its queues, what this call adds included.
 local tenants_waiting = {}
 
 local function waiting_of(tenant)
   if not tenants_waiting[tenant] then
-    local sum = 0
-    for _, queue in ipairs(call('SMEMBERS', shard .. 'Q:' .. tenant)) do
-      sum = sum + call('ZCARD', lane_named(tenant, queue).w)
-    end
-    tenants_waiting[tenant] = sum
+    count_more(tenant)
+    tenants_waiting[tenant] = tonumber(call('HGET', shard .. 'W', tenant)) or 0
   end
   return tenants_waiting[tenant]
 end
@@ -86,8 +108,8 @@ end
 
 local function register(lane)
   local tenant, queue = names_of(lane)
-  if call('SADD', shard .. 'Q:' .. tenant, queue) == 1 then
-    call('SADD', shard .. 'T', tenant)
+  if call('ZADD', shard .. 'Q:' .. tenant, 0, queue) == 1 then
+    call('ZADD', shard .. 'T', 0, tenant)
   end
 end
 

@@ -61,8 +61,8 @@ if #request[2] == 1 and request[16] and request[8][1] == 0 and not request[17] a
     ) .. body .. worker
 
     call('HSET', shard .. 'j:' .. lane, id, raw)
-    if call('SADD', shard .. 'Q:' .. tenant, queue) == 1 then
-      call('SADD', shard .. 'T', tenant)
+    if call('ZADD', shard .. 'Q:' .. tenant, 0, queue) == 1 then
+      call('ZADD', shard .. 'T', 0, tenant)
     end
     if taker then
       call('ZADD', shard .. 'l:' .. lane, deadline, member)

@@ -178,16 +178,50 @@ end
 
 local ARGUMENTS = 2000
 
+-- Sends a command in pieces; the sum of the answers.
 local function send(command, key, arguments)
+  local sum = 0
   for first = 1, #arguments, ARGUMENTS do
-    call(command, key, unpack(arguments, first, min(first + ARGUMENTS - 1, #arguments)))
+    sum = sum + call(command, key, unpack(arguments, first, min(first + ARGUMENTS - 1, #arguments)))
   end
+  return sum
+end
+
+-- How many jobs a tenant has waiting is kept only for those that have a quota for all their queues: in `W`, the sum of those
+-- queues that come before the name in `U`, or of all if there is none. A count that begins goes on in steps. [TENANT-5]
+local came_to_wait = counters[10] and {} -- By lane; false where there is no such quota.
+
+local function count_waiting(lane, change)
+  if came_to_wait then
+    came_to_wait[lane] = (came_to_wait[lane] or 0) + change
+  end
+end
+
+local function commit_counts()
+  local sums = {}
+  for lane, change in pairs(came_to_wait or {}) do
+    local tenant, queue = names_of(lane)
+    if change ~= 0 and call('HEXISTS', shard .. 'W', tenant) == 1 then
+      local counted_to = call('HGET', shard .. 'U', tenant)
+      if not counted_to or not text_before(counted_to, queue) then
+        sums[tenant] = (sums[tenant] or 0) + change
+      end
+    end
+  end
+  for tenant, sum in pairs(sums) do
+    call('HINCRBY', shard .. 'W', tenant, sum)
+  end
+  came_to_wait = came_to_wait and {}
 end
 
 local function write(changes)
   for key, runs in pairs(changes) do
+    local waiting = came_to_wait and sub(key, #shard + 1, #shard + 2) == 'w:' and lane_of(sub(key, #shard + 3))
     for _, run in ipairs(runs) do
-      send(run.command, key, run)
+      local changed = send(run.command, key, run)
+      if waiting then
+        count_waiting(waiting, run.command == 'ZADD' and changed or -changed)
+      end
     end
   end
 end
@@ -239,6 +273,7 @@ end
 local function commit()
   write(zsets)
   write(hashes)
+  commit_counts()
   for index, set_bounds in pairs(bounds) do
     local arguments = {}
     for name, at in pairs(set_bounds) do

@@ -1,12 +1,12 @@
 -- Forgets ended jobs past their retention, trims the log, and lets go of lanes that are empty. [KEEP-1, EVENT-2]
---   uses: jobs
+--   uses: jobs lanes
 --
 -- request: { limit, keep_events, bound of the log in events, in milliseconds, 1 to hand out blobs }
 -- Answers { jobs forgotten, events trimmed, 1 if something is left over, result that names a blob, ... }. Safe to repeat,
 --   but for the names of blobs, which are handed out once.
 
 local limit, keep_events, most_events, most_ms, with_blobs = unpack(request)
-local TENANTS, CHUNKS, MONTH = 300, 500, 30 * 86400000
+local LANES, CHUNKS, MONTH = 300, 500, 30 * 86400000
 
 local ended, settle = overdue('E', 'e', limit + 1)
 local jobs = min(#ended, limit)
@@ -69,34 +69,51 @@ local function trim()
   return cut - before, left
 end
 
--- Lanes without jobs are forgotten, a few at a time, once that takes no turn from anybody. [TENANT-4]
-local function sweep()
-  local cursor, tenants = unpack(call('SSCAN', shard .. 'T', call('HGET', KEYS[1], 'sweep') or '0', 'COUNT', TENANTS))
-  call('HSET', KEYS[1], 'sweep', cursor)
-  for _, tenant in ipairs(tenants) do
-    for _, queue in ipairs(call('SMEMBERS', shard .. 'Q:' .. tenant)) do
-      local lane = lane_named(tenant, queue)
-      local turns, times = shard .. 'T:' .. queue, shard .. 'V:' .. queue
-      if call('EXISTS', lane.j) == 0 and call('SISMEMBER', shard .. 'P', lane.name) == 0
-        and not call('ZSCORE', turns, tenant) then
-        local kept = call('HGET', times, tenant)
-        local time, left_at = string.match(kept or '0:0', '^(%d+):(%d+)$')
-        local least = tonumber(call('HGET', shard .. 'f', queue)) or 0
-        least = min(least, tonumber(call('ZRANGE', turns, 0, 0, 'WITHSCORES')[2]) or least)
-        if tonumber(time) <= least or left_at + MONTH < now then
-          call('HDEL', times, tenant)
-          call('ZREM', shard .. 'N:' .. queue, tenant)
-          call('SREM', shard .. 'Q:' .. tenant, queue)
-          if call('EXISTS', times, turns, shard .. 'N:' .. queue) == 0 then
-            call('HDEL', shard .. 'f', queue) -- Nobody is left to be before or behind.
-          end
-        end
-      end
-    end
-    if call('EXISTS', shard .. 'Q:' .. tenant) == 0 then
-      call('SREM', shard .. 'T', tenant)
+-- A lane without jobs is forgotten once that takes no turn from anybody. [TENANT-4]
+local function sweep_lane(tenant, queue)
+  local lane = lane_named(tenant, queue)
+  local turns, times = shard .. 'T:' .. queue, shard .. 'V:' .. queue
+  if call('EXISTS', lane.j) == 1 or is_paused(lane) or call('ZSCORE', turns, tenant) then
+    return
+  end
+  local kept = call('HGET', times, tenant)
+  local time, left_at = string.match(kept or '0:0', '^(%d+):(%d+)$')
+  local least = tonumber(call('HGET', shard .. 'f', queue)) or 0
+  least = min(least, tonumber(call('ZRANGE', turns, 0, 0, 'WITHSCORES')[2]) or least)
+  if tonumber(time) <= least or left_at + MONTH < now then
+    call('HDEL', times, tenant)
+    call('ZREM', shard .. 'N:' .. queue, tenant)
+    call('ZREM', shard .. 'Q:' .. tenant, queue)
+    if call('EXISTS', times, turns, shard .. 'N:' .. queue) == 0 then
+      call('HDEL', shard .. 'f', queue) -- Nobody is left to be before or behind.
     end
   end
+end
+
+-- Looks at some lanes, behind those that the last call looked at.
+local function sweep()
+  local tenant, queue = unpack(call('HMGET', KEYS[1], 'sweep_tenant', 'sweep_queue'))
+  local looks = LANES
+  tenant, queue = tenant or '', queue or ''
+  while looks > 0 do
+    local queues = tenant ~= '' and names_behind(shard .. 'Q:' .. tenant, queue, looks) or {}
+    for _, name in ipairs(queues) do
+      sweep_lane(tenant, name)
+    end
+    looks = looks - #queues - 1
+    if looks >= 0 then -- These were the last of this tenant.
+      if tenant ~= '' and call('EXISTS', shard .. 'Q:' .. tenant) == 0 then
+        call('ZREM', shard .. 'T', tenant)
+      end
+      tenant, queue = names_behind(shard .. 'T', tenant, 1)[1] or '', ''
+      if tenant == '' then
+        break -- The next call begins anew.
+      end
+    else
+      queue = queues[#queues]
+    end
+  end
+  call('HSET', KEYS[1], 'sweep_tenant', tenant, 'sweep_queue', queue)
 end
 
 -- Whether anything of an index is over by now.

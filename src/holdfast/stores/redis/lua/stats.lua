@@ -1,11 +1,13 @@
 -- Counts the jobs of a tenant's queues by state.   uses: jobs lanes
 --
--- request: { tenant, queues or false for those that have jobs or are paused }
--- Answers { now, queue, { paused, oldest visible or -1, scheduled, ready, retrying, leased, completed, failed,
---   canceled }, ... }. Ended jobs past their retention are taken off, as far as FORGOTTEN of them wait for the pruner.
+-- request: { tenant, queues; or false for those that have jobs or are paused, name to go on behind, how many to look at }
+-- Answers { now, name to go on behind or '' after the last, queue, { paused, oldest visible or -1, scheduled, ready,
+--   retrying, leased, completed, failed, canceled }, ... }. Ended jobs past their retention are taken off, as far as
+--   FORGOTTEN of a queue wait for the pruner; where so many were looked at, the answer ends early.
 
 local FORGOTTEN = 1000
-local tenant, queues = unpack(request)
+local tenant, queues, after, most = unpack(request)
+local forgotten_seen = 0
 
 -- How many ended jobs of a lane wait for the pruner, by state.
 local function gone_of(lane)
@@ -16,6 +18,7 @@ local function gone_of(lane)
         gone[state] = gone[state] + 1
       end
     end
+    forgotten_seen = forgotten_seen + 1
   end
   return gone
 end
@@ -40,12 +43,16 @@ local function counts(lane)
   return answer
 end
 
-local answer = { now }
-for _, queue in ipairs(queues or call('SMEMBERS', shard .. 'Q:' .. tenant)) do
+local names, answer = queues or names_behind(shard .. 'Q:' .. tenant, after, most), { now, '' }
+for n, queue in ipairs(names) do
   local lane = lane_named(tenant, queue)
   if queues or call('EXISTS', lane.j) == 1 or is_paused(lane) then
     answer[#answer + 1] = queue
     answer[#answer + 1] = counts(lane)
+  end
+  if n == most or forgotten_seen >= FORGOTTEN then
+    answer[2] = queue
+    break
   end
 end
 return answer

@@ -1,28 +1,34 @@
--- Keeps the list of living workers.   uses: nothing
+-- Keeps the list of living workers.   uses: lanes
 --
--- request: { 'beat', worker_id, description, ttl_ms } (0 signs it off); { 'list' } -> { now, started_at, seen_at,
---   description, ... }. Safe to repeat.
+-- request: { 'beat', worker_id, description, ttl_ms } (0 signs it off); { 'list', worker_id to go on behind, how many to
+--   look at } -> { worker_id to go on behind or '' after the last, started_at, seen_at, description, ... }. Safe to repeat.
 
 local verb, name, description, ttl = unpack(request)
-local key, by_end = shard .. 'h', shard .. 'H'
+local key, by_end, by_name = shard .. 'h', shard .. 'H', shard .. 'g'
 for _, dead in ipairs(call('ZRANGEBYSCORE', by_end, '-inf', now, 'LIMIT', 0, 100)) do
   call('HDEL', key, dead)
   call('ZREM', by_end, dead)
+  call('ZREM', by_name, dead)
 end
 if verb == 'beat' then
   if ttl <= 0 then
     call('ZREM', by_end, name)
+    call('ZREM', by_name, name)
     return call('HDEL', key, name)
   end
   local known = call('HGET', key, name)
   local started_at = known and cmsgpack.unpack(known)[1] or now
   call('HSET', key, name, cmsgpack.pack({ started_at, now, description }))
+  call('ZADD', by_name, 0, name)
   return call('ZADD', by_end, now + ttl, name)
 end
-local answer = { now }
-for _, alive in ipairs(call('ZRANGEBYSCORE', by_end, '(' .. whole(now), '+inf')) do
-  for _, part in ipairs(cmsgpack.unpack(call('HGET', key, alive))) do
-    answer[#answer + 1] = part
+local names = names_behind(by_name, name, description)
+local answer = { #names == description and names[#names] or '' }
+for _, found in ipairs(names) do
+  if tonumber(call('ZSCORE', by_end, found) or 0) > now then
+    for _, part in ipairs(cmsgpack.unpack(call('HGET', key, found))) do
+      answer[#answer + 1] = part
+    end
   end
 end
 return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.core.errors import QuotaExceeded
-from holdfast.core.job import HOUR, Duplicate, IdempotencyKey, JobState, Queued, Replayed
+from holdfast.core.job import HOUR, ClaimRequest, Duplicate, IdempotencyKey, JobState, Queued, Replayed
 from holdfast.store import TenantSettings
 from holdfast.testing.conformance.expect import expect, expect_a, expect_between, expect_equal
 from holdfast.testing.conformance.harness import DELAY, LEASE, Harness
@@ -181,3 +181,46 @@ async def jobs_of_other_queues_take_no_room_in_a_queues_own_quota(h: Harness) ->
     await h.queued("a", "b")
     refusal = expect_a(await h.enqueue("c"), QuotaExceeded, "enqueue over the quota")
     expect_equal((refusal.queue, refusal.waiting, refusal.limit), (h.queue, 2, 2), "what the refusal says")
+
+
+async def waiting(h: Harness) -> int:
+    """How many jobs of the tenant wait, as the refusal of an enqueue says."""
+    await limit(h, 0, queue=None)
+    refusal = expect_a(await h.enqueue(h.name("probe")), QuotaExceeded, "enqueue under a quota of 0")
+    await limit(h, 1000, queue=None)
+    return refusal.waiting
+
+
+@rule("TENANT-5")
+async def a_quota_of_the_tenant_counts_what_waits_whatever_came_before(h: Harness) -> None:
+    """Jobs that waited before it was set, and every way to begin and to stop waiting."""
+    queues = [h.name("q") for _ in range(3)]
+    for queue in queues:
+        await h.queued("a", "b", "c", "d", queue=queue)
+    expect_equal(await waiting(h), 12, "jobs that waited before the quota was set")
+    first = await h.claim_one("a", queue=queues[0])
+    expect_equal(await waiting(h), 11, "after a claim of one")
+    batch = await h.claim(2, queue=queues[1])
+    expect_equal(await waiting(h), 9, "after a claim of two")
+    h.accepted(await h.release(first), JobState.READY)
+    h.accepted(await h.retry(batch[0]), JobState.RETRYING)
+    expect_equal(await waiting(h), 11, "after a release and a retry")
+    h.accepted(await h.fail(batch[1]), JobState.FAILED)
+    expect_equal(await waiting(h), 11, "after a failure")
+    expect_a(await h.replay(batch[1].key), Replayed, "replay")
+    expect_equal(await waiting(h), 12, "after a replay")
+    expect_equal(await h.cancel(h.key("d", queue=queues[2])), "canceled", "cancel")
+    expect_equal(await waiting(h), 11, "after a cancel")
+    await h.queued("d", queue=queues[2])
+    expect_equal(await waiting(h), 12, "after an enqueue in place of a canceled job")
+    await h.store.enqueue([h.new(f"more-{n}", queue=queue) for n in range(2) for queue in queues])
+    expect_equal(await waiting(h), 18, "after a batch over the queues")
+    await h.queued("other", queue=queues[0], tenant=h.other)
+    expect_equal(await waiting(h), 18, "after an enqueue of another tenant")
+    await h.claim(3, queue=queues[0], lease_ms=LEASE)
+    expect_equal(await waiting(h), 15, "after a claim of three")
+    await h.advance(LEASE)
+    await h.reap_all()
+    expect_equal(await waiting(h), 18, "after leases ran out")
+    over_all = (await h.store.claim(ClaimRequest(None, tuple(queues), 4, LEASE, "w"))).jobs
+    expect_equal(await waiting(h), 18 - sum(job.tenant == h.tenant for job in over_all), "after a claim for all")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from itertools import product
 
-from holdfast.core.errors import JobNotFound
+from holdfast.core.errors import InvalidOption, JobNotFound
 from holdfast.core.job import (
     HOUR,
     AttemptError,
@@ -24,8 +25,8 @@ from holdfast.core.job import (
     Result,
     SetResultTtl,
 )
-from holdfast.store import ListQuery, TenantSettings
-from holdfast.testing.conformance.expect import expect, expect_a, expect_equal
+from holdfast.store import ListQuery, TenantSettings, WorkerInfo, pages
+from holdfast.testing.conformance.expect import Broken, expect, expect_a, expect_equal
 from holdfast.testing.conformance.harness import LEASE, Harness
 from holdfast.testing.conformance.rules import rule
 
@@ -118,6 +119,78 @@ async def a_tenant_is_listed_while_it_has_jobs_or_settings(h: Harness) -> None:
     tenants = await h.store.tenants()
     expect(h.tenant not in tenants, "a tenant without jobs and settings is among the tenants")
     expect(h.other in tenants, "a tenant that has settings is missing among the tenants")
+
+
+async def refused_cursor(read: Callable[[str], Awaitable[object]], cursor: str) -> None:
+    """A list goes on only from what may be a cursor of it."""
+    try:
+        await read(cursor)
+    except InvalidOption:
+        return
+    raise Broken(f"a list goes on from {cursor!r}, which is no cursor")
+
+
+@rule("TENANT-1")
+async def queues_are_listed_in_pages_by_name(h: Harness) -> None:
+    """Each once, none of another tenant's, those without jobs left out; an empty page with a cursor is not the last."""
+    names = [h.name("q") for _ in range(7)]
+    for queue in names:
+        await h.queued("job", queue=queue)
+    await h.queued("job", queue=h.name("q"), tenant=h.other)
+    for queue in names[:2]:
+        await h.cancel(h.key(queue=queue))
+        await h.purge(h.key(queue=queue))
+    await h.store.pause(h.tenant, names[0], paused=True)
+    left = sorted([names[0], *names[2:]])
+    found: list[str] = []
+    async for page in pages(lambda cursor: h.store.queue_page(h.tenant, cursor, 2)):
+        expect(len(page.queues) <= 2, f"{len(page.queues)} queues in a page of 2")
+        found += [stats.queue for stats in page.queues]
+        expect(all(stats.counts[JobState.READY] or stats.paused for stats in page.queues), "counts are missing")
+    expect_equal(found, left, "queues page by page")
+    expect_equal([stats.queue for stats in await h.store.stats(h.tenant)], left, "queues all at once")
+    await refused_cursor(lambda cursor: h.store.queue_page(h.tenant, cursor), "no queue")
+
+
+@rule("TENANT-1")
+async def tenants_are_listed_in_pages_by_name(h: Harness) -> None:
+    """Each once: those that have jobs in any queue, and those that have settings alone."""
+    names = [h.name("t") for _ in range(7)]
+    for tenant in names[:5]:
+        await h.queued("job", tenant=tenant)
+        await h.queued("job", tenant=tenant, queue=h.name("q"))
+    for tenant in names[4:6]:
+        await h.store.set_tenant(tenant, TenantSettings(weight=2.0))
+    await h.cancel(h.key(tenant=names[0]))
+    await h.purge(h.key(tenant=names[0]))
+    found: list[str] = []
+    async for page in pages(lambda cursor: h.store.tenant_page(cursor, 2)):
+        expect(len(page.tenants) <= 2, f"{len(page.tenants)} tenants in a page of 2")
+        found += page.tenants
+    expect_equal(found, sorted(set(found)), "order of the tenants")
+    expect_equal([name for name in found if name in names], sorted(names[:6]), "tenants page by page")
+    expect_equal(await h.store.tenants(), found, "tenants all at once")
+    for cursor in ("acme", "4:acme", "9:acme0:", "4:ac me0:"):
+        await refused_cursor(h.store.tenant_page, cursor)
+
+
+@rule("TENANT-1")
+async def workers_are_listed_in_pages_by_id(h: Harness) -> None:
+    """Each once, those that serve the tenant."""
+    names = [h.name("w") for _ in range(6)]
+    for number, name in enumerate(names):
+        tenant = (h.tenant, h.other, None)[number % 3]
+        await h.store.beat(WorkerInfo(name, tenant, "host", 1, (h.queue,), 1, 0), HOUR)
+    found: list[str] = []
+    async for page in pages(lambda cursor: h.store.worker_page(h.tenant, cursor, 2)):
+        expect(len(page.workers) <= 2, f"{len(page.workers)} workers in a page of 2")
+        found += [worker.worker_id for worker in page.workers]
+    mine = sorted(name for number, name in enumerate(names) if number % 3 != 1)
+    expect_equal([name for name in found if name in names], mine, "workers page by page")
+    everyone = [worker.worker_id for worker in await h.store.workers(None) if worker.worker_id in names]
+    expect_equal(everyone, sorted(names), "workers all at once")
+    for name in names:
+        await h.store.beat(WorkerInfo(name, None, "host", 1, (), 1, 0), 0)
 
 
 async def answers_of(h: Harness, key: JobKey, token: int) -> list[object]:

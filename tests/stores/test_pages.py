@@ -1,0 +1,46 @@
+"""A list looks at a bounded number of names, whatever it finds: a page may be empty and have a cursor. [TENANT-1]"""
+
+import pytest
+
+from holdfast.core.job import Cancel, JobKey, Purge
+from holdfast.store import PAGE_LIMIT, QUEUES_LOOKED_AT, TenantSettings, open_store
+from tests.stores.load import new
+
+MANY = QUEUES_LOOKED_AT + 2 * PAGE_LIMIT
+TENANT = "acme"
+
+
+@pytest.fixture(params=["valkey", "postgres", "file"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def url(request, kind, tmp_path):
+    if kind == "file":
+        return f"file:{tmp_path}"
+    server = request.getfixturevalue(kind)
+    if kind == "postgres":
+        return server.url(request.getfixturevalue("database"))
+    return server.url(prefix=request.getfixturevalue("prefix"))
+
+
+async def test_queues_without_jobs_are_passed_in_bounded_looks(url):
+    store = await open_store(url)
+    names = [f"q-{number:05}" for number in range(MANY)]
+    keys = [JobKey(TENANT, name, "job") for name in names]
+    await store.enqueue([new("job", tenant=TENANT, queue=name) for name in names])
+    await store.enqueue([new("job", tenant="zeta")])
+    await store.set_tenant("beta", TenantSettings(weight=2.0))
+    await store.cancel([Cancel(key) for key in keys[:-1]])
+    await store.purge([Purge(key) for key in keys[:-1]])
+
+    page = await store.queue_page(TENANT)
+    assert (page.queues, page.cursor) == ([], names[PAGE_LIMIT - 1])
+    assert [stats.queue for stats in await store.stats(TENANT)] == [names[-1]]
+
+    page = await store.tenant_page()
+    assert page.tenants == []
+    assert page.cursor is not None
+    assert await store.tenants() == [TENANT, "beta", "zeta"]
+    await store.close()
