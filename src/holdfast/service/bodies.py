@@ -74,7 +74,7 @@ class Body:
             raise _too_large(limit)
         hold.take(self.length)
         parts: list[bytes] = []
-        size = held = 0
+        size, held = 0, self.length
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.ended:
@@ -82,8 +82,9 @@ class Body:
                     size += len(part)
                     if size > limit:
                         raise _too_large(limit)
-                    hold.take(max(0, size - self.length - held))
-                    held = max(0, size - self.length)
+                    if size > held:  # In chunks: there is no length.
+                        hold.take(size - held)
+                        held = size
                     parts.append(part)
         except TimeoutError:
             raise Refusal("request_timeout", f"the body did not come within {timeout_s:g} s") from None

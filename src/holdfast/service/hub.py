@@ -355,11 +355,11 @@ class Hub:
 def _fitting(wanted: int, size: int, largest: int, hold: Hold | None = None) -> int:
     """How many jobs more to ask for, for an answer that has this size already: as many as are sure to fit.
 
-    Where those before were small, `STEP`, if the tenant has the room for as many of the largest: fewer round trips.
+    With a hold no more than there is room for; where those before were small, up to `STEP`: fewer round trips.
     """
     fitting = (ANSWER_BYTES - size) // largest
-    if hold is not None and size < ANSWER_BYTES // SMALL_PART:
-        fitting = max(fitting, min(STEP, hold.room() // largest))
+    if hold is not None:
+        fitting = min(hold.room() // largest, STEP if size < ANSWER_BYTES // SMALL_PART else fitting)
     return max(0, min(wanted, fitting))
 
 

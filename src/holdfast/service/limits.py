@@ -6,6 +6,7 @@ import ipaddress
 import math
 import time
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from holdfast.service.errors import Refusal
@@ -80,6 +81,7 @@ class BadTokens:
         self._buckets.take(host(address))
 
 
+@lru_cache(REMEMBERED)
 def host(address: str) -> str:
     """Who it is: in IPv6 a network. What is no address is ""."""
     try:

@@ -53,7 +53,7 @@ class Shares:
         self.used += amount
         self.most = max(self.most, self.used)
         for part in (("tenant", tenant), ("address", address)):
-            if part[1] and amount:
+            if part[1]:
                 now = self._parts.get(part, 0) + amount
                 if now:
                     self._parts[part] = now
@@ -91,8 +91,9 @@ class Hold:
 
     def resize(self, amount: int) -> None:
         """Use so much, whatever the limits: it is there already."""
-        self._shares.count(amount - self._amount, self._tenant, self._address)
-        self._amount = amount
+        if amount != self._amount:
+            self._shares.count(amount - self._amount, self._tenant, self._address)
+            self._amount = amount
 
     def move(self, tenant: str) -> None:
         """Be another tenant's, or nobody's. Raises a refusal, and then it is nobody's."""
