@@ -100,7 +100,7 @@ def _result(part: Callable[[int], bytes], codec: bytes = b"json") -> Shape:
     """The result of a lease that does not exist."""
 
     def body(size: int) -> tuple[str, bytes]:
-        lease = b'{"queue":"q","id":"x","token":1,"outcome":"complete","codec":"%s","result":%s}'
+        lease = b'{"queue":"q","id":"x","token":"1.1.none","outcome":"complete","codec":"%s","result":%s}'
         return "/v1/leases:finish", b'{"leases":[%s]}' % (lease % (codec, part(size - 128)))
 
     return body

@@ -104,7 +104,7 @@ def leaves(size, leaf=b"1,"):
     return b"[" * 99 + leaf * ((size - 210) // len(leaf)) + leaf.rstrip(b",") + b"]" * 99
 
 
-LEASE = b'{"queue":"q","id":"none","token":1,"outcome":"complete",%s}'
+LEASE = b'{"queue":"q","id":"none","token":"1.1.none","outcome":"complete",%s}'
 K256 = 256 * KIB
 PACKED = base64.b64encode(b"\xdd" + (K256 - 5).to_bytes(4, "big") + b"\x90" * (K256 - 5))
 BODIES = {
@@ -119,11 +119,11 @@ BODIES = {
         ["queued"] * 11,
     ),
     "a result of no lease": (
-        "/v1/leases:finish", b'{"leases":[%s]}' % (LEASE % b'"result":%s' % leaves(4 * MIB - 200)), ["job_not_found"],
+        "/v1/leases:finish", b'{"leases":[%s]}' % (LEASE % b'"result":%s' % leaves(4 * MIB - 200)), ["lease_lost"],
     ),
     "msgpack of no lease": (
         "/v1/leases:finish", b'{"leases":[%s]}' % (LEASE % b'"codec":"msgpack","result":"%s"' % PACKED),
-        ["job_not_found"],
+        ["lease_lost"],
     ),
 }  # fmt: skip
 REFUSED = {
