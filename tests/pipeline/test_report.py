@@ -116,7 +116,7 @@ def test_dead_letters_are_grouped_by_cause_with_the_condition_that_picks_them(sp
 def test_a_condition_that_makes_no_sense_is_refused_with_the_columns(spark, lake):
     with pytest.raises(InvalidOption, match=r"colour.*The columns are: tenant, queue"):
         triage(spark, lake, where="colour = 'red'")
-    with pytest.raises(InvalidOption, match=r"(?i)syntax"):
+    with pytest.raises(InvalidOption, match="cannot be read as one"):
         triage(spark, lake, where="tenant = = 1")
 
 

@@ -277,7 +277,7 @@ async def test_what_is_anothers_answers_byte_for_byte_like_nothing(service, unch
 async def test_queues_of_another_are_not_listed(service, unchanged):
     """[TENANT-2]"""
     answer = await (await service.client("stranger")).get("/v1/queues")
-    assert (answer.status_code, answer.content) == (200, b'{"queues":[]}')
+    assert (answer.status_code, answer.content) == (200, b'{"queues":[],"cursor":null}')
 
 
 @pytest.mark.parametrize("path", ["/v1/leases:finish", "/v1/leases:extend", "/v1/leases:report"])
