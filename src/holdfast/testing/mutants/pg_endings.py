@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from typing import Any
 
 from msgspec.structs import replace
@@ -117,33 +118,52 @@ def changes_do_not_lock_running_jobs(bug: Bug) -> None:
     bug.function("hold", "FOR UPDATE OF j", "")
 
 
-def _lock_before_it_is_there(bug: Bug) -> None:
-    """Changes find jobs by id once more, a moment after the lock, and take them as if they had been locked."""
+def _lock_before_it_is_there(bug: Bug, method: str, least: int) -> None:
+    """This method finds jobs by id once more, a moment after the lock, and takes them as if they had been locked.
+
+    It waits a while for one whose state is not below `least`: the moment between two lives of an id is short.
+    """
+    within = ContextVar("within", default=False)
+
+    async def call(original: Planted, *args: Any, **options: Any) -> Any:
+        before = within.set(True)
+        try:
+            return await original(*args, **options)
+        finally:
+            within.reset(before)
 
     async def begin(original: Planted, session: Any, memory: Any, keys: Any) -> Any:
         pairs = list(keys)
         unit = await original(session, memory, pairs)
-        await asyncio.sleep(0.01)  # As on a slow line.
-        numbers = [lane.number for lane, _ in pairs]
-        for row in await session.rows("find", numbers, [id_ for _, id_ in pairs], unit.known(numbers)):
+        numbers, ids = [lane.number for lane, _ in pairs], [id_ for _, id_ in pairs]
+        found: list[Any] = []
+        for _ in range(30 if within.get() else 0):
+            await asyncio.sleep(0.001)
+            found = await session.rows("find", numbers, ids, unit.known(numbers))
+            if any(row["state"] >= least for row in found):
+                break
+        for row in found:
             unit.take(row, locked=True)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01 if found else 0)  # As on a slow line.
         return unit
 
+    bug.around(bug.face, method, call)
     bug.around(bug.postgres("unit").Unit, "begin", begin)
+    bug.function("hold", "ORDER BY ids.lane, ids.id FOR UPDATE OF ids", "")
+    bug.function("hold", "ORDER BY j.seq FOR UPDATE OF j", "")
 
 
 @mutant("CANCEL-1", "STATE-2", stores=POSTGRES, seen_by="of_a_cancel_and_an_enqueue_at_once_both_tell_the_truth")
 def a_cancel_acts_on_what_it_has_not_locked(bug: Bug) -> None:
     """A job that is enqueued beside its cancel is canceled in the log, and completed."""
-    _lock_before_it_is_there(bug)
+    _lock_before_it_is_there(bug, "cancel", least=0)
     bug.function("expect", "p_changed IS DISTINCT FROM p_meant", "false")
 
 
 @mutant("KEEP-1", "ENQ-2", stores=POSTGRES, seen_by="a_late_purge_leaves_the_next_life_alone")
 def a_purge_takes_the_id_of_the_next_life(bug: Bug) -> None:
     """A purge forgets the id by its name, whatever job has it by then."""
-    _lock_before_it_is_there(bug)
+    _lock_before_it_is_there(bug, "purge", least=5)
     bug.function("expect", "p_changed IS DISTINCT FROM p_meant", "false")
     bug.statement("drop_ids", "AND ids.seq = u.seq", "")
 
