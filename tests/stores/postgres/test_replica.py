@@ -75,6 +75,12 @@ async def in_step(primary):
     await eventually(lambda: primary.sql(sql))
 
 
+async def replayed(primary, replica):
+    """The replica shows all that is committed: that it has been written there is not enough."""
+    lsn = primary.sql("SELECT pg_current_wal_flush_lsn()")[0][0]
+    await eventually(lambda: replica.sql(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'") == [["t"]])
+
+
 async def test_a_failover_under_load_loses_nothing(pair, zygote, log):
     primary, replica = pair
     await in_step(primary)
@@ -122,6 +128,7 @@ async def test_an_address_that_leads_to_a_replica_for_a_moment(pair):
         await store.enqueue([new("a"), new("b"), new("c")])
         leased = await claim_one(store)
         known = dict(store._memory.by_number)
+        await replayed(primary, replica)
         for act in (
             lambda: store.claim(wish(1)),
             lambda: store.get([key("a")]),
@@ -148,8 +155,7 @@ async def test_a_connection_that_leads_to_a_replica_is_given_up(pair):
     await in_step(primary)
     async with opened(primary.url()) as store:
         await store.enqueue([new("a")])
-        lsn = primary.sql("SELECT pg_current_wal_flush_lsn()")[0][0]
-        await eventually(lambda: replica.sql(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'") == [["t"]])
+        await replayed(primary, replica)
         link = make_store(replica.url())._link  # Not open: it takes a connection as it is.
         for name, *args in (("known", store._memory.known()), ("add_line", "q", store._memory.known())):
             with pytest.raises(StoreUnavailable, match="replica"):
