@@ -96,27 +96,36 @@ class Shards:
     async def run_where_possible(self, name: str, request: bytes, timeout_s: float) -> dict[int, Any]:
         """The same, with the answers of those that gave one in time. Raises what went wrong if none did.
 
-        A shard that did not is left out for a while, so that one that hangs does not hold up every call.
+        A shard that did not is left out for a while, so that one that hangs does not hold up every call. Where none
+        has answered yet, the first answer is waited for: it is the machine that is slow, not a shard.
         """
         clock = asyncio.get_running_loop().time
         shards = [n for n in range(self.count) if self._sick.get(n, 0.0) <= clock()] or list(range(self.count))
-
-        async def ask(shard: int) -> Any:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    return await self.run(name, shard, request)
-            except (StoreError, TimeoutError) as error:
-                self._sick[shard] = clock() + SICK_S
-                if isinstance(error, StoreError):
-                    raise
-                raise StoreUnavailable(f"{self.link.shown}: shard {shard} gave no answer in {timeout_s:g} s") from None
-
-        work = [ask(shard) for shard in shards]
-        answers = dict(zip(shards, await asyncio.gather(*work, return_exceptions=True), strict=True))
-        good = {shard: answer for shard, answer in answers.items() if not isinstance(answer, BaseException)}
-        for answer in answers.values():
-            if isinstance(answer, BaseException) and not (good and isinstance(answer, StoreError)):
+        asked = {shard: asyncio.ensure_future(self.run(name, shard, request)) for shard in shards}
+        try:
+            await asyncio.wait(asked.values(), timeout=timeout_s)
+            while not any(map(_has_answered, asked.values())):
+                if not (left := [task for task in asked.values() if not task.done()]):
+                    break
+                await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in asked.values():
+                task.cancel()
+            answers = await asyncio.gather(*asked.values(), return_exceptions=True)
+        good: dict[int, Any] = {}
+        refused: list[BaseException] = []
+        for shard, answer in zip(shards, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                good[shard] = answer
+                continue
+            if isinstance(answer, asyncio.CancelledError):
+                answer = StoreUnavailable(f"{self.link.shown}: shard {shard} gave no answer in {timeout_s:g} s")  # noqa: PLW2901
+            if not isinstance(answer, StoreError):
                 raise answer
+            self._sick[shard] = clock() + SICK_S
+            refused.append(answer)
+        if refused and not good:
+            raise refused[0]
         return good
 
     async def run_batch(
@@ -198,3 +207,7 @@ async def _all(work: Sequence[Any]) -> list[Any]:
         if isinstance(answer, BaseException):
             raise answer
     return answers
+
+
+def _has_answered(task: asyncio.Future[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
