@@ -1,0 +1,50 @@
+"""What one tenant may keep in a store, and what it keeps. [TENANT-5]
+
+Budgets are judged from counts that upkeep refreshes, at most 10 s old: a tenant may overshoot by what it enqueues in that
+time, and no enqueue takes a slower path because of them. Only an explicit `max_waiting` is exact.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Budgets(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an operator has set for a tenant. None: the default holds."""
+
+    max_jobs: int | None = None
+    """Jobs of any state, and idempotency keys that outlive their job."""
+    max_bytes: int | None = None
+    """Bytes of payloads, results, errors and records, of jobs of any state, and of such keys."""
+    max_queues: int | None = None
+    max_schedules: int | None = None
+    max_flows: int | None = None
+    """Flows under way."""
+    requests_per_s: int | None = None
+    """Requests to one process of the HTTP service."""
+    changes_per_s: int | None = None
+    """Jobs and leases changed by requests to one process of the HTTP service: each makes an event or more."""
+    max_connections: int | None = None
+    """Connections to one process of the HTTP service."""
+    max_streams: int | None = None
+    """Event streams of one process of the HTTP service."""
+    max_waiting_claims: int | None = None
+    """Claims and results that wait in one process of the HTTP service."""
+
+
+class Usage(Struct, frozen=True):
+    """What a tenant keeps, at most 10 s old where upkeep runs. Reserved queues count in `bytes` and `jobs` too."""
+
+    jobs: int = 0
+    """Waiting, leased and finished."""
+    keys: int = 0
+    """Idempotency keys that outlive their job."""
+    bytes: int = 0
+    """Payloads, results and errors, and RECORD_BYTES for each job and key."""
+    queues: int = 0
+    events: int = 0
+    """Kept in the log."""
+
+
+RECORD_BYTES = 256
+"""What a job or key counts beside its payload, result and errors: about what its record and indexes take."""

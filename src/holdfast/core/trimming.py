@@ -1,0 +1,55 @@
+"""How much of a shard's log each tenant may keep. [EVENT-2]
+
+The log of a shard is bounded, and its room is shared by level: every tenant keeps up to L events, where L is the largest
+number for which the sum over all tenants of min(kept, L) is within the bound. A tenant below the level loses nothing,
+whatever the others write. There are two levels: the soft one for events that every reader has passed, the hard one for
+events that a registered reader still waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from msgspec import Struct
+
+
+def level(counts: Collection[int], bound: int) -> int:
+    """The largest L for which sum(min(count, L)) is at most `bound`; the largest count if they all fit. At least 1."""
+    left, among = bound, len(counts)
+    highest = 0
+    for count in sorted(counts):
+        highest = count
+        if count * among > left:
+            return max(1, left // among)
+        left, among = left - count, among - 1
+    return max(1, highest)
+
+
+class Excess(Struct):
+    """How many of one tenant's oldest events have to go."""
+
+    soft: int
+    """Of those that all its readers have passed."""
+    hard: int
+    """Of any."""
+
+    def takes(self, *, passed: bool) -> bool:
+        """Whether the next older event goes; `passed` says that no registered reader waits for it. Counts it if so."""
+        if self.hard <= 0 and not (passed and self.soft > 0):
+            return False
+        self.soft, self.hard = self.soft - 1, self.hard - 1
+        return True
+
+
+def excess(kept: Mapping[str, int], keep_events: int, bound: int) -> dict[str, Excess]:
+    """The tenants that keep more events than their level, each with how many have to go.
+
+    A tenant that is cut is cut to seven eighths of the level, so that the next cut comes only after it has written the
+    last eighth again: work is in proportion to what goes, not to what stays.
+    """
+    soft, hard = level(kept.values(), keep_events), level(kept.values(), bound)
+    found: dict[str, Excess] = {}
+    for tenant, count in kept.items():
+        if count > soft:
+            found[tenant] = Excess(count - soft * 7 // 8, count - hard * 7 // 8 if count > hard else 0)
+    return found
