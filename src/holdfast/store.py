@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, quote, unquote
 from msgspec import Struct
 
 from holdfast.core import answers, lifecycle
+from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import (
     InvalidName,
     InvalidOption,
@@ -29,7 +30,6 @@ from holdfast.core.errors import (
     NotReplayable,
     QuotaExceeded,
 )
-from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.events import Event, EventColumns, Gap, fingerprint
 from holdfast.core.job import (
     DAY,
@@ -482,8 +482,8 @@ class Store(Protocol):
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
         """Events after an offset (None: the oldest kept) of one tenant or, with None, of all. [EVENT-2, EVENT-3]
 
-        Raises EventsTrimmed when some after `after` are gone: of the tenant, or, on a read of all, of every tenant. What
-        is gone of single tenants is said in the `gaps` of a page then. InvalidOption: it is no offset of this store.
+        Raises EventsTrimmed when some after `after` are gone: of the tenant, or, on a read of all, of every tenant.
+        What is gone of single tenants is then said in the `gaps` of a page. Raises InvalidOption for no offset of ours.
         """
         ...
 

@@ -1,7 +1,7 @@
 """What one tenant may keep in a store, and what it keeps. [TENANT-5]
 
-Budgets are judged from counts that upkeep refreshes, at most 10 s old: a tenant may overshoot by what it enqueues in that
-time, and no enqueue takes a slower path because of them. Only an explicit `max_waiting` is exact.
+Budgets are judged from counts that upkeep refreshes, at most 10 s old: a tenant may overshoot by what it enqueues in
+that time, and no enqueue takes a slower path because of them. Only an explicit `max_waiting` is exact.
 """
 
 from __future__ import annotations

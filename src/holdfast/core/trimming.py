@@ -1,9 +1,9 @@
 """How much of a shard's log each tenant may keep. [EVENT-2]
 
-The log of a shard is bounded, and its room is shared by level: every tenant keeps up to L events, where L is the largest
-number for which the sum over all tenants of min(kept, L) is within the bound. A tenant below the level loses nothing,
-whatever the others write. There are two levels: the soft one for events that every reader has passed, the hard one for
-events that a registered reader still waits for.
+The log of a shard is bounded, and its room is shared by level: every tenant keeps up to L events, where L is the
+largest number for which the sum over all tenants of min(kept, L) is within the bound. A tenant below the level loses
+nothing, whatever the others write. There are two levels: the soft one for events that every reader has passed, the
+hard one for events that a registered reader still waits for.
 """
 
 from __future__ import annotations
@@ -42,14 +42,6 @@ class Excess(Struct):
 
 
 def excess(kept: Mapping[str, int], keep_events: int, bound: int) -> dict[str, Excess]:
-    """The tenants that keep more events than their level, each with how many have to go.
-
-    A tenant that is cut is cut to seven eighths of the level, so that the next cut comes only after it has written the
-    last eighth again: work is in proportion to what goes, not to what stays.
-    """
+    """The tenants that keep more events than the soft level, each with how many have to go."""
     soft, hard = level(kept.values(), keep_events), level(kept.values(), bound)
-    found: dict[str, Excess] = {}
-    for tenant, count in kept.items():
-        if count > soft:
-            found[tenant] = Excess(count - soft * 7 // 8, count - hard * 7 // 8 if count > hard else 0)
-    return found
+    return {tenant: Excess(count - soft, count - hard) for tenant, count in kept.items() if count > soft}
