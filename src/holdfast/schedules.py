@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from msgspec import MsgspecError
 
 from holdfast import codec
+from holdfast.budgets import check_schedules
 from holdfast.core import schedule as core
 from holdfast.core.errors import HoldfastError, InvalidOption, QuotaExceeded, StoreBusy
 from holdfast.core.job import SECOND, WAITING, Cancel, Job, JobKey, JobState, Purge, Queued
@@ -76,6 +77,8 @@ class AsJobs:
                     if full is not None:
                         raise full  # With the old one as it was. [TENANT-5]
                     await self._store.cancel([Cancel(key)])
+            if old is None or old[0].state not in OPEN:
+                await check_schedules(self._store, tenant)
             now = await self._store.now()
             new, tick = renewed(timing, target, old, now)
             answer = (await self._store.enqueue([core.to_job(tenant, name, new, tick, new_id())]))[0]

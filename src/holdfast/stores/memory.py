@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from holdfast.budgets import Keeper
 from holdfast.core import dedup, fairness, lease, lifecycle
 from holdfast.core.errors import (
     EventsTrimmed,
@@ -157,6 +158,7 @@ class MemoryStore:
 
     def __init__(self, options: CommonOptions) -> None:
         self.options = options
+        self.keeper = Keeper(self, options)
         self._lock = threading.RLock()
         self._epoch = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
         self._frozen_at = self._epoch + time.monotonic_ns() // 1_000_000
@@ -188,7 +190,8 @@ class MemoryStore:
         """Nothing to connect to."""
 
     async def close(self) -> None:
-        """Nothing to let go of: the jobs stay as long as the process."""
+        """The jobs stay as long as the process."""
+        await self.keeper.close()
 
     async def sibling(self) -> MemoryStore:
         return self
@@ -226,6 +229,11 @@ class MemoryStore:
     ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "memory")
+        if not self.keeper.admits(items):
+            return await self.keeper.enqueue(items, lambda let: self._take_in(let, under))
+        return self._each(items, self._enqueue, under)
+
+    async def _take_in(self, items: Sequence[NewJob], under: Lease | None) -> list[EnqueueAnswer]:
         return self._each(items, self._enqueue, under)
 
     def _enqueue(self, new: NewJob, now: int) -> EnqueueAnswer:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.budgets import Keeper
 from holdfast.core import fairness, lifecycle
 from holdfast.core.errors import (
     InvalidOption,
@@ -119,6 +120,7 @@ class RedisStore:
 
     def __init__(self, link: Link, options: CommonOptions, *, prefix: str = "hf", shards: int | None = None) -> None:
         self.options = options
+        self.keeper = Keeper(self, options)
         self._link = link
         self._wanted = shards
         keep = options.retention
@@ -156,6 +158,7 @@ class RedisStore:
         self._capabilities = _capabilities(self._shards.count, await doctor.durability(self._link))
 
     async def close(self) -> None:
+        await self.keeper.close()
         ears, self._ears = self._ears, None
         if ears is not None:
             await ears.close()
@@ -191,6 +194,11 @@ class RedisStore:
     ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "redis")
+        if not self.keeper.admits(items):
+            return await self.keeper.enqueue(items, lambda let: self._take_in(let, under))
+        return await self._take_in(items, under)
+
+    async def _take_in(self, items: Sequence[NewJob], under: Lease | None) -> list[EnqueueAnswer]:
         # Without a request id a repetition would be answered as a duplicate of itself. [ENQ-8]
         repeat = all(item.envelope.request_id for item in items)
         pack = records.enqueue_request if under is None else partial(records.enqueue_request, under=under)
