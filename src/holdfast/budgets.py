@@ -1,9 +1,9 @@
 """Budgets at work: what this process knows of its tenants, and what it refuses. One keeper for each open store.
 
-An enqueue looks its tenant up in a dictionary, and asks the store nothing. What a tenant keeps is read in the background,
-at most every 10 s while the tenant is active; what was enqueued here since then is added. Until the first answer nothing
-is refused. Only an enqueue of a tenant that is over a budget costs more: ids that exist are still answered as what they
-are, and so are queues. [TENANT-5]
+An enqueue looks its tenant up in a dictionary, and asks the store nothing. What a tenant keeps is read in the
+background, at most every 10 s while the tenant is active; what was enqueued here since then is added. Until the first
+answer nothing is refused. Only an enqueue that is over a budget costs more: it looks for ids and queues that exist, which
+are not refused. [TENANT-5]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
-from holdfast.core.budgets import FIELDS, RECORD_BYTES, Budgets, BudgetUse, TenantUsage, Usage
+from holdfast.core.budgets import FIELDS, RECORD_BYTES, Budgets, BudgetUse, TenantUsage, Usage, merged
 from holdfast.core.errors import HoldfastError, QuotaExceeded, Unsupported
 from holdfast.core.job import TERMINAL, Job, JobKey, NewJob
 from holdfast.core.names import FLOWS, OPERATOR, RESERVED, SCHEDULES
@@ -214,7 +214,7 @@ class Keeper:
         account = self._account(tenant, renewed=True)
         settings = await self._store.tenant_settings(tenant)
         said = next((one.budgets for one in settings if one.queue is None), None) or Budgets()
-        account.budgets = said.on(self.defaults)
+        account.budgets = merged(self.defaults, said) or self.defaults
         usage = await self._store.usage(tenant)
         if account.starts_flows:
             account.flows = await self.under_way(tenant, FLOWS)
@@ -223,7 +223,7 @@ class Keeper:
     async def shown(self, tenant: str) -> TenantUsage:
         """What a tenant keeps and may keep, budget by budget, read now."""
         said, usage = await self.renew(tenant)
-        holds = said.on(self.defaults)
+        holds = merged(self.defaults, said) or self.defaults
         used: dict[str, int] = {
             "max_jobs": usage.jobs + usage.keys,
             "max_bytes": usage.bytes,

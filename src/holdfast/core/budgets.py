@@ -8,10 +8,10 @@ explicit `max_waiting` is exact.
 from __future__ import annotations
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from holdfast.core.errors import InvalidOption
-from holdfast.core.job import DAY, SECOND, Envelope
+from holdfast.core.job import DAY, SECOND, Envelope, Job
 
 MOST = 2**53
 RECORD_BYTES = 256
@@ -33,7 +33,9 @@ class Budgets(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_flows: int | None = None
     """Flows under way."""
     max_workers: int | None = None
-    """Living workers that have reported by the HTTP service, each with at most 1,000 job types."""
+    """Living workers that report by the HTTP service."""
+    max_types: int | None = None
+    """Job types that those workers report, each worker's counted."""
     requests_per_s: int | None = None
     """Requests to one process of the HTTP service."""
     changes_per_s: int | None = None
@@ -55,16 +57,12 @@ class Budgets(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise InvalidOption(name, f"{value!r} is not a whole number from 0 (no limit) to 2^53")
         return self
 
-    def on(self, defaults: Budgets) -> Budgets:
-        """The defaults, with what is set here in their place."""
-        said = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
-        return replace(defaults, **said) if said else defaults
-
 
 FIELDS: tuple[str, ...] = Budgets.__struct_fields__
 
 DEFAULTS = Budgets(
     max_jobs=10_000_000, max_bytes=4 * 1024**3, max_queues=10_000, max_schedules=1_000, max_flows=10_000,
+    max_workers=1_000, max_types=100_000,
 )  # fmt: skip
 """Of a store. What a service allows by default is said where it is started.
 
@@ -72,8 +70,8 @@ DEFAULTS = Budgets(
 jobs with payload and result of 170 bytes together. A queue costs every store a few hundred bytes for good.
 """
 
-STORED = ("max_jobs", "max_bytes", "max_queues", "max_schedules", "max_flows")
-"""The budgets that a store judges."""
+STORED = tuple(name for name in FIELDS if getattr(DEFAULTS, name) is not None)
+"""The budgets of what a store keeps; the others are a service's."""
 
 
 class Usage(Struct, frozen=True):
@@ -82,12 +80,33 @@ class Usage(Struct, frozen=True):
     jobs: int = 0
     """Waiting, leased and finished."""
     keys: int = 0
-    """Idempotency keys that outlive their job."""
+    """Idempotency keys of the kinds that outlive their job: for a time or for ever. From the enqueue on."""
     bytes: int = 0
     """Payloads, results and errors, and RECORD_BYTES for each job and key."""
     queues: int = 0
+    """Where it has jobs, or that are paused."""
     events: int = 0
     """Kept in the log."""
+
+
+def merged(old: Budgets | None, new: Budgets | None) -> Budgets | None:
+    """What holds once `new` is set: what that leaves out stays as it was."""
+    if old is None or new is None:
+        return new or old
+    return replace(old, **{name: value for name, value in asdict(new).items() if value is not None})
+
+
+def weight(job: Job) -> int:
+    """What a job counts in `Usage.bytes`."""
+    return RECORD_BYTES + len(job.envelope.payload) + varying(job)
+
+
+def varying(job: Job) -> int:
+    """What of it changes with the job: its result and its errors."""
+    size = 0 if job.result is None else len(job.result.data)
+    for error in job.errors:
+        size += sum(len(text.encode(errors="replace")) for text in (error.type, error.message, error.traceback))
+    return size
 
 
 class BudgetUse(Struct, frozen=True):

@@ -127,6 +127,8 @@ _BUDGETS = {
     "max_queues": ("queues", "Use one that has jobs, or try again when some are empty."),
     "max_schedules": ("schedules", "Remove some first."),
     "max_flows": ("flows under way", "Try again when some have ended."),
+    "max_workers": ("workers", "Let some sign off first."),
+    "max_types": ("job types that its workers report", "Let workers report fewer types."),
 }
 """What each counts, and what to do."""
 

@@ -8,21 +8,24 @@ hard one for events that a registered reader still waits for.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from msgspec import Struct
 
 
 def level(counts: Collection[int], bound: int) -> int:
-    """The largest L for which sum(min(count, L)) is at most `bound`; the largest count if they all fit. At least 1."""
-    left, among = bound, len(counts)
+    """The largest L for which sum(min(count, L)) is at most `bound`; the largest count if they all fit.
+
+    At least 1, where any room is left: more tenants than events.
+    """
+    left, among, least = bound, len(counts), min(1, bound)
     highest = 0
     for count in sorted(counts):
         highest = count
         if count * among > left:
-            return max(1, left // among)
+            return max(least, left // among)
         left, among = left - count, among - 1
-    return max(1, highest)
+    return highest
 
 
 class Excess(Struct):
@@ -45,3 +48,23 @@ def excess(kept: Mapping[str, int], keep_events: int, bound: int) -> dict[str, E
     """The tenants that keep more events than the soft level, each with how many have to go."""
     soft, hard = level(kept.values(), keep_events), level(kept.values(), bound)
     return {tenant: Excess(count - soft, count - hard) for tenant, count in kept.items() if count > soft}
+
+
+class Trimming:
+    """Which events go, asked from the oldest on: of each tenant the oldest ones, and then no other."""
+
+    def __init__(self, pending: dict[str, Excess], slowest: Callable[[str], float]) -> None:
+        """`slowest` says up to which place all readers that concern a tenant have read."""
+        self.pending = pending
+        """The tenants of which more may have to go."""
+        self._slowest = slowest
+
+    def takes(self, tenant: str, place: int) -> bool:
+        """Whether the event of this tenant at this place goes."""
+        excess = self.pending.get(tenant)
+        if excess is None:
+            return False
+        taken = excess.takes(passed=place <= self._slowest(tenant))
+        if not taken or excess.soft <= 0:
+            del self.pending[tenant]
+        return taken
