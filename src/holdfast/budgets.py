@@ -2,8 +2,8 @@
 
 An enqueue looks its tenant up in a dictionary, and asks the store nothing. What a tenant keeps is read in the
 background, at most every 10 s while the tenant is active; what was enqueued here since then is added. Until the first
-answer nothing is refused. Only an enqueue that is over a budget costs more: it looks for ids and queues that exist, which
-are not refused. [TENANT-5]
+answer nothing is refused. Only an enqueue that is over a budget costs more: it looks for ids and queues that exist, and
+lets those through. [TENANT-5]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct, field
@@ -30,7 +31,7 @@ QUEUES_LOOKED_FOR = 16
 """How many queues of one enqueue are looked for, of a tenant that has as many as it may; further ones are refused."""
 IDS_AT_ONCE = 32
 """How many ids are looked up at a time, each with up to half a MiB."""
-_LONG_AGO = float("-inf")
+_NONE: set[str] = set()
 
 
 class Counted(Protocol):
@@ -58,34 +59,32 @@ class _Account(Struct, eq=False):
     budgets: Budgets
     usage: Usage | None = None
     """None: not read yet."""
-    asked_at: float = 0.0
+    asked_at: float = -inf
+    jobs_room: float = inf
+    bytes_room: float = inf
+    queues_room: float = inf
+    """What there was room for when `usage` was read."""
     jobs: int = 0
     bytes: int = 0
-    """Enqueued here since `usage` was read."""
-    queues: set[str] = field(default_factory=set[str])
-    """Queues that this process has enqueued to; `new_queues` of them since `usage` was read."""
     new_queues: int = 0
+    """What came here since."""
+    queues: set[str] = field(default_factory=set[str])
+    """Those that this process has enqueued to."""
     flows: int | None = None
     """Under way, as last read, and those started here since. None: not read yet."""
     starts_flows: bool = False
 
-    def over(self, jobs: int, size: int, queues: int, flows: int) -> QuotaExceeded | None:
-        """What is used up if there is so much more."""
-        limits, usage = self.budgets, self.usage
-        if usage is None:
-            return None
-        used = usage.jobs + usage.keys + self.jobs
-        if limits.max_jobs and used + jobs > limits.max_jobs:
-            return QuotaExceeded(None, used, limits.max_jobs, "max_jobs")
-        used = usage.bytes + self.bytes
-        if limits.max_bytes and used + size > limits.max_bytes:
-            return QuotaExceeded(None, used, limits.max_bytes, "max_bytes")
-        used = usage.queues + self.new_queues
-        if queues and limits.max_queues and used + queues > limits.max_queues:
-            return QuotaExceeded(None, used, limits.max_queues, "max_queues")
-        if flows and self.flows is not None and limits.max_flows and self.flows + flows > limits.max_flows:
-            return QuotaExceeded(FLOWS, self.flows, limits.max_flows, "max_flows")
-        return None
+    def over(self, jobs: int, size: int, queues: int, flows: int) -> str:
+        """The budget that is used up if there is so much more; "": none."""
+        if self.jobs + jobs > self.jobs_room:
+            return "max_jobs"
+        if self.bytes + size > self.bytes_room:
+            return "max_bytes"
+        if queues and self.new_queues + queues > self.queues_room:
+            return "max_queues"
+        if flows and self.flows is not None and self.flows + flows > (self.budgets.max_flows or inf):
+            return "max_flows"
+        return ""
 
     def add(self, jobs: int, size: int, queues: set[str], flows: int) -> None:
         """So much more was let through."""
@@ -96,14 +95,34 @@ class _Account(Struct, eq=False):
             self.new_queues += len(queues)
         if flows:
             if not self.starts_flows:
-                self.starts_flows, self.asked_at = True, _LONG_AGO
+                self.starts_flows, self.asked_at = True, -inf
             if self.flows is not None:
                 self.flows += flows
 
     def fresh(self, usage: Usage, jobs: int, size: int, queues: int) -> None:
-        """The tenant keeps this by now; the rest is what had been enqueued here before it was asked."""
+        """The tenant keeps this by now; the rest is what had come before it was asked."""
         self.usage = usage
         self.jobs, self.bytes, self.new_queues = self.jobs - jobs, self.bytes - size, self.new_queues - queues
+        self.set(self.budgets)
+
+    def set(self, budgets: Budgets) -> None:
+        """These hold from now on."""
+        self.budgets = budgets
+        if self.usage is not None:
+            self.jobs_room = (budgets.max_jobs or inf) - self.usage.jobs - self.usage.keys
+            self.bytes_room = (budgets.max_bytes or inf) - self.usage.bytes
+            self.queues_room = (budgets.max_queues or inf) - self.usage.queues
+
+    def refusal(self, budget: str) -> QuotaExceeded:
+        """What an enqueue is answered that is over this budget."""
+        usage = self.usage or Usage()
+        used = {
+            "max_jobs": usage.jobs + usage.keys + self.jobs,
+            "max_bytes": usage.bytes + self.bytes,
+            "max_queues": usage.queues + self.new_queues,
+            "max_flows": self.flows or 0,
+        }
+        return QuotaExceeded(None, used[budget], getattr(self.budgets, budget), budget)
 
 
 class Keeper:
@@ -121,36 +140,33 @@ class Keeper:
         return self._account(tenant).budgets
 
     def admits(self, items: Sequence[NewJob]) -> bool:
-        """Whether a batch is within the budgets as a whole; then it is counted. Asks the store nothing."""
-        lanes: dict[tuple[str, str], tuple[int, int]] = {}
-        tenant = queue = ""
-        start = size = 0
-        for n, item in enumerate(items):
+        """Whether a batch of one tenant is within its budgets; then it is counted. Asks the store nothing.
+
+        False for one of several tenants, which `enqueue` takes apart.
+        """
+        if not items or items[0].key.tenant == OPERATOR:
+            return True
+        tenant, queue, _ = items[0].key
+        account = self._account(tenant)
+        jobs, size, queues, flows = len(items), 0, {queue}, 0
+        for item in items:
             key = item.key
             if key.queue != queue or key.tenant != tenant:
-                _note_lane(lanes, tenant, queue, n - start, size)
-                tenant, queue, _ = key
-                start, size = n, 0
+                if key.tenant != tenant:
+                    return False
+                queue = key.queue
+                queues.add(queue)
             size += len(item.envelope.payload)
-        _note_lane(lanes, tenant, queue, len(items) - start, size)
-        if len(lanes) == 1:
-            ((tenant, queue), (jobs, size)) = lanes.popitem()
-            return self._fits(tenant, {queue}, jobs, size, jobs if queue == FLOWS else 0)
-        by_tenant: dict[str, list[str]] = {}
-        for tenant, queue in lanes:
-            by_tenant.setdefault(tenant, []).append(queue)
-        if len(by_tenant) > 1:
-            return False  # Of several tenants: item by item.
-        for tenant, queues in by_tenant.items():
-            jobs, size = map(sum, zip(*lanes.values(), strict=True))
-            return self._fits(tenant, set(queues), jobs, size, lanes.get((tenant, FLOWS), (0, 0))[0])
-        return True
-
-    def _fits(self, tenant: str, queues: set[str], jobs: int, size: int, flows: int) -> bool:
-        account = self._account(tenant)
-        queues -= account.queues
+        if not queues <= account.queues:
+            if any(_is_exempt(tenant, name) for name in queues):
+                return len(queues) == 1
+            if FLOWS in queues:
+                flows = sum(item.key.queue == FLOWS for item in items)
+            queues -= {FLOWS, *account.queues}
+        else:
+            queues = _NONE
         size += RECORD_BYTES * jobs
-        if account.over(jobs, size, len(queues), flows) is not None:
+        if account.over(jobs, size, len(queues), flows):
             return False
         account.add(jobs, size, queues, flows)
         return True
@@ -174,15 +190,15 @@ class Keeper:
                 continue
             account = self._account(tenant)
             size, flows = len(item.envelope.payload) + RECORD_BYTES, int(queue == FLOWS)
-            new = {queue} - account.queues
+            new = {queue} - {FLOWS} - account.queues
             full = account.over(1, size, len(new), flows)
-            if full is not None and full.budget == "max_queues" and await self._has_jobs(tenant, queue, looked_for):
+            if full == "max_queues" and await self._has_jobs(tenant, queue, looked_for):
                 account.queues.add(queue)
-                new, full = set[str](), None
-            if full is None:
-                account.add(1, size, new, flows)
+                new, full = _NONE, ""
+            if full:
+                over[n] = account.refusal(full)
             else:
-                over[n] = full
+                account.add(1, size, new, flows)
         # An id that exists makes no new record, and is answered as what it is. [ENQ-2]
         places = list(over)
         for start in range(0, len(places), IDS_AT_ONCE):
@@ -214,7 +230,7 @@ class Keeper:
         account = self._account(tenant, renewed=True)
         settings = await self._store.tenant_settings(tenant)
         said = next((one.budgets for one in settings if one.queue is None), None) or Budgets()
-        account.budgets = merged(self.defaults, said) or self.defaults
+        account.set(merged(self.defaults, said) or self.defaults)
         usage = await self._store.usage(tenant)
         if account.starts_flows:
             account.flows = await self.under_way(tenant, FLOWS)
@@ -257,7 +273,7 @@ class Keeper:
         if account is None:
             if len(self._accounts) >= TENANTS:
                 self._accounts.pop(next(iter(self._accounts)), None)
-            account = self._accounts[tenant] = _Account(self.defaults, asked_at=_LONG_AGO)
+            account = self._accounts[tenant] = _Account(self.defaults)
         if renewed:
             account.asked_at = now
         elif now >= account.asked_at + REFRESH_S:
@@ -278,12 +294,6 @@ class Keeper:
 def _is_exempt(tenant: str, queue: str) -> bool:
     """Whether a queue is for what Holdfast itself keeps as jobs. Schedules are judged where they are put."""
     return tenant == OPERATOR or (queue.startswith(RESERVED) and queue != FLOWS)
-
-
-def _note_lane(lanes: dict[tuple[str, str], tuple[int, int]], tenant: str, queue: str, jobs: int, size: int) -> None:
-    if jobs and not _is_exempt(tenant, queue):
-        before = lanes.get((tenant, queue), (0, 0))
-        lanes[tenant, queue] = before[0] + jobs, before[1] + size
 
 
 def keeper_of(store: Store) -> Keeper | None:

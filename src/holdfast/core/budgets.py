@@ -143,7 +143,7 @@ def check_kept(option: str, ms: int, ceiling_ms: int) -> int:
     """Return how long to keep something, if that is within the ceiling; 0 is none. Raises InvalidOption."""
     if 0 < ceiling_ms < ms:
         longest = f"{ceiling_ms / DAY:g} days" if ceiling_ms >= DAY else f"{ceiling_ms / SECOND:g} s"
-        reason = f"{ms / SECOND:g} s are over the ceiling of {longest}, which the store's operator sets"
+        reason = f"{ms / SECOND:.12g} s are over the ceiling of {longest}, which the store's operator sets"
         raise InvalidOption(option, f"{reason} (max_result_ttl_s)")
     return ms
 
