@@ -115,6 +115,8 @@ class _Endpoint:
         if route.scope is not None:
             await self._hub.revoked.check(caller)
             self._hub.rates.take(caller.digest)
+            self._hub.requests.check(caller.tenant)
+            self._hub.requests.take(caller.tenant)
             if route.scope:
                 caller.need(route.scope)
 
@@ -133,6 +135,10 @@ class _Endpoint:
             content = await bodies.decode(data, route.body, hub.turns, caller.tenant)
         elif not body.ended:
             raise Refusal("invalid_request", "this route takes no body")
+        if route.method != "GET":
+            if not route.is_never_refused:
+                hub.changes.check(caller.tenant)
+            hub.changes.take(caller.tenant, len(content) if route.batch else 1)
         answer = stack.enter_context(hub.memory.hold(caller.tenant, _address(scope)))
         call = Call(hub, scope, caller, content, query, answer, stack)
         noted.asked(call)

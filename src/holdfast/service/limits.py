@@ -71,24 +71,25 @@ class TenantRates:
     """Requests, or changes, of a tenant, whatever token or address they come with. [TENANT-5]"""
 
     def __init__(
-        self, budget: str, thing: str, rate_of: Callable[[str], float], clock: Callable[[], float] = time.monotonic
+        self, budget: str, thing: str, rate_of: Callable[[str], int], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._budget = budget
         self._thing = thing
-        self._rate_of = rate_of
+        self.rate_of = rate_of
+        """What a tenant may make in a second; 0: any number."""
         self._buckets: _Buckets[str] = _Buckets(clock)
 
     def check(self, tenant: str) -> None:
         """Raise a refusal that says when to come again, if there is not room for one."""
-        rate = self._rate_of(tenant)
+        rate = self.rate_of(tenant)
         wait_s = self._buckets.wait_s(tenant, rate)
         if wait_s:
-            detail = f"{self._budget}: this tenant may make {rate:g} {self._thing} per second in each process"
+            detail = f"{self._budget}: this tenant may make {rate} {self._thing} per second in each process"
             raise _limited(detail, wait_s, self._budget)
 
     def take(self, tenant: str, amount: int = 1) -> None:
         """Count so many."""
-        self._buckets.take(tenant, self._rate_of(tenant), amount)
+        self._buckets.take(tenant, self.rate_of(tenant), amount)
 
 
 class BadTokens:

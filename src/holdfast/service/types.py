@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from holdfast.core.budgets import Budgets
+from holdfast.core.errors import QuotaExceeded
 from holdfast.core.policy import KnownTypes
 from holdfast.store import Store, WorkerInfo
 
@@ -20,22 +22,44 @@ class Types:
         self._store = store
         self._workers: Sequence[WorkerInfo] = ()
         self._known: dict[str, KnownTypes] = {}
+        self._mine: dict[str, dict[str, int]] = {}
+        """By tenant: its own workers, and how many types each has reported."""
         self._read_at = time.monotonic() - FRESH_S
         self._reading = asyncio.Lock()
 
     async def of(self, tenant: str) -> KnownTypes:
         """What the workers run that serve this tenant; of others it learns nothing. [TENANT-2]"""
-        if self._is_old():
-            async with self._reading:
-                if self._is_old():
-                    self._workers = await self._store.workers(None)
-                    self._known.clear()
-                    self._read_at = time.monotonic()
+        await self._renew()
         known = self._known.get(tenant)
         if known is None:
             serving = [worker for worker in self._workers if worker.tenant in (None, tenant)]
             known = self._known[tenant] = KnownTypes.of(serving)
         return known
+
+    async def admit(self, worker: WorkerInfo, budgets: Budgets) -> None:
+        """Count a worker that reports. Raises QuotaExceeded where its tenant has too many, or too many types."""
+        await self._renew()
+        tenant = worker.tenant or ""
+        mine = self._mine.get(tenant)
+        if mine is None:
+            mine = {one.worker_id: len(one.types) for one in self._workers if one.tenant == tenant}
+            self._mine[tenant] = mine
+        others = {id: types for id, types in mine.items() if id != worker.worker_id}
+        if budgets.max_workers and len(others) >= budgets.max_workers:
+            raise QuotaExceeded(None, len(others), budgets.max_workers, "max_workers")
+        used = sum(others.values())
+        if budgets.max_types and used + len(worker.types) > budgets.max_types:
+            raise QuotaExceeded(None, used, budgets.max_types, "max_types")
+        mine[worker.worker_id] = len(worker.types)
+
+    async def _renew(self) -> None:
+        if self._is_old():
+            async with self._reading:
+                if self._is_old():
+                    self._workers = await self._store.workers(None)
+                    self._known.clear()
+                    self._mine.clear()
+                    self._read_at = time.monotonic()
 
     def _is_old(self) -> bool:
         return time.monotonic() - self._read_at >= FRESH_S
