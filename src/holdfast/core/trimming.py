@@ -36,12 +36,14 @@ class Excess(Struct):
     hard: int
     """Of any."""
 
-    def takes(self, *, passed: bool) -> bool:
-        """Whether the next older event goes; `passed` says that no registered reader waits for it. Counts it if so."""
-        if self.hard <= 0 and not (passed and self.soft > 0):
-            return False
-        self.soft, self.hard = self.soft - 1, self.hard - 1
-        return True
+    def takes(self, count: int, passed: float) -> int:
+        """How many of the next `count` events go, the oldest first; no registered reader waits for the first `passed`.
+
+        Counts them.
+        """
+        taken = int(min(count, max(self.hard, min(self.soft, passed), 0)))
+        self.soft, self.hard = self.soft - taken, self.hard - taken
+        return taken
 
 
 def excess(kept: Mapping[str, int], keep_events: int, bound: int) -> dict[str, Excess]:
@@ -59,12 +61,12 @@ class Trimming:
         """The tenants of which more may have to go."""
         self._slowest = slowest
 
-    def takes(self, tenant: str, place: int) -> bool:
-        """Whether the event of this tenant at this place goes."""
+    def takes(self, tenant: str, place: int, count: int = 1) -> int:
+        """How many go of `count` events of one tenant that begin at this place, without a gap."""
         excess = self.pending.get(tenant)
         if excess is None:
-            return False
-        taken = excess.takes(passed=place <= self._slowest(tenant))
-        if not taken or excess.soft <= 0:
+            return 0
+        taken = excess.takes(count, self._slowest(tenant) - place + 1)
+        if taken < count or excess.soft <= 0:
             del self.pending[tenant]
         return taken

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.budgets import Keeper
+from holdfast.core.budgets import Usage
 from holdfast.core.errors import StoreMismatch, StoreUnavailable, Unsupported
 from holdfast.core.job import (
     Cancel,
@@ -265,9 +266,14 @@ class FileStore:
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
         await self._opened.change(lambda t: upkeep.set_tenant(t, tenant, settings))
+        if settings.budgets is not None:
+            await self.keeper.renew(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         return await self._opened.read(lambda db: reads.settings(db, tenant))
+
+    async def usage(self, tenant: str) -> Usage:
+        return await self.keeper.counted(tenant, self._opened.read(lambda db: reads.usage(db, tenant)))
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         await self._opened.change(lambda t: upkeep.beat(t, worker, ttl_ms))
