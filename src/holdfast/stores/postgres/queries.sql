@@ -375,8 +375,12 @@ SELECT {s}.count_stretch($1, $2, $3, $4);
 SELECT gone, more FROM {s}.trim_stretch($1, $2::text[], $3::bigint[], $4::bigint[], $5::int[], $6::bigint[], $7::bigint[],
     $8::int[], $9, $10);
 -- name: usage
-SELECT greatest(jobs, 0), greatest(keys, 0), greatest(bytes, 0), greatest(queues, 0), greatest(events, 0) FROM {s}.usage
-WHERE tenant = $1;
+SELECT greatest(u.jobs, 0), greatest(u.keys, 0), greatest(u.bytes, 0), greatest(u.queues, 0) + p.queues,
+    greatest(u.events, 0)
+FROM (SELECT count(*) AS queues FROM (
+    SELECT FROM {s}.lanes l LEFT JOIN {s}.lane_jobs j ON j.lane = l.lane
+    WHERE l.tenant = $1 AND l.paused AND coalesce(j.jobs, 0) <= 0 LIMIT $2) x) p
+LEFT JOIN {s}.usage u ON u.tenant = $1;
 -- name: change_usage
 INSERT INTO {s}.usage_changes (lane, jobs, keys, bytes) SELECT * FROM unnest($1::int[], $2::int[], $3::int[], $4::bigint[]);
 -- The partitions: whether all in them is past, which one is written to, and its size.

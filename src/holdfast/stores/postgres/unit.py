@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from holdfast.core.dedup import Binding
+from holdfast.core.dedup import LASTING, Binding
 from holdfast.core.errors import StoreBusy
 from holdfast.core.events import Event
 from holdfast.core.job import TERMINAL, Envelope, Job, JobKey
@@ -24,7 +24,7 @@ from holdfast.stores.postgres import log, rows
 from holdfast.stores.postgres.lanes import Lane, Memory
 from holdfast.stores.postgres.link import Session
 from holdfast.stores.postgres.rows import CODES, Row
-from holdfast.stores.postgres.usage import Changes, outlives, size_of, size_to_be
+from holdfast.stores.postgres.usage import Changes, size_of, size_to_be
 
 KeyScope = tuple[int, str, str]
 MANY = 50
@@ -261,7 +261,7 @@ class Unit:
         for row in found:
             scope = (row["lane"], row["type"], row["key"])
             before = self.bound_before.get(scope) if row["was_there"] else None
-            more = outlives(self.bound[scope].policy) - (before is not None and outlives(before.policy))
+            more = (self.bound[scope].policy in LASTING) - (before is not None and before.policy in LASTING)
             if more:
                 usage.add(scope[0], keys=more)
 

@@ -12,12 +12,8 @@ from holdfast.stores.postgres import rows
 from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.rows import Row
 
-_WITH_THEIR_JOB = ("until_terminal", "until_started")
-
-
-def outlives(policy: str) -> bool:
-    """Whether a key of this policy is kept when its job is gone."""
-    return policy not in _WITH_THEIR_JOB
+PAUSED = 10_000
+"""How many paused queues without jobs are looked at."""
 
 
 def size_of(row: Row) -> int:
@@ -50,5 +46,5 @@ class Changes(dict[int, tuple[int, int, int]]):
 
 async def usage(link: Link, tenant: str) -> Usage:
     """What upkeep has counted."""
-    found = await link.rows("usage", tenant, repeat=True)
-    return Usage(*found[0].values()) if found else Usage()
+    (found,) = await link.rows("usage", tenant, PAUSED, repeat=True)
+    return Usage(*found.values())

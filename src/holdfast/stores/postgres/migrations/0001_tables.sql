@@ -31,6 +31,7 @@ CREATE TABLE {s}.lanes (
     UNIQUE (tenant, queue)
 );
 CREATE INDEX lanes_line ON {s}.lanes (line);
+CREATE INDEX lanes_paused ON {s}.lanes (tenant) WHERE paused;
 
 -- One row with a random value: the generation of the data. Acknowledged changes may be lost between two generations, so
 -- nothing that a process remembers is valid in the next one. The table is empty after a crash and after a promotion, as an

@@ -259,7 +259,7 @@ BEGIN
             SELECT lane, 1, 0, 256 + octet_length(payload) + coalesce(octet_length(extra), 0)
                 + coalesce(octet_length(result), 0), 0 FROM {s}.done
             UNION ALL
-            SELECT lane, 0, 1, 256, 0 FROM {s}.keys WHERE policy NOT IN ('until_terminal', 'until_started')
+            SELECT lane, 0, 1, 256, 0 FROM {s}.keys WHERE policy IN ('ttl', 'forever')
             UNION ALL
             SELECT lane, -jobs, -keys, -bytes, 0 FROM {s}.usage_changes
             UNION ALL
