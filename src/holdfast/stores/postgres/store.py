@@ -558,6 +558,8 @@ class PostgresStore:
         budgets = None if settings.budgets is None else _encode_json(settings.budgets).decode()
         request = (tenant, settings.queue or "", settings.weight, settings.max_waiting, budgets)
         await self._opened.rows("set_settings", *request, repeat=True)
+        if settings.budgets is not None:
+            await self.keeper.renew(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         found = await self._opened.rows("settings", tenant, repeat=True)
@@ -572,7 +574,7 @@ class PostgresStore:
         ]
 
     async def usage(self, tenant: str) -> Usage:
-        return await usage.usage(self._opened, tenant)
+        return await self.keeper.counted(tenant, usage.usage(self._opened, tenant))
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         if ttl_ms > 0:
