@@ -86,6 +86,7 @@ async def over_max_queues_no_further_queue_is_made(h: Harness) -> None:
         await h.queued("a", queue=queue)
     expect_refused(await h.enqueue("b", queue=h.name("q")), 2, 2, "max_queues", "enqueue into a third queue")
     await h.queued("b", queue=queues[0])
+    await usage(h)
     other = await h.store.sibling()
     try:
         await other.usage(h.tenant)
