@@ -7,6 +7,9 @@ that time, and no enqueue takes a slower path because of them. Only an explicit 
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from holdfast.core.job import Job
 
 
 class Budgets(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,13 +41,34 @@ class Usage(Struct, frozen=True):
     jobs: int = 0
     """Waiting, leased and finished."""
     keys: int = 0
-    """Idempotency keys that outlive their job."""
+    """Idempotency keys of the kinds that outlive their job: for a time or for ever. From the enqueue on."""
     bytes: int = 0
     """Payloads, results and errors, and RECORD_BYTES for each job and key."""
     queues: int = 0
+    """Where it has jobs, or that are paused."""
     events: int = 0
     """Kept in the log."""
 
 
 RECORD_BYTES = 256
 """What a job or key counts beside its payload, result and errors: about what its record and indexes take."""
+
+
+def merged(old: Budgets | None, new: Budgets | None) -> Budgets | None:
+    """What holds once `new` is set: what that leaves out stays as it was."""
+    if old is None or new is None:
+        return new or old
+    return replace(old, **{name: value for name, value in asdict(new).items() if value is not None})
+
+
+def weight(job: Job) -> int:
+    """What a job counts in `Usage.bytes`."""
+    return RECORD_BYTES + len(job.envelope.payload) + varying(job)
+
+
+def varying(job: Job) -> int:
+    """What of it changes with the job: its result and its errors."""
+    size = 0 if job.result is None else len(job.result.data)
+    for error in job.errors:
+        size += sum(len(text.encode(errors="replace")) for text in (error.type, error.message, error.traceback))
+    return size

@@ -218,7 +218,7 @@ class Engine:
     def is_frozen(self) -> bool:
         """Whether the clock stands still, for tests; that is settled when the store is made."""
         with database.translated(self.path), self._connections[0].guard:
-            return self._db.execute(SQL["counters"]).fetchone()[5] is not None
+            return self._db.execute(SQL["counters"]).fetchone()[-1] is not None
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():

@@ -40,6 +40,9 @@ _Chunk = tuple[
 ]  # fmt: skip
 """How many events, and their columns; one value stands for all."""
 
+_LANE = 2
+"""Where the lane stands in a logged event."""
+
 _encode = msgpack.Encoder().encode
 _decode_envelope = msgpack.Decoder(Envelope).decode
 _decode_result = msgpack.Decoder(Result).decode
@@ -179,10 +182,14 @@ def logged(event: Event, lane: int) -> LoggedEvent:
     )  # fmt: skip
 
 
-def pack_events(chunk: list[LoggedEvent]) -> bytes:
-    """Events as one column of the table: those of one call are much alike, and what they all have is there once."""
-    columns = (column[:1] if column.count(column[0]) == len(chunk) else column for column in zip(*chunk, strict=True))
-    return _encode((len(chunk), *columns))
+def pack_events(chunk: list[LoggedEvent]) -> tuple[int | None, bytes]:
+    """The lane of events, None for several, and the events as one column of the table.
+
+    Those of one call are much alike, and what they all have is there once.
+    """
+    columns = [column[:1] if column.count(column[0]) == len(chunk) else column for column in zip(*chunk, strict=True)]
+    lanes = cast("tuple[int, ...]", columns[_LANE])
+    return lanes[0] if len(lanes) == 1 else None, _encode((len(chunk), *columns))
 
 
 def unpack_events(chunk: bytes) -> list[LoggedEvent]:
@@ -192,6 +199,12 @@ def unpack_events(chunk: bytes) -> list[LoggedEvent]:
     # Whoever changes what one says does not change the others.
     said = data if len(data) == count else [dict(data[0]) for _ in range(count)]
     return list(zip(*whole, said, strict=True))
+
+
+def lanes_of(chunk: bytes) -> list[int]:
+    """The lane of each event of a chunk."""
+    count, _, _, lanes, *_ = _decode_chunk(chunk)
+    return lanes if len(lanes) == count else lanes * count
 
 
 def check_of(chunk: bytes) -> int:
@@ -207,12 +220,12 @@ def to_event(offset: str, logged: LoggedEvent, tenant: str, queue: str) -> Event
     )
 
 
-def to_columns(first: int, chunk: bytes, names: Callable[[int], tuple[str, str]]) -> EventColumns:
+def to_columns(first: int, mark: int, chunk: bytes, names: Callable[[int], tuple[str, str]]) -> EventColumns:
     """The events of a chunk that begins with the `first`."""
     count, at, kind, lanes, id_, type_, attempt, token, worker_id, number, data = _decode_chunk(chunk)
     known = {lane: names(lane) for lane in set(lanes)}
     tenant, queue = [known[lane][0] for lane in lanes], [known[lane][1] for lane in lanes]
-    kinds, offset = cast("list[EventKind]", kind), Numbered("", first, f".{check_of(chunk)}")
+    kinds, offset = cast("list[EventKind]", kind), Numbered("", first, f".{mark}")
     return EventColumns(count, offset, kinds, tenant, queue, id_, type_, at, attempt, token, worker_id, data, number)
 
 

@@ -85,7 +85,7 @@ def one_old_event_takes_all_before_it(bug: Bug) -> None:
     """The log is taken to be in order of time, also where the clock was set back."""
 
     def trim(original: Planted, store: Any, now: int) -> int:
-        old = any(event.at <= now - EVENTS_BOUND_MS for event in store._log)
+        old = any(event.at <= now - EVENTS_BOUND_MS for _, event in store._log)
         return original(store, now + EVENTS_BOUND_MS if old else now)
 
     if bug.store == "memory":
