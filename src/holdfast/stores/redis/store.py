@@ -385,6 +385,8 @@ class RedisStore:
         # Where a quota begins, the tenant's waiting jobs are counted, some queues at a time.
         while not await self._opened.run("settings", shard, request):
             request = encode(("count", tenant))
+        if settings.budgets is not None:
+            await self.keeper.renew(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         found = await self._opened.run("settings", self._opened.of(tenant), encode(("get", tenant)))
@@ -403,6 +405,9 @@ class RedisStore:
         return sorted(settings, key=lambda setting: setting.queue or "")
 
     async def usage(self, tenant: str) -> Usage:
+        return await self.keeper.counted(tenant, self._usage(tenant))
+
+    async def _usage(self, tenant: str) -> Usage:
         return Usage(*await self._opened.run("usage", self._opened.of(tenant), encode((tenant,))))
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
