@@ -9,9 +9,10 @@ from prometheus_client import REGISTRY
 from holdfast import Queue
 from holdfast.core.budgets import FIELDS, Budgets
 from holdfast.core.errors import InvalidOption, QuotaExceeded
-from holdfast.core.job import HOUR
+from holdfast.core.job import HOUR, ClaimRequest
 from holdfast.service import limits
 from holdfast.store import TenantSettings
+from tests.eventually import eventually
 from tests.service.support import problem, serving, token
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -119,8 +120,8 @@ async def test_a_tenant_sees_what_it_uses(service, client, tenant):
     address = f"http://127.0.0.1:{service.port}"
     async with Queue(address, token=token(tenant)) as queue:
         assert (await queue.usage()).of("max_jobs").used == 1
+        await allow(service, tenant, max_queues=1)
         with pytest.raises(QuotaExceeded, match="max_queues") as refused:
-            await allow(service, tenant, max_queues=1)
             await queue.enqueue({}, queue="two")
         assert refused.value.budget == "max_queues"
 
@@ -193,8 +194,6 @@ async def test_a_large_batch_is_paid_for_by_waiting_and_completions_are_taken_me
 
 
 def _request(tenant):
-    from holdfast.core.job import ClaimRequest
-
     return ClaimRequest(tenant, ("default",), 1, 30_000, "w", 0.0)
 
 
@@ -214,8 +213,7 @@ async def test_streams_and_waiting_claims_are_counted_apart():
         async with client.stream("GET", "/v1/events?follow=true") as stream:
             assert stream.status_code == 200
             waiting = asyncio.create_task(claim())
-            while not service.hub.waits.used_by("acme"):
-                await asyncio.sleep(0.001)
+            await eventually(lambda: service.hub.waits.used_by("acme"), lambda waiting: waiting == 1)
             told = problem(await claim(), 429, "share_exceeded")
             assert told["budget"] == "max_waiting_claims"
             more = await client.get("/v1/events?follow=true")
@@ -257,7 +255,7 @@ async def test_refusals_are_counted_by_budget_and_name_no_tenant():
         assert "acme" not in text
 
 
-def test_a_debt_is_paid_at_the_rate_of_the_tenant():
+async def test_a_debt_is_paid_at_the_rate_of_the_tenant():
     now, rate = [0.0], {"a": 10, "b": 0}
     rates = limits.TenantRates("changes_per_s", "changes", rate.__getitem__, lambda: now[0])
     rates.check("a")
