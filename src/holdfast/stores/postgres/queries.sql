@@ -364,11 +364,14 @@ SELECT name, epoch, xid, n, k FROM {s}.readers WHERE tenant = $1 ORDER BY name;
 -- name: slowest_readers
 SELECT DISTINCT ON (tenant) tenant, epoch, xid, n, k FROM {s}.readers WHERE tenant = ANY ($1::text[])
 ORDER BY tenant, epoch, xid, n, k;
+-- How many events there are; and if these are more than $1, of each tenant that has more than an equal share how many. The
+-- others are below the level.
 -- name: events_kept
-SELECT t.version, count(u.tenant) AS tenants, coalesce(sum(u.events), 0)::bigint AS events
-FROM {s}.trimming t LEFT JOIN {s}.usage u ON u.events > 0 GROUP BY t.version;
+SELECT s.total, u.events FROM (
+    SELECT coalesce(sum(events), 0)::bigint AS total, count(*) AS tenants FROM {s}.usage WHERE events > 0
+) s LEFT JOIN {s}.usage u ON s.total > $1 AND u.events > $1 / nullif(s.tenants, 0);
 -- name: most_events
-SELECT tenant, events FROM {s}.usage WHERE events > $1;
+SELECT t.version, u.tenant, u.events FROM {s}.trimming t LEFT JOIN {s}.usage u ON u.events > $1;
 -- name: count_stretch
 SELECT {s}.count_stretch($1, $2, $3, $4);
 -- name: trim_stretch

@@ -129,7 +129,7 @@ BEGIN
         ) e
     )
     SELECT array_agg(ROW(epoch, xid, n, first, count, gone, tenant)::{s}.run) INTO v_runs FROM judged WHERE gone > 0;
-    IF v_runs IS NULL THEN
+    IF v_runs IS NULL AND p_old >= (SELECT at FROM {s}.kept_events ORDER BY epoch, xid, n, first LIMIT 1) THEN
         WITH judged AS (
             SELECT *, bool_and(at <= p_old) OVER (ORDER BY epoch, xid, n, first) AS old FROM (
                 SELECT epoch, xid, n, first, count, tenant, at FROM {s}.kept_events ORDER BY epoch, xid, n, first LIMIT p_limit
