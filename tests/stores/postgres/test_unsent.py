@@ -16,6 +16,7 @@ import pytest
 from holdfast.core import offers as core_offers
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import Finished, JobState, Queued
+from holdfast.stores.postgres import link
 from holdfast.stores.postgres import offers as offering
 from holdfast.stores.postgres.unit import Unit
 from holdfast.testing.postgres import PostgresServer
@@ -123,6 +124,33 @@ async def test_a_worker_gives_back_what_was_sent_and_did_not_arrive(url, offers,
         assert (await kinds(store, KEY))[:3] == ["enqueued", "claimed", "released"]
         jobs = (await judge(store)).values()
         assert {(job.attempts, job.state) for job in jobs} <= {(0, JobState.READY), (1, JobState.LEASED)}
+
+
+@pytest.mark.parametrize("how", ["has no room", "leaves"])
+async def test_an_offer_that_is_taken_back_twice_says_both_times_what_was_handed_over(url, offers, monkeypatch, how):
+    """The reply to the first one is lost with the line, as is the job's message."""
+    monkeypatch.setattr(core_offers, "LAST_WORD_S", 0.0)
+    arrived, lost = [], []
+    monkeypatch.setattr(offering.PostgresPost, "_take", lambda _, data: arrived.append(data))
+    rows = link.Direct.rows
+
+    async def cut(session, name, *args):
+        found = await rows(session, name, *args)
+        if name == "take_back" and args[2] and not lost:
+            lost.append(name)
+            raise ConnectionResetError
+        return found
+
+    async with opened(url) as store, opened(url) as producer:
+        async with place(store, offers) as (post, _):
+            await producer.enqueue([new("x", max_attempts=1)])
+            await eventually(lambda: arrived)
+            monkeypatch.setattr(link.Direct, "rows", cut)
+            if how == "has no room":
+                await post.claim(wish(1, lease_ms=core_offers.LEAST_LEASE_MS - 1))  # It takes back all, and offers nothing.
+        assert lost == ["take_back"]
+        assert (await kinds(store, KEY))[:3] == ["enqueued", "claimed", "released"]
+        assert await asked(url.split("?")[0], "SELECT count(*) FROM holdfast.offers") == 0
 
 
 async def comes_back(post, id_):

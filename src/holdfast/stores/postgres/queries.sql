@@ -66,6 +66,8 @@ CALL {s}.complete_one_and_tell($1::text[], $2::text[], $3::text[], $4::int, $5::
 SELECT {s}.make_offer($1, $2, $3, $4::int[], $5::int[], $6, $7, $8, $9, $10::text::text[]);
 -- name: take_back
 SELECT * FROM {s}.take_back($1, $2, $3, $4::int[], $5::int[]);
+-- name: drop_offer
+DELETE FROM {s}.offers WHERE post = $1 AND number <= $2 AND until < 0;
 -- A hand-off whose message was not sent is taken out of its offer: whoever does so releases the job.
 -- name: unsend
 UPDATE {s}.offers SET sent = sent - 1, handed = array_remove(handed, $1::text) WHERE $1::text = ANY (handed) RETURNING 1;
