@@ -147,7 +147,8 @@ async def test_an_offer_that_is_taken_back_twice_says_both_times_what_was_handed
             await eventually(lambda: arrived)
             monkeypatch.setattr(link.Direct, "rows", cut)
             if how == "has no room":
-                await post.claim(wish(1, lease_ms=core_offers.LEAST_LEASE_MS - 1))  # It takes back all, and offers nothing.
+                # Too short a lease to offer anything: it takes back all.
+                await post.claim(wish(1, lease_ms=core_offers.LEAST_LEASE_MS - 1))
         assert lost == ["take_back"]
         assert (await kinds(store, KEY))[:3] == ["enqueued", "claimed", "released"]
         assert await asked(url.split("?")[0], "SELECT count(*) FROM holdfast.offers") == 0

@@ -80,9 +80,9 @@ async def enqueue(
     What is there already is answered as it is read, without a lock: in a caller's transaction that would stay, and keep
     others from renewing and finishing the job. Only ids and keys of what is taken in are locked. [ENQ-7]
 
-    Everybody locks keys first, then new ids, then ended jobs, and a tenant last: nobody waits for a caller with a tenant
-    in hand. None: others were first; begin anew, in a transaction that does not hold what this one has locked. A
-    caller's transaction has no such choice: there it is tried again at once.
+    Everybody locks keys first, then new ids, then ended jobs, and a tenant last: nobody waits for a caller with a
+    tenant in hand. None: others were first. The caller then begins anew, in a transaction that does not hold what this
+    one has locked; in a transaction that was joined there is no such choice, and it is tried again at once.
     """
     new = _New(session, memory, list(zip(items, lanes, strict=True)))
     await new.look()
