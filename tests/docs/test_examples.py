@@ -211,6 +211,10 @@ def test_the_user_of_the_redis_page_has_the_rights_it_needs(tmp_path):
         assert "nothing is kept" in run(tmp_path, HOLDFAST, "doctor", url)
 
 
+def test_the_reference_says_what_the_code_says(tmp_path):
+    run(tmp_path, sys.executable, str(ROOT / "scripts" / "make_reference.py"), "--check")
+
+
 def test_links_between_pages_lead_somewhere():
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
