@@ -137,6 +137,7 @@ def doc(thing: Any) -> str:
 def cli_page() -> str:
     """Each command with its help."""
     from click import Context, Group
+
     from holdfast.cli.app import command as root
 
     lines = ["# The command line", "", "Made from the code by `scripts/make_reference.py`.", ""]
