@@ -28,7 +28,7 @@ from tests.stores.postgres.support import judge, opened
 KEY = key("x")
 
 
-async def asked(url, what):
+async def answer_of(url, what):
     connection = await asyncpg.connect(url)
     try:
         return await connection.fetchval(what)
@@ -62,7 +62,7 @@ async def test_a_hand_off_that_cannot_be_sent_is_released_at_once():
         url = server.url()
 
         def offered():
-            return asked(url, "SELECT count(*) FROM holdfast.offers WHERE until > 0")
+            return answer_of(url, "SELECT count(*) FROM holdfast.offers WHERE until > 0")
 
         async with opened(url) as store, opened(url) as producer:
             await producer.enqueue([new("warm")])
@@ -95,7 +95,7 @@ async def test_a_producer_that_dies_releasing_what_it_could_not_send_leaves_it_t
         url = server.url()
 
         def offered():
-            return asked(url, "SELECT count(*) FROM holdfast.offers WHERE until > 0")
+            return answer_of(url, "SELECT count(*) FROM holdfast.offers WHERE until > 0")
 
         async with opened(url) as store, opened(url) as producer, place(store, offered, limit=3) as (post, _):
             async with filled(server.url("stranger")):
@@ -127,7 +127,9 @@ async def test_a_worker_gives_back_what_was_sent_and_did_not_arrive(url, offers,
 
 
 @pytest.mark.parametrize("how", ["has no room", "leaves"])
-async def test_an_offer_that_is_taken_back_twice_says_both_times_what_was_handed_over(url, offers, monkeypatch, how):
+async def test_an_offer_that_is_taken_back_twice_says_both_times_what_was_handed_over(
+    url, offers, asked, monkeypatch, how
+):
     """The reply to the first one is lost with the line, as is the job's message."""
     monkeypatch.setattr(core_offers, "LAST_WORD_S", 0.0)
     arrived, lost = [], []
@@ -151,7 +153,7 @@ async def test_an_offer_that_is_taken_back_twice_says_both_times_what_was_handed
                 await post.claim(wish(1, lease_ms=core_offers.LEAST_LEASE_MS - 1))
         assert lost == ["take_back"]
         assert (await kinds(store, KEY))[:3] == ["enqueued", "claimed", "released"]
-        assert await asked(url.split("?")[0], "SELECT count(*) FROM holdfast.offers") == 0
+        assert await asked("SELECT count(*) FROM holdfast.offers") == 0
 
 
 async def comes_back(post, id_):
@@ -189,7 +191,7 @@ async def test_a_worker_gives_back_what_was_sent_before_the_server_was_restarted
     with PostgresServer(durable=False) as server:
 
         def offered():
-            return asked(server.url(), "SELECT count(*) FROM holdfast.offers WHERE until > 0")
+            return answer_of(server.url(), "SELECT count(*) FROM holdfast.offers WHERE until > 0")
 
         async with opened(server.url()) as store, place(store, offered, limit=3) as (post, _):
             await store.enqueue([new("x", max_attempts=1)])
@@ -197,3 +199,18 @@ async def test_a_worker_gives_back_what_was_sent_before_the_server_was_restarted
             await asyncio.to_thread(server.restart)
             assert (await comes_back(post, "x")).attempts == 1
             assert await kinds(store, KEY) == ["enqueued", "claimed", "released", "claimed"]
+
+
+async def test_a_worker_that_waits_while_the_data_is_restored_is_told_so(url, offers, asked, monkeypatch):
+    """A restore has made the tables and has not filled them yet: there is not even a clock."""
+    arrived = []
+    monkeypatch.setattr(offering.PostgresPost, "_take", lambda _, data: arrived.append(data))
+    async with opened(url) as store, place(store, offers, limit=1) as (post, _):
+        await store.enqueue([new("x", max_attempts=1)])
+        await eventually(lambda: arrived)
+        kept = await asked("DELETE FROM holdfast.meta RETURNING meta::text")
+        for act in (lambda: post.claim(wish(1)), store.now, lambda: store.claim(wish(1)), lambda: store.prune(9)):
+            with pytest.raises(StoreUnavailable, match="has no data"):
+                await act()
+        await asked(f"INSERT INTO holdfast.meta SELECT (x).* FROM (SELECT '{kept}'::holdfast.meta AS x) y")
+        assert (await comes_back(post, "x")).attempts == 1

@@ -2,7 +2,7 @@
 -- `jobs` and in `done`, {known:3} the check that what is remembered still holds, given in $3.
 
 -- name: now
-SELECT {s}.now_ms();
+SELECT coalesce({s}.now_ms(), {s}.no_data());
 -- name: shift_clock
 UPDATE {s}.meta SET shift = shift + $1;
 -- name: meta

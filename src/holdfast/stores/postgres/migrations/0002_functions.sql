@@ -8,6 +8,12 @@ CREATE FUNCTION {s}.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(frozen_at, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint) + shift FROM {s}.meta
 $$;
 
+-- Raises, for those who ask for the time and nothing else: a restore has made the tables and not filled them yet.
+CREATE FUNCTION {s}.no_data() RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE SQLSTATE 'HF002' USING MESSAGE = 'there is no data';
+END $$;
+
 -- The position of this transaction in the log. It grows from epoch to epoch, so that the later of two is the greater.
 CREATE FUNCTION {s}.xid() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT pg_current_xact_id()::text::bigint + base FROM {s}.meta

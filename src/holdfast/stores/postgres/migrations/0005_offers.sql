@@ -98,7 +98,7 @@ CREATE FUNCTION {s}.take_back(
     OUT now bigint, OUT sent int, OUT handed text[], OUT tiring boolean
 ) LANGUAGE plpgsql AS $$
 BEGIN
-    now := {s}.now_ms();
+    now := coalesce({s}.now_ms(), {s}.no_data());
     UPDATE {s}.offers o SET until = -now WHERE o.post = p_post
     RETURNING CASE o.number WHEN p_number THEN o.sent ELSE 0 END, CASE o.number WHEN p_number THEN o.handed END,
         o.tiring INTO sent, handed, tiring;
