@@ -19,14 +19,10 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import random
-import signal
 import sys
 import time
 from collections import Counter
-
-import asyncpg
 
 from holdfast.core.errors import EventsTrimmed, StoreError
 from holdfast.core.job import TERMINAL, ClaimRequest, Envelope, Finish, Job, JobKey, JobState, NewJob, Result
@@ -37,7 +33,7 @@ from holdfast.testing.postgres import PostgresServer
 from tests.eventually import eventually
 from tests.log import all_events
 from tests.stores.postgres.bouncer import PROGRAM, bouncing
-from tests.stores.postgres.losses import Standby, answers, dump, restore
+from tests.stores.postgres.losses import Standby, crashed, dump, restore
 
 Outcome = tuple[dict[str, int], list[str]]
 TENANTS = ("acme", "beta", "mallory")
@@ -253,16 +249,12 @@ async def crash(losses: int, seed: int, *, pooler: bool) -> Outcome:
         storm = Storm(url, seed)
 
         async def lose() -> None:
-            watching = await asyncpg.connect(server.url())
-            ended = asyncio.Event()
-            watching.add_termination_listener(lambda _: ended.set())
-            rows = await watching.fetch("SELECT pid FROM pg_stat_activity WHERE backend_type LIKE 'client%'")
-            try:
-                os.kill(storm.random.choice(rows)["pid"], signal.SIGKILL)
-            except ProcessLookupError:
-                os.kill(watching.get_server_pid(), signal.SIGKILL)
-            await ended.wait()  # The server takes a moment to notice, and goes on answering until then.
-            await answers(server)
+            struck = False
+            while not struck:  # A connection that was there a moment ago may be closed.
+                rows = server.sql("SELECT pid FROM pg_stat_activity WHERE backend_type LIKE 'client%'")
+                with contextlib.suppress(ProcessLookupError):
+                    await crashed(server, int(storm.random.choice(rows)[0]))
+                    struck = True
 
         return await storm.run(losses, lose), storm.wrong
 
