@@ -53,7 +53,7 @@ class UsageShowing(Protocol):
         ...
 
 
-class _Account(Struct, eq=False):
+class Account(Struct, eq=False):
     """One tenant, as far as this process knows."""
 
     budgets: Budgets
@@ -132,7 +132,7 @@ class Keeper:
         self.defaults = options.budgets
         self.max_result_ttl_ms = options.max_result_ttl_ms
         self._store = store
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, Account] = {}
         self._reads: set[asyncio.Task[None]] = set()
 
     def budgets(self, tenant: str) -> Budgets:
@@ -158,7 +158,7 @@ class Keeper:
                 queues.add(queue)
             size += len(item.envelope.payload)
         if not queues <= account.queues:
-            if any(_is_exempt(tenant, name) for name in queues):
+            if any(is_exempt(tenant, name) for name in queues):
                 return len(queues) == 1
             if FLOWS in queues:
                 flows = sum(item.key.queue == FLOWS for item in items)
@@ -186,7 +186,7 @@ class Keeper:
         over: dict[int, QuotaExceeded] = {}
         for n, item in enumerate(items):
             tenant, queue, _ = item.key
-            if _is_exempt(tenant, queue):
+            if is_exempt(tenant, queue):
                 continue
             account = self._account(tenant)
             size, flows = len(item.envelope.payload) + RECORD_BYTES, int(queue == FLOWS)
@@ -266,14 +266,14 @@ class Keeper:
         if reads:
             await asyncio.wait(reads)
 
-    def _account(self, tenant: str, *, renewed: bool = False) -> _Account:
+    def _account(self, tenant: str, *, renewed: bool = False) -> Account:
         """What is known of a tenant; if that is old, it is read anew in the background."""
         now = time.monotonic()
         account = self._accounts.get(tenant)
         if account is None:
             if len(self._accounts) >= TENANTS:
                 self._accounts.pop(next(iter(self._accounts)), None)
-            account = self._accounts[tenant] = _Account(self.defaults)
+            account = self._accounts[tenant] = Account(self.defaults)
         if renewed:
             account.asked_at = now
         elif now >= account.asked_at + REFRESH_S:
@@ -291,7 +291,7 @@ class Keeper:
             await self.renew(tenant)
 
 
-def _is_exempt(tenant: str, queue: str) -> bool:
+def is_exempt(tenant: str, queue: str) -> bool:
     """Whether a queue is for what Holdfast itself keeps as jobs. Schedules are judged where they are put."""
     return tenant == OPERATOR or (queue.startswith(RESERVED) and queue != FLOWS)
 

@@ -96,6 +96,14 @@ def merged(old: Budgets | None, new: Budgets | None) -> Budgets | None:
     return replace(old, **{name: value for name, value in asdict(new).items() if value is not None})
 
 
+def left_out(own: Budgets | None, others: Budgets | None) -> Budgets | None:
+    """Those of the others that are not set here, None for none."""
+    if own is None or others is None:
+        return others
+    missing = {name: value for name, value in asdict(others).items() if getattr(own, name) is None}
+    return Budgets(**missing) if any(value is not None for value in missing.values()) else None
+
+
 def weight(job: Job) -> int:
     """What a job counts in `Usage.bytes`."""
     return RECORD_BYTES + len(job.envelope.payload) + varying(job)

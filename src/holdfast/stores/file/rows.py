@@ -182,14 +182,20 @@ def logged(event: Event, lane: int) -> LoggedEvent:
     )  # fmt: skip
 
 
-def pack_events(chunk: list[LoggedEvent]) -> tuple[int | None, bytes]:
-    """The lane of events, None for several, and the events as one column of the table.
+def pack_events(chunk: list[LoggedEvent]) -> bytes:
+    """Events as one column of the table: those of one call are much alike, and what they all have is there once."""
+    columns = (column[:1] if column.count(column[0]) == len(chunk) else column for column in zip(*chunk, strict=True))
+    return _encode((len(chunk), *columns))
 
-    Those of one call are much alike, and what they all have is there once.
-    """
-    columns = [column[:1] if column.count(column[0]) == len(chunk) else column for column in zip(*chunk, strict=True)]
-    lanes = cast("tuple[int, ...]", columns[_LANE])
-    return lanes[0] if len(lanes) == 1 else None, _encode((len(chunk), *columns))
+
+def chunk_row(first: int, events: list[LoggedEvent], mark: int | None = None) -> Row:
+    """A row of the log; `mark`: they were written in a larger chunk."""
+    lanes = {event[_LANE] for event in events}
+    packed = pack_events(events)
+    return (
+        first + len(events) - 1, first, events[-1][0], lanes.pop() if len(lanes) == 1 else None,
+        check_of(packed) if mark is None else mark, packed,
+    )  # fmt: skip
 
 
 def unpack_events(chunk: bytes) -> list[LoggedEvent]:

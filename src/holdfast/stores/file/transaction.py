@@ -132,12 +132,9 @@ class Transaction:
         for n in range(0, len(self._events), CHUNK):
             chunk = self._events[n : n + CHUNK]
             first = self.event - len(self._events) + n + 1
-            lane, packed = rows.pack_events(chunk)
-            row = (first + len(chunk) - 1, first, chunk[-1][0], lane, rows.check_of(packed), packed)
-            self.db.execute(SQL["add_events"], row)
-            counts = {lane: len(chunk)} if lane is not None else Counter(event[2] for event in chunk)
-            for number, count in counts.items():
-                self.moved(number).events += count
+            self.db.execute(SQL["add_events"], rows.chunk_row(first, chunk))
+        for lane, count in Counter(event[2] for event in self._events).items():
+            self.moved(lane).events += count
 
     def keep(self) -> None:
         """The call went through: write what it changed and stand by it."""

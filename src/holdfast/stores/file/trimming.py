@@ -142,12 +142,10 @@ class _Pass:
             return
         self._drop(chunk)
         if left:
-            packed = chunk.packed or self._t.one("chunk", chunk.last)
-            events = rows.unpack_events(packed)
+            events = rows.unpack_events(chunk.packed or self._t.one("chunk", chunk.last))
             for first, last in left:
                 part = events[first - chunk.first : last - chunk.first + 1]
-                lane, packed = rows.pack_events(part)
-                self._added.append((last, first, part[-1][0], lane, chunk.mark, packed))
+                self._added.append(rows.chunk_row(first, part, chunk.mark))
 
     def _drop(self, chunk: _Chunk) -> None:
         """With those right before it, in one statement."""

@@ -2,7 +2,7 @@
 -- `jobs` and in `done`, {known:3} the check that what is remembered still holds, given in $3.
 
 -- name: now
-SELECT {s}.now_ms();
+SELECT coalesce({s}.now_ms(), {s}.no_data());
 -- name: shift_clock
 UPDATE {s}.meta SET shift = shift + $1;
 -- name: meta
@@ -66,6 +66,8 @@ CALL {s}.complete_one_and_tell($1::text[], $2::text[], $3::text[], $4::int, $5::
 SELECT {s}.make_offer($1, $2, $3, $4::int[], $5::int[], $6, $7, $8, $9, $10::text::text[]);
 -- name: take_back
 SELECT * FROM {s}.take_back($1, $2, $3, $4::int[], $5::int[]);
+-- name: drop_offer
+DELETE FROM {s}.offers WHERE post = $1 AND number <= $2 AND until < 0;
 -- A hand-off whose message was not sent is taken out of its offer: whoever does so releases the job.
 -- name: unsend
 UPDATE {s}.offers SET sent = sent - 1, handed = array_remove(handed, $1::text) WHERE $1::text = ANY (handed) RETURNING 1;
@@ -364,11 +366,14 @@ SELECT name, epoch, xid, n, k FROM {s}.readers WHERE tenant = $1 ORDER BY name;
 -- name: slowest_readers
 SELECT DISTINCT ON (tenant) tenant, epoch, xid, n, k FROM {s}.readers WHERE tenant = ANY ($1::text[])
 ORDER BY tenant, epoch, xid, n, k;
+-- How many events there are; and if these are more than $1, of each tenant that has more than an equal share how many. The
+-- others are below the level.
 -- name: events_kept
-SELECT t.version, count(u.tenant) AS tenants, coalesce(sum(u.events), 0)::bigint AS events
-FROM {s}.trimming t LEFT JOIN {s}.usage u ON u.events > 0 GROUP BY t.version;
+SELECT s.total, u.events FROM (
+    SELECT coalesce(sum(events), 0)::bigint AS total, count(*) AS tenants FROM {s}.usage WHERE events > 0
+) s LEFT JOIN {s}.usage u ON s.total > $1 AND u.events > $1 / nullif(s.tenants, 0);
 -- name: most_events
-SELECT tenant, events FROM {s}.usage WHERE events > $1;
+SELECT t.version, u.tenant, u.events FROM {s}.trimming t LEFT JOIN {s}.usage u ON u.events > $1;
 -- name: count_stretch
 SELECT {s}.count_stretch($1, $2, $3, $4);
 -- name: trim_stretch

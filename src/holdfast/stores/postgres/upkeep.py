@@ -11,7 +11,7 @@ from holdfast.core.errors import StoreBusy
 from holdfast.core.job import JobKey
 from holdfast.core.lifecycle import Retention
 from holdfast.core.retry import spread
-from holdfast.core.trimming import Excess, excess
+from holdfast.core.trimming import Excess, level
 from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS, Pruned, Reaped
 from holdfast.stores.postgres import reads, rows
 from holdfast.stores.postgres.lanes import Memory
@@ -98,9 +98,10 @@ async def trim(link: Link, memory: Memory, keep_events: int) -> int:
     while await link.value("count_stretch", *end[:3], STRETCH, repeat=True):
         pass
     old = await link.value("now", repeat=True) - EVENTS_BOUND_MS
+    soft, hard = await _levels(link, keep_events)
     gone, more = 0, True
     while more:
-        version, over = await _excess(link, keep_events)
+        version, over = await _excess(link, soft, hard)
         places = await _slowest(link, over)
         columns = (
             list(over), [one.soft for one in over.values()], [one.hard for one in over.values()],
@@ -113,17 +114,21 @@ async def trim(link: Link, memory: Memory, keep_events: int) -> int:
     return gone
 
 
-async def _excess(link: Link, keep_events: int) -> tuple[int, dict[str, Excess]]:
-    """The tenants that keep too many events, and the step of trimming that this is known at."""
-    (sums,) = await link.rows("events_kept", repeat=True)
-    version, tenants, events = sums.values()
-    if events <= keep_events:
-        return version, {}
-    # Who keeps no more than an equal share is below the level, and need not be looked at one by one.
-    found = await link.rows("most_events", keep_events // tenants, repeat=True)
-    most = {row["tenant"]: row["events"] for row in found}
-    rest = events - sum(most.values())
-    return version, excess(most, keep_events - rest, EVENTS_BOUND - rest)
+async def _levels(link: Link, keep_events: int) -> tuple[int, int]:
+    """Up to how many events each tenant may keep: of those that its readers have passed, and of any."""
+    found = await link.rows("events_kept", keep_events, repeat=True)
+    kept = [row["events"] for row in found if row["events"] is not None]
+    if not kept:
+        return EVENTS_BOUND, EVENTS_BOUND
+    rest = found[0]["total"] - sum(kept)
+    return level(kept, keep_events - rest), level(kept, EVENTS_BOUND - rest)
+
+
+async def _excess(link: Link, soft: int, hard: int) -> tuple[int, dict[str, Excess]]:
+    """The tenants that keep more than this, and the step of trimming that this is known at."""
+    found = await link.rows("most_events", soft, repeat=True)
+    over = {row["tenant"]: Excess(row["events"] - soft, row["events"] - hard) for row in found if row["tenant"]}
+    return found[0]["version"], over
 
 
 async def _slowest(link: Link, tenants: Iterable[str]) -> list[Place]:

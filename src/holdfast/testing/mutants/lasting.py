@@ -77,7 +77,7 @@ def trimming_ignores_readers(bug: Bug) -> None:
     if bug.store == "memory":
         bug.around(bug.memory.MemoryStore, "_trim", trim)
     else:
-        bug.sql("oldest_reader", "min(n)", "NULL")
+        bug.sql("slowest_readers", "FROM readers", "FROM readers WHERE 0")
 
 
 @mutant("EVENT-2")
@@ -91,8 +91,7 @@ def one_old_event_takes_all_before_it(bug: Bug) -> None:
     if bug.store == "memory":
         bug.around(bug.memory.MemoryStore, "_trim", trim)
     else:
-        behind = "first > (SELECT ifnull(max(last), 0) FROM events WHERE at <= ?3)"
-        bug.sql("first_young", "WHERE at > ?", f"WHERE at > ? AND {behind}")
+        bug.sql("log_behind", "first, at,", "first, (SELECT min(at) FROM events AS e WHERE e.last >= events.last),")
 
 
 @mutant("EVENT-2", stores=FACES)

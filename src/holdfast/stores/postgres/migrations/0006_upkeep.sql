@@ -83,8 +83,28 @@ CREATE FUNCTION {s}.passed(
         WHEN (p_epoch, p_xid, p_n) = (r_epoch, r_xid, r_n) THEN greatest(0, least(p_count, r_k - p_first)) ELSE 0 END
 $$;
 
+-- Take the first `gone` events out of each of these runs of `kept_events`. By index, as the next one.
+CREATE FUNCTION {s}.shorten(p_runs {s}.run[]) RETURNS void LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET jit = off AS $$
+BEGIN
+    DELETE FROM {s}.kept_events k USING unnest(p_runs) AS u
+    WHERE (k.epoch, k.xid, k.n, k.first) = (u.epoch, u.xid, u.n, u.first) AND u.gone = u.count;
+    UPDATE {s}.kept_events k SET first = k.first + u.gone, count = k.count - u.gone,
+        kinds = {s}.part(kinds, u.gone + 1, u.count), lanes = {s}.part(lanes, u.gone + 1, u.count),
+        attempts = {s}.part(attempts, u.gone + 1, u.count), tokens = {s}.part(tokens, u.gone + 1, u.count),
+        numbers = {s}.part(numbers, u.gone + 1, u.count), xs = {s}.part(xs, u.gone + 1, u.count),
+        ys = {s}.part(ys, u.gone + 1, u.count), zs = {s}.part(zs, u.gone + 1, u.count),
+        ids = ids[u.gone + 1 : u.count], types = {s}.part(types, u.gone + 1, u.count),
+        workers = {s}.part(workers, u.gone + 1, u.count), more = {s}.part(k.more, u.gone + 1, u.count)
+    FROM unnest(p_runs) AS u
+    WHERE (k.epoch, k.xid, k.n, k.first) = (u.epoch, u.xid, u.n, u.first) AND u.gone < u.count;
+END $$;
+
 -- Note that the first `gone` events of each of these runs are gone: how many that are.
-CREATE FUNCTION {s}.note_gone(p_runs {s}.run[]) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION {s}.note_gone(p_runs {s}.run[]) RETURNS bigint LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET jit = off AS $$
 BEGIN
     INSERT INTO {s}.cuts AS c (tenant, epoch, xid, n, k)
     SELECT DISTINCT ON (tenant) tenant, epoch, xid, n, first + gone FROM unnest(p_runs)
@@ -129,7 +149,7 @@ BEGIN
         ) e
     )
     SELECT array_agg(ROW(epoch, xid, n, first, count, gone, tenant)::{s}.run) INTO v_runs FROM judged WHERE gone > 0;
-    IF v_runs IS NULL THEN
+    IF v_runs IS NULL AND p_old >= (SELECT at FROM {s}.kept_events ORDER BY epoch, xid, n, first LIMIT 1) THEN
         WITH judged AS (
             SELECT *, bool_and(at <= p_old) OVER (ORDER BY epoch, xid, n, first) AS old FROM (
                 SELECT epoch, xid, n, first, count, tenant, at FROM {s}.kept_events ORDER BY epoch, xid, n, first LIMIT p_limit
@@ -138,17 +158,7 @@ BEGIN
         SELECT array_agg(ROW(epoch, xid, n, first, count, count, tenant)::{s}.run) INTO v_runs FROM judged WHERE old;
     END IF;
     IF v_runs IS NOT NULL THEN
-        DELETE FROM {s}.kept_events k USING unnest(v_runs) AS u
-        WHERE (k.epoch, k.xid, k.n, k.first) = (u.epoch, u.xid, u.n, u.first) AND u.gone = u.count;
-        UPDATE {s}.kept_events k SET first = k.first + u.gone, count = k.count - u.gone,
-            kinds = {s}.part(kinds, u.gone + 1, u.count), lanes = {s}.part(lanes, u.gone + 1, u.count),
-            attempts = {s}.part(attempts, u.gone + 1, u.count), tokens = {s}.part(tokens, u.gone + 1, u.count),
-            numbers = {s}.part(numbers, u.gone + 1, u.count), xs = {s}.part(xs, u.gone + 1, u.count),
-            ys = {s}.part(ys, u.gone + 1, u.count), zs = {s}.part(zs, u.gone + 1, u.count),
-            ids = ids[u.gone + 1 : u.count], types = {s}.part(types, u.gone + 1, u.count),
-            workers = {s}.part(workers, u.gone + 1, u.count), more = {s}.part(k.more, u.gone + 1, u.count)
-        FROM unnest(v_runs) AS u
-        WHERE (k.epoch, k.xid, k.n, k.first) = (u.epoch, u.xid, u.n, u.first) AND u.gone < u.count;
+        PERFORM {s}.shorten(v_runs);
         more := true;
     ELSIF p_tenants = '{}' AND p_old < (
         SELECT at FROM {s}.events WHERE (epoch, xid, n) > (v_at.trimmed_epoch, v_at.trimmed_xid, v_at.trimmed_n)
@@ -189,7 +199,7 @@ BEGIN
         ), judged AS MATERIALIZED (
             -- What is old goes with all of its tenant before it: a clock that was set back takes nothing young along.
             SELECT *, CASE WHEN bool_and(many = count OR at <= p_old) OVER (PARTITION BY tenant ORDER BY epoch, xid, n, first)
-                AND NOT EXISTS (SELECT FROM {s}.kept_events k WHERE k.tenant = weighed.tenant) THEN count ELSE many END AS goes
+                AND (SELECT k.n FROM {s}.kept_events k WHERE k.tenant = weighed.tenant LIMIT 1) IS NULL THEN count ELSE many END AS goes
             FROM weighed
         )
         SELECT last.epoch, last.xid, last.n,
