@@ -30,15 +30,6 @@ def test_every_budget_is_set_and_shown_with_what_is_used(cli):
     assert not any(one["is_set"] for one in found["budgets"])
 
 
-def test_a_job_over_a_budget_is_refused_by_its_name(cli):
-    """One process for each job has read nothing before its first enqueue; a batch of one process has. [TENANT-5]"""
-    cli("tenant", "set", "acme", "--max-schedules", "1")
-    assert cli("schedule", "set", "one", "x", "--cron", "0 3 * * *").code == 0
-    answer = cli("schedule", "set", "two", "x", "--cron", "0 3 * * *")
-    assert answer.code == 1
-    assert "max_schedules is 1" in answer.err
-
-
 def test_over_the_quota_an_enqueue_fails(cli):
     cli("tenant", "set", "acme", "--max-waiting", "1")
     assert cli("enqueue", "x").code == 0
