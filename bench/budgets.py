@@ -1,4 +1,4 @@
-"""What budgets cost an enqueue: the same store with and without its keeper, in turns. `python -m bench.budgets [URL]`."""
+"""What budgets cost an enqueue: a store with and without its keeper, in turns. `python -m bench.budgets [URL]`."""
 
 from __future__ import annotations
 
