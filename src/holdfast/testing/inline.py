@@ -34,9 +34,9 @@ from holdfast.maintenance.coordinator import Place
 from holdfast.maintenance.duties import DUTIES
 from holdfast.options import Resolved, duration_ms, instant_ms
 from holdfast.queue import Queue
+from holdfast.worker.active_job import ActiveJob
 from holdfast.worker.clients import Clients, HandlerQueue
 from holdfast.worker.handlers import Handler, table
-from holdfast.worker.held import Held
 from holdfast.worker.runner import Runner
 
 DRAIN_LIMIT = 10_000
@@ -171,10 +171,10 @@ class InlineQueue(Queue):
         ended: asyncio.Future[tuple[Finish, BaseException | None]] = asyncio.get_running_loop().create_future()
         free = asyncio.Event()
 
-        def acknowledge(held: Held, finish: Finish) -> None:
+        def acknowledge(held: ActiveJob, finish: Finish) -> None:
             ended.set_result((finish, held.error))
 
-        def report(held: Held, progress: Progress) -> None:
+        def report(held: ActiveJob, progress: Progress) -> None:
             self._reports.append(Report(held.key, held.token, progress))
 
         known = find(job.envelope.type)
@@ -185,7 +185,7 @@ class InlineQueue(Queue):
             handlers, 1, self.codec, self.blobs, acknowledge, free.set, report, unknown_ms=0, clients=clients
         )
         try:
-            runner.start(Held(job, job.key, job.token, math.inf, math.inf))
+            runner.start(ActiveJob(job, job.key, job.token, math.inf, math.inf))
             return await ended
         finally:
             await runner.close()

@@ -32,9 +32,9 @@ from holdfast.telemetry import metrics, tracing
 from holdfast.telemetry.logging import get_logger
 from holdfast.worker import outcome
 from holdfast.worker.acks import Acknowledger
+from holdfast.worker.active_job import ActiveJob
 from holdfast.worker.clients import Clients
 from holdfast.worker.heartbeat import Heartbeat
-from holdfast.worker.held import Held
 from holdfast.worker.joining import Joining, is_completed
 from holdfast.worker.progress import Reporter
 from holdfast.worker.runner import Runner
@@ -88,8 +88,8 @@ class Loop:
         self._settings = settings
         self._callbacks = callbacks
         self._loop = asyncio.get_running_loop()
-        self._held: set[Held] = set()
-        self._ahead: deque[Held] = deque()
+        self._held: set[ActiveJob] = set()
+        self._ahead: deque[ActiveJob] = deque()
         self._queues = settings.queues
         self._prefetch = settings.prefetch or 0
         self._ended = 0
@@ -158,7 +158,7 @@ class Loop:
 
     async def _lead(self, store: Store) -> None:
         """Take care of schedules and flows, in the heartbeat's thread and with its handle on the store."""
-        on_error = partial(self._heartbeat.hand_over, self._on_error("maintain"))
+        on_error = partial(self._heartbeat.call_in_loop, self._on_error("maintain"))
         await Coordinator(store, self._settings.tenant, DUTIES, on_error=on_error).run()
 
     def _on_end_of_duty(self, task: asyncio.Task[None]) -> None:
@@ -234,7 +234,9 @@ class Loop:
             return
         lease_s = self._settings.lease_ms / 1000
         until, renew_at = sent + lease_s, sent + lease_s / 3
-        taken = [Held(job, JobKey(job.tenant, job.queue, job.id), job.token, until, renew_at) for job in claimed.jobs]
+        taken = [
+            ActiveJob(job, JobKey(job.tenant, job.queue, job.id), job.token, until, renew_at) for job in claimed.jobs
+        ]
         self._held.update(taken)
         self._ahead.extend(taken)
         if metrics.current is not None:
@@ -299,7 +301,7 @@ class Loop:
 
     # What became of it -----------------------------------------------------------------------------------------
 
-    def _ack(self, held: Held, finish: Finish) -> None:
+    def _ack(self, held: ActiveJob, finish: Finish) -> None:
         if not held.joined:
             self._acks.add(held, finish)
             return
@@ -308,7 +310,7 @@ class Loop:
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 
-    async def _ack_joined(self, held: Held, finish: Finish) -> None:
+    async def _ack_joined(self, held: ActiveJob, finish: Finish) -> None:
         """Acknowledge, unless the handler's own transaction has completed the job. [ENQ-7]"""
         pause = Pause()
         while held.until > boot_time():
@@ -328,7 +330,7 @@ class Loop:
         # Also where time is over: that is for the acknowledgements to tell.
         self._acks.add(held, finish)
 
-    def _settled(self, batch: list[Held], answers: list[FinishAnswer | None]) -> None:
+    def _settled(self, batch: list[ActiveJob], answers: list[FinishAnswer | None]) -> None:
         self._held.difference_update(batch)
         if self._callbacks.silent and metrics.current is None:
             for held, answer in zip(batch, answers, strict=True):
@@ -339,7 +341,7 @@ class Loop:
                 self._tell(held, answer)
         self._ring_room()
 
-    def _tell(self, held: Held, answer: FinishAnswer | None) -> None:
+    def _tell(self, held: ActiveJob, answer: FinishAnswer | None) -> None:
         finish = held.finish
         if not isinstance(answer, Finished):
             self._refused(held, answer)
@@ -353,7 +355,7 @@ class Loop:
                 reason = finish.reason or ("shutdown" if finish.delay_ms is None else "retry_later")
                 metrics.current.released(held.key.queue, reason)
 
-    def _refused(self, held: Held, refusal: Refusal | None) -> None:
+    def _refused(self, held: ActiveJob, refusal: Refusal | None) -> None:
         """An outcome that came too late; None: so late that it was not sent. [LEASE-4]"""
         result = held.finish.result if held.finish else None
         if result is not None and result.blob and refusal is not None and self._settings.blobs is not None:
@@ -369,7 +371,7 @@ class Loop:
             if self._settings.blobs is not None:
                 await self._settings.blobs.delete([blob])
 
-    def _lost(self, held: Held, refusal: Refusal) -> None:
+    def _lost(self, held: ActiveJob, refusal: Refusal) -> None:
         """The lease is gone: the handler is told, its outcome no longer counts. [LEASE-4, CANCEL-2]"""
         if held.finish is not None or held.verdict not in ("", "released"):
             return  # Its acknowledgement is on the way and will get the answer.
@@ -378,7 +380,7 @@ class Loop:
         if metrics.current is not None:
             metrics.current.held(-1)
         if held in self._runner.running:
-            self._runner.tell(held, verdict)
+            self._runner.notify(held, verdict)
         elif held in self._ahead:
             self._ahead.remove(held)
             held.verdict = verdict
@@ -397,13 +399,13 @@ class Loop:
             "stopping: running jobs may finish", running=len(self._runner.running), grace_s=self._settings.grace_s
         )
         await self._wait_for(lambda: self._runner.running, "waiting for running jobs", self._settings.grace_s)
-        self._runner.tell_all("released")
+        self._runner.notify_all("released")
         await self._within(END_S, self._all_free)
         # A handler that cannot be stopped still has its effects: its job stays leased to it, or two would run it.
         await self._wait_for(self._runner.unstoppable, "waiting for handlers that do not stop when they are told")
         if self._hurry.is_set() and self._runner.running:
             # Told twice: children are killed now, tasks are canceled again.
-            self._runner.tell_all("released")
+            self._runner.notify_all("released")
             await asyncio.wait([asyncio.ensure_future(self._all_free.wait())], timeout=HURRY_S / 4)
         self._runner.abandon()
         if left := self._runner.unstoppable():
@@ -411,7 +413,9 @@ class Loop:
                 "ending while handlers run; their leases run out by themselves", running=len(left), jobs=_ids(left)
             )
 
-    async def _wait_for(self, found: Callable[[], Collection[Held]], saying: str, seconds: float = math.inf) -> None:
+    async def _wait_for(
+        self, found: Callable[[], Collection[ActiveJob]], saying: str, seconds: float = math.inf
+    ) -> None:
         """Wait until nothing is found any more, for so many seconds at most, and not at all in a hurry."""
         end = time.monotonic() + seconds
         while (held := found()) and not self._hurry.is_set() and (left_s := end - time.monotonic()) > 0:
@@ -470,7 +474,7 @@ class Loop:
         return True
 
     def _on_error(self, op: str) -> Callable[[BaseException], None]:
-        def tell(error: BaseException) -> None:
+        def notify(error: BaseException) -> None:
             if metrics.current is not None:
                 metrics.current.store_error(op)
             if isinstance(error, (HoldfastError, *AWAY)):
@@ -479,7 +483,7 @@ class Loop:
                 _log.error("a call of the store failed", op=op, error=repr(error))
             self._callbacks.emit("error", None, error)
 
-        return tell
+        return notify
 
     def _describe(self) -> WorkerInfo:
         settings = self._settings
@@ -489,7 +493,7 @@ class Loop:
         )  # fmt: skip
 
 
-def _ids(held: Collection[Held]) -> str:
+def _ids(held: Collection[ActiveJob]) -> str:
     """The first of some jobs, for the log."""
     names = sorted(f"{one.job.envelope.type}/{one.key.id}" for one in held)
     return ",".join(names[:SAID]) + (",..." if len(names) > SAID else "")

@@ -12,7 +12,7 @@ import pytest
 from holdfast import current_job, job
 from holdfast.core.job import JobState
 from holdfast.worker import Worker
-from holdfast.worker.held import Held
+from holdfast.worker.active_job import ActiveJob
 from tests.eventually import eventually
 from tests.unit.worker.serving import run, serving
 
@@ -313,7 +313,7 @@ async def test_many_jobs_leave_no_trace_in_the_worker(queue):
 
     def alive():
         gc.collect()
-        return sum(isinstance(one, Held) for one in gc.get_objects())
+        return sum(isinstance(one, ActiveJob) for one in gc.get_objects())
 
     before = alive()
     async with serving(queue, nothing, concurrency=100) as worker:
