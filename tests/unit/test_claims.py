@@ -121,7 +121,7 @@ async def test_a_ring_is_passed_on_by_one_who_leaves(claimer, store):
     await enqueue(store, "x")
     # The first is rung, and leaves before it can look.
     claimer._hear(Signal(Hint.READY, "acme", "default"))
-    assert first_bell.rung
+    assert first_bell.notified
     first.cancel()
     assert [job.id for job in (await asyncio.wait_for(second, 2)).jobs] == ["x"]
     assert first.cancelled()

@@ -105,7 +105,7 @@ class _Held(Place):
         self.verdict: Literal["", "canceled", "lost", "released"] = ""
         self.ending = False
         self.watched: frozenset[JobKey] = frozenset()
-        self.rung = asyncio.Event()
+        self.notified = asyncio.Event()
         self._heard: set[JobKey] | None = set()
         self.task: asyncio.Task[None] | None = None
         self._coordinator = coordinator
@@ -115,14 +115,14 @@ class _Held(Place):
 
     async def changed(self, timeout_s: float) -> frozenset[JobKey] | None:
         end = time.monotonic() + timeout_s
-        while not self.rung.is_set() and (left := end - time.monotonic()) > 0:
+        while not self.notified.is_set() and (left := end - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, PATIENCE_S)):
-                    await self.rung.wait()
-            if self._coordinator.crowded and not self.rung.is_set():
+                    await self.notified.wait()
+            if self._coordinator.crowded and not self.notified.is_set():
                 return None
         heard, self._heard = self._heard, set()
-        self.rung.clear()
+        self.notified.clear()
         return frozenset(heard or ())
 
     def hear(self, key: JobKey | None) -> None:
@@ -131,7 +131,7 @@ class _Held(Place):
             self._heard = None
         elif self._heard is not None:
             self._heard.add(key)
-        self.rung.set()
+        self.notified.set()
 
 
 class Coordinator:
@@ -185,7 +185,7 @@ class Coordinator:
     # Claiming --------------------------------------------------------------------------------------------------
 
     async def _claim(self) -> None:
-        bell = self._claimer.bell(self._tenant, self._queues)
+        wakeup = self._claimer.wakeup(self._tenant, self._queues)
         pause = Pause()
         while True:
             room = min(CLAIM_LIMIT, MOST - len(self._held))
@@ -193,7 +193,7 @@ class Coordinator:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            bell.arm()  # Before the look: a hint that comes during it makes us look again. [CLAIM-3]
+            wakeup.arm()  # Before the look: a hint that comes during it makes us look again. [CLAIM-3]
             sent = boot_time()
             self._queues = self._queues[1:] + self._queues[:1]
             chance = random.random()  # noqa: S311 - jitter, no secret
@@ -212,7 +212,7 @@ class Coordinator:
             for job in claimed.jobs:
                 self._take(job, sent)
             if len(claimed.jobs) < room:
-                await bell.wait(pause_s(claimed))
+                await wakeup.wait(pause_s(claimed))
 
     def _take(self, job: Job, sent: float) -> None:
         before = self._held.get(job.key)

@@ -95,14 +95,14 @@ class Loop:
         self._ended = 0
         self._refilling = False
         self._measured_at: float | None = None
-        self._room_bell: asyncio.Future[None] | None = None
+        self._room_wakeup: asyncio.Future[None] | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._all_free = asyncio.Event()
         self._one_ended = asyncio.Event()
         self._fatal: BaseException | None = None
         self._claimer = Claimer(store)
-        self._bell = self._claimer.bell(settings.tenant, settings.queues)
+        self._wakeup = self._claimer.wakeup(settings.tenant, settings.queues)
         self._post = post_at(store, self._deliver)
         self._acks = Acknowledger(store, self._settled, self._on_error("finish"))
         self._reporter = Reporter(store, self._lost, self._on_error("report"))
@@ -147,7 +147,7 @@ class Loop:
             for task in self._joining:
                 task.cancel()
             await asyncio.wait([*tasks, *self._deletions, *self._joining])
-            self._claimer.leave(self._bell, pass_on=False)
+            self._claimer.leave(self._wakeup, pass_on=False)
             self._claimer.close()
             await self._reporter.close()
             await self._runner.close()
@@ -171,8 +171,8 @@ class Loop:
         """Stop claiming; finish what runs, or release after the grace what can be stopped. Twice is harmless."""
         if not self._stop.is_set():
             self._stop.set()
-            self._bell.ring()
-            self._ring_room()
+            self._wakeup.notify()
+            self._notify_room()
 
     def hurry(self) -> None:
         """End at once: cancel what runs, try once to release what stops."""
@@ -189,15 +189,15 @@ class Loop:
         pause = Pause()
         while not self._stop.is_set():
             if self._room() <= 0:
-                self._room_bell = self._loop.create_future()
-                await self._room_bell
+                self._room_wakeup = self._loop.create_future()
+                await self._room_wakeup
                 continue
             self._measure()
             room = min(CLAIM_LIMIT, self._room())
             if room <= 0:
                 continue
             # Armed before the look: a hint that comes during it makes us look again. [CLAIM-3]
-            self._bell.arm()
+            self._wakeup.arm()
             sent = boot_time()
             try:
                 # What is claimed ahead is not to be delivered: it would wait here while others are free.
@@ -214,7 +214,7 @@ class Loop:
             self._take(claimed, sent)
             if len(claimed.jobs) < room and not self._stop.is_set():
                 self._measured_at = None
-                await self._bell.wait(pause_s(claimed))
+                await self._wakeup.wait(pause_s(claimed))
 
     def _request(self, room: int) -> ClaimRequest:
         settings = self._settings
@@ -227,7 +227,7 @@ class Loop:
         hit("worker.after_claim")
         self._take(claimed, sent)
         if self._post.low:
-            self._bell.ring()
+            self._wakeup.notify()
 
     def _take(self, claimed: Claimed, sent: float) -> None:
         if not claimed.jobs:
@@ -290,14 +290,14 @@ class Loop:
         self._refilling = False
         self._one_ended.set()
         self._start_next()
-        self._ring_room()
+        self._notify_room()
         if not self._runner.running:
             self._all_free.set()
 
-    def _ring_room(self) -> None:
-        bell, self._room_bell = self._room_bell, None
-        if bell is not None and not bell.done():
-            bell.set_result(None)
+    def _notify_room(self) -> None:
+        wakeup, self._room_wakeup = self._room_wakeup, None
+        if wakeup is not None and not wakeup.done():
+            wakeup.set_result(None)
 
     # What became of it -----------------------------------------------------------------------------------------
 
@@ -339,7 +339,7 @@ class Loop:
         else:
             for held, answer in zip(batch, answers, strict=True):
                 self._tell(held, answer)
-        self._ring_room()
+        self._notify_room()
 
     def _tell(self, held: ActiveJob, answer: FinishAnswer | None) -> None:
         finish = held.finish
@@ -386,7 +386,7 @@ class Loop:
             held.verdict = verdict
         self._callbacks.emit(verdict, held.job, refusal)
         self._one_ended.set()
-        self._ring_room()
+        self._notify_room()
 
     # The end ---------------------------------------------------------------------------------------------------
 
