@@ -12,7 +12,7 @@ from holdfast.core.failpoint import hit
 from holdfast.core.job import HOUR, SECOND, WAITING, AttemptError, Cancel, Finish, Job, JobState, Lease, Queued, Result
 from holdfast.core.names import SCHEDULES
 from holdfast.ids import new_id
-from holdfast.maintenance.coordinator import Place
+from holdfast.maintenance.coordinator import DutyContext
 from holdfast.schedules import SLACK_MS, definition_of, over_quota, renewed, sleeps_too_long
 from holdfast.store import ListQuery, Page, Store
 from holdfast.telemetry import metrics
@@ -36,12 +36,12 @@ _FAILED = frozenset({JobState.FAILED})
 _log = get_logger(__name__)
 
 
-async def serve(job: Job, at: Place) -> Finish:
+async def serve(job: Job, at: DutyContext) -> Finish:
     """Take care of a job of the queue of schedules: a schedule, or what wakes one up."""
     return await (_wake(job, at.store) if job.envelope.type == core.WAKER else tick(job, at))
 
 
-async def tick(job: Job, at: Place) -> Finish:
+async def tick(job: Job, at: DutyContext) -> Finish:
     """Fire the last tick that has come, and come back for the next one.
 
     What is late is told by the store's clock at the claim; of several ticks that were missed, the last one is fired.

@@ -30,7 +30,7 @@ from holdfast.core.job import (
 from holdfast.core.names import RESERVED
 from holdfast.ids import new_id
 from holdfast.jobs import JobDefinition, Message, find
-from holdfast.maintenance.coordinator import Place
+from holdfast.maintenance.coordinator import DutyContext
 from holdfast.maintenance.duties import DUTIES
 from holdfast.options import Resolved, duration_ms, instant_ms
 from holdfast.queue import Queue
@@ -161,7 +161,7 @@ class InlineQueue(Queue):
         """What the coordinator does in a worker, once for each schedule and flow that is due, and without waiting."""
         request = ClaimRequest(self.tenant, tuple(DUTIES), DRAIN_LIMIT, LEASE_MAX, "inline")
         for job in (await self.store.claim(request)).jobs:
-            duty, place = DUTIES[job.queue], _Place(self.store)
+            duty, place = DUTIES[job.queue], _DutyContext(self.store)
             finish = await duty.run(job, place)
             (answer,) = await self.store.finish([replace(finish, delay_ms=None) if place.waits else finish])
             if duty.after is not None and isinstance(answer, Finished) and answer.state in TERMINAL:
@@ -215,7 +215,7 @@ class _Clients(Clients):
         return _Client(self._inline, self._learn)
 
 
-class _Place(Place):
+class _DutyContext(DutyContext):
     """Where a duty that would have to wait gives its job back instead."""
 
     waits = False

@@ -18,6 +18,18 @@ from holdfast import codec
 from holdfast.core.errors import HoldfastError, QuotaExceeded
 from holdfast.core.events import LEASE_EXPIRED
 from holdfast.core.failpoint import hit
+from holdfast.core.flow import (
+    PIN_MS,
+    STEPS_FAILED,
+    WORN,
+    Turns,
+    is_behind,
+    is_earlier,
+    is_own,
+    plan_of,
+    step_job,
+    step_key,
+)
 from holdfast.core.job import (
     DAY,
     HOUR,
@@ -36,20 +48,8 @@ from holdfast.core.job import (
     Result,
     SetResultTtl,
 )
-from holdfast.core.workflow import (
-    PIN_MS,
-    STEPS_FAILED,
-    WORN,
-    Turns,
-    is_behind,
-    is_earlier,
-    is_own,
-    plan_of,
-    step_job,
-    step_key,
-)
 from holdfast.flows import BATCH, end_steps
-from holdfast.maintenance.coordinator import Place
+from holdfast.maintenance.coordinator import DutyContext
 from holdfast.telemetry.logging import get_logger
 
 FALLBACK_S = 15.0
@@ -69,20 +69,20 @@ COMPLETED, FAILED, CANCELED, BLOCKED = JobState.COMPLETED, JobState.FAILED, JobS
 _log = get_logger(__name__)
 
 
-async def conduct(job: Job, at: Place) -> Finish:
+async def conduct(job: Job, at: DutyContext) -> Finish:
     """See a flow through to its end."""
-    return await _Conductor(job, at).run()
+    return await _FlowLeader(job, at).run()
 
 
-async def after(job: Job, at: Place, state: JobState) -> None:
+async def after(job: Job, at: DutyContext, state: JobState) -> None:
     """Let the steps of a flow end with it."""
     await end_steps(at.store, job, state)
 
 
-class _Conductor:
+class _FlowLeader:
     """One flow, as long as this process leads it."""
 
-    def __init__(self, flow: Job, at: Place) -> None:
+    def __init__(self, flow: Job, at: DutyContext) -> None:
         self._flow, self._at, self._store = flow, at, at.store
         self._plan = plan_of(flow.envelope)
         self._keys = [step_key(flow, step) for step in self._plan.steps]
