@@ -27,7 +27,7 @@ SUM = 2**64
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-class Way(Struct, frozen=True):
+class CopyMapping(Struct, frozen=True):
     """Which move it is, and by how much the target's clock is ahead."""
 
     move: str
@@ -39,7 +39,7 @@ class Way(Struct, frozen=True):
         return f"moved-{self.move}-"
 
 
-def copy_of(job: Job, now: int, way: Way) -> NewJob:
+def copy_of(job: Job, now: int, way: CopyMapping) -> NewJob:
     """The enqueue that makes a copy of a waiting job; `now` is the clock of the store that has it."""
     envelope = replace(job.envelope, request_id=request_id(job, way), idempotency=_key(job, now))
     # Schedules and flows count their leaders' deaths, and start anew in another store.
@@ -55,13 +55,13 @@ def without_key(new: NewJob) -> NewJob:
     return replace(new, envelope=replace(new.envelope, idempotency=None))
 
 
-def request_id(job: Job, way: Way) -> str:
+def request_id(job: Job, way: CopyMapping) -> str:
     """The request id of a job's copy: the same as long as it is the same job and move, whatever becomes of it."""
     facts = _encode((*job.key, job.seq, job.enqueued_at, job.envelope.request_id))
     return way.mark + hashlib.blake2b(facts, digest_size=16).hexdigest()
 
 
-def is_copy(job: Job, way: Way) -> bool:
+def is_copy(job: Job, way: CopyMapping) -> bool:
     """Whether this move has made this job."""
     return job.envelope.request_id.startswith(way.mark)
 

@@ -26,11 +26,11 @@ from holdfast.core.failpoint import hit
 from holdfast.core.job import CLAIMABLE, WAITING, JobKey, JobState
 from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.ids import new_id
-from holdfast.migrate.copies import SLACK_MS, SUM, Way
+from holdfast.migrate.copies import SLACK_MS, SUM, CopyMapping
 from holdfast.migrate.moved import Moved, MovedQueue
-from holdfast.migrate.notes import EVER, Book, Course, Note, Turn
-from holdfast.migrate.plan import Plan, opened
-from holdfast.migrate.steps import TURN, Errand, Receipt, Step, Tell, no_room, pages, taken_for_dead, walk
+from holdfast.migrate.notes import EVER, MoveInfo, MoveLog, MoverLease, PausedQueue
+from holdfast.migrate.plan import MovePlan, opened
+from holdfast.migrate.steps import TURN, Receipt, Step, StepInput, Tell, no_room, pages, taken_for_dead, walk
 from holdfast.store import (
     QueueStats,
     Store,
@@ -45,7 +45,7 @@ IDLE = 10
 """After so many passes that found nothing, although something was counted, the mover gives up."""
 _FINISHED = (JobState.COMPLETED, JobState.FAILED)
 
-Walker = Callable[[Errand, Sequence[str], Tell], Awaitable[Sequence[Receipt]]]
+Walker = Callable[[StepInput, Sequence[str], Tell], Awaitable[Sequence[Receipt]]]
 """Does one step to several queues."""
 Progress = Callable[[str, int], AbstractContextManager[Tell]]
 """Shows how far a step is: what it is called, and how many jobs there are."""
@@ -62,7 +62,7 @@ class Preview(Struct, frozen=True):
 
     queues: list[QueueStats]
     """Those in the source, with their counts."""
-    course: Course | None = None
+    course: MoveInfo | None = None
     """A move of the tenant that has begun and not ended, from here or to here."""
     under_way: bool = False
     """Somebody is at work on it; else it was stopped, and waits to be gone on with."""
@@ -70,14 +70,14 @@ class Preview(Struct, frozen=True):
     """The queues that it has paused, in both stores."""
 
 
-async def preview(plan: Plan) -> Preview:
+async def preview(plan: MovePlan) -> Preview:
     """What would move, and whether a move has been stopped. Changes nothing.
 
     Raises InvalidOption where the source does not know the tenant.
     """
     async with opened(existing(plan.source), "SRC") as source:
         found = [one for one in await source.stats(plan.tenant) if one.queue != MOVES]
-        record = await Book(source, plan.tenant, "SRC").look()
+        record = await MoveLog(source, plan.tenant, "SRC").look()
         if not found and record.course is None and not await _known(source, plan.tenant):
             raise _unknown(plan)
         (turn,), now = await source.get([JobKey(plan.tenant, MOVES, TURN)]), await source.now()
@@ -85,14 +85,14 @@ async def preview(plan: Plan) -> Preview:
         return Preview(found, record.course, at_work, sorted(record.notes))
 
 
-async def move(plan: Plan, walker: Walker | None = None, progress: Progress = silent) -> Moved:
+async def move(plan: MovePlan, walker: Walker | None = None, progress: Progress = silent) -> Moved:
     """Move what waits of a tenant. `walker` does the steps elsewhere; by default they are done here.
 
     Raises InvalidOption (unknown tenant, the same store twice, a store that cannot take part), StoreBusy (jobs or
     flows that still run, another move, no room by a quota), StoreMismatch with the first jobs that differ.
     """
     async with opened(existing(plan.source), "SRC") as source, opened(plan.target, "DST") as target:
-        if not await _known(source, plan.tenant) and (await Book(source, plan.tenant, "SRC").read()).course is None:
+        if not await _known(source, plan.tenant) and (await MoveLog(source, plan.tenant, "SRC").read()).course is None:
             raise _unknown(plan)
         async with _turns(plan, source, target) as (here, there):
             mover = _Move(plan, source, target, (here, there), walker, progress)
@@ -114,14 +114,14 @@ async def move(plan: Plan, walker: Walker | None = None, progress: Progress = si
 
 
 @contextlib.asynccontextmanager
-async def _turns(plan: Plan, source: Store, target: Store) -> AsyncGenerator[tuple[Turn, Turn]]:
+async def _turns(plan: MovePlan, source: Store, target: Store) -> AsyncGenerator[tuple[MoverLease, MoverLease]]:
     """Have the turn in both stores. They are taken in one order, so that two movers do not wait for each other."""
     worker = f"move-{new_id()}"
     both = {"SRC": (shown_url(plan.source), source), "DST": (shown_url(plan.target), target)}
-    turns: dict[str, Turn] = {}
+    turns: dict[str, MoverLease] = {}
     try:
         for name, (_, store) in sorted(both.items(), key=lambda one: one[1][0]):
-            turns[name] = await Turn.take(store, plan.tenant, name, worker, plan.lease_ms)
+            turns[name] = await MoverLease.take(store, plan.tenant, name, worker, plan.lease_ms)
         yield turns["SRC"], turns["DST"]
     finally:
         for turn in turns.values():
@@ -131,10 +131,10 @@ async def _turns(plan: Plan, source: Store, target: Store) -> AsyncGenerator[tup
 class _Move:
     def __init__(
         self,
-        plan: Plan,
+        plan: MovePlan,
         source: Store,
         target: Store,
-        turns: tuple[Turn, Turn],
+        turns: tuple[MoverLease, MoverLease],
         walker: Walker | None,
         progress: Progress,
     ) -> None:
@@ -142,8 +142,8 @@ class _Move:
         self._turn = turns[0]
         self._walker, self._progress = walker or self._here, progress
         self._tenant = plan.tenant
-        self._out, self._in = Book(source, plan.tenant, "SRC"), Book(target, plan.tenant, "DST")
-        self._course = Course(new_id(), shown_url(plan.source), shown_url(plan.target))
+        self._out, self._in = MoveLog(source, plan.tenant, "SRC"), MoveLog(target, plan.tenant, "DST")
+        self._course = MoveInfo(new_id(), shown_url(plan.source), shown_url(plan.target))
         self._queues: dict[str, MovedQueue] = {}
         self._joined = False
         """What the stores have noted is of this move."""
@@ -153,7 +153,7 @@ class _Move:
         self._moved = Moved(self._course.source, self._course.target, plan.tenant)
 
     @property
-    def _notes(self) -> dict[str, Note]:
+    def _notes(self) -> dict[str, PausedQueue]:
         return self._out.record.notes
 
     async def run(self) -> Moved:
@@ -217,7 +217,7 @@ class _Move:
             await self._in.write(self._course, missing)
 
     async def _close(self) -> None:
-        """Note when a mover that was killed has ended: it has taken nothing away after the end of its lease.
+        """PausedQueue when a mover that was killed has ended: it has taken nothing away after the end of its lease.
 
         Only who comes next knows when that was, also if it is not the one that goes on.
         """
@@ -258,7 +258,7 @@ class _Move:
         fresh = [name for name in names if name not in self._notes]
         if fresh:
             there = {one.queue: one.paused for one in await self._target.stats(self._tenant, fresh)}
-            notes = [Note(name, name in stats and stats[name].paused, there.get(name, False)) for name in fresh]
+            notes = [PausedQueue(name, name in stats and stats[name].paused, there.get(name, False)) for name in fresh]
             await self._out.write(self._course, notes)
             hit("move.noted_here")
             await self._in.write(self._course, notes)
@@ -437,27 +437,27 @@ class _Move:
                 raise StoreBusy(no_room(queue, has, limit, more))
 
     async def _walk(self, step: Step, queues: Sequence[str], total: int, paused_at: int) -> dict[str, Receipt]:
-        way = Way(self._course.id, self._course.skew_ms)
-        errand = Errand(step, self._tenant, way, self._turn.job.worker_id, paused_at, self._out.record.spans)
+        way = CopyMapping(self._course.id, self._course.skew_ms)
+        step_input = StepInput(step, self._tenant, way, self._turn.job.worker_id, paused_at, self._out.record.spans)
         with self._progress(step, total) as tell:
-            return {receipt.queue: receipt for receipt in await self._walker(errand, queues, tell)}
+            return {receipt.queue: receipt for receipt in await self._walker(step_input, queues, tell)}
 
-    async def _here(self, errand: Errand, queues: Sequence[str], tell: Tell) -> Sequence[Receipt]:
-        return [await walk(errand, self._source, self._target, queue, tell) for queue in queues]
+    async def _here(self, step_input: StepInput, queues: Sequence[str], tell: Tell) -> Sequence[Receipt]:
+        return [await walk(step_input, self._source, self._target, queue, tell) for queue in queues]
 
 
 def _seen(receipt: Receipt) -> tuple[int, int]:
     return receipt.seen, receipt.seen_sum
 
 
-def _open(course: Course, tenant: str) -> StoreBusy:
+def _open(course: MoveInfo, tenant: str) -> StoreBusy:
     return StoreBusy(
         f"a move {course} has not ended; finish it first, by the same command. If one of its stores is gone for good: "
         f"{_forgetting(course, tenant)}"
     )
 
 
-def _forgetting(course: Course, tenant: str) -> str:
+def _forgetting(course: MoveInfo, tenant: str) -> str:
     return f"holdfast move {course.source} {course.target} --tenant {tenant} --forget"
 
 
@@ -476,7 +476,7 @@ async def _known(source: Store, tenant: str) -> bool:
     return any(one.weight is not None or one.max_waiting is not None for one in settings)
 
 
-def _unknown(plan: Plan) -> InvalidOption:
+def _unknown(plan: MovePlan) -> InvalidOption:
     return InvalidOption("tenant", f"there are no jobs or settings of {plan.tenant!r} in {shown_url(plan.source)}")
 
 

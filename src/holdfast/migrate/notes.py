@@ -53,7 +53,7 @@ _NEVER = 10 * 365 * DAY
 _LOOK_S = 0.2
 
 
-class Course(Struct, frozen=True):
+class MoveInfo(Struct, frozen=True):
     """A move that has begun, as both stores know it."""
 
     id: str
@@ -66,7 +66,7 @@ class Course(Struct, frozen=True):
         return f"from {self.source} to {self.target}"
 
 
-class Note(Struct, frozen=True):
+class PausedQueue(Struct, frozen=True):
     """How a queue was before it was paused."""
 
     queue: str
@@ -74,18 +74,18 @@ class Note(Struct, frozen=True):
     target_paused: bool
 
 
-class _Noted(Struct, frozen=True):
-    course: Course
-    queues: tuple[Note, ...]
+class _Entry(Struct, frozen=True):
+    course: MoveInfo
+    queues: tuple[PausedQueue, ...]
 
 
-class Record(Struct):
+class MoveRecord(Struct):
     """What one store knows of a move that has not ended."""
 
-    course: Course | None = None
+    course: MoveInfo | None = None
     leaves: bool = False
     """It is the source."""
-    notes: dict[str, Note] = field(default_factory=dict[str, Note])
+    notes: dict[str, PausedQueue] = field(default_factory=dict[str, PausedQueue])
     began: dict[int, int] = field(default_factory=dict[int, int])
     ended: dict[int, int] = field(default_factory=dict[int, int])
     """When jobs were taken away, time after time."""
@@ -99,28 +99,28 @@ class Record(Struct):
         return tuple((at, self.ended.get(number, EVER)) for number, at in self.began.items())
 
 
-class Book:
+class MoveLog:
     """The record of a move in one of its stores."""
 
     def __init__(self, store: Store, tenant: str, name: str) -> None:
         self.store, self.tenant, self.name = store, tenant, name
-        self.record = Record(leaves=name == "SRC")
+        self.record = MoveRecord(leaves=name == "SRC")
 
-    async def read(self) -> Record:
+    async def read(self) -> MoveRecord:
         """What is noted here, by whichever move. What a kill has left of one that had ended is removed."""
         record = await self.look()
         if record.course is None and record.ids:
             await self.end()
         return self.record
 
-    async def look(self) -> Record:
+    async def look(self) -> MoveRecord:
         """What is noted here, by whichever move. Changes nothing."""
-        record = self.record = Record(leaves=self.name == "SRC")
+        record = self.record = MoveRecord(leaves=self.name == "SRC")
         async for page in pages(self.store, self.tenant, MOVES):
             for job in page.jobs:
                 kind, _, number = job.id.partition(":")
                 if kind in ("out", "in"):
-                    noted = msgspec.json.decode(job.envelope.payload, type=_Noted)
+                    noted = msgspec.json.decode(job.envelope.payload, type=_Entry)
                     record.course, record.leaves = noted.course, kind == "out"
                     record.notes |= {note.queue: note for note in noted.queues}
                 elif kind in ("take", "took"):
@@ -133,31 +133,31 @@ class Book:
                 record.ids.append(job.id)
         return record
 
-    async def write(self, course: Course, notes: Sequence[Note]) -> None:
-        """Note how queues are, before anything is done to them."""
+    async def write(self, course: MoveInfo, notes: Sequence[PausedQueue]) -> None:
+        """PausedQueue how queues are, before anything is done to them."""
         record, kind = self.record, "out" if self.record.leaves else "in"
         parts = [notes[n : n + _CHUNK] for n in range(0, len(notes), _CHUNK)]
         first = sum(1 for id in record.ids if id.startswith(kind))
-        new = {f"{kind}:{first + n}": _Noted(course, tuple(part)) for n, part in enumerate(parts)}
+        new = {f"{kind}:{first + n}": _Entry(course, tuple(part)) for n, part in enumerate(parts)}
         # Known before it is written: whoever is interrupted in between must be able to forget it.
         record.course = course
         record.notes |= {note.queue: note for note in notes}
         await self._put(new)
 
     async def began(self, at: int) -> None:
-        """Note that jobs are taken away from now on."""
+        """PausedQueue that jobs are taken away from now on."""
         number = len(self.record.began)
         self.record.began[number] = at
         await self._put({f"take:{number}": at})
 
     async def ended(self, at: int) -> None:
-        """Note that nothing is taken away any more, for now."""
+        """PausedQueue that nothing is taken away any more, for now."""
         for number in self.record.began.keys() - self.record.ended.keys():
             self.record.ended[number] = at
             await self._put({f"took:{number}": at})
 
     async def over(self) -> None:
-        """Note that all is moved."""
+        """PausedQueue that all is moved."""
         if not self.record.over:
             self.record.over = True
             await self._put({"over:0": True})
@@ -169,7 +169,7 @@ class Book:
         for ids in ([id for id in self.record.ids if id not in late], late):
             if ids:
                 await self.store.cancel([Cancel(JobKey(self.tenant, MOVES, id)) for id in ids])
-        self.record = Record(leaves=self.record.leaves)
+        self.record = MoveRecord(leaves=self.record.leaves)
 
     async def _put(self, payloads: Mapping[str, object]) -> None:
         self.record.ids += list(payloads)
@@ -184,7 +184,7 @@ class Book:
         _accepted(await self.store.enqueue(new), self.name)
 
 
-class Turn:
+class MoverLease:
     """The turn of one mover at one store. It ends with its lease: who comes after one that was killed waits so long."""
 
     def __init__(self, store: Store, job: Job, lease_ms: int, until: float, before: int) -> None:
