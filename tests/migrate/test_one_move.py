@@ -326,10 +326,8 @@ async def test_a_target_that_has_lost_what_was_taken_away_is_not_filled_with_the
     lost = MovePlan(plan.source, empty, TENANT)
     # As if it stood under the address of the one that is gone.
     out = notes.MoveLog(here, TENANT, "SRC")
-    course = (await out.read()).course
-    monkeypatch.setattr(
-        "holdfast.migrate.mover.shown_url", lambda url: course.target if url == empty else course.source
-    )
+    info = (await out.read()).info
+    monkeypatch.setattr("holdfast.migrate.mover.shown_url", lambda url: info.target if url == empty else info.source)
     with pytest.raises(StoreMismatch, match=r"has taken jobs away from SRC: it is another store, or has lost its data"):
         await move(lost)
     assert [job.id for job in await waiting(here, "mail")] == left
@@ -352,7 +350,7 @@ async def test_a_mover_that_dies_while_the_stores_forget_is_followed_by_one_that
     assert (await notes.MoveLog(here, TENANT, "SRC").read()).over
     monkeypatch.undo()
     assert (await move(plan)).jobs == 0
-    assert (await notes.MoveLog(here, TENANT, "SRC").read()).course is None
+    assert (await notes.MoveLog(here, TENANT, "SRC").read()).info is None
     assert await run_all(there, "mail") == IDS
 
 
@@ -443,11 +441,11 @@ async def test_a_move_whose_other_store_is_gone_can_be_forgotten_and_another_beg
 
 async def test_a_preview_tells_of_a_move_that_was_stopped_and_changes_nothing(stores, plan):
     here, there = stores
-    assert (await preview(plan)).course is None
+    assert (await preview(plan)).info is None
     await stop(plan, here, there)
     before = [await store.last_offset() for store in stores]
     found = await preview(plan)
-    assert (found.course.source, found.course.target, found.under_way) == (plan.source, plan.target, False)
+    assert (found.info.source, found.info.target, found.under_way) == (plan.source, plan.target, False)
     assert "mail" in found.paused
     assert [(one.queue, one.counts["ready"]) for one in found.queues if one.queue == "mail"] == [("mail", 5)]
     assert [await store.last_offset() for store in stores] == before
@@ -455,7 +453,7 @@ async def test_a_preview_tells_of_a_move_that_was_stopped_and_changes_nothing(st
     assert (await preview(plan)).under_way
     await turn.give_back()
     await move(plan)
-    assert (await preview(plan)).course is None
+    assert (await preview(plan)).info is None
 
 
 async def test_a_page_has_no_more_than_a_bound_of_bytes(stores, plan, monkeypatch):

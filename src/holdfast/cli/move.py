@@ -95,7 +95,7 @@ def tell_preview(plan: MovePlan, json: bool) -> None:
 
     found = asyncio.run(preview(plan))
     rows = [_counts(one) for one in found.queues]
-    open_move = found.course
+    open_move = found.info
     if json:
         answer: dict[str, Any] = {"dry_run": True, "tenant": plan.tenant, "queues": rows, "open_move": None}
         if open_move is not None:

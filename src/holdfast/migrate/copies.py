@@ -39,14 +39,14 @@ class CopyMapping(Struct, frozen=True):
         return f"moved-{self.move}-"
 
 
-def copy_of(job: Job, now: int, way: CopyMapping) -> NewJob:
+def copy_of(job: Job, now: int, mapping: CopyMapping) -> NewJob:
     """The enqueue that makes a copy of a waiting job; `now` is the clock of the store that has it."""
-    envelope = replace(job.envelope, request_id=request_id(job, way), idempotency=_key(job, now))
+    envelope = replace(job.envelope, request_id=request_id(job, mapping), idempotency=_key(job, now))
     # Schedules and flows count their leaders' deaths, and start anew in another store.
     if job.attempts and not job.queue.startswith(RESERVED):
         left = max(1, envelope.max_attempts - job.attempts)
         envelope = replace(envelope, max_attempts=left, backoff=_rest(envelope.backoff, job.attempts))
-    skew = 0 if job.queue == SCHEDULES else way.skew_ms
+    skew = 0 if job.queue == SCHEDULES else mapping.skew_ms
     return NewJob(job.key, envelope, run_at=max(0, job.visible_at + skew))
 
 
@@ -55,15 +55,15 @@ def without_key(new: NewJob) -> NewJob:
     return replace(new, envelope=replace(new.envelope, idempotency=None))
 
 
-def request_id(job: Job, way: CopyMapping) -> str:
+def request_id(job: Job, mapping: CopyMapping) -> str:
     """The request id of a job's copy: the same as long as it is the same job and move, whatever becomes of it."""
     facts = _encode((*job.key, job.seq, job.enqueued_at, job.envelope.request_id))
-    return way.mark + hashlib.blake2b(facts, digest_size=16).hexdigest()
+    return mapping.mark + hashlib.blake2b(facts, digest_size=16).hexdigest()
 
 
-def is_copy(job: Job, way: CopyMapping) -> bool:
+def is_copy(job: Job, mapping: CopyMapping) -> bool:
     """Whether this move has made this job."""
-    return job.envelope.request_id.startswith(way.mark)
+    return job.envelope.request_id.startswith(mapping.mark)
 
 
 def checksum(new: NewJob) -> int:

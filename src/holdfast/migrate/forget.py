@@ -37,12 +37,12 @@ async def forget(plan: MovePlan) -> list[Forgotten]:
             turn = await MoverLease.take(book.store, plan.tenant, book.name, f"move-{new_id()}", plan.lease_ms)
             stack.push_async_callback(turn.give_back)
             record = await book.read()
-            named = record.course and (record.course.target if book.name == "SRC" else record.course.source)
+            named = record.info and (record.info.target if book.name == "SRC" else record.info.source)
             if record.leaves is (book.name == "SRC") and named == shown_url(_other(plan, book.name)):
                 ours.append(book)
         if not ours:
             raise InvalidOption("forget", f"no store that can be reached knows of this move of {plan.tenant!r}")
-        if len({book.record.course and book.record.course.id for book in ours}) < len(ours):
+        if len({book.record.info and book.record.info.id for book in ours}) < len(ours):
             raise InvalidOption("forget", "both stores know of this move; finish it, by the same command without that")
         return [await _let_go(book) for book in ours]
 

@@ -62,7 +62,7 @@ class Preview(Struct, frozen=True):
 
     queues: list[QueueStats]
     """Those in the source, with their counts."""
-    course: MoveInfo | None = None
+    info: MoveInfo | None = None
     """A move of the tenant that has begun and not ended, from here or to here."""
     under_way: bool = False
     """Somebody is at work on it; else it was stopped, and waits to be gone on with."""
@@ -78,11 +78,11 @@ async def preview(plan: MovePlan) -> Preview:
     async with opened(existing(plan.source), "SRC") as source:
         found = [one for one in await source.stats(plan.tenant) if one.queue != MOVES]
         record = await MoveLog(source, plan.tenant, "SRC").look()
-        if not found and record.course is None and not await _known(source, plan.tenant):
+        if not found and record.info is None and not await _known(source, plan.tenant):
             raise _unknown(plan)
         (turn,), now = await source.get([JobKey(plan.tenant, MOVES, TURN)]), await source.now()
         at_work = turn is not None and turn.state is JobState.LEASED and turn.deadline > now
-        return Preview(found, record.course, at_work, sorted(record.notes))
+        return Preview(found, record.info, at_work, sorted(record.notes))
 
 
 async def move(plan: MovePlan, walker: Walker | None = None, progress: Progress = silent) -> Moved:
@@ -92,7 +92,7 @@ async def move(plan: MovePlan, walker: Walker | None = None, progress: Progress 
     flows that still run, another move, no room by a quota), StoreMismatch with the first jobs that differ.
     """
     async with opened(existing(plan.source), "SRC") as source, opened(plan.target, "DST") as target:
-        if not await _known(source, plan.tenant) and (await MoveLog(source, plan.tenant, "SRC").read()).course is None:
+        if not await _known(source, plan.tenant) and (await MoveLog(source, plan.tenant, "SRC").read()).info is None:
             raise _unknown(plan)
         async with _turns(plan, source, target) as (here, there):
             mover = _Move(plan, source, target, (here, there), walker, progress)
@@ -186,32 +186,32 @@ class _Move:
         """Begin, or go on with what has not ended. Raises StoreBusy where either store has part in another move."""
         here, there = await self._out.read(), await self._in.read()
         await self._close()
-        if here.course is not None and not here.leaves:
-            raise _open(here.course, self._tenant)
-        if there.course is not None and there.leaves:
-            raise _open(there.course, self._tenant)
-        if here.course is None:
-            if there.course is not None and there.course.source != self._course.source:
-                raise _open(there.course, self._tenant)
-            if there.course is not None:
+        if here.info is not None and not here.leaves:
+            raise _open(here.info, self._tenant)
+        if there.info is not None and there.leaves:
+            raise _open(there.info, self._tenant)
+        if here.info is None:
+            if there.info is not None and there.info.source != self._course.source:
+                raise _open(there.info, self._tenant)
+            if there.info is not None:
                 raise StoreBusy(
                     "DST has copies of a move that SRC does not know any more, and jobs may have run in SRC since. "
-                    f"Cancel in DST what has, and end that move: {_forgetting(there.course, self._tenant)}"
+                    f"Cancel in DST what has, and end that move: {_forgetting(there.info, self._tenant)}"
                 )
             self._joined = True
             self._course = replace(self._course, skew_ms=await self._skew())
             return
-        if there.course is None and here.course.target != self._course.target:
-            raise _open(here.course, self._tenant)
-        if there.course is not None and there.course.id != here.course.id:
-            raise _open(there.course if here.course.target == self._course.target else here.course, self._tenant)
-        if there.course is None and here.began and not here.over:
+        if there.info is None and here.info.target != self._course.target:
+            raise _open(here.info, self._tenant)
+        if there.info is not None and there.info.id != here.info.id:
+            raise _open(there.info if here.info.target == self._course.target else here.info, self._tenant)
+        if there.info is None and here.began and not here.over:
             raise StoreMismatch(
-                f"DST does not know of the move {here.course}, which has taken jobs away from SRC: it is another "
+                f"DST does not know of the move {here.info}, which has taken jobs away from SRC: it is another "
                 "store, or has lost its data, and those jobs with it. Bring it back, and run this again. If it is gone "
-                f"for good: {_forgetting(here.course, self._tenant)}"
+                f"for good: {_forgetting(here.info, self._tenant)}"
             )
-        self._course = here.course
+        self._course = here.info
         self._joined = self._doubled = self._moved.resumed = True
         if missing := [note for name, note in here.notes.items() if name not in there.notes]:
             await self._in.write(self._course, missing)
@@ -437,8 +437,8 @@ class _Move:
                 raise StoreBusy(no_room(queue, has, limit, more))
 
     async def _walk(self, step: Step, queues: Sequence[str], total: int, paused_at: int) -> dict[str, Receipt]:
-        way = CopyMapping(self._course.id, self._course.skew_ms)
-        step_input = StepInput(step, self._tenant, way, self._turn.job.worker_id, paused_at, self._out.record.spans)
+        mapping = CopyMapping(self._course.id, self._course.skew_ms)
+        step_input = StepInput(step, self._tenant, mapping, self._turn.job.worker_id, paused_at, self._out.record.spans)
         with self._progress(step, total) as tell:
             return {receipt.queue: receipt for receipt in await self._walker(step_input, queues, tell)}
 
@@ -450,15 +450,15 @@ def _seen(receipt: Receipt) -> tuple[int, int]:
     return receipt.seen, receipt.seen_sum
 
 
-def _open(course: MoveInfo, tenant: str) -> StoreBusy:
+def _open(info: MoveInfo, tenant: str) -> StoreBusy:
     return StoreBusy(
-        f"a move {course} has not ended; finish it first, by the same command. If one of its stores is gone for good: "
-        f"{_forgetting(course, tenant)}"
+        f"a move {info} has not ended; finish it first, by the same command. If one of its stores is gone for good: "
+        f"{_forgetting(info, tenant)}"
     )
 
 
-def _forgetting(course: MoveInfo, tenant: str) -> str:
-    return f"holdfast move {course.source} {course.target} --tenant {tenant} --forget"
+def _forgetting(info: MoveInfo, tenant: str) -> str:
+    return f"holdfast move {info.source} {info.target} --tenant {tenant} --forget"
 
 
 def _refuse(receipts: Iterable[Receipt]) -> None:

@@ -75,14 +75,14 @@ class PausedQueue(Struct, frozen=True):
 
 
 class _Entry(Struct, frozen=True):
-    course: MoveInfo
+    info: MoveInfo
     queues: tuple[PausedQueue, ...]
 
 
 class MoveRecord(Struct):
     """What one store knows of a move that has not ended."""
 
-    course: MoveInfo | None = None
+    info: MoveInfo | None = None
     leaves: bool = False
     """It is the source."""
     notes: dict[str, PausedQueue] = field(default_factory=dict[str, PausedQueue])
@@ -109,7 +109,7 @@ class MoveLog:
     async def read(self) -> MoveRecord:
         """What is noted here, by whichever move. What a kill has left of one that had ended is removed."""
         record = await self.look()
-        if record.course is None and record.ids:
+        if record.info is None and record.ids:
             await self.end()
         return self.record
 
@@ -121,7 +121,7 @@ class MoveLog:
                 kind, _, number = job.id.partition(":")
                 if kind in ("out", "in"):
                     noted = msgspec.json.decode(job.envelope.payload, type=_Entry)
-                    record.course, record.leaves = noted.course, kind == "out"
+                    record.info, record.leaves = noted.info, kind == "out"
                     record.notes |= {note.queue: note for note in noted.queues}
                 elif kind in ("take", "took"):
                     times = record.began if kind == "take" else record.ended
@@ -133,14 +133,14 @@ class MoveLog:
                 record.ids.append(job.id)
         return record
 
-    async def write(self, course: MoveInfo, notes: Sequence[PausedQueue]) -> None:
+    async def write(self, info: MoveInfo, notes: Sequence[PausedQueue]) -> None:
         """PausedQueue how queues are, before anything is done to them."""
         record, kind = self.record, "out" if self.record.leaves else "in"
         parts = [notes[n : n + _CHUNK] for n in range(0, len(notes), _CHUNK)]
         first = sum(1 for id in record.ids if id.startswith(kind))
-        new = {f"{kind}:{first + n}": _Entry(course, tuple(part)) for n, part in enumerate(parts)}
+        new = {f"{kind}:{first + n}": _Entry(info, tuple(part)) for n, part in enumerate(parts)}
         # Known before it is written: whoever is interrupted in between must be able to forget it.
-        record.course = course
+        record.info = info
         record.notes |= {note.queue: note for note in notes}
         await self._put(new)
 

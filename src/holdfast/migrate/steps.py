@@ -45,7 +45,7 @@ class StepInput(Struct, frozen=True):
 
     step: Step
     tenant: str
-    way: copies.CopyMapping
+    mapping: copies.CopyMapping
     worker: str
     """Who has the turn."""
     paused_at: int
@@ -122,7 +122,7 @@ async def pages(store: Store, tenant: str, queue: str, states: frozenset[JobStat
 
 
 async def _copy(step_input: StepInput, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
-    new = [copies.copy_of(job, page.now, step_input.way) for job in page.jobs]
+    new = [copies.copy_of(job, page.now, step_input.mapping) for job in page.jobs]
     if receipt.queue == SCHEDULES:
         new = [await renewed(one, step_input.paused_at, source) for one in new]
     await _check_turn(step_input, target)
@@ -183,7 +183,7 @@ async def _take(step_input: StepInput, source: Store, target: Store, page: Page,
 
 
 async def _settle(step_input: StepInput, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
-    mine = [job for job in page.jobs if copies.is_copy(job, step_input.way)]
+    mine = [job for job in page.jobs if copies.is_copy(job, step_input.mapping)]
     olds = await source.get([job.key for job in mine])
     now = await source.now()
     stale: list[Job] = []
@@ -191,10 +191,10 @@ async def _settle(step_input: StepInput, source: Store, target: Store, page: Pag
         if (
             old is not None
             and old.state in WAITING
-            and copies.request_id(old, step_input.way) == copy.envelope.request_id
+            and copies.request_id(old, step_input.mapping) == copy.envelope.request_id
         ):
             # It waits, and is copied again if it has been handed out meanwhile.
-            if copies.trouble(copies.copy_of(old, now, step_input.way), copy):
+            if copies.trouble(copies.copy_of(old, now, step_input.mapping), copy):
                 stale.append(copy)
         elif _ended(copy, old, step_input):
             stale.append(copy)
@@ -205,7 +205,7 @@ async def _settle(step_input: StepInput, source: Store, target: Store, page: Pag
 
 def _ended(copy: Job, old: Job | None, step_input: StepInput) -> bool:
     """Whether the job went on, or ended, in the source, and not by our taking it away. [CANCEL-1]"""
-    if old is None or copies.request_id(old, step_input.way) != copy.envelope.request_id:
+    if old is None or copies.request_id(old, step_input.mapping) != copy.envelope.request_id:
         return not step_input.spans  # It is forgotten: by us, if we have taken anything.
     if old.state is not JobState.CANCELED:
         return True
@@ -225,7 +225,7 @@ async def _withdraw(target: Store, jobs: Sequence[Job]) -> None:
 
 async def _both(step_input: StepInput, target: Store, page: Page) -> list[tuple[NewJob, Job | None]]:
     """What is to be in the target, and what is."""
-    new = [copies.copy_of(job, page.now, step_input.way) for job in page.jobs]
+    new = [copies.copy_of(job, page.now, step_input.mapping) for job in page.jobs]
     return list(zip(new, await target.get([one.key for one in new]), strict=True))
 
 
