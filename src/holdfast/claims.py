@@ -1,11 +1,11 @@
 """Claims that can wait. [CLAIM-3]
 
-A waiting claim sleeps until a hint of the store, the next due time it was told of, or a fallback poll. Its bell is
-armed before it looks, so a job that comes between the look and the sleep is not missed.
+A waiting claim sleeps until a hint of the store, the next due time, or a fallback poll. Its wake-up is armed before it
+looks, so a job that comes between the look and the sleep is not missed.
 
-Many claims can wait at one `Claimer` (the HTTP service has one for all its callers). A hint rings one of those that
-wait in a lane (a tenant, or all, and a queue); whoever found work there, or leaves with his bell rung, rings the
-next. So one new job costs one look, not one for each that waits, and no ring is lost.
+Many claims can wait at one `Claimer` (the HTTP service has one for all its callers). A hint notifies one of those that
+wait in a lane (a tenant, or all, and a queue). A claim that found work there, or that leaves after it was notified,
+notifies the next. So one new job costs one look, not one for each waiting claim, and no notification is lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _READY = frozenset({Hint.READY})
 
 
 class Wakeup:
-    """Rings when a job may have become visible to whoever waits here. Belongs to one event loop."""
+    """Notified when a job may have become visible to the claim that waits here. Belongs to one event loop."""
 
     def __init__(self, lanes: tuple[tuple[str | None, str], ...]) -> None:
         self.lanes = lanes
@@ -39,17 +39,17 @@ class Wakeup:
         self._waiter: asyncio.Future[None] | None = None
 
     def arm(self) -> None:
-        """Forget earlier rings. Arm before looking, never after."""
+        """Forget earlier notifications. Arm before looking, never after."""
         self.notified = False
 
     def notify(self) -> None:
-        """Wake who waits, or let the next wait end at once."""
+        """Wake the waiting claim, or let its next wait end at once."""
         self.notified = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait for a ring since `arm`, for `timeout_s` at most."""
+        """Wait for a notification since `arm`, at most `timeout_s`."""
         if self.notified:
             return
         loop = asyncio.get_running_loop()
@@ -76,20 +76,20 @@ class Claimer:
             self._unlisten = self._store.listen(self._hear, _READY)
 
     def close(self) -> None:
-        """Stop listening; who still waits goes on by due times and polls. Twice is harmless."""
+        """Stop listening; claims that still wait go on by due times and polls. Twice is harmless."""
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
 
     def wakeup(self, tenant: str | None, queues: tuple[str, ...]) -> Wakeup:
-        """A bell for these queues of a tenant, or of all; it rings until `leave`."""
+        """A wake-up for these queues of a tenant, or of all, until `leave`."""
         wakeup = Wakeup(tuple((tenant, queue) for queue in queues))
         for lane in wakeup.lanes:
             self._lanes.setdefault(lane, {})[wakeup] = None
         return wakeup
 
     def leave(self, wakeup: Wakeup, *, pass_on: bool) -> None:
-        """Give a bell back. `pass_on` rings the next in each of its lanes: there may be work for them."""
+        """Remove a wake-up. `pass_on` notifies the next in each of its lanes: there may be work for them."""
         for lane in wakeup.lanes:
             waiting = self._lanes.get(lane)
             if waiting is None:
@@ -183,7 +183,7 @@ def pause_s(claimed: Claimed) -> float:
 
 
 def _notify_one(waiting: dict[Wakeup, None]) -> None:
-    """Ring the first that has not rung yet; those that have will look anyway. It goes to the end of the line."""
+    """Notify the first that is not notified yet; the others will look anyway. It goes to the end of the line."""
     for wakeup in waiting:
         if not wakeup.notified:
             waiting[wakeup] = waiting.pop(wakeup)

@@ -45,9 +45,9 @@ from holdfast.telemetry.logging import get_logger
 
 LEASE_MS = 30 * SECOND
 MOST = 1_000
-"""So many jobs are held at once."""
+"""The most jobs held at once."""
 CROWDED = 900
-"""From so many on, those that only wait are given back for a while: the others get their turn. [TENANT-4]"""
+"""Above this number, jobs that only wait are given back for a while, so that the others get their turn. [TENANT-4]"""
 PATIENCE_S = 1.0
 """So long they may wait all the same: what goes on quickly is not held up."""
 CLAIM_LIMIT = 100
@@ -55,7 +55,7 @@ END_S = 1.0
 """How long the last release may take."""
 LONGEST_DELAY_MS = 60 * SECOND
 VAGUE_S = 1.0
-"""Hints that name no job make everybody look: so often at most, however many come."""
+"""Hints that name no job wake every duty, at most this often."""
 MOST_FAILURES = 10_000
 
 _HINTS = frozenset({Hint.DONE, Hint.CANCELED})
@@ -90,7 +90,7 @@ class Duty(Struct, frozen=True):
     refusal of its own lease ends it, and JobCanceled ends it as canceled.
     """
     after: Callable[[Job, DutyContext, JobState], Awaitable[None]] | None = None
-    """Cleans up after a job that was held and has ended as told; not after a crash in between."""
+    """Cleans up after a job that was held and has ended; not after a crash in between."""
 
 
 class _ActiveDuty(DutyContext):
@@ -342,7 +342,7 @@ class Coordinator:
         except StoreBusy:
             if len(due) == 1:
                 raise
-            # Somebody may hold one of them: it must not take the others with it.
+            # Another transaction may lock one of them: it must not hold up the others.
             for one in due:
                 one.renew_at = boot_time() + LEASE_MS / 3000
                 with contextlib.suppress(StoreBusy):
@@ -393,7 +393,7 @@ class Coordinator:
     # Hints -----------------------------------------------------------------------------------------------------
 
     def watch(self, held: _ActiveDuty, keys: frozenset[JobKey]) -> None:
-        """Ring `held` when one of `keys` ends. The store is listened to only while somebody waits."""
+        """Notify `held` when one of `keys` ends. Listens to the store only while something waits."""
         for key in held.watched - keys:
             if self._watched.get(key) is held:  # Else another lease of the same job waits for it by now.
                 del self._watched[key]
@@ -434,7 +434,7 @@ class Coordinator:
             held.hear(None)
 
     def _suspect(self, held: _ActiveDuty) -> None:
-        """It may have been canceled: the next renewal tells. [CANCEL-2]"""
+        """It may have been canceled: the next renewal shows. [CANCEL-2]"""
         held.renew_at = 0.0
         self._renewal.set()
 

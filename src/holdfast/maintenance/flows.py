@@ -1,6 +1,6 @@
 """Leads flows through their steps: enqueues those whose turn has come, waits for them to end, and goes on.
 
-What a flow has come to is nowhere but in its steps' jobs, so whoever takes over sees the same and does the same. The
+What a flow has come to is nowhere but in its steps' jobs, so the next leader sees the same and does the same. The
 steps are enqueued with request ids made from the flow: a second time is answered like the first. [ENQ-8] They are
 started under the flow's lease: what a leader sends that lost it, or whose flow was canceled, starts nothing. [LEASE-1]
 """
@@ -147,7 +147,7 @@ class _FlowLeader:
                 del unseen[place]
 
     def _moves_on(self) -> bool:
-        """Whether lost leases tell nothing about this flow: since the last ten a step has moved, or an hour passed.
+        """Whether lost leases say nothing about this flow: since the last ten a step has moved, or an hour passed.
 
         A flow that kills its leaders loses ten within minutes, and nothing moves: it becomes a dead letter. [RETRY-2]
         """
@@ -203,7 +203,7 @@ class _FlowLeader:
         if not self._flow.replays:
             return False
         if self._failed_at is None:
-            # Lost leases have pushed the failure out of the errors that are kept: the step tells. [RETRY-4]
+            # Lost leases have pushed the failure out of the errors that are kept: read it from the step. [RETRY-4]
             return is_behind(self._flow, job)
         return (job.finished_at or 0) <= self._failed_at
 
@@ -214,7 +214,7 @@ class _FlowLeader:
             self._faults[place] = "it has ended, and its record is gone"
 
     async def _strange(self, place: int, job: Job) -> None:
-        """A job of the step's id that is not ours: of an earlier life of this flow, or somebody else's."""
+        """A job with the step's id that is not ours: from an earlier life of this flow, or from another program."""
         if not is_earlier(self._flow, job):
             self._turns.put(place, FAILED)
             self._faults[place] = f"another job has the id {job.id!r}"
@@ -308,8 +308,8 @@ class _FlowLeader:
         bad = [place for place, state in self._states.items() if state is not COMPLETED]
         if not bad:
             return Finish(self._flow.key, self._flow.token, "complete", Result(await self._summary()))
-        steps, told = self._plan.steps, ", ".join(self._fault(place) for place in sorted(bad))
-        text = f"{len(bad)} of {len(steps)} steps did not complete: {told}"
+        steps, faults = self._plan.steps, ", ".join(self._fault(place) for place in sorted(bad))
+        text = f"{len(bad)} of {len(steps)} steps did not complete: {faults}"
         waiting = [step.name for place, step in enumerate(steps) if place not in self._states]
         if waiting:
             text += f"; never started: {', '.join(waiting)}"

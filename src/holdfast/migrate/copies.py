@@ -22,7 +22,7 @@ from holdfast.core.job import Backoff, Envelope, IdempotencyKey, Job, JobState, 
 from holdfast.core.names import RESERVED, SCHEDULES
 
 SLACK_MS = 1000
-"""By so much may two clocks differ that count as one."""
+"""The most that two clocks may differ and still count as the same."""
 SUM = 2**64
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
@@ -107,9 +107,9 @@ def _bare(envelope: Envelope) -> Envelope:
 
 
 def _due(new: NewJob, found: Job) -> int | None:
-    """When the job that was found becomes visible, where that tells something: else as it should."""
+    """When the found job becomes visible, if that can be compared; else the expected time."""
     if found.token or found.envelope.request_id != new.envelope.request_id:
-        return new.run_at  # Handed out since, or put there by somebody else, at a moment of its own.
+        return new.run_at  # Claimed since, or enqueued by another program, at a time of its own.
     if new.key.queue == SCHEDULES:
         return new.run_at  # It is decided with each copy: see `steps.renewed`.
     # What was visible when it came is visible from then on.

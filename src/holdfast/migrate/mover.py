@@ -42,7 +42,7 @@ from holdfast.store import (
 LOOK_S = 0.1
 REAP = 1000
 IDLE = 10
-"""After so many passes that found nothing, although something was counted, the mover gives up."""
+"""The mover gives up after this many passes that found nothing although jobs were counted."""
 _FINISHED = (JobState.COMPLETED, JobState.FAILED)
 
 Walker = Callable[[StepInput, Sequence[str], Tell], Awaitable[Sequence[Receipt]]]
@@ -65,7 +65,7 @@ class Preview(Struct, frozen=True):
     info: MoveInfo | None = None
     """A move of the tenant that has begun and not ended, from here or to here."""
     under_way: bool = False
-    """Somebody is at work on it; else it was stopped, and waits to be gone on with."""
+    """Another mover works on it; else it was stopped and waits to be continued."""
     paused: list[str] = []
     """The queues that it has paused, in both stores."""
 
@@ -219,7 +219,7 @@ class _Move:
     async def _close(self) -> None:
         """PausedQueue when a mover that was killed has ended: it has taken nothing away after the end of its lease.
 
-        Only who comes next knows when that was, also if it is not the one that goes on.
+        Only the next mover knows when that was, even if it does not continue the move.
         """
         for book, turn in zip((self._out, self._in), self._turns, strict=True):
             if any(ended == EVER for _, ended in book.record.spans):
@@ -294,7 +294,7 @@ class _Move:
                     f"{_count(sum(running.values()), 'job', 'jobs')} of {self._tenant!r} still ran in SRC after "
                     f"{self._plan.wait_s:g} s ({said}); try again with a longer --wait, or when they have ended"
                 )
-            # Nobody else may be there to end the leases of the dead.
+            # There may be no other process to end the leases of dead workers.
             await self._source.reap(REAP, random.random())  # noqa: S311
             await asyncio.sleep(LOOK_S)
 
@@ -386,7 +386,7 @@ class _Move:
         _refuse(verified.values())
         hit("move.verified")
         if not self._out.record.spans:
-            # What has gone since is told from what we take away as long as we have taken nothing.
+            # Jobs that left by themselves can be told apart only while we have taken nothing.
             changed = [queue for queue, one in verified.items() if _seen(one) != _seen(copied[queue])]
             await self._settle(changed, paused_at)
         await self._check_turn()

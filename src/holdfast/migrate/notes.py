@@ -5,7 +5,7 @@
     take:N, took:N  in the source: when the mover began to take jobs away, and when it ended
     over:0          in the source: all is moved, and the target may forget
 
-Nobody hands them out: all but the turn wait for a day that is years away. All are canceled when the move is done. The
+They are never claimed: all but the turn are scheduled years ahead. All are canceled when the move is done. The
 source has the say: a move has begun when its first note is there, and has ended when none is.
 """
 
@@ -46,7 +46,7 @@ from holdfast.store import EnqueueAnswer, Store
 TYPE = "holdfast:move"
 LEASE_MS = 15 * SECOND
 SLACK_S = 2.0
-"""For so much longer than a lease is the turn of another mover waited for."""
+"""How much longer than a lease to wait for another mover's turn."""
 EVER = 2**53
 _CHUNK = 500
 _NEVER = 10 * 365 * DAY
@@ -139,7 +139,7 @@ class MoveLog:
         parts = [notes[n : n + _CHUNK] for n in range(0, len(notes), _CHUNK)]
         first = sum(1 for id in record.ids if id.startswith(kind))
         new = {f"{kind}:{first + n}": _Entry(info, tuple(part)) for n, part in enumerate(parts)}
-        # Known before it is written: whoever is interrupted in between must be able to forget it.
+        # Known before it is written, so that an interrupted mover can still remove it.
         record.info = info
         record.notes |= {note.queue: note for note in notes}
         await self._put(new)
@@ -185,7 +185,7 @@ class MoveLog:
 
 
 class MoverLease:
-    """The turn of one mover at one store. It ends with its lease: who comes after one that was killed waits so long."""
+    """The lease of one mover at one store. The next mover waits until the lease of a killed one runs out."""
 
     def __init__(self, store: Store, job: Job, lease_ms: int, until: float, before: int) -> None:
         self._store, self.job, self._lease_ms, self._until = store, job, lease_ms, until
@@ -234,7 +234,7 @@ class MoverLease:
             self._until = began + self._lease_ms / 1000
 
     async def held(self) -> bool:
-        """Whether nobody else has it."""
+        """Whether no other mover has it."""
         return await holds(self._store, self.job.tenant, self.job.worker_id)
 
     async def give_back(self) -> None:

@@ -32,7 +32,7 @@ PAGE = 500
 BYTES = 8 << 20
 """A page has no more of payloads than this, if it has more than one job: each is sent as a whole."""
 STEP = 100
-"""So many jobs are read at a time, before their size is known: 25 MiB of payloads at most."""
+"""Jobs read at a time, before their size is known: at most 25 MiB of payloads."""
 SAID = 5
 """How many of the jobs that differ are named."""
 
@@ -51,7 +51,7 @@ class StepInput(Struct, frozen=True):
     paused_at: int
     """An instant of the source's clock, from which on it has handed out nothing."""
     spans: tuple[tuple[int, int], ...] = ()
-    """When this move has taken jobs away: what was canceled in the source at another time was so by somebody else."""
+    """When this move took jobs away: a job canceled in the source at another time was canceled by its owner."""
 
 
 class Receipt(Struct):
@@ -243,8 +243,8 @@ def taken_for_dead() -> StoreBusy:
 async def renewed(new: NewJob, paused_at: int, source: Store) -> NewJob:
     """A schedule that waits for a tick which was not fired before the source was paused.
 
-    One that had come by then may have been fired: whoever fired it can have died before he could say so. The source
-    knows. So it is fired there again, which makes no second job, and the schedule waits for the next tick.
+    A tick that was due by then may have fired: the process that fired it can have died before it recorded that. The
+    source knows. So it is fired there again, which makes no second job, and the schedule waits for the next tick.
     """
     visible_at = new.run_at or 0
     try:

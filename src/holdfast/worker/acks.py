@@ -23,7 +23,7 @@ class Acknowledger:
     """Sends outcomes until the store has accepted or refused them, or the lease is over by the own clock. [LEASE-4]
 
     A batch that got no answer is sent again: the same token with the same outcome is answered like the first
-    time. [LEASE-1] `on_settled(batch, answers)` is told what became of each, None standing for a lease that was
+    time. [LEASE-1] `on_settled(batch, answers)` gets what became of each, None standing for a lease that was
     over before it could be sent; `on_error` of each failure.
     """
 

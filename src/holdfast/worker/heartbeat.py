@@ -48,7 +48,7 @@ _log = get_logger(__name__)
 
 
 class Heartbeat:
-    """Renews what is in `held`, notices cancels, tells that the worker lives, and leads schedules and flows by `lead`.
+    """Renews what is in `held`, notices cancels, beats for the worker, and leads schedules and flows by `lead`.
 
     Made and stopped in the worker's event loop, where `on_lost(held, refusal)` and `on_error(error)` are called.
     """
@@ -170,7 +170,7 @@ class Heartbeat:
         while True:
             self._bells["renew"].clear()
             due = self._due(boot_time())
-            # While a renewal hangs, somebody must watch for the end of the lease.
+            # A renewal can hang: something must watch for the end of the lease meanwhile.
             self._bells["expire"].set()
             if not due:
                 await self._sleep("renew", self._next_renewal())
@@ -210,7 +210,7 @@ class Heartbeat:
         except StoreBusy as busy:
             if len(due) == 1:
                 raise
-            # Somebody may hold one of them: it must not take the others with it.
+            # Another transaction may lock one of them: it must not hold up the others.
             self._report(busy)
             self._renew_alone(store, due)
             return
@@ -306,7 +306,7 @@ class Heartbeat:
                 await store.beat(info, BEAT_TTL_MS)
             except Exception as error:  # noqa: BLE001 - the heart beats on
                 self._report(error)
-            # Sooner where the number of jobs has changed: who looks at workers and metrics sees one picture.
+            # Sooner where the number of jobs has changed, so that `workers` agrees with the metrics.
             end = boot_time() + BEAT_EVERY_S
             while boot_time() < end:
                 await asyncio.sleep(CHANGED_EVERY_S)

@@ -1,7 +1,7 @@
 """Jobs that are completed inside their handlers' own transactions. [ENQ-7]
 
 Whether such a completion holds is decided when the transaction ends, out of our sight. So the handler's outcome is not
-sent before the store was asked. While the transaction is open, whoever wants to change the job waits for it: its lease
+sent before the store was asked. While the transaction is open, other changes of the job wait for it: its lease
 is not renewed in one call with others.
 """
 

@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
 CLAIM_LIMIT = 1_000
 ACK_BACKLOG = 10_000
-"""Nothing more is claimed while so many outcomes wait for a store that does not take them."""
+"""The most outcomes that may wait for a store that does not answer, before claiming stops."""
 PREFETCH_S = 0.25
-"""Claimed ahead is no more than runs in this time: a job is not to wait here while another worker is free."""
+"""Prefetch at most what runs in this time: a job must not wait here while another worker is free."""
 END_S = 2.0
-"""How long a handler may take to end when it is told to."""
+"""How long a handler may take to stop when asked."""
 SAID = 10
 """The most jobs that a line of the log names."""
 SAY_EVERY_S = 10.0
@@ -162,7 +162,7 @@ class Loop:
         await Coordinator(store, self._settings.tenant, DUTIES, on_error=on_error).run()
 
     def _on_end_of_duty(self, task: asyncio.Task[None]) -> None:
-        """A mistake of ours must not leave a worker standing that only looks as if it worked."""
+        """A bug of ours must not leave a worker that only looks alive: stop it."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fatal = error
             self.stop()
@@ -223,7 +223,7 @@ class Loop:
         return ClaimRequest(settings.tenant, self._queues, room, settings.lease_ms, settings.worker_id, chance)
 
     def _deliver(self, claimed: Claimed, sent: float) -> None:
-        """Jobs that came unasked, within the room that the last claim told of."""
+        """Take jobs that were handed off to this worker, within the room that the last claim reported."""
         hit("worker.after_claim")
         self._take(claimed, sent)
         if self._post.low:
@@ -327,7 +327,7 @@ class Loop:
             held.finish = Finish(held.key, held.token, "complete")
             self._settled([held], [Finished(JobState.COMPLETED)])
             return
-        # Also where time is over: that is for the acknowledgements to tell.
+        # Also when the lease has run out: the acknowledgement says so.
         self._acks.add(held, finish)
 
     def _settled(self, batch: list[ActiveJob], answers: list[FinishAnswer | None]) -> None:
@@ -359,7 +359,7 @@ class Loop:
         """An outcome that came too late; None: so late that it was not sent. [LEASE-4]"""
         result = held.finish.result if held.finish else None
         if result is not None and result.blob and refusal is not None and self._settings.blobs is not None:
-            # Surely not accepted, so nobody will ever ask for it.
+            # Not accepted for certain, so nothing refers to it.
             task = asyncio.create_task(self._delete(result.blob))
             self._deletions.add(task)
             task.add_done_callback(self._deletions.discard)
@@ -372,7 +372,7 @@ class Loop:
                 await self._settings.blobs.delete([blob])
 
     def _lost(self, held: ActiveJob, refusal: Refusal) -> None:
-        """The lease is gone: the handler is told, its outcome no longer counts. [LEASE-4, CANCEL-2]"""
+        """The lease is gone: notify the handler; its outcome no longer counts. [LEASE-4, CANCEL-2]"""
         if held.finish is not None or held.verdict not in ("", "released"):
             return  # Its acknowledgement is on the way and will get the answer.
         verdict = "canceled" if isinstance(refusal, JobCanceled) else "stalled"
@@ -402,7 +402,7 @@ class Loop:
         self._runner.notify_all("released")
         await self._within(END_S, self._all_free)
         # A handler that cannot be stopped still has its effects: its job stays leased to it, or two would run it.
-        await self._wait_for(self._runner.unstoppable, "waiting for handlers that do not stop when they are told")
+        await self._wait_for(self._runner.unstoppable, "waiting for handlers that do not stop when asked")
         if self._hurry.is_set() and self._runner.running:
             # Told twice: children are killed now, tasks are canceled again.
             self._runner.notify_all("released")
@@ -416,7 +416,7 @@ class Loop:
     async def _wait_for(
         self, found: Callable[[], Collection[ActiveJob]], saying: str, seconds: float = math.inf
     ) -> None:
-        """Wait until nothing is found any more, for so many seconds at most, and not at all in a hurry."""
+        """Wait until `found` is empty, at most `seconds`; return at once in a hurry."""
         end = time.monotonic() + seconds
         while (held := found()) and not self._hurry.is_set() and (left_s := end - time.monotonic()) > 0:
             if seconds == math.inf or left_s < seconds - 1:
@@ -453,7 +453,7 @@ class Loop:
                     await self._acks.send_once()
 
     async def _within(self, seconds: float, what: asyncio.Event | asyncio.Task[None]) -> None:
-        """Wait for `what`, for so many seconds at most, and not at all in a hurry."""
+        """Wait for `what`, at most `seconds`; return at once in a hurry."""
         waiting = asyncio.ensure_future(what.wait()) if isinstance(what, asyncio.Event) else what
         hurry = asyncio.ensure_future(self._hurry.wait())
         try:

@@ -37,7 +37,7 @@ def unreadable(error: BaseException) -> Raised:
     """What to do about a payload that could not be read.
 
     Arguments that do not fit never will: the job fails. A type, codec or version that is unknown here is left to
-    another worker, who may come with the next deploy. [RETRY-6]
+    another worker, which may come with the next deploy. [RETRY-6]
     """
     if isinstance(error, UnknownJobType):
         return Raised("release", describe(error), reason=UNKNOWN_TYPE)

@@ -1,4 +1,4 @@
-"""Runs handlers, on the event loop, in a thread or in a child process, and tells how they ended."""
+"""Runs handlers, on the event loop, in a thread or in a child process, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 TIMEOUT_GRACE_S = 5.0
 BLOB_TRIES = 5
 UNKNOWN_MS = 24 * HOUR
-"""A job that no worker has known for so long fails. [RETRY-6]"""
+"""A job whose type no worker has known for this long fails. [RETRY-6]"""
 
 _seldom = SeldomLogger(__name__, every_s=60.0)
 
@@ -44,8 +44,8 @@ _seldom = SeldomLogger(__name__, every_s=60.0)
 class Runner:
     """Runs held jobs. Made inside the event loop it belongs to.
 
-    `on_ack(held, finish)` gets what the store is to be told, at most once for each; `on_free()` says that a slot is
-    free again, which can be later than that.
+    `on_ack(held, finish)` gets the outcome to acknowledge, at most once for each job. `on_free()` says that a slot is
+    free again, which can be later.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Runner:
             held.task = self._loop.create_task(run, context=self._context.copy())
 
     def notify(self, held: ActiveJob, verdict: Verdict) -> None:
-        """Tell a running handler that its outcome no longer counts, and to end. [CANCEL-2]"""
+        """Notify a running handler that its outcome no longer counts, and ask it to stop. [CANCEL-2]"""
         held.verdict = verdict
         if held.context is not None:
             held.context.canceled.set()
@@ -119,12 +119,12 @@ class Runner:
             held.task.cancel()
 
     def notify_all(self, verdict: Verdict) -> None:
-        """Tell every handler that runs, but those that were told something before, which are only told to end."""
+        """Notify every running handler; one that already has a verdict keeps it and is only asked to stop."""
         for held in tuple(self.running):
             self.notify(held, held.verdict or verdict)
 
     def unstoppable(self) -> list[ActiveJob]:
-        """The jobs whose handlers were told to give them back, and still run: threads, as a rule."""
+        """The jobs whose handlers were asked to give them back and still run: usually threads."""
         return [held for held in self.running if held.verdict == "released" and held.finish is None]
 
     def abandon(self) -> None:
@@ -134,7 +134,7 @@ class Runner:
                 self._acknowledge_verdict(held)
 
     async def close(self) -> None:
-        """End the threads and children. What still runs is a thread that would not listen."""
+        """End the threads and children. Only threads that ignore the request still run."""
         await self._processes.close()
         self._threads.close(0.0 if self.running else 5.0)
 
@@ -301,7 +301,7 @@ class Runner:
 
 
 def _came_to_its_end(held: ActiveJob, ending: bytes | Raised) -> bool:
-    """Whether a handler that was told to give its job back has finished it instead: its lease is still good.
+    """Whether a handler that was asked to give its job back has finished it instead, while its lease is still good.
 
     One that was interrupted, or that saw that it should stop and returned, is given back: its work may be half done.
     One that never looked is done, and is not run again.
