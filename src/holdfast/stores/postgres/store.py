@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from holdfast.core import lease
+from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import JobNotFound, StoreBusy, StoreMismatch, StoreUnavailable, Unsupported
 from holdfast.core.job import (
     Cancel,
@@ -65,7 +66,7 @@ from holdfast.store import (
     WorkerPage,
     pages,
 )
-from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, requests, schema, upkeep
+from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, requests, schema, upkeep, usage
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.claims import Claims
 from holdfast.stores.postgres.ears import Ears, Told, notes, payloads
@@ -96,7 +97,8 @@ HELD_S = 0.25
 
 _COMPLETED = Finished(JobState.COMPLETED)
 _LOGGED: Told = (Hint.EVENTS, "", "", "")
-_encode_worker = msgspec.json.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
+_decode_budgets = msgspec.json.Decoder(Budgets).decode
 _CLOSED = "the store is not open; use `async with Queue(...)` or await store.open()"
 
 
@@ -252,11 +254,27 @@ class PostgresStore:
                 await self._publish(News(logged=True) if handed else news, joined, told=told)
                 return answers
 
-        async def work(session: Session) -> tuple[list[EnqueueAnswer], News]:
-            wait = joined is None
-            return await enqueue.enqueue(session, memory, items, found, self.address.schema, wait=wait)
+        async def work(session: Session) -> tuple[list[EnqueueAnswer] | None, News]:
+            inside = joined is not None
+            return await enqueue.enqueue(session, memory, items, found, self.address.schema, joined=inside)
 
-        return await self._change(work, joined, repeat=repeat, lock_ms=lock_ms)
+        return await self._taken(work, joined, repeat=repeat, lock_ms=lock_ms)
+
+    async def _taken(
+        self,
+        work: Callable[[Session], Awaitable[tuple[list[EnqueueAnswer] | None, News]]],
+        joined: Joined | None,
+        *,
+        repeat: bool,
+        lock_ms: int,
+    ) -> list[EnqueueAnswer]:
+        """Take jobs in, in a transaction of its own each time that others were first."""
+        for attempt in range(1 if joined is not None else enqueue.TRIES):
+            await asyncio.sleep(enqueue.PAUSE_S * attempt)
+            answers = await self._change(work, joined, repeat=repeat, lock_ms=lock_ms)
+            if answers is not None:
+                return answers
+        raise StoreBusy("others enqueue and forget the same ids all the time; try again")
 
     async def _enqueue_under(
         self, under: Lease, items: Sequence[NewJob], joined: Joined | None, lock_ms: int
@@ -268,20 +286,21 @@ class PostgresStore:
         request = requests.enqueue(items, found, memory)
         repeat = all(item.envelope.request_id for item in items)
 
-        async def work(fast: requests.Request | None, session: Session) -> tuple[list[EnqueueAnswer], News]:
+        async def work(fast: requests.Request | None, session: Session) -> tuple[list[EnqueueAnswer] | None, News]:
             await self._hold_lease(session, under, lane)
             now = None if fast is None else await session.value(fast[0], *fast[1])
             if now is not None:
                 return enqueue.fresh_answers(items, found, now)
-            return await enqueue.enqueue(session, memory, items, found, self.address.schema, wait=joined is None)
+            inside = joined is not None
+            return await enqueue.enqueue(session, memory, items, found, self.address.schema, joined=inside)
 
         try:
-            return await self._change(partial(work, request), joined, repeat=repeat, lock_ms=lock_ms)
+            return await self._taken(partial(work, request), joined, repeat=repeat, lock_ms=lock_ms)
         except StoreBusy as busy:
             # As in `_enqueue`: the slower path waits longer.
             if request is None or joined is not None or len(items) > 1 or not is_blocked(busy.__cause__):
                 raise
-        return await self._change(partial(work, None), repeat=repeat, lock_ms=lock_ms)
+        return await self._taken(partial(work, None), None, repeat=repeat, lock_ms=lock_ms)
 
     async def _hold_lease(self, session: Session, under: Lease, lane: lanes.Lane | None) -> None:
         """Keep a lease as it is until the end of the transaction. Raises the refusal if it is not live."""
@@ -545,16 +564,28 @@ class PostgresStore:
             lane.pause(paused=paused)
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
-        request = (tenant, settings.queue or "", settings.weight, settings.max_waiting)
+        budgets = None if settings.budgets is None else _encode_json(settings.budgets).decode()
+        request = (tenant, settings.queue or "", settings.weight, settings.max_waiting, budgets)
         await self._opened.rows("set_settings", *request, repeat=True)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         found = await self._opened.rows("settings", tenant, repeat=True)
-        return [TenantSettings(row["queue"] or None, row["weight"], row["max_waiting"]) for row in found]
+        return [
+            TenantSettings(
+                row["queue"] or None,
+                row["weight"],
+                row["max_waiting"],
+                None if row["budgets"] is None else _decode_budgets(row["budgets"]),
+            )
+            for row in found
+        ]
+
+    async def usage(self, tenant: str) -> Usage:
+        return await usage.usage(self._opened, tenant)
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         if ttl_ms > 0:
-            info = _encode_worker(worker)
+            info = _encode_json(worker)
             await self._opened.rows("beat", worker.worker_id, ttl_ms, info, repeat=True, urgent=True)
         else:
             await self._opened.rows("sign_off", worker.worker_id, repeat=True, urgent=True)

@@ -8,6 +8,12 @@ CREATE FUNCTION {s}.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(frozen_at, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint) + shift FROM {s}.meta
 $$;
 
+-- Raises, for those who ask for the time and nothing else: a restore has made the tables and not filled them yet.
+CREATE FUNCTION {s}.no_data() RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE SQLSTATE 'HF002' USING MESSAGE = 'there is no data';
+END $$;
+
 -- The position of this transaction in the log. It grows from epoch to epoch, so that the later of two is the greater.
 CREATE FUNCTION {s}.xid() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT pg_current_xact_id()::text::bigint + base FROM {s}.meta
@@ -140,19 +146,35 @@ EXCEPTION WHEN SQLSTATE 'HF001' THEN
     RETURN false;
 END $$;
 
+-- What came to each lane with these payloads or results, as `usage` of a row of the log: p_jobs is 1 if each is a new job's.
+-- 256 is RECORD_BYTES of core/budgets.py.
+CREATE FUNCTION {s}.usage_of(p_lanes int[], p_values bytea[], p_jobs int) RETURNS int[] LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_count int := cardinality(p_values);
+BEGIN
+    IF cardinality(p_lanes) = 1 THEN
+        RETURN ARRAY[p_lanes[1], p_jobs * v_count, 0, p_jobs * 256 * v_count
+            + (SELECT coalesce(sum(octet_length(v)), 0) FROM unnest(p_values) AS v)];
+    END IF;
+    RETURN ARRAY(
+        SELECT unnest(ARRAY[lane, p_jobs * count(*), 0, p_jobs * 256 * count(*) + coalesce(sum(octet_length(v)), 0)]::int[])
+        FROM unnest(p_lanes, p_values) AS u (lane, v) GROUP BY lane
+    );
+END $$;
+
 -- Append events under this position. Called when the rows are locked: so the sequence is in the order of the changes.
 CREATE FUNCTION {s}.log(
     p_xid bigint, p_at bigint, p_count int, p_kinds smallint[], p_lanes int[], p_ids text[], p_types text[],
     p_attempts int[], p_tokens bigint[], p_workers text[], p_xs bigint[], p_ys bigint[], p_zs bigint[], p_more bytea[],
-    p_numbers int[]
+    p_numbers int[], p_usage int[] DEFAULT NULL
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_n bigint := nextval('{s}.events_n');
 BEGIN
     INSERT INTO {s}.events (slot, epoch, xid, n, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys,
-        zs, more, numbers)
+        zs, more, numbers, usage)
     SELECT slot, epoch, p_xid, v_n, p_at, p_count, p_kinds, p_lanes, p_ids, p_types, p_attempts, p_tokens,
-        p_workers, p_xs, p_ys, p_zs, p_more, p_numbers
+        p_workers, p_xs, p_ys, p_zs, p_more, p_numbers, p_usage
     FROM {s}.meta;
 END $$;
 
@@ -246,7 +268,7 @@ BEGIN
     FROM unnest(v_seqs, v_visible, p_ttls, p_lines, p_lanes, p_ranks, p_ids, p_types, p_requests, p_heads, p_payloads)
         AS u (seq, visible_at, ttl, line, lane, rank, id, type, request, head, payload);
     PERFORM {s}.log(v_xid, v_now, v_count, '{0}', p_lanes, p_ids, p_types, '{0}', '{0}', '{""}',
-        p_ranks::bigint[], p_attempts::bigint[], v_visible, NULL, '{1}');
+        p_ranks::bigint[], p_attempts::bigint[], v_visible, NULL, '{1}', {s}.usage_of(p_lanes, p_payloads, 1));
     RETURN v_now;
 END $$;
 
@@ -325,7 +347,7 @@ BEGIN
             AND k.type = d.type AND k.key = d.key AND k.job_id = d.id AND k.policy IN ('until_terminal', 'until_started');
     END IF;
     PERFORM {s}.log(v_xid, v_now, v_count, '{7}', v_lanes, p_ids, v_types, v_attempts, p_tokens, v_workers,
-        NULL, NULL, NULL, NULL, v_numbers);
+        NULL, NULL, NULL, NULL, v_numbers, {s}.usage_of(p_lanes, p_results, 0));
     RETURN v_now;
 EXCEPTION WHEN SQLSTATE 'HF001' THEN
     RETURN NULL;
@@ -402,8 +424,8 @@ BEGIN
     END IF;
 END $$;
 
--- Lock named jobs for a change: first those that have ended, as those do who take their ids or forget them; then what decides
--- of their ids, in one order for everybody, then the rows that claims and completions would touch. Answers the transaction, the
+-- Lock named jobs for a change, in one order for everybody: first those that have ended, as those do who take their ids or
+-- forget them; then what decides of their ids; then the rows that claims and completions would touch. Answers the transaction, the
 -- clock as it is once the locks are held, and the numbers of the jobs that are locked. A job that is not among them may be
 -- there by the next statement, which sees more than this one did: the caller reads by these numbers and not by id, so that it
 -- never acts on a row that others may claim or finish meanwhile. [LEASE-1, CANCEL-1, KEEP-1]
@@ -430,12 +452,20 @@ BEGIN
         SELECT j.seq FROM unnest(v_seqs) AS u (seq) JOIN {s}.jobs j ON j.seq = u.seq ORDER BY j.seq FOR UPDATE OF j
     )
     SELECT array_agg(seq) INTO v_hot FROM held;
-    -- Also those that have ended while we waited for them.
+    -- Also those that have ended while we waited for them. They are not waited for: whoever has one of them may want its id,
+    -- which is ours. The whole is then tried again, and finds them in their order.
     IF coalesce(cardinality(v_hot), 0) < cardinality(v_seqs) THEN
         WITH held AS MATERIALIZED (
-            SELECT d.seq FROM unnest(v_seqs) AS u (seq) JOIN {s}.done d ON d.seq = u.seq ORDER BY d.seq FOR UPDATE OF d
+            SELECT d.seq FROM unnest(v_seqs) AS u (seq) JOIN {s}.done d ON d.seq = u.seq
+            ORDER BY d.seq FOR UPDATE OF d SKIP LOCKED
         )
         SELECT array_agg(seq) INTO v_ended FROM held;
+        IF coalesce(cardinality(v_hot), 0) + coalesce(cardinality(v_ended), 0) < cardinality(v_seqs) AND EXISTS (
+            SELECT FROM unnest(v_seqs) AS u (seq) JOIN {s}.done d ON d.seq = u.seq
+            WHERE d.seq = ANY (v_ended) IS NOT TRUE
+        ) THEN
+            RAISE SQLSTATE '40001' USING MESSAGE = 'a job has ended at this very moment';
+        END IF;
     END IF;
     RETURN ARRAY[{s}.xid(), {s}.now_ms()] || v_hot || v_ended;
 END $$;
