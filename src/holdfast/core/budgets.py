@@ -112,6 +112,8 @@ def weight(job: Job) -> int:
 def varying(job: Job) -> int:
     """What of it changes with the job: its result and its errors."""
     size = 0 if job.result is None else len(job.result.data)
+    if not job.errors:
+        return size
     for error in job.errors:
         size += sum(len(text.encode(errors="replace")) for text in (error.type, error.message, error.traceback))
     return size

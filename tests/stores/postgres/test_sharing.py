@@ -3,7 +3,7 @@
 Invariants verified:
 - several pruners, one that dies between two steps, and readers in between lose nothing and count nothing twice
 - positions are those that they were, also of events of an earlier epoch
-- trimming does not look again at what it has kept
+- trimming does not read again what it has kept
 - the counts are what a count of everything finds
 """
 

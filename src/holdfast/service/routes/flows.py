@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from holdfast.core import answers, wire
 from holdfast.core.budgets import check_envelope, check_kept
 from holdfast.core.errors import HoldfastError, JobNotFound
+from holdfast.core.flow import plan_of
 from holdfast.core.job import AlreadyCompleted, Duplicate, Job, JobKey, Queued
 from holdfast.core.names import FLOWS
-from holdfast.core.workflow import plan_of
 from holdfast.flows import flow_record
 from holdfast.options import duration_ms
 from holdfast.service import intake

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, cast
 
 from msgspec import Struct, field, msgpack
@@ -40,8 +42,8 @@ _Chunk = tuple[
 ]  # fmt: skip
 """How many events, and their columns; one value stands for all."""
 
-_LANE = 2
-"""Where the lane stands in a logged event."""
+_lane_of = itemgetter(2)
+"""The lane of a logged event."""
 
 _encode = msgpack.Encoder().encode
 _decode_envelope = msgpack.Decoder(Envelope).decode
@@ -190,7 +192,7 @@ def pack_events(chunk: list[LoggedEvent]) -> bytes:
 
 def chunk_row(first: int, events: list[LoggedEvent], mark: int | None = None) -> Row:
     """A row of the log; `mark`: they were written in a larger chunk."""
-    lanes = {event[_LANE] for event in events}
+    lanes = set(map(_lane_of, events))
     packed = pack_events(events)
     return (
         first + len(events) - 1, first, events[-1][0], lanes.pop() if len(lanes) == 1 else None,
@@ -205,6 +207,11 @@ def unpack_events(chunk: bytes) -> list[LoggedEvent]:
     # Whoever changes what one says does not change the others.
     said = data if len(data) == count else [dict(data[0]) for _ in range(count)]
     return list(zip(*whole, said, strict=True))
+
+
+def count_lanes(events: list[LoggedEvent]) -> Counter[int]:
+    """How many events there are of each lane."""
+    return Counter(map(_lane_of, events))
 
 
 def lanes_of(chunk: bytes) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
@@ -133,7 +133,7 @@ class Transaction:
             chunk = self._events[n : n + CHUNK]
             first = self.event - len(self._events) + n + 1
             self.db.execute(SQL["add_events"], rows.chunk_row(first, chunk))
-        for lane, count in Counter(event[2] for event in self._events).items():
+        for lane, count in rows.count_lanes(self._events).items():
             self.moved(lane).events += count
 
     def keep(self) -> None:
@@ -264,7 +264,7 @@ class Transaction:
     def arrive(self, job: Job, event: Event, lane: int) -> None:
         """A new job is in its row: count it, tell of it, log it."""
         self.count(lane, job.state, +1)
-        self._moved[lane].bytes += budgets.weight(job)
+        self._moved[lane].bytes += budgets.RECORD_BYTES + len(job.envelope.payload)
         self.becomes_visible(job, lane)
         self.append(event, lane)
 

@@ -366,8 +366,8 @@ SELECT name, epoch, xid, n, k FROM {s}.readers WHERE tenant = $1 ORDER BY name;
 -- name: slowest_readers
 SELECT DISTINCT ON (tenant) tenant, epoch, xid, n, k FROM {s}.readers WHERE tenant = ANY ($1::text[])
 ORDER BY tenant, epoch, xid, n, k;
--- How many events there are; and if these are more than $1, of each tenant that has more than an equal share how many. The
--- others are below the level.
+-- The number of events; and, if that is above $1, the counts of tenants with more than an equal share. All others are below
+-- the level.
 -- name: events_kept
 SELECT s.total, u.events FROM (
     SELECT coalesce(sum(events), 0)::bigint AS total, count(*) AS tenants FROM {s}.usage WHERE events > 0

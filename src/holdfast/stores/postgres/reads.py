@@ -254,7 +254,7 @@ async def events(
     while True:
         start, found, gaps = await _begin(link, memory, after, tenant)
         page, reached = await _page(link, memory, tenant, start, found, limit)
-        if await _is_whole(link, start, found):
+        if reached == start or await _is_whole(link, start, found):
             return EventPage(page, str(reached), reached < found.end, gaps(reached)), found.held
 
 
@@ -285,9 +285,9 @@ async def _page(
 async def _chunk(
     link: Link, memory: Memory, reached: Place, found: Ends, end: Place, wanted: int, tenant: str | None = None
 ) -> tuple[list[Row], dict[int, tuple[str, str]], Place | None]:
-    """The next rows up to a place, with the names of their lanes; and where to go on behind them if these are the last.
+    """The next rows up to a place, the names of their lanes, and the place to continue from if there are no more.
 
-    First what is kept of the part that is cut, and then the rest of the log.
+    Reads `kept_events` up to the trimmed place, and the partitions after it.
     """
     known = memory.known()
     if reached < found.trimmed:
@@ -349,7 +349,7 @@ async def read(link: Link, memory: Memory, stretch: Stretch, limit: int) -> LogP
 async def _begin(
     link: Link, memory: Memory, after: str | None, tenant: str | None = None
 ) -> tuple[Place, Ends, Callable[[Place], list[Gap]]]:
-    """Where to go on after an offset, where the log ends, and what is gone of single tenants up to a place.
+    """The place to read from, the ends of the log, and a function for the gaps of single tenants up to a place.
 
     Raises EventsTrimmed, InvalidOption.
     """
@@ -389,9 +389,9 @@ async def readable(link: Link, memory: Memory, offset: str) -> Place:
 
 
 async def _is_whole(link: Link, start: Place, found: Ends) -> bool:
-    """Whether nothing was trimmed behind `start` since the ends were read: no snapshot keeps what is truncated.
+    """Whether nothing behind `start` was trimmed since the ends were read.
 
-    The mark of what is past is set before that.
+    A snapshot does not keep truncated rows, but `trimming` changes before a truncation.
     """
     (mark,) = await link.rows("trimmed", repeat=True)
     return mark["version"] == found.version or _place(mark, "trimmed_") <= start

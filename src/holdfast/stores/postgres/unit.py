@@ -85,7 +85,7 @@ class Held(Struct):
     logged: int
     locked: bool
     size: int = 0
-    """The bytes of what it was found to be."""
+    """Stored bytes, as it was found."""
     changed: bool = False
     new: bool = False
 
@@ -111,7 +111,7 @@ class Unit:
         self._dropped_keys: list[tuple[int, str, str, str, str]] = []
         self.bound: dict[KeyScope, Binding] = {}
         self.bound_before: dict[KeyScope, Binding] = {}
-        """Who held these keys before."""
+        """The bindings before this change."""
 
     @classmethod
     async def begin(cls, session: Session, memory: Memory, keys: Collection[tuple[Lane, str]]) -> Unit:
@@ -243,7 +243,7 @@ class Unit:
         return self.news
 
     def _usage(self, changed: Iterable[Held]) -> Changes:
-        """What this adds to what tenants keep, and takes away."""
+        """Changes of what tenants keep."""
         usage = Changes()
         for held in changed:
             more = size_to_be(held.job) - held.size
@@ -257,7 +257,7 @@ class Unit:
         return ((*scope, b.job_id, b.policy, b.expires_at) for scope, b in self.bound.items())
 
     def _count_keys(self, found: Iterable[Row], usage: Changes) -> None:
-        # Upkeep may have dropped what was bound when we looked: the table says whether it was there.
+        # Upkeep may have deleted an expired binding since it was read: only the insert knows whether it replaced one.
         for row in found:
             scope = (row["lane"], row["type"], row["key"])
             before = self.bound_before.get(scope) if row["was_there"] else None

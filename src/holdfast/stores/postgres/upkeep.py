@@ -90,9 +90,9 @@ async def forget(session: Session, memory: Memory, limit: int, *, blobs: bool) -
 
 
 async def trim(link: Link, memory: Memory, keep_events: int) -> int:
-    """Count what is new, and cut the events of tenants that keep too many, or that are too old. [EVENT-2, TENANT-5]
+    """Count new rows of the log, then remove events of tenants above the level, and old ones. [EVENT-2, TENANT-5]
 
-    Each row is looked at twice in its life, in stretches: when it is counted, and when it goes or is kept.
+    Each row is read twice, in bounded steps: when it is counted, and when its events are removed or kept.
     """
     end = (await reads.ends(link, memory)).end
     while await link.value("count_stretch", *end[:3], STRETCH, repeat=True):
@@ -115,7 +115,7 @@ async def trim(link: Link, memory: Memory, keep_events: int) -> int:
 
 
 async def _levels(link: Link, keep_events: int) -> tuple[int, int]:
-    """Up to how many events each tenant may keep: of those that its readers have passed, and of any."""
+    """The soft and hard levels: the most events a tenant may keep. Fixed for all steps of one prune."""
     found = await link.rows("events_kept", keep_events, repeat=True)
     kept = [row["events"] for row in found if row["events"] is not None]
     if not kept:
@@ -125,14 +125,14 @@ async def _levels(link: Link, keep_events: int) -> tuple[int, int]:
 
 
 async def _excess(link: Link, soft: int, hard: int) -> tuple[int, dict[str, Excess]]:
-    """The tenants that keep more than this, and the step of trimming that this is known at."""
+    """The tenants above the soft level, and the version of `trimming` that they were read at."""
     found = await link.rows("most_events", soft, repeat=True)
     over = {row["tenant"]: Excess(row["events"] - soft, row["events"] - hard) for row in found if row["tenant"]}
     return found[0]["version"], over
 
 
 async def _slowest(link: Link, tenants: Iterable[str]) -> list[Place]:
-    """Where the slowest reader is that concerns each of these tenants: one of its own, or of all tenants."""
+    """For each tenant the place of its slowest reader: its own readers, and those of all tenants."""
     found = await link.rows("slowest_readers", ["", *tenants], repeat=True)
     places = {row["tenant"]: Place(row["epoch"], row["xid"], row["n"], row["k"]) for row in found}
     return [min(places.get("", END), places.get(tenant, END)) for tenant in tenants]

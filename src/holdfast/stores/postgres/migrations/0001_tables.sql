@@ -155,7 +155,7 @@ CREATE TABLE {s}.events (
     types    text[] NOT NULL,
     workers  text[] NOT NULL,
     more     bytea[],
-    usage    int[]                               -- lane, jobs, keys and bytes that came or went, for each lane
+    usage    int[]                               -- changes of what tenants keep: lane, jobs, keys, bytes, lane ...
 ) PARTITION BY LIST (slot);
 ALTER TABLE {s}.events ALTER ids SET STORAGE EXTERNAL, ALTER tokens SET STORAGE EXTERNAL,
     ALTER xs SET STORAGE EXTERNAL, ALTER ys SET STORAGE EXTERNAL, ALTER zs SET STORAGE EXTERNAL;
@@ -169,8 +169,8 @@ CREATE TABLE {s}.events_6 PARTITION OF {s}.events FOR VALUES IN (6);
 CREATE TABLE {s}.events_7 PARTITION OF {s}.events FOR VALUES IN (7);
 CREATE INDEX events_place ON {s}.events (epoch, xid, n);
 
--- What is kept of the part that is cut: events of tenants below the level, each row those of one tenant that followed each
--- other in one call, behind its `first` first ones. It has what lies up to `trimming`, the partitions what comes after.
+-- Events up to the place in `trimming` that are kept: those of tenants below the level. A row has consecutive events of one
+-- tenant in one call, after the first `first` events of that call. The partitions have all later events.
 CREATE TABLE {s}.kept_events (
     xid      bigint NOT NULL,
     n        bigint NOT NULL,
@@ -195,7 +195,7 @@ CREATE TABLE {s}.kept_events (
 );
 CREATE UNIQUE INDEX kept_events_tenant ON {s}.kept_events (tenant, epoch, xid, n, first);
 
--- Of each tenant that lost any the last event that is gone: later ones are kept. As few as tenants, and never go.
+-- The last removed event of each tenant: all later ones are kept. Rows are never deleted: there is one for each tenant.
 CREATE TABLE {s}.cuts (
     tenant text COLLATE "C" PRIMARY KEY,
     epoch  int NOT NULL,
@@ -205,8 +205,8 @@ CREATE TABLE {s}.cuts (
 );
 CREATE INDEX cuts_place ON {s}.cuts (epoch, xid, n, k);
 
--- What tenants keep, as of the rows that are counted. Only upkeep writes here: hot paths say in the log what came and went,
--- and `usage_changes` has what went without an event. [TENANT-5]
+-- What tenants keep, up to the last counted row of the log. Only upkeep writes here: calls put their changes into their row of the
+-- log, and into `usage_changes` if they make no event. [TENANT-5]
 CREATE TABLE {s}.usage (
     tenant text COLLATE "C" PRIMARY KEY,
     jobs   bigint NOT NULL,
@@ -240,11 +240,11 @@ CREATE TABLE {s}.epochs (
 CREATE TABLE {s}.trimming (
     one           int PRIMARY KEY DEFAULT 1 CHECK (one = 1),
     version       bigint NOT NULL DEFAULT 0,     -- grows with every step of trimming
-    trimmed_epoch int NOT NULL DEFAULT 0,        -- of events up to this row the rest is in `kept_events`
+    trimmed_epoch int NOT NULL DEFAULT 0,        -- what is kept of events up to this row is in `kept_events`
     trimmed_xid   bigint NOT NULL DEFAULT 0,
     trimmed_n     bigint NOT NULL DEFAULT 0,
     trimmed_k     int NOT NULL DEFAULT 0,
-    floor_epoch   int NOT NULL DEFAULT 0,        -- up to this place those of all tenants are gone
+    floor_epoch   int NOT NULL DEFAULT 0,        -- events of all tenants up to this place are gone
     floor_xid     bigint NOT NULL DEFAULT 0,
     floor_n       bigint NOT NULL DEFAULT 0,
     floor_k       int NOT NULL DEFAULT 0,

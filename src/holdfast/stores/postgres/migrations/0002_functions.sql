@@ -146,7 +146,7 @@ EXCEPTION WHEN SQLSTATE 'HF001' THEN
     RETURN false;
 END $$;
 
--- What came to each lane with these payloads or results, as `usage` of a row of the log: p_jobs is 1 if each is a new job's.
+-- What these payloads (p_jobs 1: each is a new job's) or results (0) add to what tenants keep, for `usage` in a row of the log.
 -- 256 is RECORD_BYTES of core/budgets.py.
 CREATE FUNCTION {s}.usage_of(p_lanes int[], p_values bytea[], p_jobs int) RETURNS int[] LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE

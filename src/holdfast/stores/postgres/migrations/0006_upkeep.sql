@@ -1,12 +1,12 @@
--- Counting and trimming, in steps that are bounded by rows and events. Each step is one transaction that holds the row of
--- `trimming`: of several pruners one gets on, and the others find that somebody is at it.
+-- Counting and trimming in bounded steps. Each step is one transaction and locks the row of `trimming`: if several pruners
+-- run, one works and the others stop.
 
--- An array of one element stands for as many as are needed.
+-- A slice of a column of the log. An array of one element stands for all events of the row.
 CREATE FUNCTION {s}.part(p_column anyarray, p_from int, p_to int) RETURNS anyarray LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN cardinality(p_column) > 1 THEN p_column[p_from : p_to] ELSE p_column END
 $$;
 
--- Count the next rows of the log, up to this one, and what changed without an event: whether there were any.
+-- Add the next rows of the log, up to this place, and `usage_changes` to the counts. Answers whether there were any.
 CREATE FUNCTION {s}.count_stretch(p_epoch int, p_xid bigint, p_n bigint, p_limit int) RETURNS boolean LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = on
 SET enable_mergejoin = off SET jit = off AS $$
@@ -65,17 +65,17 @@ BEGIN
     RETURN true;
 END $$;
 
--- Events of one tenant that follow each other in a row of the log, behind its `first` first ones; and how many of them go.
+-- Consecutive events of one tenant in a row of the log, after the first `first` ones; the first `gone` of them are removed.
 CREATE TYPE {s}.run AS (epoch int, xid bigint, n bigint, first int, count int, gone int, tenant text);
 
--- How many of a run go, of a tenant of whose events `soft` are too many and `hard` too many even for readers that wait for
--- them; `before` were judged already, and these readers have passed `passed`. As Excess.takes of core/trimming.py.
+-- How many events of a run to remove: Excess.takes of core/trimming.py, for a run that `p_before` older events precede. The
+-- tenant's readers have passed the first `p_passed` of it.
 CREATE FUNCTION {s}.goes(p_count bigint, p_before bigint, p_passed bigint, p_soft bigint, p_hard bigint) RETURNS int
 LANGUAGE sql IMMUTABLE AS $$
     SELECT greatest(0, least(p_count, greatest(p_hard - p_before, least(p_soft - p_before, p_passed))))::int
 $$;
 
--- How many events of a run lie up to this place.
+-- How many events of a run are at or before a place.
 CREATE FUNCTION {s}.passed(
     p_epoch int, p_xid bigint, p_n bigint, p_first bigint, p_count bigint, r_epoch int, r_xid bigint, r_n bigint, r_k int
 ) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
@@ -83,7 +83,7 @@ CREATE FUNCTION {s}.passed(
         WHEN (p_epoch, p_xid, p_n) = (r_epoch, r_xid, r_n) THEN greatest(0, least(p_count, r_k - p_first)) ELSE 0 END
 $$;
 
--- Take the first `gone` events out of each of these runs of `kept_events`. By index, as the next one.
+-- Remove the first `gone` events of these runs from `kept_events`.
 CREATE FUNCTION {s}.shorten(p_runs {s}.run[]) RETURNS void LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET jit = off AS $$
@@ -101,7 +101,7 @@ BEGIN
     WHERE (k.epoch, k.xid, k.n, k.first) = (u.epoch, u.xid, u.n, u.first) AND u.gone < u.count;
 END $$;
 
--- Note that the first `gone` events of each of these runs are gone: how many that are.
+-- Move the cuts and counts of the tenants of these runs. Answers how many events are gone.
 CREATE FUNCTION {s}.note_gone(p_runs {s}.run[]) RETURNS bigint LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET jit = off AS $$
@@ -115,11 +115,12 @@ BEGIN
     RETURN (SELECT coalesce(sum(gone), 0) FROM unnest(p_runs));
 END $$;
 
--- Take the next events out of the log: of these tenants, of whose events p_soft and p_hard are too many, and whose slowest
--- readers are at these places; and what is not later than p_old. First from `kept_events`, where they are found by tenant;
--- then along the log, whose other events are kept on the way. Every row of the log goes this way once.
+-- One step of trimming. Removes events of p_tenants, which have p_soft and p_hard too many (see Excess in core/trimming.py)
+-- and whose slowest readers are at these places; and events that are not later than p_old. `kept_events` comes first: it has
+-- the oldest events and is indexed by tenant. Then the next rows of the log: events that stay are copied to `kept_events`. Each
+-- row of the log is processed once.
 --
--- Answers how many events went, and whether to go on; NULL if another pruner has got on since p_version.
+-- Answers how many events are gone, and whether to call again; NULL if another pruner took a step since p_version.
 CREATE FUNCTION {s}.trim_stretch(
     p_version bigint, p_tenants text[], p_soft bigint[], p_hard bigint[], p_epochs int[], p_xids bigint[], p_ns bigint[],
     p_ks int[], p_old bigint, p_limit int, OUT gone bigint, OUT more boolean
@@ -197,7 +198,7 @@ BEGIN
                 {s}.passed(r.epoch, r.xid, r.n, r.first, r.count, u.epoch, u.xid, u.n, u.k), u.soft, u.hard), 0) AS many
             FROM runs r LEFT JOIN over u ON u.tenant = r.tenant
         ), judged AS MATERIALIZED (
-            -- What is old goes with all of its tenant before it: a clock that was set back takes nothing young along.
+            -- An old event is removed only after all earlier ones of its tenant: a clock that was set back removes no young ones.
             SELECT *, CASE WHEN bool_and(many = count OR at <= p_old) OVER (PARTITION BY tenant ORDER BY epoch, xid, n, first)
                 AND (SELECT k.n FROM {s}.kept_events k WHERE k.tenant = weighed.tenant LIMIT 1) IS NULL THEN count ELSE many END AS goes
             FROM weighed
@@ -210,7 +211,7 @@ BEGIN
                     OR u.soft > coalesce(t.taken, 0) AND (u.epoch, u.xid, u.n) > (last.epoch, last.xid, last.n)
             )
         INTO v_epoch, v_xid, v_n, v_runs, v_wants FROM last;
-        -- No further than what goes, unless more of it must lie behind the stretch.
+        -- Stop at the last removed event, unless there is more to remove behind these rows.
         IF v_wants IS NOT TRUE THEN
             SELECT epoch, xid, n, v_wants IS NOT NULL AND (epoch, xid, n) = (v_epoch, v_xid, v_n) INTO v_epoch, v_xid, v_n, v_wants
             FROM unnest(v_runs) WHERE gone > 0 ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1;
@@ -236,7 +237,7 @@ BEGIN
         more := v_wants AND (v_epoch, v_xid, v_n) < (v_at.counted_epoch, v_at.counted_xid, v_at.counted_n);
     END IF;
     gone := {s}.note_gone(v_runs);
-    -- The floor is the last event that went before all that is left.
+    -- The floor: the last removed event before the oldest kept one.
     UPDATE {s}.trimming t SET version = t.version + 1, floor_epoch = c.epoch, floor_xid = c.xid, floor_n = c.n, floor_k = c.k
     FROM (
         SELECT c.epoch, c.xid, c.n, c.k FROM (VALUES (1)) AS one
@@ -251,8 +252,8 @@ BEGIN
     ) c;
 END $$;
 
--- Count all of it anew, in one statement: for an operator who doubts the counts. Exact while others work: what the log says
--- behind the rows that are counted is taken off again. [TENANT-5]
+-- Recompute all counts in one statement that reads every job. Exact beside running work: rows of the log that are not counted yet
+-- are subtracted, since upkeep will add them. [TENANT-5]
 CREATE FUNCTION {s}.recount() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM {s}.trimming FOR UPDATE;

@@ -35,7 +35,8 @@ async def usage_follows_what_a_tenant_keeps(h: Harness) -> None:
     async with h.frozen() as f:
         expect_equal(await usage(f), Usage(), "usage of a tenant that never was")
         await f.queued("a", "b", "c", "d", payload=b'"' + b"x" * 998 + b'"')
-        await f.queued("large", payload=b'"' + b"x" * 99_998 + b'"', queue=f.name("q"))
+        apart = f.name("q")
+        await f.queued("large", payload=b'"' + b"x" * 99_998 + b'"', queue=apart)
         await f.queued("e", tenant=f.other)
         await expect_usage(f, 5, 0, 104_000, 5, 2, "of waiting jobs")
         a, b, c = await f.claim(3)
@@ -52,6 +53,10 @@ async def usage_follows_what_a_tenant_keeps(h: Harness) -> None:
         await expect_usage(f, 3, 0, 102_000, 3, 2, "after the retention of a result")
         await f.queued("c", payload=b"{}")
         await expect_usage(f, 3, 0, 101_002, 3, 2, "after an id was used again")
+        (large,) = await f.claim(1, tenant=None, queue=apart)
+        f.accepted(await f.finish(large, "complete"), JobState.COMPLETED)
+        await f.advance(HOUR)
+        await expect_usage(f, 2, 0, 1_002, 2, 1, "after a large payload, alone in its queue, is forgotten")
         other = await f.store.usage(f.other)
         expect_equal((other.jobs, other.queues), (1, 1), "jobs and queues of the other tenant")
 
