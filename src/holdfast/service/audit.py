@@ -37,12 +37,14 @@ class Trail:
             self._facts |= _answered(reply.value)
 
 
+def is_audited(route: Route, caller: Caller) -> bool:
+    """Whether a call is one for the trail."""
+    return bool(route.action) and (route.scope == ADMIN or ADMIN in caller.scopes)
+
+
 @contextmanager
 def trail(route: Route, scope: Scope, caller: Caller) -> Generator[Trail]:
-    """Write the line of a call, if it is one for the trail."""
-    if not route.action or (route.scope != ADMIN and ADMIN not in caller.scopes):
-        yield Trail({})
-        return
+    """Write the line of a call."""
     client = scope.get("client")
     path = {name: unquote(text, errors="replace") for name, text in scope["path_params"].items()}
     with audited(

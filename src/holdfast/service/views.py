@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from datetime import datetime
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -29,12 +30,17 @@ def codec_name(codec: str) -> str:
 
 def claimed(answer: Claimed, waited_s: float, proofs: Proofs) -> answers.Claimed:
     """What a claim got. When to look again is not told: the store counts other tenants' leases too. [TENANT-2]"""
-    jobs = [_claimed_job(job, proofs.sign(*job.key, job.token)) for job in answer.jobs]
+    moments: dict[int, datetime] = {}
+    jobs = [_claimed_job(job, proofs.sign(*job.key, job.token), moments) for job in answer.jobs]
     return answers.Claimed(jobs=jobs, now=moment(answer.now), waited_s=waited_s)
 
 
-def _claimed_job(job: Job, proof: str) -> answers.ClaimedJob:
+def _claimed_job(job: Job, proof: str, moments: dict[int, datetime]) -> answers.ClaimedJob:
+    """`moments` has those of the jobs before: jobs of one claim share their deadline, and often the others."""
     envelope = job.envelope
+    for at in (job.deadline, job.enqueued_at, job.visible_at):
+        if at not in moments:
+            moments[at] = moment(at)
     return answers.ClaimedJob(
         queue=job.queue,
         id=job.id,
@@ -44,14 +50,14 @@ def _claimed_job(job: Job, proof: str) -> answers.ClaimedJob:
         fence=job.token,
         attempt=job.attempts,
         max_attempts=envelope.max_attempts,
-        deadline=moment(job.deadline),
+        deadline=moments[job.deadline],
         priority=envelope.priority,
         codec=codec_name(envelope.codec),
         version=envelope.version,
         timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
         trace=envelope.headers,
-        enqueued_at=moment(job.enqueued_at),
-        visible_at=moment(job.visible_at),
+        enqueued_at=moments[job.enqueued_at],
+        visible_at=moments[job.visible_at],
         released=_released(job),
         events=job.events,
     )
