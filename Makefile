@@ -19,7 +19,7 @@ help: ## Show this list
 # The last part of the demo runs on Spark, where there is Java: PySpark is installed when the rest has been seen.
 GET_SPARK = $(MAKE) -s .venv/.spark
 demo: .venv/.package ## See the queue at work, on a store of its own
-	@$(BIN)/python -m holdfast.demo --get-spark "$(GET_SPARK)"
+	@$(BIN)/python -m holdfast demo --get-spark "$(GET_SPARK)"
 
 # Tests start many a Python: they keep what one has compiled, whatever the environment says.
 test: export PYTHONDONTWRITEBYTECODE :=

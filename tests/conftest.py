@@ -54,7 +54,7 @@ def prefix():
 def pattern(postgres):
     """The name of a database with our schema in it: to copy it is quicker than to migrate anew."""
     postgres.sql("CREATE DATABASE pattern")
-    subprocess.run([sys.executable, "-m", "holdfast", "migrate-schema", postgres.url("pattern")], check=True)
+    subprocess.run([sys.executable, "-m", "holdfast", "migrate", postgres.url("pattern")], check=True)
     postgres.sql("ALTER DATABASE pattern ALLOW_CONNECTIONS false")  # Whoever is connected is in the way of copies.
     return "pattern"
 
