@@ -43,7 +43,7 @@ from holdfast.service.shares import Hold, Shares
 from holdfast.service.tails import Tails
 from holdfast.service.tokens import Tokens
 from holdfast.service.turns import Turns
-from holdfast.service.types import Types
+from holdfast.service.types import Beats, Types
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, ListQuery, Page, Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
@@ -91,6 +91,7 @@ class Hub:
         self.claimer = Claimer(store)
         self.tails = Tails(store)
         self.types = Types(store)
+        self.beats = Beats()
         self.turns = Turns()
         limits = settings.limits
         self.memory = Shares(

@@ -80,10 +80,12 @@ async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQu
     return Reply(await each(call.body, make, call.hub.enqueue_many, show, call))
 
 
-async def types(call: Call[None, wire.NoQuery]) -> Reply:
+async def types(call: Call[None, wire.PageQuery]) -> Reply:
     """Of those queues that the token is for. What is known here may be a few seconds old."""
     known = await call.hub.types.of(call.tenant)
-    return Reply(views.types(known if call.caller.queues is None else known.only(call.caller.queues)))
+    if call.caller.queues is not None:
+        known = known.only(call.caller.queues)
+    return Reply(views.types(known, call.query.cursor or "", call.query.limit))
 
 
 async def get(call: Call[None, wire.NoQuery]) -> Reply:
@@ -220,9 +222,9 @@ ROUTES = (
         summary="Enqueue up to 1000 jobs, answered item by item", answers={200: answers.Ticket},
     ),
     Route(
-        method="GET", path="/v1/types", handler=types, scope=PRODUCE,
-        summary="The job types that living workers run, with what an enqueue gets that says nothing",
-        answers={200: answers.Types},
+        method="GET", path="/v1/types", handler=types, scope=PRODUCE, query=wire.PageQuery,
+        summary="A page of the job types that living workers run, with what an enqueue gets that says nothing",
+        answers={200: answers.Types}, refuses=("invalid_option",),
     ),
     Route(
         method="GET", path=_JOB, handler=get, scope=READ, summary="A job as it is",

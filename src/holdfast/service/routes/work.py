@@ -97,6 +97,7 @@ async def beat(call: Call[wire.Beat, wire.NoQuery]) -> Reply:
     worker = intake.worker(call.tenant, call.body)
     for queue in worker.queues:
         call.caller.need_queue(queue)
+    call.hub.beats.note(call.tenant, worker, call.body.ttl_s)
     await call.hub.store.beat(worker, int(call.body.ttl_s * 1000))
     return Reply(answers.Beaten())
 
