@@ -22,15 +22,19 @@ VARIABLE = "HOLDFAST_AUDIT_LOG"
 
 @contextmanager
 def audited(
-    action: str, store: str | None, tenant: str | None, *, dry_run: bool = False, **facts: Any
+    action: str, store: str | None, tenant: str | None, *, dry_run: bool = False, offline: bool = False, **facts: Any
 ) -> Generator[dict[str, Any]]:
-    """Note an act of the user of this machine who runs the command, when the block ends. A dry run is none."""
+    """Note an act of the user of this machine who runs the command, when the block ends. A dry run is none.
+
+    One that is `offline` needs no store.
+    """
     from holdfast.telemetry import audit
 
     if dry_run:
         yield facts
         return
-    place = {"store": shown_url(store_url(store)), "tenant": tenant or os.environ.get(TENANT_VARIABLE)}
+    where = None if offline else shown_url(store_url(store))
+    place = {"store": where, "tenant": tenant or os.environ.get(TENANT_VARIABLE)}
     leave: typer.Exit | None = None
     with _file(), audit.audited(action, via="cli", sub=_user(), address=socket.gethostname(), **place, **facts) as all:
         try:

@@ -116,7 +116,7 @@ class _Endpoint:
                 body = bodies.Body(receive, headers)
                 caller = await self._caller(route, scope, headers)
                 if is_audited(route, caller):
-                    with trail(route, scope, caller) as noted:
+                    with trail(route, scope, caller, self._hub.trail) as noted:
                         reply = await self._reply(route, scope, caller, body, holds, noted)
                 else:
                     reply = await self._reply(route, scope, caller, body, holds)
@@ -227,11 +227,16 @@ def _gather(lines: Iterable[tuple[bytes, bytes]], headers: dict[bytes, bytes]) -
     """Headers by name. Those that decide who calls and what is read must stand once."""
     for name, value in lines:
         if name in _ONCE and name in headers:
-            raise Refusal("invalid_request", f"the header {name.decode('latin-1')} stands twice")
+            raise _misread(f"the header {name.decode('latin-1')} stands twice")
         headers[name] = value
 
     if b"host" not in headers:
-        raise Refusal("invalid_request", "there is no header host")
+        raise _misread("there is no header host")
+
+
+def _misread(detail: str) -> Refusal:
+    """The refusal of what another server on the way may read otherwise: nothing more is read from that connection."""
+    return Refusal("invalid_request", detail, {"connection": "close"})
 
 
 _ONCE = frozenset({b"authorization", b"content-type", b"content-encoding", b"content-length", b"host"})

@@ -34,6 +34,7 @@ from holdfast.core.job import (
 from holdfast.ids import new_id
 from holdfast.maintenance.runner import Maintenance
 from holdfast.queue import Queue
+from holdfast.service.audit import TrailQueue
 from holdfast.service.keys import Keys
 from holdfast.service.limits import Rates
 from holdfast.service.proofs import Proofs
@@ -92,6 +93,7 @@ class Hub:
         self.tails = Tails(store)
         self.types = Types(store)
         self.beats = Beats()
+        self.trail = TrailQueue(store) if settings.audit_queue else None
         self.turns = Turns()
         limits = settings.limits
         self.memory = Shares(
@@ -120,6 +122,8 @@ class Hub:
         await self.store.open()
         await self.proofs.renew()
         await self.revoked.renew()
+        if self.trail is not None:
+            await self.trail.open()
         self.claimer.start()
         if self.settings.upkeep:
             self._upkeep = asyncio.create_task(Maintenance(self.store, blobs=self.blobs).run())
@@ -143,6 +147,8 @@ class Hub:
             await tenant.queue.close()
             for calls in (tenant.enqueues, tenant.gets, tenant.cancels):
                 await calls.settle()
+        if self.trail is not None:
+            await self.trail.close()
         self.claimer.close()
         await self.keys.close()
         await self.proofs.close()

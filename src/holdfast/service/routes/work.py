@@ -97,6 +97,12 @@ async def beat(call: Call[wire.Beat, wire.NoQuery]) -> Reply:
     worker = intake.worker(call.tenant, call.body)
     for queue in worker.queues:
         call.caller.need_queue(queue)
+    if call.caller.queues is not None and worker.types:
+        # Enqueues that name no queue go where the type's worker says: not away from workers of other queues.
+        known = (await call.hub.types.of(call.tenant)).types
+        for one in worker.types:
+            call.caller.need_queue(one.queue)
+            call.caller.need_queue(known.get(one.name, one).queue)
     call.hub.beats.note(call.tenant, worker, call.body.ttl_s)
     await call.hub.store.beat(worker, int(call.body.ttl_s * 1000))
     return Reply(answers.Beaten())
