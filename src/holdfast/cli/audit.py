@@ -16,24 +16,25 @@ from holdfast.cli.options import TENANT_VARIABLE, store_url
 from holdfast.core.errors import InvalidOption
 from holdfast.store import shown_url
 
+NO_STORE = "-"
 VARIABLE = "HOLDFAST_AUDIT_LOG"
 """The file that gets the lines. A command that cannot write there does nothing."""
 
 
 @contextmanager
 def audited(
-    action: str, store: str | None, tenant: str | None, *, dry_run: bool = False, offline: bool = False, **facts: Any
+    action: str, store: str | None, tenant: str | None, *, dry_run: bool = False, **facts: Any
 ) -> Generator[dict[str, Any]]:
     """Note an act of the user of this machine who runs the command, when the block ends. A dry run is none.
 
-    One that is `offline` needs no store.
+    One on no store has `NO_STORE`.
     """
     from holdfast.telemetry import audit
 
     if dry_run:
         yield facts
         return
-    where = None if offline else shown_url(store_url(store))
+    where = None if store == NO_STORE else shown_url(store_url(store))
     place = {"store": where, "tenant": tenant or os.environ.get(TENANT_VARIABLE)}
     leave: typer.Exit | None = None
     with _file(), audit.audited(action, via="cli", sub=_user(), address=socket.gethostname(), **place, **facts) as all:

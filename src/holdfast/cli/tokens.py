@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.audit import audited
+from holdfast.cli.audit import NO_STORE, audited
 from holdfast.cli.options import Json, Store, Tenant, duration, instant, needing_service, tenant_name, words
 from holdfast.cli.output import emit, note, say, show
 from holdfast.cli.serve import Audience, Issuer, KeyFile, TenantClaim, token_settings
@@ -70,8 +70,8 @@ def token(
     lifetime = duration("ttl", ttl)
     lifetime_s = 3600.0 if lifetime is None else lifetime.total_seconds()
     scopes, only = words("scope", scope) or [], words("queues", queues)
-    said = {"scopes": scopes, "queues": only, "lifetime_s": lifetime_s, "of": subject}
-    with audited("token.sign", None, tenant, offline=True, **said):
+    said: dict[str, Any] = {"scopes": scopes, "queues": only, "lifetime_s": lifetime_s, "of": subject}
+    with audited("token.sign", NO_STORE, tenant, **said):
         made = _signing().sign(
             token_settings(key_file, None, issuer, audience, tenant_claim),
             tenant=tenant_name(tenant),

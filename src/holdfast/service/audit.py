@@ -35,7 +35,7 @@ _log = get_logger("holdfast.service")
 
 
 MOST_WAITING = 100_000
-"""The most lines in the queue; more are in the log alone, with a warning. An operator takes them by `holdfast trail`."""
+"""The most lines in the queue; more are in the log alone, with a warning."""
 
 
 class TrailQueue:
@@ -93,11 +93,12 @@ def is_audited(route: Route, caller: Caller) -> bool:
 @contextmanager
 def trail(route: Route, scope: Scope, caller: Caller, queue: TrailQueue | None) -> Generator[Trail]:
     """Write the line of a call, and put it in the queue if there is one."""
+    also = None if queue is None else queue.put
     client = scope.get("client")
     path = {name: unquote(text, errors="replace") for name, text in scope["path_params"].items()}
     with audited(
-        route.action, also=None if queue is None else queue.put, via="http", sub=caller.subject, jti=caller.token_id, address=client[0] if client else "",
-        tenant=caller.tenant, **path, request_id=scope.get("holdfast.request_id"),
+        route.action, also=also, via="http", sub=caller.subject, jti=caller.token_id,
+        address=client[0] if client else "", tenant=caller.tenant, **path, request_id=scope.get("holdfast.request_id"),
     ) as facts:  # fmt: skip
         yield Trail(facts)
 
