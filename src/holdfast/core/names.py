@@ -17,7 +17,7 @@ import unicodedata
 from holdfast.core.errors import InvalidName, InvalidOption
 
 RESERVED = "holdfast:"
-"""Queues that begin so hold what Holdfast itself keeps as jobs: nobody else enqueues or claims there."""
+"""Queues with this prefix hold what Holdfast itself keeps as jobs: users do not enqueue or claim there."""
 SCHEDULES = f"{RESERVED}schedules"
 FLOWS = f"{RESERVED}flows"
 MOVES = f"{RESERVED}moves"

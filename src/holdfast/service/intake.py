@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from holdfast import codec as codecs
 from holdfast.core import names, wire
 from holdfast.core.errors import InvalidOption, InvalidPayload, PayloadTooLarge, ResultTooLarge
+from holdfast.core.flow import VERSION, Plan, Step, check_edges, check_flow_id, in_order
 from holdfast.core.job import (
     PAYLOAD_LIMIT,
     RESULT_TTL,
@@ -35,7 +36,6 @@ from holdfast.core.names import FLOWS, check_id, check_reason
 from holdfast.core.policy import TypeInfo
 from holdfast.core.retry import check_backoff
 from holdfast.core.schedule import Target, Timing, target_of
-from holdfast.core.workflow import VERSION, Plan, Step, check_edges, check_flow_id, in_order
 from holdfast.flows import new_flow
 from holdfast.ids import new_id
 from holdfast.options import EnqueueOptions, check_own_queue, check_type, duration_ms, resolve
