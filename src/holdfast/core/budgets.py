@@ -35,7 +35,7 @@ class Budgets(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_workers: int | None = None
     """Living workers that report by the HTTP service."""
     max_types: int | None = None
-    """Job types that those workers report, each worker's counted."""
+    """Queues and job types that those workers name, each worker's counted."""
     requests_per_s: int | None = None
     """Requests to one process of the HTTP service."""
     changes_per_s: int | None = None
@@ -62,7 +62,7 @@ FIELDS: tuple[str, ...] = Budgets.__struct_fields__
 
 DEFAULTS = Budgets(
     max_jobs=10_000_000, max_bytes=4 * 1024**3, max_queues=10_000, max_schedules=1_000, max_flows=10_000,
-    max_workers=1_000, max_types=100_000,
+    max_workers=1_000, max_types=10_000,
 )  # fmt: skip
 """Of a store. What a service allows by default is said where it is started.
 

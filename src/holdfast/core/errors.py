@@ -128,7 +128,7 @@ _BUDGETS = {
     "max_schedules": ("schedules", "Remove some first."),
     "max_flows": ("flows under way", "Try again when some have ended."),
     "max_workers": ("workers", "Let some sign off first."),
-    "max_types": ("job types that its workers report", "Let workers report fewer types."),
+    "max_types": ("queues and job types that its workers name", "Let them name fewer."),
 }
 """What each counts, and what to do."""
 

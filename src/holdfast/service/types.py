@@ -23,7 +23,7 @@ class Types:
         self._workers: Sequence[WorkerInfo] = ()
         self._known: dict[str, KnownTypes] = {}
         self._mine: dict[str, dict[str, int]] = {}
-        """By tenant: its own workers, and how many types each has reported."""
+        """By tenant: its own workers, and how many queues and types each names."""
         self._read_at = time.monotonic() - FRESH_S
         self._reading = asyncio.Lock()
 
@@ -42,15 +42,15 @@ class Types:
         tenant = worker.tenant or ""
         mine = self._mine.get(tenant)
         if mine is None:
-            mine = {one.worker_id: len(one.types) for one in self._workers if one.tenant == tenant}
+            mine = {one.worker_id: _names(one) for one in self._workers if one.tenant == tenant}
             self._mine[tenant] = mine
         others = {id: types for id, types in mine.items() if id != worker.worker_id}
         if budgets.max_workers and len(others) >= budgets.max_workers:
             raise QuotaExceeded(None, len(others), budgets.max_workers, "max_workers")
         used = sum(others.values())
-        if budgets.max_types and used + len(worker.types) > budgets.max_types:
+        if budgets.max_types and used + _names(worker) > budgets.max_types:
             raise QuotaExceeded(None, used, budgets.max_types, "max_types")
-        mine[worker.worker_id] = len(worker.types)
+        mine[worker.worker_id] = _names(worker)
 
     async def _renew(self) -> None:
         if self._is_old():
@@ -63,3 +63,7 @@ class Types:
 
     def _is_old(self) -> bool:
         return time.monotonic() - self._read_at >= FRESH_S
+
+
+def _names(worker: WorkerInfo) -> int:
+    return len(worker.queues) + len(worker.types)
