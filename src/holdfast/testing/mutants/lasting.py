@@ -95,6 +95,68 @@ def one_old_event_takes_all_before_it(bug: Bug) -> None:
 
 
 @mutant("EVENT-2", stores=FACES)
+def gaps_of_tenants_are_not_told(bug: Bug) -> None:
+    """A reader of all tenants does not learn what single ones have lost."""
+
+    async def events(original: Planted, store: Any, *args: Any) -> EventPage:
+        return replace(await original(store, *args), gaps=[])
+
+    bug.answer("events", events)
+
+
+@mutant("EVENT-2", stores=IN_PYTHON)
+def room_is_shared_in_equal_parts(bug: Bug) -> None:
+    """What a quiet tenant leaves of its part goes to none of the others."""
+    bug.around(trimming, "level", lambda _, counts, bound: bound // max(1, len(counts)))
+
+
+@mutant("EVENT-2", stores=IN_PYTHON)
+def every_tenant_pays_for_the_loudest(bug: Bug) -> None:
+    """What is over the bound is taken from all tenants alike."""
+
+    def share(_: Planted, kept: Mapping[str, int], keep_events: int, __: int) -> dict[str, trimming.Excess]:
+        over = max(0, sum(kept.values()) - keep_events)
+        each = -(-over // max(1, len(kept)))
+        return {tenant: trimming.Excess(min(count, each), 0) for tenant, count in kept.items() if each}
+
+    bug.around(trimming, "excess", share)
+
+
+@mutant("EVENT-2")
+def a_reader_holds_the_events_of_all_tenants(bug: Bug) -> None:
+    """One tenant's reader keeps the log of the others from being trimmed."""
+    if bug.store == "memory":
+
+        def slowest(_: Planted, store: Any, __: str) -> float:
+            return min(store._readers.values(), default=math.inf)
+
+        bug.around(bug.memory.MemoryStore, "_slowest", slowest)
+    else:
+        bug.sql("slowest_readers", "SELECT tenant, min(n) FROM readers GROUP BY tenant", "SELECT '', min(n) FROM readers HAVING count(*)")
+
+
+@mutant("TENANT-5")
+def what_is_forgotten_counts_for_ever(bug: Bug) -> None:
+    """A tenant's bytes never go down."""
+    if bug.store == "memory":
+
+        def count(original: Planted, store: Any, job: Job, by: int) -> None:
+            before = store._bytes.get(job.tenant, 0)
+            original(store, job, by)
+            store._bytes[job.tenant] = max(before, store._bytes[job.tenant])
+
+        bug.around(bug.memory.MemoryStore, "_count", count)
+    else:
+        bug.sql("move_lane", "bytes = bytes + ?9", "bytes = bytes + max(0, ?9)")
+
+
+@mutant("TENANT-5", stores=IN_PYTHON)
+def a_budget_takes_the_place_of_the_others(bug: Bug) -> None:
+    """Setting one budget forgets those that were set before."""
+    bug.around(budgets, "merged", lambda _, old, new: new or old)
+
+
+@mutant("EVENT-2", stores=FACES)
 def silent_gap(bug: Bug) -> None:
     """A reader that fell behind goes on with the oldest event there is, and does not learn what it missed."""
 
