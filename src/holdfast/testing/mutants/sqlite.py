@@ -109,7 +109,7 @@ def events_of_any_tenant(bug: Bug) -> None:
 @mutant("EVENT-2", stores=FILE)
 def trimming_leaves_no_mark(bug: Bug) -> None:
     """Events are deleted, and nothing says how far."""
-    bug.sql("set_trimmed", "trimmed = ?", "trimmed = trimmed + 0 * ?")
+    bug.sql("save_cut", "VALUES (?, ?,", "VALUES (?, 0 * ?,")
 
 
 @mutant("EVENT-2", stores=FILE)
@@ -134,10 +134,10 @@ def survivors_go_with_their_chunk(bug: Bug) -> None:
     """What other tenants have in a chunk that is cut is not written again."""
 
     def write(original: Planted, walk: Any) -> None:
-        walk._added.clear()
+        walk._added.clear()  # noqa: SLF001
         original(walk)
 
-    bug.around(bug.file("trimming")._Pass, "_write", write)
+    bug.around(bug.file("trimming")._Pass, "_write", write)  # noqa: SLF001
 
 
 @mutant("EVENT-2", "TENANT-5", stores=FILE)
