@@ -271,7 +271,7 @@ def what_is_kept_of_a_row_begins_it_anew(bug: Bug) -> None:
     bug.function("trim_stretch", "e.at, u.begins - 1,", "e.at, 0,")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="the_room_of_the_log_is_shared_by_level")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
 def a_row_that_was_shortened_keeps_all_its_ids(bug: Bug) -> None:
     """Where some events of a kept row go, those that are left get the ids of those that went."""
     bug.function("shorten", "ids = ids[u.gone + 1 : u.count]", "ids = ids[1 : u.count - u.gone]")
