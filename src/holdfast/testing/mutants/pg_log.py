@@ -206,8 +206,8 @@ def a_gap_is_not_told_in_postgres(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_waits_for_the_slowest_reader")
 def trimming_waits_for_the_fastest_reader_in_postgres(bug: Bug) -> None:
     """What a slow reader has not seen is trimmed."""
-    bug.statement("slowest_readers", "ON (tenant) tenant,", "ON (true) '' AS tenant,")
-    bug.statement("slowest_readers", "ORDER BY tenant, epoch, xid, n, k", "ORDER BY true, epoch DESC, xid DESC, n DESC")
+    bug.statement("slowest_readers", "DISTINCT ON (tenant) tenant,", "'' AS tenant,")
+    bug.statement("slowest_readers", "ORDER BY tenant, epoch, xid, n, k", "ORDER BY epoch, xid, n, k")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_waits_for_the_slowest_reader")
@@ -272,15 +272,6 @@ def what_is_kept_of_a_row_begins_it_anew(bug: Bug) -> None:
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
-def a_row_of_several_tenants_is_the_first_ones(bug: Bug) -> None:
-    """A call over several tenants is cut as if all of it were of one."""
-    bug.function(
-        "trim_stretch", "FROM stretch WHERE cardinality(lanes) = 1", "FROM stretch WHERE cardinality(lanes) > 0"
-    )
-    bug.function("trim_stretch", "WHERE cardinality(lanes) > 1\n", "WHERE false\n")
-
-
-@mutant("EVENT-2", stores=POSTGRES, seen_by="the_room_of_the_log_is_shared_by_level")
 def a_row_that_was_shortened_keeps_all_its_ids(bug: Bug) -> None:
     """Where some events of a kept row go, those that are left get the ids of those that went."""
     bug.function("shorten", "ids = ids[u.gone + 1 : u.count]", "ids = ids[1 : u.count - u.gone]")
@@ -303,9 +294,10 @@ def readers_of_all_tenants_get_no_gaps(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="a_reader_holds_the_events_of_its_tenant_and_nobody_elses")
 def any_tenants_reader_holds_the_log(bug: Bug) -> None:
     """Trimming waits for readers of other tenants."""
-    bug.statement("slowest_readers", "ON (tenant) tenant,", "ON (true) '' AS tenant,")
+    bug.statement("slowest_readers", "DISTINCT ON (tenant) tenant,", "'' AS tenant,")
+    bug.statement("slowest_readers", "= ANY ($1::text[])", "= ANY ($1::text[]) OR true")
     bug.statement(
-        "slowest_readers", "= ANY ($1::text[])\nORDER BY tenant,", "= ANY ($1::text[]) OR true\nORDER BY true,"
+        "slowest_readers", "ORDER BY tenant, epoch, xid, n, k", "ORDER BY epoch DESC, xid DESC, n DESC, k DESC"
     )
 
 
