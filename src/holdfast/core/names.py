@@ -23,6 +23,7 @@ FLOWS = f"{RESERVED}flows"
 MOVES = f"{RESERVED}moves"
 LEASE_KEYS = f"{RESERVED}lease-keys"
 REVOKED = f"{RESERVED}revoked"
+AUDIT = f"{RESERVED}audit"
 OPERATOR = "-holdfast"
 """The tenant of what operators keep in a store. No token and no Queue can name it, and no list of tenants shows it."""
 
