@@ -36,14 +36,17 @@ class Types:
             known = self._known[tenant] = KnownTypes.of(serving)
         return known
 
-    async def admit(self, worker: WorkerInfo, budgets: Budgets) -> None:
-        """Count a worker that reports. Raises QuotaExceeded where its tenant has too many, or too many types."""
+    async def admit(self, worker: WorkerInfo, budgets: Budgets, *, lives: bool) -> None:
+        """Count a worker that reports or signs off. Raises QuotaExceeded where its tenant has too many, or their names."""
         await self._renew()
         tenant = worker.tenant or ""
         mine = self._mine.get(tenant)
         if mine is None:
             mine = {one.worker_id: _names(one) for one in self._workers if one.tenant == tenant}
             self._mine[tenant] = mine
+        if not lives:
+            mine.pop(worker.worker_id, None)
+            return
         others = {id: types for id, types in mine.items() if id != worker.worker_id}
         if budgets.max_workers and len(others) >= budgets.max_workers:
             raise QuotaExceeded(None, len(others), budgets.max_workers, "max_workers")

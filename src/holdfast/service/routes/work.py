@@ -104,8 +104,7 @@ async def beat(call: Call[wire.Beat, wire.NoQuery]) -> Reply:
         for one in worker.types:
             call.caller.need_queue(one.queue)
             call.caller.need_queue(known.get(one.name, one).queue)
-    if call.body.ttl_s:
-        await call.hub.types.admit(worker, call.hub.budgets(call.tenant))
+    await call.hub.types.admit(worker, call.hub.budgets(call.tenant), lives=call.body.ttl_s > 0)
     await call.hub.store.beat(worker, int(call.body.ttl_s * 1000))
     return Reply(answers.Beaten())
 
