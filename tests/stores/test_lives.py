@@ -18,16 +18,8 @@ def kind(request):
     return request.param
 
 
-@pytest.fixture
-def url(request, kind, prefix, tmp_path):
-    if kind in ("memory", "file"):
-        return f"{kind}:{prefix}" if kind == "memory" else f"file:{tmp_path}"
-    server = request.getfixturevalue(kind)
-    return server.url(request.getfixturevalue("database")) if kind == "postgres" else server.url(prefix=prefix)
-
-
-async def test_answers_and_events_agree_whatever_happens_at_once(url):
-    stores = [await open_store(url) for _ in range(2)]
+async def test_answers_and_events_agree_whatever_happens_at_once(plain_url):
+    stores = [await open_store(plain_url) for _ in range(2)]
     acts = itertools.count()
     groups = await asyncio.gather(*(live(store, f"{n}", lambda: next(acts) < ACTS) for n, store in enumerate(stores)))
     events = await all_events(stores[0])
