@@ -19,9 +19,11 @@ from holdfast.testing.conformance.checks import (
     results,
     retention,
     retries,
+    sharing,
     states,
     tenants,
     turns,
+    usage,
     waiting,
 )
 
@@ -42,8 +44,10 @@ __all__ = [
     "results",
     "retention",
     "retries",
+    "sharing",
     "states",
     "tenants",
     "turns",
+    "usage",
     "waiting",
 ]
