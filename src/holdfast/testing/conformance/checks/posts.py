@@ -24,7 +24,7 @@ from holdfast.core.job import (
 )
 from holdfast.store import Hint, TenantSettings
 from holdfast.testing.conformance.expect import expect, expect_a, expect_equal
-from holdfast.testing.conformance.harness import LEASE, Harness
+from holdfast.testing.conformance.harness import DELAY, LEASE, Harness
 from holdfast.testing.conformance.places import enqueue_elsewhere, place
 from holdfast.testing.conformance.rules import rule
 
@@ -224,7 +224,7 @@ async def a_delivered_job_that_nobody_finishes_comes_back(h: Harness) -> None:
                 else:
                     await f.claim_none(queue=f.name("q"))
                 await f.expect_state(job.key, JobState.RETRYING, "after its lease ran out")
-                await f.advance(SECOND)
+                await f.advance(DELAY)
                 again = await f.claim_one("job", queue=queue, tenant=whose)
                 expect_equal(again.attempts, 2, "attempts after a delivery and a claim")
                 expect_equal((await f.store.reap(100, 0.0)).jobs, [], "leases that ended")
