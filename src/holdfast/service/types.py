@@ -37,7 +37,7 @@ class Types:
         return known
 
     async def admit(self, worker: WorkerInfo, budgets: Budgets, *, lives: bool) -> None:
-        """Count a worker that reports or signs off. Raises QuotaExceeded where its tenant has too many, or their names."""
+        """Count a worker that reports or signs off. Raises QuotaExceeded where its tenant has too many."""
         await self._renew()
         tenant = worker.tenant or ""
         mine = self._mine.get(tenant)
