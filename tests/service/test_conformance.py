@@ -61,6 +61,7 @@ NOT_OVER_HTTP = {
     "an_urgent_job_that_is_due_late_does_not_hide_when_to_look": LOOK,
     "each_job_of_a_batch_is_taken_as_it_was_sent": WHOLE,
     "errors_keep_type_message_and_traceback_of_each_attempt": "a claim does not tell earlier errors",
+    "replays_and_what_holdfast_keeps_for_itself_are_within_every_budget": "nobody enqueues into reserved queues",
     "tenants_are_listed_in_pages_by_name": "a token is one tenant's",
     "workers_are_listed_in_pages_by_id": "the service keeps no list of workers",
     "the_clock_can_be_shifted_only_where_that_was_asked_for": "a client moves no clock",
