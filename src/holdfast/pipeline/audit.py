@@ -210,11 +210,15 @@ def audit_events(
 
 
 def _with_purges(suspected: DataFrame, events: DataFrame) -> DataFrame:
-    """The suspects, and purges that are out of place among their tenant's and not suspected by their own job."""
+    """The suspects, and purges that are out of place among their tenant's. What these are suspected of is certain.
+
+    By its own job alone, a purge that was logged again may only be early: the clock could explain that.
+    """
     found = purge_suspects(purges(events))
     if found.isEmpty():
         return suspected
-    return suspected.unionByName(found.join(suspected, ["shard", "position"], "left_anti"))
+    places = fn.broadcast(found.select("shard", "position"))
+    return suspected.join(places, ["shard", "position"], "left_anti").unionByName(found)
 
 
 def _unlike(events: DataFrame, gaps: DataFrame, store: StoreJobs) -> DataFrame:
