@@ -11,7 +11,7 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test test-pipeline check lint types imports format mutants bench bench-quick bench-pipeline constraints sbom clean
+.PHONY: help demo test test-stress test-pipeline check lint types imports format mutants bench bench-quick bench-pipeline constraints sbom clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,13 +19,18 @@ help: ## Show this list
 # The last part of the demo runs on Spark, where there is Java: PySpark is installed when the rest has been seen.
 GET_SPARK = $(MAKE) -s .venv/.spark
 demo: .venv/.package ## See the queue at work, on a store of its own
-	@$(BIN)/python -m holdfast.demo --get-spark "$(GET_SPARK)"
+	@$(BIN)/python -m holdfast demo --get-spark "$(GET_SPARK)"
 
 # Tests start many a Python: they keep what one has compiled, whatever the environment says.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.dev ## Run all the tests (ARGS="-k lease -x" is passed to pytest)
 	@scripts/get-programs java chromium || true
 	$(BIN)/python -m pytest -q --durations=10 -n $(TEST_JOBS) --dist=loadgroup $(ARGS)
+
+test-stress: export PYTHONDONTWRITEBYTECODE :=
+test-stress: .venv/.dev ## Run all the tests while other processes keep every core busy (LOAD=8: eight of them)
+	@scripts/get-programs java chromium || true
+	$(BIN)/python scripts/under-load $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist=loadgroup $(ARGS)
 
 test-pipeline: export HOLDFAST_PIPELINE := full
 test-pipeline: .venv/.dev ## Run all the tests of the pipeline, also those that take long (twenty-five minutes)

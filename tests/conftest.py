@@ -1,6 +1,7 @@
 """For all tests: servers, which the tests of one process share, and processes to run beside them."""
 
 import contextlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,8 +26,10 @@ IN_MEMORY = Path("/dev/shm")
 
 @pytest.fixture(scope="session")
 def fast():
-    """A directory in memory where there is such a thing: for what need not last."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-tests-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as place:
+    """A directory in memory where there is room: for what need not last."""
+    has_room = IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > 2 << 30
+    with tempfile.TemporaryDirectory(prefix="holdfast-tests-", dir=IN_MEMORY if has_room else None) as place:
+        Path(place).chmod(0o755)  # A PostgreSQL server runs as another user.
         yield Path(place)
 
 
@@ -54,7 +57,7 @@ def prefix():
 def pattern(postgres):
     """The name of a database with our schema in it: to copy it is quicker than to migrate anew."""
     postgres.sql("CREATE DATABASE pattern")
-    subprocess.run([sys.executable, "-m", "holdfast", "migrate-schema", postgres.url("pattern")], check=True)
+    subprocess.run([sys.executable, "-m", "holdfast", "migrate", postgres.url("pattern")], check=True)
     postgres.sql("ALTER DATABASE pattern ALLOW_CONNECTIONS false")  # Whoever is connected is in the way of copies.
     return "pattern"
 

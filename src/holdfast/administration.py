@@ -203,10 +203,10 @@ class Administration(Binding):
     async def register_reader(self, name: str, after: str | None = None) -> str:
         """Have trimming wait for a reader of that name; where it starts: `after`, or the end of the log."""
         offset = await self.last_offset() if after is None else after
-        await self.advance(name, offset)
+        await self.advance_reader(name, offset)
         return offset
 
-    async def advance(self, name: str, offset: str) -> None:
+    async def advance_reader(self, name: str, offset: str) -> None:
         """The reader has dealt with everything up to `offset`; it never goes back. [EVENT-2]"""
         reader = Reader(self.tenant, check_id(name, "reader"), _text("offset", offset) or "")
         await self._counted("set_reader", self._live.set_reader(reader))

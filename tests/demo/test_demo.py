@@ -21,7 +21,7 @@ from holdfast.pipeline import session
 def start(*arguments):
     """Without its last part: tests/pipeline/test_demo.py."""
     return subprocess.Popen(
-        [sys.executable, "-m", "holdfast.demo", *map(str, arguments)],
+        [sys.executable, "-m", "holdfast", "demo", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"JAVA_HOME": "/nowhere"},
     )  # fmt: skip
 

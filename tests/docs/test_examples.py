@@ -14,6 +14,7 @@ from holdfast.testing.servers import ValkeyServer
 
 ROOT = Path(__file__).parents[2]
 FILE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
+PRINTS = re.compile(r"<!-- file: (\S+) -->\n```python\n.*?```\n\nIt prints[^\n]*:\n\n```text\n(.*?)```", re.DOTALL)
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 SERVER = "redis://localhost:6379/0"
@@ -96,8 +97,10 @@ def test_the_files_of_a_how_to_page_run(page, tmp_path, request):
     text = page.read_text(encoding="utf-8")
     said, fixture = (DATABASE, "database") if f'"{DATABASE}"' in text else (SERVER, "server")
     place = request.getfixturevalue(fixture) if f'"{said}"' in text else said
+    prints = dict(PRINTS.findall(text))
     for name in write_files(page, tmp_path, said, place):
-        run(tmp_path, sys.executable, name)
+        printed = run(tmp_path, sys.executable, name)
+        assert printed == prints.get(name, printed)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +119,23 @@ def test_the_commands_of_a_how_to_page_find_what_its_program_made(page, shown, t
     said = [run(tmp_path, HOLDFAST, *line[1:], **settings) for line in lines if line[0] == "holdfast"]
     for output, wanted in zip(said, shown, strict=True):
         assert re.search(wanted, output, re.MULTILINE), output
+
+
+def test_some_pages_say_what_their_programs_print():
+    """So that the comparison above is one."""
+    pages = [page.stem for page in (ROOT / "docs" / "howto").glob("*.md") if PRINTS.search(page.read_text())]
+    assert sorted(pages) == ["idempotency", "retries-and-dead-letters", "tenants"]
+
+
+def test_the_index_leads_to_every_page():
+    """And each has a title of its own."""
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "adr" and page.name != "index.md"]
+    titles = [page.read_text(encoding="utf-8").splitlines()[0] for page in pages]
+    assert all(title.startswith("# ") for title in titles)
+    assert len(set(titles)) == len(titles)
+    missing = [page.name for page in pages if f"]({page.relative_to(ROOT / 'docs')})" not in index]
+    assert not missing
 
 
 def test_a_large_payload_arrives(tmp_path):
@@ -146,7 +166,7 @@ def test_the_postgres_page_prints_what_it_shows(tmp_path, database):
     page = ROOT / "docs/howto/postgres.md"
     names = ["on_postgres.py", "orders.py", "blocking_orders.py", "own_pool.py", "with_postgres.py"]
     assert write_files(page, tmp_path, DATABASE, database) == names
-    assert "applied 0001_tables.sql" in run(tmp_path, HOLDFAST, "migrate-schema", database)
+    assert "applied 0001_tables.sql" in run(tmp_path, HOLDFAST, "migrate", database)
     assert run(tmp_path, sys.executable, "on_postgres.py").splitlines() == [
         "sent to a@example.com",
         "fsync is off: a crash of the server's machine can lose everything.",
@@ -162,7 +182,7 @@ def test_the_role_of_the_postgres_page_has_the_rights_it_needs(tmp_path, postgre
     page = ROOT / "docs/howto/postgres.md"
     name = database.rpartition("/")[2]
     grants = "".join(re.findall(r"^GRANT .*;$", page.read_text(encoding="utf-8"), re.MULTILINE))
-    run(tmp_path, HOLDFAST, "migrate-schema", database)
+    run(tmp_path, HOLDFAST, "migrate", database)
     postgres.sql("CREATE ROLE app LOGIN")
     try:
         postgres.sql(grants, name)
@@ -189,6 +209,10 @@ def test_the_user_of_the_redis_page_has_the_rights_it_needs(tmp_path):
         run(tmp_path, HOLDFAST, "doctor", url)
         server.command("ACL", "SETUSER", "jobs", "+config|get")
         assert "nothing is kept" in run(tmp_path, HOLDFAST, "doctor", url)
+
+
+def test_the_reference_says_what_the_code_says(tmp_path):
+    run(tmp_path, sys.executable, str(ROOT / "scripts" / "make_reference.py"), "--check")
 
 
 def test_links_between_pages_lead_somewhere():

@@ -14,7 +14,7 @@ from holdfast.testing.processes import free_port
 from tests.docs.test_examples import ROOT, write_files
 from tests.eventually import eventually
 
-PAGE = ROOT / "docs" / "howto" / "run-in-production.md"
+PAGE = ROOT / "docs" / "howto" / "fastapi.md"
 GRACE = "shutdown_grace=10"
 
 

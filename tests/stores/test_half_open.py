@@ -26,7 +26,7 @@ from tests.chaos.workers import AT_ONCE
 from tests.eventually import eventually
 from tests.stores.load import claim_one, complete, key, kinds, new, running, wish
 
-SOON_S = 12.0
+SOON_S = 14.0
 """Generous, and far below the fallback polls."""
 
 assert min(POLL_S, FALLBACK_S) / 2 > SOON_S
@@ -201,16 +201,14 @@ async def test_a_listener_that_is_cut_off_is_told_to_look_and_hears_again(proxy,
 async def test_a_call_on_a_dead_line_fails_in_time_and_the_next_goes_through(proxy, far, store):
     await far.enqueue([new("before")])
     proxy.freeze(new=False)
-    began = time.monotonic()
     try:
-        await far.enqueue([new("x")])
+        async with asyncio.timeout(SOON_S):
+            await far.enqueue([new("x")])
     except StoreUnavailable:
-        assert time.monotonic() - began < SOON_S
         assert await kinds(store, key("x")) == []
     # The dead lines are not tried one after the other: one trouble is enough.
-    began = time.monotonic()
-    await far.enqueue([new("y")])
-    assert time.monotonic() - began < SOON_S
+    async with asyncio.timeout(SOON_S):
+        await far.enqueue([new("y")])
     assert await kinds(store, key("y")) == ["enqueued"]
 
 
@@ -259,7 +257,5 @@ async def test_a_server_that_stands_still_is_survived(kind, judge):
 
 async def test_opening_on_a_dead_line_fails_in_time(proxy, far_url):
     proxy.freeze()
-    began = time.monotonic()
     with pytest.raises(StoreUnavailable):
-        await open_store(far_url)
-    assert time.monotonic() - began < SOON_S
+        await asyncio.wait_for(open_store(far_url), SOON_S)

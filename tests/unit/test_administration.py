@@ -325,8 +325,8 @@ async def test_readers_are_registered_moved_and_dropped():
         start = await queue.register_reader("audit")
         assert start == await queue.last_offset()
         await queue.enqueue(2)
-        await queue.advance("audit", await queue.last_offset())
-        await queue.advance("audit", start)
+        await queue.advance_reader("audit", await queue.last_offset())
+        await queue.advance_reader("audit", start)
         (reader,) = await queue.readers()
         assert (reader.name, reader.offset) == ("audit", await queue.last_offset())
         assert await queue.register_reader("late", after=start) == start

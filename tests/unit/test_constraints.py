@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 TOP = Path(__file__).parents[2]
@@ -29,3 +30,9 @@ def test_versions_are_those_that_the_tests_run_with():
     pinned = dict(line.split()[0].split("==") for line in PINS)
     assert {"fastapi", "uvicorn", "pyjwt", "redis", "asyncpg"} <= pinned.keys()
     assert {name: version for name, version in pinned.items() if name in tested and tested[name] != version} == {}
+
+
+def test_pre_commit_has_the_ruff_of_the_checks():
+    lint = tomllib.loads((TOP / "pyproject.toml").read_text())["dependency-groups"]["lint"]
+    (ruff,) = [pin.partition("==")[2] for pin in lint if pin.startswith("ruff==")]
+    assert f"rev: v{ruff} " in (TOP / ".pre-commit-config.yaml").read_text()

@@ -20,12 +20,13 @@ from typer.main import (
 
 from holdfast.cli import (
     checks,
+    demo,
     dev,
     dlq,
     events,
     flows,
     jobs,
-    migrate,
+    move,
     pipeline,
     queues,
     schedules,
@@ -108,6 +109,7 @@ def holdfast(
 _parts = typer.Typer()
 for _group in (
     dev,
+    demo,
     worker,
     serve,
     upkeep,
@@ -118,7 +120,7 @@ for _group in (
     schedules,
     flows,
     tenants,
-    migrate,
+    move,
     pipeline,
     tokens,
     checks,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.audit import audited
-from holdfast.cli.migrate import DryRun, Source, Target, Wait, make_plan, run, tell_moved, tell_preview
+from holdfast.cli.move import DryRun, Source, Target, Wait, make_plan, run, tell_moved, tell_preview
 from holdfast.cli.options import (
     AllTenants,
     Blobs,
@@ -281,7 +281,7 @@ def move(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Move a tenant to another store, as `holdfast migrate` does, a task for each of its queues.
+    """Move a tenant to another store, as `holdfast move` does, a task for each of its queues.
 
     The executors must reach both stores.
     """

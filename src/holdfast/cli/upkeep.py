@@ -1,4 +1,4 @@
-"""Running a store: maintain, migrate-schema, workers."""
+"""Running a store: maintain, migrate, workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add these commands."""
     app.command()(maintain)
-    app.command("migrate-schema")(migrate_schema)
+    app.command()(migrate)
     app.command("workers")(list_workers)
 
 
@@ -44,7 +44,7 @@ def maintain(
     asyncio.run(_maintain(url, blobs_url(blobs)))
 
 
-def migrate_schema(url: StoreUrl, *, json: Json = False) -> None:
+def migrate(url: StoreUrl, *, json: Json = False) -> None:
     """Bring a store's schema up to date, all of it or nothing. Exits with 1 if that did not come about.
 
     Safe to run from several places at once, and while workers run. Of our stores only postgresql:// has a schema.
@@ -57,11 +57,11 @@ def migrate_schema(url: StoreUrl, *, json: Json = False) -> None:
 
     async def ask() -> bool:
         store = make_store(url)
-        migrate: Callable[[Callable[[str], None]], Awaitable[int]] | None = getattr(store, "migrate", None)
+        bring_up: Callable[[Callable[[str], None]], Awaitable[int]] | None = getattr(store, "migrate", None)
         try:
-            if migrate is not None:
-                await migrate(steps.append)
-            return migrate is not None
+            if bring_up is not None:
+                await bring_up(steps.append)
+            return bring_up is not None
         finally:
             await store.close()
 

@@ -458,7 +458,7 @@ def _open(course: Course, tenant: str) -> StoreBusy:
 
 
 def _forgetting(course: Course, tenant: str) -> str:
-    return f"holdfast migrate {course.source} {course.target} --tenant {tenant} --forget"
+    return f"holdfast move {course.source} {course.target} --tenant {tenant} --forget"
 
 
 def _refuse(receipts: Iterable[Receipt]) -> None:

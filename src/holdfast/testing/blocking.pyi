@@ -16,15 +16,6 @@ class InlineQueue(Queue):
         handler: Callable[[Any], Any] | None = None,
     ) -> None: ...
     def drain(self, *, raise_errors: bool = False) -> Drained: ...
-    def advance(
-        self,
-        name: str = "",
-        offset: str = "",
-        *,
-        days: float = 0,
-        hours: float = 0,
-        minutes: float = 0,
-        seconds: float = 0,
-    ) -> None: ...
+    def advance(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None: ...
 
 inline_queue = InlineQueue

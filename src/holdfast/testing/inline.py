@@ -118,23 +118,11 @@ class InlineQueue(Queue):
                     raise error
         return Drained(runs, failures)
 
-    async def advance(
-        self,
-        name: str = "",
-        offset: str = "",
-        *,
-        days: float = 0,
-        hours: float = 0,
-        minutes: float = 0,
-        seconds: float = 0,
-    ) -> None:
+    async def advance(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
         """Move the store's clock, end the leases that have run out by then, and fire the schedules that are due.
 
         On the way it stops at each of their ticks, up to 1,000 of them; of those beyond that the last one is run.
-        With the name of a reader and an offset it is `Queue.advance`, which moves that reader.
         """
-        if name:
-            await super().advance(name, offset)
         by = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         now = await self.store.now()
         end = now + duration_ms("advance", by)

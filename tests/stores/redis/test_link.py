@@ -8,7 +8,6 @@ import socket
 import ssl
 import struct
 import subprocess
-import time
 
 import pytest
 from msgspec import Struct
@@ -230,11 +229,10 @@ async def test_a_server_that_accepts_and_is_silent_is_unavailable():
 
     async with await asyncio.start_server(listen, HOST, 0) as server:
         port = server.sockets[0].getsockname()[1]
-        began = time.monotonic()
-        async with linked(f"redis://:secret@{HOST}:{port}", connect_timeout_s=0.2) as link:
+        url = f"redis://:secret@{HOST}:{port}"
+        async with asyncio.timeout(30), linked(url, connect_timeout_s=0.2, timeout_s=60) as link:
             with pytest.raises(StoreUnavailable) as caught:
                 await link.run(COUNT, "k", [], repeat=False)
-        assert time.monotonic() - began < 5
         await over.wait()
     assert "secret" not in str(caught.value)
     assert b"".join(heard).count(b"AUTH") == 1

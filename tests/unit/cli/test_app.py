@@ -38,6 +38,7 @@ def test_every_command_has_help_of_its_own(cli):
         "dlq replay",
         "flow show",
         "migrate",
+        "move",
         "pipeline move",
         "schedule add",
         "tenant set",

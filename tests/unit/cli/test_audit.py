@@ -73,7 +73,7 @@ def test_commands_that_change_something_are_in_the_trail(cli, url, trail):
 
 def test_a_tenant_that_moves_is_in_the_trail(cli, url, place, trail):
     cli("enqueue", "t", "--payload", "1")
-    assert cli("migrate", url, f"file:{place}/other", "--wait", "1").code == 0
+    assert cli("move", url, f"file:{place}/other", "--wait", "1").code == 0
     (line,) = trail()
     assert (line["action"], line["target"], line["count"]) == ("tenant.move", f"file:{place}/other", 1)
 

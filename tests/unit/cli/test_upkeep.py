@@ -2,19 +2,19 @@ import json
 
 
 def test_a_store_without_a_schema_has_nothing_to_migrate(cli):
-    answer = cli("migrate-schema", "memory:")
+    answer = cli("migrate", "memory:")
     assert (answer.code, answer.out) == (0, "There is nothing to migrate: memory: has no schema.\n")
-    assert json.loads(cli("migrate-schema", "memory:", "--json").out) == {"url": "memory:", "steps": []}
+    assert json.loads(cli("migrate", "memory:", "--json").out) == {"url": "memory:", "steps": []}
 
 
 def test_a_directory_is_not_made_by_the_way(cli, place):
-    assert cli("migrate-schema", f"file:{place}/elsewhere").code == 0
+    assert cli("migrate", f"file:{place}/elsewhere").code == 0
     assert not (place / "elsewhere").exists()
 
 
 def test_an_unknown_store_is_wrong_usage(cli):
-    assert cli("migrate-schema", "nothing:").code == 2
-    assert cli("migrate-schema").code == 2
+    assert cli("migrate", "nothing:").code == 2
+    assert cli("migrate").code == 2
 
 
 def test_operators_do_not_make_what_is_missing():

@@ -191,7 +191,7 @@ async def test_advance_still_moves_a_reader():
     async with inline_queue(tenant="acme") as queue:
         start = await queue.register_reader("audit")
         await queue.enqueue(1)
-        await queue.advance("audit", await queue.last_offset())
+        await queue.advance_reader("audit", await queue.last_offset())
         (reader,) = await queue.readers()
         assert reader.offset != start
 

@@ -150,7 +150,7 @@ def _schema(link: Link, done: int, other: StoreMismatch | None) -> Finding:
             "bad", "schema", f"{name!r} is at version {done}, newer than this Holdfast ({last})", "upgrade it"
         )
     what = f"is at version {done} of {last}" if done else "is not there"
-    cure = "run `holdfast migrate-schema URL`; with migrate=0 nothing opens the store before that"
+    cure = "run `holdfast migrate URL`; with migrate=0 nothing opens the store before that"
     return Finding("bad" if not link.address.migrate else "warn", "schema", f"{name!r} {what}", cure)
 
 

@@ -38,7 +38,7 @@ async def prepare(link: Link, frozen_at: int | None) -> None:
         if done < last:
             if not address.migrate:
                 what = f"is at version {done} of {last}" if done else "is not there"
-                raise StoreMismatch(f"the schema {address.schema!r} {what}; run `holdfast migrate-schema URL`")
+                raise StoreMismatch(f"the schema {address.schema!r} {what}; run `holdfast migrate URL`")
             await migrate(connection, address, frozen_at)
         refuse_newer(address, done)
     except TROUBLES as error:

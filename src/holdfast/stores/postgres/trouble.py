@@ -109,7 +109,7 @@ _ANSWERS: tuple[tuple[tuple[type[Exception], ...], type[StoreError], str], ...] 
     (
         (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError),
         StoreMismatch,
-        "run `holdfast migrate-schema URL`",
+        "run `holdfast migrate URL`",
     ),
     (
         (asyncpg.ReadOnlySQLTransactionError, asyncpg.FeatureNotSupportedError),

@@ -72,7 +72,7 @@ def scratch() -> Generator[Callable[[str], str]]:
                 return f"file:{root}"
             kind = "postgres" if store == "postgres" else "valkey"
             if kind not in servers:
-                made = _postgres(Path(root)) if kind == "postgres" else ValkeyServer()
+                made = _postgres() if kind == "postgres" else ValkeyServer()
                 servers[kind] = stack.enter_context(made)
             if store == "postgres":
                 return servers[kind].url(schema="m")
@@ -81,10 +81,9 @@ def scratch() -> Generator[Callable[[str], str]]:
         yield url_of
 
 
-def _postgres(root: Path) -> PostgresServer:
+def _postgres() -> PostgresServer:
     """A server that need not last: every check makes a schema, and that is files."""
-    root.chmod(0o755)  # The server may run as another user.
-    return PostgresServer(directory=root / "postgres", durable=False, synchronous_commit=False, autovacuum=False)
+    return PostgresServer(durable=False, synchronous_commit=False, autovacuum=False)
 
 
 def baseline(url: str) -> Certificate:

@@ -31,10 +31,10 @@ STAYS = "Finished jobs, with results and dead letters, and the log stay in SRC; 
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    app.command()(migrate)
+    app.command("move")(move_tenant)
 
 
-def migrate(
+def move_tenant(
     source: Source,
     target: Target,
     *,

@@ -26,39 +26,39 @@ def filled(cli, url):
 
 @pytest.mark.parametrize("name", ["SRC", "DST"])
 def test_a_store_that_ends_with_the_command_is_refused(cli, filled, name):
-    answer = cli("migrate", *(("memory:", filled) if name == "SRC" else (filled, "memory:")))
+    answer = cli("move", *(("memory:", filled) if name == "SRC" else (filled, "memory:")))
     assert (answer.code, answer.out) == (2, "")
     assert f"{name}: memory: lives in one process" in answer.err
     assert cli("stats", "emails").out.count("canceled") <= 1
 
 
 def test_a_dry_run_shows_the_queues_and_changes_nothing(cli, filled, target, place):
-    answer = cli("migrate", filled, target, "--dry-run")
+    answer = cli("move", filled, target, "--dry-run")
     assert [line.split() for line in answer.out.splitlines()] == [
         ["QUEUE", "WAITING", "RUNNING", "FINISHED", "PAUSED"],
         ["emails", "2", "0", "1", "-"],
         ["video", "1", "0", "0", "yes"],
     ]
     assert "would move 3 jobs" in answer.err
-    assert cli("migrate", filled, target, "--dry-run", "--json").json["queues"][0]["waiting"] == 2
+    assert cli("move", filled, target, "--dry-run", "--json").json["queues"][0]["waiting"] == 2
     assert not (place / "other").exists()
     assert cli("stats", "emails", "--json").json["queues"][0]["counts"]["ready"] == 2
 
 
 def test_a_dry_run_tells_of_a_move_that_was_stopped(cli, filled, target):
-    assert cli("migrate", filled, target, "--dry-run", "--json").json["open_move"] is None
+    assert cli("move", filled, target, "--dry-run", "--json").json["open_move"] is None
     asyncio.run(_begin(filled, target))
-    answer = cli("migrate", filled, target, "--dry-run")
+    answer = cli("move", filled, target, "--dry-run")
     assert f"A move from {filled} to {target} was stopped before its end; it has paused: emails" in answer.err
     assert "--forget gives it up" in answer.err
-    found = cli("migrate", filled, target, "--dry-run", "--json").json["open_move"]
+    found = cli("move", filled, target, "--dry-run", "--json").json["open_move"]
     assert (found["source"], found["target"], found["under_way"]) == (filled, target, False)
-    assert cli("migrate", filled, target).code == 0
-    assert cli("migrate", filled, target, "--dry-run", "--json").json["open_move"] is None
+    assert cli("move", filled, target).code == 0
+    assert cli("move", filled, target, "--dry-run", "--json").json["open_move"] is None
 
 
 def test_it_says_what_has_moved_and_what_stays(cli, filled, target):
-    answer = cli("migrate", filled, target)
+    answer = cli("move", filled, target)
     assert answer.code == 0, answer.err
     lines = [line.split() for line in answer.out.splitlines()]
     assert [(line[0], line[1], line[2] == line[3], line[4]) for line in lines[1:3]] == [
@@ -70,7 +70,7 @@ def test_it_says_what_has_moved_and_what_stays(cli, filled, target):
     assert "Finished jobs" in answer.err
     assert "copy: 3 of 3" in answer.err
     assert cli("stats", "emails", "--store", target, "--json").json["queues"][0]["counts"]["ready"] == 2
-    again = cli("migrate", filled, target, "--json").json
+    again = cli("move", filled, target, "--json").json
     assert (again["jobs"], again["passes"], again["resumed"]) == (0, 0, False)
 
 
@@ -82,10 +82,10 @@ def test_what_is_wrong_is_said_with_its_exit_code(cli, filled, target, url):
         ((filled, "redis://127.0.0.1:1"), 1, "That is DST, redis://127.0.0.1:1"),
         ((filled, target, "--wait", "soon"), 2, "is not a duration"),
     ):
-        answer = cli("migrate", *args)
+        answer = cli("move", *args)
         assert (answer.code, said in answer.err) == (code, True), answer.err
     assert len(claim(url, queue="emails")) == 1
-    answer = cli("migrate", filled, target, "--wait", "0.1")
+    answer = cli("move", filled, target, "--wait", "0.1")
     assert answer.code == 1
     assert "1 job of 'acme' still ran in SRC after 0.1 s (1 in emails)" in answer.err
     assert "Nothing was moved" in answer.err
@@ -93,16 +93,16 @@ def test_what_is_wrong_is_said_with_its_exit_code(cli, filled, target, url):
 
 
 def test_a_move_that_cannot_be_finished_is_given_up(cli, filled, target):
-    answer = cli("migrate", filled, target, "--forget")
+    answer = cli("move", filled, target, "--forget")
     assert (answer.code, "knows of this move of 'acme'" in answer.err) == (2, True)
     asyncio.run(_begin(filled, target))
     shutil.rmtree(target.removeprefix("file:"))
-    answer = cli("migrate", filled, f"{target}2")
+    answer = cli("move", filled, f"{target}2")
     assert "has not ended; finish it first" in answer.err
-    assert f"holdfast migrate {filled} {target} --tenant acme --forget" in answer.err
-    answer = cli("migrate", filled, target, "--forget")
+    assert f"holdfast move {filled} {target} --tenant acme --forget" in answer.err
+    answer = cli("move", filled, target, "--forget")
     assert (answer.code, "SRC has forgotten the move" in answer.out) == (0, True), answer.err
-    answer = cli("migrate", filled, f"{target}2")
+    answer = cli("move", filled, f"{target}2")
     assert answer.code == 0, answer.err
     assert "Paused in SRC, too, as before: video" in answer.err
 
