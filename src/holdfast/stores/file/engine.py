@@ -21,8 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreMismatch, StoreUnavailable
 from holdfast.core.job import Job
@@ -364,7 +362,7 @@ class Engine:
         except sqlite3.Error:
             raise  # The disk, not the call: nobody in this group gets through.
         except BaseException as error:
-            call.error = database.translate(error, self.path) if isinstance(error, msgspec.DecodeError) else error
+            call.error = database.translate(error, self.path) if isinstance(error, database.DAMAGES) else error
             if alone:
                 raise
             # It is this call's own, and goes to whoever made it.

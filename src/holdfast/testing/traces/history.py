@@ -7,7 +7,6 @@ Invariants verified:
     nothing is retried after its last attempt, and given up before it only for good [RETRY-1, RETRY-4]
     a lease is ended by its holder before the deadline, by the store after it       [LEASE-1, LEASE-3]
     the events of a life are numbered 1, 2, 3, ..., and its record has the last number     [EVENT-1]
-    the purges of a tenant are numbered 1, 2, 3, ..., in each of its counts                [EVENT-1]
     time does not go back
 """
 
@@ -59,7 +58,6 @@ class History:
         self._extensions = extensions
         self.jobs: dict[JobKey, Life] = {}
         self._granted: set[int] = set()
-        self._purges: dict[str, tuple[int, int]] = {}
         self._at = 0
 
     def add(self, event: Event) -> None:
@@ -79,8 +77,6 @@ class History:
         elif event.kind == "replayed":
             life.attempts = 0
             life.visible_at = event.data["visible_at"]
-        elif event.kind == "purged":
-            self._purged(event)
         elif was_leased:
             self._held(event, life)
         expect_equal(event.token, life.token, f"token of {event} [LEASE-1]")
@@ -123,12 +119,6 @@ class History:
         if event.kind == "released":
             life.attempts -= 1
 
-    def _purged(self, event: Event) -> None:
-        series, number = event.data["series"], event.data["purge"]
-        last = self._purges.get(event.tenant, (0, 0))
-        expect_equal(number, last[1] + 1 if series == last[0] else 1, f"number of {event} after {last} [EVENT-1]")
-        self._purges[event.tenant] = series, number
-
     def check(self, key: JobKey, job: Job | None) -> None:
         """Nothing changes without an event: the record is what the log says. Raises Broken. [EVENT-1]"""
         life = self.jobs.get(key, Life())
@@ -148,6 +138,21 @@ def _kind(job: Job) -> str:
     if job.state is JobState.LEASED or job.state in TERMINAL:
         return job.state.value
     raise Broken(f"{job.key} is in the state {job.state!r} [STATE-1]")
+
+
+class PurgeNumbers:
+    """The purges of each tenant, which are numbered 1, 2, 3, ... in each of its counts. [EVENT-1]"""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, int]] = {}
+
+    def add(self, event: Event) -> None:
+        """Judge the next event of the log of all jobs. Raises Broken."""
+        if event.kind == "purged":
+            series, number = event.data["series"], event.data["purge"]
+            last = self._last.get(event.tenant, (0, 0))
+            expect_equal(number, last[1] + 1 if series == last[0] else 1, f"number of {event} after {last} [EVENT-1]")
+            self._last[event.tenant] = series, number
 
 
 def _is(life: Life) -> str:
