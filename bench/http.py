@@ -1,11 +1,12 @@
 """`python -m bench.http`: the HTTP service under load, and beside Celery behind FastAPI, in one run on one machine.
 
-Five parts, each by itself with `--only`:
+Six parts, each by itself with `--only`; without it all but the last, which needs another source tree:
 mixed   traffic of all kinds from 64 connections for a minute: errors, latencies, memory
 polls   5,000 long polls that wait for nothing: memory, and whether others are still answered
 celery  single enqueues a second, ours and Celery's in turns, both on Valkey
 batch   `jobs:batch` beside `enqueue_many` in this process, on the same store
 worst   the worst bodies of each size: the longest turn of the event loop, and memory
+cost    `--before SRC`: processor time of ordinary requests beside an earlier source tree, in turns
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench import cost as requests
 from bench import environments, load, served
 from bench import worst as bodies
 from bench.jobs import noop
@@ -38,6 +40,7 @@ from holdfast import Queue
 HERE = Path(__file__).parent
 RESULTS = HERE / "results-http.json"
 PARTS = ("mixed", "polls", "celery", "batch", "worst")
+EXTRA = ("cost",)
 
 CONNECTIONS = 64
 POLLING = 8
@@ -68,9 +71,7 @@ def main() -> int:
         for part in arguments.only:
             valkey.empty()
             console.print(part, style="dim", highlight=False)
-            found[part] = {"mixed": mixed, "polls": polls, "celery": celery, "batch": batch, "worst": worst}[part](
-                valkey, arguments, console
-            )
+            found[part] = globals()[part](valkey, arguments, console)
     arguments.output.write_text(json.dumps(found, indent=1) + "\n")
     console.print(f"\nEvery value is in {arguments.output}", highlight=False)
     return 0
@@ -80,7 +81,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.http", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", action="append", choices=PARTS, help="these parts alone")
+    parser.add_argument("--only", action="append", choices=PARTS + EXTRA, help="these parts alone")
+    parser.add_argument("--before", type=Path, help="the `src` of an earlier tree, for cost")
     parser.add_argument("--rounds", type=int, default=5, help="of celery and batch")
     parser.add_argument("--seconds", type=float, default=60, help="of mixed traffic")
     parser.add_argument("--turn", type=float, default=8, help="seconds of one turn of celery")
@@ -89,6 +91,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     arguments.only = arguments.only or list(PARTS)
+    if "cost" in arguments.only and arguments.before is None:
+        parser.error("cost needs --before SRC, the `src` of an earlier tree")
     return arguments
 
 
@@ -361,6 +365,14 @@ def worst(_: Server, __: argparse.Namespace, console: Console) -> dict[str, Any]
     """Each in a request of its own, at a service on a memory store."""
     with tempfile.TemporaryDirectory(prefix="http-", dir=HERE / "out") as directory:
         return bodies.measure(console, directory)
+
+
+# Ordinary requests ---------------------------------------------------------------------------------------------------
+
+
+def cost(_: Server, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """At least 7 rounds, whatever was said."""
+    return requests.measure(console, arguments.before, max(7, arguments.rounds))
 
 
 # What it was measured on -------------------------------------------------------------------------------------------

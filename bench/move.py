@@ -11,7 +11,7 @@ import time
 from collections import Counter
 
 from holdfast.core.job import Envelope, JobKey, NewJob
-from holdfast.migrate import Plan, move
+from holdfast.migrate import MovePlan, move
 from holdfast.store import open_store
 from holdfast.testing.servers import ValkeyServer
 
@@ -39,7 +39,7 @@ def main():
     with tempfile.TemporaryDirectory() as place, ValkeyServer() as server:
         source = f"file:{place}/store"
         asyncio.run(fill(source, options.jobs, options.queues))
-        plan = Plan(source, server.url(), TENANT)
+        plan = MovePlan(source, server.url(), TENANT)
         walker = None
         if options.spark:
             from holdfast.pipeline.move import spark_walker

@@ -54,7 +54,7 @@ def ours(store: str, processes: int = 1) -> Iterator[Served]:
     command += ["--max-waits-per-tenant", "0", "--max-connections", "20000"]
     command += ["--no-access-log", "--processes", str(processes), "--log-level", "warning"]
     with running(command, {**os.environ, "HOLDFAST_JWT_HS256_KEY": key}) as process:
-        _wait(process, port)
+        wait_for(process, port)
         yield Served(process, Form(port, token), token)
 
 
@@ -65,11 +65,11 @@ def celery(broker: str, processes: int = 1) -> Iterator[Served]:
     command += ["--loop", "uvloop", "--http", "httptools", "--log-level", "warning", "--workers", str(processes)]
     variables = {**environments.variables("celery"), "BENCH_URL": broker, "PYTHONPATH": str(HERE)}
     with running(command, variables) as process:
-        _wait(process, port)
+        wait_for(process, port)
         yield Served(process, Form(port))
 
 
-def _wait(process: subprocess.Popen, port: int) -> None:
+def wait_for(process: subprocess.Popen, port: int) -> None:
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         if process.poll() is not None:

@@ -31,6 +31,8 @@ KIB, MIB = 1024, 1024 * 1024
 SIZES = {"256 KiB": 256 * KIB, "1 MiB": MIB, "4 MiB": 4 * MIB}
 PIECE = 256 * KIB
 KEY = "HOLDFAST_JWT_HS256_KEY"
+LEASE = b'"lease":0'
+"""Where id and token of a lease go."""
 
 Shape = Callable[[int], tuple[str, bytes]]
 
@@ -63,8 +65,12 @@ def measure(console: Console, directory: str) -> dict[str, Any]:
 
 async def _send(form: Form, server: subprocess.Popen[str], shape: Shape, size: int) -> dict[str, Any]:
     path, body = shape(size)
-    request = form.post(path, body)
     connection = await Connection.open(form.port)
+    if LEASE in body:
+        await connection.ask(form.post("/v1/jobs", {"queue": "q"}))
+        (job,) = (await connection.ask(form.post("/v1/claims", {"queues": ["q"]}))).json()["jobs"]
+        body = body.replace(LEASE, b'"id":"%s","token":"%s"' % (job["id"].encode(), job["token"].encode()))
+    request = form.post(path, body)
     server.stdin.write("begin\n")
     _told(server)
     began = time.perf_counter()
@@ -97,11 +103,11 @@ def _jobs(part: Callable[[int], bytes]) -> Shape:
 
 
 def _result(part: Callable[[int], bytes], codec: bytes = b"json") -> Shape:
-    """The result of a lease that does not exist."""
+    """The result of a lease: of one that does not exist it would be refused unread."""
 
     def body(size: int) -> tuple[str, bytes]:
-        lease = b'{"queue":"q","id":"x","token":"1.1.none","outcome":"complete","codec":"%s","result":%s}'
-        return "/v1/leases:finish", b'{"leases":[%s]}' % (lease % (codec, part(size - 128)))
+        lease = b'{"queue":"q",%s,"outcome":"complete","codec":"%s","result":%s}'
+        return "/v1/leases:finish", b'{"leases":[%s]}' % (lease % (LEASE, codec, part(size - 256)))
 
     return body
 

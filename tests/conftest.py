@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyServer
@@ -20,6 +21,9 @@ from tests.chaos.zygote import Zygote, warmed
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A busy machine is no reason to fail: how long it takes to make examples says nothing about the code.
+settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("holdfast")
 
 IN_MEMORY = Path("/dev/shm")
 

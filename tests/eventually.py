@@ -4,7 +4,7 @@ import asyncio
 import inspect
 
 
-async def eventually(look, wanted=bool, *, patience_s=20.0, every_s=0.01):
+async def eventually(look, wanted=bool, *, patience_s=60.0, every_s=0.01):
     """What `look()` gives, awaited if need be, once it is `wanted`. Raises TimeoutError when patience is over."""
     async with asyncio.timeout(patience_s):
         while True:

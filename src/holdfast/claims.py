@@ -1,11 +1,11 @@
 """Claims that can wait. [CLAIM-3]
 
-A waiting claim sleeps until a hint of the store, the next due time it was told of, or a fallback poll. Its bell is
-armed before it looks, so a job that comes between the look and the sleep is not missed.
+A waiting claim sleeps until a hint of the store, the next due time, or a fallback poll. Its wake-up is armed before it
+looks, so a job that comes between the look and the sleep is not missed.
 
-Many claims can wait at one `Claimer` (the HTTP service has one for all its callers). A hint rings one of those that
-wait in a lane (a tenant, or all, and a queue); whoever found work there, or leaves with his bell rung, rings the
-next. So one new job costs one look, not one for each that waits, and no ring is lost.
+Many claims can wait at one `Claimer` (the HTTP service has one for all its callers). A hint notifies one of those that
+wait in a lane (a tenant, or all, and a queue). A claim that found work there, or that leaves after it was notified,
+notifies the next. So one new job costs one look, not one for each waiting claim, and no notification is lost.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _LEAST_WAIT_S = 0.005
 _READY = frozenset({Hint.READY})
 
 
-class Bell:
-    """Rings when a job may have become visible to whoever waits here. Belongs to one event loop."""
+class Wakeup:
+    """Notified when a job may have become visible to the claim that waits here. Belongs to one event loop."""
 
     def __init__(self, lanes: tuple[tuple[str | None, str], ...]) -> None:
         self.lanes = lanes
-        self.rung = False
+        self.notified = False
         self._waiter: asyncio.Future[None] | None = None
 
     def arm(self) -> None:
-        """Forget earlier rings. Arm before looking, never after."""
-        self.rung = False
+        """Forget earlier notifications. Arm before looking, never after."""
+        self.notified = False
 
-    def ring(self) -> None:
-        """Wake who waits, or let the next wait end at once."""
-        self.rung = True
+    def notify(self) -> None:
+        """Wake the waiting claim, or let its next wait end at once."""
+        self.notified = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait for a ring since `arm`, for `timeout_s` at most."""
-        if self.rung:
+        """Wait for a notification since `arm`, at most `timeout_s`."""
+        if self.notified:
             return
         loop = asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
@@ -67,7 +67,7 @@ class Claimer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lanes: dict[tuple[str | None, str], dict[Bell, None]] = {}
+        self._lanes: dict[tuple[str | None, str], dict[Wakeup, None]] = {}
         self._unlisten: Callable[[], None] | None = None
 
     def start(self) -> None:
@@ -76,29 +76,29 @@ class Claimer:
             self._unlisten = self._store.listen(self._hear, _READY)
 
     def close(self) -> None:
-        """Stop listening; who still waits goes on by due times and polls. Twice is harmless."""
+        """Stop listening; claims that still wait go on by due times and polls. Twice is harmless."""
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
 
-    def bell(self, tenant: str | None, queues: tuple[str, ...]) -> Bell:
-        """A bell for these queues of a tenant, or of all; it rings until `leave`."""
-        bell = Bell(tuple((tenant, queue) for queue in queues))
-        for lane in bell.lanes:
-            self._lanes.setdefault(lane, {})[bell] = None
-        return bell
+    def wakeup(self, tenant: str | None, queues: tuple[str, ...]) -> Wakeup:
+        """A wake-up for these queues of a tenant, or of all, until `leave`."""
+        wakeup = Wakeup(tuple((tenant, queue) for queue in queues))
+        for lane in wakeup.lanes:
+            self._lanes.setdefault(lane, {})[wakeup] = None
+        return wakeup
 
-    def leave(self, bell: Bell, *, pass_on: bool) -> None:
-        """Give a bell back. `pass_on` rings the next in each of its lanes: there may be work for them."""
-        for lane in bell.lanes:
+    def leave(self, wakeup: Wakeup, *, pass_on: bool) -> None:
+        """Remove a wake-up. `pass_on` notifies the next in each of its lanes: there may be work for them."""
+        for lane in wakeup.lanes:
             waiting = self._lanes.get(lane)
             if waiting is None:
                 continue
-            waiting.pop(bell, None)
+            waiting.pop(wakeup, None)
             if not waiting:
                 del self._lanes[lane]
             elif pass_on:
-                _ring_one(waiting)
+                _notify_one(waiting)
 
     async def claim(
         self,
@@ -116,43 +116,43 @@ class Claimer:
         if wait_s <= 0:
             return await self._store.claim(request)
         end = time.monotonic() + wait_s
-        bell = self.bell(request.tenant, request.queues)
-        leave = partial(_ring, bell)
+        wakeup = self.wakeup(request.tenant, request.queues)
+        leave = partial(_notify, wakeup)
         if gone is not None:
             gone.add_done_callback(leave)
         pass_on = True
         try:
             while True:
-                bell.arm()
+                wakeup.arm()
                 if on_look is not None:
                     on_look()
                 claimed = await self._store.claim(request)
                 if claimed.jobs:
                     return claimed
                 left = end - time.monotonic()
-                if left <= 0 and not bell.rung:
+                if left <= 0 and not wakeup.notified:
                     pass_on = False
                 if left <= 0 or (gone is not None and gone.done()):
                     return claimed
                 request = replace(request, queues=request.queues[1:] + request.queues[:1])
-                await bell.wait(min(left, pause_s(claimed)))
+                await wakeup.wait(min(left, pause_s(claimed)))
         finally:
             if gone is not None:
                 gone.remove_done_callback(leave)
-            self.leave(bell, pass_on=pass_on)
+            self.leave(wakeup, pass_on=pass_on)
 
     def _hear(self, signal: Signal) -> None:
         if signal.tenant and signal.queue:
             for tenant in (signal.tenant, None):
                 waiting = self._lanes.get((tenant, signal.queue))
                 if waiting:
-                    _ring_one(waiting)
+                    _notify_one(waiting)
             return
         for (tenant, queue), waiting in self._lanes.items():
             if (not signal.queue or queue == signal.queue) and (
                 not signal.tenant or tenant is None or tenant == signal.tenant
             ):
-                _ring_one(waiting)
+                _notify_one(waiting)
 
 
 class PlainPost:
@@ -182,17 +182,17 @@ def pause_s(claimed: Claimed) -> float:
     return poll_s if claimed.next_at is None else min(poll_s, (claimed.next_at - claimed.now) / 1000)
 
 
-def _ring_one(waiting: dict[Bell, None]) -> None:
-    """Ring the first that has not rung yet; those that have will look anyway. It goes to the end of the line."""
-    for bell in waiting:
-        if not bell.rung:
-            waiting[bell] = waiting.pop(bell)
-            bell.ring()
+def _notify_one(waiting: dict[Wakeup, None]) -> None:
+    """Notify the first that is not notified yet; the others will look anyway. It goes to the end of the line."""
+    for wakeup in waiting:
+        if not wakeup.notified:
+            waiting[wakeup] = waiting.pop(wakeup)
+            wakeup.notify()
             return
 
 
-def _ring(bell: Bell, _: object) -> None:
-    bell.ring()
+def _notify(wakeup: Wakeup, _: object) -> None:
+    wakeup.notify()
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:

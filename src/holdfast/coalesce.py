@@ -1,7 +1,7 @@
 """Concurrent calls share round trips: while one is under way the next batch gathers; an idle one leaves at once.
 
 No timers and no added latency: what was asked for in the same turn of the event loop leaves together. Where nothing
-else is to run in this turn there is nobody to wait for, and `one` goes without a task of its own, which was a tenth of
+else is to run in this turn there is nothing to wait for, and `one` goes without a task of its own, which was a tenth of
 the way from an idle caller to an idle worker.
 """
 
@@ -39,7 +39,7 @@ class Coalescer(Generic[I, A]):
         self._settled: asyncio.Future[None] | None = None
 
     def __call__(self, item: I) -> asyncio.Future[A]:
-        """The answer for `item`, whoever else's it travels with. A caller that is canceled harms no other."""
+        """The answer for `item`, which may share its round trip. A caller that is canceled harms no other."""
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._gathering.append((item, answer))
         if self._running is None and not self._alone:

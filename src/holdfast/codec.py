@@ -260,7 +260,7 @@ def convert(value: Any, type: Any) -> Any:
         raise unreadable("json", error) from error
 
 
-def reader(type: Any) -> Callable[[bytes], Any]:
+def reader(type: Any) -> Callable[[bytes | memoryview], Any]:
     """Reads JSON as `type`, and raises as msgspec does: for whoever reads a lot of one type."""
     return _json_decoder(type).decode
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from holdfast.blobs import BlobRef, Blobs, check_owner
 from holdfast.core.errors import InvalidOption
+from holdfast.core.flow import steps_before
 from holdfast.core.job import FLOW_HEADER, Envelope, Job, JobState, Progress
-from holdfast.core.workflow import steps_before
 from holdfast.options import EPOCH, EnqueueOptions
 from holdfast.telemetry.logging import Logger, NullLogger, get_logger
 

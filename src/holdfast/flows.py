@@ -20,10 +20,7 @@ from msgspec.structs import replace
 
 from holdfast import codec as codecs
 from holdfast.core.errors import InvalidOption
-from holdfast.core.job import RESULT_TTL, TERMINAL, Cancel, Job, JobKey, JobState, NewJob, SetResultTtl
-from holdfast.core.lifecycle import DEFAULT_RETENTION
-from holdfast.core.names import FLOWS, check_type
-from holdfast.core.workflow import (
+from holdfast.core.flow import (
     MOST_STEPS,
     PIN_MS,
     STEPS_FAILED,
@@ -39,6 +36,9 @@ from holdfast.core.workflow import (
     shown_state,
     step_key,
 )
+from holdfast.core.job import RESULT_TTL, TERMINAL, Cancel, Job, JobKey, JobState, NewJob, SetResultTtl
+from holdfast.core.lifecycle import DEFAULT_RETENTION
+from holdfast.core.names import FLOWS, check_type
 from holdfast.ids import new_id
 from holdfast.jobs import Message, untyped
 from holdfast.options import EnqueueOptions, Resolved, Seconds, duration_ms, moment, resolve

@@ -48,7 +48,7 @@ class Watch:
             self._looking = asyncio.create_task(self._look())
 
     def hear(self, job: Job | None) -> None:
-        """The job has ended, and this is how, if whoever tells it knows."""
+        """The job has ended; `job` says how, if it is known."""
         if job is not None and self.request_id and self._is_ours(job):
             self.seen = True
             if not self.ended.done():
@@ -59,8 +59,8 @@ class Watch:
     def enqueued(self) -> None:
         """The request that is waited for was answered: from now on a job that is not there has been forgotten.
 
-        Whoever watched before the job was there is told when it ends, so there is nothing to look at now, unless
-        somebody looked before it was certain that there is a job. [RESULT-2]
+        A waiter that subscribed before the job was enqueued is notified when it ends, so there is no need to look now,
+        unless another waiter looked before the job was certain to exist. [RESULT-2]
         """
         self.seen = True
         if self._unsure or self._looking is not None:
@@ -70,7 +70,7 @@ class Watch:
         """The job as it ended, or None if there is none. Raises WaitTimeout, and the job goes on.
 
         Hints can be lost with the process that should have sent them: so there is a look now and then, and a last
-        one before the time is up. Once `gone` is done nobody waits any more, and the time is up.
+        one before the time is up. Once `gone` is done the wait is over, as if the time were up.
         """
         clock = asyncio.get_running_loop().time
         end = math.inf if timeout_s is None else clock() + timeout_s
@@ -89,14 +89,14 @@ class Watch:
         return self.ended.result()
 
     def fail(self, error: Exception) -> None:
-        """End the wait of everyone who waits here."""
+        """End every wait."""
         if not self.ended.done():
             self.ended.set_exception(error)
-            # Fetched here, so that a waiter who left in the meantime leaves no warning behind.
+            # Fetched here, so that a waiter that left in the meantime leaves no warning behind.
             self.ended.exception()
 
     def drop(self) -> None:
-        """Nobody waits any more."""
+        """No waiter is left."""
         if self._looking is not None:
             self._looking.cancel()
 
@@ -107,10 +107,10 @@ class Watch:
                 certain = self.seen  # A look that left before the enqueue was answered may have seen the time before.
                 job = await self._get_in_time()
                 if job is None and self._again:
-                    # Somebody asked after this look had left, and may have enqueued the job in between.
+                    # A waiter came after this look was sent, and may have enqueued the job in between.
                     continue
                 self._saw(job, certain=certain)
-        except Exception as error:  # noqa: BLE001 - it belongs to those who wait
+        except Exception as error:  # noqa: BLE001 - it belongs to the waiters
             self.fail(error)
         finally:
             self._looking = None
@@ -135,7 +135,7 @@ class Watch:
             if job.state in TERMINAL:
                 self.ended.set_result(job)
         elif certain or not self.request_id:
-            # It is gone, or its id has a new life: what is waited for has ended, and nobody knows how any more.
+            # It is gone, or its id has a new life: the awaited job has ended, and its outcome is no longer known.
             self.ended.set_result(None)
         else:
             self._unsure = True

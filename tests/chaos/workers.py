@@ -12,7 +12,7 @@ from holdfast import Queue, current_job, job
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreError
 from holdfast.jobs import RetryPolicy
-from holdfast.migrate import Plan, move, steps
+from holdfast.migrate import MovePlan, move, steps
 from holdfast.testing import failpoints
 from holdfast.worker import Worker
 from tests.eventually import eventually
@@ -153,7 +153,7 @@ async def move_tenant(order):
     """Move the tenant to another store: url, target, failpoint."""
     failpoints.arm_spec(order["failpoint"])
     steps.PAGE = 5
-    await move(Plan(order["url"], order["target"], TENANT))
+    await move(MovePlan(order["url"], order["target"], TENANT))
 
 
 ROLES = {"work": run_worker, "serve_all": serve_all, "produce": produce, "race": race, "move": move_tenant}

@@ -14,7 +14,7 @@ import pytest
 from holdfast import Queue
 from holdfast.core.errors import StoreBusy
 from holdfast.core.job import Cancel, JobKey, JobState
-from holdfast.migrate import Plan, move
+from holdfast.migrate import MovePlan, move
 from holdfast.migrate.notes import LEASE_MS
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
@@ -41,7 +41,7 @@ async def test_a_mover_killed_at_any_step_is_followed_by_one_that_ends_the_move(
             assert await run_all(here, *ALL) == await run_all(there, *ALL) == []
         await here.shift_clock(LEASE_MS)
         await there.shift_clock(LEASE_MS)
-        done = await move(Plan(file_url, other_url, TENANT))
+        done = await move(MovePlan(file_url, other_url, TENANT))
         assert done.resumed
         assert await names(there, *ALL) == before
         assert await names(here, *ALL) == {"mail": [], "video": [], "odd": []}
@@ -62,10 +62,10 @@ async def test_a_cancel_after_a_mover_was_killed_counts_although_another_one_loo
         for store in (here, there):
             await store.shift_clock(LEASE_MS + 5000)
         with pytest.raises(StoreBusy, match="has not ended"):
-            await move(Plan(other_url, file_url, TENANT))
+            await move(MovePlan(other_url, file_url, TENANT))
         late = (await names(here, "mail"))["mail"][-1]
         assert await here.cancel([Cancel(JobKey(TENANT, "mail", late))]) == ["canceled"]
-        await move(Plan(file_url, other_url, TENANT))
+        await move(MovePlan(file_url, other_url, TENANT))
         assert sorted(await run_all(there, "mail")) == sorted({*ids} - {late})
 
 
@@ -75,7 +75,7 @@ async def test_beside_workers_at_both_stores_each_job_runs_once(zygote, file_url
         await here.enqueue_many([work.message(log).options(id=id) for id in ids[:250]])
         pids = [await zygote.start(url, log=log) for url in (file_url, other_url)]
         await eventually(lambda: notes(log, "effect"))
-        moving = asyncio.create_task(move(Plan(file_url, other_url, TENANT)))
+        moving = asyncio.create_task(move(MovePlan(file_url, other_url, TENANT)))
         await here.enqueue_many([work.message(log).options(id=id) for id in ids[250:]])
         done = await moving
         # What came after the last pass is done where it came.

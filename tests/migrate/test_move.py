@@ -23,9 +23,9 @@ from holdfast.core.job import (
 )
 from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.core.schedule import Definition, Target, Timing
-from holdfast.maintenance.coordinator import Place
+from holdfast.maintenance.coordinator import DutyContext
 from holdfast.maintenance.scheduler import tick
-from holdfast.migrate import Plan, move, notes, steps
+from holdfast.migrate import MovePlan, move, notes, steps
 from holdfast.store import TenantSettings
 from tests.migrate.filling import HOUR, RICH, TENANT, both, fill, names, new, run_all, waiting
 
@@ -44,16 +44,16 @@ async def stores(file_url, other_url):
 
 @pytest.fixture
 def plan(file_url, other_url):
-    return Plan(file_url, other_url, TENANT, wait_s=0.2)
+    return MovePlan(file_url, other_url, TENANT, wait_s=0.2)
 
 
 def between(here, there, step, act):
     """A walker that does something when a step is done, the first time."""
     told = []
 
-    async def walker(errand, queues, tell):
-        receipts = [await steps.walk(errand, here, there, queue, tell) for queue in queues]
-        if errand.step == step and not told:
+    async def walker(step_input, queues, tell):
+        receipts = [await steps.walk(step_input, here, there, queue, tell) for queue in queues]
+        if step_input.step == step and not told:
             told.append(step)
             await act()
         return receipts
@@ -65,7 +65,7 @@ async def paused(store):
     return {one.queue for one in await store.stats(TENANT) if one.paused}
 
 
-@pytest.mark.parametrize("ways", WAYS, ids=lambda ways: "-to-".join(way.partition("_")[0] for way in ways))
+@pytest.mark.parametrize("ways", WAYS, ids=lambda ways: "-to-".join(mapping.partition("_")[0] for mapping in ways))
 async def test_what_waits_moves_whole_and_in_order(ways, request, monkeypatch):
     """[CLAIM-2, RETRY-1, RETRY-3]"""
     monkeypatch.setattr(steps, "PAGE", 5)
@@ -76,7 +76,7 @@ async def test_what_waits_moves_whole_and_in_order(ways, request, monkeypatch):
         await here.pause(TENANT, "video", paused=True)
         before = await names(here, *ALL)
         visible = {job.id: job.visible_at for job in await waiting(here, "video")}
-        done = await move(Plan(source, target, TENANT))
+        done = await move(MovePlan(source, target, TENANT))
         assert (done.jobs, done.left, done.settings) == (16, 0, 1)
         assert {one.queue: one.jobs for one in done.queues if one.jobs} == {"mail": 13, "video": 2, "odd": 1}
         assert all(one.source_sum == one.target_sum for one in done.queues)
@@ -106,7 +106,7 @@ async def test_it_moves_back_with_its_keys_although_some_outlive_their_jobs(file
         # What was taken away is forgotten after a day, but for keys that stand.
         await here.shift_clock(later)
         await here.prune(100)
-        await move(Plan(other_url, file_url, TENANT))
+        await move(MovePlan(other_url, file_url, TENANT))
         assert sorted(await run_all(here, "mail")) == sorted(policies)
         assert await run_all(there, "mail") == []
         answers = await here.enqueue([new(f"{policy}-2", idempotency=key) for policy, key in keys.items()])
@@ -226,17 +226,17 @@ async def test_one_mover_at_a_time(stores, plan, monkeypatch):
 async def test_what_cannot_be_moved_is_said(stores, plan, file_url, other_url, fast, prefix):
     here, there = stores
     with pytest.raises(InvalidOption, match="is SRC itself"):
-        Plan(file_url, file_url, TENANT)
+        MovePlan(file_url, file_url, TENANT)
     with pytest.raises(InvalidOption, match="is SRC itself"):
-        await move(Plan(file_url, f"file:{fast}/./{prefix}?test_clock=1", TENANT))
+        await move(MovePlan(file_url, f"file:{fast}/./{prefix}?test_clock=1", TENANT))
     assert await paused(here) == set()
     with pytest.raises(InvalidOption, match="no jobs or settings of 'nobody'"):
-        await move(Plan(file_url, other_url, "nobody"))
+        await move(MovePlan(file_url, other_url, "nobody"))
     with pytest.raises(StoreUnavailable) as told:
-        await move(Plan(file_url, "redis://127.0.0.1:1/0", TENANT))
+        await move(MovePlan(file_url, "redis://127.0.0.1:1/0", TENANT))
     assert "That is DST" in told.value.__notes__[0]
     with pytest.raises(InvalidOption, match="a service does not show all of a job"):
-        await move(Plan(file_url, "http://localhost:1", TENANT))
+        await move(MovePlan(file_url, "http://localhost:1", TENANT))
     await there.set_tenant(TENANT, TenantSettings("mail", None, 3))
     with pytest.raises(StoreBusy, match="DST has no room"):
         await move(plan)
@@ -257,7 +257,7 @@ async def put_schedule(store, every=HOUR):
 async def fire(store):
     """Do what the upkeep does; the ids of the jobs that came of it and ran."""
     while jobs := (await store.claim(ClaimRequest(TENANT, (SCHEDULES,), 10, 30_000, "upkeep"))).jobs:
-        await store.finish([await tick(job, Place(store)) for job in jobs])
+        await store.finish([await tick(job, DutyContext(store)) for job in jobs])
     return await run_all(store, "reports")
 
 
@@ -283,7 +283,7 @@ async def test_a_tick_whose_holder_died_is_fired_once(file_url, other_url, plan,
         (job,) = (await here.claim(ClaimRequest(TENANT, (SCHEDULES,), 1, 30_000, "upkeep"))).jobs
         ran = []
         if fired:
-            await tick(job, Place(here))
+            await tick(job, DutyContext(here))
             ran += await run_all(here, "reports")
         for store in (here, there):
             await store.shift_clock(31_000)

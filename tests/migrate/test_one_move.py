@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch, StoreUnavailable
 from holdfast.core.job import AttemptError, Cancel, ClaimRequest, Finish, JobKey, Purge
 from holdfast.core.names import FLOWS, MOVES, SCHEDULES
-from holdfast.migrate import Plan, forget, move, notes, preview, steps
+from holdfast.migrate import MovePlan, forget, move, notes, preview, steps
 from holdfast.store import TenantSettings, open_store
 from holdfast.stores.file import FileStore
 from holdfast.testing.servers import ValkeyServer
@@ -35,7 +35,7 @@ def third_url(fast, prefix):
 
 @pytest.fixture
 def plan(file_url, other_url):
-    return Plan(file_url, other_url, TENANT, wait_s=0.2)
+    return MovePlan(file_url, other_url, TENANT, wait_s=0.2)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ async def stop(plan, here, there, step="copy"):
 async def test_two_moves_that_cross_lose_nothing(stores, plan):
     here, there = stores
     await there.enqueue([new(f"k{n}") for n in range(5)])
-    done = await asyncio.gather(move(plan), move(Plan(plan.target, plan.source, TENANT)))
+    done = await asyncio.gather(move(plan), move(MovePlan(plan.target, plan.source, TENANT)))
     # One after the other: what the first has brought goes back with the second.
     assert sum(one.jobs for one in done) == 15
     found = [job.id for store in (here, there) for job in await waiting(store, "mail")]
@@ -82,8 +82,8 @@ async def test_beside_a_move_none_begins_to_another_store_or_back(stores, plan, 
 
     async def others():
         for other in (
-            Plan(plan.source, third_url, TENANT, lease_ms=1),
-            Plan(plan.target, plan.source, TENANT, lease_ms=1),
+            MovePlan(plan.source, third_url, TENANT, lease_ms=1),
+            MovePlan(plan.target, plan.source, TENANT, lease_ms=1),
         ):
             with pytest.raises(StoreBusy, match="another move of tenant 'acme' is under way in"):
                 await move(other)
@@ -100,11 +100,11 @@ async def test_while_a_move_is_open_no_other_begins(stores, plan, third_url):
     here, there = stores
     await stop(plan, here, there)
     others = [
-        Plan(plan.target, plan.source, TENANT),
-        Plan(plan.source, third_url, TENANT),
-        Plan(third_url, plan.target, TENANT),
-        Plan(plan.target, third_url, TENANT),
-        Plan(third_url, plan.source, TENANT),
+        MovePlan(plan.target, plan.source, TENANT),
+        MovePlan(plan.source, third_url, TENANT),
+        MovePlan(third_url, plan.target, TENANT),
+        MovePlan(plan.target, third_url, TENANT),
+        MovePlan(third_url, plan.source, TENANT),
     ]
     third = await open_store(third_url)
     await third.enqueue([new("own")])
@@ -119,7 +119,7 @@ async def test_while_a_move_is_open_no_other_begins(stores, plan, third_url):
     assert (done.resumed, done.jobs) == (True, 5)
     assert await run_all(here, "mail") == []
     assert await run_all(there, "mail") == IDS
-    assert (await move(Plan(third_url, plan.target, TENANT))).jobs == 1
+    assert (await move(MovePlan(third_url, plan.target, TENANT))).jobs == 1
     await third.close()
 
 
@@ -162,13 +162,14 @@ async def test_what_is_canceled_in_the_source_while_a_move_is_stopped_does_not_r
     here, there = stores
     monkeypatch.setattr(steps, "PAGE", 2)
 
-    async def walker(errand, queues, tell):
+    async def walker(step_input, queues, tell):
         def told(_):
-            if errand.step == step:
+            if step_input.step == step:
                 raise Stop  # After its first page.
 
         return [
-            await steps.walk(errand, here, there, queue, told if errand.step == "take" else tell) for queue in queues
+            await steps.walk(step_input, here, there, queue, told if step_input.step == "take" else tell)
+            for queue in queues
         ]
 
     with pytest.raises(Stop):
@@ -197,7 +198,7 @@ async def test_what_is_canceled_and_forgotten_at_once_does_not_run(file_url, oth
             await here.shift_clock(10)
             await here.prune(10)
 
-        done = await move(Plan(source, other_url, TENANT), between(here, there, "copy", act))
+        done = await move(MovePlan(source, other_url, TENANT), between(here, there, "copy", act))
         assert (done.jobs, done.left) == (4, 1)
         assert await run_all(there, "mail") == IDS[1:]
 
@@ -266,7 +267,7 @@ async def test_a_mover_that_slept_for_too_long_writes_nothing(stores, plan, monk
 
 async def test_a_target_that_dies_leaves_the_source_going_on_and_the_same_command_ends_it(file_url):
     with ValkeyServer(appendonly=True, appendfsync="always") as server:
-        plan = Plan(file_url, server.url(prefix="x"), TENANT, lease_ms=900)
+        plan = MovePlan(file_url, server.url(prefix="x"), TENANT, lease_ms=900)
         async with both(file_url, plan.target) as (here, there):
             await here.enqueue([new(id) for id in IDS])
             (job,) = (await here.claim(ClaimRequest(TENANT, ("mail",), 1, 600_000, "w"))).jobs
@@ -322,13 +323,11 @@ async def test_a_target_that_has_lost_what_was_taken_away_is_not_filled_with_the
     left = [job.id for job in await waiting(here, "mail")]
     assert len(left) == 3
     empty = f"file:{tmp_path / 'empty'}?test_clock=1"
-    lost = Plan(plan.source, empty, TENANT)
+    lost = MovePlan(plan.source, empty, TENANT)
     # As if it stood under the address of the one that is gone.
-    out = notes.Book(here, TENANT, "SRC")
-    course = (await out.read()).course
-    monkeypatch.setattr(
-        "holdfast.migrate.mover.shown_url", lambda url: course.target if url == empty else course.source
-    )
+    out = notes.MoveLog(here, TENANT, "SRC")
+    info = (await out.read()).info
+    monkeypatch.setattr("holdfast.migrate.mover.shown_url", lambda url: info.target if url == empty else info.source)
     with pytest.raises(StoreMismatch, match=r"has taken jobs away from SRC: it is another store, or has lost its data"):
         await move(lost)
     assert [job.id for job in await waiting(here, "mail")] == left
@@ -348,10 +347,10 @@ async def test_a_mover_that_dies_while_the_stores_forget_is_followed_by_one_that
     monkeypatch.setattr("holdfast.migrate.mover._Move.abandon", _nothing)
     with pytest.raises(Stop):
         await move(plan)
-    assert (await notes.Book(here, TENANT, "SRC").read()).over
+    assert (await notes.MoveLog(here, TENANT, "SRC").read()).over
     monkeypatch.undo()
     assert (await move(plan)).jobs == 0
-    assert (await notes.Book(here, TENANT, "SRC").read()).course is None
+    assert (await notes.MoveLog(here, TENANT, "SRC").read()).info is None
     assert await run_all(there, "mail") == IDS
 
 
@@ -362,14 +361,14 @@ async def _nothing(*_):
 @pytest.mark.parametrize("name", ["SRC", "DST"])
 async def test_notes_whose_writing_was_interrupted_are_forgotten(stores, plan, monkeypatch, name):
     here, there = stores
-    real = notes.Book.write
+    real = notes.MoveLog.write
 
     async def interrupted(self, *args):
         await real(self, *args)
         if self.name == name:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(notes.Book, "write", interrupted)
+    monkeypatch.setattr(notes.MoveLog, "write", interrupted)
     with pytest.raises(asyncio.CancelledError):
         await move(plan)
     assert await names(here, MOVES) == await names(there, MOVES) == {MOVES: []}
@@ -424,7 +423,7 @@ async def test_a_move_whose_other_store_is_gone_can_be_forgotten_and_another_beg
     (done,) = await forget(plan)
     assert (done.store, "mail" in done.queues) == ("SRC", True)
     assert await paused(here) == {"video"}
-    assert (await move(Plan(plan.source, third_url, TENANT))).jobs == 5
+    assert (await move(MovePlan(plan.source, third_url, TENANT))).jobs == 5
     # The other one comes back: it is as it was left, and can be forgotten, too.
     shutil.move(f"{gone}-away", gone)
     async with both(third_url, plan.target) as (_, again):
@@ -442,19 +441,19 @@ async def test_a_move_whose_other_store_is_gone_can_be_forgotten_and_another_beg
 
 async def test_a_preview_tells_of_a_move_that_was_stopped_and_changes_nothing(stores, plan):
     here, there = stores
-    assert (await preview(plan)).course is None
+    assert (await preview(plan)).info is None
     await stop(plan, here, there)
     before = [await store.last_offset() for store in stores]
     found = await preview(plan)
-    assert (found.course.source, found.course.target, found.under_way) == (plan.source, plan.target, False)
+    assert (found.info.source, found.info.target, found.under_way) == (plan.source, plan.target, False)
     assert "mail" in found.paused
     assert [(one.queue, one.counts["ready"]) for one in found.queues if one.queue == "mail"] == [("mail", 5)]
     assert [await store.last_offset() for store in stores] == before
-    turn = await notes.Turn.take(here, TENANT, "SRC", "another")
+    turn = await notes.MoverLease.take(here, TENANT, "SRC", "another")
     assert (await preview(plan)).under_way
     await turn.give_back()
     await move(plan)
-    assert (await preview(plan)).course is None
+    assert (await preview(plan)).info is None
 
 
 async def test_a_page_has_no_more_than_a_bound_of_bytes(stores, plan, monkeypatch):
@@ -510,12 +509,12 @@ async def test_a_mover_that_slept_leaves_the_turn_of_the_next_one_alone(stores, 
     async def as_it_was_before(_):
         return True
 
-    first = await notes.Turn.take(here, TENANT, "here", "first")
+    first = await notes.MoverLease.take(here, TENANT, "here", "first")
     await here.shift_clock(notes.LEASE_MS)
     await here.reap(10, 0.0)
-    second = await notes.Turn.take(here, TENANT, "here", "second")
+    second = await notes.MoverLease.take(here, TENANT, "here", "second")
     with monkeypatch.context() as patched:
-        patched.setattr(notes.Turn, "held", as_it_was_before)  # It looked, and fell asleep.
+        patched.setattr(notes.MoverLease, "held", as_it_was_before)  # It looked, and fell asleep.
         await first.give_back()
     assert await second.held()
     await second.give_back()

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from holdfast.core.errors import InvalidOption
-from holdfast.migrate import Plan, move
+from holdfast.migrate import MovePlan, move
 from holdfast.pipeline import move as moving
 from holdfast.pipeline.move import check_stores, spark_walker
 from tests.migrate.filling import TENANT, fill, names, run_all
@@ -25,7 +25,7 @@ def test_tasks_that_die_on_the_way_are_tried_again_and_nothing_comes_twice(
     # After a page of 500: the first has come, or is gone, and the task begins again.
     faults = [("move.copy", 1, "kill"), ("move.take", 1, "raise")]
     monkeypatch.setattr(moving, "Walk", lambda *args: Faulty(real(*args), tmp_path, faults))
-    plan = Plan(file_url, valkey_url, TENANT)
+    plan = MovePlan(file_url, valkey_url, TENANT)
     done = asyncio.run(move(plan, spark_walker(spark, plan)))
     assert (tmp_path / "move.copy.0").exists()
     assert (tmp_path / "move.take.0").exists()
@@ -54,4 +54,4 @@ def test_the_command_moves_and_says_what(spark, file_url, tmp_path, capsys, monk
 
 def test_memory_is_refused():
     with pytest.raises(InvalidOption, match="memory: lives in one process"):
-        check_stores(Plan("file:./here", "memory:there", TENANT))
+        check_stores(MovePlan("file:./here", "memory:there", TENANT))

@@ -5,10 +5,15 @@ import logging
 
 import pytest
 
+from holdfast.core.job import JobState
+from holdfast.core.names import AUDIT, OPERATOR
 from holdfast.service.app import ROUTES
+from holdfast.service.server import listen, running
+from holdfast.service.settings import Settings
 from holdfast.service.tokens import ADMIN
+from holdfast.store import ListQuery, open_store
 from holdfast.telemetry.logging import JsonFormatter
-from tests.service.support import serving, signed
+from tests.service.support import TOKENS, Client, serving, signed, token
 
 
 class Lines(logging.Handler):
@@ -163,3 +168,31 @@ async def test_a_proxy_that_is_trusted_says_from_where(lines):
         client = await service.bare(operator())
         await client.post("/v1/queues/q/pause", headers={"x-forwarded-for": "192.0.2.7"})
     assert json.loads(lines.texts[0])["address"] == "192.0.2.7"
+
+
+async def test_the_trail_can_be_kept_in_a_queue(url, tenant):
+    """Each act once, refused ones too; no token can reach that queue, and no list shows it."""
+    sock = listen("127.0.0.1", 0, 30)
+    settings = Settings(store=url, tokens=TOKENS, upkeep=False, audit_queue=True)
+    async with running(settings, sock) as server, Client(server.port, token(tenant)) as ours:
+        await ours.post("/v1/queues/mail/pause")
+        await ours.post("/v1/queues/mail/resume")
+        async with Client(server.port, token(tenant, ["read"])) as reader:
+            assert (await reader.post("/v1/queues/mail/pause")).status_code == 403
+        answer = await ours.post("/v1/claims", json={"queues": ["holdfast:audit"]})
+        assert answer.json()["code"] == "invalid_name"
+        assert (await ours.get("/v1/queues/holdfast%3Aaudit/jobs")).json()["jobs"] == []
+    sock.close()
+    store = await open_store(url)
+    try:
+        query = ListQuery(OPERATOR, AUDIT, frozenset({JobState.READY}))
+        lines = [json.loads(job.envelope.payload) for job in (await store.list(query)).jobs]
+        found = [(line["action"], line["outcome"]) for line in lines if line["tenant"] == tenant]
+        assert sorted(found) == [
+            ("queue.pause", "done"),
+            ("queue.pause", "scope_missing"),
+            ("queue.resume", "done"),
+        ]
+        assert "-holdfast" not in await store.tenants()
+    finally:
+        await store.close()

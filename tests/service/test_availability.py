@@ -281,6 +281,32 @@ async def test_an_answer_is_as_long_as_the_documents_say(port):
         assert page.json()["cursor"] is not None
 
 
+async def test_large_jobs_behind_small_ones_make_no_longer_answer(port):
+    """By small jobs a tenant is asked for as many at once as it wants. What is too much goes back, uncounted."""
+    async with client(port, "mixed") as ours:
+        small = [{"queue": "mixed", "priority": 9}] * 10
+        assert (await ours.post("/v1/jobs:batch", json={"jobs": small})).status_code == 200
+        for _ in range(4):
+            jobs = [{"queue": "mixed", "payload": "x" * (K256 - 2)}] * 15
+            assert (await ours.post("/v1/jobs:batch", json={"jobs": jobs})).status_code == 200
+        assert len((await ours.get("/v1/queues/mixed/jobs", params={"limit": 10})).json()["jobs"]) == 10
+        pages, cursor = [], ""
+        while cursor is not None:
+            page = await ours.get("/v1/queues/mixed/jobs", params={"limit": 100, "cursor": cursor})
+            assert len(page.content) <= hub.ANSWER_BYTES + 64 * KIB
+            pages += [job["id"] for job in page.json()["jobs"]]
+            cursor = page.json()["cursor"]
+        assert len(pages) == len(set(pages)) == 70
+        assert len((await ours.post("/v1/claims", json={"queues": ["mixed"], "limit": 10})).json()["jobs"]) == 10
+        claim = await ours.post("/v1/claims", json={"queues": ["mixed"], "limit": 100})
+        assert 4 * MIB < len(claim.content) <= hub.ANSWER_BYTES + 64 * KIB
+        counts = (await ours.get("/v1/queues/mixed/stats")).json()["counts"]
+        held = len(claim.json()["jobs"])
+        assert (counts["leased"], counts["ready"]) == (10 + held, 60 - held)
+        (job,) = (await ours.post("/v1/claims", json={"queues": ["mixed"]})).json()["jobs"]
+        assert job["attempt"] == 1
+
+
 async def test_answers_that_are_not_read_take_no_more_than_a_share(port):
     """Pages of 8 MiB: while some are on their way, there is no room for another."""
     async with client(port, "unread") as ours, client(port, "victim", "127.0.0.2") as victim:

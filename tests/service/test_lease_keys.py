@@ -20,7 +20,7 @@ async def test_processes_that_start_at_the_same_time_share_one_ring(url):
         for store in stores:
             stack.push_async_callback(store.close)
         rings = await asyncio.gather(*(LeaseKeys(store).some() for store in stores))
-        assert {tuple((key.kid, key.secret) for key in ring) for ring in rings} == {(("1", rings[0][0].secret),)}
+        assert {tuple((key.kid, key.secret) for key in notify) for notify in rings} == {(("1", rings[0][0].secret),)}
         made = await asyncio.gather(*(LeaseKeys(store).rotate() for store in stores))
         assert sorted(made) == ["2", "3", "4", "5", "6"]
         assert OPERATOR not in await stores[0].tenants()

@@ -36,7 +36,7 @@ async def test_a_claim_answers_an_opaque_token_and_a_fence_that_grows(client):
     assert await client.finish(first, "release") == {"status": "ready"}
     (second,) = await client.claim()
     kid, fence, mac = second["token"].split(".")
-    assert (kid, int(fence), len(mac)) == ("1", second["fence"], 22)
+    assert (kid, int(fence), len(mac)) == ("1", second["fence"], 32)
     assert second["fence"] > first["fence"]
     assert (await client.get("/v1/queues/default/jobs/x")).json()["fence"] == second["fence"]
 
@@ -46,7 +46,7 @@ async def test_guesses_are_lost_and_the_owners_lease_lives(client, verb):
     await client.enqueue(id="x")
     (held,) = await client.claim(lease_s=600)
     kid, fence, mac = held["token"].split(".")
-    guesses = [f"{kid}.{fence}.{secrets.token_urlsafe(16)}" for _ in range(900)]
+    guesses = [f"{kid}.{fence}.{secrets.token_hex(16)}" for _ in range(900)]
     guesses += [f"{kid}.{int(fence) + number}.{mac}" for number in range(1, 51)]
     guesses += [str(number) for number in range(50)]
     found = await codes(client, verb, [{"queue": "default", "id": "x", "token": guess} for guess in guesses])
@@ -123,7 +123,7 @@ async def test_a_guess_does_not_reach_the_store(service, client, monkeypatch):
     for name in ("finish", "extend", "report", "list", "get"):
         monkeypatch.setattr(service.hub.store, name, asked)
     for verb in MORE:
-        lease = {"queue": "default", "id": "x", "token": f"1.7.{secrets.token_urlsafe(16)}"}
+        lease = {"queue": "default", "id": "x", "token": f"1.7.{secrets.token_hex(16)}"}
         assert await codes(client, verb, [lease] * 10) == ["lease_lost"] * 10
 
 

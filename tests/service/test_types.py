@@ -144,7 +144,7 @@ async def test_a_tenant_learns_nothing_of_workers_that_do_not_serve_it(url, serv
         theirs = (await (await service.client(other)).get("/v1/types")).json()
         assert [one["name"] for one in theirs["types"]] == ["secret"]
         narrow = await service.client(other, queues=["mail"])
-        assert (await narrow.get("/v1/types")).json() == {"types": [], "queues": []}
+        assert (await narrow.get("/v1/types")).json() == {"types": [], "queues": [], "cursor": None}
         # Nor can one take the place of another's worker by its name.
         beat = {"worker_id": f"w-{other}", "queues": ["mail"], "ttl_s": 0}
         assert (await client.post("/v1/workers:beat", json=beat)).status_code == 200
@@ -180,3 +180,38 @@ async def test_an_enqueue_does_not_ask_the_store_each_time(service, client, monk
     for _ in range(20):
         await client.enqueue(type="charge")
     assert asked == [None]
+
+
+async def test_types_come_in_pages(service, client, tenant):
+    """Each once, however small the pages; a cursor of anything else is refused."""
+    for number in range(3):
+        said = {"worker_id": f"w{number}", "queues": [f"q{number}"]}
+        said["types"] = [{"name": f"t{number}.{n}"} for n in range(4)]
+        assert (await client.post("/v1/workers:beat", json=said)).status_code == 200
+    found, cursor, pages = [], "", 0
+    while cursor is not None:
+        page = (await client.get("/v1/types", params={"limit": 2, "cursor": cursor})).json()
+        found += [one["queue"] for one in page["queues"]] + [one["name"] for one in page["types"]]
+        cursor, pages = page["cursor"], pages + 1
+    assert [name for name in found if name[0] == "q"] == ["q0", "q1", "q2"]
+    assert [name for name in found if name[0] == "t"] == [f"t{number}.{n}" for number in range(3) for n in range(4)]
+    assert pages == 9
+    answer = await client.get("/v1/types", params={"cursor": "elsewhere"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_option")
+    async with Queue(f"http://127.0.0.1:{service.port}", token=token(tenant)) as queue:
+        known = await known_types(queue.store, tenant)
+    assert (len(known.types), sorted(known.queues)) == (12, ["q0", "q1", "q2"])
+
+
+async def test_a_tenant_has_so_many_workers(monkeypatch, client):
+    """Beyond that a beat is refused; the others stay, and one that signs off makes room."""
+    monkeypatch.setattr(types, "WORKERS", 3)
+    monkeypatch.setattr(types, "NAMES", 10)
+
+    async def beat(name, **more):
+        return (await client.post("/v1/workers:beat", json={"worker_id": name, "queues": ["q"], **more})).status_code
+
+    assert [await beat(f"w{number}") for number in range(5)] == [200, 200, 200, 429, 429]
+    assert [await beat("w0"), await beat("w0", ttl_s=0), await beat("w3")] == [200, 200, 200]
+    assert await beat("w3", types=[{"name": f"t{number}"} for number in range(20)]) == 429
+    assert await beat("w3", types=[{"name": f"t{number}"} for number in range(5)]) == 200

@@ -4,9 +4,9 @@ import pytest
 
 from holdfast import Flow, InvalidName, InvalidOption, PayloadTooLarge, Queue, Worker, blocking, current_job, job
 from holdfast.core.errors import UnknownCodec
+from holdfast.core.flow import Plan, Step, Turns, check_plan, in_order, plan_of, shown_state, step_job
 from holdfast.core.job import Cancel, Envelope, JobState
 from holdfast.core.names import FLOWS
-from holdfast.core.workflow import Plan, Step, Turns, check_plan, in_order, plan_of, shown_state, step_job
 from holdfast.testing import inline_queue
 from tests.unit.running import asynchronous, claim, memory_queue, run_one
 

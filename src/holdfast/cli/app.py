@@ -33,6 +33,7 @@ from holdfast.cli import (
     serve,
     tenants,
     tokens,
+    trail,
     upkeep,
     worker,
 )
@@ -123,6 +124,7 @@ for _group in (
     move,
     pipeline,
     tokens,
+    trail,
     checks,
 ):
     _group.register(_parts)

@@ -16,6 +16,7 @@ from holdfast.cli.options import TENANT_VARIABLE, store_url
 from holdfast.core.errors import InvalidOption
 from holdfast.store import shown_url
 
+NO_STORE = "-"
 VARIABLE = "HOLDFAST_AUDIT_LOG"
 """The file that gets the lines. A command that cannot write there does nothing."""
 
@@ -24,13 +25,17 @@ VARIABLE = "HOLDFAST_AUDIT_LOG"
 def audited(
     action: str, store: str | None, tenant: str | None, *, dry_run: bool = False, **facts: Any
 ) -> Generator[dict[str, Any]]:
-    """Note an act of the user of this machine who runs the command, when the block ends. A dry run is none."""
+    """Note an act of the user of this machine who runs the command, when the block ends. A dry run is none.
+
+    One on no store has `NO_STORE`.
+    """
     from holdfast.telemetry import audit
 
     if dry_run:
         yield facts
         return
-    place = {"store": shown_url(store_url(store)), "tenant": tenant or os.environ.get(TENANT_VARIABLE)}
+    where = None if store == NO_STORE else shown_url(store_url(store))
+    place = {"store": where, "tenant": tenant or os.environ.get(TENANT_VARIABLE)}
     leave: typer.Exit | None = None
     with _file(), audit.audited(action, via="cli", sub=_user(), address=socket.gethostname(), **place, **facts) as all:
         try:

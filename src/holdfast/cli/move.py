@@ -14,7 +14,7 @@ from holdfast.cli.output import emit, note, progress, say, show
 from holdfast.cli.session import shown_url
 
 if TYPE_CHECKING:
-    from holdfast.migrate import Moved, Plan
+    from holdfast.migrate import Moved, MovePlan
     from holdfast.migrate.mover import Walker
     from holdfast.store import QueueStats
 
@@ -58,20 +58,20 @@ def move_tenant(
         tell_moved(run(plan, None, json), json)
 
 
-def make_plan(source: str, target: str, tenant: str | None, wait: str) -> Plan:
+def make_plan(source: str, target: str, tenant: str | None, wait: str) -> MovePlan:
     """What a command was told to do. Raises InvalidOption."""
     from holdfast.core.errors import InvalidOption
-    from holdfast.migrate import Plan
+    from holdfast.migrate import MovePlan
     from holdfast.store import parse_url
 
     waits = duration("wait", wait)
     for name, url in (("SRC", source), ("DST", target)):
         if parse_url(url).scheme == "memory":
             raise InvalidOption(name, "memory: lives in one process, and its jobs end with this command; give another")
-    return Plan(source, target, tenant_name(tenant), waits.total_seconds() if waits else 0.0)
+    return MovePlan(source, target, tenant_name(tenant), waits.total_seconds() if waits else 0.0)
 
 
-def run(plan: Plan, walker: Walker | None, json: bool) -> Moved:
+def run(plan: MovePlan, walker: Walker | None, json: bool) -> Moved:
     """Move, and show how far it is."""
     import asyncio
 
@@ -87,7 +87,7 @@ def run(plan: Plan, walker: Walker | None, json: bool) -> Moved:
         raise typer.Exit(1) from None
 
 
-def tell_preview(plan: Plan, json: bool) -> None:
+def tell_preview(plan: MovePlan, json: bool) -> None:
     """Show what would move."""
     import asyncio
 
@@ -95,7 +95,7 @@ def tell_preview(plan: Plan, json: bool) -> None:
 
     found = asyncio.run(preview(plan))
     rows = [_counts(one) for one in found.queues]
-    open_move = found.course
+    open_move = found.info
     if json:
         answer: dict[str, Any] = {"dry_run": True, "tenant": plan.tenant, "queues": rows, "open_move": None}
         if open_move is not None:
@@ -115,7 +115,7 @@ def tell_preview(plan: Plan, json: bool) -> None:
         note("The same command goes on with it; --forget gives it up, where one of its stores is gone for good.")
 
 
-def tell_forgotten(plan: Plan, json: bool) -> None:
+def tell_forgotten(plan: MovePlan, json: bool) -> None:
     """Give up a move, and show which queues go on."""
     import asyncio
 

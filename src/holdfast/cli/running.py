@@ -38,6 +38,7 @@ class Plan(Struct, frozen=True):
     fail_unknown_after_s: float = 24 * 3600.0
     prefetch: int | None = None
     metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
     blobs: str | None = None
     json_logs: bool = False
     log_level: str = "info"
@@ -96,7 +97,7 @@ async def work(plan: Plan) -> None:
     worker = make_worker(plan, store, tell)
     log_events(worker, plan)
     if plan.metrics_port is not None:
-        _serve_metrics(plan.metrics_port)
+        _serve_metrics(plan.metrics_host, plan.metrics_port)
     try:
         await store.open()
         collect_seldom()
@@ -216,13 +217,13 @@ def _said(error: AttemptError | BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _serve_metrics(port: int) -> None:
-    from holdfast.telemetry import metrics
+def _serve_metrics(host: str, port: int) -> None:
+    from holdfast.telemetry import exposition, metrics
 
     metrics.enable()
     # `enable` has loaded the library or said what is missing; this package does not import it.
     library = cast("Any", sys.modules["prometheus_client"])
     try:
-        library.start_http_server(port)
+        exposition.serve(host, port, library.generate_latest, library.CONTENT_TYPE_LATEST)
     except OSError as error:
-        raise InvalidOption("metrics_port", f"cannot listen on port {port}: {error.strerror}") from None
+        raise InvalidOption("metrics_port", f"cannot listen on {host}:{port}: {error.strerror}") from None

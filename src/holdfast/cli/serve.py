@@ -103,6 +103,9 @@ def serve(
     blobs: Blobs = None,
     json_logs: JsonLogs = False,
     log_level: LogLevel = "info",
+    audit_queue: Annotated[
+        bool, typer.Option("--audit-queue", help="Keep the audit trail in the store too; `holdfast trail` reads it.")
+    ] = False,
 ) -> None:
     """Serve the HTTP API until SIGTERM or Ctrl-C. Then let requests end, answer those that wait, and exit with 0."""
     from holdfast.cli.running import exit_on_term, ignore_signals
@@ -133,6 +136,7 @@ def serve(
         blobs=blobs_url(blobs),
         metrics=metrics is None,
         access_log=access_log,
+        audit_queue=audit_queue,
         proxies=check_proxies(trusted_proxies),
     )
     logs: dict[str, Any] = {"json": json_logs, "level": checked_level(log_level).upper()}

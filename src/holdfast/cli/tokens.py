@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.audit import NO_STORE, audited
 from holdfast.cli.options import Json, Store, Tenant, duration, instant, needing_service, tenant_name, words
 from holdfast.cli.output import emit, note, say, show
 from holdfast.cli.serve import Audience, Issuer, KeyFile, TenantClaim, token_settings
@@ -67,15 +68,19 @@ def token(
     if not scope:
         raise InvalidOption("scope", "say what the token is for: --scope produce,work,read,admin")
     lifetime = duration("ttl", ttl)
-    made = _signing().sign(
-        token_settings(key_file, None, issuer, audience, tenant_claim),
-        tenant=tenant_name(tenant),
-        scopes=words("scope", scope) or [],
-        lifetime_s=3600.0 if lifetime is None else lifetime.total_seconds(),
-        queues=words("queues", queues),
-        subject=subject,
-        private_key=None if private_key is None else private_key.read_bytes(),
-    )
+    lifetime_s = 3600.0 if lifetime is None else lifetime.total_seconds()
+    scopes, only = words("scope", scope) or [], words("queues", queues)
+    said: dict[str, Any] = {"scopes": scopes, "queues": only, "lifetime_s": lifetime_s, "of": subject}
+    with audited("token.sign", NO_STORE, tenant, **said):
+        made = _signing().sign(
+            token_settings(key_file, None, issuer, audience, tenant_claim),
+            tenant=tenant_name(tenant),
+            scopes=scopes,
+            lifetime_s=lifetime_s,
+            queues=only,
+            subject=subject,
+            private_key=None if private_key is None else private_key.read_bytes(),
+        )
     say(made)
 
 
@@ -99,7 +104,8 @@ def revoke(
 ) -> None:
     """Revoke tokens of a tenant. Every service on the store refuses them within 10 s."""
     revocation = _revocation(tenant, jti, subject, issued_before)
-    is_new = with_store(store, lambda opened: _revoked().RevokedTokens(opened).add(revocation))
+    with audited("token.revoke", store, revocation.tenant, by=revocation.kind, value=_value(revocation)):
+        is_new = with_store(store, lambda opened: _revoked().RevokedTokens(opened).add(revocation))
     note(f"revoked: {_said(revocation)}" if is_new else f"was revoked before: {_said(revocation)}")
 
 
@@ -113,8 +119,9 @@ def restore(
 ) -> None:
     """Take tokens again, or forget those that have expired; in the words in which `token revoked` lists them."""
     revocation = _revocation(tenant, jti, subject, issued_before)
-    if not with_store(store, lambda opened: _revoked().RevokedTokens(opened).remove(revocation)):
-        raise InvalidOption("token", f"that is not revoked: {_said(revocation)}; see `holdfast token revoked`")
+    with audited("token.restore", store, revocation.tenant, by=revocation.kind, value=_value(revocation)):
+        if not with_store(store, lambda opened: _revoked().RevokedTokens(opened).remove(revocation)):
+            raise InvalidOption("token", f"that is not revoked: {_said(revocation)}; see `holdfast token revoked`")
     note(f"restored: {_said(revocation)}")
 
 
@@ -211,7 +218,8 @@ def rotate_lease_key(*, store: Store = None) -> None:
     """Add a key for lease proofs, and print its number. Services sign with it after 10 s; older keys still verify."""
     from holdfast.service.proofs import LeaseKeys
 
-    say(with_store(store, lambda opened: LeaseKeys(opened).rotate()))
+    with audited("lease_keys.rotate", store, None):
+        say(with_store(store, lambda opened: LeaseKeys(opened).rotate()))
 
 
 def drop_lease_key(
@@ -220,7 +228,8 @@ def drop_lease_key(
     """Drop a key of lease proofs. Within 5 s the leases that it signed can no longer be finished or extended."""
     from holdfast.service.proofs import LeaseKeys
 
-    with_store(store, lambda opened: LeaseKeys(opened).drop(kid))
+    with audited("lease_keys.drop", store, None, kid=kid):
+        with_store(store, lambda opened: LeaseKeys(opened).drop(kid))
     note(f"dropped lease key {kid}")
 
 

@@ -63,6 +63,7 @@ def worker(
         int | None,
         typer.Option(min=1, max=65535, help="Serve Prometheus metrics; with --processes each has the next port."),
     ] = None,
+    metrics_host: Annotated[str, typer.Option(help="The address of --metrics-port.")] = "127.0.0.1",
     blobs: Blobs = None,
     json_logs: JsonLogs = False,
     log_level: LogLevel = "info",
@@ -83,6 +84,7 @@ def worker(
         fail_unknown_after_s=(duration("fail_unknown_after", fail_unknown_after) or timedelta()).total_seconds(),
         prefetch=prefetch,
         metrics_port=metrics_port,
+        metrics_host=metrics_host,
         json_logs=json_logs,
         log_level=checked_level(log_level),
     )  # fmt: skip

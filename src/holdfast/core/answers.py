@@ -87,10 +87,11 @@ class ServedQueue(Answer):
 
 
 class Types(Answer):
-    """What the living workers that serve this tenant run."""
+    """A page of what the living workers that serve this tenant run: queues first, then types, both by name."""
 
     types: list[KnownType]
     queues: list[ServedQueue]
+    cursor: str | None
 
 
 class Beaten(Answer):

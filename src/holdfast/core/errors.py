@@ -203,7 +203,7 @@ class JobCanceled(LeaseError):
 
 
 class JobFailed(HoldfastError):
-    """Raised to whoever waits for the result of a job that failed for good."""
+    """Raised when waiting for the result of a job that failed for good."""
 
     code = "job_failed"
 

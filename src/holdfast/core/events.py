@@ -19,7 +19,7 @@ EventKind = Literal[
 
 ERROR_TEXT_LIMIT = 1024
 LARGE = 64
-"""From so many events on, a part is kept as it is."""
+"""The number of events from which on a part is kept as it is."""
 LEASE_EXPIRED = "LeaseExpired"
 """The type of the error that stands for an attempt whose lease ran out."""
 
@@ -52,7 +52,7 @@ class Numbered(Struct, frozen=True):
     behind: str
 
     def texts(self, count: int) -> list[str]:
-        """The first so many of them."""
+        """The first `count` of them."""
         return [f"{self.before}{n}{self.behind}" for n in range(self.first, self.first + count)]
 
 
@@ -103,7 +103,7 @@ class EventColumns(Struct):
         """The same, one by one."""
         *values, data, number = self.spread()._values()  # noqa: SLF001 - its own kind
         if len(self.data) != self.count:
-            # Whoever changes what one says does not change the others.
+            # Copies: changing one event's data must not change the others.
             data = map(dict[str, Any], data)
         return list(map(Event, *values, data, self._offsets(), number))
 

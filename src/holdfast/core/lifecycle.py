@@ -11,7 +11,7 @@
 
 `TABLE` says which moves exist; every function below makes one of them on a job that it changes in place,
 and returns the one event of that move. [STATE-1, STATE-2, STATE-3, EVENT-1] Becoming due is a matter of the
-clock and no move: `shown` tells what a job looks like at an instant.
+clock and no move: `shown` says what a job looks like at an instant.
 """
 
 from __future__ import annotations

@@ -17,12 +17,13 @@ import unicodedata
 from holdfast.core.errors import InvalidName, InvalidOption
 
 RESERVED = "holdfast:"
-"""Queues that begin so hold what Holdfast itself keeps as jobs: nobody else enqueues or claims there."""
+"""Queues with this prefix hold what Holdfast itself keeps as jobs: users do not enqueue or claim there."""
 SCHEDULES = f"{RESERVED}schedules"
 FLOWS = f"{RESERVED}flows"
 MOVES = f"{RESERVED}moves"
 LEASE_KEYS = f"{RESERVED}lease-keys"
 REVOKED = f"{RESERVED}revoked"
+AUDIT = f"{RESERVED}audit"
 OPERATOR = "-holdfast"
 """The tenant of what operators keep in a store. No token and no Queue can name it, and no list of tenants shows it."""
 

@@ -59,7 +59,7 @@ class KnownTypes(Struct, frozen=True):
         return KnownTypes({name: one for name, one in self.types.items() if one.queue in queues}, served)
 
     def warnings(self, type: str, queue: str) -> list[str]:
-        """What whoever enqueues a job should know. Never a refusal: the worker for it may be about to start."""
+        """A warning for the producer of a job. Never a refusal: a worker for it may be about to start."""
         if queue not in self.queues:
             return [f"no living worker serves the queue {queue!r}: the job waits until one does"]
         known = self.queues[queue]

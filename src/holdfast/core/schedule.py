@@ -24,14 +24,14 @@ SOON = Backoff(SECOND, 1.0, SECOND)
 NAME_BYTES = 170
 """With the instant of a tick behind it, a name is still an id."""
 KEPT = frozenset(JobState) - {JobState.CANCELED, JobState.COMPLETED}
-"""The states of a schedule that is there. One that failed is there, too: somebody has to see it."""
+"""The states of a schedule that is there. A failed one is listed too: an operator has to see it."""
 OPEN = KEPT - {JobState.FAILED}
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Timing(Struct, frozen=True):
-    """When: at the ticks of a cron expression in a time zone, or every so many milliseconds."""
+    """When: at the ticks of a cron expression in a time zone, or at an interval in milliseconds."""
 
     cron: str | None = None
     every_ms: int | None = None
@@ -138,7 +138,7 @@ def target_of(new: NewJob) -> Target:
 
 
 def job_of(tenant: str, name: str, target: Target, tick: int, next_tick: int | None) -> NewJob:
-    """The job of one tick. Whoever makes it again makes the same one: for a tick there is one job at most.
+    """The job of one tick. Making it again makes the same one: a tick has one job at most.
 
     The id and the request id find it as long as it is kept, whatever became of it; the key when it is not kept any
     more, until another tick has had its turn.

@@ -1,4 +1,4 @@
-"""The directory that a demo runs in: its own, fresh each time, and nobody else's."""
+"""The directory that a demo runs in: its own, and fresh each time."""
 
 from __future__ import annotations
 

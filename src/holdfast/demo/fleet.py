@@ -1,4 +1,4 @@
-"""The demo's worker processes, and what systemd or Kubernetes would do for them: whoever dies is started again."""
+"""The demo's worker processes, restarted when they die, as systemd or Kubernetes would do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WorkerBroke(Exception):
 
 
 class Fleet:
-    """Real processes, by the numbers 1 to SIZE. `on_death(worker_id, by_us)` is told of each that is killed."""
+    """Real processes, by the numbers 1 to SIZE. `on_death(worker_id, by_us)` is called for each that is killed."""
 
     def __init__(self, store: str, directory: Path, lease_s: float, on_death: Callable[[str, bool], None]) -> None:
         self._store = store

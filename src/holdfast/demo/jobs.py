@@ -28,7 +28,7 @@ async def thumbnail(picture: int, seconds: float) -> str:
 
 @job(queue="emails", max_attempts=ATTEMPTS, retry=QUICKLY, result_ttl=KEPT)
 async def send_email(to: str, refusals: int = 0) -> str:
-    """Fails so many times before it gets through, like a mail server on a bad day."""
+    """Fails `refusals` times before it gets through, like a mail server on a bad day."""
     with witnessed():
         await asyncio.sleep(0.02)
         if current_job().attempt <= refusals:
@@ -56,7 +56,7 @@ async def remind(user: int) -> str:
 
 @job(queue="billing", max_attempts=ATTEMPTS, retry=QUICKLY, result_ttl=KEPT)
 async def export_everything() -> None:
-    """Runs until somebody loses patience and cancels it."""
+    """Runs until it is canceled."""
     with witnessed():
         await asyncio.sleep(600)
 

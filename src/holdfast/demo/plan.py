@@ -50,7 +50,7 @@ class Plan(Struct, frozen=True):
 
 
 def plans(jobs: int) -> list[Plan]:
-    """About so many jobs, spread over the tenants."""
+    """About `jobs` jobs, spread over the tenants."""
     return [_plan(tenant, max(10, round(jobs * tenant.share))) for tenant in TENANTS]
 
 

@@ -79,7 +79,7 @@ class Show:
 
 
 def headline(console: Console, plans: Sequence[Plan], directory: Path, lease_s: float) -> None:
-    """Who is who."""
+    """The tenants and workers."""
     total = sum(plan.total for plan in plans)
     who = f"{total:,} jobs of {len(plans)} tenants, {SIZE} worker processes"
     line(console, f"[bold]Holdfast demo[/]: {who}, no server, the data in {escape(str(directory))}\n")
@@ -100,7 +100,7 @@ def report(console: Console, plans: Sequence[Plan], found: Audit, killed: tuple[
     console.print(_times_table(names, found))
     line(console, "  wait: from the moment a job was due until its handler began. Tenants take turns: the")
     sent = f"{len(bulk.messages):,} jobs that {bulk.tenant.name} enqueued at once"
-    line(console, f"  {sent} held up nobody but itself.\n")
+    line(console, f"  {sent} held up only itself.\n")
     line(console, "[bold]What happened on the way[/]")
     for number, text in _happenings(found, *killed):
         line(console, f"  {number:>5,}  {text}")

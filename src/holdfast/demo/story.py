@@ -109,7 +109,7 @@ class Story:
         await asyncio.sleep(self._trickle_s / 8)
         ticket = await self._queues[plan.tenant.name].enqueue(plan.poison)
         self._acknowledge([ticket])
-        self._show.say(f"{plan.tenant.name} enqueued the poison job {POISON_ID!r}: it kills whoever runs it")
+        self._show.say(f"{plan.tenant.name} enqueued the poison job {POISON_ID!r}: it kills the worker that runs it")
         try:
             await ticket.wait()
         except JobFailed as error:

@@ -1,4 +1,4 @@
-"""One of the demo's worker processes. Serves all tenants until it is told to end, killed, or left alone.
+"""One of the demo's worker processes. Serves all tenants until it is stopped, killed, or its parent is gone.
 
 It stands for `holdfast worker holdfast.demo.jobs --store file:./demo-data --all-tenants`.
 """
@@ -31,7 +31,7 @@ async def _work(store: str, worker_id: str, concurrency: int, lease_s: float) ->
         store, JOBS, worker_id=worker_id, concurrency=concurrency, prefetch=concurrency // 2, lease=lease_s
     )
     alone = asyncio.Event()
-    # Nobody writes to us: standard input becomes readable when whoever started this process closes it, or dies.
+    # Nothing is ever written to standard input: it becomes readable when the parent process closes it or dies.
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), alone.set)
     running = asyncio.create_task(worker.run())
     leaving = asyncio.create_task(alone.wait())

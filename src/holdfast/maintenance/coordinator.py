@@ -45,9 +45,9 @@ from holdfast.telemetry.logging import get_logger
 
 LEASE_MS = 30 * SECOND
 MOST = 1_000
-"""So many jobs are held at once."""
+"""The most jobs held at once."""
 CROWDED = 900
-"""From so many on, those that only wait are given back for a while: the others get their turn. [TENANT-4]"""
+"""Above this number, jobs that only wait are given back for a while, so that the others get their turn. [TENANT-4]"""
 PATIENCE_S = 1.0
 """So long they may wait all the same: what goes on quickly is not held up."""
 CLAIM_LIMIT = 100
@@ -55,14 +55,14 @@ END_S = 1.0
 """How long the last release may take."""
 LONGEST_DELAY_MS = 60 * SECOND
 VAGUE_S = 1.0
-"""Hints that name no job make everybody look: so often at most, however many come."""
+"""Hints that name no job wake every duty, at most this often."""
 MOST_FAILURES = 10_000
 
 _HINTS = frozenset({Hint.DONE, Hint.CANCELED})
 _log = get_logger(__name__)
 
 
-class Place:
+class DutyContext:
     """What a duty has: the store, and a way to wait for other jobs to end."""
 
     def __init__(self, store: Store) -> None:
@@ -83,17 +83,17 @@ class Place:
 class Duty(Struct, frozen=True):
     """What is done about the jobs of one reserved queue."""
 
-    run: Callable[[Job, Place], Awaitable[Finish]]
+    run: Callable[[Job, DutyContext], Awaitable[Finish]]
     """Does its work, which may take days, and says how the job ends or when it is to come back.
 
     It can be ended at any await and begun again elsewhere. What it raises is logged, and the job comes back later; a
     refusal of its own lease ends it, and JobCanceled ends it as canceled.
     """
-    after: Callable[[Job, Place, JobState], Awaitable[None]] | None = None
-    """Cleans up after a job that was held and has ended as told; not after a crash in between."""
+    after: Callable[[Job, DutyContext, JobState], Awaitable[None]] | None = None
+    """Cleans up after a job that was held and has ended; not after a crash in between."""
 
 
-class _Held(Place):
+class _ActiveDuty(DutyContext):
     """One lease, and the task that uses it."""
 
     def __init__(self, coordinator: Coordinator, job: Job, sent: float) -> None:
@@ -105,7 +105,7 @@ class _Held(Place):
         self.verdict: Literal["", "canceled", "lost", "released"] = ""
         self.ending = False
         self.watched: frozenset[JobKey] = frozenset()
-        self.rung = asyncio.Event()
+        self.notified = asyncio.Event()
         self._heard: set[JobKey] | None = set()
         self.task: asyncio.Task[None] | None = None
         self._coordinator = coordinator
@@ -115,14 +115,14 @@ class _Held(Place):
 
     async def changed(self, timeout_s: float) -> frozenset[JobKey] | None:
         end = time.monotonic() + timeout_s
-        while not self.rung.is_set() and (left := end - time.monotonic()) > 0:
+        while not self.notified.is_set() and (left := end - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, PATIENCE_S)):
-                    await self.rung.wait()
-            if self._coordinator.crowded and not self.rung.is_set():
+                    await self.notified.wait()
+            if self._coordinator.crowded and not self.notified.is_set():
                 return None
         heard, self._heard = self._heard, set()
-        self.rung.clear()
+        self.notified.clear()
         return frozenset(heard or ())
 
     def hear(self, key: JobKey | None) -> None:
@@ -131,7 +131,7 @@ class _Held(Place):
             self._heard = None
         elif self._heard is not None:
             self._heard.add(key)
-        self.rung.set()
+        self.notified.set()
 
 
 class Coordinator:
@@ -153,10 +153,10 @@ class Coordinator:
         self._worker_id = f"coordinator-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._claimer = Claimer(store)
         self._claiming: asyncio.Future[Claimed] | None = None
-        self._held: dict[JobKey, _Held] = {}
-        self._tasks: dict[asyncio.Task[None], _Held] = {}
+        self._held: dict[JobKey, _ActiveDuty] = {}
+        self._tasks: dict[asyncio.Task[None], _ActiveDuty] = {}
         self._failures: dict[JobKey, int] = {}
-        self._watched: dict[JobKey, _Held] = {}
+        self._watched: dict[JobKey, _ActiveDuty] = {}
         self._unlisten: Callable[[], None] | None = None
         self._vague: set[tuple[Hint, str, str]] = set()
         self._vague_at = 0.0
@@ -185,7 +185,7 @@ class Coordinator:
     # Claiming --------------------------------------------------------------------------------------------------
 
     async def _claim(self) -> None:
-        bell = self._claimer.bell(self._tenant, self._queues)
+        wakeup = self._claimer.wakeup(self._tenant, self._queues)
         pause = Pause()
         while True:
             room = min(CLAIM_LIMIT, MOST - len(self._held))
@@ -193,7 +193,7 @@ class Coordinator:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            bell.arm()  # Before the look: a hint that comes during it makes us look again. [CLAIM-3]
+            wakeup.arm()  # Before the look: a hint that comes during it makes us look again. [CLAIM-3]
             sent = boot_time()
             self._queues = self._queues[1:] + self._queues[:1]
             chance = random.random()  # noqa: S311 - jitter, no secret
@@ -212,13 +212,13 @@ class Coordinator:
             for job in claimed.jobs:
                 self._take(job, sent)
             if len(claimed.jobs) < room:
-                await bell.wait(pause_s(claimed))
+                await wakeup.wait(pause_s(claimed))
 
     def _take(self, job: Job, sent: float) -> None:
         before = self._held.get(job.key)
         if before is not None:  # Its lease ran out unnoticed, and we were handed the next one.
             self._lose(before, "lost")
-        held = self._held[job.key] = _Held(self, job, sent)
+        held = self._held[job.key] = _ActiveDuty(self, job, sent)
         held.task = asyncio.create_task(self._work(held), name=f"holdfast {job.queue}/{job.id}")
         self._tasks[held.task] = held
         held.task.add_done_callback(self._tasks.pop)
@@ -226,7 +226,7 @@ class Coordinator:
 
     # Working ---------------------------------------------------------------------------------------------------
 
-    async def _work(self, held: _Held) -> None:
+    async def _work(self, held: _ActiveDuty) -> None:
         state: JobState | None = None
         try:
             answer = await self._end(held, await self._outcome(held))
@@ -252,7 +252,7 @@ class Coordinator:
         if state is not None and state in TERMINAL:
             await self._clean_up(held, state)
 
-    async def _outcome(self, held: _Held) -> Finish:
+    async def _outcome(self, held: _ActiveDuty) -> Finish:
         """How the job ends, or when it comes back; a store that is away is waited for."""
         pause = Pause()
         while True:
@@ -278,7 +278,7 @@ class Coordinator:
                 self._failures.pop(held.key, None)
                 return finish
 
-    async def _end(self, held: _Held, finish: Finish) -> Finished | Refusal | None:
+    async def _end(self, held: _ActiveDuty, finish: Finish) -> Finished | Refusal | None:
         """Send the outcome until it is answered, or the lease is over."""
         held.ending = True
         pause = Pause()
@@ -293,7 +293,7 @@ class Coordinator:
                 await asyncio.sleep(pause.next_s())
         return None
 
-    async def _clean_up(self, held: _Held, state: JobState) -> None:
+    async def _clean_up(self, held: _ActiveDuty, state: JobState) -> None:
         clean = self._duties[held.job.queue].after
         if clean is None:
             return
@@ -335,20 +335,20 @@ class Coordinator:
                 async with asyncio.timeout(None if next_at is None else min(LOOK_S, max(0.0, next_at - now))):
                     await self._renewal.wait()
 
-    async def _extend(self, due: list[_Held]) -> None:
+    async def _extend(self, due: list[_ActiveDuty]) -> None:
         sent = boot_time()
         try:
             self._extended(due, await self.store.extend([Extend(one.key, one.token, LEASE_MS) for one in due]), sent)
         except StoreBusy:
             if len(due) == 1:
                 raise
-            # Somebody may hold one of them: it must not take the others with it.
+            # Another transaction may lock one of them: it must not hold up the others.
             for one in due:
                 one.renew_at = boot_time() + LEASE_MS / 3000
                 with contextlib.suppress(StoreBusy):
                     await self._extend([one])
 
-    def _extended(self, due: list[_Held], answers: list[ExtendAnswer], sent: float) -> None:
+    def _extended(self, due: list[_ActiveDuty], answers: list[ExtendAnswer], sent: float) -> None:
         for one, answer in zip(due, answers, strict=True):
             if isinstance(answer, Extended):
                 one.until = sent + LEASE_MS / 1000
@@ -356,7 +356,7 @@ class Coordinator:
             elif not one.ending:
                 self._lose(one, "canceled" if isinstance(answer, JobCanceled) else "lost")
 
-    def _lose(self, held: _Held, verdict: Literal["canceled", "lost"]) -> None:
+    def _lose(self, held: _ActiveDuty, verdict: Literal["canceled", "lost"]) -> None:
         if held.verdict:
             return
         held.verdict = verdict
@@ -392,8 +392,8 @@ class Coordinator:
 
     # Hints -----------------------------------------------------------------------------------------------------
 
-    def watch(self, held: _Held, keys: frozenset[JobKey]) -> None:
-        """Ring `held` when one of `keys` ends. The store is listened to only while somebody waits."""
+    def watch(self, held: _ActiveDuty, keys: frozenset[JobKey]) -> None:
+        """Notify `held` when one of `keys` ends. Listens to the store only while something waits."""
         for key in held.watched - keys:
             if self._watched.get(key) is held:  # Else another lease of the same job waits for it by now.
                 del self._watched[key]
@@ -433,8 +433,8 @@ class Coordinator:
         for held in {held for key, held in self._watched.items() if _concerns(places, key)} if places else ():
             held.hear(None)
 
-    def _suspect(self, held: _Held) -> None:
-        """It may have been canceled: the next renewal tells. [CANCEL-2]"""
+    def _suspect(self, held: _ActiveDuty) -> None:
+        """It may have been canceled: the next renewal shows. [CANCEL-2]"""
         held.renew_at = 0.0
         self._renewal.set()
 

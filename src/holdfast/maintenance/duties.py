@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from holdfast.core.names import FLOWS, SCHEDULES
-from holdfast.maintenance import conductor, scheduler
+from holdfast.maintenance import flows, scheduler
 from holdfast.maintenance.coordinator import Duty
 
 DUTIES = {
     SCHEDULES: Duty(scheduler.serve),
-    FLOWS: Duty(conductor.conduct, conductor.after),
+    FLOWS: Duty(flows.conduct, flows.after),
 }

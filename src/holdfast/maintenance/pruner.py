@@ -18,7 +18,7 @@ _log = get_logger(__name__)
 async def prune(store: Store, blobs: Blobs | None = None) -> float:
     """Forget what may be forgotten, in batches. Returns in how many seconds to do it again."""
     while True:
-        # Who has no blob store leaves the names to one that has.
+        # Without a blob store, leave the names to a process that has one.
         pruned = await store.prune(BATCH, blobs=blobs is not None)
         for name in pruned.blobs:
             await _delete(name, blobs)
@@ -35,5 +35,5 @@ async def _delete(name: str, blobs: Blobs | None) -> None:
     try:
         await blobs.delete([name])
     except Exception:  # noqa: BLE001 - the other blobs must go all the same
-        # The job is forgotten already: nobody will name this blob again, so the log must.
+        # The job is forgotten already and nothing else names this blob, so log it.
         _log.exception("a blob is no longer needed and could not be deleted", blob=name)

@@ -18,7 +18,7 @@ SHORTEST_S = 0.02
 async def reap(store: Store, clock: StoreClock | None = None) -> float:
     """End every lease that has run out by now. Returns in how many seconds to do it again.
 
-    `clock` is told what the store's clock said.
+    `clock` gets what the store's clock said.
     """
     while True:
         reaped = await store.reap(BATCH, random.random())  # noqa: S311 - jitter, no secret

@@ -12,7 +12,7 @@ from holdfast.core.failpoint import hit
 from holdfast.core.job import HOUR, SECOND, WAITING, AttemptError, Cancel, Finish, Job, JobState, Lease, Queued, Result
 from holdfast.core.names import SCHEDULES
 from holdfast.ids import new_id
-from holdfast.maintenance.coordinator import Place
+from holdfast.maintenance.coordinator import DutyContext
 from holdfast.schedules import SLACK_MS, definition_of, over_quota, renewed, sleeps_too_long
 from holdfast.store import ListQuery, Page, Store
 from holdfast.telemetry import metrics
@@ -22,7 +22,7 @@ from holdfast.ticks import last_tick, next_tick
 AGAIN_MS = 10 * SECOND
 """A tenant that has too much waiting gets the job of a tick later, until the next one is due."""
 WORN = core.MAX_ATTEMPTS // 2
-"""After so many leases that ended with their holder, a schedule is begun again: it must not die of its age."""
+"""After this many expired leases a schedule is started again: attempts must not run out with age."""
 RENEWED = "Worn"
 """The type of the error with which it fails on the way."""
 LOOK_S = 3600.0
@@ -36,15 +36,15 @@ _FAILED = frozenset({JobState.FAILED})
 _log = get_logger(__name__)
 
 
-async def serve(job: Job, at: Place) -> Finish:
+async def serve(job: Job, at: DutyContext) -> Finish:
     """Take care of a job of the queue of schedules: a schedule, or what wakes one up."""
     return await (_wake(job, at.store) if job.envelope.type == core.WAKER else tick(job, at))
 
 
-async def tick(job: Job, at: Place) -> Finish:
+async def tick(job: Job, at: DutyContext) -> Finish:
     """Fire the last tick that has come, and come back for the next one.
 
-    What is late is told by the store's clock at the claim; of several ticks that were missed, the last one is fired.
+    The store's clock at the claim decides what is late; of several missed ticks the last one fires.
     Twice the same tick makes the same job, so a crash at any point costs nothing and repeats nothing.
     """
     definition = core.read(job.envelope.payload)
@@ -79,7 +79,7 @@ async def _fire(job: Job, target: core.Target, due: int, following: int | None, 
 
 
 async def _renew(job: Job, store: Store) -> None:
-    """Let the attempts start again: the token is spent by that, and whoever claims next finds nothing to fire."""
+    """Let the attempts start again: that spends the token, and the next claim finds nothing to fire."""
     error = AttemptError(RENEWED, f"{job.attempts} leases ended with their holders; it starts again")
     await store.finish([Finish(job.key, job.token, "fail", error=error)])
     hit("scheduler.worn")
@@ -89,7 +89,7 @@ async def _renew(job: Job, store: Store) -> None:
 async def _wake(waker: Job, store: Store) -> Finish:
     """Let a schedule wait for its next tick: its job is canceled, and a new one put. [TIME-1]
 
-    Whoever goes on with this after a crash finds the canceled one, and puts the new one.
+    After a crash, the next process finds the canceled one and puts the new one.
     """
     key = core.woken_key(waker.key)
     (found,), now = await store.get([key]), await store.now()
@@ -124,18 +124,18 @@ async def wake_up(store: Store, tenant: str | None) -> None:
             if (definition := definition_of(job)) is not None and sleeps_too_long(job, definition, page.now)
         ]
         if wakers:
-            await store.enqueue(wakers)  # Of several who do this, one does it: the others' are duplicates. [ENQ-2]
+            await store.enqueue(wakers)  # Of several processes that do this one succeeds. [ENQ-2]
 
 
 async def mend(store: Store, tenant: str | None) -> float:
     """Start schedules again that died of their age, of one tenant or of all. Returns in how many seconds to look again.
 
-    Whoever renews one may die half-way; and where a quota is in the way for long, none is renewed.
+    The process that renews one may die half-way; and under a full quota none is renewed.
     """
     async for page in _pages(store, tenant, _FAILED):
         worn = [job.key for job in page.jobs if _died_of_age(job)]
         if worn:
-            # Of several who do this, one does it. [DEAD-1]
+            # Several processes may do this: one succeeds. [DEAD-1]
             await store.replay(worn)
             _log.warning("schedules start again", tenant=worn[0].tenant, schedules=[key.id for key in worn])
     return LOOK_S * random.uniform(0.8, 1.2)  # noqa: S311 - no secret; a fleet does not look in step

@@ -8,6 +8,6 @@ a move ends that cannot be finished.
 from holdfast.migrate.forget import Forgotten, forget
 from holdfast.migrate.moved import Moved
 from holdfast.migrate.mover import move, preview
-from holdfast.migrate.plan import Plan
+from holdfast.migrate.plan import MovePlan
 
-__all__ = ["Forgotten", "Moved", "Plan", "forget", "move", "preview"]
+__all__ = ["Forgotten", "MovePlan", "Moved", "forget", "move", "preview"]

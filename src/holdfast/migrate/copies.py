@@ -22,12 +22,12 @@ from holdfast.core.job import Backoff, Envelope, IdempotencyKey, Job, JobState, 
 from holdfast.core.names import RESERVED, SCHEDULES
 
 SLACK_MS = 1000
-"""By so much may two clocks differ that count as one."""
+"""The most that two clocks may differ and still count as the same."""
 SUM = 2**64
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-class Way(Struct, frozen=True):
+class CopyMapping(Struct, frozen=True):
     """Which move it is, and by how much the target's clock is ahead."""
 
     move: str
@@ -39,14 +39,14 @@ class Way(Struct, frozen=True):
         return f"moved-{self.move}-"
 
 
-def copy_of(job: Job, now: int, way: Way) -> NewJob:
+def copy_of(job: Job, now: int, mapping: CopyMapping) -> NewJob:
     """The enqueue that makes a copy of a waiting job; `now` is the clock of the store that has it."""
-    envelope = replace(job.envelope, request_id=request_id(job, way), idempotency=_key(job, now))
+    envelope = replace(job.envelope, request_id=request_id(job, mapping), idempotency=_key(job, now))
     # Schedules and flows count their leaders' deaths, and start anew in another store.
     if job.attempts and not job.queue.startswith(RESERVED):
         left = max(1, envelope.max_attempts - job.attempts)
         envelope = replace(envelope, max_attempts=left, backoff=_rest(envelope.backoff, job.attempts))
-    skew = 0 if job.queue == SCHEDULES else way.skew_ms
+    skew = 0 if job.queue == SCHEDULES else mapping.skew_ms
     return NewJob(job.key, envelope, run_at=max(0, job.visible_at + skew))
 
 
@@ -55,15 +55,15 @@ def without_key(new: NewJob) -> NewJob:
     return replace(new, envelope=replace(new.envelope, idempotency=None))
 
 
-def request_id(job: Job, way: Way) -> str:
+def request_id(job: Job, mapping: CopyMapping) -> str:
     """The request id of a job's copy: the same as long as it is the same job and move, whatever becomes of it."""
     facts = _encode((*job.key, job.seq, job.enqueued_at, job.envelope.request_id))
-    return way.mark + hashlib.blake2b(facts, digest_size=16).hexdigest()
+    return mapping.mark + hashlib.blake2b(facts, digest_size=16).hexdigest()
 
 
-def is_copy(job: Job, way: Way) -> bool:
+def is_copy(job: Job, mapping: CopyMapping) -> bool:
     """Whether this move has made this job."""
-    return job.envelope.request_id.startswith(way.mark)
+    return job.envelope.request_id.startswith(mapping.mark)
 
 
 def checksum(new: NewJob) -> int:
@@ -107,9 +107,9 @@ def _bare(envelope: Envelope) -> Envelope:
 
 
 def _due(new: NewJob, found: Job) -> int | None:
-    """When the job that was found becomes visible, where that tells something: else as it should."""
+    """When the found job becomes visible, if that can be compared; else the expected time."""
     if found.token or found.envelope.request_id != new.envelope.request_id:
-        return new.run_at  # Handed out since, or put there by somebody else, at a moment of its own.
+        return new.run_at  # Claimed since, or enqueued by another program, at a time of its own.
     if new.key.queue == SCHEDULES:
         return new.run_at  # It is decided with each copy: see `steps.renewed`.
     # What was visible when it came is visible from then on.

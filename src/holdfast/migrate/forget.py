@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from holdfast.core.errors import HoldfastError, InvalidOption
 from holdfast.ids import new_id
-from holdfast.migrate.notes import Book, Turn
-from holdfast.migrate.plan import Plan, opened
+from holdfast.migrate.notes import MoveLog, MoverLease
+from holdfast.migrate.plan import MovePlan, opened
 from holdfast.store import existing, shown_url
 
 
@@ -21,33 +21,33 @@ class Forgotten(Struct, frozen=True):
     queues: list[str]
 
 
-async def forget(plan: Plan) -> list[Forgotten]:
+async def forget(plan: MovePlan) -> list[Forgotten]:
     """End the record of a move in the store that is left, or in both if they know of different ones.
 
     What the move has copied or taken away stays where it is: if the other store comes back, jobs may be in both.
     Raises InvalidOption if the move can be finished, or if there is none; StoreBusy if a mover is at work.
     """
     async with contextlib.AsyncExitStack() as stack:
-        books: list[Book] = []
+        books: list[MoveLog] = []
         for name, url in (("SRC", plan.source), ("DST", plan.target)):
             with contextlib.suppress(HoldfastError):
-                books.append(Book(await stack.enter_async_context(opened(existing(url), name)), plan.tenant, name))
-        ours: list[Book] = []
+                books.append(MoveLog(await stack.enter_async_context(opened(existing(url), name)), plan.tenant, name))
+        ours: list[MoveLog] = []
         for book in books:
-            turn = await Turn.take(book.store, plan.tenant, book.name, f"move-{new_id()}", plan.lease_ms)
+            turn = await MoverLease.take(book.store, plan.tenant, book.name, f"move-{new_id()}", plan.lease_ms)
             stack.push_async_callback(turn.give_back)
             record = await book.read()
-            named = record.course and (record.course.target if book.name == "SRC" else record.course.source)
+            named = record.info and (record.info.target if book.name == "SRC" else record.info.source)
             if record.leaves is (book.name == "SRC") and named == shown_url(_other(plan, book.name)):
                 ours.append(book)
         if not ours:
             raise InvalidOption("forget", f"no store that can be reached knows of this move of {plan.tenant!r}")
-        if len({book.record.course and book.record.course.id for book in ours}) < len(ours):
+        if len({book.record.info and book.record.info.id for book in ours}) < len(ours):
             raise InvalidOption("forget", "both stores know of this move; finish it, by the same command without that")
         return [await _let_go(book) for book in ours]
 
 
-async def _let_go(book: Book) -> Forgotten:
+async def _let_go(book: MoveLog) -> Forgotten:
     queues = sorted(book.record.notes)
     for note in book.record.notes.values():
         paused = note.source_paused if book.name == "SRC" else note.source_paused or note.target_paused
@@ -56,5 +56,5 @@ async def _let_go(book: Book) -> Forgotten:
     return Forgotten(book.name, queues)
 
 
-def _other(plan: Plan, name: str) -> str:
+def _other(plan: MovePlan, name: str) -> str:
     return plan.target if name == "SRC" else plan.source

@@ -26,11 +26,11 @@ from holdfast.core.failpoint import hit
 from holdfast.core.job import CLAIMABLE, WAITING, JobKey, JobState
 from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.ids import new_id
-from holdfast.migrate.copies import SLACK_MS, SUM, Way
+from holdfast.migrate.copies import SLACK_MS, SUM, CopyMapping
 from holdfast.migrate.moved import Moved, MovedQueue
-from holdfast.migrate.notes import EVER, Book, Course, Note, Turn
-from holdfast.migrate.plan import Plan, opened
-from holdfast.migrate.steps import TURN, Errand, Receipt, Step, Tell, no_room, pages, taken_for_dead, walk
+from holdfast.migrate.notes import EVER, MoveInfo, MoveLog, MoverLease, PausedQueue
+from holdfast.migrate.plan import MovePlan, opened
+from holdfast.migrate.steps import TURN, Receipt, Step, StepInput, Tell, no_room, pages, taken_for_dead, walk
 from holdfast.store import (
     QueueStats,
     Store,
@@ -42,10 +42,10 @@ from holdfast.store import (
 LOOK_S = 0.1
 REAP = 1000
 IDLE = 10
-"""After so many passes that found nothing, although something was counted, the mover gives up."""
+"""The mover gives up after this many passes that found nothing although jobs were counted."""
 _FINISHED = (JobState.COMPLETED, JobState.FAILED)
 
-Walker = Callable[[Errand, Sequence[str], Tell], Awaitable[Sequence[Receipt]]]
+Walker = Callable[[StepInput, Sequence[str], Tell], Awaitable[Sequence[Receipt]]]
 """Does one step to several queues."""
 Progress = Callable[[str, int], AbstractContextManager[Tell]]
 """Shows how far a step is: what it is called, and how many jobs there are."""
@@ -62,37 +62,37 @@ class Preview(Struct, frozen=True):
 
     queues: list[QueueStats]
     """Those in the source, with their counts."""
-    course: Course | None = None
+    info: MoveInfo | None = None
     """A move of the tenant that has begun and not ended, from here or to here."""
     under_way: bool = False
-    """Somebody is at work on it; else it was stopped, and waits to be gone on with."""
+    """Another mover works on it; else it was stopped and waits to be continued."""
     paused: list[str] = []
     """The queues that it has paused, in both stores."""
 
 
-async def preview(plan: Plan) -> Preview:
+async def preview(plan: MovePlan) -> Preview:
     """What would move, and whether a move has been stopped. Changes nothing.
 
     Raises InvalidOption where the source does not know the tenant.
     """
     async with opened(existing(plan.source), "SRC") as source:
         found = [one for one in await source.stats(plan.tenant) if one.queue != MOVES]
-        record = await Book(source, plan.tenant, "SRC").look()
-        if not found and record.course is None and not await _known(source, plan.tenant):
+        record = await MoveLog(source, plan.tenant, "SRC").look()
+        if not found and record.info is None and not await _known(source, plan.tenant):
             raise _unknown(plan)
         (turn,), now = await source.get([JobKey(plan.tenant, MOVES, TURN)]), await source.now()
         at_work = turn is not None and turn.state is JobState.LEASED and turn.deadline > now
-        return Preview(found, record.course, at_work, sorted(record.notes))
+        return Preview(found, record.info, at_work, sorted(record.notes))
 
 
-async def move(plan: Plan, walker: Walker | None = None, progress: Progress = silent) -> Moved:
+async def move(plan: MovePlan, walker: Walker | None = None, progress: Progress = silent) -> Moved:
     """Move what waits of a tenant. `walker` does the steps elsewhere; by default they are done here.
 
     Raises InvalidOption (unknown tenant, the same store twice, a store that cannot take part), StoreBusy (jobs or
     flows that still run, another move, no room by a quota), StoreMismatch with the first jobs that differ.
     """
     async with opened(existing(plan.source), "SRC") as source, opened(plan.target, "DST") as target:
-        if not await _known(source, plan.tenant) and (await Book(source, plan.tenant, "SRC").read()).course is None:
+        if not await _known(source, plan.tenant) and (await MoveLog(source, plan.tenant, "SRC").read()).info is None:
             raise _unknown(plan)
         async with _turns(plan, source, target) as (here, there):
             mover = _Move(plan, source, target, (here, there), walker, progress)
@@ -114,14 +114,14 @@ async def move(plan: Plan, walker: Walker | None = None, progress: Progress = si
 
 
 @contextlib.asynccontextmanager
-async def _turns(plan: Plan, source: Store, target: Store) -> AsyncGenerator[tuple[Turn, Turn]]:
+async def _turns(plan: MovePlan, source: Store, target: Store) -> AsyncGenerator[tuple[MoverLease, MoverLease]]:
     """Have the turn in both stores. They are taken in one order, so that two movers do not wait for each other."""
     worker = f"move-{new_id()}"
     both = {"SRC": (shown_url(plan.source), source), "DST": (shown_url(plan.target), target)}
-    turns: dict[str, Turn] = {}
+    turns: dict[str, MoverLease] = {}
     try:
         for name, (_, store) in sorted(both.items(), key=lambda one: one[1][0]):
-            turns[name] = await Turn.take(store, plan.tenant, name, worker, plan.lease_ms)
+            turns[name] = await MoverLease.take(store, plan.tenant, name, worker, plan.lease_ms)
         yield turns["SRC"], turns["DST"]
     finally:
         for turn in turns.values():
@@ -131,10 +131,10 @@ async def _turns(plan: Plan, source: Store, target: Store) -> AsyncGenerator[tup
 class _Move:
     def __init__(
         self,
-        plan: Plan,
+        plan: MovePlan,
         source: Store,
         target: Store,
-        turns: tuple[Turn, Turn],
+        turns: tuple[MoverLease, MoverLease],
         walker: Walker | None,
         progress: Progress,
     ) -> None:
@@ -142,8 +142,8 @@ class _Move:
         self._turn = turns[0]
         self._walker, self._progress = walker or self._here, progress
         self._tenant = plan.tenant
-        self._out, self._in = Book(source, plan.tenant, "SRC"), Book(target, plan.tenant, "DST")
-        self._course = Course(new_id(), shown_url(plan.source), shown_url(plan.target))
+        self._out, self._in = MoveLog(source, plan.tenant, "SRC"), MoveLog(target, plan.tenant, "DST")
+        self._course = MoveInfo(new_id(), shown_url(plan.source), shown_url(plan.target))
         self._queues: dict[str, MovedQueue] = {}
         self._joined = False
         """What the stores have noted is of this move."""
@@ -153,7 +153,7 @@ class _Move:
         self._moved = Moved(self._course.source, self._course.target, plan.tenant)
 
     @property
-    def _notes(self) -> dict[str, Note]:
+    def _notes(self) -> dict[str, PausedQueue]:
         return self._out.record.notes
 
     async def run(self) -> Moved:
@@ -186,40 +186,40 @@ class _Move:
         """Begin, or go on with what has not ended. Raises StoreBusy where either store has part in another move."""
         here, there = await self._out.read(), await self._in.read()
         await self._close()
-        if here.course is not None and not here.leaves:
-            raise _open(here.course, self._tenant)
-        if there.course is not None and there.leaves:
-            raise _open(there.course, self._tenant)
-        if here.course is None:
-            if there.course is not None and there.course.source != self._course.source:
-                raise _open(there.course, self._tenant)
-            if there.course is not None:
+        if here.info is not None and not here.leaves:
+            raise _open(here.info, self._tenant)
+        if there.info is not None and there.leaves:
+            raise _open(there.info, self._tenant)
+        if here.info is None:
+            if there.info is not None and there.info.source != self._course.source:
+                raise _open(there.info, self._tenant)
+            if there.info is not None:
                 raise StoreBusy(
                     "DST has copies of a move that SRC does not know any more, and jobs may have run in SRC since. "
-                    f"Cancel in DST what has, and end that move: {_forgetting(there.course, self._tenant)}"
+                    f"Cancel in DST what has, and end that move: {_forgetting(there.info, self._tenant)}"
                 )
             self._joined = True
             self._course = replace(self._course, skew_ms=await self._skew())
             return
-        if there.course is None and here.course.target != self._course.target:
-            raise _open(here.course, self._tenant)
-        if there.course is not None and there.course.id != here.course.id:
-            raise _open(there.course if here.course.target == self._course.target else here.course, self._tenant)
-        if there.course is None and here.began and not here.over:
+        if there.info is None and here.info.target != self._course.target:
+            raise _open(here.info, self._tenant)
+        if there.info is not None and there.info.id != here.info.id:
+            raise _open(there.info if here.info.target == self._course.target else here.info, self._tenant)
+        if there.info is None and here.began and not here.over:
             raise StoreMismatch(
-                f"DST does not know of the move {here.course}, which has taken jobs away from SRC: it is another "
+                f"DST does not know of the move {here.info}, which has taken jobs away from SRC: it is another "
                 "store, or has lost its data, and those jobs with it. Bring it back, and run this again. If it is gone "
-                f"for good: {_forgetting(here.course, self._tenant)}"
+                f"for good: {_forgetting(here.info, self._tenant)}"
             )
-        self._course = here.course
+        self._course = here.info
         self._joined = self._doubled = self._moved.resumed = True
         if missing := [note for name, note in here.notes.items() if name not in there.notes]:
             await self._in.write(self._course, missing)
 
     async def _close(self) -> None:
-        """Note when a mover that was killed has ended: it has taken nothing away after the end of its lease.
+        """PausedQueue when a mover that was killed has ended: it has taken nothing away after the end of its lease.
 
-        Only who comes next knows when that was, also if it is not the one that goes on.
+        Only the next mover knows when that was, even if it does not continue the move.
         """
         for book, turn in zip((self._out, self._in), self._turns, strict=True):
             if any(ended == EVER for _, ended in book.record.spans):
@@ -258,7 +258,7 @@ class _Move:
         fresh = [name for name in names if name not in self._notes]
         if fresh:
             there = {one.queue: one.paused for one in await self._target.stats(self._tenant, fresh)}
-            notes = [Note(name, name in stats and stats[name].paused, there.get(name, False)) for name in fresh]
+            notes = [PausedQueue(name, name in stats and stats[name].paused, there.get(name, False)) for name in fresh]
             await self._out.write(self._course, notes)
             hit("move.noted_here")
             await self._in.write(self._course, notes)
@@ -294,7 +294,7 @@ class _Move:
                     f"{_count(sum(running.values()), 'job', 'jobs')} of {self._tenant!r} still ran in SRC after "
                     f"{self._plan.wait_s:g} s ({said}); try again with a longer --wait, or when they have ended"
                 )
-            # Nobody else may be there to end the leases of the dead.
+            # There may be no other process to end the leases of dead workers.
             await self._source.reap(REAP, random.random())  # noqa: S311
             await asyncio.sleep(LOOK_S)
 
@@ -386,7 +386,7 @@ class _Move:
         _refuse(verified.values())
         hit("move.verified")
         if not self._out.record.spans:
-            # What has gone since is told from what we take away as long as we have taken nothing.
+            # Jobs that left by themselves can be told apart only while we have taken nothing.
             changed = [queue for queue, one in verified.items() if _seen(one) != _seen(copied[queue])]
             await self._settle(changed, paused_at)
         await self._check_turn()
@@ -437,28 +437,28 @@ class _Move:
                 raise StoreBusy(no_room(queue, has, limit, more))
 
     async def _walk(self, step: Step, queues: Sequence[str], total: int, paused_at: int) -> dict[str, Receipt]:
-        way = Way(self._course.id, self._course.skew_ms)
-        errand = Errand(step, self._tenant, way, self._turn.job.worker_id, paused_at, self._out.record.spans)
+        mapping = CopyMapping(self._course.id, self._course.skew_ms)
+        step_input = StepInput(step, self._tenant, mapping, self._turn.job.worker_id, paused_at, self._out.record.spans)
         with self._progress(step, total) as tell:
-            return {receipt.queue: receipt for receipt in await self._walker(errand, queues, tell)}
+            return {receipt.queue: receipt for receipt in await self._walker(step_input, queues, tell)}
 
-    async def _here(self, errand: Errand, queues: Sequence[str], tell: Tell) -> Sequence[Receipt]:
-        return [await walk(errand, self._source, self._target, queue, tell) for queue in queues]
+    async def _here(self, step_input: StepInput, queues: Sequence[str], tell: Tell) -> Sequence[Receipt]:
+        return [await walk(step_input, self._source, self._target, queue, tell) for queue in queues]
 
 
 def _seen(receipt: Receipt) -> tuple[int, int]:
     return receipt.seen, receipt.seen_sum
 
 
-def _open(course: Course, tenant: str) -> StoreBusy:
+def _open(info: MoveInfo, tenant: str) -> StoreBusy:
     return StoreBusy(
-        f"a move {course} has not ended; finish it first, by the same command. If one of its stores is gone for good: "
-        f"{_forgetting(course, tenant)}"
+        f"a move {info} has not ended; finish it first, by the same command. If one of its stores is gone for good: "
+        f"{_forgetting(info, tenant)}"
     )
 
 
-def _forgetting(course: Course, tenant: str) -> str:
-    return f"holdfast move {course.source} {course.target} --tenant {tenant} --forget"
+def _forgetting(info: MoveInfo, tenant: str) -> str:
+    return f"holdfast move {info.source} {info.target} --tenant {tenant} --forget"
 
 
 def _refuse(receipts: Iterable[Receipt]) -> None:
@@ -476,7 +476,7 @@ async def _known(source: Store, tenant: str) -> bool:
     return any(one.weight is not None or one.max_waiting is not None for one in settings)
 
 
-def _unknown(plan: Plan) -> InvalidOption:
+def _unknown(plan: MovePlan) -> InvalidOption:
     return InvalidOption("tenant", f"there are no jobs or settings of {plan.tenant!r} in {shown_url(plan.source)}")
 
 

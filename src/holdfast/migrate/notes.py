@@ -5,7 +5,7 @@
     take:N, took:N  in the source: when the mover began to take jobs away, and when it ended
     over:0          in the source: all is moved, and the target may forget
 
-Nobody hands them out: all but the turn wait for a day that is years away. All are canceled when the move is done. The
+They are never claimed: all but the turn are scheduled years ahead. All are canceled when the move is done. The
 source has the say: a move has begun when its first note is there, and has ended when none is.
 """
 
@@ -46,14 +46,14 @@ from holdfast.store import EnqueueAnswer, Store
 TYPE = "holdfast:move"
 LEASE_MS = 15 * SECOND
 SLACK_S = 2.0
-"""For so much longer than a lease is the turn of another mover waited for."""
+"""How much longer than a lease to wait for another mover's turn."""
 EVER = 2**53
 _CHUNK = 500
 _NEVER = 10 * 365 * DAY
 _LOOK_S = 0.2
 
 
-class Course(Struct, frozen=True):
+class MoveInfo(Struct, frozen=True):
     """A move that has begun, as both stores know it."""
 
     id: str
@@ -66,7 +66,7 @@ class Course(Struct, frozen=True):
         return f"from {self.source} to {self.target}"
 
 
-class Note(Struct, frozen=True):
+class PausedQueue(Struct, frozen=True):
     """How a queue was before it was paused."""
 
     queue: str
@@ -74,18 +74,18 @@ class Note(Struct, frozen=True):
     target_paused: bool
 
 
-class _Noted(Struct, frozen=True):
-    course: Course
-    queues: tuple[Note, ...]
+class _Entry(Struct, frozen=True):
+    info: MoveInfo
+    queues: tuple[PausedQueue, ...]
 
 
-class Record(Struct):
+class MoveRecord(Struct):
     """What one store knows of a move that has not ended."""
 
-    course: Course | None = None
+    info: MoveInfo | None = None
     leaves: bool = False
     """It is the source."""
-    notes: dict[str, Note] = field(default_factory=dict[str, Note])
+    notes: dict[str, PausedQueue] = field(default_factory=dict[str, PausedQueue])
     began: dict[int, int] = field(default_factory=dict[int, int])
     ended: dict[int, int] = field(default_factory=dict[int, int])
     """When jobs were taken away, time after time."""
@@ -99,29 +99,29 @@ class Record(Struct):
         return tuple((at, self.ended.get(number, EVER)) for number, at in self.began.items())
 
 
-class Book:
+class MoveLog:
     """The record of a move in one of its stores."""
 
     def __init__(self, store: Store, tenant: str, name: str) -> None:
         self.store, self.tenant, self.name = store, tenant, name
-        self.record = Record(leaves=name == "SRC")
+        self.record = MoveRecord(leaves=name == "SRC")
 
-    async def read(self) -> Record:
+    async def read(self) -> MoveRecord:
         """What is noted here, by whichever move. What a kill has left of one that had ended is removed."""
         record = await self.look()
-        if record.course is None and record.ids:
+        if record.info is None and record.ids:
             await self.end()
         return self.record
 
-    async def look(self) -> Record:
+    async def look(self) -> MoveRecord:
         """What is noted here, by whichever move. Changes nothing."""
-        record = self.record = Record(leaves=self.name == "SRC")
+        record = self.record = MoveRecord(leaves=self.name == "SRC")
         async for page in pages(self.store, self.tenant, MOVES):
             for job in page.jobs:
                 kind, _, number = job.id.partition(":")
                 if kind in ("out", "in"):
-                    noted = msgspec.json.decode(job.envelope.payload, type=_Noted)
-                    record.course, record.leaves = noted.course, kind == "out"
+                    noted = msgspec.json.decode(job.envelope.payload, type=_Entry)
+                    record.info, record.leaves = noted.info, kind == "out"
                     record.notes |= {note.queue: note for note in noted.queues}
                 elif kind in ("take", "took"):
                     times = record.began if kind == "take" else record.ended
@@ -133,31 +133,31 @@ class Book:
                 record.ids.append(job.id)
         return record
 
-    async def write(self, course: Course, notes: Sequence[Note]) -> None:
-        """Note how queues are, before anything is done to them."""
+    async def write(self, info: MoveInfo, notes: Sequence[PausedQueue]) -> None:
+        """PausedQueue how queues are, before anything is done to them."""
         record, kind = self.record, "out" if self.record.leaves else "in"
         parts = [notes[n : n + _CHUNK] for n in range(0, len(notes), _CHUNK)]
         first = sum(1 for id in record.ids if id.startswith(kind))
-        new = {f"{kind}:{first + n}": _Noted(course, tuple(part)) for n, part in enumerate(parts)}
-        # Known before it is written: whoever is interrupted in between must be able to forget it.
-        record.course = course
+        new = {f"{kind}:{first + n}": _Entry(info, tuple(part)) for n, part in enumerate(parts)}
+        # Known before it is written, so that an interrupted mover can still remove it.
+        record.info = info
         record.notes |= {note.queue: note for note in notes}
         await self._put(new)
 
     async def began(self, at: int) -> None:
-        """Note that jobs are taken away from now on."""
+        """PausedQueue that jobs are taken away from now on."""
         number = len(self.record.began)
         self.record.began[number] = at
         await self._put({f"take:{number}": at})
 
     async def ended(self, at: int) -> None:
-        """Note that nothing is taken away any more, for now."""
+        """PausedQueue that nothing is taken away any more, for now."""
         for number in self.record.began.keys() - self.record.ended.keys():
             self.record.ended[number] = at
             await self._put({f"took:{number}": at})
 
     async def over(self) -> None:
-        """Note that all is moved."""
+        """PausedQueue that all is moved."""
         if not self.record.over:
             self.record.over = True
             await self._put({"over:0": True})
@@ -169,7 +169,7 @@ class Book:
         for ids in ([id for id in self.record.ids if id not in late], late):
             if ids:
                 await self.store.cancel([Cancel(JobKey(self.tenant, MOVES, id)) for id in ids])
-        self.record = Record(leaves=self.record.leaves)
+        self.record = MoveRecord(leaves=self.record.leaves)
 
     async def _put(self, payloads: Mapping[str, object]) -> None:
         self.record.ids += list(payloads)
@@ -184,8 +184,8 @@ class Book:
         _accepted(await self.store.enqueue(new), self.name)
 
 
-class Turn:
-    """The turn of one mover at one store. It ends with its lease: who comes after one that was killed waits so long."""
+class MoverLease:
+    """The lease of one mover at one store. The next mover waits until the lease of a killed one runs out."""
 
     def __init__(self, store: Store, job: Job, lease_ms: int, until: float, before: int) -> None:
         self._store, self.job, self._lease_ms, self._until = store, job, lease_ms, until
@@ -234,7 +234,7 @@ class Turn:
             self._until = began + self._lease_ms / 1000
 
     async def held(self) -> bool:
-        """Whether nobody else has it."""
+        """Whether no other mover has it."""
         return await holds(self._store, self.job.tenant, self.job.worker_id)
 
     async def give_back(self) -> None:

@@ -16,7 +16,7 @@ from holdfast.store import Store, Tenanted, absolute, make_store, parse_url, sho
 WAIT_S = 60.0
 
 
-class Plan(Struct, frozen=True):
+class MovePlan(Struct, frozen=True):
     """Whose jobs to move, from where and to where."""
 
     source: str

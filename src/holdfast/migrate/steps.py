@@ -32,7 +32,7 @@ PAGE = 500
 BYTES = 8 << 20
 """A page has no more of payloads than this, if it has more than one job: each is sent as a whole."""
 STEP = 100
-"""So many jobs are read at a time, before their size is known: 25 MiB of payloads at most."""
+"""Jobs read at a time, before their size is known: at most 25 MiB of payloads."""
 SAID = 5
 """How many of the jobs that differ are named."""
 
@@ -40,18 +40,18 @@ Step = Literal["copy", "verify", "take", "settle"]
 Tell = Callable[[int], None]
 
 
-class Errand(Struct, frozen=True):
+class StepInput(Struct, frozen=True):
     """What a walk has to know."""
 
     step: Step
     tenant: str
-    way: copies.Way
+    mapping: copies.CopyMapping
     worker: str
     """Who has the turn."""
     paused_at: int
     """An instant of the source's clock, from which on it has handed out nothing."""
     spans: tuple[tuple[int, int], ...] = ()
-    """When this move has taken jobs away: what was canceled in the source at another time was so by somebody else."""
+    """When this move took jobs away: a job canceled in the source at another time was canceled by its owner."""
 
 
 class Receipt(Struct):
@@ -78,19 +78,19 @@ class Receipt(Struct):
         self.seen_sum = (self.seen_sum + checksum) % copies.SUM
 
     def differs(self, new: NewJob, why: str) -> None:
-        """Note a job that the target does not have as it should."""
+        """PausedQueue a job that the target does not have as it should."""
         if len(self.differences) < SAID:
             self.differences.append(f"{new.key.queue}/{new.key.id}: {why}")
 
 
-async def walk(errand: Errand, source: Store, target: Store, queue: str, tell: Tell = lambda _: None) -> Receipt:
+async def walk(step_input: StepInput, source: Store, target: Store, queue: str, tell: Tell = lambda _: None) -> Receipt:
     """Do one step to one queue. Raises what the stores raise, and StoreBusy where a quota leaves no room."""
     receipt = Receipt(queue)
-    act = {"copy": _copy, "verify": _verify, "take": _take, "settle": _settle}[errand.step]
-    async for page in pages(target if errand.step == "settle" else source, errand.tenant, queue):
-        await act(errand, source, target, page, receipt)
+    act = {"copy": _copy, "verify": _verify, "take": _take, "settle": _settle}[step_input.step]
+    async for page in pages(target if step_input.step == "settle" else source, step_input.tenant, queue):
+        await act(step_input, source, target, page, receipt)
         tell(len(page.jobs))
-        hit(f"move.{errand.step}")
+        hit(f"move.{step_input.step}")
     return receipt
 
 
@@ -121,11 +121,11 @@ async def pages(store: Store, tenant: str, queue: str, states: frozenset[JobStat
             return
 
 
-async def _copy(errand: Errand, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
-    new = [copies.copy_of(job, page.now, errand.way) for job in page.jobs]
+async def _copy(step_input: StepInput, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
+    new = [copies.copy_of(job, page.now, step_input.mapping) for job in page.jobs]
     if receipt.queue == SCHEDULES:
-        new = [await renewed(one, errand.paused_at, source) for one in new]
-    await _check_turn(errand, target)
+        new = [await renewed(one, step_input.paused_at, source) for one in new]
+    await _check_turn(step_input, target)
     answers = await target.enqueue(new)
     again = [n for n, answer in enumerate(answers) if _own_key(new[n], answer)]
     if again:
@@ -153,8 +153,8 @@ def _own_key(new: NewJob, answer: EnqueueAnswer) -> bool:
     return isinstance(answer, Duplicate) and answer.state is None and answer.id == new.key.id
 
 
-async def _verify(errand: Errand, _source: Store, target: Store, page: Page, receipt: Receipt) -> None:
-    for new, found in await _both(errand, target, page):
+async def _verify(step_input: StepInput, _source: Store, target: Store, page: Page, receipt: Receipt) -> None:
+    for new, found in await _both(step_input, target, page):
         checksum = copies.checksum(new)
         receipt.see(checksum)
         if found is None:
@@ -168,11 +168,11 @@ async def _verify(errand: Errand, _source: Store, target: Store, page: Page, rec
             receipt.differs(new, why)
 
 
-async def _take(errand: Errand, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
+async def _take(step_input: StepInput, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
     # What came after the copying is not there, and waits for the next pass.
-    pairs = zip(page.jobs, await _both(errand, target, page), strict=True)
+    pairs = zip(page.jobs, await _both(step_input, target, page), strict=True)
     there = [(old, new, found) for old, (new, found) in pairs if found is not None and not copies.trouble(new, found)]
-    await _check_turn(errand, source)
+    await _check_turn(step_input, source)
     # The life that was copied, and no other: its id may be another job's by now.
     answers = await source.cancel([Cancel(old.key, only_waiting=True, seq=old.seq) for old, _, _ in there])
     receipt.jobs += answers.count("canceled")
@@ -182,32 +182,36 @@ async def _take(errand: Errand, source: Store, target: Store, page: Page, receip
     await _withdraw(target, [found for new, found in stay if found.envelope.request_id == new.envelope.request_id])
 
 
-async def _settle(errand: Errand, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
-    mine = [job for job in page.jobs if copies.is_copy(job, errand.way)]
+async def _settle(step_input: StepInput, source: Store, target: Store, page: Page, receipt: Receipt) -> None:
+    mine = [job for job in page.jobs if copies.is_copy(job, step_input.mapping)]
     olds = await source.get([job.key for job in mine])
     now = await source.now()
     stale: list[Job] = []
     for copy, old in zip(mine, olds, strict=True):
-        if old is not None and old.state in WAITING and copies.request_id(old, errand.way) == copy.envelope.request_id:
+        if (
+            old is not None
+            and old.state in WAITING
+            and copies.request_id(old, step_input.mapping) == copy.envelope.request_id
+        ):
             # It waits, and is copied again if it has been handed out meanwhile.
-            if copies.trouble(copies.copy_of(old, now, errand.way), copy):
+            if copies.trouble(copies.copy_of(old, now, step_input.mapping), copy):
                 stale.append(copy)
-        elif _ended(copy, old, errand):
+        elif _ended(copy, old, step_input):
             stale.append(copy)
             receipt.left += 1
-    await _check_turn(errand, target)
+    await _check_turn(step_input, target)
     await _withdraw(target, stale)
 
 
-def _ended(copy: Job, old: Job | None, errand: Errand) -> bool:
+def _ended(copy: Job, old: Job | None, step_input: StepInput) -> bool:
     """Whether the job went on, or ended, in the source, and not by our taking it away. [CANCEL-1]"""
-    if old is None or copies.request_id(old, errand.way) != copy.envelope.request_id:
-        return not errand.spans  # It is forgotten: by us, if we have taken anything.
+    if old is None or copies.request_id(old, step_input.mapping) != copy.envelope.request_id:
+        return not step_input.spans  # It is forgotten: by us, if we have taken anything.
     if old.state is not JobState.CANCELED:
         return True
     # The shards of a cluster have clocks of their own. In doubt we did it: better a cancel too late than a job lost.
     at, slack = old.finished_at or 0, copies.SLACK_MS
-    return not any(began - slack <= at <= ended + slack for began, ended in errand.spans)
+    return not any(began - slack <= at <= ended + slack for began, ended in step_input.spans)
 
 
 async def _withdraw(target: Store, jobs: Sequence[Job]) -> None:
@@ -219,15 +223,15 @@ async def _withdraw(target: Store, jobs: Sequence[Job]) -> None:
             await target.purge(gone)
 
 
-async def _both(errand: Errand, target: Store, page: Page) -> list[tuple[NewJob, Job | None]]:
+async def _both(step_input: StepInput, target: Store, page: Page) -> list[tuple[NewJob, Job | None]]:
     """What is to be in the target, and what is."""
-    new = [copies.copy_of(job, page.now, errand.way) for job in page.jobs]
+    new = [copies.copy_of(job, page.now, step_input.mapping) for job in page.jobs]
     return list(zip(new, await target.get([one.key for one in new]), strict=True))
 
 
-async def _check_turn(errand: Errand, store: Store) -> None:
+async def _check_turn(step_input: StepInput, store: Store) -> None:
     """Look before each write: a mover that slept for longer than its lease must not do what another one has done."""
-    if not await holds(store, errand.tenant, errand.worker):
+    if not await holds(store, step_input.tenant, step_input.worker):
         raise taken_for_dead()
 
 
@@ -239,8 +243,8 @@ def taken_for_dead() -> StoreBusy:
 async def renewed(new: NewJob, paused_at: int, source: Store) -> NewJob:
     """A schedule that waits for a tick which was not fired before the source was paused.
 
-    One that had come by then may have been fired: whoever fired it can have died before he could say so. The source
-    knows. So it is fired there again, which makes no second job, and the schedule waits for the next tick.
+    A tick that was due by then may have fired: the process that fired it can have died before it recorded that. The
+    source knows. So it is fired there again, which makes no second job, and the schedule waits for the next tick.
     """
     visible_at = new.run_at or 0
     try:

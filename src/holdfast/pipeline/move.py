@@ -18,9 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from holdfast.core.errors import InvalidOption
-from holdfast.migrate import Plan
+from holdfast.migrate import MovePlan
 from holdfast.migrate.mover import Walker
-from holdfast.migrate.steps import Errand, Receipt, Tell, walk
+from holdfast.migrate.steps import Receipt, StepInput, Tell, walk
 from holdfast.pipeline.trouble import plainly
 from holdfast.store import existing, open_store, parse_url
 
@@ -29,26 +29,26 @@ RECEIPTS = StructType([StructField("receipt", StringType(), nullable=False)])
 _arrow = cast("Any", pa)
 
 
-def check_stores(plan: Plan) -> None:
+def check_stores(plan: MovePlan) -> None:
     """Raise InvalidOption for a store that tasks cannot reach."""
     for name, url in (("SRC", plan.source), ("DST", plan.target)):
         if parse_url(url).scheme == "memory":
             raise InvalidOption(name, "memory: lives in one process and Spark runs in several; use another store")
 
 
-def spark_walker(spark: SparkSession, plan: Plan) -> Walker:
+def spark_walker(spark: SparkSession, plan: MovePlan) -> Walker:
     """Does the steps of a move in tasks. A move that is stopped interrupts all that the session runs."""
     check_stores(plan)
 
-    def run(errand: Errand, queues: Sequence[str]) -> list[Receipt]:
+    def run(step_input: StepInput, queues: Sequence[str]) -> list[Receipt]:
         numbers = spark.range(0, len(queues), 1, len(queues))
-        told: DataFrame = cast("Any", numbers).mapInArrow(Walk(plan, errand, tuple(queues)), RECEIPTS)
-        with plainly(f"{errand.step} the jobs"):
+        told: DataFrame = cast("Any", numbers).mapInArrow(Walk(plan, step_input, tuple(queues)), RECEIPTS)
+        with plainly(f"{step_input.step} the jobs"):
             return [msgjson.decode(row["receipt"], type=Receipt) for row in told.collect()]
 
-    async def walker(errand: Errand, queues: Sequence[str], tell: Tell) -> Sequence[Receipt]:
+    async def walker(step_input: StepInput, queues: Sequence[str], tell: Tell) -> Sequence[Receipt]:
         # In a thread, so that the turn is renewed meanwhile.
-        running = asyncio.ensure_future(asyncio.to_thread(run, errand, queues))
+        running = asyncio.ensure_future(asyncio.to_thread(run, step_input, queues))
         try:
             receipts = await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -71,8 +71,8 @@ def spark_walker(spark: SparkSession, plan: Plan) -> Walker:
 class Walk:
     """Does a step to the queue of each row."""
 
-    def __init__(self, plan: Plan, errand: Errand, queues: tuple[str, ...]) -> None:
-        self._plan, self._errand, self._queues = plan, errand, queues
+    def __init__(self, plan: MovePlan, step_input: StepInput, queues: tuple[str, ...]) -> None:
+        self._plan, self._errand, self._queues = plan, step_input, queues
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark.sql.pandas import types

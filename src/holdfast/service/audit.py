@@ -9,16 +9,64 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import Any, cast
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
+import msgspec
 from msgspec import UNSET
 
+from holdfast.coalesce import Coalescer
 from holdfast.core import answers, wire
 from holdfast.core.errors import HoldfastError
+from holdfast.core.job import Envelope, JobKey, NewJob
+from holdfast.core.names import AUDIT, OPERATOR
+from holdfast.ids import new_id
 from holdfast.service.call import Call, Reply, Route, Scope, Stream
 from holdfast.service.tokens import ADMIN, Caller
+from holdfast.store import EnqueueAnswer, Store, TenantSettings
 from holdfast.telemetry.audit import audited, named
+from holdfast.telemetry.logging import get_logger
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+_log = get_logger("holdfast.service")
+
+
+MOST_WAITING = 100_000
+"""The most lines in the queue; more are in the log alone, with a warning."""
+
+
+class TrailQueue:
+    """The trail as jobs of the operator's tenant, in a reserved queue: `holdfast trail` reads and takes them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lines = Coalescer[NewJob, EnqueueAnswer](store.enqueue)
+
+    async def open(self) -> None:
+        """Bound the queue."""
+        await self._store.set_tenant(OPERATOR, TenantSettings(AUDIT, max_waiting=MOST_WAITING))
+
+    async def close(self) -> None:
+        """Wait for what is on its way."""
+        await self._lines.settle()
+
+    def put(self, facts: dict[str, Any]) -> None:
+        """Add a line. The call has been answered for, whatever becomes of it."""
+        id = new_id()
+        line = msgspec.json.encode({"at": datetime.now(UTC), **facts})
+        new = NewJob(JobKey(OPERATOR, AUDIT, id), Envelope("audit", line, result_ttl_ms=0, request_id=id))
+        self._lines(new).add_done_callback(_note)
+
+
+def _note(answer: Future[EnqueueAnswer]) -> None:
+    if answer.cancelled():
+        return
+    error = answer.exception() or answer.result()
+    if isinstance(error, BaseException):
+        _log.warning("a line of the audit trail is in the log alone", error=error)
 
 
 class Trail:
@@ -37,17 +85,20 @@ class Trail:
             self._facts |= _answered(reply.value)
 
 
+def is_audited(route: Route, caller: Caller) -> bool:
+    """Whether a call is one for the trail."""
+    return bool(route.action) and (route.scope == ADMIN or ADMIN in caller.scopes)
+
+
 @contextmanager
-def trail(route: Route, scope: Scope, caller: Caller) -> Generator[Trail]:
-    """Write the line of a call, if it is one for the trail."""
-    if not route.action or (route.scope != ADMIN and ADMIN not in caller.scopes):
-        yield Trail({})
-        return
+def trail(route: Route, scope: Scope, caller: Caller, queue: TrailQueue | None) -> Generator[Trail]:
+    """Write the line of a call, and put it in the queue if there is one."""
+    also = None if queue is None else queue.put
     client = scope.get("client")
     path = {name: unquote(text, errors="replace") for name, text in scope["path_params"].items()}
     with audited(
-        route.action, via="http", sub=caller.subject, jti=caller.token_id, address=client[0] if client else "",
-        tenant=caller.tenant, **path, request_id=scope.get("holdfast.request_id"),
+        route.action, also=also, via="http", sub=caller.subject, jti=caller.token_id,
+        address=client[0] if client else "", tenant=caller.tenant, **path, request_id=scope.get("holdfast.request_id"),
     ) as facts:  # fmt: skip
         yield Trail(facts)
 

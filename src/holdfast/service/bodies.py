@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -63,16 +63,20 @@ class Body:
         self.length = int(length) if length.isdigit() else 0
         self.ended = self.length == 0 and b"transfer-encoding" not in headers
 
-    async def read(self, limit: int, timeout_s: float, hold: Hold) -> bytes:
+    async def read(self, limit: int, timeout_s: float, hold: Hold, scope: Mapping[str, Any]) -> bytes:
         """All of it, if it is JSON by its headers, no longer than `limit`, and there is room. Raises a refusal."""
-        kind, _, charset = self._headers.get(b"content-type", b"").decode("latin-1").lower().partition(";")
-        if kind.strip() != "application/json" or charset.strip() not in ("", "charset=utf-8", 'charset="utf-8"'):
+        kind = self._headers.get(b"content-type", b"")
+        if kind != b"application/json" and not _is_json(kind):
             raise Refusal("unsupported_media_type", "send JSON in UTF-8, as application/json")
         if self._headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise Refusal("unsupported_media_type", "send it as it is, without content-encoding")
         if self.length > limit:
             raise _too_large(limit)
         hold.take(self.length)
+        cycle = scope.get("holdfast.cycle")
+        if cycle is not None and not cycle.more_body and self.length:
+            # It is there already, as long as it was said to be: there is nothing to wait for.
+            return await self._part()
         parts: list[bytes] = []
         size, held = 0, self.length
         try:
@@ -114,7 +118,8 @@ class Body:
 async def decode(data: bytes, type: type[T], turns: Turns, tenant: str) -> T:
     """A body as what it should be. Raises a refusal that says where it is not."""
     work = work_of(data)
-    await turns.take(min(work, TURN), tenant)
+    if not turns.try_take(min(work, TURN)):
+        await turns.take(min(work, TURN), tenant)
     _check_unicode(data)
     if work <= TURN:
         _check_text(data)
@@ -126,12 +131,17 @@ async def decode(data: bytes, type: type[T], turns: Turns, tenant: str) -> T:
 async def decode_batch(data: bytes, name: str, type: type[T], turns: Turns, tenant: str) -> list[T | HoldfastError]:
     """The items of `{name: [...]}`, each as what it should be, or why it is not. [ENQ-4]"""
     work = work_of(data)
-    await turns.take(min(work, TURN), tenant)
+    if not turns.try_take(min(work, TURN)):
+        await turns.take(min(work, TURN), tenant)
     _check_unicode(data)
     if work <= TURN:
-        items = split(data, name)
         _check_text(data)
-        return [_item(item, type) for item in items]
+        try:
+            # All at once, which takes half the time; one by one where one of them is wrong.
+            found: list[T | HoldfastError] = codec.reader(list[type])(_list(data, name))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return [_item(item, type) for item in split(data, name)]
+        return _check_count(found)
     await turns.take(TURN, tenant)
     items = split(data, name)
     read: list[T | HoldfastError] = []
@@ -154,10 +164,7 @@ async def decode_batch(data: bytes, name: str, type: type[T], turns: Turns, tena
 
 def split(data: bytes, name: str) -> list[bytes]:
     """The items of `{name: [...]}` as they are, in one look that builds no more than there may be. Raises a refusal."""
-    first, last = _FIRST_KEY.match(data), data.rstrip(_BLANK)
-    if first is None or not last.endswith(b"}") or _decode(first[1], str) != name:
-        raise invalid(f'a batch is {{"{name}": [...]}} and nothing else')
-    text = memoryview(last)[first.end() : -1]
+    text = _list(data, name)
     try:
         if len(data) <= SIMPLE_BYTES and data.count(b",") < _FEW_ITEMS:
             items = _few.decode(text)
@@ -166,9 +173,21 @@ def split(data: bytes, name: str) -> list[bytes]:
     except (msgspec.MsgspecError, RecursionError) as error:
         # Of a list that has another member behind it, too: what is decoded is all between the colon and the brace.
         raise invalid(f'not a batch, {{"{name}": [...]}} of up to {wire.BATCH_LIMIT} items: {error}') from None
+    return [bytes(item) for item in _check_count(items)]
+
+
+def _list(data: bytes, name: str) -> memoryview:
+    """What is between the colon and the last brace of `{name: [...]}`."""
+    first, last = _FIRST_KEY.match(data), data.rstrip(_BLANK)
+    if first is None or not last.endswith(b"}") or _decode(first[1], str) != name:
+        raise invalid(f'a batch is {{"{name}": [...]}} and nothing else')
+    return memoryview(last)[first.end() : -1]
+
+
+def _check_count(items: list[T]) -> list[T]:
     if len(items) > wire.BATCH_LIMIT:
         raise invalid(f"a batch has up to {wire.BATCH_LIMIT} items, this one {len(items)}")
-    return [bytes(item) for item in items]
+    return items
 
 
 async def _check_group(items: list[bytes], work: int, turns: Turns, tenant: str) -> None:
@@ -204,6 +223,11 @@ def _outline(type: Any) -> type[Any]:
     """The fields of a struct, none of them looked into."""
     fields = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in type.__struct_fields__]
     return msgspec.defstruct("Outline", fields, forbid_unknown_fields=True)
+
+
+def _is_json(kind: bytes) -> bool:
+    name, _, charset = kind.decode("latin-1").lower().partition(";")
+    return name.strip() == "application/json" and charset.strip() in ("", "charset=utf-8", 'charset="utf-8"')
 
 
 def _check_unicode(data: bytes) -> None:
@@ -248,7 +272,7 @@ def _check_text(data: bytes) -> None:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise invalid(str(error)) from None
     # Most clients write what msgspec would write, but for spaces: then there is nothing to count.
-    if msgspec.json.format(data, indent=-1) != again and _members(data) != _members(again):
+    if again != data and msgspec.json.format(data, indent=-1) != again and _members(data) != _members(again):
         raise invalid("a key stands twice in an object")
 
 

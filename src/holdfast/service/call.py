@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import parse_qsl, unquote
 
@@ -55,15 +55,15 @@ class Stream(Struct):
 class Call(Generic[B, Q]):
     """One request to one route. `B` is its body, `Q` its query."""
 
-    def __init__(self, hub: Hub, scope: Scope, caller: Caller, body: B, query: Q, hold: Hold, stack: ExitStack) -> None:
+    def __init__(self, hub: Hub, scope: Scope, caller: Caller, body: B, query: Q, holds: list[Hold]) -> None:
         self.hub = hub
         self.caller = caller
         self.body = body
         self.query = query
-        self.hold = hold
+        self.hold = holds[-1]
         """What its answer takes of the memory."""
         self._scope = scope
-        self._stack = stack
+        self._holds = holds
 
     @property
     def tenant(self) -> str:
@@ -104,7 +104,9 @@ class Call(Generic[B, Q]):
 
     def wait(self) -> None:
         """Count as one that waits, to the end of the request, and its connection no more. Raises a refusal."""
-        self._stack.enter_context(self.hub.waits.hold(self.tenant)).take(1)
+        hold = self.hub.waits.hold(self.tenant)
+        hold.take(1)
+        self._holds.append(hold)
         self._scope["holdfast.belong"]("")
 
     @contextmanager

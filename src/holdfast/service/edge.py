@@ -45,7 +45,7 @@ class Edge:
         scope.setdefault("holdfast.lost", set())
         scope.setdefault("holdfast.left", bool)
         scope.setdefault("holdfast.belong", _nothing)
-        scope.setdefault("holdfast.drained", _at_once)
+        scope.setdefault("holdfast.flow", _NO_FLOW)
         request_id, trace = _marks(scope["headers"])
         scope["holdfast.trace"] = trace
         scope["holdfast.request_id"] = request_id.decode()
@@ -96,12 +96,17 @@ class Edge:
         _access.info("request", **fields)
 
 
+class _NoFlow:
+    """What it knows of answers on their way."""
+
+    write_paused = False
+
+
+_NO_FLOW = _NoFlow()
+
+
 def _nothing(tenant: str) -> None:
     """What a server other than ours does about whose a connection is."""
-
-
-async def _at_once() -> None:
-    """What it does about answers on their way."""
 
 
 def _marks(headers: list[tuple[bytes, bytes]]) -> tuple[bytes, dict[str, str] | None]:

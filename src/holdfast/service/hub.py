@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from holdfast.core.job import (
 from holdfast.ids import new_id
 from holdfast.maintenance.runner import Maintenance
 from holdfast.queue import Queue
+from holdfast.service.audit import TrailQueue
 from holdfast.service.keys import Keys
 from holdfast.service.limits import Rates
 from holdfast.service.proofs import Proofs
@@ -42,7 +44,7 @@ from holdfast.service.shares import Hold, Shares
 from holdfast.service.tails import Tails
 from holdfast.service.tokens import Tokens
 from holdfast.service.turns import Turns
-from holdfast.service.types import Types
+from holdfast.service.types import Beats, Types
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, ListQuery, Page, Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
@@ -54,10 +56,10 @@ TENANTS = 10_000
 """How many tenants' queues are kept at hand."""
 ANSWER_BYTES = 8 * 1024 * 1024
 """A claim or a page that has as much of payloads, results and errors gets no more."""
-STEP, SMALL_PART = 100, 16
-"""Jobs that are asked for at a time where those before had less than this part of an answer."""
+STEP = 100
+"""The most jobs that are asked for at a time."""
 LARGEST_CLAIMED, LARGEST_JOB = PAYLOAD_LIMIT, PAYLOAD_LIMIT + RESULT_LIMIT
-"""The most that one job has of them, but for its errors. As many jobs are asked for at a time as are sure to fit."""
+"""The most that one job has of them, but for its errors."""
 
 
 class _Tenant(NamedTuple):
@@ -68,6 +70,8 @@ class _Tenant(NamedTuple):
     enqueues: Coalescer[NewJob, EnqueueAnswer | HoldfastError]
     gets: Coalescer[JobKey, Job | None]
     cancels: Coalescer[Cancel, CancelStatus]
+    largest: dict[str, int]
+    """The largest job of its last claim and of its last page, in bytes."""
 
 
 class Hub:
@@ -88,6 +92,8 @@ class Hub:
         self.claimer = Claimer(store)
         self.tails = Tails(store)
         self.types = Types(store)
+        self.beats = Beats()
+        self.trail = TrailQueue(store) if settings.audit_queue else None
         self.turns = Turns()
         limits = settings.limits
         self.memory = Shares(
@@ -116,6 +122,8 @@ class Hub:
         await self.store.open()
         await self.proofs.renew()
         await self.revoked.renew()
+        if self.trail is not None:
+            await self.trail.open()
         self.claimer.start()
         if self.settings.upkeep:
             self._upkeep = asyncio.create_task(Maintenance(self.store, blobs=self.blobs).run())
@@ -139,6 +147,8 @@ class Hub:
             await tenant.queue.close()
             for calls in (tenant.enqueues, tenant.gets, tenant.cancels):
                 await calls.settle()
+        if self.trail is not None:
+            await self.trail.close()
         self.claimer.close()
         await self.keys.close()
         await self.proofs.close()
@@ -169,7 +179,7 @@ class Hub:
             queue = Queue(store=self.store, tenant=name, blobs=self.blobs)
             gets = Coalescer(self._get)
             waits = Waits(name, self.store.listen, gets)
-            tenant = _Tenant(queue, waits, Coalescer(self._enqueue), gets, Coalescer(self._cancel))
+            tenant = _Tenant(queue, waits, Coalescer(self._enqueue), gets, Coalescer(self._cancel), {})
         self._tenants[name] = tenant
         return tenant
 
@@ -204,21 +214,24 @@ class Hub:
             hold.check()
 
         hold.check()
-        step = replace(request, limit=_fitting(request.limit, 0, LARGEST_CLAIMED))
-        claimed = await self.claimer.claim(step, wait_s=wait_s, gone=gone, on_look=look)
-        jobs, got = claimed.jobs, len(claimed.jobs)
-        hold.resize(size := _size(jobs))
-        while got == step.limit and not gone.done():
-            step = replace(request, limit=_fitting(request.limit - len(jobs), size, LARGEST_CLAIMED, hold))
-            if not step.limit:
-                break
-            hold.resize(size + step.limit * LARGEST_CLAIMED)
+        steps = _Steps(self._tenant(request.tenant or "").largest, "claim", LARGEST_CLAIMED, request.limit, hold)
+        step = steps.first() if wait_s else steps.next()
+        claimed = await self.claimer.claim(replace(request, limit=step), wait_s=wait_s, gone=gone, on_look=look)
+        fits = steps.add(claimed.jobs)
+        jobs = claimed.jobs
+        while fits and len(claimed.jobs) == step < request.limit and not gone.done() and (step := steps.next()):
             try:
-                more = (await self.store.claim(step)).jobs
+                claimed = await self.store.claim(replace(request, limit=step))
             except StoreError:
                 break  # Those that are leased are answered.
-            jobs, got = [*jobs, *more], len(more)
-            hold.resize(size := size + _size(more))
+            fits = steps.add(claimed.jobs)
+            jobs = [*jobs, *claimed.jobs]
+        if not fits:
+            # Larger ones than before: what is over an answer's length goes back, with its attempt. [RETRY-5]
+            kept = _fit(jobs)
+            with contextlib.suppress(StoreError):
+                await self.give_back(jobs[kept:])
+            jobs = jobs[:kept]
         claimed = replace(claimed, jobs=jobs)
         hit("service.after_claim")
         if http_metrics.current is not None:
@@ -228,26 +241,29 @@ class Hub:
     async def page(self, query: ListQuery, hold: Hold) -> Page:
         """A page of jobs, shorter than was asked for where they are large. Raises a refusal where there is no room."""
         hold.check()
-        step = _fitting(query.limit, 0, LARGEST_JOB)
-        page = await self.store.list(replace(query, limit=step))
-        jobs = page.jobs
-        hold.take(size := _size(jobs))
-        # A step that found less has looked through as much as a store does at a time.
-        while page.cursor and len(page.jobs) == step:
-            step = _fitting(query.limit - len(jobs), size, LARGEST_JOB, hold)
+        steps = _Steps(self._tenant(query.tenant).largest, "page", LARGEST_JOB, query.limit, hold)
+        jobs: list[Job] = []
+        step = steps.next()
+        while True:
+            page = await self.store.list(replace(query, limit=step))
+            if steps.add(page.jobs):
+                jobs = [*jobs, *page.jobs]
+                # A step that found less has looked through as much as a store does at a time.
+                if page.cursor is None or len(page.jobs) < step:
+                    return replace(page, jobs=jobs)
+                query = replace(query, cursor=page.cursor)
+            else:
+                # Larger ones than before: again, as many as are sure to fit.
+                steps.drop(page.jobs)
+            step = steps.next()
             if not step:
-                break
-            hold.resize(size + step * LARGEST_JOB)
-            page = await self.store.list(replace(query, cursor=page.cursor, limit=step))
-            jobs = [*jobs, *page.jobs]
-            hold.resize(size := size + _size(page.jobs))
-        return replace(page, jobs=jobs)
+                return replace(page, jobs=jobs, cursor=query.cursor)
 
     async def ids(self, query: ListQuery) -> tuple[list[str], bool]:
         """The ids of jobs, and whether there are more. What else they have is not kept."""
         ids: list[str] = []
         while True:
-            step = _fitting(query.limit - len(ids), 0, LARGEST_JOB)
+            step = min(query.limit - len(ids), ANSWER_BYTES // LARGEST_JOB)
             page = await self.store.list(replace(query, limit=step))
             ids += [job.id for job in page.jobs]
             if page.cursor is None or len(ids) >= query.limit:
@@ -352,22 +368,68 @@ class Hub:
             _log.warning("blobs of refused results are left", blobs=len(written), error=error)
 
 
-def _fitting(wanted: int, size: int, largest: int, hold: Hold | None = None) -> int:
-    """How many jobs more to ask for, for an answer that has this size already: as many as are sure to fit.
+class _Steps:
+    """How many jobs to ask a store for at a time, for an answer of bounded length. Stores do not know of bytes.
 
-    With a hold no more than there is room for; where those before were small, up to `STEP`: fewer round trips.
+    As many as are sure to fit; or as fit if they are no larger than the largest of the tenant's last answer: most
+    jobs are small, and one call does. Room for the largest there can be is held before the store is asked.
     """
-    fitting = (ANSWER_BYTES - size) // largest
-    if hold is not None:
-        fitting = min(hold.room() // largest, STEP if size < ANSWER_BYTES // SMALL_PART else fitting)
-    return max(0, min(wanted, fitting))
+
+    def __init__(self, known: dict[str, int], kind: str, largest: int, wanted: int, hold: Hold) -> None:
+        self._known = known
+        self._kind = kind
+        self._largest = largest
+        self._wanted = wanted
+        self._hold = hold
+        self._size = 0
+        self._is_sure = True
+
+    def first(self) -> int:
+        """Of a claim that waits: what is sure to fit, and no room is held meanwhile, since many wait."""
+        return min(self._wanted, ANSWER_BYTES // self._largest)
+
+    def next(self) -> int:
+        """So many; 0: there is no room for more."""
+        left = ANSWER_BYTES - self._size
+        likely = max(1, min(self._known.get(self._kind, self._largest), self._largest))
+        sure = left // self._largest
+        step = min(self._wanted, max(sure, min(STEP, left // likely, self._hold.room() // self._largest)))
+        self._is_sure = step <= sure
+        self._hold.resize(self._size + step * self._largest)
+        return step
+
+    def add(self, jobs: Sequence[Job]) -> bool:
+        """Count what a store gave; whether the answer still has no more than it may, but for what errors say."""
+        sizes = [_size(job) for job in jobs]
+        if sizes:
+            self._known[self._kind] = max(sizes)
+        self._size += sum(sizes)
+        self._wanted -= len(sizes)
+        self._hold.resize(self._size)
+        return self._is_sure or self._size <= ANSWER_BYTES
+
+    def drop(self, jobs: Sequence[Job]) -> None:
+        """Take back what was counted last."""
+        self._size -= sum(map(_size, jobs))
+        self._wanted += len(jobs)
+        self._hold.resize(self._size)
 
 
-def _size(jobs: Sequence[Job]) -> int:
-    """How large the answer will be, about."""
-    return sum(
-        len(job.envelope.payload)
-        + (0 if job.result is None else len(job.result.data))
-        + sum(len(error.message) + len(error.traceback) for error in job.errors)
-        for job in jobs
-    )
+def _fit(jobs: Sequence[Job]) -> int:
+    """How many of them, from the first, an answer has room for: one at least."""
+    size = 0
+    for count, job in enumerate(jobs):
+        size += _size(job)
+        if size > ANSWER_BYTES:
+            return max(1, count)
+    return len(jobs)
+
+
+def _size(job: Job) -> int:
+    """How much of an answer it takes, about."""
+    size = len(job.envelope.payload)
+    if job.result is not None:
+        size += len(job.result.data)
+    if job.errors:
+        size += sum(len(error.message) + len(error.traceback) for error in job.errors)
+    return size

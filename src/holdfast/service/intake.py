@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from holdfast import codec as codecs
 from holdfast.core import names, wire
 from holdfast.core.errors import InvalidOption, InvalidPayload, PayloadTooLarge, ResultTooLarge
+from holdfast.core.flow import VERSION, Plan, Step, check_edges, check_flow_id, in_order
 from holdfast.core.job import (
     PAYLOAD_LIMIT,
     RESULT_TTL,
@@ -35,13 +36,12 @@ from holdfast.core.names import FLOWS, check_id, check_reason
 from holdfast.core.policy import TypeInfo
 from holdfast.core.retry import check_backoff
 from holdfast.core.schedule import Target, Timing, target_of
-from holdfast.core.workflow import VERSION, Plan, Step, check_edges, check_flow_id, in_order
 from holdfast.flows import new_flow
 from holdfast.ids import new_id
 from holdfast.options import EnqueueOptions, check_own_queue, check_type, duration_ms, resolve
 from holdfast.service import scan
 from holdfast.service.errors import invalid
-from holdfast.service.turns import Turns, is_simple
+from holdfast.service.turns import FEW_BYTES, Turns, is_simple
 from holdfast.store import WorkerInfo
 from holdfast.ticks import timing
 from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end, describe, unkeepable
@@ -53,12 +53,12 @@ SMALL_BYTES = 4 * 1024
 """A msgpack value of no more is decoded at once."""
 
 
-async def new_job(
-    tenant: str, item: wire.Enqueue, headers: dict[str, str] | None, turns: Turns, policy: TypeInfo = PLAIN_TYPE
+def new_job(
+    tenant: str, item: wire.Enqueue, headers: dict[str, str] | None, payload: bytes, policy: TypeInfo = PLAIN_TYPE
 ) -> NewJob:
-    """A job to enqueue; `policy` is what holds where it says nothing.
+    """A job to enqueue, with a payload that was checked; `policy` is what holds where it says nothing.
 
-    Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge.
+    Raises InvalidName or InvalidOption.
     """
     options = resolve(_options(item))
     request_id = new_id() if item.request_id is None else check_id(item.request_id, "request id")
@@ -66,7 +66,7 @@ async def new_job(
         check_type(item.type)
     envelope = Envelope(
         item.type,
-        await _bytes(item.payload, item.codec, turns, tenant, PAYLOAD_LIMIT),
+        payload,
         item.codec,
         item.version,
         policy.priority if options.priority is None else options.priority,
@@ -98,7 +98,7 @@ async def schedule(tenant: str, item: wire.PutSchedule, turns: Turns) -> tuple[T
         codec=item.codec,
         version=item.version,
     )
-    return when, target_of(await new_job(tenant, said, None, turns))
+    return when, target_of(new_job(tenant, said, None, await payload_of(item, turns, tenant)))
 
 
 async def flow(tenant: str, body: wire.NewFlow, headers: dict[str, str] | None, turns: Turns) -> NewJob:
@@ -121,27 +121,17 @@ async def _step(
     tenant: str, step: wire.NewStep, places: dict[str, int], headers: dict[str, str] | None, turns: Turns
 ) -> Step:
     fields = {name: getattr(step, name) for name in wire.NewStep.__struct_fields__ if name not in ("name", "after")}
-    job = await new_job(tenant, wire.Enqueue(**fields), headers, turns)
+    job = new_job(tenant, wire.Enqueue(**fields), headers, await payload_of(step, turns, tenant))
     after = tuple(sorted({places[name] for name in step.after}))
     return Step(step.name, job.key.queue, replace(job.envelope, request_id=""), after, job.delay_ms, job.run_at)
 
 
-async def finish(tenant: str, item: wire.Finish, fence: int, turns: Turns, limit: int) -> Finish:
-    """An acknowledgement. A result over the limit fails its job, unread.
-
-    Raises InvalidName, InvalidOption or UnknownCodec.
-    """
-    result = error = None
-    outcome = item.outcome
-    if outcome == "complete":
-        try:
-            result = Result(await _bytes(item.result, item.codec, turns, tenant, limit), item.codec)
-        # The handler has had its effect: refused, the attempt would be made again. [RESULT-1]
-        except PayloadTooLarge as refusal:
-            outcome, error = "fail", describe(ResultTooLarge(refusal.size, limit))
-        except InvalidPayload as refusal:
-            outcome, error = "fail", unkeepable(refusal).error
-    elif outcome != "release":
+def finish(tenant: str, item: wire.Finish, fence: int, result: Result | AttemptError | None) -> Finish:
+    """An acknowledgement, with what became of its result. Raises InvalidName or InvalidOption."""
+    outcome, error = item.outcome, None
+    if isinstance(result, AttemptError):
+        outcome, error, result = "fail", result, None
+    elif outcome in ("fail", "retry"):
         said = item.error or wire.JobError(type="Error")
         error = AttemptError(
             clean(said.type, MESSAGE_LIMIT),
@@ -156,12 +146,41 @@ async def finish(tenant: str, item: wire.Finish, fence: int, turns: Turns, limit
     return Finish(key_of(tenant, item), fence, outcome, result, error, item.timed_out, delay_ms, chance, reason=reason)
 
 
-async def extend(tenant: str, item: wire.Extend, fence: int) -> Extend:
+def small_result(item: wire.Finish, limit: int) -> Result | AttemptError | None:
+    """The result of a job that was completed, or why it cannot be kept; None: it needs turns of its own.
+
+    A result over the limit fails its job, unread: refused, the attempt would be made again, and the handler has had its
+    effect. [RESULT-1] Raises UnknownCodec.
+    """
+    try:
+        data = small_value(item.result, item.codec, limit)
+    except (PayloadTooLarge, InvalidPayload) as refusal:
+        return _unkept(refusal, limit)
+    return None if data is None else Result(data, item.codec)
+
+
+async def large_result(item: wire.Finish, turns: Turns, tenant: str, limit: int) -> Result | AttemptError:
+    """The same for one that needs turns."""
+    try:
+        return Result(await large_value(item.result, item.codec, turns, tenant), item.codec)
+    except InvalidPayload as refusal:
+        return _unkept(refusal, limit)
+
+
+def _unkept(refusal: PayloadTooLarge | InvalidPayload, limit: int) -> AttemptError:
+    if isinstance(refusal, PayloadTooLarge):
+        return describe(ResultTooLarge(refusal.size, limit))
+    error = unkeepable(refusal).error
+    assert error is not None  # noqa: S101 - it says why
+    return error
+
+
+def extend(tenant: str, item: wire.Extend, fence: int) -> Extend:
     """A renewal. Raises InvalidName or InvalidOption."""
     return Extend(key_of(tenant, item), fence, lease_ms(item.lease_s))
 
 
-async def report(tenant: str, item: wire.Report, fence: int) -> Report:
+def report(tenant: str, item: wire.Report, fence: int) -> Report:
     """Progress. Raises InvalidName or InvalidOption."""
     message = clean(item.progress.message, MESSAGE_LIMIT)
     return Report(key_of(tenant, item), fence, Progress(item.progress.fraction, message))
@@ -231,29 +250,43 @@ def _backoff(retry: wire.Retry) -> Backoff:
     return check_backoff(Backoff(base_ms, float(retry.factor), cap_ms, retry.jitter))
 
 
-async def _bytes(raw: Raw, codec: str, turns: Turns, tenant: str, limit: int) -> bytes:
-    """A payload or result as a store keeps it. Its size is looked at first, and a large one never decoded.
+def small_value(raw: Raw, codec: str, limit: int) -> bytes | None:
+    """A payload or result as a store keeps it, checked; None: it needs turns of its own, by `large_value`.
 
-    A codec other than JSON must be known here and able to read it.
+    Its size is looked at first. A codec other than JSON must be known here and able to read it. Raises UnknownCodec,
+    InvalidPayload or PayloadTooLarge.
     """
     text = bytes(raw)
     if codec == "json":
         codecs.check_size(text, limit)
-        if is_simple(text):
-            return codecs.check_json_text(text)
-        await turns.run(scan.json_text(text), tenant)
-        return text
+        return codecs.check_json_text(text) if len(text) <= FEW_BYTES or is_simple(text) else None
     reader = codecs.get(codec)
+    data = _unpacked(text, codec)
+    codecs.check_size(data, limit)
+    if codec == "msgpack" and len(data) > SMALL_BYTES:
+        return None
+    value = codecs.decode(data, reader.name)
+    codecs.check_value(value)
+    # Most write what msgspec would write: then no key stands twice.
+    return data if codec != "msgpack" or reader.encode(value) == data else None
+
+
+async def large_value(raw: Raw, codec: str, turns: Turns, tenant: str) -> bytes:
+    """The same for one that is never decoded, a slice in a turn. Raises InvalidPayload."""
+    text = bytes(raw)
+    data = text if codec == "json" else _unpacked(text, codec)
+    await turns.run(scan.json_text(text) if codec == "json" else scan.msgpack(data), tenant)
+    return data
+
+
+async def payload_of(item: wire.Enqueue | wire.NewStep | wire.PutSchedule, turns: Turns, tenant: str) -> bytes:
+    """The payload, checked. Raises UnknownCodec, InvalidPayload or PayloadTooLarge."""
+    data = small_value(item.payload, item.codec, PAYLOAD_LIMIT)
+    return await large_value(item.payload, item.codec, turns, tenant) if data is None else data
+
+
+def _unpacked(text: bytes, codec: str) -> bytes:
     try:
-        data = base64.b64decode(msgspec_json.decode(text, type=str), validate=True)
+        return base64.b64decode(msgspec_json.decode(text, type=str), validate=True)
     except (ValueError, binascii.Error):
         raise InvalidPayload(f"a value in {codec} is the base64 of its bytes") from None
-    codecs.check_size(data, limit)
-    if codec != "msgpack" or len(data) <= SMALL_BYTES:
-        value = codecs.decode(data, reader.name)
-        codecs.check_value(value)
-        # Most write what msgspec would write: then no key stands twice.
-        if codec != "msgpack" or reader.encode(value) == data:
-            return data
-    await turns.run(scan.msgpack(data), tenant)
-    return data

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import hmac
 import secrets
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec import Struct
 
@@ -33,9 +35,13 @@ SIGN_AFTER_MS = 10_000
 """A new key signs from this age on: by then every process can verify with it."""
 
 _KEY_BYTES = 32
-_MAC_BYTES = 16
+_MAC_DIGITS = 32
 _MOST_DIGITS = 16
-_LABEL = b"holdfast lease 1"
+_LABEL = "holdfast lease 1 "
+_INNER, _OUTER = (bytes(number ^ pad for number in range(256)) for pad in (0x36, 0x5C))
+
+_Halves = tuple[Any, Any]
+"""Two hashes of SHA-256 that go on from the key."""
 
 
 class LeaseKey(Struct, frozen=True):
@@ -92,7 +98,7 @@ class Proofs:
 
     def __init__(self, store: Store) -> None:
         self._keys = LeaseKeys(store)
-        self._secrets: dict[str, bytes] = {}
+        self._secrets: dict[str, _Halves] = {}
         self._signing = ""
         self._read_at = 0.0
         self._reading: asyncio.Task[None] | None = None
@@ -122,14 +128,13 @@ class Proofs:
 
     def fence(self, tenant: str, queue: str, id: str, proof: str) -> int:
         """The fence of the lease that this proves. Raises LeaseLost, whether there is such a job or not. [LEASE-1]"""
-        kid, _, rest = proof.partition(".")
-        digits = rest.partition(".")[0]
-        secret = self._secrets.get(kid)
-        if secret is not None and proof.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS:
+        kid, digits, *_ = (*proof.split(".", 2), "")
+        halves = self._secrets.get(kid)
+        if halves is not None and proof.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS:
             # The whole text is compared: a proof has one spelling.
-            expected = _proof(kid, secret, tenant, queue, id, int(digits))
-            if hmac.compare_digest(expected, proof):
-                return int(digits)
+            fence = int(digits)
+            if hmac.compare_digest(_proof(kid, halves, tenant, queue, id, fence), proof):
+                return fence
         raise LeaseLost(queue, id)
 
     def _any_unknown(self, proofs: Iterable[str]) -> bool:
@@ -141,16 +146,24 @@ class Proofs:
             keys = await self._keys.some()
         finally:
             self._reading = None
-        self._secrets = {key.kid: key.secret for key in keys}
+        self._secrets = {key.kid: _halves(key.secret) for key in keys}
         self._signing = next((key.kid for key in reversed(keys) if key.age_ms >= SIGN_AFTER_MS), keys[0].kid)
         self._read_at = began
 
 
-def _proof(kid: str, secret: bytes, tenant: str, queue: str, id: str, fence: int) -> str:
-    parts = [_LABEL, *(part.encode(errors="surrogatepass") for part in (tenant, queue, id)), b"%d" % fence]
-    message = b"".join(len(part).to_bytes(8) + part for part in parts)
-    mac = hmac.digest(secret, message, "sha256")[:_MAC_BYTES]
-    return f"{kid}.{fence}.{base64.urlsafe_b64encode(mac).rstrip(b'=').decode()}"
+def _proof(kid: str, halves: _Halves, tenant: str, queue: str, id: str, fence: int) -> str:
+    message = f"{_LABEL}{len(tenant)}:{tenant}{len(queue)}:{queue}{len(id)}:{id}{fence}".encode(errors="surrogatepass")
+    # What `hmac.digest` does, in less than half the time: the two halves of the key are hashed already.
+    inner, outer = halves[0].copy(), halves[1].copy()
+    inner.update(message)
+    outer.update(inner.digest())
+    return f"{kid}.{fence}.{outer.hexdigest()[:_MAC_DIGITS]}"
+
+
+def _halves(secret: bytes) -> _Halves:
+    """What HMAC hashes before the message, and before the digest of that (RFC 2104)."""
+    block = secret.ljust(hashlib.sha256().block_size, b"\0")
+    return hashlib.sha256(block.translate(_INNER)), hashlib.sha256(block.translate(_OUTER))
 
 
 def _key(record: Record) -> LeaseKey:

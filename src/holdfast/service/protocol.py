@@ -104,8 +104,9 @@ class BoundedProtocol(HttpToolsProtocol):
         scope["holdfast.left"] = self.transport.is_closing
         scope["holdfast.abort"] = self.transport.abort
         scope["holdfast.belong"] = self._hold.move
-        scope["holdfast.drained"] = self.flow.drain
+        scope["holdfast.flow"] = self.flow
         super().on_headers_complete()
+        scope["holdfast.cycle"] = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._moved = True

@@ -77,6 +77,16 @@ class Revoked:
     async def check(self, caller: Caller) -> None:
         """Raise a refusal if the caller's token is revoked, and what the store raises if that cannot be known."""
         await self.renew()
+        self.refuse(caller)
+
+    def is_fresh(self) -> bool:
+        """Whether what is known need not be read again yet."""
+        return self._read_at is not None and time.monotonic() - self._read_at < RENEW_S
+
+    def refuse(self, caller: Caller) -> None:
+        """Raise a refusal if the caller's token is revoked, by what is known."""
+        if not self._listed and not self._issued_after:
+            return
         tenant = caller.tenant
         listed = (tenant, "jti", caller.token_id) in self._listed or (tenant, "sub", caller.subject) in self._listed
         # A token that does not say when it was issued may have been issued before.

@@ -89,6 +89,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     metrics: bool = True
     """Whether /metrics is served with the rest."""
     access_log: bool = True
+    audit_queue: bool = False
+    """Whether lines of the audit trail become jobs of a reserved queue as well."""
     proxies: str = ""
     """Addresses and networks, with commas, whose X-Forwarded-For is believed."""
 

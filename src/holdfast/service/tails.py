@@ -57,16 +57,16 @@ class Tail:
         self._looks = Coalescer(self._look)
         self._count = self._hints = 0
         self._forget()
-        self._stop = _on_growth(store, tenant, self._ring)
+        self._stop = _on_growth(store, tenant, self._notify)
 
-    def enter(self, bell: asyncio.Event) -> None:
+    def enter(self, wakeup: asyncio.Event) -> None:
         """Begin to follow. What is there already is seen by the next look, hint or no hint."""
-        self._bells.add(bell)
+        self._bells.add(wakeup)
         self._hints += 1
 
-    def leave(self, bell: asyncio.Event) -> bool:
+    def leave(self, wakeup: asyncio.Event) -> bool:
         """Whether that was the last."""
-        self._bells.discard(bell)
+        self._bells.discard(wakeup)
         if not self._bells:
             self._stop()
         return not self._bells
@@ -149,10 +149,10 @@ class Tail:
         # Who has seen the count before must not take what comes for what was.
         self._count += 1
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         self._hints += 1
-        for bell in self._bells:
-            bell.set()
+        for wakeup in self._bells:
+            wakeup.set()
 
 
 def _on_growth(store: Store, tenant: str, tell: Callable[[], None]) -> Callable[[], None]:

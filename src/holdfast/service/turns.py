@@ -12,6 +12,8 @@ TURN = 2 * SLICE
 SMALL = TURN // 16
 """Less than this does not wait: the large bodies of others are not before it."""
 SIMPLE_BYTES = 256 * 1024
+FEW_BYTES = 512
+"""Taken for the worst that they can be, uncounted: that is still small."""
 _PART, _BYTES = 5, 16
 
 
@@ -19,6 +21,8 @@ def work_of(data: bytes) -> int:
     """About how much work it is to decode a JSON text as a whole: of a large one, more than a turn has."""
     if len(data) > SIMPLE_BYTES:
         return TURN + 1
+    if len(data) <= FEW_BYTES:
+        return 1 + _PART * len(data)
     parts = data.count(b",") + data.count(b"[") + data.count(b"{")
     return 1 + _PART * parts + len(data) // _BYTES
 
@@ -38,21 +42,32 @@ class Turns:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._ticks = False
 
+    def try_take(self, work: int) -> bool:
+        """Do this work in the current turn, if it has room for it; any turn has room for what is small."""
+        if work > SMALL and (self._waiting or (self._spent and self._spent + work > TURN)):
+            return False
+        self._count(work)
+        return True
+
     async def take(self, work: int, tenant: str) -> None:
         """Wait for a turn that has room for this work; any turn has room for one of it."""
-        if work > SMALL and (self._waiting or (self._spent and self._spent + work > TURN)):
+        if not self.try_take(work):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(tenant, deque()).append(turn)
             await turn
-        self._spent += work
-        self.most = max(self.most, self._spent)
-        self._tick_soon()
+            self._count(work)
 
     async def run(self, slices: Slices, tenant: str) -> None:
         """Make a check, a slice in a turn. Raises what it raises."""
         await self.take(SLICE, tenant)
         for _ in slices:
             await self.take(SLICE, tenant)
+
+    def _count(self, work: int) -> None:
+        self._spent += work
+        self.most = max(self.most, self._spent)
+        if not self._ticks:
+            self._tick_soon()
 
     def _tick_soon(self) -> None:
         if not self._ticks:

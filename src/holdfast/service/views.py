@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+from bisect import bisect_right
+from datetime import datetime
 
 import msgspec
 from msgspec import UNSET, Raw
 
 from holdfast.core import answers
 from holdfast.core import events as core_events
+from holdfast.core.errors import InvalidOption
 from holdfast.core.job import Backoff, Claimed, Job, JobState, Result
-from holdfast.core.policy import KnownTypes
+from holdfast.core.policy import KnownTypes, TypeInfo
 from holdfast.core.schedule import Schedule
 from holdfast.options import moment
 from holdfast.service.proofs import Proofs
@@ -29,12 +32,17 @@ def codec_name(codec: str) -> str:
 
 def claimed(answer: Claimed, waited_s: float, proofs: Proofs) -> answers.Claimed:
     """What a claim got. When to look again is not told: the store counts other tenants' leases too. [TENANT-2]"""
-    jobs = [_claimed_job(job, proofs.sign(*job.key, job.token)) for job in answer.jobs]
+    moments: dict[int, datetime] = {}
+    jobs = [_claimed_job(job, proofs.sign(*job.key, job.token), moments) for job in answer.jobs]
     return answers.Claimed(jobs=jobs, now=moment(answer.now), waited_s=waited_s)
 
 
-def _claimed_job(job: Job, proof: str) -> answers.ClaimedJob:
+def _claimed_job(job: Job, proof: str, moments: dict[int, datetime]) -> answers.ClaimedJob:
+    """`moments` has those of the jobs before: jobs of one claim share their deadline, and often the others."""
     envelope = job.envelope
+    for at in (job.deadline, job.enqueued_at, job.visible_at):
+        if at not in moments:
+            moments[at] = moment(at)
     return answers.ClaimedJob(
         queue=job.queue,
         id=job.id,
@@ -44,14 +52,14 @@ def _claimed_job(job: Job, proof: str) -> answers.ClaimedJob:
         fence=job.token,
         attempt=job.attempts,
         max_attempts=envelope.max_attempts,
-        deadline=moment(job.deadline),
+        deadline=moments[job.deadline],
         priority=envelope.priority,
         codec=codec_name(envelope.codec),
         version=envelope.version,
         timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
         trace=envelope.headers,
-        enqueued_at=moment(job.enqueued_at),
-        visible_at=moment(job.visible_at),
+        enqueued_at=moments[job.enqueued_at],
+        visible_at=moments[job.visible_at],
         released=_released(job),
         events=job.events,
     )
@@ -159,21 +167,35 @@ def schedule(tenant: str, found: Schedule) -> answers.Schedule:
     )
 
 
-def types(known: KnownTypes) -> answers.Types:
-    """What workers run."""
-    return answers.Types(
-        types=[
-            answers.KnownType(
-                name=one.name, queue=one.queue, max_attempts=one.max_attempts, retry=_retry(one.backoff),
-                timeout_s=None if one.timeout_ms is None else one.timeout_ms / 1000, priority=one.priority,
-                result_ttl_s=one.result_ttl_ms / 1000,
-            )
-            for one in known.types.values()
-        ],
-        queues=[
-            answers.ServedQueue(queue=queue, types=None if names is None else sorted(names))
-            for queue, names in known.queues.items()
-        ],
+def types(known: KnownTypes, cursor: str, limit: int) -> answers.Types:
+    """A page of what workers run. A queue counts as many as the types that it has. Raises InvalidOption."""
+    if cursor and not cursor.startswith((_QUEUE, _TYPE)):
+        raise InvalidOption("cursor", "it is of no page before this one")
+    keys = sorted([*map(_QUEUE.__add__, known.queues), *map(_TYPE.__add__, known.types)])
+    page = answers.Types(types=[], queues=[], cursor=None)
+    for key in keys[bisect_right(keys, cursor) :]:
+        if limit <= 0:
+            break
+        kind, _, name = key.partition(".")
+        limit -= 1
+        if f"{kind}." == _QUEUE:
+            names = known.queues[name]
+            limit -= len(names or ())
+            page.queues.append(answers.ServedQueue(queue=name, types=None if names is None else sorted(names)))
+        else:
+            page.types.append(_type(known.types[name]))
+        page.cursor = None if key == keys[-1] else key
+    return page
+
+
+_QUEUE, _TYPE = "queue.", "type."
+
+
+def _type(one: TypeInfo) -> answers.KnownType:
+    return answers.KnownType(
+        name=one.name, queue=one.queue, max_attempts=one.max_attempts, retry=_retry(one.backoff),
+        timeout_s=None if one.timeout_ms is None else one.timeout_ms / 1000, priority=one.priority,
+        result_ttl_s=one.result_ttl_ms / 1000,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ No line has a payload, a result or a token. What clients wrote is cut to a bound
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,8 +21,12 @@ _log = get_logger(LOGGER)
 
 
 @contextmanager
-def audited(action: str, **facts: Any) -> Generator[dict[str, Any]]:
+def audited(
+    action: str, *, also: Callable[[dict[str, Any]], None] | None = None, **facts: Any
+) -> Generator[dict[str, Any]]:
     """Log how the block ended, with the facts that it has gathered by then; those that are None or empty are left out.
+
+    `also` is called with the same facts.
 
     The outcome is `done`, the code of the error that was raised, or `unknown` for a block that was interrupted: then
     the act may have been done.
@@ -40,6 +44,8 @@ def audited(action: str, **facts: Any) -> Generator[dict[str, Any]]:
     finally:
         shown = {name: _bounded(value) for name, value in facts.items() if value not in (None, "", {}, [])}
         _log.info("audit", action=action, outcome=outcome, **shown)
+        if also is not None:
+            also({"action": action, "outcome": outcome, **shown})
 
 
 def named(ids: Iterable[str]) -> dict[str, Any]:

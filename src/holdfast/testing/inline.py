@@ -30,13 +30,13 @@ from holdfast.core.job import (
 from holdfast.core.names import RESERVED
 from holdfast.ids import new_id
 from holdfast.jobs import JobDefinition, Message, find
-from holdfast.maintenance.coordinator import Place
+from holdfast.maintenance.coordinator import DutyContext
 from holdfast.maintenance.duties import DUTIES
 from holdfast.options import Resolved, duration_ms, instant_ms
 from holdfast.queue import Queue
+from holdfast.worker.active_job import ActiveJob
 from holdfast.worker.clients import Clients, HandlerQueue
 from holdfast.worker.handlers import Handler, table
-from holdfast.worker.held import Held
 from holdfast.worker.runner import Runner
 
 DRAIN_LIMIT = 10_000
@@ -161,7 +161,7 @@ class InlineQueue(Queue):
         """What the coordinator does in a worker, once for each schedule and flow that is due, and without waiting."""
         request = ClaimRequest(self.tenant, tuple(DUTIES), DRAIN_LIMIT, LEASE_MAX, "inline")
         for job in (await self.store.claim(request)).jobs:
-            duty, place = DUTIES[job.queue], _Place(self.store)
+            duty, place = DUTIES[job.queue], _DutyContext(self.store)
             finish = await duty.run(job, place)
             (answer,) = await self.store.finish([replace(finish, delay_ms=None) if place.waits else finish])
             if duty.after is not None and isinstance(answer, Finished) and answer.state in TERMINAL:
@@ -171,10 +171,10 @@ class InlineQueue(Queue):
         ended: asyncio.Future[tuple[Finish, BaseException | None]] = asyncio.get_running_loop().create_future()
         free = asyncio.Event()
 
-        def acknowledge(held: Held, finish: Finish) -> None:
+        def acknowledge(held: ActiveJob, finish: Finish) -> None:
             ended.set_result((finish, held.error))
 
-        def report(held: Held, progress: Progress) -> None:
+        def report(held: ActiveJob, progress: Progress) -> None:
             self._reports.append(Report(held.key, held.token, progress))
 
         known = find(job.envelope.type)
@@ -185,7 +185,7 @@ class InlineQueue(Queue):
             handlers, 1, self.codec, self.blobs, acknowledge, free.set, report, unknown_ms=0, clients=clients
         )
         try:
-            runner.start(Held(job, job.key, job.token, math.inf, math.inf))
+            runner.start(ActiveJob(job, job.key, job.token, math.inf, math.inf))
             return await ended
         finally:
             await runner.close()
@@ -215,7 +215,7 @@ class _Clients(Clients):
         return _Client(self._inline, self._learn)
 
 
-class _Place(Place):
+class _DutyContext(DutyContext):
     """Where a duty that would have to wait gives its job back instead."""
 
     waits = False

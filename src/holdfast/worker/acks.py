@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.job import Finish
     from holdfast.store import FinishAnswer, Store
-    from holdfast.worker.held import Held
+    from holdfast.worker.active_job import ActiveJob
 
 BATCH = 1_000
 
@@ -23,20 +23,20 @@ class Acknowledger:
     """Sends outcomes until the store has accepted or refused them, or the lease is over by the own clock. [LEASE-4]
 
     A batch that got no answer is sent again: the same token with the same outcome is answered like the first
-    time. [LEASE-1] `on_settled(batch, answers)` is told what became of each, None standing for a lease that was
+    time. [LEASE-1] `on_settled(batch, answers)` gets what became of each, None standing for a lease that was
     over before it could be sent; `on_error` of each failure.
     """
 
     def __init__(
         self,
         store: Store,
-        on_settled: Callable[[list[Held], list[FinishAnswer | None]], None],
+        on_settled: Callable[[list[ActiveJob], list[FinishAnswer | None]], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
         self._store = store
         self._on_settled = on_settled
         self._on_error = on_error
-        self._waiting: list[Held] = []
+        self._waiting: list[ActiveJob] = []
         self._in_flight = 0
         self._wake: asyncio.Future[None] | None = None
         self._batch = BATCH
@@ -47,7 +47,7 @@ class Acknowledger:
         """How many outcomes the store has not answered yet."""
         return len(self._waiting) + self._in_flight
 
-    def add(self, held: Held, finish: Finish) -> None:
+    def add(self, held: ActiveJob, finish: Finish) -> None:
         """Send this outcome with the next batch."""
         held.finish = finish
         if self._waiting:
@@ -97,7 +97,7 @@ class Acknowledger:
         if batch:
             await self._send(batch)
 
-    async def _send(self, batch: list[Held]) -> None:
+    async def _send(self, batch: list[ActiveJob]) -> None:
         batch = self._without_lost(batch)
         if not batch:
             return
@@ -110,7 +110,7 @@ class Acknowledger:
         hit("worker.after_ack")
         self._on_settled(batch, list(answers))
 
-    def _without_lost(self, batch: list[Held]) -> list[Held]:
+    def _without_lost(self, batch: list[ActiveJob]) -> list[ActiveJob]:
         now = boot_time()
         lost = [held for held in batch if held.until <= now]
         if not lost:
@@ -118,7 +118,7 @@ class Acknowledger:
         self._on_settled(lost, [None] * len(lost))
         return [held for held in batch if held.until > now]
 
-    def _put_back(self, batch: list[Held], error: Exception) -> None:
+    def _put_back(self, batch: list[ActiveJob], error: Exception) -> None:
         self._waiting.extend(self._without_lost(batch))
         if not isinstance(error, AWAY):
             # One of the items may be what it cannot take: smaller batches keep the others from its company.

@@ -1,4 +1,4 @@
-"""What a worker tells whoever asked with `worker.on`."""
+"""Callbacks that were registered with `worker.on`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Callbacks:
         self._functions: dict[str, list[Callback]] = {name: [] for name in get_args(EventName)}
         self._tasks: set[asyncio.Task[None]] = set()
         self.silent = True
-        """Nobody listens: the hot path makes no events."""
+        """No callback is registered: the hot path makes no events."""
 
     def on(self, name: EventName, function: Callback) -> None:
         """Call `function(WorkerEvent)` whenever `name` happens."""
@@ -48,7 +48,7 @@ class Callbacks:
         self.silent = False
 
     def emit(self, name: EventName, job: Job | None = None, error: AttemptError | BaseException | None = None) -> None:
-        """Call everybody who asked for `name`."""
+        """Call the functions registered for `name`."""
         for function in self._functions[name]:
             try:
                 answer = function(WorkerEvent(name, job, error))
@@ -56,7 +56,7 @@ class Callbacks:
                     task = asyncio.ensure_future(_guarded(name, answer))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
-            except Exception:  # noqa: BLE001 - it is somebody else's code
+            except Exception:  # noqa: BLE001 - it is the user's code
                 _log.exception("a callback raised", name=name)
 
     def has(self, task: asyncio.Task[Any] | None) -> bool:
@@ -76,5 +76,5 @@ class Callbacks:
 async def _guarded(name: str, answer: Any) -> None:
     try:
         await answer
-    except Exception:  # noqa: BLE001 - it is somebody else's code
+    except Exception:  # noqa: BLE001 - it is the user's code
         _log.exception("a callback raised", name=name)

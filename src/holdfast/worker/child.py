@@ -27,7 +27,7 @@ from holdfast import codec as codecs
 from holdfast.context import JobContext, active
 from holdfast.core.errors import HoldfastError, UnknownJobType
 from holdfast.telemetry import logging
-from holdfast.worker import outcome, wire
+from holdfast.worker import messages, outcome
 from holdfast.worker.clients import ChildClients
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Child:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._sending = threading.Lock()
-        self._tasks: queue.SimpleQueue[wire.Task] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[messages.Task] = queue.SimpleQueue()
         self._running: JobContext | None = None
         self._clients = ChildClients()
 
@@ -57,7 +57,7 @@ class Child:
         while True:
             self._send(self._run(self._tasks.get()))
 
-    def _run(self, task: wire.Task) -> wire.Ending:
+    def _run(self, task: messages.Task) -> messages.Ending:
         context = JobContext(task.job, on_progress=self._progress, clients=self._clients.at(task.store))
         try:
             try:
@@ -76,7 +76,7 @@ class Child:
                 value = asyncio.run(call()) if definition.is_async else call()
             self._running = None
             try:
-                return wire.Returned(codecs.encode(value, task.codec))
+                return messages.Returned(codecs.encode(value, task.codec))
             except Exception as error:  # noqa: BLE001 - whatever a codec raises, the result cannot be kept
                 return outcome.unkeepable(error)
         except BaseException as error:  # noqa: BLE001 - also SystemExit is just a failed attempt
@@ -95,16 +95,16 @@ class Child:
         raise SystemExit(_ENDED)
 
     def _progress(self, progress: Progress) -> None:
-        self._send(wire.Said(progress.fraction, progress.message))
+        self._send(messages.Said(progress.fraction, progress.message))
 
     def _send(self, message: object) -> None:
         with self._sending:
-            self._connection.sendall(wire.frame(message))
+            self._connection.sendall(messages.frame(message))
 
     def _read(self) -> None:
         while True:
-            head = self._receive(wire.HEAD.size)
-            self._tasks.put(wire.for_child(self._receive(wire.HEAD.unpack(head)[0])))
+            head = self._receive(messages.HEAD.size)
+            self._tasks.put(messages.for_child(self._receive(messages.HEAD.unpack(head)[0])))
 
     def _receive(self, size: int) -> bytes:
         data = bytearray()

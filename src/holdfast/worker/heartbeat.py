@@ -26,7 +26,7 @@ from holdfast.worker.joining import is_completed
 
 if TYPE_CHECKING:
     from holdfast.core.lease import Refusal
-    from holdfast.worker.held import Held
+    from holdfast.worker.active_job import ActiveJob
 
 BATCH = 1_000
 BEAT_EVERY_S = 10.0
@@ -48,7 +48,7 @@ _log = get_logger(__name__)
 
 
 class Heartbeat:
-    """Renews what is in `held`, notices cancels, tells that the worker lives, and leads schedules and flows by `lead`.
+    """Renews what is in `held`, notices cancels, beats for the worker, and leads schedules and flows by `lead`.
 
     Made and stopped in the worker's event loop, where `on_lost(held, refusal)` and `on_error(error)` are called.
     """
@@ -56,10 +56,10 @@ class Heartbeat:
     def __init__(
         self,
         store: Store,
-        held: set[Held],
+        held: set[ActiveJob],
         lease_ms: int,
         describe: Callable[[], WorkerInfo],
-        on_lost: Callable[[Held, Refusal], None],
+        on_lost: Callable[[ActiveJob, Refusal], None],
         on_error: Callable[[BaseException], None],
         lead: Callable[[Store], Awaitable[None]] | None = None,
     ) -> None:
@@ -90,7 +90,7 @@ class Heartbeat:
         if self._failure is not None:
             raise self._failure
 
-    def kick(self, taken: Sequence[Held], sent: float) -> None:
+    def kick(self, taken: Sequence[ActiveJob], sent: float) -> None:
         """Jobs were added, leased after `sent`. Cheap: mostly nothing happens unless the thread was idle."""
         if self._heard:
             # A cancel that was heard of before its job was taken concerned no job that was held then. [CANCEL-2]
@@ -118,7 +118,7 @@ class Heartbeat:
         except BaseException as error:  # noqa: BLE001 - `start` waits for an answer
             self._failure = error
         self._started.set()
-        self.hand_over(self._ended.set)
+        self.call_in_loop(self._ended.set)
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -170,7 +170,7 @@ class Heartbeat:
         while True:
             self._bells["renew"].clear()
             due = self._due(boot_time())
-            # While a renewal hangs, somebody must watch for the end of the lease.
+            # A renewal can hang: something must watch for the end of the lease meanwhile.
             self._bells["expire"].set()
             if not due:
                 await self._sleep("renew", self._next_renewal())
@@ -186,7 +186,7 @@ class Heartbeat:
                 self._report(error)
                 await asyncio.sleep(pause.next_s())
 
-    def _due(self, now: float) -> list[Held]:
+    def _due(self, now: float) -> list[ActiveJob]:
         held = self._held.copy()
         due = [one for one in held if one.renew_at <= now < one.give_up_at]
         if self._verify and self._verify_at <= now:
@@ -202,7 +202,7 @@ class Heartbeat:
             moments.append(self._verify_at)
         return min(moments, default=None)
 
-    async def _renew(self, store: Store, due: list[Held]) -> None:
+    async def _renew(self, store: Store, due: list[ActiveJob]) -> None:
         hit("worker.mid_renewal")
         sent = boot_time()
         try:
@@ -210,7 +210,7 @@ class Heartbeat:
         except StoreBusy as busy:
             if len(due) == 1:
                 raise
-            # Somebody may hold one of them: it must not take the others with it.
+            # Another transaction may lock one of them: it must not hold up the others.
             self._report(busy)
             self._renew_alone(store, due)
             return
@@ -221,14 +221,14 @@ class Heartbeat:
             else:
                 self._lost(one, answer)
 
-    def _renewed(self, one: Held, answer: Extended, sent: float) -> None:
+    def _renewed(self, one: ActiveJob, answer: Extended, sent: float) -> None:
         one.until = sent + self._lease_s
         one.renew_at = sent + self._lease_s / 3
         context = one.context
         if context is not None:
             context.renewed(answer.deadline)
 
-    def _renew_alone(self, store: Store, held: list[Held]) -> None:
+    def _renew_alone(self, store: Store, held: list[ActiveJob]) -> None:
         """Renew what an open transaction may hold, of its handler or of others: the rest must not wait for it."""
         for one in held:
             one.renew_at = boot_time() + self._lease_s / 3
@@ -236,7 +236,7 @@ class Heartbeat:
             self._alone.add(task)
             task.add_done_callback(self._alone.discard)
 
-    async def _renew_one(self, store: Store, one: Held) -> None:
+    async def _renew_one(self, store: Store, one: ActiveJob) -> None:
         try:
             sent = boot_time()
             (answer,) = await store.extend([Extend(one.key, one.token, self._lease_ms)])
@@ -261,7 +261,7 @@ class Heartbeat:
         if any(_concerns(signal, one) for one in self._held.copy()):
             self._look_at([signal])
 
-    def _was_canceled(self, one: Held, sent: float) -> bool:
+    def _was_canceled(self, one: ActiveJob, sent: float) -> bool:
         """Whether a cancel of this job may have been heard of since `sent`. From the worker's thread."""
         return any(self._heard.get(key, -math.inf) >= sent for key in (one.key, _ANY))
 
@@ -280,13 +280,13 @@ class Heartbeat:
                     self._lost(one, LeaseExpired(one.key.queue, one.key.id))
             await self._sleep("expire", min((one.until for one in self._held.copy()), default=None))
 
-    def _lost(self, held: Held, refusal: Refusal) -> None:
+    def _lost(self, held: ActiveJob, refusal: Refusal) -> None:
         self._held.discard(held)
         # Here and not in the worker's loop: a thread must learn of it even while that loop is blocked.
         context = held.context
         if context is not None:
             context.canceled.set()
-        self.hand_over(self._on_lost, held, refusal)
+        self.call_in_loop(self._on_lost, held, refusal)
 
     # Schedules and flows
 
@@ -306,7 +306,7 @@ class Heartbeat:
                 await store.beat(info, BEAT_TTL_MS)
             except Exception as error:  # noqa: BLE001 - the heart beats on
                 self._report(error)
-            # Sooner where the number of jobs has changed: who looks at workers and metrics sees one picture.
+            # Sooner where the number of jobs has changed, so that `workers` agrees with the metrics.
             end = boot_time() + BEAT_EVERY_S
             while boot_time() < end:
                 await asyncio.sleep(CHANGED_EVERY_S)
@@ -348,9 +348,9 @@ class Heartbeat:
     def _report(self, error: Exception) -> None:
         if not isinstance(error, (StoreError, *AWAY)):
             _log.exception("the heartbeat failed")
-        self.hand_over(self._on_error, error)
+        self.call_in_loop(self._on_error, error)
 
-    def hand_over(self, call: Callable[..., object], *args: object) -> None:
+    def call_in_loop(self, call: Callable[..., object], *args: object) -> None:
         """Call something in the worker's event loop."""
         # The worker's loop can be closed while it was killed in the middle.
         with contextlib.suppress(RuntimeError):
@@ -362,6 +362,6 @@ def _whose(signal: Signal) -> tuple[str, str, str]:
     return (signal.tenant, signal.queue, signal.id) if named else _ANY
 
 
-def _concerns(signal: Signal, held: Held) -> bool:
+def _concerns(signal: Signal, held: ActiveJob) -> bool:
     tenant, queue, id_ = held.key
     return signal.id in ("", id_) and signal.queue in ("", queue) and signal.tenant in ("", tenant)

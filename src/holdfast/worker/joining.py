@@ -1,7 +1,7 @@
 """Jobs that are completed inside their handlers' own transactions. [ENQ-7]
 
 Whether such a completion holds is decided when the transaction ends, out of our sight. So the handler's outcome is not
-sent before the store was asked. While the transaction is open, whoever wants to change the job waits for it: its lease
+sent before the store was asked. While the transaction is open, other changes of the job wait for it: its lease
 is not renewed in one call with others.
 """
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from holdfast.context import JobContext
     from holdfast.core.job import Job
     from holdfast.store import Store
-    from holdfast.worker.held import Held
+    from holdfast.worker.active_job import ActiveJob
 
 
 class Joining:
     """Completes jobs for their handlers. Belongs to the worker's event loop, which threads call into."""
 
-    def __init__(self, store: Store, codec: str, running: Callable[[], Iterable[Held]]) -> None:
+    def __init__(self, store: Store, codec: str, running: Callable[[], Iterable[ActiveJob]]) -> None:
         self._store = store
         self._codec = codec
         self._running = running

@@ -32,9 +32,9 @@ from holdfast.telemetry import metrics, tracing
 from holdfast.telemetry.logging import get_logger
 from holdfast.worker import outcome
 from holdfast.worker.acks import Acknowledger
+from holdfast.worker.active_job import ActiveJob
 from holdfast.worker.clients import Clients
 from holdfast.worker.heartbeat import Heartbeat
-from holdfast.worker.held import Held
 from holdfast.worker.joining import Joining, is_completed
 from holdfast.worker.progress import Reporter
 from holdfast.worker.runner import Runner
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
 CLAIM_LIMIT = 1_000
 ACK_BACKLOG = 10_000
-"""Nothing more is claimed while so many outcomes wait for a store that does not take them."""
+"""The most outcomes that may wait for a store that does not answer, before claiming stops."""
 PREFETCH_S = 0.25
-"""Claimed ahead is no more than runs in this time: a job is not to wait here while another worker is free."""
+"""Prefetch at most what runs in this time: a job must not wait here while another worker is free."""
 END_S = 2.0
-"""How long a handler may take to end when it is told to."""
+"""How long a handler may take to stop when asked."""
 SAID = 10
 """The most jobs that a line of the log names."""
 SAY_EVERY_S = 10.0
@@ -88,21 +88,21 @@ class Loop:
         self._settings = settings
         self._callbacks = callbacks
         self._loop = asyncio.get_running_loop()
-        self._held: set[Held] = set()
-        self._ahead: deque[Held] = deque()
+        self._held: set[ActiveJob] = set()
+        self._ahead: deque[ActiveJob] = deque()
         self._queues = settings.queues
         self._prefetch = settings.prefetch or 0
         self._ended = 0
         self._refilling = False
         self._measured_at: float | None = None
-        self._room_bell: asyncio.Future[None] | None = None
+        self._room_wakeup: asyncio.Future[None] | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._all_free = asyncio.Event()
         self._one_ended = asyncio.Event()
         self._fatal: BaseException | None = None
         self._claimer = Claimer(store)
-        self._bell = self._claimer.bell(settings.tenant, settings.queues)
+        self._wakeup = self._claimer.wakeup(settings.tenant, settings.queues)
         self._post = post_at(store, self._deliver)
         self._acks = Acknowledger(store, self._settled, self._on_error("finish"))
         self._reporter = Reporter(store, self._lost, self._on_error("report"))
@@ -147,7 +147,7 @@ class Loop:
             for task in self._joining:
                 task.cancel()
             await asyncio.wait([*tasks, *self._deletions, *self._joining])
-            self._claimer.leave(self._bell, pass_on=False)
+            self._claimer.leave(self._wakeup, pass_on=False)
             self._claimer.close()
             await self._reporter.close()
             await self._runner.close()
@@ -158,11 +158,11 @@ class Loop:
 
     async def _lead(self, store: Store) -> None:
         """Take care of schedules and flows, in the heartbeat's thread and with its handle on the store."""
-        on_error = partial(self._heartbeat.hand_over, self._on_error("maintain"))
+        on_error = partial(self._heartbeat.call_in_loop, self._on_error("maintain"))
         await Coordinator(store, self._settings.tenant, DUTIES, on_error=on_error).run()
 
     def _on_end_of_duty(self, task: asyncio.Task[None]) -> None:
-        """A mistake of ours must not leave a worker standing that only looks as if it worked."""
+        """A bug of ours must not leave a worker that only looks alive: stop it."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fatal = error
             self.stop()
@@ -171,8 +171,8 @@ class Loop:
         """Stop claiming; finish what runs, or release after the grace what can be stopped. Twice is harmless."""
         if not self._stop.is_set():
             self._stop.set()
-            self._bell.ring()
-            self._ring_room()
+            self._wakeup.notify()
+            self._notify_room()
 
     def hurry(self) -> None:
         """End at once: cancel what runs, try once to release what stops."""
@@ -189,15 +189,15 @@ class Loop:
         pause = Pause()
         while not self._stop.is_set():
             if self._room() <= 0:
-                self._room_bell = self._loop.create_future()
-                await self._room_bell
+                self._room_wakeup = self._loop.create_future()
+                await self._room_wakeup
                 continue
             self._measure()
             room = min(CLAIM_LIMIT, self._room())
             if room <= 0:
                 continue
             # Armed before the look: a hint that comes during it makes us look again. [CLAIM-3]
-            self._bell.arm()
+            self._wakeup.arm()
             sent = boot_time()
             try:
                 # What is claimed ahead is not to be delivered: it would wait here while others are free.
@@ -214,7 +214,7 @@ class Loop:
             self._take(claimed, sent)
             if len(claimed.jobs) < room and not self._stop.is_set():
                 self._measured_at = None
-                await self._bell.wait(pause_s(claimed))
+                await self._wakeup.wait(pause_s(claimed))
 
     def _request(self, room: int) -> ClaimRequest:
         settings = self._settings
@@ -223,18 +223,20 @@ class Loop:
         return ClaimRequest(settings.tenant, self._queues, room, settings.lease_ms, settings.worker_id, chance)
 
     def _deliver(self, claimed: Claimed, sent: float) -> None:
-        """Jobs that came unasked, within the room that the last claim told of."""
+        """Take jobs that were handed off to this worker, within the room that the last claim reported."""
         hit("worker.after_claim")
         self._take(claimed, sent)
         if self._post.low:
-            self._bell.ring()
+            self._wakeup.notify()
 
     def _take(self, claimed: Claimed, sent: float) -> None:
         if not claimed.jobs:
             return
         lease_s = self._settings.lease_ms / 1000
         until, renew_at = sent + lease_s, sent + lease_s / 3
-        taken = [Held(job, JobKey(job.tenant, job.queue, job.id), job.token, until, renew_at) for job in claimed.jobs]
+        taken = [
+            ActiveJob(job, JobKey(job.tenant, job.queue, job.id), job.token, until, renew_at) for job in claimed.jobs
+        ]
         self._held.update(taken)
         self._ahead.extend(taken)
         if metrics.current is not None:
@@ -288,18 +290,18 @@ class Loop:
         self._refilling = False
         self._one_ended.set()
         self._start_next()
-        self._ring_room()
+        self._notify_room()
         if not self._runner.running:
             self._all_free.set()
 
-    def _ring_room(self) -> None:
-        bell, self._room_bell = self._room_bell, None
-        if bell is not None and not bell.done():
-            bell.set_result(None)
+    def _notify_room(self) -> None:
+        wakeup, self._room_wakeup = self._room_wakeup, None
+        if wakeup is not None and not wakeup.done():
+            wakeup.set_result(None)
 
     # What became of it -----------------------------------------------------------------------------------------
 
-    def _ack(self, held: Held, finish: Finish) -> None:
+    def _ack(self, held: ActiveJob, finish: Finish) -> None:
         if not held.joined:
             self._acks.add(held, finish)
             return
@@ -308,7 +310,7 @@ class Loop:
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 
-    async def _ack_joined(self, held: Held, finish: Finish) -> None:
+    async def _ack_joined(self, held: ActiveJob, finish: Finish) -> None:
         """Acknowledge, unless the handler's own transaction has completed the job. [ENQ-7]"""
         pause = Pause()
         while held.until > boot_time():
@@ -325,10 +327,10 @@ class Loop:
             held.finish = Finish(held.key, held.token, "complete")
             self._settled([held], [Finished(JobState.COMPLETED)])
             return
-        # Also where time is over: that is for the acknowledgements to tell.
+        # Also when the lease has run out: the acknowledgement says so.
         self._acks.add(held, finish)
 
-    def _settled(self, batch: list[Held], answers: list[FinishAnswer | None]) -> None:
+    def _settled(self, batch: list[ActiveJob], answers: list[FinishAnswer | None]) -> None:
         self._held.difference_update(batch)
         if self._callbacks.silent and metrics.current is None:
             for held, answer in zip(batch, answers, strict=True):
@@ -337,9 +339,9 @@ class Loop:
         else:
             for held, answer in zip(batch, answers, strict=True):
                 self._tell(held, answer)
-        self._ring_room()
+        self._notify_room()
 
-    def _tell(self, held: Held, answer: FinishAnswer | None) -> None:
+    def _tell(self, held: ActiveJob, answer: FinishAnswer | None) -> None:
         finish = held.finish
         if not isinstance(answer, Finished):
             self._refused(held, answer)
@@ -353,11 +355,11 @@ class Loop:
                 reason = finish.reason or ("shutdown" if finish.delay_ms is None else "retry_later")
                 metrics.current.released(held.key.queue, reason)
 
-    def _refused(self, held: Held, refusal: Refusal | None) -> None:
+    def _refused(self, held: ActiveJob, refusal: Refusal | None) -> None:
         """An outcome that came too late; None: so late that it was not sent. [LEASE-4]"""
         result = held.finish.result if held.finish else None
         if result is not None and result.blob and refusal is not None and self._settings.blobs is not None:
-            # Surely not accepted, so nobody will ever ask for it.
+            # Not accepted for certain, so nothing refers to it.
             task = asyncio.create_task(self._delete(result.blob))
             self._deletions.add(task)
             task.add_done_callback(self._deletions.discard)
@@ -369,8 +371,8 @@ class Loop:
             if self._settings.blobs is not None:
                 await self._settings.blobs.delete([blob])
 
-    def _lost(self, held: Held, refusal: Refusal) -> None:
-        """The lease is gone: the handler is told, its outcome no longer counts. [LEASE-4, CANCEL-2]"""
+    def _lost(self, held: ActiveJob, refusal: Refusal) -> None:
+        """The lease is gone: notify the handler; its outcome no longer counts. [LEASE-4, CANCEL-2]"""
         if held.finish is not None or held.verdict not in ("", "released"):
             return  # Its acknowledgement is on the way and will get the answer.
         verdict = "canceled" if isinstance(refusal, JobCanceled) else "stalled"
@@ -378,13 +380,13 @@ class Loop:
         if metrics.current is not None:
             metrics.current.held(-1)
         if held in self._runner.running:
-            self._runner.tell(held, verdict)
+            self._runner.notify(held, verdict)
         elif held in self._ahead:
             self._ahead.remove(held)
             held.verdict = verdict
         self._callbacks.emit(verdict, held.job, refusal)
         self._one_ended.set()
-        self._ring_room()
+        self._notify_room()
 
     # The end ---------------------------------------------------------------------------------------------------
 
@@ -397,13 +399,13 @@ class Loop:
             "stopping: running jobs may finish", running=len(self._runner.running), grace_s=self._settings.grace_s
         )
         await self._wait_for(lambda: self._runner.running, "waiting for running jobs", self._settings.grace_s)
-        self._runner.tell_all("released")
+        self._runner.notify_all("released")
         await self._within(END_S, self._all_free)
         # A handler that cannot be stopped still has its effects: its job stays leased to it, or two would run it.
-        await self._wait_for(self._runner.unstoppable, "waiting for handlers that do not stop when they are told")
+        await self._wait_for(self._runner.unstoppable, "waiting for handlers that do not stop when asked")
         if self._hurry.is_set() and self._runner.running:
             # Told twice: children are killed now, tasks are canceled again.
-            self._runner.tell_all("released")
+            self._runner.notify_all("released")
             await asyncio.wait([asyncio.ensure_future(self._all_free.wait())], timeout=HURRY_S / 4)
         self._runner.abandon()
         if left := self._runner.unstoppable():
@@ -411,8 +413,10 @@ class Loop:
                 "ending while handlers run; their leases run out by themselves", running=len(left), jobs=_ids(left)
             )
 
-    async def _wait_for(self, found: Callable[[], Collection[Held]], saying: str, seconds: float = math.inf) -> None:
-        """Wait until nothing is found any more, for so many seconds at most, and not at all in a hurry."""
+    async def _wait_for(
+        self, found: Callable[[], Collection[ActiveJob]], saying: str, seconds: float = math.inf
+    ) -> None:
+        """Wait until `found` is empty, at most `seconds`; return at once in a hurry."""
         end = time.monotonic() + seconds
         while (held := found()) and not self._hurry.is_set() and (left_s := end - time.monotonic()) > 0:
             if seconds == math.inf or left_s < seconds - 1:
@@ -449,7 +453,7 @@ class Loop:
                     await self._acks.send_once()
 
     async def _within(self, seconds: float, what: asyncio.Event | asyncio.Task[None]) -> None:
-        """Wait for `what`, for so many seconds at most, and not at all in a hurry."""
+        """Wait for `what`, at most `seconds`; return at once in a hurry."""
         waiting = asyncio.ensure_future(what.wait()) if isinstance(what, asyncio.Event) else what
         hurry = asyncio.ensure_future(self._hurry.wait())
         try:
@@ -470,7 +474,7 @@ class Loop:
         return True
 
     def _on_error(self, op: str) -> Callable[[BaseException], None]:
-        def tell(error: BaseException) -> None:
+        def notify(error: BaseException) -> None:
             if metrics.current is not None:
                 metrics.current.store_error(op)
             if isinstance(error, (HoldfastError, *AWAY)):
@@ -479,7 +483,7 @@ class Loop:
                 _log.error("a call of the store failed", op=op, error=repr(error))
             self._callbacks.emit("error", None, error)
 
-        return tell
+        return notify
 
     def _describe(self) -> WorkerInfo:
         settings = self._settings
@@ -489,7 +493,7 @@ class Loop:
         )  # fmt: skip
 
 
-def _ids(held: Collection[Held]) -> str:
+def _ids(held: Collection[ActiveJob]) -> str:
     """The first of some jobs, for the log."""
     names = sorted(f"{one.job.envelope.type}/{one.key.id}" for one in held)
     return ",".join(names[:SAID]) + (",..." if len(names) > SAID else "")

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from holdfast.core.errors import InvalidPayload, Permanent, RetryLater, UnknownCodec, UnknownJobType
 from holdfast.core.job import DAY, SECOND, AttemptError, Finish
-from holdfast.worker.wire import Raised
+from holdfast.worker.messages import Raised
 
 if TYPE_CHECKING:
-    from holdfast.worker.held import Held
+    from holdfast.worker.active_job import ActiveJob
 
 MESSAGE_LIMIT = 2 * 1024
 TRACEBACK_LIMIT = 8 * 1024
@@ -37,7 +37,7 @@ def unreadable(error: BaseException) -> Raised:
     """What to do about a payload that could not be read.
 
     Arguments that do not fit never will: the job fails. A type, codec or version that is unknown here is left to
-    another worker, who may come with the next deploy. [RETRY-6]
+    another worker, which may come with the next deploy. [RETRY-6]
     """
     if isinstance(error, UnknownJobType):
         return Raised("release", describe(error), reason=UNKNOWN_TYPE)
@@ -52,7 +52,7 @@ def unkeepable(error: BaseException) -> Raised:
     return Raised("fail", replace(said, message=clean(f"the result cannot be kept: {said.message}", MESSAGE_LIMIT)))
 
 
-def for_another(held: Held, ending: Raised, unknown_ms: int) -> Finish:
+def for_another(held: ActiveJob, ending: Raised, unknown_ms: int) -> Finish:
     """Leave a job that is unknown here to another worker, or fail it if none has known it for `unknown_ms`. [RETRY-6]
 
     All moments are the store's. The delay grows with the age: a job that a deploy brings a worker for soon is not kept
@@ -68,18 +68,18 @@ def for_another(held: Held, ending: Raised, unknown_ms: int) -> Finish:
     return Finish(held.key, held.token, "release", delay_ms=delay_ms, reason=ending.reason)
 
 
-def timed_out(held: Held) -> Finish:
+def timed_out(held: ActiveJob) -> Finish:
     """The attempt took longer than it may."""
     error = AttemptError("Timeout", f"the handler ran longer than {held.timeout_s or 0:g} s")
     return Finish(held.key, held.token, "retry", error=error, timed_out=True, random=_chance())
 
 
-def release(held: Held) -> Finish:
+def release(held: ActiveJob) -> Finish:
     """The job goes back at once, and the attempt is not counted. [RETRY-5]"""
     return Finish(held.key, held.token, "release")
 
 
-def finish(held: Held, ending: Raised) -> Finish:
+def finish(held: ActiveJob, ending: Raised) -> Finish:
     """The acknowledgement of an attempt that did not complete. [RETRY-3]"""
     return Finish(held.key, held.token, ending.outcome, error=ending.error, delay_ms=ending.delay_ms, random=_chance())
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.job import AttemptError, Job, Progress
 from holdfast.telemetry import logging
-from holdfast.worker import wire
+from holdfast.worker import messages
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -39,22 +39,22 @@ class Processes:
 
     async def run(
         self, job: Job, reference: str, codec: str, on_progress: Callable[[Progress], None]
-    ) -> bytes | wire.Raised:
+    ) -> bytes | messages.Raised:
         """Run a job in a child. Cancel it to end the child: by SIGTERM, and 2 s later by SIGKILL."""
         child = self._idle.pop() if self._idle else await _Child.start()
         kept = False
         try:
             main = _main() if reference.startswith("__main__:") else ""
-            child.send(wire.Task(reference, codec, job, main, self._store))
+            child.send(messages.Task(reference, codec, job, main, self._store))
             while True:
                 message = await child.receive()
                 if message is None:
-                    return wire.Raised("retry", await child.obituary())
-                if isinstance(message, wire.Said):
+                    return messages.Raised("retry", await child.obituary())
+                if isinstance(message, messages.Said):
                     on_progress(Progress(message.fraction, message.message))
                 else:
                     kept = True
-                    return message.data if isinstance(message, wire.Returned) else message
+                    return message.data if isinstance(message, messages.Returned) else message
         finally:
             if kept:
                 self._idle.append(child)
@@ -98,9 +98,9 @@ class _Child:
         return cls(process, reader, writer)
 
     def send(self, message: object) -> None:
-        self._writer.write(wire.frame(message))
+        self._writer.write(messages.frame(message))
 
-    async def receive(self) -> wire.Said | wire.Ending | None:
+    async def receive(self) -> messages.Said | messages.Ending | None:
         """The next message, or None: the process has ended."""
         reading = asyncio.ensure_future(self._read())
         try:
@@ -112,10 +112,10 @@ class _Child:
         finally:
             reading.cancel()
 
-    async def _read(self) -> wire.Said | wire.Ending | None:
+    async def _read(self) -> messages.Said | messages.Ending | None:
         try:
-            size = wire.HEAD.unpack(await self._reader.readexactly(wire.HEAD.size))[0]
-            return wire.for_worker(await self._reader.readexactly(size))
+            size = messages.HEAD.unpack(await self._reader.readexactly(messages.HEAD.size))[0]
+            return messages.for_worker(await self._reader.readexactly(size))
         except (EOFError, OSError):
             return None
 

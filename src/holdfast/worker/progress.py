@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.lease import Refusal
-    from holdfast.worker.held import Held
+    from holdfast.worker.active_job import ActiveJob
 
 EVERY_S = 0.1
 
@@ -23,18 +23,18 @@ class Reporter:
     def __init__(
         self,
         store: Store,
-        on_lost: Callable[[Held, Refusal], None],
+        on_lost: Callable[[ActiveJob, Refusal], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
         self._store = store
         self._on_lost = on_lost
         self._on_error = on_error
         self._loop = asyncio.get_running_loop()
-        self._newest: dict[Held, Progress] = {}
+        self._newest: dict[ActiveJob, Progress] = {}
         self._woken = False
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, held: Held, progress: Progress) -> None:
+    def add(self, held: ActiveJob, progress: Progress) -> None:
         """Report `progress` soon. From any thread."""
         self._newest[held] = progress
         if not self._woken:

@@ -1,4 +1,4 @@
-"""Runs handlers, on the event loop, in a thread or in a child process, and tells how they ended."""
+"""Runs handlers, on the event loop, in a thread or in a child process, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from holdfast.telemetry import metrics
 from holdfast.telemetry.logging import SeldomLogger
 from holdfast.telemetry.tracing import active, job_span
 from holdfast.worker import outcome
+from holdfast.worker.messages import Raised
 from holdfast.worker.processes import Processes
 from holdfast.worker.threads import Threads
-from holdfast.worker.wire import Raised
 
 if TYPE_CHECKING:
     from holdfast.binding import Address
     from holdfast.context import Clients, Completer
+    from holdfast.worker.active_job import ActiveJob, Verdict
     from holdfast.worker.handlers import Handler
-    from holdfast.worker.held import Held, Verdict
 
 TIMEOUT_GRACE_S = 5.0
 BLOB_TRIES = 5
 UNKNOWN_MS = 24 * HOUR
-"""A job that no worker has known for so long fails. [RETRY-6]"""
+"""A job whose type no worker has known for this long fails. [RETRY-6]"""
 
 _seldom = SeldomLogger(__name__, every_s=60.0)
 
@@ -44,8 +44,8 @@ _seldom = SeldomLogger(__name__, every_s=60.0)
 class Runner:
     """Runs held jobs. Made inside the event loop it belongs to.
 
-    `on_ack(held, finish)` gets what the store is to be told, at most once for each; `on_free()` says that a slot is
-    free again, which can be later than that.
+    `on_ack(held, finish)` gets the outcome to acknowledge, at most once for each job. `on_free()` says that a slot is
+    free again, which can be later.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Runner:
         concurrency: int,
         codec: str,
         blobs: Blobs | None,
-        on_ack: Callable[[Held, Finish], None],
+        on_ack: Callable[[ActiveJob, Finish], None],
         on_free: Callable[[], None],
-        on_progress: Callable[[Held, Progress], None],
+        on_progress: Callable[[ActiveJob, Progress], None],
         *,
         completer: Completer | None = None,
         unknown_ms: int = UNKNOWN_MS,
@@ -78,11 +78,11 @@ class Runner:
         self._threads = Threads(concurrency)
         self._processes = Processes(address)
         self._nothing = codecs.encode(None, codec)
-        self.running: set[Held] = set()
+        self.running: set[ActiveJob] = set()
         self.tracing = active()
         """Whether jobs that start from now on get a span."""
 
-    def start(self, held: Held) -> None:
+    def start(self, held: ActiveJob) -> None:
         """Start the handler. Its slot is taken until `on_free`."""
         envelope = held.job.envelope
         handler = self._handlers.get(envelope.type)
@@ -109,8 +109,8 @@ class Runner:
             run = self._run_in_process(held, handler)
             held.task = self._loop.create_task(run, context=self._context.copy())
 
-    def tell(self, held: Held, verdict: Verdict) -> None:
-        """Tell a running handler that its outcome no longer counts, and to end. [CANCEL-2]"""
+    def notify(self, held: ActiveJob, verdict: Verdict) -> None:
+        """Notify a running handler that its outcome no longer counts, and ask it to stop. [CANCEL-2]"""
         held.verdict = verdict
         if held.context is not None:
             held.context.canceled.set()
@@ -118,13 +118,13 @@ class Runner:
         if held.started_at and held.task is not None:
             held.task.cancel()
 
-    def tell_all(self, verdict: Verdict) -> None:
-        """Tell every handler that runs, but those that were told something before, which are only told to end."""
+    def notify_all(self, verdict: Verdict) -> None:
+        """Notify every running handler; one that already has a verdict keeps it and is only asked to stop."""
         for held in tuple(self.running):
-            self.tell(held, held.verdict or verdict)
+            self.notify(held, held.verdict or verdict)
 
-    def unstoppable(self) -> list[Held]:
-        """The jobs whose handlers were told to give them back, and still run: threads, as a rule."""
+    def unstoppable(self) -> list[ActiveJob]:
+        """The jobs whose handlers were asked to give them back and still run: usually threads."""
         return [held for held in self.running if held.verdict == "released" and held.finish is None]
 
     def abandon(self) -> None:
@@ -134,13 +134,13 @@ class Runner:
                 self._acknowledge_verdict(held)
 
     async def close(self) -> None:
-        """End the threads and children. What still runs is a thread that would not listen."""
+        """End the threads and children. Only threads that ignore the request still run."""
         await self._processes.close()
         self._threads.close(0.0 if self.running else 5.0)
 
     # The three ways to run -----------------------------------------------------------------------------------
 
-    async def _run_async(self, held: Held, context: JobContext, handler: Handler) -> None:
+    async def _run_async(self, held: ActiveJob, context: JobContext, handler: Handler) -> None:
         held.started_at = time.monotonic()
         if held.verdict:
             return self._end(held, None)
@@ -166,14 +166,14 @@ class Runner:
             return self._end(held, outcome.raised(error))
         return self._end(held, self._encode(value))
 
-    def _run_in_thread(self, held: Held, context: JobContext, handler: Handler) -> None:
+    def _run_in_thread(self, held: ActiveJob, context: JobContext, handler: Handler) -> None:
         held.started_at = time.monotonic()
         ending = None if held.verdict else self._call(held, context, handler)
         # The loop is closed if the worker has ended while this handler would not listen.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end, held, ending)
 
-    def _call(self, held: Held, context: JobContext, handler: Handler) -> bytes | Raised:
+    def _call(self, held: ActiveJob, context: JobContext, handler: Handler) -> bytes | Raised:
         activate(context)
         try:
             hit("worker.before_run")
@@ -190,7 +190,7 @@ class Runner:
             return outcome.raised(error)
         return self._encode(value)
 
-    async def _run_in_process(self, held: Held, handler: Handler) -> None:
+    async def _run_in_process(self, held: ActiveJob, handler: Handler) -> None:
         held.started_at = time.monotonic()
         if held.verdict:
             return self._end(held, None)
@@ -216,7 +216,7 @@ class Runner:
 
     # The end ---------------------------------------------------------------------------------------------------
 
-    def _end(self, held: Held, ending: bytes | Raised | None) -> None:
+    def _end(self, held: ActiveJob, ending: bytes | Raised | None) -> None:
         if held.timer is not None:
             held.timer.cancel()
             held.give_up_at = math.inf
@@ -234,7 +234,7 @@ class Runner:
             return
         self._free(held)
 
-    def _finish(self, held: Held, ending: Raised) -> Finish:
+    def _finish(self, held: ActiveJob, ending: Raised) -> Finish:
         if not ending.reason:
             return outcome.finish(held, ending)
         finish = outcome.for_another(held, ending, self._unknown_ms)
@@ -247,29 +247,29 @@ class Runner:
             )  # fmt: skip
         return finish
 
-    def _free(self, held: Held) -> None:
+    def _free(self, held: ActiveJob) -> None:
         # All know the held job, an error by its traceback: as cycles they would keep the garbage collector busy.
         held.context = held.task = held.error = None
         self.running.discard(held)
         self._on_free()
 
-    def _acknowledge_verdict(self, held: Held) -> None:
+    def _acknowledge_verdict(self, held: ActiveJob) -> None:
         if held.finish is None and held.verdict == "released":
             self._on_ack(held, outcome.release(held))
         elif held.finish is None and held.verdict == "timeout":
             self._on_ack(held, outcome.timed_out(held))
 
-    def _time_out(self, held: Held, handler: Handler) -> None:
+    def _time_out(self, held: ActiveJob, handler: Handler) -> None:
         if held.verdict:
             return
-        self.tell(held, "timeout")
+        self.notify(held, "timeout")
         if handler.executor == "thread":
             # Nothing ends a thread from outside: the job goes on elsewhere, the slot stays taken.
             self._acknowledge_verdict(held)
         else:
             held.timer = self._loop.call_later(TIMEOUT_GRACE_S, self._acknowledge_verdict, held)
 
-    async def _keep_large(self, held: Held, data: bytes) -> None:
+    async def _keep_large(self, held: ActiveJob, data: bytes) -> None:
         """Keep a large result as a blob; without a place for it the job fails. [RESULT-1]"""
         try:
             finish = await self._put(held, data)
@@ -283,7 +283,7 @@ class Runner:
             self._on_ack(held, finish)
         self._free(held)
 
-    async def _put(self, held: Held, data: bytes) -> Finish:
+    async def _put(self, held: ActiveJob, data: bytes) -> Finish:
         if self._blobs is None:
             error = outcome.describe(ResultTooLarge(len(data), RESULT_LIMIT))
             return outcome.finish(held, Raised("fail", error))
@@ -300,8 +300,8 @@ class Runner:
         return Finish(held.key, held.token, "complete", Result(b"", self._codec, name))
 
 
-def _came_to_its_end(held: Held, ending: bytes | Raised) -> bool:
-    """Whether a handler that was told to give its job back has finished it instead: its lease is still good.
+def _came_to_its_end(held: ActiveJob, ending: bytes | Raised) -> bool:
+    """Whether a handler that was asked to give its job back has finished it instead, while its lease is still good.
 
     One that was interrupted, or that saw that it should stop and returned, is given back: its work may be half done.
     One that never looked is done, and is not run again.

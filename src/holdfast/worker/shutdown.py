@@ -38,7 +38,7 @@ def on_signal(callback: Callable[[], None]) -> Generator[None]:
     """Call `callback` in the running loop at each signal inside the block, then restore what was before.
 
     Several blocks may be open in one loop; each is called. In another thread than the main one nothing is installed:
-    Python delivers signals to the main thread alone. What somebody else has installed meanwhile stays.
+    Python delivers signals to the main thread alone. A handler that other code has installed meanwhile stays.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -118,7 +118,7 @@ def _held_back(number: int) -> Generator[None]:
 
 
 def _is_default(handler: Handler) -> bool:
-    """Whether nobody in particular has asked for the signal."""
+    """Whether the default handler of the signal is installed."""
     if not callable(handler) or handler in (signal.default_int_handler, exit_early):
         return True
     return isinstance(handler, partial) and isinstance(getattr(handler.func, "__self__", None), asyncio.Runner)

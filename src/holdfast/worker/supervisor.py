@@ -18,7 +18,7 @@ from holdfast.telemetry.logging import get_logger
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 STEADY_S = 60.0
-"""Who lived that long before he died is started again without much of a pause."""
+"""A child that lived this long before it died is restarted almost at once."""
 KILL_S = 5.0
 """How long a child may take for its end after a second signal."""
 
@@ -135,7 +135,7 @@ class _Supervisor:
 
 
 def _child(target: Callable[[int], object], number: int) -> None:
-    # A group of its own: Ctrl-C reaches the supervisor alone, who passes it on once and not twice.
+    # A group of its own: Ctrl-C reaches the supervisor alone, which passes it on once.
     os.setpgid(0, 0)
     threading.Thread(target=_follow_parent, daemon=True).start()
     target(number)

@@ -46,7 +46,7 @@ class Threads:
             thread.join(max(0.0, end - time.monotonic()))
         stuck = sum(thread.is_alive() for thread in self._threads)
         if stuck:
-            _log.error("handlers that were told to end still run in their threads", threads=stuck)
+            _log.error("handlers that were asked to stop still run in their threads", threads=stuck)
         return not stuck
 
     def _serve(self) -> None:

@@ -201,8 +201,9 @@ class Worker:
     def run(self, *, signals: bool = True) -> Coroutine[Any, Any, None]:
         """Work until SIGTERM, SIGINT or `stop`; then finish or release what is held. To be awaited. [RETRY-5]
 
-        A second signal ends it at once, as does cancelling the task. A handler that does not stop when it is told, such
-        as a thread, keeps its lease, and the end waits for it; told twice, it does not, and the lease runs out.
+        A second signal ends it at once, as does cancelling the task. A handler that does not stop when
+        asked, such as a thread, keeps its lease, and `run` waits for it. After a second signal `run` does not wait: the
+        lease runs out.
         Signals are watched in the main thread alone, and not with `signals=False`. A handler that the program has
         installed is called after ours; one that it has set through the event loop is left alone, and `stop` or a cancel
         ends the worker. A second call while it runs waits for the end of the first; after that it can run again.
@@ -258,7 +259,7 @@ class Worker:
         )
         if self._stop_asked:
             loop.stop()
-        # A task of its own: whoever cancels `run`, the way out is walked to its end.
+        # A task of its own: the shutdown finishes even if `run` is canceled.
         working = asyncio.create_task(loop.run())
         try:
             await asyncio.shield(working)

@@ -52,7 +52,7 @@ def _writer(server) -> int:
 
 
 async def answers(server) -> None:
-    await eventually(lambda: _answers(server), patience_s=60)
+    await eventually(lambda: asyncio.to_thread(_answers, server), patience_s=60)
 
 
 def _answers(server) -> bool:
@@ -103,7 +103,7 @@ def _dropped(server) -> bool:
 
 async def restore(server, text) -> None:
     """Load a dump in place of what is there, as psql does: statement by statement, with everybody connected."""
-    await eventually(lambda: _dropped(server), patience_s=60)
+    await eventually(lambda: asyncio.to_thread(_dropped, server), patience_s=60)
     command = [str(server._bin / "psql"), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", server.url()]
     program = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

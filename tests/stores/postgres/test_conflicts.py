@@ -3,7 +3,8 @@
 Invariants verified:
 - batches that name the same jobs in different orders all come through, each job changed once
 - whatever default_transaction_isolation the database has, the store works as ever
-- enqueues and replays take their locks in one order: neither waits for the other in a circle
+- every change takes its locks in one order, also where a job ends while it waits, and where an enqueue looks again:
+  ended jobs before ids, and nothing while it holds what an earlier look has locked. None waits in a circle
 """
 
 import asyncio
@@ -12,12 +13,24 @@ import contextlib
 import asyncpg
 import pytest
 
-from holdfast.core.job import Cancel, Duplicate, Extend, Finish, IdempotencyKey, JobState, NewJob, Queued, Replayed
+from holdfast.core.job import (
+    Cancel,
+    Duplicate,
+    Extend,
+    Finish,
+    IdempotencyKey,
+    JobState,
+    NewJob,
+    Purge,
+    Queued,
+    Replayed,
+)
 from holdfast.store import TenantSettings, open_store
 from holdfast.stores.postgres import link
+from holdfast.stores.postgres import store as store_module
 from tests.eventually import eventually
 from tests.stores.load import LEASE_MS, complete, key, new, seeded, wish
-from tests.stores.postgres.support import judge, patiently
+from tests.stores.postgres.support import judge, opened, patiently
 
 IDS = [f"id-{n:02}" for n in range(30)]
 
@@ -116,3 +129,93 @@ async def test_a_replay_and_an_enqueue_in_its_place_do_not_wait_in_a_circle(
             await eventually(lambda: connection.fetchval(waiting), lambda count: count == 2)
         assert [type(answer) for answer in await replay + await enqueue] == [Replayed, Duplicate]
         assert conflicts == []
+
+
+@pytest.fixture
+async def pair(url):
+    async with opened(url) as store, opened(url) as other:
+        yield store, other
+
+
+@pytest.fixture
+async def admin(postgres, database):
+    """A connection of somebody's."""
+    connection = await asyncpg.connect(postgres.url(database))
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def conflicts(monkeypatch):
+    """How the server ended transactions that were in each other's way."""
+    found, judged = [], link.is_conflict
+
+    def note(error):
+        if judged(error):
+            found.append(error.sqlstate)
+        return judged(error)
+
+    monkeypatch.setattr(link, "is_conflict", note)
+    return found
+
+
+def waiting(admin):
+    """How many wait for a lock."""
+    return admin.fetchval("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted")
+
+
+async def blocked(admin, count):
+    await eventually(lambda: waiting(admin), lambda found: found == count)
+
+
+async def test_a_job_that_ends_while_a_cancel_waits_is_not_waited_for_in_a_circle(pair, admin, conflicts):
+    """The cancel has the id, an enqueue in place of the ended job has that job: one of the two starts again."""
+    store, other = pair
+    await store.enqueue([new("y", result_ttl_ms=0), new("z")])
+    jobs = {job.id: job for job in (await store.claim(wish(2))).jobs}
+    async with admin.transaction():
+        await admin.execute("SELECT FROM holdfast.jobs WHERE id = 'z' FOR UPDATE")
+        async with store.own_transaction() as connection:
+            await store.finish([complete(jobs["y"])], connection=connection)
+            canceling = asyncio.create_task(other.cancel([Cancel(key("y")), Cancel(key("z"))]))
+            await blocked(admin, 1)
+        await eventually(lambda: store.get([key("y")]), lambda found: found == [None])
+        enqueuing = asyncio.create_task(store.enqueue([new("y")]))
+        await blocked(admin, 2)
+    assert type((await enqueuing)[0]) is Queued
+    assert await canceling in (["not_found", "canceled"], ["canceled", "canceled"])
+    assert conflicts == ["40001"]
+    await judge(store)
+
+
+async def test_an_enqueue_that_looks_again_keeps_no_lock_from_its_first_look(pair, admin, conflicts, monkeypatch):
+    """Else it would wait for an id with an ended job in hand, as the other one does the other way round."""
+    monkeypatch.setattr(store_module, "BRIEF_LOCK_MS", 5000)  # As for a batch of which much is blocked.
+    store, other = pair
+    await store.enqueue([new("w"), new("y")])
+    await store.cancel([Cancel(key("w")), Cancel(key("y"))])
+    value, looks, goes_on = link.Direct.value, asyncio.Queue(), asyncio.Semaphore(0)
+
+    async def slow(session, name, *args):
+        if name == "take_ids" and asyncio.current_task() is first:
+            looks.put_nowait(name)
+            await goes_on.acquire()
+        return await value(session, name, *args)
+
+    async def settled():
+        return second.done() or await waiting(admin)
+
+    monkeypatch.setattr(link.Direct, "value", slow)
+    first = asyncio.create_task(store.enqueue([new("w"), new("y")]))
+    await looks.get()
+    await other.purge([Purge(key("w"))])  # What the first one has seen is not there any more: it looks again.
+    goes_on.release()
+    await looks.get()
+    second = asyncio.create_task(other.enqueue([new("w"), new("y")]))
+    await eventually(settled)
+    for _ in range(3):
+        goes_on.release()
+    kinds = [[type(answer) for answer in answers] for answers in (await first, await second)]
+    assert sorted(kinds, key=str) == [[Duplicate, Duplicate], [Queued, Queued]]
+    assert conflicts == []
+    await judge(store)

@@ -2,11 +2,21 @@
 
 import pytest
 
+from tests.stores.postgres.bouncer import needs_bouncer
 from tests.stores.postgres.storm import WAYS
 
 
-@pytest.mark.parametrize("way, losses", [("crash", 2), ("restore", 1)])
+@pytest.mark.parametrize("way, losses", [("crash", 2), ("failover", 1), ("restore", 1)])
 async def test_nothing_crosses_and_nothing_is_missed_in_silence(way, losses):
+    await _weathered(way, losses, pooler=False)
+
+
+@needs_bouncer
+async def test_nothing_crosses_behind_a_pooler_that_keeps_its_clients_through_a_failover():
+    await _weathered("failover", 1, pooler=True)
+
+
+async def _weathered(way, losses, *, pooler):
     run, _ = WAYS[way]
-    figures, wrong = await run(losses, 1, pooler=False)
+    figures, wrong = await run(losses, 1, pooler=pooler)
     assert not wrong, figures

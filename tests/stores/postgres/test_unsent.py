@@ -16,6 +16,7 @@ import pytest
 from holdfast.core import offers as core_offers
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import Finished, JobState, Queued
+from holdfast.stores.postgres import link
 from holdfast.stores.postgres import offers as offering
 from holdfast.stores.postgres.unit import Unit
 from holdfast.testing.postgres import PostgresServer
@@ -27,7 +28,7 @@ from tests.stores.postgres.support import judge, opened
 KEY = key("x")
 
 
-async def asked(url, what):
+async def answer_of(url, what):
     connection = await asyncpg.connect(url)
     try:
         return await connection.fetchval(what)
@@ -61,7 +62,7 @@ async def test_a_hand_off_that_cannot_be_sent_is_released_at_once():
         url = server.url()
 
         def offered():
-            return asked(url, "SELECT count(*) FROM holdfast.offers WHERE until > 0")
+            return answer_of(url, "SELECT count(*) FROM holdfast.offers WHERE until > 0")
 
         async with opened(url) as store, opened(url) as producer:
             await producer.enqueue([new("warm")])
@@ -94,7 +95,7 @@ async def test_a_producer_that_dies_releasing_what_it_could_not_send_leaves_it_t
         url = server.url()
 
         def offered():
-            return asked(url, "SELECT count(*) FROM holdfast.offers WHERE until > 0")
+            return answer_of(url, "SELECT count(*) FROM holdfast.offers WHERE until > 0")
 
         async with opened(url) as store, opened(url) as producer, place(store, offered, limit=3) as (post, _):
             async with filled(server.url("stranger")):
@@ -123,6 +124,36 @@ async def test_a_worker_gives_back_what_was_sent_and_did_not_arrive(url, offers,
         assert (await kinds(store, KEY))[:3] == ["enqueued", "claimed", "released"]
         jobs = (await judge(store)).values()
         assert {(job.attempts, job.state) for job in jobs} <= {(0, JobState.READY), (1, JobState.LEASED)}
+
+
+@pytest.mark.parametrize("how", ["has no room", "leaves"])
+async def test_an_offer_that_is_taken_back_twice_says_both_times_what_was_handed_over(
+    url, offers, asked, monkeypatch, how
+):
+    """The reply to the first one is lost with the line, as is the job's message."""
+    monkeypatch.setattr(core_offers, "LAST_WORD_S", 0.0)
+    arrived, lost = [], []
+    monkeypatch.setattr(offering.PostgresPost, "_take", lambda _, data: arrived.append(data))
+    rows = link.Direct.rows
+
+    async def cut(session, name, *args):
+        found = await rows(session, name, *args)
+        if name == "take_back" and args[2] and not lost:
+            lost.append(name)
+            raise ConnectionResetError
+        return found
+
+    async with opened(url) as store, opened(url) as producer:
+        async with place(store, offers) as (post, _):
+            await producer.enqueue([new("x", max_attempts=1)])
+            await eventually(lambda: arrived)
+            monkeypatch.setattr(link.Direct, "rows", cut)
+            if how == "has no room":
+                # Too short a lease to offer anything: it takes back all.
+                await post.claim(wish(1, lease_ms=core_offers.LEAST_LEASE_MS - 1))
+        assert lost == ["take_back"]
+        assert (await kinds(store, KEY))[:3] == ["enqueued", "claimed", "released"]
+        assert await asked("SELECT count(*) FROM holdfast.offers") == 0
 
 
 async def comes_back(post, id_):
@@ -160,7 +191,7 @@ async def test_a_worker_gives_back_what_was_sent_before_the_server_was_restarted
     with PostgresServer(durable=False) as server:
 
         def offered():
-            return asked(server.url(), "SELECT count(*) FROM holdfast.offers WHERE until > 0")
+            return answer_of(server.url(), "SELECT count(*) FROM holdfast.offers WHERE until > 0")
 
         async with opened(server.url()) as store, place(store, offered, limit=3) as (post, _):
             await store.enqueue([new("x", max_attempts=1)])
@@ -168,3 +199,18 @@ async def test_a_worker_gives_back_what_was_sent_before_the_server_was_restarted
             await asyncio.to_thread(server.restart)
             assert (await comes_back(post, "x")).attempts == 1
             assert await kinds(store, KEY) == ["enqueued", "claimed", "released", "claimed"]
+
+
+async def test_a_worker_that_waits_while_the_data_is_restored_is_told_so(url, offers, asked, monkeypatch):
+    """A restore has made the tables and has not filled them yet: there is not even a clock."""
+    arrived = []
+    monkeypatch.setattr(offering.PostgresPost, "_take", lambda _, data: arrived.append(data))
+    async with opened(url) as store, place(store, offers, limit=1) as (post, _):
+        await store.enqueue([new("x", max_attempts=1)])
+        await eventually(lambda: arrived)
+        kept = await asked("DELETE FROM holdfast.meta RETURNING meta::text")
+        for act in (lambda: post.claim(wish(1)), store.now, lambda: store.claim(wish(1)), lambda: store.prune(9)):
+            with pytest.raises(StoreUnavailable, match="has no data"):
+                await act()
+        await asked(f"INSERT INTO holdfast.meta SELECT (x).* FROM (SELECT '{kept}'::holdfast.meta AS x) y")
+        assert (await comes_back(post, "x")).attempts == 1

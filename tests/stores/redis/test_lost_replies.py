@@ -2,6 +2,7 @@
 
 Invariants verified:
 - a claim that never arrives holds nothing, and is never repeated [ENQ-8]
+- a cancel or a change of the result TTL that is repeated reaches the life that it reached at first, and no later one
 - of calls that are made at once only those that were cut fail, and of several shards only the one that was cut
 """
 
@@ -11,8 +12,9 @@ import contextlib
 import pytest
 
 from holdfast.core.errors import StoreBusy, StoreUnavailable
-from holdfast.core.job import JobState, Queued
+from holdfast.core.job import Cancel, JobState, Queued, SetResultTtl
 from holdfast.store import open_store
+from holdfast.stores.redis import link
 from holdfast.stores.redis.keys import shard_of
 from holdfast.stores.redis.scripts import SCRIPTS
 from holdfast.testing.servers import HOST
@@ -41,6 +43,34 @@ async def test_a_request_that_never_arrives_changes_nothing(proxy, far, store):
     assert await kinds(store, key("y")) == ["enqueued"]
     job = await claim_one(store)
     assert job.attempts == 1
+
+
+@pytest.mark.parametrize("what", ["cancel", "set_result_ttl"])
+async def test_what_is_repeated_reaches_one_life_of_an_id(proxy, far, store, monkeypatch, what):
+    """The reply is lost; before the store sends it again, the id has a new life, which ends as well."""
+    await store.enqueue([new("x")])
+    send, sent = link.Link._send, []
+
+    async def slow(self, *args, **options):
+        sent.append(self)
+        if self is far._link and sent.count(self) == 2:
+            await store.enqueue([new("x")])
+            if what == "set_result_ttl":
+                await store.cancel([Cancel(key("x"))])
+        return await send(self, *args, **options)
+
+    if what == "set_result_ttl":
+        await store.cancel([Cancel(key("x"))])
+    monkeypatch.setattr(link.Link, "_send", slow)
+    proxy.cut_replies(when=SCRIPT)
+    if what == "cancel":
+        assert await far.cancel([Cancel(key("x"))]) == ["canceled"]
+    else:
+        assert await far.set_result_ttl([SetResultTtl(key("x"), 0)]) == ["updated"]
+    assert (proxy.counts.replies_cut, sent.count(far._link)) == (1, 2)
+    (job,) = await store.get([key("x")])
+    assert job is not None
+    assert job.state is (JobState.READY if what == "cancel" else JobState.CANCELED)
 
 
 async def test_a_cut_in_the_middle_of_many_at_once_fails_only_those(proxy, far_url, store):

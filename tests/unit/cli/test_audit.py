@@ -97,3 +97,27 @@ def test_the_service_prints_the_trail_without_an_access_log_too(processes, tmp_p
     assert (line["logger"], line["action"], line["outcome"]) == ("holdfast.audit", "queue.pause", "invalid_request")
     assert line["jti"]
     assert made not in ended.out + ended.err
+
+
+def test_tokens_and_keys_are_in_the_trail(cli, place, monkeypatch):
+    """Who made a token for whom; never the token."""
+    path = place / "audit.log"
+    monkeypatch.setenv("HOLDFAST_AUDIT_LOG", str(path))
+    monkeypatch.setenv("HOLDFAST_JWT_HS256_KEY", "k" * 40)
+    made = cli("token", "--scope", "produce,admin", "--queues", "mail", "--subject", "ci", "--ttl", "5m").out.strip()
+    assert cli("token", "--scope", "everything").code == 2
+    cli("token", "revoke", "--subject", "ci")
+    cli("token", "restore", "--subject", "ci")
+    cli("keys", "lease-rotate")
+    cli("keys", "lease-drop", "1")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert acts(lines, "tenant", "of", "value", "kid") == [
+        ("token.sign", "done", "acme", "ci", None, None),
+        ("token.sign", "invalid_option", "acme", None, None, None),
+        ("token.revoke", "done", "acme", None, "ci", None),
+        ("token.restore", "done", "acme", None, "ci", None),
+        ("lease_keys.rotate", "done", "acme", None, None, None),
+        ("lease_keys.drop", "done", "acme", None, None, "1"),
+    ]
+    assert (lines[0]["scopes"], lines[0]["queues"], lines[0]["lifetime_s"]) == (["produce", "admin"], ["mail"], 300.0)
+    assert made.rpartition(".")[2] not in path.read_text()

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from holdfast.migrate import Plan, move
+from holdfast.migrate import MovePlan, move
 from holdfast.store import open_store
 from tests.unit.cli.support import claim, fail
 
@@ -110,11 +110,11 @@ def test_a_move_that_cannot_be_finished_is_given_up(cli, filled, target):
 async def _begin(url, target):
     """A move that ends while it copies."""
 
-    async def walker(errand, queues, tell):
+    async def walker(step_input, queues, tell):
         raise EOFError
 
     with pytest.raises(EOFError):
-        await move(Plan(url, target, "acme"), walker)
+        await move(MovePlan(url, target, "acme"), walker)
 
 
 async def _waiting(url):

@@ -166,7 +166,7 @@ async def test_whoever_watches_a_job_is_told_of_its_end(store):
 
 async def test_many_hints_that_name_no_job_are_one_look(store, monkeypatch):
     monkeypatch.setattr(module, "VAGUE_S", 0.5)
-    rung, listeners, extends, extend = [], [], [], store.extend
+    notified, listeners, extends, extend = [], [], [], store.extend
 
     def listen(listener, hints):
         listeners.append(listener)
@@ -179,7 +179,7 @@ async def test_many_hints_that_name_no_job_are_one_look(store, monkeypatch):
     async def waits(job, at):
         at.watch([JobKey("acme", "work", str(n)) for n in range(3)])
         while True:
-            rung.append(await at.changed(60))
+            notified.append(await at.changed(60))
 
     monkeypatch.setattr(store, "listen", listen)
     monkeypatch.setattr(store, "extend", counted)
@@ -190,12 +190,12 @@ async def test_many_hints_that_name_no_job_are_one_look(store, monkeypatch):
             for hint in (Hint.DONE, Hint.CANCELED):
                 listeners[-1](Signal(hint, "acme", "work"))
             await asyncio.sleep(0)
-        await eventually(lambda: len(rung) == 2)
-        assert (rung, sum(extends) <= 2) == ([frozenset()] * 2, True)
+        await eventually(lambda: len(notified) == 2)
+        assert (notified, sum(extends) <= 2) == ([frozenset()] * 2, True)
         listeners[-1](Signal(Hint.DONE, "globex"))
         listeners[-1](Signal(Hint.DONE, "acme", "work", "1"))
-        await eventually(lambda: len(rung) == 3)
-        assert rung[-1] == {JobKey("acme", "work", "1")}
+        await eventually(lambda: len(notified) == 3)
+        assert notified[-1] == {JobKey("acme", "work", "1")}
 
 
 async def test_cleaning_up_waits_for_a_store_that_is_away(store, monkeypatch):

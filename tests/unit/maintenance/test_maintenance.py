@@ -49,7 +49,7 @@ async def test_the_reaper_comes_back_when_the_next_lease_runs_out(store):
 async def test_a_lease_is_reaped_as_it_runs_out(store):
     jobs = await leased(store, 1, lease_ms=1000, max_attempts=1)
     task = asyncio.create_task(Maintenance(store).run())
-    await eventually(lambda: states(store, jobs), lambda found: found == {JobState.FAILED}, patience_s=3)
+    await eventually(lambda: states(store, jobs), lambda found: found == {JobState.FAILED}, patience_s=60)
     task.cancel()
     await asyncio.wait([task])
 

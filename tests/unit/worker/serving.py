@@ -56,7 +56,7 @@ def children():
     return found
 
 
-async def until(queue, ticket, wanted=TERMINAL, *, patience=10.0):
+async def until(queue, ticket, wanted=TERMINAL, *, patience=60.0):
     """The job once it is in one of the `wanted` states."""
     wanted = {wanted} if isinstance(wanted, JobState) else wanted
     changed = asyncio.Event()

@@ -27,10 +27,10 @@ async def test_an_async_handler_enqueues_by_the_queue_of_its_job(queue):
         return [me.client.tenant, me.client.name, me.queue, ticket.status, again.status]
 
     async with serving(queue, first, later):
-        found = await queue.enqueue_and_wait(first.message(), timeout=5)
+        found = await queue.enqueue_and_wait(first.message(), timeout=60)
         assert found == ["acme", "default", "default", "queued", "duplicate"]
-        assert await queue.result("a", queue="later", timeout=5) == 1
-        assert await queue.enqueue_and_wait(first.message(), timeout=5) == [*found[:3], "completed", "completed"]
+        assert await queue.result("a", queue="later", timeout=60) == 1
+        assert await queue.enqueue_and_wait(first.message(), timeout=60) == [*found[:3], "completed", "completed"]
 
 
 async def test_a_plain_function_does_the_same_without_await(queue):
@@ -45,7 +45,7 @@ async def test_a_plain_function_does_the_same_without_await(queue):
         return [
             isinstance(client, blocking.Queue),
             isinstance(ticket, blocking.Ticket),
-            ticket.wait(timeout=5),
+            ticket.wait(timeout=60),
             current_job().enqueue(later.message(), id="b").status,
             [kept.status, refused.status],
             sum(1 for _ in client.events()) > 0,
@@ -67,7 +67,7 @@ async def test_an_event_loop_of_the_handlers_own_awaits_it_too(queue):
 
             async with client:
                 (ticket,) = await client.enqueue_many(source())
-            result = await ticket.wait(timeout=5)
+            result = await ticket.wait(timeout=60)
             kinds = {event.kind async for event in client.events()}
             return [result, (await ticket.refresh()).state, "completed" in kinds, client.tenant]
 
@@ -88,7 +88,7 @@ async def test_in_a_fleet_each_job_reaches_its_own_tenant(store):
     async with run(worker):
         for tenant in ("acme", "other"):
             async with Queue(store=store, tenant=tenant) as queue:
-                assert await queue.enqueue_and_wait(spread.message(), timeout=5) == tenant
+                assert await queue.enqueue_and_wait(spread.message(), timeout=60) == tenant
                 assert (await queue.get("x", queue="later")).tenant == tenant
         gc.collect()
         assert not worker._loop._runner._clients._queues, "queues that nobody uses are let go"
@@ -126,7 +126,7 @@ async def test_a_handler_that_is_run_again_enqueues_one_job_by_its_id(queue):
             raise RuntimeError("once more")
 
     async with serving(queue, twice):
-        await queue.enqueue_and_wait(twice.message(), timeout=5)
+        await queue.enqueue_and_wait(twice.message(), timeout=60)
     assert runs == ["queued", "duplicate"]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.core.errors import InvalidPayload, Permanent, RetryLater, UnknownCodec, UnknownJobType
 from holdfast.core.job import DAY, Envelope, Job, JobState
 from holdfast.worker import outcome
-from holdfast.worker.held import Held
+from holdfast.worker.active_job import ActiveJob
 
 
 def throw(error):
@@ -78,7 +78,7 @@ def unknown_to_a_worker(age_s, *, seen):
     job = Job("acme", "q", "x", 1, Envelope("x", b"{}"), JobState.LEASED, now - age_s * 1000, 0, claimed_at=now)
     if seen:
         job.visible_at, job.released_for, job.first_released_at = now, "unknown_type", now - age_s * 1000
-    return Held(job, job.key, 1, 0.0, 0.0)
+    return ActiveJob(job, job.key, 1, 0.0, 0.0)
 
 
 def test_a_foreign_cancellation_says_so():

@@ -29,7 +29,7 @@ async def test_an_async_handler_completes_its_job(queue):
         return a + b
 
     async with serving(queue, add):
-        assert await queue.enqueue_and_wait(add.message(1), timeout=5) == 3
+        assert await queue.enqueue_and_wait(add.message(1), timeout=60) == 3
 
 
 async def test_a_plain_handler_runs_in_a_thread(queue):
@@ -38,7 +38,7 @@ async def test_a_plain_handler_runs_in_a_thread(queue):
         return threading.current_thread().name
 
     async with serving(queue, where):
-        assert await queue.enqueue_and_wait(where.message(), timeout=5) == "holdfast job"
+        assert await queue.enqueue_and_wait(where.message(), timeout=60) == "holdfast job"
 
 
 async def test_a_handler_sees_its_job(queue):
@@ -49,7 +49,7 @@ async def test_a_handler_sees_its_job(queue):
 
     async with serving(queue, look):
         ticket = await queue.enqueue(look.message(), id="x")
-        assert await ticket.wait(timeout=5) == ["x", "acme", "default", "look", 1, True]
+        assert await ticket.wait(timeout=60) == ["x", "acme", "default", "look", 1, True]
 
 
 async def test_jobs_do_not_see_each_others_context_variables(queue):
@@ -69,7 +69,7 @@ async def test_jobs_do_not_see_each_others_context_variables(queue):
 
     async with serving(queue, leak, leak_in_thread, concurrency=1):
         for message in (leak.message(), leak.message(), leak_in_thread.message(), leak_in_thread.message()):
-            assert await queue.enqueue_and_wait(message, timeout=5) == ""
+            assert await queue.enqueue_and_wait(message, timeout=60) == ""
 
 
 async def test_the_catch_all_gets_the_payload_of_jobs_without_a_type(queue):
@@ -77,7 +77,7 @@ async def test_the_catch_all_gets_the_payload_of_jobs_without_a_type(queue):
         return {"got": payload}
 
     async with serving(queue, handler=handler):
-        assert await queue.enqueue_and_wait({"any": "json"}, timeout=5) == {"got": {"any": "json"}}
+        assert await queue.enqueue_and_wait({"any": "json"}, timeout=60) == {"got": {"any": "json"}}
 
 
 async def test_an_exception_is_a_failed_attempt_with_its_story(queue):
@@ -151,7 +151,7 @@ async def test_what_a_handler_raises_does_not_end_the_worker(queue, error, in_th
         job_ = await until(queue, await queue.enqueue(bad.message()))
         assert job_.state is JobState.FAILED
         assert job_.errors[0].type == type(error).__name__
-        assert await queue.enqueue_and_wait(good.message(), timeout=5) == "fine"
+        assert await queue.enqueue_and_wait(good.message(), timeout=60) == "fine"
 
 
 async def test_an_error_that_cannot_be_shown_is_still_a_failed_attempt(queue):
@@ -328,7 +328,7 @@ async def test_progress_reaches_the_store(queue):
         record = await eventually(lambda: queue.get(ticket.id), lambda record: record.progress is not None)
         assert (record.progress.fraction, record.progress.message) == (0.5, "half")
         go_on.set()
-        await ticket.wait(timeout=5)
+        await ticket.wait(timeout=60)
 
 
 async def test_queues_are_those_of_the_jobs(queue):
@@ -393,8 +393,8 @@ async def test_callbacks_that_raise_harm_nothing(queue):
     async with serving(queue, fine) as worker:
         worker.on("completed", bad)
         worker.on("completed", bad_async)
-        assert await queue.enqueue_and_wait(fine.message(), timeout=5) == "ok"
-        assert await queue.enqueue_and_wait(fine.message(), timeout=5) == "ok"
+        assert await queue.enqueue_and_wait(fine.message(), timeout=60) == "ok"
+        assert await queue.enqueue_and_wait(fine.message(), timeout=60) == "ok"
     assert sorted(called) == ["async", "async", "sync", "sync"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from holdfast import current_job, job
 from holdfast.core.job import JobState
 from holdfast.worker import Worker
-from holdfast.worker.held import Held
+from holdfast.worker.active_job import ActiveJob
 from tests.eventually import eventually
 from tests.unit.worker.serving import run, serving
 
@@ -66,7 +66,7 @@ async def test_after_the_grace_running_jobs_are_told_and_given_back(queue, kind)
 
     await queue.enqueue(wait.message(), id="x")
     worker = Worker(queue, jobs=[wait if kind == "async" else wait_in_thread], shutdown_grace=0.1)
-    async with run(worker), asyncio.timeout(5):
+    async with run(worker), asyncio.timeout(60):
         await eventually(started.is_set)
     assert cleaned.is_set()
     assert await state_of(queue, "x") == (JobState.READY, 0)
@@ -101,7 +101,7 @@ async def test_a_thread_that_does_not_stop_keeps_its_lease_until_it_ends(queue, 
     assert not stopping.done()
     deaf.go_on.set()
     await asyncio.wait_for(asyncio.gather(stopping, running), 20)
-    assert await ticket.wait(timeout=1) == "done"
+    assert await ticket.wait(timeout=60) == "done"
 
 
 @pytest.mark.parametrize("how", ["signal", "cancel"])
@@ -160,7 +160,7 @@ async def test_a_signal_ends_it_gently_and_the_handlers_of_before_come_back(queu
         os.kill(os.getpid(), number)
         asyncio.get_running_loop().call_later(0.1, go_on.set)
         await asyncio.wait_for(task, 5)
-        assert await ticket.wait(timeout=1) == "done"
+        assert await ticket.wait(timeout=60) == "done"
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
@@ -190,7 +190,7 @@ async def test_a_signal_reaches_every_worker_of_the_process(queue):
 
     workers = [Worker(queue, jobs=[nothing]) for _ in range(2)]
     tasks = [asyncio.create_task(worker.run()) for worker in workers]
-    await queue.enqueue_and_wait(nothing.message(), timeout=5)
+    await queue.enqueue_and_wait(nothing.message(), timeout=60)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(asyncio.gather(*tasks), 5)
 
@@ -226,7 +226,7 @@ async def test_starting_and_stopping_twice_is_harmless_and_it_can_run_again(queu
     for _ in range(3):
         first = asyncio.create_task(worker.run(signals=False))
         second = asyncio.create_task(worker.run(signals=False))
-        assert await queue.enqueue_and_wait(nothing.message(), timeout=5) == "ok"
+        assert await queue.enqueue_and_wait(nothing.message(), timeout=60) == "ok"
         await asyncio.gather(worker.stop(), worker.stop())
         await asyncio.gather(first, second)
         await worker.stop()
@@ -263,7 +263,7 @@ async def test_a_handler_and_a_callback_can_stop_their_worker(queue):
     worker = Worker(queue, jobs=[last])
     ticket = await queue.enqueue(last.message())
     await asyncio.wait_for(worker.run(signals=False), 5)
-    assert await ticket.wait(timeout=1) == "bye"
+    assert await ticket.wait(timeout=60) == "bye"
 
     async def stop(event):
         await worker.stop()
@@ -298,7 +298,7 @@ async def test_the_registry_knows_a_worker_while_it_runs(queue, store):
     async def nothing() -> None: ...
 
     async with serving(queue, nothing, worker_id="w1", concurrency=7) as worker:
-        await queue.enqueue_and_wait(nothing.message(), timeout=5)
+        await queue.enqueue_and_wait(nothing.message(), timeout=60)
         [info] = await eventually(lambda: store.workers("acme"))
         assert (info.worker_id, info.queues, info.concurrency, info.pid) == ("w1", ("default",), 7, os.getpid())
         assert worker.id == "w1"
@@ -311,7 +311,7 @@ async def test_many_jobs_leave_no_trace_in_the_worker(queue):
 
     def alive():
         gc.collect()
-        return sum(isinstance(one, Held) for one in gc.get_objects())
+        return sum(isinstance(one, ActiveJob) for one in gc.get_objects())
 
     before = alive()
     async with serving(queue, nothing, concurrency=100) as worker:

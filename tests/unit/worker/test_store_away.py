@@ -26,7 +26,7 @@ async def test_claims_are_tried_again(queue, store, error):
     store.fail("claim", error, times=3)
     async with serving(queue, fine) as worker:
         told = heard(worker)
-        assert await queue.enqueue_and_wait(fine.message(), timeout=5) == "ok"
+        assert await queue.enqueue_and_wait(fine.message(), timeout=60) == "ok"
     assert told.count(("error", type(error).__name__)) == 3
 
 
@@ -40,7 +40,7 @@ async def test_outcomes_are_sent_until_they_are_accepted(queue, store, reply_los
     async with serving(queue, fine) as worker:
         told = heard(worker)
         tickets = await queue.enqueue_many([fine.message(n) for n in range(20)])
-        assert [await ticket.wait(timeout=5) for ticket in tickets] == list(range(20))
+        assert [await ticket.wait(timeout=60) for ticket in tickets] == list(range(20))
         await eventually(lambda: sum(name == "completed" for name, _ in told) >= 20)
     assert sum(name == "completed" for name, _ in told) == 20
     events = await store.events("acme", None, 1000)
@@ -65,7 +65,7 @@ async def test_one_outcome_that_the_store_cannot_take_does_not_hold_up_the_other
         tickets = [await queue.enqueue(fine.message(n), id="bad" if n == 5 else str(n)) for n in range(10)]
         for ticket in tickets:
             if ticket.id != "bad":
-                await ticket.wait(timeout=5)
+                await ticket.wait(timeout=60)
         assert ("error", "ValueError") in told
         store.inner.finish = real
         assert (await until(queue, tickets[5])).state is JobState.COMPLETED

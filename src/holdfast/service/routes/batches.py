@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from types import CoroutineType
+from typing import Any, TypeVar, cast
 
 from msgspec import UNSET, UnsetType
 
@@ -24,26 +25,41 @@ STEP, ITEM_WORK = 100, 150
 
 async def each(
     items: Sequence[I | HoldfastError],
-    make: Callable[[I], Awaitable[X]],
+    make: Callable[[I], X | Awaitable[X]],
     send: Callable[[Sequence[X]], Awaitable[Sequence[A]]],
-    show: Callable[[X, A], Awaitable[Any]],
+    show: Callable[[X, A], Any | Awaitable[Any]],
     call: Call[Any, Any],
 ) -> answers.Items[Any]:
-    """Make what a store takes of each item, send what is good in one batch, and show each answer in its place."""
+    """Make what a store takes of each item, send what is good in one batch, and show each answer in its place.
+
+    `make` and `show` answer at once for ordinary items: a coroutine for each costs a twentieth of the request.
+    """
     made: list[X | HoldfastError] = []
-    for number, item in enumerate(items):
-        if number % STEP == 0:
-            await call.hub.turns.take(ITEM_WORK * min(STEP, len(items) - number), call.tenant)
-        made.append(await _made(item, make))
+    turns = call.hub.turns
+    for start in range(0, len(items), STEP):
+        some = items[start : start + STEP]
+        if not turns.try_take(ITEM_WORK * len(some)):
+            await turns.take(ITEM_WORK * len(some), call.tenant)
+        for item in some:
+            one: Any = item
+            if not isinstance(item, HoldfastError):
+                try:
+                    one = make(item)
+                    if isinstance(one, CoroutineType):
+                        one = cast("Any", await one)
+                except HoldfastError as error:
+                    one = error
+            made.append(one)
     good = [one for one in made if not isinstance(one, HoldfastError)]
     replies = iter(await send(good) if good else ())
     shown: list[Any] = []
     for one in made:
-        if isinstance(one, HoldfastError):
-            shown.append(refused(one))
+        answer = one if isinstance(one, HoldfastError) else next(replies)
+        if isinstance(answer, HoldfastError):
+            shown.append(refused(answer))
             continue
-        answer = next(replies)
-        shown.append(refused(answer) if isinstance(answer, HoldfastError) else await show(one, answer))
+        view: Any = show(one, answer)  # pyright: ignore[reportArgumentType]
+        shown.append(await view if isinstance(view, CoroutineType) else view)
     return answers.Items(items=shown)
 
 
@@ -57,10 +73,10 @@ async def each_of_queue(
     """The same for items that name jobs of the queue in the path, each answered by a status alone."""
     queue = call.queue
 
-    async def show(_: X, status: A) -> Any:
+    def show(_: X, status: A) -> Any:
         return answer(status=status)
 
-    async def made(item: Any) -> X:
+    def made(item: Any) -> X:
         return make(JobKey(call.tenant, queue, check_id(item.id)), item)
 
     items = await each(call.body, made, send, show, call)
@@ -71,12 +87,3 @@ async def each_of_queue(
 def refused(error: HoldfastError) -> answers.Refused:
     """The answer for an item that was not taken."""
     return answers.Refused(error=info(error))
-
-
-async def _made(item: I | HoldfastError, make: Callable[[I], Awaitable[X]]) -> X | HoldfastError:
-    if isinstance(item, HoldfastError):
-        return item
-    try:
-        return await make(item)
-    except HoldfastError as error:
-        return error

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from holdfast.core import answers, wire
 from holdfast.core.errors import HoldfastError, JobNotFound
+from holdfast.core.flow import plan_of
 from holdfast.core.job import AlreadyCompleted, Duplicate, Job, JobKey, Queued
 from holdfast.core.names import FLOWS
-from holdfast.core.workflow import plan_of
 from holdfast.flows import flow_record
 from holdfast.service import intake
 from holdfast.service.call import Call, Reply, Route

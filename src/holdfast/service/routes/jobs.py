@@ -11,6 +11,7 @@ from msgspec import UNSET
 from holdfast.core import answers, wire
 from holdfast.core.errors import HoldfastError, JobNotFound, WaitTimeout
 from holdfast.core.job import (
+    PAYLOAD_LIMIT,
     TERMINAL,
     AlreadyCompleted,
     Cancel,
@@ -38,11 +39,13 @@ SCANNED = 10_000
 async def enqueue(call: Call[wire.Enqueue, wire.NoQuery]) -> Reply:
     """201 for a new job, 200 for one that was there. [ENQ-2]"""
     known = await call.hub.types.of(call.tenant)
-    new = await _new_job(call, call.body, known)
+    new = _new_job(call, call.body, known, await intake.payload_of(call.body, call.hub.turns, call.tenant))
     answer = await call.hub.enqueue(new)
     if isinstance(answer, HoldfastError):
         raise answer
-    return Reply(await ticket(call.hub, new, answer, known), 201 if isinstance(answer, Queued) else 200)
+    if isinstance(answer, Queued):
+        return Reply(_queued(new, answer, known), 201)
+    return Reply(await ticket(call.hub, new, answer), 200)
 
 
 async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQuery]) -> Reply:
@@ -51,9 +54,12 @@ async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQu
 
     size = 0
 
-    async def show(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
+    def show(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
+        return _queued(new, answer, known) if isinstance(answer, Queued) else show_other(new, answer)
+
+    async def show_other(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
         nonlocal size
-        shown = await ticket(call.hub, new, answer, known)
+        shown = await ticket(call.hub, new, answer)
         size += 0 if shown.result is UNSET else len(bytes(shown.result))
         if size > ANSWER_BYTES:
             reason = (
@@ -63,16 +69,23 @@ async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQu
         call.hold.resize(size)
         return shown
 
-    def make(item: wire.Enqueue) -> Awaitable[NewJob]:
-        return _new_job(call, item, known)
+    def make(item: wire.Enqueue) -> NewJob | Awaitable[NewJob]:
+        payload = intake.small_value(item.payload, item.codec, PAYLOAD_LIMIT)
+        return make_large(item) if payload is None else _new_job(call, item, known, payload)
+
+    async def make_large(item: wire.Enqueue) -> NewJob:
+        payload = await intake.large_value(item.payload, item.codec, call.hub.turns, call.tenant)
+        return _new_job(call, item, known, payload)
 
     return Reply(await each(call.body, make, call.hub.enqueue_many, show, call))
 
 
-async def types(call: Call[None, wire.NoQuery]) -> Reply:
+async def types(call: Call[None, wire.PageQuery]) -> Reply:
     """Of those queues that the token is for. What is known here may be a few seconds old."""
     known = await call.hub.types.of(call.tenant)
-    return Reply(views.types(known if call.caller.queues is None else known.only(call.caller.queues)))
+    if call.caller.queues is not None:
+        known = known.only(call.caller.queues)
+    return Reply(views.types(known, call.query.cursor or "", call.query.limit))
 
 
 async def get(call: Call[None, wire.NoQuery]) -> Reply:
@@ -135,24 +148,25 @@ async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) ->
 # The small steps ------------------------------------------------------------------------------------------
 
 
-async def _new_job(call: Call[Any, Any], item: wire.Enqueue, known: KnownTypes) -> NewJob:
+def _new_job(call: Call[Any, Any], item: wire.Enqueue, known: KnownTypes, payload: bytes) -> NewJob:
     policy = known.types.get(item.type, intake.PLAIN_TYPE)
-    new = await intake.new_job(call.tenant, item, call.trace, call.hub.turns, policy)
+    new = intake.new_job(call.tenant, item, call.trace, payload, policy)
     call.caller.need_queue(new.key.queue)
     return new
 
 
-async def ticket(
-    hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError, known: KnownTypes | None = None
-) -> answers.Ticket:
-    """The answer to one enqueue, with a warning where none of the workers that are `known` runs it.
+def _queued(new: NewJob, answer: Queued, known: KnownTypes | None) -> answers.Ticket:
+    """The answer to an enqueue that made a job, with a warning where none of the workers that are `known` runs it."""
+    queue = new.key.queue
+    said = [] if known is None else known.warnings(new.envelope.type, queue)
+    return answers.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state, warnings=said)
 
-    Raises that of one which was refused.
-    """
+
+async def ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError) -> answers.Ticket:
+    """The answer to one enqueue. Raises that of one which was refused."""
     queue = new.key.queue
     if isinstance(answer, Queued):
-        said = [] if known is None else known.warnings(new.envelope.type, queue)
-        return answers.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state, warnings=said)
+        return _queued(new, answer, None)
     if isinstance(answer, AlreadyCompleted):
         key = new.key._replace(id=answer.id)
         value = views.value(answer.result, await hub.blob(answer.result, key))
@@ -208,9 +222,9 @@ ROUTES = (
         summary="Enqueue up to 1000 jobs, answered item by item", answers={200: answers.Ticket},
     ),
     Route(
-        method="GET", path="/v1/types", handler=types, scope=PRODUCE,
-        summary="The job types that living workers run, with what an enqueue gets that says nothing",
-        answers={200: answers.Types},
+        method="GET", path="/v1/types", handler=types, scope=PRODUCE, query=wire.PageQuery,
+        summary="A page of the job types that living workers run, with what an enqueue gets that says nothing",
+        answers={200: answers.Types}, refuses=("invalid_option",),
     ),
     Route(
         method="GET", path=_JOB, handler=get, scope=READ, summary="A job as it is",

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import wraps
+from heapq import nsmallest
 from typing import Any
 
 from holdfast.core import answers, wire
 from holdfast.core.errors import InvalidName, JobNotFound
+from holdfast.core.job import PAYLOAD_LIMIT
 from holdfast.core.names import SCHEDULES
 from holdfast.core.schedule import KEPT, Schedule
 from holdfast.schedules import scheduling, shown
 from holdfast.service import intake, views
 from holdfast.service.call import Call, Reply, Route
+from holdfast.service.hub import ANSWER_BYTES
 from holdfast.service.tokens import ADMIN
 from holdfast.store import ListQuery
 
@@ -49,13 +52,39 @@ async def list_schedules(call: Call[None, wire.PageQuery]) -> Reply:
         page = await call.hub.page(query_all, call.hold)
         found, cursor = shown(page.jobs), page.cursor
     else:
-        # By name, not by the store's cursor: that would count the others.
-        every = await scheduling(call.hub.store).list_schedules(call.tenant)
-        own = [one for one in every if one.definition.target.queue in only and one.name > (query.cursor or "")]
-        found = own[: query.limit]
-        cursor = found[-1].name if len(own) > len(found) else None
+        found, cursor = await _own(call, only)
     views_of = [views.schedule(call.tenant, one) for one in found]
     return Reply(answers.Schedules(tenant=call.tenant, schedules=views_of, cursor=cursor))
+
+
+async def _own(call: Call[None, wire.PageQuery], only: Collection[str]) -> tuple[list[Schedule], str | None]:
+    """A page of the schedules for these queues. By name, not by the store's cursor: that would count the others.
+
+    It goes through all of the tenant, page by page, and keeps no more than names until it knows which are shown.
+    """
+    hub, query = call.hub, call.query
+    names: set[str] = set()
+    cursor: str | None = None
+    while True:
+        every = ListQuery(call.tenant, SCHEDULES, KEPT, cursor=cursor, limit=wire.PAGE_LIMIT)
+        page = await hub.page(every, call.hold)
+        here = {one.name for one in shown(page.jobs) if one.definition.target.queue in only}
+        names = {*nsmallest(query.limit + 1, names | {name for name in here if name > (query.cursor or "")})}
+        cursor = page.cursor
+        if cursor is None:
+            break
+    found: list[Schedule] = []
+    size, following = 0, None
+    for name in sorted(names):
+        if len(found) == query.limit or size > ANSWER_BYTES - PAYLOAD_LIMIT:
+            following = found[-1].name
+            break
+        one = await scheduling(hub.store).get_schedule(call.tenant, name)
+        if one is not None and one.definition.target.queue in only:
+            found.append(one)
+            size += len(one.definition.target.envelope.payload)
+            call.hold.resize(size)
+    return found, following
 
 
 @_evenly

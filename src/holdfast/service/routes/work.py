@@ -37,7 +37,7 @@ async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
     with call.leaving() as gone:
         claimed, waited_s = await call.hub.claim(request, body.wait_s, gone, call.hold)
     # The token may have been revoked while the claim waited.
-    revoked = bool(claimed.jobs) and await call.hub.revoked.is_revoked(call.caller)
+    revoked = bool(claimed.jobs) and body.wait_s > 0 and await call.hub.revoked.is_revoked(call.caller)
     if call.client_left or revoked:
         await call.hub.give_back(claimed.jobs)
     if revoked:
@@ -51,15 +51,23 @@ async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
 
 async def finish(call: Call[list[wire.Finish | HoldfastError], wire.NoQuery]) -> Reply:
     """Complete, fail, retry or release. [LEASE-1]"""
+    tenant, turns, limit = call.tenant, call.hub.turns, call.hub.result_limit
 
-    async def show(_: Finish, answer: Finished) -> Any:
+    def show(_: Finish, answer: Finished) -> Any:
         return answers.Finished(status=answer.state)
 
+    def read(tenant: str, item: wire.Finish, fence: int) -> Finish | Awaitable[Finish]:
+        result = None
+        if item.outcome == "complete":
+            result = intake.small_result(item, limit)
+            if result is None:
+                return read_large(item, fence)
+        return intake.finish(tenant, item, fence, result)
+
+    async def read_large(item: wire.Finish, fence: int) -> Finish:
+        return intake.finish(tenant, item, fence, await intake.large_result(item, turns, tenant, limit))
+
     hit("service.before_finish")
-
-    async def read(tenant: str, item: wire.Finish, fence: int) -> Finish:
-        return await intake.finish(tenant, item, fence, call.hub.turns, call.hub.result_limit)
-
     make = await _proved(call, read)
     return Reply(await each(call.body, make, call.hub.finish, show, call))  # pyright: ignore[reportArgumentType]
 
@@ -67,7 +75,7 @@ async def finish(call: Call[list[wire.Finish | HoldfastError], wire.NoQuery]) ->
 async def extend(call: Call[list[wire.Extend | HoldfastError], wire.NoQuery]) -> Reply:
     """Renew leases; a canceled job says so here. [LEASE-2, CANCEL-2]"""
 
-    async def show(_: Extend, answer: Extended) -> Any:
+    def show(_: Extend, answer: Extended) -> Any:
         return answers.Extended(status="extended", deadline=moment(answer.deadline), now=moment(answer.now))
 
     make = await _proved(call, intake.extend)
@@ -77,7 +85,7 @@ async def extend(call: Call[list[wire.Extend | HoldfastError], wire.NoQuery]) ->
 async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) -> Reply:
     """Record progress."""
 
-    async def show(_: Report, __: Reported) -> Any:
+    def show(_: Report, __: Reported) -> Any:
         return answers.Reported(status="reported")
 
     make = await _proved(call, intake.report)
@@ -89,6 +97,13 @@ async def beat(call: Call[wire.Beat, wire.NoQuery]) -> Reply:
     worker = intake.worker(call.tenant, call.body)
     for queue in worker.queues:
         call.caller.need_queue(queue)
+    if call.caller.queues is not None and worker.types:
+        # Enqueues that name no queue go where the type's worker says: not away from workers of other queues.
+        known = (await call.hub.types.of(call.tenant)).types
+        for one in worker.types:
+            call.caller.need_queue(one.queue)
+            call.caller.need_queue(known.get(one.name, one).queue)
+    call.hub.beats.note(call.tenant, worker, call.body.ttl_s)
     await call.hub.store.beat(worker, int(call.body.ttl_s * 1000))
     return Reply(answers.Beaten())
 
@@ -102,17 +117,16 @@ def _subject(call: Call[Any, Any]) -> str:
 
 
 async def _proved(
-    call: Call[list[Item | HoldfastError], Any], read: Callable[[str, Item, int], Awaitable[Made]]
-) -> Callable[[Item], Awaitable[Made]]:
+    call: Call[list[Item | HoldfastError], Any], read: Callable[[str, Item, int], Made | Awaitable[Made]]
+) -> Callable[[Item], Made | Awaitable[Made]]:
     """Reads an item as one of the caller's tenant. Raises LeaseLost before anything else, then a refusal. [LEASE-1]"""
-    proofs = call.hub.proofs
+    tenant, caller, proofs = call.tenant, call.caller, call.hub.proofs
     await proofs.renew(item.token for item in call.body if not isinstance(item, HoldfastError))
 
-    async def make(item: Item) -> Made:
-        fence = proofs.fence(call.tenant, item.queue, item.id, item.token)
-        made = await read(call.tenant, item, fence)
-        call.caller.need_queue(made.key.queue)
-        return made
+    def make(item: Item) -> Made | Awaitable[Made]:
+        fence = proofs.fence(tenant, item.queue, item.id, item.token)
+        caller.need_queue(item.queue)
+        return read(tenant, item, fence)
 
     return make
 

@@ -8,8 +8,8 @@ from typing import cast
 
 from holdfast.core import answers, wire
 from holdfast.core.errors import AccessRefused, HoldfastError, JobNotFound, StoreError
+from holdfast.core.flow import Plan, Step, plan_of
 from holdfast.core.job import Cancel, CancelStatus, Job, JobKey, NewJob, Replayed
-from holdfast.core.workflow import Plan, Step, plan_of
 from holdfast.store import EnqueueAnswer, Hint, ReplayAnswer, Signal
 from holdfast.stores.http import incoming, outgoing
 from holdfast.stores.http.link import Link, segment

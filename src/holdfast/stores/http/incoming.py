@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -59,7 +60,7 @@ def ticket(answer: answers.Ticket) -> Queued | Duplicate | AlreadyCompleted:
     return AlreadyCompleted(answer.id, _result(answer.result, answer.codec) or Result(b"null"))
 
 
-def known_types(answer: answers.Types) -> KnownTypes:
+def known_types(said: Sequence[answers.KnownType], served: Sequence[answers.ServedQueue]) -> KnownTypes:
     """What workers run."""
     types = [
         TypeInfo(
@@ -67,9 +68,9 @@ def known_types(answer: answers.Types) -> KnownTypes:
             None if one.timeout_s is None else round(one.timeout_s * 1000), one.priority,
             round(one.result_ttl_s * 1000),
         )
-        for one in answer.types
+        for one in said
     ]  # fmt: skip
-    queues = {one.queue: None if one.types is None else frozenset(one.types) for one in answer.queues}
+    queues = {one.queue: None if one.types is None else frozenset(one.types) for one in served}
     return KnownTypes({one.name: one for one in types}, queues)
 
 

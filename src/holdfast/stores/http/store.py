@@ -147,7 +147,15 @@ class HttpStore(Jobs, Reads, Schedules):
 
     async def known_types(self, tenant: str) -> KnownTypes:
         self._check(tenant)
-        return incoming.known_types(await self._link.call("GET", "/v1/types", answers.Types))
+        types: list[answers.KnownType] = []
+        queues: list[answers.ServedQueue] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = await self._link.call("GET", "/v1/types", answers.Types, query={"cursor": cursor})
+            types += page.types
+            queues += page.queues
+            cursor = page.cursor
+        return incoming.known_types(types, queues)
 
     async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
         self._check(tenant)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from holdfast.core import dedup, lifecycle
 from holdfast.core.dedup import Binding
-from holdfast.core.errors import StoreBusy
 from holdfast.core.job import JobKey, JobState, NewJob, Queued
 from holdfast.store import EnqueueAnswer
 from holdfast.stores.postgres.lanes import Lane, Memory
@@ -74,14 +73,16 @@ def fresh_answers(items: Sequence[NewJob], lanes: Sequence[Lane], now: int) -> t
 
 
 async def enqueue(
-    session: Session, memory: Memory, items: Sequence[NewJob], lanes: Sequence[Lane], place: str, *, wait: bool
-) -> tuple[list[EnqueueAnswer], News]:
+    session: Session, memory: Memory, items: Sequence[NewJob], lanes: Sequence[Lane], place: str, *, joined: bool
+) -> tuple[list[EnqueueAnswer] | None, News]:
     """Take in jobs one by one, whatever is there already. The id is looked at first, then the key. [ENQ-2, ENQ-3]
 
     What is there already is answered as it is read, without a lock: in a caller's transaction that would stay, and keep
     others from renewing and finishing the job. Only ids and keys of what is taken in are locked. [ENQ-7]
 
-    Everybody locks keys first, then ids, and a tenant last: nobody waits for a caller with a tenant in hand.
+    Everybody locks keys first, then new ids, then ended jobs, and a tenant last: nobody waits for a caller with a
+    tenant in hand. None: others were first. The caller then begins anew, in a transaction that does not hold what this
+    one has locked; in a transaction that was joined there is no such choice, and it is tried again at once.
     """
     new = _New(session, memory, list(zip(items, lanes, strict=True)))
     await new.look()
@@ -93,8 +94,8 @@ async def enqueue(
         await new.look()
     else:
         await session.rows("hold_keys", key_locks(place, new.scopes))
-    if new.left:
-        await new.take(place, wait=wait)
+    if new.left and not await new.take(place, tries=TRIES if joined else 1, wait=not joined):
+        return None, News()
     return [new.answers[n] for n in range(len(items))], await new.unit.save()
 
 
@@ -135,9 +136,9 @@ class _New:
             if item.envelope.idempotency is not None:
                 scopes.add(scope)
 
-    async def take(self, place: str, *, wait: bool) -> None:
-        """Take the ids of those that are left, and take them in unless somebody else was first."""
-        for attempt in range(TRIES):
+    async def take(self, place: str, *, tries: int, wait: bool) -> bool:
+        """Take the ids of those that are left, and take them in: whether nobody else was first each time."""
+        for attempt in range(tries):
             ids = self._ids()
             seqs = [self.unit.found[key].job.seq if key in self.unit.found else 0 for key in ids]
             fresh = {key for key in ids if key not in self.unit.found}
@@ -147,13 +148,15 @@ class _New:
                 await self._read(Unit(self._session, self._memory, self._lanes, now, xid), numbers)
                 tenants = [item.key.tenant for _, item, _ in self.left]
                 quotas = await Quotas.read(self._session, self._memory, tenants, place, wait=wait)
-                return await self._take_in(dict(zip(ids, numbers, strict=True)), fresh, quotas)
+                await self._take_in(dict(zip(ids, numbers, strict=True)), fresh, quotas)
+                return True
             # Not any more as we saw it: somebody else was first, or is about to forget one of them.
-            await asyncio.sleep(PAUSE_S * attempt)
-            await self.look()
-            if not self.left:
-                return None
-        raise StoreBusy("others enqueue and forget the same ids all the time; try again")
+            if attempt + 1 < tries:
+                await asyncio.sleep(PAUSE_S * attempt)
+                await self.look()
+                if not self.left:
+                    return True
+        return False
 
     def _ids(self) -> list[tuple[int, str]]:
         return sorted({(lane.number, item.key.id) for _, item, lane in self.left})

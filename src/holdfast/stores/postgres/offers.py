@@ -122,6 +122,7 @@ class PostgresPost:
                         await self._came.wait()
             with contextlib.suppress(StoreError):
                 await self._give_back(list(self._awaited))
+                await self._drop()
         finally:
             self._ear.stop()
 
@@ -143,11 +144,19 @@ class PostgresPost:
                 if sent not in self._arrived and sent not in self._lost:
                     self._awaited.setdefault(sent, last.awaited_until)
             now = row["now"]
+            if last.post != self._ear.number:
+                with contextlib.suppress(StoreError):  # Else the pruner does it.
+                    await self._drop()
         # What went to a connection that is no more is not on its way.
         coming = offers.coming(boot_time(), self._ear.number, got)
         if coming and not now:
             now = await self._link.value("now", repeat=True)
         return coming, now
+
+    async def _drop(self) -> None:
+        """Remove the last offer, now that it is known what was handed over under it."""
+        if self._offers.last.post:
+            await self._link.rows("drop_offer", self._offers.last.post, self._offers.last.number, repeat=True)
 
     async def _give_back(self, lost: Sequence[str]) -> None:
         """Release what was sent here and did not arrive: its message was lost, and nobody else knows."""

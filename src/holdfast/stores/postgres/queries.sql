@@ -2,7 +2,7 @@
 -- `jobs` and in `done`, {known:3} the check that what is remembered still holds, given in $3.
 
 -- name: now
-SELECT {s}.now_ms();
+SELECT coalesce({s}.now_ms(), {s}.no_data());
 -- name: shift_clock
 UPDATE {s}.meta SET shift = shift + $1;
 -- name: meta
@@ -66,6 +66,8 @@ CALL {s}.complete_one_and_tell($1::text[], $2::text[], $3::text[], $4::int, $5::
 SELECT {s}.make_offer($1, $2, $3, $4::int[], $5::int[], $6, $7, $8, $9, $10::text::text[]);
 -- name: take_back
 SELECT * FROM {s}.take_back($1, $2, $3, $4::int[], $5::int[]);
+-- name: drop_offer
+DELETE FROM {s}.offers WHERE post = $1 AND number <= $2 AND until < 0;
 -- A hand-off whose message was not sent is taken out of its offer: whoever does so releases the job.
 -- name: unsend
 UPDATE {s}.offers SET sent = sent - 1, handed = array_remove(handed, $1::text) WHERE $1::text = ANY (handed) RETURNING 1;

@@ -253,11 +253,27 @@ class PostgresStore:
                 await self._publish(News(logged=True) if handed else news, joined, told=told)
                 return answers
 
-        async def work(session: Session) -> tuple[list[EnqueueAnswer], News]:
-            wait = joined is None
-            return await enqueue.enqueue(session, memory, items, found, self.address.schema, wait=wait)
+        async def work(session: Session) -> tuple[list[EnqueueAnswer] | None, News]:
+            inside = joined is not None
+            return await enqueue.enqueue(session, memory, items, found, self.address.schema, joined=inside)
 
-        return await self._change(work, joined, repeat=repeat, lock_ms=lock_ms)
+        return await self._taken(work, joined, repeat=repeat, lock_ms=lock_ms)
+
+    async def _taken(
+        self,
+        work: Callable[[Session], Awaitable[tuple[list[EnqueueAnswer] | None, News]]],
+        joined: Joined | None,
+        *,
+        repeat: bool,
+        lock_ms: int,
+    ) -> list[EnqueueAnswer]:
+        """Take jobs in, in a transaction of its own each time that others were first."""
+        for attempt in range(1 if joined is not None else enqueue.TRIES):
+            await asyncio.sleep(enqueue.PAUSE_S * attempt)
+            answers = await self._change(work, joined, repeat=repeat, lock_ms=lock_ms)
+            if answers is not None:
+                return answers
+        raise StoreBusy("others enqueue and forget the same ids all the time; try again")
 
     async def _enqueue_under(
         self, under: Lease, items: Sequence[NewJob], joined: Joined | None, lock_ms: int
@@ -269,20 +285,21 @@ class PostgresStore:
         request = requests.enqueue(items, found, memory)
         repeat = all(item.envelope.request_id for item in items)
 
-        async def work(fast: requests.Request | None, session: Session) -> tuple[list[EnqueueAnswer], News]:
+        async def work(fast: requests.Request | None, session: Session) -> tuple[list[EnqueueAnswer] | None, News]:
             await self._hold_lease(session, under, lane)
             now = None if fast is None else await session.value(fast[0], *fast[1])
             if now is not None:
                 return enqueue.fresh_answers(items, found, now)
-            return await enqueue.enqueue(session, memory, items, found, self.address.schema, wait=joined is None)
+            inside = joined is not None
+            return await enqueue.enqueue(session, memory, items, found, self.address.schema, joined=inside)
 
         try:
-            return await self._change(partial(work, request), joined, repeat=repeat, lock_ms=lock_ms)
+            return await self._taken(partial(work, request), joined, repeat=repeat, lock_ms=lock_ms)
         except StoreBusy as busy:
             # As in `_enqueue`: the slower path waits longer.
             if request is None or joined is not None or len(items) > 1 or not is_blocked(busy.__cause__):
                 raise
-        return await self._change(partial(work, None), repeat=repeat, lock_ms=lock_ms)
+        return await self._taken(partial(work, None), None, repeat=repeat, lock_ms=lock_ms)
 
     async def _hold_lease(self, session: Session, under: Lease, lane: lanes.Lane | None) -> None:
         """Keep a lease as it is until the end of the transaction. Raises the refusal if it is not live."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
+from uuid import uuid4
 
 import msgspec
 from msgspec.structs import replace
@@ -253,7 +254,8 @@ class RedisStore:
 
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         def pack(piece: Sequence[Cancel]) -> tuple[bytes]:
-            return (encode([(*_address(item.key), item.only_waiting, _life(item.seq)) for item in piece]),)
+            parts = [(*_address(item.key), item.only_waiting, _life(item.seq)) for item in piece]
+            return (encode((uuid4().hex, parts)),)
 
         return [_CANCELED[a] for a in await self._opened.run_batch("cancel", items, _tenant_of, pack, repeat=True)]
 
@@ -275,7 +277,8 @@ class RedisStore:
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
         def pack(piece: Sequence[SetResultTtl]) -> tuple[bytes]:
-            return (encode([(*_address(item.key), item.ttl_ms, _life(item.seq)) for item in piece]),)
+            parts = [(*_address(item.key), item.ttl_ms, _life(item.seq)) for item in piece]
+            return (encode((uuid4().hex, parts)),)
 
         answers = await self._opened.run_batch("set_result_ttl", items, _tenant_of, pack, repeat=True)
         return [_UPDATED[answer] for answer in answers]

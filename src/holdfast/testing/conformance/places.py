@@ -21,7 +21,7 @@ from holdfast.testing.conformance.harness import LEASE, Harness
 _PROBE_S = 0.05
 
 
-class Place:
+class DutyContext:
     """One worker's place."""
 
     def __init__(self, h: Harness, store: Store, worker: str) -> None:
@@ -105,9 +105,9 @@ class Place:
 
 
 @asynccontextmanager
-async def place(h: Harness, worker: str = "worker-1", store: Store | None = None) -> AsyncGenerator[Place]:
+async def place(h: Harness, worker: str = "worker-1", store: Store | None = None) -> AsyncGenerator[DutyContext]:
     """A place that the store knows. Raises Skipped where a store delivers nothing."""
-    made = Place(h, store or h.store, worker)
+    made = DutyContext(h, store or h.store, worker)
     try:
         await made.warm_up()
         yield made

@@ -8,6 +8,12 @@ CREATE FUNCTION {s}.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(frozen_at, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint) + shift FROM {s}.meta
 $$;
 
+-- Raises, for those who ask for the time and nothing else: a restore has made the tables and not filled them yet.
+CREATE FUNCTION {s}.no_data() RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE SQLSTATE 'HF002' USING MESSAGE = 'there is no data';
+END $$;
+
 -- The position of this transaction in the log. It grows from epoch to epoch, so that the later of two is the greater.
 CREATE FUNCTION {s}.xid() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT pg_current_xact_id()::text::bigint + base FROM {s}.meta
@@ -425,8 +431,8 @@ BEGIN
     END IF;
 END $$;
 
--- Lock named jobs for a change: first those that have ended, as those do who take their ids or forget them; then what decides
--- of their ids, in one order for everybody, then the rows that claims and completions would touch. Answers the transaction, the
+-- Lock named jobs for a change, in one order for everybody: first those that have ended, as those do who take their ids or
+-- forget them; then what decides of their ids; then the rows that claims and completions would touch. Answers the transaction, the
 -- clock as it is once the locks are held, and the numbers of the jobs that are locked. A job that is not among them may be
 -- there by the next statement, which sees more than this one did: the caller reads by these numbers and not by id, so that it
 -- never acts on a row that others may claim or finish meanwhile. [LEASE-1, CANCEL-1, KEEP-1]
@@ -453,12 +459,20 @@ BEGIN
         SELECT j.seq FROM unnest(v_seqs) AS u (seq) JOIN {s}.jobs j ON j.seq = u.seq ORDER BY j.seq FOR UPDATE OF j
     )
     SELECT array_agg(seq) INTO v_hot FROM held;
-    -- Also those that have ended while we waited for them.
+    -- Also those that have ended while we waited for them. They are not waited for: whoever has one of them may want its id,
+    -- which is ours. The whole is then tried again, and finds them in their order.
     IF coalesce(cardinality(v_hot), 0) < cardinality(v_seqs) THEN
         WITH held AS MATERIALIZED (
-            SELECT d.seq FROM unnest(v_seqs) AS u (seq) JOIN {s}.done d ON d.seq = u.seq ORDER BY d.seq FOR UPDATE OF d
+            SELECT d.seq FROM unnest(v_seqs) AS u (seq) JOIN {s}.done d ON d.seq = u.seq
+            ORDER BY d.seq FOR UPDATE OF d SKIP LOCKED
         )
         SELECT array_agg(seq) INTO v_ended FROM held;
+        IF coalesce(cardinality(v_hot), 0) + coalesce(cardinality(v_ended), 0) < cardinality(v_seqs) AND EXISTS (
+            SELECT FROM unnest(v_seqs) AS u (seq) JOIN {s}.done d ON d.seq = u.seq
+            WHERE d.seq = ANY (v_ended) IS NOT TRUE
+        ) THEN
+            RAISE SQLSTATE '40001' USING MESSAGE = 'a job has ended at this very moment';
+        END IF;
     END IF;
     RETURN ARRAY[{s}.xid(), {s}.now_ms()] || v_hot || v_ended;
 END $$;

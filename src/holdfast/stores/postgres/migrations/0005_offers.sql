@@ -91,22 +91,19 @@ BEGIN
 END $$;
 
 -- Take an offer back: the clock; how many jobs were handed over under this number, and which, NULL if that is not known any more;
--- and whether to offer nothing for a while. With p_leave it goes from all its places.
+-- and whether to offer nothing for a while. With p_leave it goes from all its places. It stays itself: a repetition after a
+-- lost reply answers the same. `drop_offer` removes it, once its worker knows the answer.
 CREATE FUNCTION {s}.take_back(
     p_post bigint, p_number bigint, p_leave boolean, p_lines int[], p_lanes int[],
     OUT now bigint, OUT sent int, OUT handed text[], OUT tiring boolean
 ) LANGUAGE plpgsql AS $$
 BEGIN
+    now := coalesce({s}.now_ms(), {s}.no_data());
+    UPDATE {s}.offers o SET until = -now WHERE o.post = p_post
+    RETURNING CASE o.number WHEN p_number THEN o.sent ELSE 0 END, CASE o.number WHEN p_number THEN o.handed END,
+        o.tiring INTO sent, handed, tiring;
     IF p_leave THEN
-        DELETE FROM {s}.offers o WHERE o.post = p_post
-        RETURNING CASE o.number WHEN p_number THEN o.sent ELSE 0 END, CASE o.number WHEN p_number THEN o.handed END,
-            o.tiring INTO sent, handed, tiring;
         DELETE FROM {s}.offer_places p USING unnest(p_lines, p_lanes) AS u (line, lane)
         WHERE p.line = u.line AND p.lane = u.lane AND p.post = p_post;
-    ELSE
-        UPDATE {s}.offers o SET until = -{s}.now_ms() WHERE o.post = p_post
-        RETURNING CASE o.number WHEN p_number THEN o.sent ELSE 0 END, CASE o.number WHEN p_number THEN o.handed END,
-            o.tiring INTO sent, handed, tiring;
     END IF;
-    now := {s}.now_ms();
 END $$;

@@ -1,12 +1,17 @@
--- Cancels jobs; cancel wins. [CANCEL-1 to CANCEL-3]   uses: jobs
+-- Cancels jobs; cancel wins. [CANCEL-1 to CANCEL-3]   uses: jobs once
 --
--- request: the items, each { lane, id, only_waiting, sequence or -1 }
+-- request: the number of the request; the items, each { lane, id, only_waiting, sequence or -1 }
 -- Answers each with the state it found (or led to), 4 for a running one that was left alone, -1 for none.
--- Safe to repeat.
+-- Safe to repeat: see `once.lua`.
 
-load_all(request)
-local answers = {}
-for n, item in ipairs(request) do
+local number, items = unpack(request)
+local answers = answered(number)
+if answers then
+  return answers
+end
+load_all(items)
+answers = {}
+for n, item in ipairs(items) do
   local lane = lane_of(item[1])
   local job = find(lane, item[2])
   if not is_life(job, item[4]) then
@@ -26,4 +31,4 @@ for n, item in ipairs(request) do
   end
 end
 finish_call()
-return answers
+return answer(number, answers)

@@ -1,11 +1,16 @@
--- Changes how long finished jobs are kept, counted from now. [RESULT-1]   uses: jobs
+-- Changes how long finished jobs are kept, counted from now. [RESULT-1]   uses: jobs once
 --
--- request: the items, each { lane, id, ttl_ms, sequence or -1 }
--- Answers each with 1, 0 if it has not ended, -1 for none. Safe to repeat.
+-- request: the number of the request; the items, each { lane, id, ttl_ms, sequence or -1 }
+-- Answers each with 1, 0 if it has not ended, -1 for none. Safe to repeat: see `once.lua`.
 
-load_all(request)
-local answers = {}
-for n, item in ipairs(request) do
+local number, items = unpack(request)
+local answers = answered(number)
+if answers then
+  return answers
+end
+load_all(items)
+answers = {}
+for n, item in ipairs(items) do
   local job = find(lane_of(item[1]), item[2])
   if not is_life(job, item[4]) then
     answers[n] = NOT_FOUND
@@ -19,4 +24,4 @@ for n, item in ipairs(request) do
   end
 end
 finish_call()
-return answers
+return answer(number, answers)

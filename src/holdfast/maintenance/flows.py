@@ -1,6 +1,6 @@
 """Leads flows through their steps: enqueues those whose turn has come, waits for them to end, and goes on.
 
-What a flow has come to is nowhere but in its steps' jobs, so whoever takes over sees the same and does the same. The
+What a flow has come to is nowhere but in its steps' jobs, so the next leader sees the same and does the same. The
 steps are enqueued with request ids made from the flow: a second time is answered like the first. [ENQ-8] They are
 started under the flow's lease: what a leader sends that lost it, or whose flow was canceled, starts nothing. [LEASE-1]
 """
@@ -18,6 +18,18 @@ from holdfast import codec
 from holdfast.core.errors import HoldfastError, QuotaExceeded
 from holdfast.core.events import LEASE_EXPIRED
 from holdfast.core.failpoint import hit
+from holdfast.core.flow import (
+    PIN_MS,
+    STEPS_FAILED,
+    WORN,
+    Turns,
+    is_behind,
+    is_earlier,
+    is_own,
+    plan_of,
+    step_job,
+    step_key,
+)
 from holdfast.core.job import (
     DAY,
     HOUR,
@@ -36,20 +48,8 @@ from holdfast.core.job import (
     Result,
     SetResultTtl,
 )
-from holdfast.core.workflow import (
-    PIN_MS,
-    STEPS_FAILED,
-    WORN,
-    Turns,
-    is_behind,
-    is_earlier,
-    is_own,
-    plan_of,
-    step_job,
-    step_key,
-)
 from holdfast.flows import BATCH, end_steps
-from holdfast.maintenance.coordinator import Place
+from holdfast.maintenance.coordinator import DutyContext
 from holdfast.telemetry.logging import get_logger
 
 FALLBACK_S = 15.0
@@ -69,20 +69,20 @@ COMPLETED, FAILED, CANCELED, BLOCKED = JobState.COMPLETED, JobState.FAILED, JobS
 _log = get_logger(__name__)
 
 
-async def conduct(job: Job, at: Place) -> Finish:
+async def conduct(job: Job, at: DutyContext) -> Finish:
     """See a flow through to its end."""
-    return await _Conductor(job, at).run()
+    return await _FlowLeader(job, at).run()
 
 
-async def after(job: Job, at: Place, state: JobState) -> None:
+async def after(job: Job, at: DutyContext, state: JobState) -> None:
     """Let the steps of a flow end with it."""
     await end_steps(at.store, job, state)
 
 
-class _Conductor:
+class _FlowLeader:
     """One flow, as long as this process leads it."""
 
-    def __init__(self, flow: Job, at: Place) -> None:
+    def __init__(self, flow: Job, at: DutyContext) -> None:
         self._flow, self._at, self._store = flow, at, at.store
         self._plan = plan_of(flow.envelope)
         self._keys = [step_key(flow, step) for step in self._plan.steps]
@@ -147,7 +147,7 @@ class _Conductor:
                 del unseen[place]
 
     def _moves_on(self) -> bool:
-        """Whether lost leases tell nothing about this flow: since the last ten a step has moved, or an hour passed.
+        """Whether lost leases say nothing about this flow: since the last ten a step has moved, or an hour passed.
 
         A flow that kills its leaders loses ten within minutes, and nothing moves: it becomes a dead letter. [RETRY-2]
         """
@@ -203,7 +203,7 @@ class _Conductor:
         if not self._flow.replays:
             return False
         if self._failed_at is None:
-            # Lost leases have pushed the failure out of the errors that are kept: the step tells. [RETRY-4]
+            # Lost leases have pushed the failure out of the errors that are kept: read it from the step. [RETRY-4]
             return is_behind(self._flow, job)
         return (job.finished_at or 0) <= self._failed_at
 
@@ -214,7 +214,7 @@ class _Conductor:
             self._faults[place] = "it has ended, and its record is gone"
 
     async def _strange(self, place: int, job: Job) -> None:
-        """A job of the step's id that is not ours: of an earlier life of this flow, or somebody else's."""
+        """A job with the step's id that is not ours: from an earlier life of this flow, or from another program."""
         if not is_earlier(self._flow, job):
             self._turns.put(place, FAILED)
             self._faults[place] = f"another job has the id {job.id!r}"
@@ -308,8 +308,8 @@ class _Conductor:
         bad = [place for place, state in self._states.items() if state is not COMPLETED]
         if not bad:
             return Finish(self._flow.key, self._flow.token, "complete", Result(await self._summary()))
-        steps, told = self._plan.steps, ", ".join(self._fault(place) for place in sorted(bad))
-        text = f"{len(bad)} of {len(steps)} steps did not complete: {told}"
+        steps, faults = self._plan.steps, ", ".join(self._fault(place) for place in sorted(bad))
+        text = f"{len(bad)} of {len(steps)} steps did not complete: {faults}"
         waiting = [step.name for place, step in enumerate(steps) if place not in self._states]
         if waiting:
             text += f"; never started: {', '.join(waiting)}"

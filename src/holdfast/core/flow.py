@@ -213,7 +213,7 @@ def is_behind(flow: Job, job: Job) -> bool:
 
 
 class Turns:
-    """Which steps are jobs, and whose turn it is. An end is told to those that wait for it, not looked for in all."""
+    """Which steps are jobs, and whose turn it is. A step that ends is passed on to those that wait for it."""
 
     def __init__(self, plan: Plan) -> None:
         self.states: dict[int, JobState] = {}

@@ -17,7 +17,7 @@ Verdict = Literal["", "canceled", "stalled", "timeout", "released"]
 """Why the outcome of a handler no longer counts: what becomes of the job was decided without it."""
 
 
-class Held(Struct, eq=False, gc=False):
+class ActiveJob(Struct, eq=False, gc=False):
     """One lease. Made by the worker's event loop; the heartbeat moves `until` and `renew_at` from its thread.
 
     Compared and hashed by identity: after a lease was lost, the same job can be held a second time. The garbage

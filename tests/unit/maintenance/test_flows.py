@@ -9,7 +9,7 @@ import pytest
 from holdfast import Flow, JobCanceled, JobNotFound, LeaseExpired, LeaseLost, Queue
 from holdfast.core.job import AttemptError, Cancel, ClaimRequest, Finish, JobKey, Result
 from holdfast.core.names import FLOWS
-from holdfast.maintenance import conductor
+from holdfast.maintenance import flows
 from tests.unit.running import claim, finish
 
 LATER_MS = 301_000
@@ -22,7 +22,7 @@ async def queue():
         yield queue
 
 
-class Passing(conductor.Place):
+class Passing(flows.DutyContext):
     """Where nobody waits: the flow is given back at once."""
 
     watched = frozenset()
@@ -37,7 +37,7 @@ async def lead(queue, flow=None):
         await queue.start(flow)
     (job,) = (await queue.store.claim(ClaimRequest("acme", (FLOWS,), 1, 30_000, "c"))).jobs
     at = Passing(queue.store)
-    ending = await conductor.conduct(job, at)
+    ending = await flows.conduct(job, at)
     await queue.store.finish([ending])
     return ending, at
 
@@ -274,7 +274,7 @@ async def test_a_full_queue_is_asked_once_and_holds_up_no_other(queue, monkeypat
 # Leaders that come late, or again and again -----------------------------------------------------------------------
 
 
-class Held(conductor.Place):
+class Held(flows.DutyContext):
     """A leader whose next call of `verb` waits until it may go on."""
 
     def __init__(self, store, verb):
@@ -305,7 +305,7 @@ async def test_a_batch_that_comes_when_the_lease_is_over_starts_nothing(queue, e
         flow.add(n)
     await queue.start(flow)
     late = Held(queue.store, "enqueue")
-    leading = asyncio.create_task(conductor.conduct(await claimed_flow(queue), late))
+    leading = asyncio.create_task(flows.conduct(await claimed_flow(queue), late))
     await late.reached.wait()
     if end in ("canceled", "gone"):
         await queue.cancel(flow.id, queue=FLOWS)
@@ -333,7 +333,7 @@ async def test_a_late_replay_does_not_start_the_steps_of_a_canceled_flow(queue):
     assert (await lead(queue))[0].outcome == "fail"
     await queue.replay(flow.id, queue=FLOWS)
     late = Held(queue.store, "replay")
-    leading = asyncio.create_task(conductor.conduct(await claimed_flow(queue), late))
+    leading = asyncio.create_task(flows.conduct(await claimed_flow(queue), late))
     await late.reached.wait()
     await queue.cancel(flow.id, queue=FLOWS)
     late.may_go_on.set()
@@ -358,7 +358,7 @@ async def test_a_late_leader_does_not_touch_what_the_next_one_has_made(queue, ve
     await queue.purge("f", queue=FLOWS)
     await queue.start(flow())
     late = Held(queue.store, verb)
-    leading = asyncio.create_task(conductor.conduct(await claimed_flow(queue), late))
+    leading = asyncio.create_task(flows.conduct(await claimed_flow(queue), late))
     await late.reached.wait()
     await queue.store.shift_clock(LATER_MS)
     await queue.store.reap(10, 0.0)

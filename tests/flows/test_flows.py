@@ -11,10 +11,10 @@ from datetime import timedelta
 import pytest
 
 from holdfast import Flow, JobFailed, JobState, Message, Permanent, Worker, current_job
+from holdfast.core.flow import plan_of, step_job
 from holdfast.core.job import ClaimRequest, Finish, JobKey, Queued, Result
 from holdfast.core.names import FLOWS
-from holdfast.core.workflow import plan_of, step_job
-from holdfast.maintenance import conductor
+from holdfast.maintenance import flows
 from tests.eventually import eventually
 
 PATIENCE_S = 20
@@ -176,7 +176,7 @@ async def test_another_jobs_id_is_not_taken_over(queue):
 
 
 async def test_a_step_waits_for_room_in_its_queue(queue, monkeypatch):
-    monkeypatch.setattr(conductor, "QUOTA_S", 0.05)
+    monkeypatch.setattr(flows, "QUOTA_S", 0.05)
     handler, flow = Handler(), diamond()
     await queue.set_tenant(max_waiting=0, queue="default")
     ticket = await queue.start(flow)
@@ -197,7 +197,7 @@ async def test_whoever_takes_over_makes_no_step_a_second_job(queue):
     flow = diamond()
     ticket = await queue.start(flow)
     (job,) = (await queue.store.claim(ClaimRequest(queue.tenant, (FLOWS,), 1, 1000, "dead"))).jobs
-    leading = asyncio.create_task(conductor.conduct(job, Deaf(queue.store)))
+    leading = asyncio.create_task(flows.conduct(job, Deaf(queue.store)))
     key = JobKey(queue.tenant, "default", f"{flow.id}/extract")
     await eventually(lambda: queue.get(key.id))
     leading.cancel()
@@ -228,7 +228,7 @@ async def test_a_leader_that_is_late_brings_no_canceled_step_back(queue):
     assert (again, (await queue.get(first.id)).state) == (Queued(first.id, JobState.CANCELED), JobState.CANCELED)
 
 
-class Deaf(conductor.Place):
+class Deaf(flows.DutyContext):
     """Where one can wait, and never hears anything."""
 
     async def changed(self, timeout_s):

@@ -1,0 +1,70 @@
+"""`holdfast trail`: what `serve --audit-queue` has kept of who did what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.options import Store
+from holdfast.cli.output import note, say
+from holdfast.cli.session import with_store
+
+if TYPE_CHECKING:
+    from holdfast.core.job import Job
+    from holdfast.store import Store as OpenStore
+
+PAGE = 100
+LEASE_MS = 60_000
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command."""
+    app.command()(trail)
+
+
+def trail(
+    *,
+    take: Annotated[
+        bool, typer.Option("--take", help="Remove the lines from the store once they are printed.")
+    ] = False,
+    store: Store = None,
+) -> None:
+    """Print the audit trail that `holdfast serve --audit-queue` keeps in the store, as JSON lines, the oldest first."""
+    count = with_store(store, _take if take else _show)
+    if not count:
+        note("No lines. The service keeps them with --audit-queue.")
+
+
+async def _show(store: OpenStore) -> int:
+    from holdfast.core.job import JobState
+    from holdfast.core.names import AUDIT, OPERATOR
+    from holdfast.store import ListQuery
+
+    waiting = frozenset({JobState.READY, JobState.LEASED, JobState.RETRYING})
+    count, cursor = 0, None
+    while True:
+        page = await store.list(ListQuery(OPERATOR, AUDIT, waiting, cursor=cursor, limit=PAGE))
+        _print(page.jobs)
+        count += len(page.jobs)
+        cursor = page.cursor
+        if cursor is None:
+            return count
+
+
+async def _take(store: OpenStore) -> int:
+    """A line that was printed by a command that then died is printed again by the next one, a minute later."""
+    from holdfast.core.job import ClaimRequest, Finish, Result
+    from holdfast.core.names import AUDIT, OPERATOR
+
+    count = 0
+    while jobs := (await store.claim(ClaimRequest(OPERATOR, (AUDIT,), PAGE, LEASE_MS, "trail", 0.5))).jobs:
+        _print(jobs)
+        await store.finish([Finish(job.key, job.token, "complete", Result(b"null", "json")) for job in jobs])
+        count += len(jobs)
+    return count
+
+
+def _print(jobs: list[Job]) -> None:
+    for job in jobs:
+        say(job.envelope.payload.decode())
