@@ -12,6 +12,7 @@ from holdfast.core.job import JobState
 from holdfast.core.offers import LAST_WORD_S
 from holdfast.store import open_store
 from holdfast.stores.redis import offers as redis_offers
+from holdfast.stores.redis.scripts import SCRIPTS
 from tests.chaos.workers import TENANT
 from tests.eventually import eventually
 from tests.stores.load import complete, judge, key, new, wish
@@ -218,6 +219,22 @@ async def test_a_worker_that_leaves_releases_what_never_came(store, offers, monk
             await store.enqueue([new("a")])
             await eventually(lambda: kept)
             await post.close()
+        [found] = await store.get([key("a")])
+        assert (found.state, found.attempts) == (JobState.READY, 0)
+
+
+async def test_a_worker_that_leaves_learns_of_a_lost_job_though_the_reply_is_lost(
+    proxy, far, store, offers, valkey, monkeypatch
+):
+    monkeypatch.setattr(redis_offers, "LAST_WORD_S", 0.01)
+    valkey.command("SCRIPT", "LOAD", SCRIPTS["claim"].text)
+    async with place(far, offers) as (post, _):
+        with line_that_keeps(post) as kept:
+            await store.enqueue([new("a", max_attempts=1)])
+            await eventually(lambda: kept)
+            proxy.cut_replies(when=SCRIPTS["claim"].sha.encode())
+            await post.close()
+        assert proxy.counts.replies_cut == 1
         [found] = await store.get([key("a")])
         assert (found.state, found.attempts) == (JobState.READY, 0)
 

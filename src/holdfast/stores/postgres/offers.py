@@ -164,7 +164,8 @@ class PostgresPost:
         if not pairs:
             return
         self._lost.update(lost)
-        found = await self._link.rows("find_leased", *([int(n) for n in column] for column in zip(*pairs, strict=True)))
+        columns = ([int(n) for n in column] for column in zip(*pairs, strict=True))
+        found = await self._link.rows("find_leased", *columns, repeat=True)
         await self._finish(
             [Finish(JobKey(row["tenant"], row["queue"], row["id"]), row["token"], "release") for row in found]
         )

@@ -114,7 +114,9 @@ class RedisPost:
             request.tenant or False, request.queues, limit, request.lease_ms, request.worker_id, request.random,
             REPAIR_LIMIT, offer,
         ))  # fmt: skip
-        now, next_at, offered, handed_over, *found = await self._shards.run("claim", 0, packed, repeat=False)
+        # A worker that leaves claims nothing: it may ask again after a lost reply, and does not ask later.
+        repeat = limit == 0
+        now, next_at, offered, handed_over, *found = await self._shards.run("claim", 0, packed, repeat=repeat)
         self._learn(handed_over)
         return now, next_at, offered, found
 
