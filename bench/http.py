@@ -1,18 +1,21 @@
 """`python -m bench.http`: the HTTP service under load, and beside Celery behind FastAPI, in one run on one machine.
 
-Six parts, each by itself with `--only`; without it all but the last, which needs another source tree:
+Eight parts, each by itself with `--only`; without it the first five:
 mixed   traffic of all kinds from 64 connections for a minute: errors, latencies, memory
 polls   5,000 long polls that wait for nothing: memory, and whether others are still answered
 celery  single enqueues a second, ours and Celery's in turns, both on Valkey
 batch   `jobs:batch` beside `enqueue_many` in this process, on the same store
 worst   the worst bodies of each size: the longest turn of the event loop, and memory
 cost    `--before SRC`: processor time of ordinary requests beside an earlier source tree, in turns
+victims a tenant's requests alone and while another attacks, by each attack, on file, Valkey and PostgreSQL
+flood   every attack at once for `--seconds`: what the victim waits and loses, the process and the store take
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -21,6 +24,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +33,12 @@ from rich.table import Table
 
 from bench import cost as requests
 from bench import environments, load, served
+from bench import victims as attacks
 from bench import worst as bodies
 from bench.jobs import noop
 from bench.load import Connection, Form, Seen
 from bench.measure import Figures, percentile
+from bench.postgres import Server as PostgresServer
 from bench.tables import cell, times
 from bench.valkey import Server
 from holdfast import Queue
@@ -40,7 +46,7 @@ from holdfast import Queue
 HERE = Path(__file__).parent
 RESULTS = HERE / "results-http.json"
 PARTS = ("mixed", "polls", "celery", "batch", "worst")
-EXTRA = ("cost",)
+EXTRA = ("cost", "victims", "flood")
 
 CONNECTIONS = 64
 POLLING = 8
@@ -373,6 +379,34 @@ def worst(_: Server, __: argparse.Namespace, console: Console) -> dict[str, Any]
 def cost(_: Server, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """At least 7 rounds, whatever was said."""
     return requests.measure(console, arguments.before, max(7, arguments.rounds))
+
+
+# A victim and an attacker ---------------------------------------------------------------------------------------------
+
+
+def victims(valkey: Server, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """In short rounds, alone and attacked in turns."""
+    with _stores(valkey) as (urls, _):
+        return attacks.measure(console, urls, arguments.seconds / 15)
+
+
+def flood(valkey: Server, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """All at once, for a minute."""
+    with _stores(valkey) as (urls, size):
+        return attacks.flood(console, urls, arguments.seconds, size)
+
+
+@contextlib.contextmanager
+def _stores(valkey: Server) -> Iterator[tuple[dict[str, str], Callable[[str], float]]]:
+    """A store of each kind, and how many MiB each has."""
+    with tempfile.TemporaryDirectory(prefix="http-", dir=HERE / "out") as directory, PostgresServer() as postgres:
+
+        def size(store: str) -> float:
+            if store == "file":
+                return sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file()) / 2**20
+            return (valkey.memory() if store == "valkey" else postgres.memory()) / 2**20
+
+        yield {"file": f"file:{directory}/store", "valkey": valkey.url, "postgres": postgres.url}, size
 
 
 # What it was measured on -------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def measure(console: Console, directory: str) -> dict[str, Any]:
         command, env={**os.environ, KEY: key}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
     try:
-        form = Form(int(_told(server)), token)
+        form = Form(int(told(server)), token)
         found = {
             f"{name}, {size}": load.run(_send(form, server, shape, SIZES[size]))
             for name, shape in SHAPES.items()
@@ -72,16 +72,16 @@ async def _send(form: Form, server: subprocess.Popen[str], shape: Shape, size: i
         body = body.replace(LEASE, b'"id":"%s","token":"%s"' % (job["id"].encode(), job["token"].encode()))
     request = form.post(path, body)
     server.stdin.write("begin\n")
-    _told(server)
+    told(server)
     began = time.perf_counter()
     answer = await connection.ask(request)
     took_ms = (time.perf_counter() - began) * 1000
     connection.close()
     server.stdin.write("end\n")
-    return {"status": answer.status, "bytes": len(body), "ms": took_ms, **json.loads(_told(server))}
+    return {"status": answer.status, "bytes": len(body), "ms": took_ms, **json.loads(told(server))}
 
 
-def _told(server: subprocess.Popen[str]) -> str:
+def told(server: subprocess.Popen[str]) -> str:
     line = server.stdout.readline()
     if not line:
         raise RuntimeError("the service has ended")
@@ -156,12 +156,13 @@ SHAPES: dict[str, Shape] = {
 # The service -------------------------------------------------------------------------------------------------------
 
 
-async def _serve(store: str, blobs: str) -> None:
+async def _serve(store: str, blobs: str, pause_s: str = "0") -> None:
+    """With a pause the loop is looked at now and then, and its delay is measured; without one, each turn."""
     tokens = TokenSettings(hs256_key=os.environ[KEY])
     sock = listen("127.0.0.1", 0, 30)
     watch = _Watch()
-    async with running(Settings(store=store, tokens=tokens, access_log=False, upkeep=False, blobs=blobs), sock):
-        watching = asyncio.create_task(watch.run())
+    async with running(Settings(store=store, tokens=tokens, access_log=False, upkeep=False, blobs=blobs or None), sock):
+        watching = asyncio.create_task(watch.run(float(pause_s)))
         sys.stdout.write(f"{sock.getsockname()[1]}\n")
         sys.stdout.flush()
         while line := await asyncio.to_thread(sys.stdin.readline):
@@ -184,13 +185,13 @@ class _Watch:
         more = (_status("VmHWM") - self._before) / KIB
         return {"turn ms": self._cpu_s * 1000, "clock ms": self._clock_s * 1000, "MiB": more}
 
-    async def run(self) -> None:
+    async def run(self, pause_s: float) -> None:
         self.begin()
         while True:
             cpu, clock = time.thread_time(), time.perf_counter()
-            await asyncio.sleep(0)
+            await asyncio.sleep(pause_s)
             self._cpu_s = max(self._cpu_s, time.thread_time() - cpu)
-            self._clock_s = max(self._clock_s, time.perf_counter() - clock)
+            self._clock_s = max(self._clock_s, time.perf_counter() - clock - pause_s)
 
 
 def _status(name: str) -> int:

@@ -87,6 +87,41 @@ def _database(postgres, name, pattern):
     postgres.sql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
+# Places of each kind: a test or its folder names the kinds as `kind`, and asks for `url` or `plain_url`.
+
+
+@pytest.fixture
+def memory_url(prefix):
+    return f"memory:{prefix}"
+
+
+@pytest.fixture
+def file_url(fast, prefix):
+    return f"file:{fast / prefix}"
+
+
+@pytest.fixture
+def valkey_url(valkey, prefix):
+    return valkey.url(prefix=prefix)
+
+
+@pytest.fixture
+def postgres_url(postgres, database):
+    return postgres.url(database)
+
+
+@pytest.fixture
+def plain_url(request, kind):
+    """A place of this kind that nobody else uses."""
+    return request.getfixturevalue(f"{kind}_url")
+
+
+@pytest.fixture
+def url(plain_url):
+    """The same place, with a clock that can be moved."""
+    return f"{plain_url}{'&' if '?' in plain_url else '?'}test_clock=1"
+
+
 @pytest.fixture(scope="session")
 def warm():
     with warmed() as process:

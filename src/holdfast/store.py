@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, quote, unquote
 from msgspec import Struct
 
 from holdfast.core import answers, lifecycle
+from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import (
     InvalidName,
     InvalidOption,
@@ -29,7 +30,7 @@ from holdfast.core.errors import (
     NotReplayable,
     QuotaExceeded,
 )
-from holdfast.core.events import Event, EventColumns, fingerprint
+from holdfast.core.events import Event, EventColumns, Gap, fingerprint
 from holdfast.core.job import (
     DAY,
     AlreadyCompleted,
@@ -281,6 +282,8 @@ class EventPage(Struct, frozen=True):
     events: list[Event]
     next: str
     more: bool
+    gaps: list[Gap] = []
+    """On a read of all tenants: what of single tenants is no longer kept between `after` and `next`."""
 
 
 class LogPage(Struct, frozen=True):
@@ -289,6 +292,7 @@ class LogPage(Struct, frozen=True):
     parts: list[EventColumns]
     next: str
     more: bool
+    gaps: list[Gap] = []
 
     @property
     def events(self) -> list[Event]:
@@ -310,6 +314,8 @@ class TenantSettings(Struct, frozen=True):
     queue: str | None = None
     weight: float | None = None
     max_waiting: int | None = None
+    budgets: Budgets | None = None
+    """Of a tenant alone, not of a queue. Setting some leaves the others as they are."""
 
 
 class WorkerInfo(Struct, frozen=True):
@@ -492,7 +498,8 @@ class Store(Protocol):
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
         """Events after an offset (None: the oldest kept) of one tenant or, with None, of all. [EVENT-2, EVENT-3]
 
-        Raises EventsTrimmed when some after `after` are gone, InvalidOption when it is no offset of this store.
+        Raises EventsTrimmed when some after `after` are gone: of the tenant, or, on a read of all, of every tenant.
+        What is gone of single tenants is then said in the `gaps` of a page. Raises InvalidOption for no offset of ours.
         """
         ...
 
@@ -524,6 +531,10 @@ class Store(Protocol):
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         """The tenant's own settings first, then those of its queues by name."""
+        ...
+
+    async def usage(self, tenant: str) -> Usage:
+        """What a tenant keeps, from counts that `prune` refreshes: a bounded look, whatever it keeps. [TENANT-5]"""
         ...
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:

@@ -18,6 +18,7 @@ import pytest
 from holdfast.core.job import Envelope
 from holdfast.pipeline.lake import Lake
 from tests.log import all_events
+from tests.pipeline.hostile import JOBS
 from tests.pipeline.kills import tally
 from tests.pipeline.on_a_master import results
 from tests.pipeline.settings import SETTINGS, environment, only_full
@@ -131,6 +132,14 @@ def test_executors_have_the_same_results_and_one_that_dies_loses_no_job(spark, v
     assert (tmp_path / "ended").exists()
     assert (by_executors["left"], by_executors["workers"]) == (0, 2)
     assert of_store(to_work, endings) == {f"crunch-{n}": 1 for n in range(40)} | {"end_executor-40": 1}
+
+
+@only_full
+def test_questions_over_connect_are_judged_as_those_here(history, tmp_path):
+    """On a server of its own, without a master: what is no question on the lake's tables is refused."""
+    with connect_server(tmp_path, "local[1]") as remote:
+        said = told(begin("ask_over_connect", tmp_path, remote, history.root), tmp_path)
+    assert said == {"refused": 4, "asked": [[JOBS]]}
 
 
 @only_full

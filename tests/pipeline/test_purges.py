@@ -96,7 +96,7 @@ def of_two(tmp_path_factory):
 
 def judged(spark, rows, counts, gap=None):
     """What is found in this log by these counts, the store having no jobs; `gap` is behind one row, up to another."""
-    gaps = [] if gap is None else [(0, gap[0]["position"], gap[1]["position"], rows[0]["at"])]
+    gaps = [] if gap is None else [(0, gap[0]["position"], gap[1]["position"], rows[0]["at"], None)]
     end = max(row["position"] for row in rows)
     known = StoreJobs(spark.createDataFrame([], JOBS), [end], counts)
     found = audit_events(frame(spark, rows), spark.createDataFrame(gaps, GAPS), store=known)

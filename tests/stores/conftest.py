@@ -25,14 +25,6 @@ def server(request, kind):
 
 
 @pytest.fixture
-def url(request, kind, server, prefix):
-    """A place with a clock that can be moved."""
-    if kind == "postgres":
-        return server.url(request.getfixturevalue("database"), test_clock=1)
-    return server.url(prefix=prefix, test_clock=1)
-
-
-@pytest.fixture
 async def store(url):
     store = await open_store(url)
     yield store

@@ -19,16 +19,8 @@ def kind(request):
     return request.param
 
 
-@pytest.fixture
-def url(request, kind, prefix, tmp_path):
-    if kind in ("memory", "file"):
-        return f"{kind}:{prefix}" if kind == "memory" else f"file:{tmp_path}"
-    server = request.getfixturevalue(kind)
-    return server.url(request.getfixturevalue("database")) if kind == "postgres" else server.url(prefix=prefix)
-
-
-async def test_answers_and_events_agree_whatever_happens_at_once(url):
-    stores = [await open_store(url) for _ in range(2)]
+async def test_answers_and_events_agree_whatever_happens_at_once(plain_url):
+    stores = [await open_store(plain_url) for _ in range(2)]
     actors, events = [], []
     while not {event.kind for event in events} >= KINDS:  # A slow machine may need more than one round.
         acts, round_ = itertools.count(), len(actors)

@@ -15,18 +15,8 @@ def kind(request):
     return request.param
 
 
-@pytest.fixture
-def url(request, kind, tmp_path):
-    if kind == "file":
-        return f"file:{tmp_path}"
-    server = request.getfixturevalue(kind)
-    if kind == "postgres":
-        return server.url(request.getfixturevalue("database"))
-    return server.url(prefix=request.getfixturevalue("prefix"))
-
-
-async def test_queues_without_jobs_are_passed_in_bounded_looks(url):
-    store = await open_store(url)
+async def test_queues_without_jobs_are_passed_in_bounded_looks(plain_url):
+    store = await open_store(plain_url)
     names = [f"q-{number:05}" for number in range(MANY)]
     keys = [JobKey(TENANT, name, "job") for name in names]
     await store.enqueue([new("job", tenant=TENANT, queue=name) for name in names])

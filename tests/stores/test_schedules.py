@@ -24,18 +24,6 @@ def kind(request):
     return request.param
 
 
-@pytest.fixture
-def url(request, kind, prefix, fast):
-    if kind == "memory":
-        return f"memory:{prefix}?test_clock=1"
-    if kind == "file":
-        return f"file:{fast}/{prefix}?test_clock=1"
-    server = request.getfixturevalue(kind)
-    if kind == "postgres":
-        return server.url(request.getfixturevalue("database"), test_clock=1)
-    return server.url(prefix=prefix, test_clock=1)
-
-
 def counting(runs):
     @job(name="count")
     async def count(n: int) -> None:

@@ -29,12 +29,12 @@ async def supervising(folder, way):
 
 
 async def files(folder, pattern, count):
-    return await eventually(lambda: sorted(folder.glob(pattern)), lambda found: len(found) >= count)
+    return await eventually(lambda: sorted(folder.glob(pattern)), lambda found: len(found) >= count, patience_s=60)
 
 
 async def test_it_ends_with_0_when_every_child_does(tmp_path):
     async with supervising(tmp_path, "ends") as process:
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     assert len(list(tmp_path.glob("?-*"))) == 2
 
 
@@ -43,7 +43,7 @@ async def test_a_signal_is_passed_on_once(tmp_path, number):
     async with supervising(tmp_path, "waits") as process:
         await files(tmp_path, "ready-*", 2)
         process.send_signal(number)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     assert [path.name for path in sorted(tmp_path.glob("told-*"))] == ["told-0-1", "told-1-1"]
 
 
@@ -52,14 +52,14 @@ async def test_dead_children_are_started_again(tmp_path):
         await files(tmp_path, "ready-*", 2)
         assert len(list(tmp_path.glob("0-*"))) == len(list(tmp_path.glob("1-*"))) == 3
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
 async def test_a_child_that_fails_at_its_end_is_told(tmp_path):
     async with supervising(tmp_path, "fails") as process:
         await files(tmp_path, "ready-*", 2)
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 20) == 1
+        assert await asyncio.wait_for(process.wait(), 60) == 1
 
 
 async def test_the_second_signal_is_the_last_word(tmp_path):
@@ -68,7 +68,7 @@ async def test_the_second_signal_is_the_last_word(tmp_path):
         process.terminate()
         await files(tmp_path, "told-*-1", 2)
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 20) == 1
+        assert await asyncio.wait_for(process.wait(), 60) == 1
         await files(tmp_path, "told-*-2", 2)
 
 

@@ -145,11 +145,14 @@ def cleared(suspected: DataFrame, events: DataFrame, gaps: DataFrame, *, extensi
     With `extensions` None, those leases are judged by their deadline that lie between the first and the last
     `extended` of their shard: before and after these the store may not have recorded them.
     """
-    cuts = gaps.groupBy("shard").agg(fn.collect_list(fn.struct("from", "to")).alias("cuts"))
+    cuts = gaps.groupBy("shard").agg(
+        fn.collect_list(fn.struct("from", "to", fn.col("tenant").alias("whose"))).alias("cuts")
+    )
     since = fn.when(fn.size("positions") > 1, fn.col("positions")[0]).otherwise("")
 
     def swallows(cut: Column) -> Column:
-        return (cut["from"] < fn.col("position")) & (cut["to"] > since)
+        of_all = cut["whose"].isNull() | (cut["whose"] == fn.col("tenant"))
+        return of_all & (cut["from"] < fn.col("position")) & (cut["to"] > since)
 
     marked = suspected.join(fn.broadcast(cuts), "shard", "left")
     marked = marked.withColumn("truncated", fn.coalesce(fn.exists("cuts", swallows), fn.lit(False)))
@@ -265,13 +268,12 @@ def unlike_store(events: DataFrame, jobs: DataFrame, before: Sequence[str], gaps
         "tenant", "queue", fn.col("id").alias("job_id"), fn.col("state").alias("store_state"),
         fn.col("enqueued_at").alias("stored_at"), fn.col("events").alias("recorded"),
     )  # fmt: skip
-    both = lives.join(stored, list(JOB), "full").join(fn.broadcast(_last_cuts(gaps)), "shard", "left")
+    both, whole = _with_cuts(lives.join(stored, list(JOB), "full"), gaps)
     # A life that began after `before` may be the one that was read, or a later one.
     both = both.withColumn("read", fn.expr("IF(size(lives) = 1, lives, filter(lives, l -> l.at <=> stored_at))"))
     both = both.withColumn("last", fn.element_at("lives", -1))
     cases = " ".join(f"WHEN {broken} THEN {_told(said)}" for broken, said in _DISAGREEMENTS.items())
     # Of a job without any event nobody knows where they would have been.
-    whole = gaps.isEmpty()
     judged = both.where("cut IS NULL OR last.position > cut").where(f"lives IS NOT NULL OR {whole}")
     found = judged.withColumn("explanation", fn.expr(f"CASE {cases} END"))
     return found.where("explanation IS NOT NULL").select(
@@ -297,9 +299,9 @@ def unlike_counts(events: DataFrame, counts: DataFrame, before: Sequence[str], g
         fn.max("at").alias("at"),
     )
     both = counts.join(seen, ["tenant", "series"], "left").join(latest, "tenant", "left")
-    both = both.join(fn.broadcast(_last_cuts(gaps)), "shard", "left")
+    both, whole = _with_cuts(both, gaps)
     # Of a tenant without any purge in the log nobody knows where they would have been.
-    judged = both.where(f"position > cut OR (cut IS NULL AND (position IS NOT NULL OR {gaps.isEmpty()}))")
+    judged = both.where(f"position > cut OR (cut IS NULL AND (position IS NOT NULL OR {whole}))")
     counted = "the store has counted {counted} purges of tenant {tenant}, and the log "
     told = (
         f"CASE WHEN coalesce(number, 0) < counted THEN {_told(counted + 'has {number} of them')} "
@@ -314,9 +316,18 @@ def unlike_counts(events: DataFrame, counts: DataFrame, before: Sequence[str], g
     )  # fmt: skip
 
 
-def _last_cuts(gaps: DataFrame) -> DataFrame:
-    """Of each shard, up to where its log is cut."""
-    return gaps.groupBy("shard").agg(fn.max("to").alias("cut"))
+def _with_cuts(frame: DataFrame, gaps: DataFrame) -> tuple[DataFrame, str]:
+    """The same with `cut`: up to where the log of the shard, or the tenant's own events there, are cut.
+
+    Also a condition for what has no event and so no shard: whether nothing that is gone could have been its own.
+    """
+    of_all, of_one = gaps.where("tenant IS NULL"), gaps.where("tenant IS NOT NULL")
+    cuts = of_all.groupBy("shard").agg(fn.max("to").alias("cut_of_all"))
+    own = of_one.groupBy("shard", "tenant").agg(fn.max("to").alias("own_cut"))
+    holed = of_one.select("tenant", fn.lit(True).alias("holed")).distinct()
+    frame = frame.join(fn.broadcast(cuts), "shard", "left")
+    frame = frame.join(fn.broadcast(own), ["shard", "tenant"], "left").join(fn.broadcast(holed), "tenant", "left")
+    return frame.withColumn("cut", fn.greatest("cut_of_all", "own_cut")), f"({of_all.isEmpty()} AND holed IS NULL)"
 
 
 def _early(before: Sequence[str]) -> Column:

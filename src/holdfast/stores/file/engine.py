@@ -216,7 +216,7 @@ class Engine:
     def is_frozen(self) -> bool:
         """Whether the clock stands still, for tests; that is settled when the store is made."""
         with database.translated(self.path), self._connections[0].guard:
-            return self._db.execute(SQL["counters"]).fetchone()[5] is not None
+            return self._db.execute(SQL["counters"]).fetchone()[-1] is not None
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():
@@ -362,7 +362,7 @@ class Engine:
         except sqlite3.Error:
             raise  # The disk, not the call: nobody in this group gets through.
         except BaseException as error:
-            call.error = database.translate(error, self.path) if isinstance(error, database.DAMAGES) else error
+            call.error = database.translate(error, self.path) if isinstance(error, database.UNREADABLE) else error
             if alone:
                 raise
             # It is this call's own, and goes to whoever made it.

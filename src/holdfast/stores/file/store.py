@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.budgets import Usage
 from holdfast.core.errors import StoreMismatch, StoreUnavailable, Unsupported
 from holdfast.core.job import (
     Cancel,
@@ -264,6 +265,9 @@ class FileStore:
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         return await self._opened.read(lambda db: reads.settings(db, tenant))
+
+    async def usage(self, tenant: str) -> Usage:
+        return await self._opened.read(lambda db: reads.usage(db, tenant))
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         await self._opened.change(lambda t: upkeep.beat(t, worker, ttl_ms))

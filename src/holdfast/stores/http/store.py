@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core import answers
+from holdfast.core.budgets import Usage
 from holdfast.core.errors import InvalidOption, Unsupported
 from holdfast.core.job import TERMINAL, Job, JobKey
 from holdfast.core.policy import KnownTypes
@@ -139,6 +140,10 @@ class HttpStore(Jobs, Reads, Schedules):
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         self._check(tenant)
         raise _settings(None)
+
+    async def usage(self, tenant: str) -> Usage:
+        self._check(tenant)
+        raise Unsupported("what a tenant keeps: ask the store", "http")
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         self._check(worker.tenant)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from holdfast.core import lease
+from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import JobNotFound, StoreBusy, StoreMismatch, StoreUnavailable, Unsupported
 from holdfast.core.job import (
     Cancel,
@@ -66,7 +67,7 @@ from holdfast.store import (
     WorkerPage,
     pages,
 )
-from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, requests, schema, upkeep
+from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, requests, schema, upkeep, usage
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.claims import Claims
 from holdfast.stores.postgres.ears import Ears, Told, notes, payloads
@@ -97,7 +98,8 @@ HELD_S = 0.25
 
 _COMPLETED = Finished(JobState.COMPLETED)
 _LOGGED: Told = (Hint.EVENTS, "", "", "")
-_encode_worker = msgspec.json.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
+_decode_budgets = msgspec.json.Decoder(Budgets).decode
 _CLOSED = "the store is not open; use `async with Queue(...)` or await store.open()"
 
 
@@ -566,16 +568,28 @@ class PostgresStore:
             lane.pause(paused=paused)
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
-        request = (tenant, settings.queue or "", settings.weight, settings.max_waiting)
+        budgets = None if settings.budgets is None else _encode_json(settings.budgets).decode()
+        request = (tenant, settings.queue or "", settings.weight, settings.max_waiting, budgets)
         await self._opened.rows("set_settings", *request, repeat=True)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         found = await self._opened.rows("settings", tenant, repeat=True)
-        return [TenantSettings(row["queue"] or None, row["weight"], row["max_waiting"]) for row in found]
+        return [
+            TenantSettings(
+                row["queue"] or None,
+                row["weight"],
+                row["max_waiting"],
+                None if row["budgets"] is None else _decode_budgets(row["budgets"]),
+            )
+            for row in found
+        ]
+
+    async def usage(self, tenant: str) -> Usage:
+        return await usage.usage(self._opened, tenant)
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         if ttl_ms > 0:
-            info = _encode_worker(worker)
+            info = _encode_json(worker)
             await self._opened.rows("beat", worker.worker_id, ttl_ms, info, repeat=True, urgent=True)
         else:
             await self._opened.rows("sign_off", worker.worker_id, repeat=True, urgent=True)

@@ -17,7 +17,7 @@ from holdfast.testing.conformance.harness import Transaction, opened
 from holdfast.testing.conformance.rules import Check, registered
 from holdfast.testing.conformance.spaces import Locate, Spaces
 
-CHECK_TIMEOUT_S = 60.0
+CHECK_TIMEOUT_S = 100.0
 
 
 class Row(Struct, frozen=True):

@@ -61,9 +61,10 @@ from holdfast.testing.conformance.expect import Broken, Skipped, expect, expect_
 from holdfast.testing.conformance.spaces import Spaces
 
 LEASE = 30 * SECOND
-DELAY = 1 * SECOND
+DELAY = 10 * SECOND
 FLAT = Backoff(base_ms=DELAY, factor=1.0, cap_ms=DELAY, jitter="none")
-"""Unless a check says otherwise, a failed attempt waits one second: no chance in it."""
+"""Unless a check says otherwise, a failed attempt waits this long: no chance in it, and on a busy machine it is not
+over before the check has looked."""
 BOOM = AttemptError("Boom", "it broke", "a traceback")
 PATIENCE_S = 10.0
 """How long a hint may take to arrive before it counts as lost."""

@@ -301,7 +301,7 @@ def purges_of_all_tenants_are_one_count_in_lua(bug: Bug) -> None:
 @mutant("EVENT-1", stores=REDIS, seen_by=OLD_PURGES)
 def counts_of_purges_stay_for_ever_in_lua(bug: Bug) -> None:
     """A tenant that is long gone leaves a field behind."""
-    bug.lua("purge", "set(shard .. 'G', tenant, false)", "")
+    bug.lua("purge", "set(shard .. 'M', tenant, false)", "")
 
 
 @mutant("EVENT-1", stores=POSTGRES, seen_by=PURGES)

@@ -6,12 +6,12 @@
 local COUNT_MS, DROPPED = 30 * 86400000, 100 -- `PURGE_COUNT_MS` and `PURGE_COUNTS_DROPPED` of `core/job.py`.
 local counts = {}
 
--- The number of a purge among those of its tenant, and which count it belongs to: hash `G`. [EVENT-1]
+-- The number of a purge among those of its tenant, and which count it belongs to: hash `M`. [EVENT-1]
 local function count_purge(job)
   local tenant = names_of(job.lane)
   local counted = counts[tenant]
   if not counted then
-    local raw = call('HGET', shard .. 'G', tenant)
+    local raw = call('HGET', shard .. 'M', tenant)
     counted = raw and { struct.unpack('<I8I8', raw) } or { job.seq, 0 }
     counts[tenant] = counted
   end
@@ -25,11 +25,11 @@ local function save_counts()
     return
   end
   for _, tenant in ipairs(call('ZRANGEBYSCORE', shard .. 'K', '-inf', '(' .. whole(now - COUNT_MS), 'LIMIT', 0, DROPPED)) do
-    set(shard .. 'G', tenant, false)
+    set(shard .. 'M', tenant, false)
     rank(shard .. 'K', tenant, false)
   end
   for tenant, counted in pairs(counts) do
-    set(shard .. 'G', tenant, struct.pack('<I8I8', counted[1], counted[2]))
+    set(shard .. 'M', tenant, struct.pack('<I8I8', counted[1], counted[2]))
     rank(shard .. 'K', tenant, now)
   end
 end

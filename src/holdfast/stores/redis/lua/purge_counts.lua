@@ -5,8 +5,8 @@
 
 local tenant, cursor, limit = unpack(request)
 if tenant ~= '' then
-  local raw = call('HGET', shard .. 'G', tenant)
+  local raw = call('HGET', shard .. 'M', tenant)
   return raw and { '0', tenant, raw } or { '0' }
 end
-local found = call('HSCAN', shard .. 'G', cursor, 'COUNT', limit)
+local found = call('HSCAN', shard .. 'M', cursor, 'COUNT', limit)
 return { found[1], unpack(found[2]) }

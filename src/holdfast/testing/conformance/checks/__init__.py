@@ -20,9 +20,11 @@ from holdfast.testing.conformance.checks import (
     results,
     retention,
     retries,
+    sharing,
     states,
     tenants,
     turns,
+    usage,
     waiting,
 )
 
@@ -44,8 +46,10 @@ __all__ = [
     "results",
     "retention",
     "retries",
+    "sharing",
     "states",
     "tenants",
     "turns",
+    "usage",
     "waiting",
 ]
