@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from holdfast.budgets import Keeper
 from holdfast.core import dedup, fairness, lease, lifecycle
 from holdfast.core.budgets import RECORD_BYTES, Usage, merged, weight
 from holdfast.core.errors import (
@@ -166,6 +167,7 @@ class MemoryStore:
 
     def __init__(self, options: CommonOptions) -> None:
         self.options = options
+        self.keeper = Keeper(self, options)
         self._lock = threading.RLock()
         self._epoch = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
         self._frozen_at = self._epoch + time.monotonic_ns() // 1_000_000
@@ -203,7 +205,8 @@ class MemoryStore:
         """Nothing to connect to."""
 
     async def close(self) -> None:
-        """Nothing to let go of: the jobs stay as long as the process."""
+        """The jobs stay as long as the process."""
+        await self.keeper.close()
 
     async def sibling(self) -> MemoryStore:
         return self
@@ -241,6 +244,11 @@ class MemoryStore:
     ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "memory")
+        if not self.keeper.admits(items):
+            return await self.keeper.enqueue(items, lambda let: self._take_in(let, under))
+        return self._each(items, self._enqueue, under)
+
+    async def _take_in(self, items: Sequence[NewJob], under: Lease | None) -> list[EnqueueAnswer]:
         return self._each(items, self._enqueue, under)
 
     def _enqueue(self, new: NewJob, now: int) -> EnqueueAnswer:
@@ -634,6 +642,8 @@ class MemoryStore:
             max_waiting = old.max_waiting if settings.max_waiting is None else settings.max_waiting
             budgets = merged(old.budgets, settings.budgets)
             self._settings[tenant, settings.queue] = TenantSettings(settings.queue, share, max_waiting, budgets)
+        if settings.budgets is not None:
+            await self.keeper.renew(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         with self._lock:
@@ -641,6 +651,9 @@ class MemoryStore:
             return sorted(mine, key=lambda settings: settings.queue or "")
 
     async def usage(self, tenant: str) -> Usage:
+        return await self.keeper.counted(tenant, self._usage(tenant))
+
+    async def _usage(self, tenant: str) -> Usage:
         with self._lock:
             queues = self._queues(tenant)
             jobs = sum(len(self._lines[queue].lanes[tenant].jobs) for queue in queues)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.testing.conformance.checks import (
+    budgets,
     cancels,
     claims,
     clock,
@@ -29,6 +30,7 @@ from holdfast.testing.conformance.checks import (
 )
 
 __all__ = [
+    "budgets",
     "cancels",
     "claims",
     "clock",
