@@ -134,7 +134,7 @@ def pieces(url, size):
 
 def read_piece(url, stretch):
     """The store's reader alone, giving the same Arrow batches as the source; how many rows."""
-    return sum(batch.num_rows for batch in read_stretch(url, stretch, EVENTS, NOTHING))
+    return sum(batch.num_rows for batch in read_stretch(url, stretch, EVENTS, NOTHING, print))
 
 
 def measure_store(spark, processes, url, events, folder):

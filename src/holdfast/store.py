@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, quote, unquote
 from msgspec import Struct
 
 from holdfast.core import answers, lifecycle
+from holdfast.core.budgets import DEFAULTS, MOST, RESULT_TTL_CEILING, STORED, Budgets, Usage
 from holdfast.core.errors import (
     InvalidName,
     InvalidOption,
@@ -29,9 +30,10 @@ from holdfast.core.errors import (
     NotReplayable,
     QuotaExceeded,
 )
-from holdfast.core.events import Event, EventColumns, fingerprint
+from holdfast.core.events import Event, EventColumns, Gap, fingerprint
 from holdfast.core.job import (
     DAY,
+    LONGEST,
     AlreadyCompleted,
     Cancel,
     CancelStatus,
@@ -273,6 +275,8 @@ class EventPage(Struct, frozen=True):
     events: list[Event]
     next: str
     more: bool
+    gaps: list[Gap] = []
+    """On a read of all tenants: what of single tenants is no longer kept between `after` and `next`."""
 
 
 class LogPage(Struct, frozen=True):
@@ -281,6 +285,7 @@ class LogPage(Struct, frozen=True):
     parts: list[EventColumns]
     next: str
     more: bool
+    gaps: list[Gap] = []
 
     @property
     def events(self) -> list[Event]:
@@ -302,6 +307,8 @@ class TenantSettings(Struct, frozen=True):
     queue: str | None = None
     weight: float | None = None
     max_waiting: int | None = None
+    budgets: Budgets | None = None
+    """Of a tenant alone, not of a queue. Setting some leaves the others as they are."""
 
 
 class WorkerInfo(Struct, frozen=True):
@@ -476,7 +483,8 @@ class Store(Protocol):
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
         """Events after an offset (None: the oldest kept) of one tenant or, with None, of all. [EVENT-2, EVENT-3]
 
-        Raises EventsTrimmed when some after `after` are gone, InvalidOption when it is no offset of this store.
+        Raises EventsTrimmed when some after `after` are gone: of the tenant, or, on a read of all, of every tenant.
+        What is gone of single tenants is then said in the `gaps` of a page. Raises InvalidOption for no offset of ours.
         """
         ...
 
@@ -503,11 +511,21 @@ class Store(Protocol):
         ...
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
-        """Set what is not None. A quota on the tenant bounds all its queues together. [TENANT-4, TENANT-5]"""
+        """Set what is not None. A quota on the tenant bounds all its queues together. [TENANT-4, TENANT-5]
+
+        Budgets hold for this handle at once, for others 10 s later at most.
+        """
         ...
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         """The tenant's own settings first, then those of its queues by name."""
+        ...
+
+    async def usage(self, tenant: str) -> Usage:
+        """What a tenant keeps, from counts that `prune` refreshes: a bounded look, whatever it keeps. [TENANT-5]
+
+        What this handle enqueues from now on is judged by the answer, until there is a newer one.
+        """
         ...
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
@@ -765,6 +783,10 @@ class CommonOptions(Struct, frozen=True):
     keep_events: int
     """How many events are kept although no registered reader waits for them."""
     retention: Retention
+    budgets: Budgets
+    """What holds for a tenant that has no budgets of its own; 0: no limit. [TENANT-5]"""
+    max_result_ttl_ms: int
+    """The longest `result_ttl` and the longest life of an idempotency key; 0: no ceiling."""
 
 
 class Options:
@@ -798,6 +820,8 @@ class Options:
                 failed_ms=1000 * self.number("keep_failed_s", 7 * DAY // 1000, 0, 10 * 365 * DAY // 1000),
                 canceled_ms=1000 * self.number("keep_canceled_s", DAY // 1000, 0, 10 * 365 * DAY // 1000),
             ),
+            budgets=Budgets(**{name: self.number(name, getattr(DEFAULTS, name), 0, MOST) for name in STORED}),
+            max_result_ttl_ms=1000 * self.number("max_result_ttl_s", RESULT_TTL_CEILING // 1000, 0, LONGEST // 1000),
         )
 
     def finish(self) -> None:

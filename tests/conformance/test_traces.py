@@ -169,7 +169,7 @@ def _a_purge_only_says_so(monkeypatch):
 
 
 def _trimming_forgets_the_readers(monkeypatch):
-    monkeypatch.setitem(SQL, "oldest_reader", "SELECT NULL")
+    monkeypatch.setitem(SQL, "slowest_readers", "SELECT tenant, n FROM readers WHERE 0")
 
 
 @pytest.mark.parametrize(

@@ -119,29 +119,26 @@ class _File:
     def _chunk(url, number):
         path = Path(url.partition(":")[2].partition("?")[0]) / "holdfast.db"
         with contextlib.closing(sqlite3.connect(path)) as db, db:
-            found = db.execute(
-                "SELECT last, first, at, chunk FROM events WHERE last >= ? ORDER BY last LIMIT 1", (number,)
-            )
-            last, first, at, chunk = found.fetchone()
-            yield db, last, first, at, file_rows.unpack_events(chunk)
+            found = db.execute("SELECT last, first, chunk FROM events WHERE last >= ? ORDER BY last LIMIT 1", (number,))
+            last, first, chunk = found.fetchone()
+            yield db, last, first, file_rows.unpack_events(chunk)
 
     @classmethod
     def remove(cls, url, event):
         number = cls._number(event)
-        with cls._chunk(url, number) as (db, last, first, at, events):
+        with cls._chunk(url, number) as (db, last, first, events):
             db.execute("DELETE FROM events WHERE last = ?", (last,))
             for begin, part in ((first, events[: number - first]), (number + 1, events[number - first + 1 :])):
                 if part:
-                    row = (begin + len(part) - 1, begin, at, file_rows.pack_events(part))
-                    db.execute("INSERT INTO events VALUES (?, ?, ?, ?)", row)
+                    db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", file_rows.chunk_row(begin, part))
 
     @classmethod
     def double(cls, url, event):
         number = cls._number(event)
-        with cls._chunk(url, number) as (db, _, first, at, events):
-            copy = file_rows.pack_events([events[number - first]])
+        with cls._chunk(url, number) as (db, _, first, events):
             (end,) = db.execute("UPDATE counters SET event = event + 1 RETURNING event").fetchone()
-            db.execute("INSERT INTO events VALUES (?, ?, ?, ?)", (end, end, at, copy))
+            copy = file_rows.chunk_row(end, [events[number - first]])
+            db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", copy)
 
 
 class _Postgres:

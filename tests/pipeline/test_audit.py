@@ -67,7 +67,7 @@ def planted(spark, shards):
     rows += asyncio.run(random_history(SET_BACK, back_ms=MONTH_MS))
     for number, history in shards.items():
         rows += moved(history, REAL + number)
-    gap = (CUT, cut[middle - 1]["position"], cut[middle + 9]["position"], cut[0]["at"])
+    gap = (CUT, cut[middle - 1]["position"], cut[middle + 9]["position"], cut[0]["at"], None)
     audit = audit_events(frame(spark, rows), spark.createDataFrame([gap], GAPS), extensions=True, limit=1000)
     yield audit, expected
     audit.violations.unpersist()

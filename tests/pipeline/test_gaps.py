@@ -1,10 +1,13 @@
 """What was cut from the log before it was read: noted in the lake, and told by the audit, not judged."""
 
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob
+from holdfast.ids import new_id
 from holdfast.pipeline.audit import audit
+from holdfast.pipeline.comparing import store_jobs
 from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Lake, write_json
 from holdfast.store import open_store
+from tests.pipeline.damages import remove_from_log
 from tests.pipeline.settings import only_full
 
 
@@ -23,6 +26,33 @@ async def test_an_ingest_that_came_late_notes_what_was_trimmed_before_and_the_au
     found = audit(spark, lake)
     assert found.counts == {}
     assert found.notes == ["the log was cut before it was read: 2 events follow on what is missing, and are not judged"]
+
+
+async def test_what_single_tenants_lost_is_noted_by_their_name_and_exempts_nothing_else(spark, tmp_path):
+    """A loss in another tenant's gap is found. [EVENT-2]"""
+    url = f"file:{tmp_path / 'store'}?keep_events=30"
+    store = await open_store(url)
+    for tenant, count in (("quiet", 2), ("loud", 20), ("quiet", 1), ("loud", 20)):
+        for _ in range(count):
+            await store.enqueue([NewJob(JobKey(tenant, "q", new_id()), Envelope("send", b"{}"))])
+            claimed = await store.claim(ClaimRequest(tenant, ("q",), 1, 30_000, "w"))
+            await store.finish([Finish(job.key, job.token, "complete") for job in claimed.jobs])
+    last = (await store.events("quiet", None, 100)).events[-1]
+    await store.prune(100)
+    await store.close()
+    lake = Lake(tmp_path / "lake", create=True)
+    done = ingest(spark, lake, Plan(url.partition("?")[0]))
+    assert (done.events, done.gaps) == (30, 1)
+    (row,) = lake.read(spark, "gaps").collect()
+    assert (row["tenant"], int(row["from"]), int(row["to"])) == ("loud", 0, 108)
+    found = audit(spark, lake)
+    assert found.counts == {}
+    remove_from_log(url, last)
+    other = Lake(tmp_path / "other", create=True)
+    assert ingest(spark, other, Plan(url.partition("?")[0])).events == 29
+    found = audit(spark, other, store=store_jobs(spark, other, url.partition("?")[0]))
+    assert found.counts == {"EVENT-1": 1}
+    assert "quiet" in str(found.samples)
 
 
 def test_a_gap_is_in_the_positions_of_each_shard_that_has_one(spark, tmp_path):

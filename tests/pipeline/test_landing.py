@@ -42,7 +42,7 @@ def test_a_task_writes_a_file_for_each_day_and_tells_them(piece, tmp_path):
     assert {day for day, *_ in told} == days
     assert {name for _, name, *_ in told} == {path.name for path in (tmp_path / "here").iterdir()}
     found = []
-    for day, name, rows, _ in told:
+    for day, name, rows, _, _ in told:
         table = parquet.read_table(tmp_path / "here" / name)
         assert table.num_rows == rows
         assert {at.date() for at in table["at"].to_pylist()} == {day}

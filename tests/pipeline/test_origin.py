@@ -38,10 +38,11 @@ def take_in(lake, url):
         stretches = opened.run(opened.log.split(start, end, 100))
         files = [file for stretch in stretches for file in land(url, stretch, Wanted(), str(lake.landing))]
         check_known(opened, origin)
+    files = [file for file in files if file[1]]
     lake.take_files("events", number, [(day, name) for day, name, *_ in files])
     (lake.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     (lake.checkpoint / "offsets" / str(number)).write_text(json.dumps({"offset": end}))
-    lake.mark_batch(batch_of(number, [(day, rows, checksum) for day, _, rows, checksum in files]))
+    lake.mark_batch(batch_of(number, [(day, rows, checksum) for day, _, rows, checksum, _ in files]))
     return origin
 
 

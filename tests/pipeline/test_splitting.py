@@ -45,6 +45,11 @@ def told(found):
     return sorted(map(repr, map(without_offset, found)))
 
 
+def none(gap):
+    """What to do with gaps where there are none."""
+    raise AssertionError(gap)
+
+
 @pytest.mark.parametrize("large", [2, events.LARGE])
 async def test_the_pieces_of_the_log_are_the_log(store, large, monkeypatch):
     # Batches as they are, with one value for all in some columns, or put together.
@@ -79,7 +84,7 @@ async def test_the_rows_of_the_pieces_are_the_events(store, url, page, large, mo
     await make_traffic(store, 40)
     read = []
     for piece in await store.split(*await store.reach(None), 30):
-        batches = await asyncio.to_thread(list, reader.read_stretch(url, piece, EVENTS, reader.Wanted()))
+        batches = await asyncio.to_thread(list, reader.read_stretch(url, piece, EVENTS, reader.Wanted(), none))
         rows = [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
         positions = [row.position for row in rows]
         assert positions == sorted(set(positions))
@@ -110,7 +115,7 @@ async def test_only_the_events_that_are_wanted_come(store, url, monkeypatch):
     ):
         read = []
         for piece in await store.split(*await store.reach(None), 30):
-            batches = await asyncio.to_thread(list, reader.read_stretch(url, piece, EVENTS, wanted))
+            batches = await asyncio.to_thread(list, reader.read_stretch(url, piece, EVENTS, wanted, none))
             read += [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
         assert as_rows(read) == as_rows(filter(kept, whole))
 

@@ -159,4 +159,6 @@ def _summary(done: Ingested, root: object) -> str:
     text = f"{counted(done.events, 'event')} in {counted(done.batches, 'batch', 'batches')}, into {root}"
     if done.payloads or done.missing_payloads:
         text += f"; {done.payloads} payloads, {done.missing_payloads} were gone already"
+    if done.gaps:
+        text += f"; {counted(done.gaps, 'gap')}: events of single tenants were trimmed before they were read"
     return text

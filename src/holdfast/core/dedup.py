@@ -23,6 +23,10 @@ class Binding(Struct, frozen=True):
     expires_at: int | None = None
 
 
+LASTING = ("ttl", "forever")
+"""The policies of keys that outlive their job. [ENQ-3]"""
+
+
 def decide(new: NewJob, existing: Job | None, binding: Binding | None, holder: Job | None, now: int) -> Answer | None:
     """Answer an enqueue from the job that has its id and the one that holds its key; None: a fresh job."""
     answer = by_id(existing, new, now)

@@ -44,6 +44,14 @@ class Event(Struct, gc=False):
     """Its number within its job's life, counted from 1 without a gap. 0: unknown."""
 
 
+class Gap(Struct, frozen=True):
+    """Events of one tenant that are no longer kept: those behind `after`, up to `to` and with it. [EVENT-2]"""
+
+    tenant: str
+    after: str
+    to: str
+
+
 class Numbered(Struct, frozen=True):
     """Offsets that differ in one number, which goes up by one."""
 

@@ -17,6 +17,8 @@ ERRORS_KEPT = 10
 SECOND = 1_000
 HOUR = 3600 * SECOND
 DAY = 24 * HOUR
+LONGEST = 1_000 * 365 * DAY
+"""The longest duration: far beyond any use, and small enough that an instant stays below 2^53 on every store."""
 
 RESULT_TTL = HOUR
 FLOW_HEADER = "holdfast-flow"

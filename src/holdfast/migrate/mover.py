@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.core.budgets import left_out
 from holdfast.core.errors import HoldfastError, InvalidOption, StoreBusy, StoreMismatch
 from holdfast.core.failpoint import hit
 from holdfast.core.job import CLAIMABLE, WAITING, JobKey, JobState
@@ -350,14 +351,15 @@ class _Move:
                 self._queues[note.queue].source_paused = note.source_paused
 
     async def _copy_settings(self) -> None:
-        """Weights and quotas, where the target says nothing itself; last, so that no quota is in the way."""
+        """Weights, quotas and budgets, where the target says nothing itself; last, so that no quota is in the way."""
         there = {one.queue: one for one in await self._target.tenant_settings(self._tenant)}
         for one in await self._source.tenant_settings(self._tenant):
             own = there.get(one.queue, TenantSettings(one.queue))
             weight = one.weight if own.weight is None else None
             max_waiting = one.max_waiting if own.max_waiting is None else None
-            if weight is not None or max_waiting is not None:
-                await self._target.set_tenant(self._tenant, TenantSettings(one.queue, weight, max_waiting))
+            budgets = left_out(own.budgets, one.budgets)
+            if weight is not None or max_waiting is not None or budgets is not None:
+                await self._target.set_tenant(self._tenant, TenantSettings(one.queue, weight, max_waiting, budgets))
                 self._moved.settings += 1
 
     # Passes -----------------------------------------------------------------------------------------------
@@ -473,7 +475,7 @@ async def _known(source: Store, tenant: str) -> bool:
     if any(one.queue != MOVES for one in await source.stats(tenant)):
         return True
     settings = await source.tenant_settings(tenant)
-    return any(one.weight is not None or one.max_waiting is not None for one in settings)
+    return any(one != TenantSettings(one.queue) for one in settings)
 
 
 def _unknown(plan: MovePlan) -> InvalidOption:

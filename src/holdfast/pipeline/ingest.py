@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from holdfast.core.errors import EventsTrimmed, HoldfastError, InvalidOption
+from holdfast.core.events import Gap
 from holdfast.core.job import JobKey
 from holdfast.core.names import OPERATOR
 from holdfast.pipeline.lake import Batch, Lake, batch_of
@@ -39,6 +41,7 @@ KEYS_AT_ONCE = 500
 STARTS = 3
 STOPPED = "the ingest was asked to stop before this batch"
 
+_decode_gaps = msgspec.json.Decoder(list[Gap]).decode
 _TRIMMED = re.compile(r"EventsTrimmed: events after '([^']*)' up to '([^']*)' are no longer kept")
 
 
@@ -67,6 +70,8 @@ class Ingested(Struct):
     events: int = 0
     payloads: int = 0
     missing_payloads: int = 0
+    gaps: int = 0
+    """Where events of one tenant had been trimmed before they were read. They are noted in the lake."""
     offset: str = ""
     seconds: float = 0.0
     stopped: bool = False
@@ -196,6 +201,7 @@ class _Run:
         done.events += batch.events
         done.payloads += batch.payloads
         done.missing_payloads += batch.missing_payloads
+        done.gaps += batch.gaps
         done.seconds = time.monotonic() - self._began
         done.offset = offset
         check_known(self._opened, self._origin)
@@ -239,12 +245,15 @@ class WriteBatch:
             # It was all there when the driver died: by now the store may not have all of it any more.
             return
         lake.clear_landing()
-        files = rows(frame)
+        told = rows(frame)
+        files = [row for row in told if row["file"]]
         # A store that was made anew meanwhile may have had a log that goes as far.
         with OpenStore(self._store) as opened:
             check_known(opened, self._origin)
         lake.take_files("events", number, [(file["date"], file["file"]) for file in files])
         batch = batch_of(number, [(file["date"], file["rows"], file["checksum"]) for file in files])
+        missing = [gap for row in told if row["gaps"] for gap in _decode_gaps(row["gaps"])]
+        batch = replace(batch, gaps=lake.note_gaps(missing))
         lake.clear_landing()
         if self._payloads != "none":
             batch = self._add_payloads(frame.sparkSession, lake, batch)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from msgspec import DecodeError, Struct
 from msgspec import json as msgjson
 
+from holdfast.core import events
 from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Batch(Struct, frozen=True):
     payloads: int = 0
     missing_payloads: int = 0
     """Jobs that were gone before their payload could be read."""
+    gaps: int = 0
+    """Where events of one tenant were missing."""
     days: dict[str, Checksum] = {}
     """What was read of each day, by the tasks that read it."""
 
@@ -105,6 +108,8 @@ class Gap(Struct, frozen=True, rename={"from_": "from"}):
     from_: str
     to: str
     seen_at: datetime
+    tenant: str | None = None
+    """Of this one alone; None: of all."""
 
 
 class Lake:
@@ -330,26 +335,38 @@ class Lake:
         files = sorted(self.path("gaps").glob("*.json"))
         return sorted((read_json(file, Gap) for file in files), key=lambda gap: gap.seen_at)
 
-    def _gap_rows(self) -> list[tuple[int, str, str, datetime]]:
+    def _gap_rows(self) -> list[tuple[int, str, str, datetime, str | None]]:
         """The gaps in positions of each shard, as events have them."""
         origin = self.root / "_origin.json"
         store = read_json(origin, _Origin).store if origin.exists() else ""
-        rows: list[tuple[int, str, str, datetime]] = []
+        rows: list[tuple[int, str, str, datetime, str | None]] = []
         for gap in self.gaps():
             ends = positions(store, gap.to)
             starts = positions(store, gap.from_) if gap.from_ else [""] * len(ends)
             pairs = enumerate(zip(starts, ends, strict=True))
-            rows += [(shard, start, end, gap.seen_at) for shard, (start, end) in pairs if start < end]
+            rows += [(shard, start, end, gap.seen_at, gap.tenant) for shard, (start, end) in pairs if start < end]
         return rows
 
-    def note_gap(self, from_: str, to: str) -> Gap:
+    def note_gap(self, from_: str, to: str, tenant: str | None = None) -> Gap:
         """Record a gap, once; a later look at the same gap may find that it has grown. "" is the log's beginning."""
-        known = {gap.from_: gap for gap in self.gaps()}
-        seen_at = known[from_].seen_at if from_ in known else datetime.now(UTC)
-        gap = Gap(from_, to, seen_at)
-        name = uuid.uuid5(uuid.NAMESPACE_URL, from_).hex
+        known = {(gap.tenant, gap.from_): gap for gap in self.gaps()}
+        seen_at = known[tenant, from_].seen_at if (tenant, from_) in known else datetime.now(UTC)
+        gap = Gap(from_, to, seen_at, tenant)
+        name = uuid.uuid5(uuid.NAMESPACE_URL, from_ if tenant is None else f"{tenant} {from_}").hex
         write_json(self.path("gaps") / f"{name}.json", gap)
         return gap
+
+    def note_gaps(self, found: Sequence[events.Gap]) -> int:
+        """Record what pieces of the log lacked of single tenants; those that join up are one. How many there are."""
+        pieces = {(gap.tenant, gap.after): gap.to for gap in found}
+        inner = {(gap.tenant, gap.to) for gap in found}
+        begins = [begin for begin in pieces if begin not in inner]
+        for tenant, after in begins:
+            to = pieces[tenant, after]
+            while (tenant, to) in pieces:
+                to = pieces[tenant, to]
+            self.note_gap(after, to, tenant)
+        return len(begins)
 
     # One writer at a time ---------------------------------------------------------------------------------
 

@@ -13,10 +13,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.compute as pc  # pyright: ignore[reportMissingTypeStubs]
 from pyarrow import parquet  # pyright: ignore[reportMissingTypeStubs]
 
+from holdfast.core.events import Gap
 from holdfast.pipeline.checksums import Checksum, of_batch
 from holdfast.pipeline.reader import Wanted, read_stretch
 from holdfast.pipeline.schemas import EVENTS
@@ -31,18 +33,24 @@ _EACH_ITS_OWN = ("position", "offset", "token")
 """Columns without repetitions, which a dictionary makes no smaller."""
 
 
-def land(url: str, stretch: Stretch, wanted: Wanted, place: str) -> Iterator[tuple[date, str, int, str]]:
-    """Write the events of a piece of the log into files in `place`, one for each day, and tell them as FILES."""
+def land(url: str, stretch: Stretch, wanted: Wanted, place: str) -> Iterator[tuple[date, str, int, str, str | None]]:
+    """Write the events of a piece of the log into files in `place`, one for each day, and tell them as FILES.
+
+    What of single tenants is gone from the piece is told in a row of its own, which names no file.
+    """
     folder = Path(place)
     folder.mkdir(parents=True, exist_ok=True)
+    gaps: list[Gap] = []
     with _all_or_none() as files:
-        for batch in read_stretch(url, stretch, EVENTS, wanted):
+        for batch in read_stretch(url, stretch, EVENTS, wanted, gaps.append):
             for day, part in _days(batch):
                 if day not in files:
                     files[day] = _File(folder, day)
                 files[day].add(part)
-        told = [(day, *file.close()) for day, file in files.items()]
+        told = [(day, *file.close(), None) for day, file in files.items()]
     yield from told
+    if gaps:
+        yield date(1970, 1, 1), "", 0, Checksum().total, msgspec.json.encode(gaps).decode()
 
 
 @contextlib.contextmanager

@@ -160,6 +160,8 @@ def _same(opened: OpenStore, shard: int, offset: str, event: tuple[Any, ...]) ->
         return None
     except InvalidOption:
         return False
+    if not page.events and any(gap.tenant == event[1] for gap in page.gaps):
+        return None
     told = [(e.kind, e.tenant, e.queue, e.job_id, e.at, e.attempt, e.token) for e in page.events]
     return told == [event]
 

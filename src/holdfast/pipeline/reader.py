@@ -22,7 +22,7 @@ import pyarrow.compute as pc  # pyright: ignore[reportMissingTypeStubs]
 from msgspec.structs import replace
 
 from holdfast.core.errors import InvalidOption, Unsupported
-from holdfast.core.events import EventColumns, fingerprint
+from holdfast.core.events import EventColumns, Gap, fingerprint
 from holdfast.core.job import Job, JobState
 from holdfast.pipeline.lake import POSITION_WIDTH
 from holdfast.store import ListQuery, Splitting, Store, Stretch, existing, open_store, parse_url
@@ -129,8 +129,10 @@ def _chosen(parts: list[EventColumns], name: str, wanted: Callable[[Any], bool])
     return found
 
 
-def read_stretch(url: str, stretch: Stretch, schema: StructType, wanted: Wanted) -> Iterator[Any]:
-    """The events of a piece of the log as record batches. Raises EventsTrimmed."""
+def read_stretch(
+    url: str, stretch: Stretch, schema: StructType, wanted: Wanted, missing: Callable[[Gap], None]
+) -> Iterator[Any]:
+    """The events of a piece of the log as record batches; `missing` gets what is gone of it. Raises EventsTrimmed."""
     batches = Batches(schema, _EVENTS)
     with OpenStore(url) as opened, _no_cycles():
         position = _position(opened.store.capabilities.name)
@@ -141,6 +143,9 @@ def read_stretch(url: str, stretch: Stretch, schema: StructType, wanted: Wanted)
                 # The next page is on its way while this one is built and taken.
                 stretch = replace(stretch, after=page.next)
                 following = opened.start(opened.log.read(stretch, PAGE))
+            for gap in page.gaps:
+                if wanted.tenant is None or gap.tenant in wanted.tenant:
+                    missing(gap)
             if parts := wanted.of(page.parts):
                 yield batches.make(_Events(parts, stretch.shard, position))
             if following is None:

@@ -91,8 +91,9 @@ JOBS = _struct(
     ("codec", TEXT),
     ("version", INT),
 )
-# With the option `into`: the files that the events were written to, and the checksum of what was read for each.
-FILES = _struct(("date", DATE), ("file", TEXT), ("rows", LONG), ("checksum", TEXT))
+# With the option `into`: the files that the events were written to, and the checksum of what was read for each; or,
+# without a file, what of single tenants was missing.
+FILES = _struct(("date", DATE), ("file", TEXT), ("rows", LONG), ("checksum", TEXT), ("gaps", TEXT, "null"))
 
 JOBS_WITH_PAYLOAD = _join(JOBS, _struct(("size", LONG), ("payload", BYTES)))
 
@@ -125,6 +126,7 @@ GAPS = _struct(
     ("from", TEXT),  # positions: what lies behind this one ("": from the very beginning) ...
     ("to", TEXT),  # ... up to and with this one is missing
     ("seen_at", INSTANT),
+    ("tenant", TEXT, "null"),  # of this one alone; null: of all
 )
 
 # Silver: jobs and their attempts ----------------------------------------------------------------------------

@@ -18,6 +18,8 @@ Options for reading (of the log, unless they say otherwise):
     eventsPerPartition  how many events one task reads, about (100000)
     maxEventsPerBatch   how many events a micro-batch takes in, about (1000000)
     acceptGap           an offset: if the log was cut up to exactly there, go on from there
+    gaps                what to do where events of one tenant are gone from between: warn (the default, in the log of
+                        the task) or fail
     into                a directory that all tasks see: they write the events there as Parquet, and the rows are the
                         files (date, file, rows, checksum); see `holdfast.pipeline.landing`
 
@@ -27,6 +29,7 @@ session where the package is installed.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -50,7 +53,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from holdfast.core.errors import EventsTrimmed, InvalidOption
-from holdfast.core.events import EventKind
+from holdfast.core.events import EventKind, Gap
 from holdfast.core.job import JobState
 from holdfast.pipeline.schemas import EVENTS, FILES, JOBS, JOBS_WITH_PAYLOAD
 from holdfast.store import Stretch, absolute, parse_url
@@ -63,7 +66,7 @@ EARLIEST, LATEST = "earliest", "latest"
 STORE_VARIABLE = "HOLDFAST_STORE"
 _READING = frozenset({
     "store", "table", "tenant", "queue", "kind", "states", "payload", "startingoffset", "endingoffset",
-    "eventsperpartition", "maxeventsperbatch", "acceptgap", "into", "path",
+    "eventsperpartition", "maxeventsperbatch", "acceptgap", "gaps", "into", "path",
 })  # fmt: skip
 
 
@@ -122,6 +125,9 @@ class ReadOptions:
         self.per_partition = number("eventsPerPartition", said.get("eventsperpartition", "100000"))
         self.per_batch = number("maxEventsPerBatch", said.get("maxeventsperbatch", "1000000"))
         self.accept_gap = said.get("acceptgap")
+        self.gaps = said.get("gaps", "warn")
+        if self.gaps not in ("warn", "fail"):
+            raise InvalidOption("gaps", f"{self.gaps!r} is neither 'warn' nor 'fail'")
         self.into = said.get("into")
 
     def wanted(self) -> Wanted:
@@ -181,10 +187,26 @@ def _pieces(opened: OpenStore, options: ReadOptions, after: str, end: str) -> li
     try:
         stretches = opened.run(_split(opened, after, end, options.per_partition))
     except EventsTrimmed as gap:
-        if gap.to != options.accept_gap:
+        if not _passes(opened, options, gap):
             raise
         stretches = opened.run(_split(opened, gap.to, end, options.per_partition))
     return [Piece(stretch) for stretch in stretches]
+
+
+def _passes(opened: OpenStore, options: ReadOptions, gap: EventsTrimmed) -> bool:
+    """Whether to go on behind a gap: it is the one to accept, or the tenants asked for lost nothing in it."""
+    return gap.to == options.accept_gap or (
+        options.tenants is not None and not opened.run(_lost_any(opened, options.tenants, gap.from_))
+    )
+
+
+async def _lost_any(opened: OpenStore, tenants: Iterable[str], after: str) -> bool:
+    try:
+        for tenant in tenants:
+            await opened.store.events(tenant, after, 1)
+    except EventsTrimmed:
+        return True
+    return False
 
 
 async def _split(opened: OpenStore, after: str, end: str, size: int) -> Sequence[Stretch]:
@@ -264,7 +286,7 @@ class EventsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             _, end = self._store.run(_reach(self._store, start["offset"], most, self._target))
         except EventsTrimmed as gap:
-            if gap.to != self._options.accept_gap:
+            if not _passes(self._store, self._options, gap):
                 raise
             _, end = self._store.run(_reach(self._store, gap.to, most, self._target))
         return {"offset": end}
@@ -292,13 +314,23 @@ def _read(options: ReadOptions, schema: StructType, wanted: Wanted, partition: I
         return
     from holdfast.pipeline.reader import read_stretch, settle
 
+    fails = options.gaps == "fail"
     if options.into is None:
-        yield from read_stretch(options.store, partition.stretch, schema, wanted)
+        yield from read_stretch(options.store, partition.stretch, schema, wanted, _fail if fails else _warn)
     else:
         from holdfast.pipeline.landing import land
 
         yield from land(options.store, partition.stretch, wanted, options.into)
     settle()
+
+
+def _warn(gap: Gap) -> None:
+    text = "events of tenant %s after %r up to %r are no longer kept"
+    logging.getLogger(__name__).warning(text, gap.tenant, gap.after, gap.to)
+
+
+def _fail(gap: Gap) -> None:
+    raise EventsTrimmed(gap.after, gap.to)
 
 
 # Filters --------------------------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush, nsmallest
@@ -18,7 +20,9 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from holdfast.budgets import Keeper
 from holdfast.core import dedup, fairness, lease, lifecycle
+from holdfast.core.budgets import RECORD_BYTES, Usage, merged, weight
 from holdfast.core.errors import (
     EventsTrimmed,
     InvalidOption,
@@ -28,7 +32,7 @@ from holdfast.core.errors import (
     StoreMismatch,
     Unsupported,
 )
-from holdfast.core.events import Event
+from holdfast.core.events import Event, Gap
 from holdfast.core.job import (
     CLAIMABLE,
     TERMINAL,
@@ -57,6 +61,7 @@ from holdfast.core.job import (
 )
 from holdfast.core.names import OPERATOR, check_id, join_key
 from holdfast.core.retry import spread
+from holdfast.core.trimming import Trimming, excess
 from holdfast.store import (
     ALL_HINTS,
     EVENTS_BOUND,
@@ -157,6 +162,7 @@ class MemoryStore:
 
     def __init__(self, options: CommonOptions) -> None:
         self.options = options
+        self.keeper = Keeper(self, options)
         self._lock = threading.RLock()
         self._epoch = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
         self._frozen_at = self._epoch + time.monotonic_ns() // 1_000_000
@@ -171,8 +177,13 @@ class MemoryStore:
         self._dropped_blobs: list[str] = []
         self._seq = 0
         self._token = 0
-        self._log: list[Event] = []
+        self._bytes: dict[str, int] = {}
+        # The log: events with their places. Of a tenant, all up to its cut are gone; of all, all up to `_trimmed`.
+        self._log: list[tuple[int, Event]] = []
+        self._last = 0
         self._trimmed = 0
+        self._cuts: dict[str, int] = {}
+        self._kept: dict[str, int] = {}
         self._readers: dict[tuple[str | None, str], int] = {}
         self._settings: dict[tuple[str, str | None], TenantSettings] = {}
         self._workers: dict[str, tuple[int, WorkerInfo]] = {}
@@ -188,7 +199,8 @@ class MemoryStore:
         """Nothing to connect to."""
 
     async def close(self) -> None:
-        """Nothing to let go of: the jobs stay as long as the process."""
+        """The jobs stay as long as the process."""
+        await self.keeper.close()
 
     async def sibling(self) -> MemoryStore:
         return self
@@ -226,6 +238,11 @@ class MemoryStore:
     ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "memory")
+        if not self.keeper.admits(items):
+            return await self.keeper.enqueue(items, lambda let: self._take_in(let, under))
+        return self._each(items, self._enqueue, under)
+
+    async def _take_in(self, items: Sequence[NewJob], under: Lease | None) -> list[EnqueueAnswer]:
         return self._each(items, self._enqueue, under)
 
     def _enqueue(self, new: NewJob, now: int) -> EnqueueAnswer:
@@ -360,8 +377,7 @@ class MemoryStore:
             return answer or JobNotFound(item.key.queue, item.key.id)
         self._count(job, -1)
         event = lifecycle.finish(job, item, now, self.options.retention)
-        if job.state not in TERMINAL:
-            self._count(job, +1)
+        self._count(job, +1)
         self._after_lease(job, now)
         self._append(event)
         return Finished(job.state)
@@ -536,29 +552,38 @@ class MemoryStore:
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
         with self._lock:
-            start = self._trimmed if after is None else _parse_offset(after)
-            end = self._trimmed + len(self._log)
-            if start > end:
+            cut = self._trimmed if tenant is None else self._cuts.get(tenant, 0)
+            start = max(cut, self._trimmed) if after is None else _parse_offset(after)
+            if start > self._last:
                 raise InvalidOption("after", f"{after!r} is not an offset of this store")
-            if start < self._trimmed:
-                raise EventsTrimmed(str(start), str(self._trimmed))
+            if start < cut:
+                raise EventsTrimmed(str(start), str(cut))
             found: list[Event] = []
-            while start < end and len(found) < limit:
-                event = self._log[start - self._trimmed]
-                start += 1
+            at, reached = bisect_right(self._log, start, key=_place_of), start
+            while at < len(self._log) and len(found) < limit:
+                reached, event = self._log[at]
+                at += 1
                 if tenant is None or event.tenant == tenant:
-                    event.offset = str(start)
+                    event.offset = str(reached)
                     found.append(copy.copy(event))
-            return EventPage(found, str(start), more=start < end)
+            more = at < len(self._log)
+            if not more:
+                reached = self._last
+            return EventPage(found, str(reached), more, [] if tenant else self._gaps(start, reached))
+
+    def _gaps(self, start: int, reached: int) -> list[Gap]:
+        """What is gone of single tenants between two places."""
+        cuts = sorted(self._cuts.items())
+        return [Gap(tenant, str(start), str(min(cut, reached))) for tenant, cut in cuts if start < min(cut, reached)]
 
     async def last_offset(self) -> str:
         with self._lock:
-            return str(self._trimmed + len(self._log))
+            return str(self._last)
 
     async def set_reader(self, reader: Reader) -> None:
         with self._lock:
             at = _parse_offset(reader.offset)
-            if at > self._trimmed + len(self._log):
+            if at > self._last:
                 raise InvalidOption("offset", f"{reader.offset!r} is not an offset of this store")
             key = (reader.tenant, reader.name)
             self._readers[key] = max(self._readers.get(key, 0), at)
@@ -591,14 +616,28 @@ class MemoryStore:
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
         with self._lock:
             old = self._settings.get((tenant, settings.queue), TenantSettings(settings.queue))
-            weight = old.weight if settings.weight is None else settings.weight
+            share = old.weight if settings.weight is None else settings.weight
             max_waiting = old.max_waiting if settings.max_waiting is None else settings.max_waiting
-            self._settings[tenant, settings.queue] = TenantSettings(settings.queue, weight, max_waiting)
+            budgets = merged(old.budgets, settings.budgets)
+            self._settings[tenant, settings.queue] = TenantSettings(settings.queue, share, max_waiting, budgets)
+        if settings.budgets is not None:
+            await self.keeper.renew(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         with self._lock:
             mine = [settings for (name, _), settings in self._settings.items() if name == tenant]
             return sorted(mine, key=lambda settings: settings.queue or "")
+
+    async def usage(self, tenant: str) -> Usage:
+        return await self.keeper.counted(tenant, self._usage(tenant))
+
+    async def _usage(self, tenant: str) -> Usage:
+        with self._lock:
+            queues = self._queues(tenant)
+            jobs = sum(len(self._lines[queue].lanes[tenant].jobs) for queue in queues)
+            keys = sum(scope[0] == tenant and b.policy in dedup.LASTING for scope, b in self._bindings.items())
+            size = self._bytes.get(tenant, 0) + keys * RECORD_BYTES
+            return Usage(jobs, keys, size, len(queues), self._kept.get(tenant, 0))
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         with self._lock:
@@ -667,14 +706,32 @@ class MemoryStore:
             return Pruned(jobs, self._trim(now), names, more)
 
     def _trim(self, now: int) -> int:
-        end = self._trimmed + len(self._log)
-        cut = min([end - self.options.keep_events, *self._readers.values()])
-        too_old = next((n for n, e in enumerate(self._log) if e.at > now - EVENTS_BOUND_MS), len(self._log))
-        cut = max(cut, end - EVENTS_BOUND, self._trimmed + too_old)
-        gone = max(0, cut - self._trimmed)
-        del self._log[:gone]
-        self._trimmed += gone
-        return gone
+        young = next((n for n, (_, e) in enumerate(self._log) if e.at > now - EVENTS_BOUND_MS), len(self._log))
+        gone, log = self._log[:young], self._log[young:]
+        self._cut(gone)
+        trimming = Trimming(excess(self._kept, self.options.keep_events, EVENTS_BOUND), self._slowest)
+        taken: list[tuple[int, Event]] = []
+        self._log = []
+        for n, (place, event) in enumerate(log):
+            if not trimming.pending:
+                self._log += log[n:]
+                break
+            (taken if trimming.takes(event.tenant, place) else self._log).append((place, event))
+        self._cut(taken)
+        if gone or taken:
+            self._trimmed = self._log[0][0] - 1 if self._log else self._last
+        return len(gone) + len(taken)
+
+    def _slowest(self, tenant: str) -> float:
+        """Up to where all readers have read that a tenant's events are kept for. [EVENT-2]"""
+        return min((at for (whose, _), at in self._readers.items() if whose in (None, tenant)), default=math.inf)
+
+    def _cut(self, gone: list[tuple[int, Event]]) -> None:
+        for place, event in gone:
+            self._cuts[event.tenant] = place
+            self._kept[event.tenant] -= 1
+            if not self._kept[event.tenant]:
+                del self._kept[event.tenant]
 
     async def doctor(self) -> Sequence[Finding]:
         return [
@@ -728,6 +785,8 @@ class MemoryStore:
         return event
 
     def _count(self, job: Job, by: int) -> None:
+        """Take a job into the counts as it is now (+1), or out of them (-1)."""
+        self._bytes[job.tenant] = self._bytes.get(job.tenant, 0) + by * weight(job)
         if job.state in WAITING:
             line = self._lines[job.queue]
             line.waiting += by
@@ -758,6 +817,7 @@ class MemoryStore:
         if self._is_kept(job):
             del self._lines[job.queue].lanes[job.tenant].jobs[job.id]
             self._ended_count -= 1
+            self._count(job, -1)
             if job.result is not None and job.result.blob:
                 self._dropped_blobs.append(job.result.blob)
 
@@ -803,7 +863,9 @@ class MemoryStore:
             heapify(line.later)
 
     def _append(self, event: Event) -> None:
-        self._log.append(event)
+        self._last += 1
+        self._log.append((self._last, event))
+        self._kept[event.tenant] = self._kept.get(event.tenant, 0) + 1
         self._signals.add(_EVENTS)
 
     def _send_signals(self) -> None:
@@ -879,6 +941,10 @@ def _page(names: Sequence[str], after: str, limit: int) -> tuple[list[str], str 
     """Names behind one, and the cursor of the next page."""
     behind = [name for name in names if name > after]
     return behind[:limit], behind[limit - 1] if len(behind) > limit else None
+
+
+def _place_of(entry: tuple[int, Event]) -> int:
+    return entry[0]
 
 
 def _parse_offset(offset: str) -> int:

@@ -23,7 +23,7 @@ def test_events_come_out_as_they_were_put_in(count, alike):
     chunk = rows.pack_events(events)
     check = rows.check_of(chunk)
     expected = [rows.to_event(f"{n}.{check}", event, *names[event[2]]) for n, event in enumerate(events, 7)]
-    assert rows.to_columns(7, chunk, names.__getitem__).events() == expected
+    assert rows.to_columns(7, check, chunk, names.__getitem__).events() == expected
 
 
 def test_what_all_events_of_a_call_have_is_there_once():

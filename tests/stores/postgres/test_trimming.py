@@ -246,6 +246,7 @@ async def test_reading_and_trimming_go_along_the_index_whatever_the_statistics_s
             connection = await dial()
             await connection.execute(
                 "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_analyze = on;"
+                "SET auto_explain.log_nested_statements = on;"
                 "SET auto_explain.log_format = json; SET client_min_messages = log"
             )
             connection.add_log_listener(lambda _, said: note(said.message))

@@ -122,7 +122,7 @@ async def test_the_count_of_waiting_jobs_is_that_of_the_index(store, valkey, pre
     held, number = [], 0
     for round_ in range(120):
         if round_ == 30:  # The count begins, and is not carried on but by enqueues.
-            await store._opened.run("settings", 0, encode(("set", TENANT, "t", False, False, 10**6)))
+            await store._opened.run("settings", 0, encode(("set", TENANT, "t", False, False, 10**6, {})))
         what = chance.choice(["enqueue", "batch", "claim", "claim all", "finish", "cancel"])
         if what in ("enqueue", "batch") and round_ not in range(30, 60):
             ids = [f"{number + n}" for n in range(1 if what == "enqueue" else chance.randrange(2, 9))]

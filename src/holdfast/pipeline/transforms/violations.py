@@ -115,11 +115,14 @@ def cleared(suspected: DataFrame, events: DataFrame, gaps: DataFrame, *, extensi
     With `extensions` None, those leases are judged by their deadline that lie between the first and the last
     `extended` of their shard: before and after these the store may not have recorded them.
     """
-    cuts = gaps.groupBy("shard").agg(fn.collect_list(fn.struct("from", "to")).alias("cuts"))
+    cuts = gaps.groupBy("shard").agg(
+        fn.collect_list(fn.struct("from", "to", fn.col("tenant").alias("whose"))).alias("cuts")
+    )
     since = fn.when(fn.size("positions") > 1, fn.col("positions")[0]).otherwise("")
 
     def swallows(cut: Column) -> Column:
-        return (cut["from"] < fn.col("position")) & (cut["to"] > since)
+        of_all = cut["whose"].isNull() | (cut["whose"] == fn.col("tenant"))
+        return of_all & (cut["from"] < fn.col("position")) & (cut["to"] > since)
 
     marked = suspected.join(fn.broadcast(cuts), "shard", "left")
     marked = marked.withColumn("truncated", fn.coalesce(fn.exists("cuts", swallows), fn.lit(False)))
@@ -235,15 +238,21 @@ def unlike_store(events: DataFrame, jobs: DataFrame, before: Sequence[str], gaps
         "tenant", "queue", fn.col("id").alias("job_id"), fn.col("state").alias("store_state"),
         fn.col("enqueued_at").alias("stored_at"), fn.col("events").alias("recorded"),
     )  # fmt: skip
-    cuts = gaps.groupBy("shard").agg(fn.max("to").alias("cut"))
+    of_all, of_one = gaps.where("tenant IS NULL"), gaps.where("tenant IS NOT NULL")
+    cuts = of_all.groupBy("shard").agg(fn.max("to").alias("cut_of_all"))
+    own = of_one.groupBy("shard", "tenant").agg(fn.max("to").alias("own_cut"))
+    holed = of_one.select("tenant", fn.lit(True).alias("holed")).distinct()
     both = lives.join(stored, list(JOB), "full").join(fn.broadcast(cuts), "shard", "left")
+    both = both.join(fn.broadcast(own), ["shard", "tenant"], "left").join(fn.broadcast(holed), "tenant", "left")
+    both = both.withColumn("cut", fn.greatest("cut_of_all", "own_cut"))
     # A life that began after `before` may be the one that was read, or a later one.
     both = both.withColumn("read", fn.expr("IF(size(lives) = 1, lives, filter(lives, l -> l.at <=> stored_at))"))
     both = both.withColumn("last", fn.element_at("lives", -1))
     cases = " ".join(f"WHEN {broken} THEN {_told(said)}" for broken, said in _DISAGREEMENTS.items())
     # Of a job without any event nobody knows where they would have been.
-    whole = gaps.isEmpty()
-    judged = both.where("cut IS NULL OR last.position > cut").where(f"lives IS NOT NULL OR {whole}")
+    whole = of_all.isEmpty()
+    judged = both.where("cut IS NULL OR last.position > cut")
+    judged = judged.where(f"lives IS NOT NULL OR ({whole} AND holed IS NULL)")
     found = judged.withColumn("explanation", fn.expr(f"CASE {cases} END"))
     return found.where("explanation IS NOT NULL").select(
         fn.expr("IF(store_state IS NULL, 'STATE-1', 'EVENT-1')").alias("rule"), "explanation", *JOB, "shard",

@@ -8,7 +8,7 @@ The parts:
     wakeup      hints to other processes, by FIFOs in the directory
     rows        rows to jobs and back
     transaction what every change is made of: counters, lanes, jobs, events
-    changes, claims, upkeep, reads        the operations
+    changes, claims, upkeep, trimming, reads        the operations
     store       the `Store` face
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.core import dedup, lease, lifecycle
+from holdfast.core.budgets import varying
 from holdfast.core.errors import JobNotFound, NotReplayable
 from holdfast.core.events import Event
 from holdfast.core.job import (
@@ -103,7 +104,7 @@ def _enqueue_one(t: Transaction, new: NewJob) -> EnqueueAnswer:
     t.add_payloads([job])
     bound = dedup.bind(new, t.now)
     if bound is not None:
-        t.bind(new.envelope, lane, bound)
+        t.bind(new.envelope, lane, bound, binding)
     t.arrive(job, event, lane)
     return Queued(id_, job.state)
 
@@ -155,7 +156,9 @@ def _complete_at_once(t: Transaction, items: Sequence[Finish]) -> dict[JobKey, t
     for key, (job, lane, item) in held.items():
         t.leases.pop(key, None)
         t.count(lane, job.state, -1)
+        before = varying(job)
         events[key] = (lifecycle.finish(job, item, t.now, t.settings.retention), lane)
+        t.moved(lane).bytes += varying(job) - before
         t.ended(job, lane, job if len(held) <= MOST_RECORDS and _is_plain(t, job) else None)
     return events
 
@@ -248,7 +251,7 @@ def _replay_one(t: Transaction, key: JobKey) -> ReplayAnswer:
     if refusal is not None:
         return refusal
     if retakes:
-        t.bind(job.envelope, lane, dedup.Binding(job.id, "until_terminal"))
+        t.bind(job.envelope, lane, dedup.Binding(job.id, "until_terminal"), binding)
     t.append(t.change(job, lane, lambda: lifecycle.replay(job, t.now)), lane)
     return Replayed()
 

@@ -23,8 +23,11 @@ from holdfast.stores.file.sql import SCHEMA
 
 NAME = "holdfast.db"
 APPLICATION_ID = 0x486F6C64  # "Hold"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SQLITE_NEEDED = (3, 38)  # The arrow operators of JSON.
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+"""What a damaged column is met with."""
 
 BUSY_S = 30.0
 """How long to wait for other processes before answering StoreBusy."""
@@ -251,16 +254,16 @@ def translated(path: Path) -> Generator[None]:
     """Turn SQLite's errors into ours, with what to do."""
     try:
         yield
-    except (sqlite3.Error, msgspec.DecodeError, OSError) as error:
+    except (sqlite3.Error, *UNREADABLE, OSError) as error:
         raise translate(error, path) from error
 
 
-def translate(error: sqlite3.Error | msgspec.DecodeError | OSError, path: Path) -> StoreError:
+def translate(error: sqlite3.Error | msgspec.DecodeError | UnicodeDecodeError | OSError, path: Path) -> StoreError:
     """The error of ours that stands for this one."""
     if isinstance(error, OSError):
         reason = f"{error.filename or path}: {error.strerror or error}; check the disk and the permissions"
         return StoreUnavailable(reason)
-    if isinstance(error, msgspec.DecodeError):
+    if isinstance(error, UNREADABLE):
         return StoreMismatch(f"{path} is damaged ({error}); stop its users and restore it from a backup")
     name = getattr(error, "sqlite_errorname", "")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):

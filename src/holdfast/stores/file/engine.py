@@ -21,8 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreMismatch, StoreUnavailable
 from holdfast.core.job import Job
@@ -218,7 +216,7 @@ class Engine:
     def is_frozen(self) -> bool:
         """Whether the clock stands still, for tests; that is settled when the store is made."""
         with database.translated(self.path), self._connections[0].guard:
-            return self._db.execute(SQL["counters"]).fetchone()[5] is not None
+            return self._db.execute(SQL["counters"]).fetchone()[-1] is not None
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():
@@ -364,7 +362,7 @@ class Engine:
         except sqlite3.Error:
             raise  # The disk, not the call: nobody in this group gets through.
         except BaseException as error:
-            call.error = database.translate(error, self.path) if isinstance(error, msgspec.DecodeError) else error
+            call.error = database.translate(error, self.path) if isinstance(error, database.UNREADABLE) else error
             if alone:
                 raise
             # It is this call's own, and goes to whoever made it.

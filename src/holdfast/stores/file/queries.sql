@@ -1,7 +1,7 @@
 -- Every statement of the file store, by name. {job} stands for the columns of rows.JOB_COLUMNS.
 
 -- name: counters
-SELECT seq, token, event, trimmed, shift, frozen_at FROM counters;
+SELECT seq, token, event, trimmed, gone, shift, frozen_at FROM counters;
 -- name: save_counters
 UPDATE counters SET seq = ?, token = ?, event = ?;
 -- name: shift_clock
@@ -15,7 +15,8 @@ INSERT INTO lanes (tenant, queue) VALUES (?, ?);
 SELECT tenant, queue FROM lanes WHERE lane = ?;
 -- name: move_lane
 UPDATE lanes SET waiting = waiting + ?, leased = leased + ?, completed = completed + ?, failed = failed + ?,
-    canceled = canceled + ?, next_at = CASE WHEN ?6 IS NULL THEN next_at ELSE min(ifnull(next_at, ?6), ?6) END
+    canceled = canceled + ?, next_at = CASE WHEN ?6 IS NULL THEN next_at ELSE min(ifnull(next_at, ?6), ?6) END,
+    keys = keys + ?8, bytes = bytes + ?9, events = events + ?10
 WHERE lane = ?7;
 
 -- name: find_job
@@ -61,6 +62,8 @@ UPDATE jobs SET extra = ?, events = ? WHERE seq = ?;
 UPDATE jobs SET expires_at = ?, extra = ? WHERE seq = ?;
 -- name: drop_job
 DELETE FROM jobs WHERE seq = ?;
+-- name: payload_size
+SELECT length(payload) FROM payloads WHERE seq = ?;
 -- name: drop_payload
 DELETE FROM payloads WHERE seq = ?;
 
@@ -72,10 +75,10 @@ INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?);
 DELETE FROM keys WHERE lane = ? AND type = ? AND key = ? AND job_id = ? AND policy = ?;
 -- name: drop_expired_keys
 DELETE FROM keys WHERE (lane, type, key) IN
-    (SELECT lane, type, key FROM keys WHERE expires_at IS NOT NULL AND expires_at <= ? LIMIT ?);
+    (SELECT lane, type, key FROM keys WHERE expires_at IS NOT NULL AND expires_at <= ? LIMIT ?) RETURNING lane;
 
 -- name: add_events
-INSERT INTO events VALUES (?, ?, ?, ?);
+INSERT INTO events VALUES (?, ?, ?, ?, ?, ?);
 
 -- Claiming. The arms of a claim (one for each rank, see claims.py) walk jobs_waiting: jobs that are not due yet
 -- never stand before those that are.
@@ -146,9 +149,23 @@ WHERE (tenant, queue) > (?, ?) ORDER BY tenant, queue LIMIT ?;
 -- name: tenants_with_settings
 SELECT DISTINCT tenant FROM settings WHERE tenant > ? OR tenant = ? ORDER BY tenant LIMIT ?;
 -- name: events
-SELECT first, chunk FROM events WHERE last > ? ORDER BY last;
+SELECT first, mark, chunk FROM events WHERE last > ? ORDER BY last;
 -- name: chunk_at
-SELECT first, chunk FROM events WHERE last >= ? ORDER BY last LIMIT 1;
+SELECT first, mark FROM events WHERE last >= ? ORDER BY last LIMIT 1;
+-- name: first_behind
+SELECT first FROM events WHERE last > ? ORDER BY last LIMIT 1;
+-- name: cut_of
+SELECT n FROM cuts WHERE tenant = ?;
+-- name: cut_at
+SELECT mark FROM cuts WHERE n = ? AND mark IS NOT NULL LIMIT 1;
+-- name: last_cut
+SELECT max(n) FROM cuts;
+-- name: cuts_behind
+SELECT tenant, n FROM cuts WHERE n > ? ORDER BY tenant;
+-- name: usage
+SELECT ifnull(sum(waiting + leased + completed + failed + canceled), 0), ifnull(sum(keys), 0), ifnull(sum(bytes), 0),
+    ifnull(sum(paused OR waiting + leased + completed + failed + canceled > 0), 0), ifnull(sum(events), 0)
+FROM lanes WHERE tenant = ?;
 
 -- Settings, workers, upkeep.
 -- name: set_reader
@@ -160,12 +177,15 @@ SELECT name, n FROM readers WHERE tenant = ? ORDER BY name;
 -- name: pause
 UPDATE lanes SET paused = ?1, in_turns = CASE WHEN ?1 THEN 0 ELSE in_turns END, next_at = 0 WHERE lane = ?2;
 -- name: settings
-SELECT queue, weight, max_waiting FROM settings WHERE tenant = ? ORDER BY queue;
+SELECT queue, weight, max_waiting, budgets FROM settings WHERE tenant = ? ORDER BY queue;
+-- name: budgets
+SELECT budgets FROM settings WHERE tenant = ? AND queue = ?;
 -- name: lane_settings
 SELECT queue, weight, max_waiting FROM settings WHERE tenant = ? AND queue IN (?, '') ORDER BY queue DESC;
 -- name: set_settings
-INSERT INTO settings VALUES (?, ?, ?, ?) ON CONFLICT (tenant, queue)
-DO UPDATE SET weight = ifnull(excluded.weight, weight), max_waiting = ifnull(excluded.max_waiting, max_waiting);
+INSERT INTO settings VALUES (?, ?, ?, ?, ?) ON CONFLICT (tenant, queue)
+DO UPDATE SET weight = ifnull(excluded.weight, weight), max_waiting = ifnull(excluded.max_waiting, max_waiting),
+    budgets = excluded.budgets;
 -- name: lane_waiting
 SELECT waiting FROM lanes WHERE lane = ?;
 -- name: tenant_waiting
@@ -182,18 +202,26 @@ DELETE FROM workers WHERE expires_at <= ?;
 SELECT worker_id, expires_at, info, started_at, seen_at FROM workers WHERE worker_id > ? ORDER BY worker_id LIMIT ?;
 -- name: forgotten_jobs
 SELECT {job} FROM jobs WHERE state > 4 AND expires_at <= ? ORDER BY expires_at, seq LIMIT ?;
--- name: oldest_reader
-SELECT min(n) FROM readers;
--- name: first_young
-SELECT first FROM (SELECT first, at FROM events WHERE last > ? ORDER BY last LIMIT ?) WHERE at > ? LIMIT 1;
+-- The log, for trimming: a chunk of one lane is not read, unless it is cut in two.
+-- name: slowest_readers
+SELECT tenant, min(n) FROM readers GROUP BY tenant;
+-- name: kept_events
+SELECT tenant, sum(events) FROM lanes WHERE events > 0 GROUP BY tenant;
+-- name: cut
+SELECT n, mark, seen FROM cuts WHERE tenant = ?;
+-- name: log_behind
+SELECT last, first, at, lane, mark, CASE WHEN lane IS NULL THEN chunk END FROM events WHERE last > ? ORDER BY last LIMIT ?;
+-- name: chunk
+SELECT chunk FROM events WHERE last = ?;
+-- name: drop_events
+DELETE FROM events WHERE last BETWEEN ? AND ?;
+-- name: save_cut
+INSERT OR REPLACE INTO cuts VALUES (?, ?, ?, ?);
 -- name: drop_blob
 INSERT OR IGNORE INTO dropped_blobs VALUES (?);
 -- name: dropped_blobs
 SELECT name FROM dropped_blobs LIMIT ?;
 -- name: forget_blob
 DELETE FROM dropped_blobs WHERE name = ?;
--- The chunk of the last event that is gone stays: the offset where the log begins has its check value.
--- name: trim_events
-DELETE FROM events WHERE last < ?;
 -- name: set_trimmed
-UPDATE counters SET trimmed = ?;
+UPDATE counters SET trimmed = ?, gone = ?;

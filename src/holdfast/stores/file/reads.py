@@ -10,8 +10,9 @@ from itertools import pairwise
 import msgspec
 
 from holdfast.core import lifecycle
+from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import EventsTrimmed, InvalidOption
-from holdfast.core.events import Event, Gathered
+from holdfast.core.events import Event, Gap, Gathered
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
 from holdfast.core.names import check_id
 from holdfast.store import (
@@ -42,6 +43,7 @@ SCAN = 10_000
 
 _OFFSET = re.compile(r"([0-9]{1,18})(\.[0-9]{1,10})?")
 
+_decode_budgets = msgspec.json.Decoder(Budgets).decode
 _decode_worker = msgspec.json.Decoder(WorkerInfo).decode
 
 
@@ -164,37 +166,59 @@ def _with_jobs(db: sqlite3.Connection, after: tuple[str, str], limit: int) -> tu
 
 def events(db: sqlite3.Connection, tenant: str | None, after: str | None, limit: int) -> EventPage:
     """Events after an offset; the log is in commit order because there is one writer at a time. [EVENT-2]"""
-    start, end = _ends(db, after)
-    offset = offset_at(db, start)
-    # A tenant's page looks through a bounded stretch of the log, whatever it finds there. [EVENT-3]
-    stop = min(end, start + max(limit, SCAN))
+    start, end = _ends(db, after, tenant)
+    offset = after or offset_at(db, start)
+    gaps = [] if tenant else _cuts(db, start)
+    # A tenant's page looks through a bounded part of the log, whatever it finds there. [EVENT-3]
+    stop = _on(db, start, max(limit, SCAN), end)
     names = _Names(db)
     page: list[Event] = []
-    reached = start
-    for first, chunk in db.execute(SQL["events"], (start,)):
-        check = rows.check_of(chunk)
+    reached, last = start, offset
+    for first, mark, chunk in db.execute(SQL["events"], (start,)):
         for n, logged in enumerate(rows.unpack_events(chunk), first):
             if n <= start:
                 continue
             if len(page) == limit or n > stop:
-                return EventPage(page, offset, more=reached < end)
-            reached, offset = n, f"{n}.{check}"
+                return EventPage(page, last, reached < end, _gaps(db, gaps, offset, reached, last))
+            reached, last = n, f"{n}.{mark}"
             owner, queue = names.of(logged[2])
             if tenant is None or owner == tenant:
-                page.append(rows.to_event(offset, logged, owner, queue))
+                page.append(rows.to_event(last, logged, owner, queue))
     # Not what was found last: events that are missing at the end would be looked for again and again.
-    return EventPage(page, offset if reached == stop else offset_at(db, stop), more=stop < end)
+    last = last if reached == stop else offset_at(db, stop)
+    return EventPage(page, last, stop < end, _gaps(db, gaps, offset, stop, last))
 
 
-def _ends(db: sqlite3.Connection, after: str | None) -> tuple[int, int]:
-    """Where to go on after an offset, and where the log ends."""
+def _cuts(db: sqlite3.Connection, start: int) -> list[tuple[str, int]]:
+    """The tenants of which events behind `start` are gone, and up to where."""
+    return db.execute(SQL["cuts_behind"], (start,)).fetchall()
+
+
+def _gaps(db: sqlite3.Connection, cuts: list[tuple[str, int]], after: str, reached: int, last: str) -> list[Gap]:
+    """What of them is gone up to where a page has reached."""
+    return [Gap(tenant, after, offset_at(db, n) if n < reached else last) for tenant, n in cuts if after != last]
+
+
+def _on(db: sqlite3.Connection, start: int, count: int, end: int) -> int:
+    """So many numbers on from `start`, not counting those of events that are gone right behind it."""
+    row = db.execute(SQL["first_behind"], (start,)).fetchone()
+    return end if row is None else min(end, max(start, row[0] - 1) + count)
+
+
+def _ends(db: sqlite3.Connection, after: str | None, tenant: str | None = None) -> tuple[int, int]:
+    """Where to go on after an offset, and where the log ends.
+
+    Raises EventsTrimmed where events of the tenant are gone in between, or, without one, events of all tenants.
+    """
     _, _, end, trimmed, *_ = db.execute(SQL["counters"]).fetchone()
+    row = db.execute(SQL["cut_of"], (tenant,)).fetchone() if tenant else (trimmed,)
+    cut = row[0] if row else 0
     if after is None:
-        return trimmed, end
+        return max(cut, trimmed), end
     start = position(db, after, end, trimmed)
-    if start < trimmed:
-        raise EventsTrimmed(after, offset_at(db, trimmed))
-    return start, end
+    if start < cut:
+        raise EventsTrimmed(after, offset_at(db, cut))
+    return max(start, trimmed), end
 
 
 def _number(db: sqlite3.Connection, offset: str) -> int:
@@ -207,15 +231,18 @@ def reach(db: sqlite3.Connection, after: str | None, most: int | None, end: str 
     start, last = _ends(db, after)
     if end is not None:
         last = _number(db, end)
-    stop = last if most is None else min(last, start + most)
+    stop = last if most is None else _on(db, start, most, last)
     return offset_at(db, start), offset_at(db, max(start, stop))
 
 
 def split(db: sqlite3.Connection, after: str, end: str, size: int) -> list[Stretch]:
-    """The log between two offsets, in pieces: the numbers of events have no holes."""
+    """The log between two offsets, in pieces: of `size` events, or fewer where some are gone."""
     start, _ = _ends(db, after)
     stop = _number(db, end)
-    edges = [offset_at(db, n) for n in (*range(start, stop, size), stop)]
+    edges = [offset_at(db, start)]
+    while start < stop:
+        start = _on(db, start, size, stop)
+        edges.append(offset_at(db, start))
     return [Stretch(0, one, other) for one, other in pairwise(edges)]
 
 
@@ -223,15 +250,16 @@ def read(db: sqlite3.Connection, stretch: Stretch, limit: int) -> LogPage:
     """The first events of a piece."""
     start, _ = _ends(db, stretch.after)
     end = _number(db, stretch.end)
-    stop = min(end, start + limit)
+    stop = _on(db, start, limit, end)
     names = _Names(db)
     found = Gathered()
-    for first, chunk in db.execute(SQL["events"], (start,)):
+    for first, mark, chunk in db.execute(SQL["events"], (start,)):
         if first > stop:
             break
-        part = rows.to_columns(first, chunk, names.of)
+        part = rows.to_columns(first, mark, chunk, names.of)
         found.add(part.part(max(0, start + 1 - first), stop + 1 - first))
-    return LogPage(found.parts, offset_at(db, stop), more=stop < end)
+    last = offset_at(db, stop)
+    return LogPage(found.parts, last, stop < end, _gaps(db, _cuts(db, start), stretch.after, stop, last))
 
 
 class _Names:
@@ -262,7 +290,15 @@ def readers(db: sqlite3.Connection, tenant: str | None) -> list[Reader]:
 def settings(db: sqlite3.Connection, tenant: str) -> list[TenantSettings]:
     """A tenant's settings."""
     found = db.execute(SQL["settings"], (tenant,))
-    return [TenantSettings(queue or None, weight, max_waiting) for queue, weight, max_waiting in found]
+    return [
+        TenantSettings(queue or None, weight, max_waiting, None if budgets is None else _decode_budgets(budgets))
+        for queue, weight, max_waiting, budgets in found
+    ]
+
+
+def usage(db: sqlite3.Connection, tenant: str) -> Usage:
+    """What a tenant keeps, by the counts of its queues."""
+    return Usage(*db.execute(SQL["usage"], (tenant,)).fetchone())
 
 
 def worker_page(db: sqlite3.Connection, tenant: str | None, cursor: str | None, limit: int) -> WorkerPage:
@@ -285,11 +321,16 @@ def offset_at(db: sqlite3.Connection, n: int) -> str:
     them apart. Where nothing is kept that it could name, as at the beginning of the log, an offset is a number alone.
     """
     row = db.execute(SQL["chunk_at"], (n,)).fetchone()
-    return str(n) if row is None or row[0] > n else f"{n}.{rows.check_of(row[1])}"
+    if row is not None and row[0] <= n:
+        return f"{n}.{row[1]}"
+    cut = db.execute(SQL["cut_at"], (n,)).fetchone()
+    return str(n) if cut is None else f"{n}.{cut[0]}"
 
 
 def position(db: sqlite3.Connection, offset: str, end: int, trimmed: int) -> int:
-    """The number of the event that an offset names. An offset without a check value is taken at its word.
+    """The number of the event that an offset names.
+
+    An offset without a check value is taken at its word, and so is that of an event that is gone from between others.
 
     Raises InvalidOption if it is no offset, EventsTrimmed if the log has another event there, or none any more: what
     the reader missed is not known, so it goes on with the oldest event that is kept. [EVENT-2]
@@ -298,7 +339,11 @@ def position(db: sqlite3.Connection, offset: str, end: int, trimmed: int) -> int
     if match is None or (int(match[1]) > end and not match[2]):
         raise InvalidOption("after", f"{offset!r} is not an offset of this store")
     n = int(match[1])
-    if n >= trimmed and match[2] and offset_at(db, n) != offset:
+    if n < trimmed or not match[2]:
+        return n
+    here = offset_at(db, n)
+    last_cut = db.execute(SQL["last_cut"]).fetchone()[0] or 0
+    if here != offset and ("." in here or n > last_cut):
         raise EventsTrimmed(offset, offset_at(db, trimmed))
     return n
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, cast
 
 from msgspec import Struct, field, msgpack
@@ -39,6 +41,9 @@ _Chunk = tuple[
     list[dict[str, Any]],
 ]  # fmt: skip
 """How many events, and their columns; one value stands for all."""
+
+_lane_of = itemgetter(2)
+"""The lane of a logged event."""
 
 _encode = msgpack.Encoder().encode
 _decode_envelope = msgpack.Decoder(Envelope).decode
@@ -185,6 +190,16 @@ def pack_events(chunk: list[LoggedEvent]) -> bytes:
     return _encode((len(chunk), *columns))
 
 
+def chunk_row(first: int, events: list[LoggedEvent], mark: int | None = None) -> Row:
+    """A row of the log; `mark`: they were written in a larger chunk."""
+    lanes = set(map(_lane_of, events))
+    packed = pack_events(events)
+    return (
+        first + len(events) - 1, first, events[-1][0], lanes.pop() if len(lanes) == 1 else None,
+        check_of(packed) if mark is None else mark, packed,
+    )  # fmt: skip
+
+
 def unpack_events(chunk: bytes) -> list[LoggedEvent]:
     """The events of one column of the table, one by one."""
     count, *columns, data = _decode_chunk(chunk)
@@ -192,6 +207,17 @@ def unpack_events(chunk: bytes) -> list[LoggedEvent]:
     # Whoever changes what one says does not change the others.
     said = data if len(data) == count else [dict(data[0]) for _ in range(count)]
     return list(zip(*whole, said, strict=True))
+
+
+def count_lanes(events: list[LoggedEvent]) -> Counter[int]:
+    """How many events there are of each lane."""
+    return Counter(map(_lane_of, events))
+
+
+def lanes_of(chunk: bytes) -> list[int]:
+    """The lane of each event of a chunk."""
+    count, _, _, lanes, *_ = _decode_chunk(chunk)
+    return lanes if len(lanes) == count else lanes * count
 
 
 def check_of(chunk: bytes) -> int:
@@ -207,12 +233,12 @@ def to_event(offset: str, logged: LoggedEvent, tenant: str, queue: str) -> Event
     )
 
 
-def to_columns(first: int, chunk: bytes, names: Callable[[int], tuple[str, str]]) -> EventColumns:
+def to_columns(first: int, mark: int, chunk: bytes, names: Callable[[int], tuple[str, str]]) -> EventColumns:
     """The events of a chunk that begins with the `first`."""
     count, at, kind, lanes, id_, type_, attempt, token, worker_id, number, data = _decode_chunk(chunk)
     known = {lane: names(lane) for lane in set(lanes)}
     tenant, queue = [known[lane][0] for lane in lanes], [known[lane][1] for lane in lanes]
-    kinds, offset = cast("list[EventKind]", kind), Numbered("", first, f".{check_of(chunk)}")
+    kinds, offset = cast("list[EventKind]", kind), Numbered("", first, f".{mark}")
     return EventColumns(count, offset, kinds, tenant, queue, id_, type_, at, attempt, token, worker_id, data, number)
 
 

@@ -9,11 +9,12 @@ CREATE TABLE counters (
     seq       INTEGER NOT NULL,  -- last job
     token     INTEGER NOT NULL,  -- last lease; never goes back
     event     INTEGER NOT NULL,  -- last event
-    trimmed   INTEGER NOT NULL,  -- events up to this one are gone
+    trimmed   INTEGER NOT NULL,  -- events up to this one are gone, of all tenants
+    gone      INTEGER NOT NULL,  -- how many events are gone
     shift     INTEGER NOT NULL,  -- milliseconds that tests added to the clock
     frozen_at INTEGER            -- the clock stands here (tests), or NULL: it runs
 );
-INSERT INTO counters VALUES (1, 0, 0, 0, 0, 0, NULL);
+INSERT INTO counters VALUES (1, 0, 0, 0, 0, 0, 0, NULL);
 
 -- A lane is one tenant's jobs in one queue name. `time` and `in_turns` are for fair turns between tenants;
 -- `next_at` is never later than the moment at which the lane's next waiting job becomes visible.
@@ -30,6 +31,9 @@ CREATE TABLE lanes (
     completed INTEGER NOT NULL DEFAULT 0,
     failed    INTEGER NOT NULL DEFAULT 0,
     canceled  INTEGER NOT NULL DEFAULT 0,
+    keys      INTEGER NOT NULL DEFAULT 0,  -- idempotency keys that outlive their job
+    bytes     INTEGER NOT NULL DEFAULT 0,  -- see core.budgets.Usage
+    events    INTEGER NOT NULL DEFAULT 0,  -- kept in the log
     UNIQUE (tenant, queue)
 );
 CREATE INDEX lanes_in_turns ON lanes (queue, time, tenant) WHERE in_turns = 1;
@@ -82,13 +86,26 @@ CREATE TABLE keys (
 ) WITHOUT ROWID;
 CREATE INDEX keys_expired ON keys (expires_at) WHERE expires_at IS NOT NULL;
 
--- The log, in chunks: the events of one commit in one row. Event number n is in the chunk with the least last >= n.
+-- The log, in chunks: the events of one call in one row. Event number n is in the chunk with the least last >= n, if it
+-- is kept. Where some of a chunk are gone, each run of those that are left is a chunk of its own.
 CREATE TABLE events (
     last  INTEGER PRIMARY KEY,
     first INTEGER NOT NULL,
     at    INTEGER NOT NULL,          -- of the last one
+    lane  INTEGER,                   -- of all of them, or NULL: of several lanes
+    mark  INTEGER NOT NULL,          -- the check value of the chunk that they were written in
     chunk BLOB NOT NULL
 );
+
+-- What is gone of a tenant's events: all up to `n`, whose check value is `mark`, and none behind it. None of its kept
+-- ones is at or before `seen`.
+CREATE TABLE cuts (
+    tenant TEXT PRIMARY KEY,
+    n      INTEGER NOT NULL,
+    mark   INTEGER,
+    seen   INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX cuts_n ON cuts (n);
 
 CREATE TABLE readers (
     tenant TEXT NOT NULL,            -- '' reads all tenants
@@ -102,6 +119,7 @@ CREATE TABLE settings (
     queue       TEXT NOT NULL,       -- '' is the tenant as a whole
     weight      REAL,
     max_waiting INTEGER,
+    budgets     BLOB,
     PRIMARY KEY (tenant, queue)
 ) WITHOUT ROWID;
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from holdfast.core import dedup, fairness, lifecycle
+from holdfast.core import budgets, dedup, fairness, lifecycle
 from holdfast.core.errors import QuotaExceeded
 from holdfast.core.events import Event
 from holdfast.core.job import WAITING, Envelope, Job, JobKey, JobState, Result
@@ -52,10 +52,16 @@ def clock(shift: int, frozen_at: int | None) -> int:
 
 
 class Moved(Struct):
-    """How a call changed a lane: its counts of waiting, leased, completed, failed and canceled jobs, and what waits."""
+    """How a call changed a lane: its counts of waiting, leased, completed, failed and canceled jobs, and what waits.
+
+    And of what the tenant keeps there: keys, bytes, events.
+    """
 
     counts: list[int] = field(default_factory=lambda: [0, 0, 0, 0, 0])
     next_at: int | None = None
+    keys: int = 0
+    bytes: int = 0
+    events: int = 0
 
 
 class Memory(Struct):
@@ -87,7 +93,7 @@ class Transaction:
         self.leases = memory.leases
         counters = db.execute(SQL["counters"]).fetchone()
         self._saved = counters[:3]
-        self.seq, self.token, self.event, self.trimmed, shift, frozen_at = counters
+        self.seq, self.token, self.event, self.trimmed, self.gone, shift, frozen_at = counters
         self.now = clock(shift, frozen_at)
         self._kept = self.event
         self._signals: dict[tuple[Hint, str, str, str], Job | None] = {}
@@ -113,7 +119,8 @@ class Transaction:
         if self._events:
             self._save_events()
         for lane, moved in self._moved.items():
-            db.execute(SQL["move_lane"], (*moved.counts, moved.next_at, lane))
+            arguments = (*moved.counts, moved.next_at, lane, moved.keys, moved.bytes, moved.events)
+            db.execute(SQL["move_lane"], arguments)
         self._clear()
 
     def _save_claimed(self) -> None:
@@ -125,7 +132,9 @@ class Transaction:
         for n in range(0, len(self._events), CHUNK):
             chunk = self._events[n : n + CHUNK]
             first = self.event - len(self._events) + n + 1
-            self.db.execute(SQL["add_events"], (first + len(chunk) - 1, first, chunk[-1][0], rows.pack_events(chunk)))
+            self.db.execute(SQL["add_events"], rows.chunk_row(first, chunk))
+        for lane, count in rows.count_lanes(self._events).items():
+            self.moved(lane).events += count
 
     def keep(self) -> None:
         """The call went through: write what it changed and stand by it."""
@@ -239,7 +248,9 @@ class Transaction:
         """Make a move on a job: the row, the counts, and what follows from it. The event is for `append`."""
         self.leases.pop(job.key, None)
         self.count(lane, job.state, -1)
+        before = budgets.varying(job)
         event = move()
+        self.moved(lane).bytes += budgets.varying(job) - before
         self._changed.append(rows.changed_row(job))
         if job.state in WAITING:
             self.count(lane, job.state, +1)
@@ -253,6 +264,7 @@ class Transaction:
     def arrive(self, job: Job, event: Event, lane: int) -> None:
         """A new job is in its row: count it, tell of it, log it."""
         self.count(lane, job.state, +1)
+        self._moved[lane].bytes += budgets.RECORD_BYTES + len(job.envelope.payload)
         self.becomes_visible(job, lane)
         self.append(event, lane)
 
@@ -285,6 +297,7 @@ class Transaction:
         self.offers.hand_over(handed)
         self.token = leased.token
         self.count(lane, leased.state, +1)
+        self._moved[lane].bytes += budgets.weight(leased)
         self.append(event, lane)
         self.append(claimed, lane)
         return True
@@ -360,10 +373,14 @@ class Transaction:
 
     def count(self, lane: int, state: JobState, by: int) -> None:
         """A job entered or left a state."""
+        self.moved(lane).counts[_COLUMN[state]] += by
+
+    def moved(self, lane: int) -> Moved:
+        """What this call changes of a lane."""
         moved = self._moved.get(lane)
         if moved is None:
             moved = self._moved[lane] = Moved()
-        moved.counts[_COLUMN[state]] += by
+        return moved
 
     def becomes_visible(self, job: Job, lane: int) -> None:
         """Let claims know of a waiting job, due or not."""
@@ -375,8 +392,10 @@ class Transaction:
     def forget_job(self, job: Job, lane: int) -> None:
         """Remove an ended job for good. [KEEP-1]"""
         self.count(lane, job.state, -1)
+        self._moved[lane].bytes -= budgets.weight(job)
         self.db.execute(SQL["drop_job"], (job.seq,))
         if job.envelope.payload is rows.ELSEWHERE:
+            self._moved[lane].bytes -= self.one("payload_size", job.seq) - len(rows.ELSEWHERE)
             self.db.execute(SQL["drop_payload"], (job.seq,))
         if job.result is not None and job.result.blob:
             self.db.execute(SQL["drop_blob"], (job.result.blob,))
@@ -396,9 +415,18 @@ class Transaction:
         row = self.db.execute(SQL["find_key"], (lane, envelope.type, envelope.idempotency.key)).fetchone()
         return None if row is None else dedup.Binding(*row)
 
-    def bind(self, envelope: Envelope, lane: int, binding: dedup.Binding) -> None:
+    def bind(self, envelope: Envelope, lane: int, binding: dedup.Binding, old: dedup.Binding | None) -> None:
+        """Let a job hold its key, in place of an old binding that is over."""
+        self.count_keys(lane, (binding.policy in dedup.LASTING) - (old is not None and old.policy in dedup.LASTING))
         key = envelope.idempotency.key if envelope.idempotency else ""
         self.db.execute(SQL["bind_key"], (lane, envelope.type, key, binding.job_id, binding.policy, binding.expires_at))
+
+    def count_keys(self, lane: int, by: int) -> None:
+        """So many more keys outlive their job, or fewer."""
+        if by:
+            moved = self.moved(lane)
+            moved.keys += by
+            moved.bytes += by * budgets.RECORD_BYTES
 
     def drop_key(self, job: Job, lane: int, policy: str) -> None:
         idempotency = job.envelope.idempotency

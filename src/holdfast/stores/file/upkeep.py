@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.budgets import Budgets, merged
 from holdfast.store import (
-    EVENTS_BOUND,
-    EVENTS_BOUND_MS,
     Finding,
     Hint,
     Pruned,
@@ -21,11 +20,10 @@ from holdfast.store import (
 from holdfast.stores.file import database, modes, reads, rows
 from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Transaction
+from holdfast.stores.file.trimming import trim
 
 _encode = msgspec.json.Encoder().encode
-
-TRIM = 20_000
-"""How many events one call of prune removes at most: a bound on how long it holds the lock."""
+_decode_budgets = msgspec.json.Decoder(Budgets).decode
 
 
 def shift_clock(t: Transaction, ms: int) -> None:
@@ -44,7 +42,11 @@ def pause(t: Transaction, tenant: str, queue: str, *, paused: bool) -> None:
 
 def set_tenant(t: Transaction, tenant: str, settings: TenantSettings) -> None:
     """Set what is not None."""
-    t.db.execute(SQL["set_settings"], (tenant, settings.queue or "", settings.weight, settings.max_waiting))
+    queue = settings.queue or ""
+    stored: bytes | None = t.one("budgets", tenant, queue)
+    budgets = merged(None if stored is None else _decode_budgets(stored), settings.budgets)
+    packed = None if budgets is None else _encode(budgets)
+    t.db.execute(SQL["set_settings"], (tenant, queue, settings.weight, settings.max_waiting, packed))
 
 
 def set_reader(t: Transaction, reader: Reader) -> None:
@@ -75,40 +77,14 @@ def prune(t: Transaction, limit: int, *, blobs: bool) -> Pruned:
         if lane not in names:
             names[lane] = t.db.execute(SQL["lane_names"], (lane,)).fetchone()
         t.forget_job(rows.to_job(row, *names[lane]), lane)
-    t.db.execute(SQL["drop_expired_keys"], (t.now, limit))
+    for (lane,) in t.db.execute(SQL["drop_expired_keys"], (t.now, limit)).fetchall():
+        t.count_keys(lane, -1)
     t.db.execute(SQL["forget_workers"], (t.now,))
     names_out = [row[0] for row in t.db.execute(SQL["dropped_blobs"], (limit,)).fetchall()] if blobs else []
     t.db.executemany(SQL["forget_blob"], [(blob,) for blob in names_out])
-    trimmed = _trim(t)
-    more = len(gone) == limit or trimmed == TRIM or len(names_out) == limit
+    trimmed, more = trim(t)
+    more = more or len(gone) == limit or len(names_out) == limit
     return Pruned(len(gone), trimmed, names_out, more)
-
-
-def _trim(t: Transaction) -> int:
-    """Cut the log where nobody needs it: behind the slowest reader, but never later than the bound. [EVENT-2]"""
-    slowest: int | None = t.one("oldest_reader")
-    cut = t.event - t.settings.keep_events
-    if slowest is not None:
-        cut = min(cut, slowest)
-    cut = max(cut, t.event - EVENTS_BOUND, _last_before(t, t.now - EVENTS_BOUND_MS))
-    # Exact for readers; on the disk whole chunks go, so the one that is cut in two stays for now.
-    cut = min(cut, t.trimmed + TRIM)
-    if cut <= t.trimmed:
-        return 0
-    gone = cut - t.trimmed
-    t.db.execute(SQL["trim_events"], (cut,))
-    t.db.execute(SQL["set_trimmed"], (cut,))
-    t.trimmed = cut
-    return gone
-
-
-def _last_before(t: Transaction, at: int) -> int:
-    """The last event before the first that is younger than `at`, as far as one call goes.
-
-    The log is not in order of time where the clock was set back: what is old may stand behind what is young. [TIME-1]
-    """
-    young: int | None = t.one("first_young", t.trimmed, TRIM, at)
-    return t.event if young is None else young - 1
 
 
 def _access(path: Path) -> Finding:

@@ -129,4 +129,4 @@ class Reads(Session):
 
 def _readers(name: str) -> Unsupported:
     which = f"the reader {name!r}" if name else "readers"
-    return Unsupported(f"{which}: they hold back everybody's log; keep the offset yourself", "http")
+    return Unsupported(f"{which}: they hold back the log; keep the offset yourself", "http")

@@ -223,6 +223,7 @@ async def bindings_of(unit: Unit, scopes: set[KeyScope]) -> dict[KeyScope, Bindi
     for row in await unit.session.rows("find_keys", *columns, unit.known(columns[0])):
         unit.now = unit.now or row["now"]
         bindings[row["lane"], row["type"], row["key"]] = Binding(row["job_id"], row["policy"], row["expires_at"])
+    unit.bound_before = dict(bindings)
     holders = [(scope[0], binding.job_id) for scope, binding in bindings.items()]
     unknown = [holder for holder in holders if holder not in unit.found]
     if unknown:

@@ -83,36 +83,36 @@ def pack(events: Sequence[tuple[Event, int]]) -> Columns:
 
 
 def unpack(row: Mapping[str, Any], after: int, names: Callable[[int], tuple[str, str]]) -> list[tuple[int, Event]]:
-    """The events of a row behind its `after`-th, each with its number there."""
+    """The events of a row behind the `after`-th of its call, each with its number there."""
     kinds, lanes, ids, types = row["kinds"], row["lanes"], row["ids"], row["types"]
     attempts, tokens, workers, numbers = row["attempts"], row["tokens"], row["workers"], row["numbers"]
-    place = Place(row["epoch"], row["xid"], row["n"], 0)
+    place, first = Place(row["epoch"], row["xid"], row["n"], 0), row["first"]
     events: list[tuple[int, Event]] = []
-    for i in range(after, row["count"]):
+    for i in range(max(0, after - first), row["count"]):
         tenant, queue = names(_at(lanes, i))
         kind: int = _at(kinds, i)
         event = Event(
             KINDS[kind], tenant, queue, ids[i], _at(types, i), row["at"], _at(attempts, i), _at(tokens, i),
-            _at(workers, i), _data(row, kind, i), str(place._replace(k=i + 1)), _at(numbers, i),
+            _at(workers, i), _data(row, kind, i), str(place._replace(k=first + i + 1)), _at(numbers, i),
         )  # fmt: skip
-        events.append((i + 1, event))
+        events.append((first + i + 1, event))
     return events
 
 
 def columns(row: Mapping[str, Any], start: int, stop: int, names: Callable[[int], tuple[str, str]]) -> EventColumns:
-    """The events of a row behind its `start`-th, up to its `stop`-th."""
-    kinds, lanes = row["kinds"], row["lanes"]
+    """The events of a row behind the `start`-th of its call, up to the `stop`-th."""
+    kinds, lanes, first = row["kinds"], row["lanes"], row["first"]
     known = {lane: names(lane) for lane in set(lanes)}
     said = (row[name] for name in ("kinds", "xs", "ys", "zs", "more"))
     alike = all(column is None or len(column) == 1 for column in said)
     whole = EventColumns(
-        row["count"], Numbered(f"{row['epoch']}.{row['xid']}.{row['n']}.", 1, ""),
+        row["count"], Numbered(f"{row['epoch']}.{row['xid']}.{row['n']}.", first + 1, ""),
         [KINDS[kind] for kind in kinds], [known[lane][0] for lane in lanes],
         [known[lane][1] for lane in lanes], row["ids"], row["types"], [row["at"]], row["attempts"], row["tokens"],
         row["workers"], [_data(row, _at(kinds, i), i) for i in range(1 if alike else row["count"])],
         row["numbers"],
     )  # fmt: skip
-    return whole.part(start, stop)
+    return whole.part(max(0, start - first), stop - first)
 
 
 def _data(row: Mapping[str, Any], kind: int, i: int) -> dict[str, Any]:

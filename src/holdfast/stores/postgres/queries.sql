@@ -206,7 +206,7 @@ WITH changed AS (DELETE FROM {s}.done WHERE seq = ANY ($1::bigint[]) RETURNING 1
 SELECT {s}.expect(cardinality($1::bigint[]), count(*)) FROM changed;
 -- name: log
 SELECT {s}.log($1::bigint, $2::bigint, $3::int, $4::smallint[], $5::int[], $6::text[], $7::text[], $8::int[],
-    $9::bigint[], $10::text[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[], $15::int[]);
+    $9::bigint[], $10::text[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[], $15::int[], $16::int[]);
 
 -- Keys. [ENQ-3]
 -- name: hold_keys
@@ -221,7 +221,8 @@ JOIN {s}.keys k ON k.lane = u.lane AND k.type = u.type AND k.key = u.key WHERE {
 INSERT INTO {s}.keys (lane, type, key, job_id, policy, expires_at)
 SELECT * FROM unnest($1::int[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[])
 ON CONFLICT (lane, type, key) DO UPDATE
-SET job_id = excluded.job_id, policy = excluded.policy, expires_at = excluded.expires_at;
+SET job_id = excluded.job_id, policy = excluded.policy, expires_at = excluded.expires_at
+RETURNING lane, type, key, xmax <> 0 AS was_there;
 -- Those that are another's by now, or free, stay as they are.
 -- name: drop_keys
 DELETE FROM {s}.keys k USING unnest($1::int[], $2::text[], $3::text[], $4::text[], $5::text[])
@@ -298,14 +299,15 @@ WITH RECURSIVE walk AS (
 -- name: tenants_with_settings
 SELECT DISTINCT tenant FROM {s}.settings WHERE tenant > $1 OR tenant = $2 ORDER BY tenant LIMIT $3;
 -- name: settings
-SELECT queue, weight, max_waiting FROM {s}.settings WHERE tenant = $1 ORDER BY queue;
+SELECT queue, weight, max_waiting, budgets::text FROM {s}.settings WHERE tenant = $1 ORDER BY queue;
 -- name: workers
 SELECT worker_id, expires_at > {s}.now_ms() AS lives, info, started_at, seen_at FROM {s}.workers
 WHERE worker_id > $1 ORDER BY worker_id LIMIT $2;
 
 -- The log. Readers stay below every transaction that is still open in this database. [EVENT-2]
 -- name: log_ends
-SELECT t.trimmed_epoch, t.trimmed_xid, t.trimmed_n, t.trimmed_k, e.epoch, e.xid, e.n, e.count,
+SELECT t.trimmed_epoch, t.trimmed_xid, t.trimmed_n, t.trimmed_k, t.floor_epoch, t.floor_xid, t.floor_n, t.floor_k, t.version,
+    e.epoch, e.xid, e.n, e.count,
     EXISTS (SELECT FROM {s}.events f WHERE f.epoch = m.epoch
         AND f.xid >= h.xid) AS held,
     (SELECT ARRAY[b.epoch, b.xid - 1] FROM {s}.epochs b WHERE b.epoch = m.epoch) AS begins,
@@ -318,16 +320,41 @@ FROM {s}.horizon() AS h (xid) CROSS JOIN {s}.meta m CROSS JOIN {s}.trimming t LE
 -- name: log_written
 SELECT epoch, xid, n, count FROM {s}.events ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1;
 -- name: events
-SELECT epoch, xid, n, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more, numbers FROM {s}.events
+SELECT epoch, xid, n, 0 AS first, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more, numbers FROM {s}.events
 WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6) AND {known:8} ORDER BY epoch, xid, n LIMIT $7;
+-- name: kept_events
+SELECT epoch, xid, n, first, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more, numbers
+FROM {s}.kept_events WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n, first + count) > ($1, $2, $3, $4)
+    AND (epoch, xid, n, first) < ($5, $6, $7, $8) AND {known:10}
+ORDER BY epoch, xid, n, first LIMIT $9;
+-- name: kept_events_of
+SELECT epoch, xid, n, first, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more, numbers
+FROM {s}.kept_events WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n, first + count) > ($1, $2, $3, $4)
+    AND (epoch, xid, n, first) < ($5, $6, $7, $8) AND {known:10} AND tenant = $11
+ORDER BY tenant, epoch, xid, n, first LIMIT $9;
 -- name: trimmed
-SELECT trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k FROM {s}.trimming;
--- Rows of the log with which a piece of it is full, each with the events up to and with it.
+SELECT version, trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k FROM {s}.trimming;
+-- Tenants of which events behind a place are gone, and up to where.
+-- name: cuts
+SELECT tenant, epoch, xid, n, k FROM {s}.cuts WHERE (epoch, xid, n, k) > ($1, $2, $3, $4) ORDER BY tenant;
+-- name: cut_of
+SELECT epoch, xid, n, k FROM {s}.cuts WHERE tenant = $1;
+-- Rows of the log with which a piece of it is full, each with the events up to and with it; $9 came before.
 -- name: log_cuts
 SELECT epoch, xid, n, count FROM (
-    SELECT epoch, xid, n, count, sum(count) OVER (ORDER BY epoch, xid, n) AS total FROM {s}.events
+    SELECT epoch, xid, n, count, $9::bigint + sum(count) OVER (ORDER BY epoch, xid, n) AS total FROM {s}.events
     WHERE (epoch, xid, n) > ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6)
 ) e WHERE total / $7::bigint > (total - count) / $7::bigint ORDER BY epoch, xid, n LIMIT $8;
+-- name: kept_cuts
+SELECT epoch, xid, n, first + count FROM (
+    SELECT epoch, xid, n, first, count, sum(count) OVER (ORDER BY epoch, xid, n, first) AS total FROM {s}.kept_events
+    WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n, first + count) > ($1, $2, $3, $4)
+    AND (epoch, xid, n, first) < ($5, $6, $7, $8)
+) e WHERE total / $9::bigint > (total - count) / $9::bigint ORDER BY epoch, xid, n, first LIMIT $10;
+-- name: kept_between
+SELECT coalesce(sum(count), 0)::bigint FROM {s}.kept_events
+WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n, first + count) > ($1, $2, $3, $4)
+    AND (epoch, xid, n, first) < ($5, $6, $7, $8);
 -- name: set_reader
 INSERT INTO {s}.readers VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (tenant, name) DO UPDATE
 SET epoch = excluded.epoch, xid = excluded.xid, n = excluded.n, k = excluded.k
@@ -336,41 +363,31 @@ WHERE (readers.epoch, readers.xid, readers.n, readers.k) < (excluded.epoch, excl
 DELETE FROM {s}.readers WHERE tenant = $1 AND name = $2 RETURNING 1;
 -- name: readers
 SELECT name, epoch, xid, n, k FROM {s}.readers WHERE tenant = $1 ORDER BY name;
--- name: slowest_reader
-SELECT epoch, xid, n, k FROM {s}.readers ORDER BY epoch, xid, n, k LIMIT 1;
--- name: trimming
-SELECT trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k, counted_epoch, counted_xid, counted_n, kept FROM {s}.trimming;
--- The last row of a stretch, and how many events are in the stretch.
+-- name: slowest_readers
+SELECT DISTINCT ON (tenant) tenant, epoch, xid, n, k FROM {s}.readers WHERE tenant = ANY ($1::text[])
+ORDER BY tenant, epoch, xid, n, k;
+-- The number of events; and, if that is above $1, the counts of tenants with more than an equal share. All others are below
+-- the level.
+-- name: events_kept
+SELECT s.total, u.events FROM (
+    SELECT coalesce(sum(events), 0)::bigint AS total, count(*) AS tenants FROM {s}.usage WHERE events > 0
+) s LEFT JOIN {s}.usage u ON s.total > $1 AND u.events > $1 / nullif(s.tenants, 0);
+-- name: most_events
+SELECT t.version, u.tenant, u.events FROM {s}.trimming t LEFT JOIN {s}.usage u ON u.events > $1;
 -- name: count_stretch
-SELECT epoch, xid, n, events FROM (
-    SELECT epoch, xid, n, sum(count) OVER (ORDER BY epoch, xid, n)::bigint AS events FROM (
-        SELECT epoch, xid, n, count FROM {s}.events
-        WHERE (epoch, xid, n) > ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6) ORDER BY epoch, xid, n LIMIT $7
-    ) stretch
-) x ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1;
--- The last row of a stretch that goes with all before it, and how many events these are: $7 are there, $8 of them stay and
--- what readers from $9 on wait for, but never more than $13 and nothing from before $14.
--- name: cut_stretch
-SELECT epoch, xid, n, count, gone FROM (
-    SELECT *, bool_and(may_go OR must_go) OVER (ORDER BY epoch, xid, n) AS goes FROM (
-        SELECT epoch, xid, n, count, gone,
-            $7::bigint - gone >= $8::bigint AND (epoch, xid, n, count) <= ($9, $10, $11, $12) AS may_go,
-            $7::bigint - gone >= $13::bigint OR at <= $14 AS must_go
-        FROM (
-            SELECT epoch, xid, n, count, at, sum(count) OVER (ORDER BY epoch, xid, n)::bigint AS gone FROM (
-                SELECT epoch, xid, n, count, at FROM {s}.events
-                WHERE (epoch, xid, n) > ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6)
-                ORDER BY epoch, xid, n LIMIT $15
-            ) stretch
-        ) sums
-    ) judged
-) x WHERE goes ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1;
--- Of several pruners that went on from the same places one gets on.
--- name: set_trimmed
-UPDATE {s}.trimming SET trimmed_epoch = $8, trimmed_xid = $9, trimmed_n = $10, trimmed_k = $11, counted_epoch = $12,
-    counted_xid = $13, counted_n = $14, kept = $15
-WHERE (trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k, counted_epoch, counted_xid, counted_n)
-    = ($1, $2, $3, $4, $5, $6, $7) RETURNING 1;
+SELECT {s}.count_stretch($1, $2, $3, $4);
+-- name: trim_stretch
+SELECT gone, more FROM {s}.trim_stretch($1, $2::text[], $3::bigint[], $4::bigint[], $5::int[], $6::bigint[], $7::bigint[],
+    $8::int[], $9, $10);
+-- name: usage
+SELECT greatest(u.jobs, 0), greatest(u.keys, 0), greatest(u.bytes, 0), greatest(u.queues, 0) + p.queues,
+    greatest(u.events, 0)
+FROM (SELECT count(*) AS queues FROM (
+    SELECT FROM {s}.lanes l LEFT JOIN {s}.lane_jobs j ON j.lane = l.lane
+    WHERE l.tenant = $1 AND l.paused AND coalesce(j.jobs, 0) <= 0 LIMIT $2) x) p
+LEFT JOIN {s}.usage u ON u.tenant = $1;
+-- name: change_usage
+INSERT INTO {s}.usage_changes (lane, jobs, keys, bytes) SELECT * FROM unnest($1::int[], $2::int[], $3::int[], $4::bigint[]);
 -- The partitions: whether all in them is past, which one is written to, and its size.
 -- name: slots
 SELECT ring.slot, e.n IS NULL AS empty, ring.slot = m.slot AS written,
@@ -394,8 +411,9 @@ FROM unnest($1::text[], $2::text[]) AS u (channel, hint);
 
 -- Settings, workers, upkeep.
 -- name: set_settings
-INSERT INTO {s}.settings VALUES ($1, $2, $3, $4) ON CONFLICT (tenant, queue) DO UPDATE
-SET weight = coalesce(excluded.weight, settings.weight), max_waiting = coalesce(excluded.max_waiting, settings.max_waiting);
+INSERT INTO {s}.settings VALUES ($1, $2, $3, $4, $5::text::jsonb) ON CONFLICT (tenant, queue) DO UPDATE
+SET weight = coalesce(excluded.weight, settings.weight), max_waiting = coalesce(excluded.max_waiting, settings.max_waiting),
+    budgets = coalesce(settings.budgets || excluded.budgets, excluded.budgets, settings.budgets);
 -- name: beat
 INSERT INTO {s}.workers SELECT $1, n + $2, n, n, $3 FROM {s}.now_ms() n ON CONFLICT (worker_id) DO UPDATE
 SET expires_at = excluded.expires_at, seen_at = excluded.seen_at, info = excluded.info,
@@ -406,7 +424,8 @@ DELETE FROM {s}.workers WHERE worker_id = $1;
 DELETE FROM {s}.workers WHERE expires_at <= $1;
 -- Waits for nobody, also not for the ids of what has ended just now.
 -- name: forgotten_jobs
-SELECT d.lane, d.id, d.seq, d.logged, d.result FROM {s}.done d
+SELECT d.lane, d.id, d.seq, d.logged, d.result,
+    octet_length(d.payload) + coalesce(octet_length(d.extra), 0) + coalesce(octet_length(d.result), 0) AS size FROM {s}.done d
 JOIN {s}.ids ON ids.lane = d.lane AND ids.id = d.id AND ids.seq = d.seq
 WHERE d.expires_at <= $1 AND {known:3} ORDER BY d.expires_at, d.seq LIMIT $2 FOR UPDATE OF ids, d SKIP LOCKED;
 -- name: any_forgotten
@@ -417,7 +436,7 @@ WITH expired AS MATERIALIZED (
     SELECT lane, type, key FROM {s}.keys WHERE expires_at IS NOT NULL AND expires_at <= $1
     ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED
 )
-DELETE FROM {s}.keys k USING expired e WHERE k.lane = e.lane AND k.type = e.type AND k.key = e.key;
+DELETE FROM {s}.keys k USING expired e WHERE k.lane = e.lane AND k.type = e.type AND k.key = e.key RETURNING k.lane;
 -- name: drop_blobs
 INSERT INTO {s}.dropped_blobs SELECT unnest($1::text[]) ON CONFLICT DO NOTHING;
 -- name: take_blobs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
-from holdfast.core.events import Event, Gathered
+from holdfast.core.events import Event, Gap, Gathered
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
 from holdfast.core.names import check_id
 from holdfast.store import (
@@ -36,6 +36,7 @@ from holdfast.stores.postgres import log, rows
 from holdfast.stores.postgres.lanes import Lane, Memory
 from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.log import END, Place
+from holdfast.stores.postgres.rows import Row
 
 SCAN = 10_000
 """How many jobs a page of a list looks through at most before it answers with what it has."""
@@ -206,22 +207,33 @@ class Ends:
     """Where the log begins and ends for a reader."""
 
     def __init__(self, row: Any) -> None:
-        self.trimmed = Place(*(row[name] for name in ("trimmed_epoch", "trimmed_xid", "trimmed_n", "trimmed_k")))
+        self.trimmed = _place(row, "trimmed_")
+        """Up to here what is left is in `kept_events`."""
+        self.floor = _place(row, "floor_")
+        """Up to here the events of all tenants are gone."""
+        self.version: int = row["version"]
         last = Place(*(row[name] or 0 for name in ("epoch", "xid", "n", "count")))
         self.end = max(last, self.trimmed, _beginning(row["begins"] or (0, 0)))
         self.held: bool = row["held"]
         """Whether there is more, behind a transaction that is still open."""
         self._gap: list[int] | None = row["gap"]
 
-    def check(self, place: Place) -> None:
-        """Raise EventsTrimmed for the place that the ends were read for, if events between it and the rest are lost."""
-        if place < self.trimmed:
-            raise EventsTrimmed(str(place), str(self.trimmed))
+    def check(self, place: Place, cut: Place) -> None:
+        """Raise EventsTrimmed for the place that the ends were read for, if events between it and the rest are lost.
+
+        Up to `cut` are those that are gone of the reader's tenant, or of all.
+        """
+        if place < cut:
+            raise EventsTrimmed(str(place), str(cut))
         if self._gap is None:
             return
         last, begins = Place(*self._gap[2:]), _beginning(self._gap)
         if last < place < begins:
             raise EventsTrimmed(str(place), str(begins))
+
+
+def _place(row: Any, prefix: str) -> Place:
+    return Place(*(row[prefix + name] for name in Place._fields))
 
 
 def _beginning(epoch: Sequence[int]) -> Place:
@@ -239,33 +251,23 @@ async def events(
     link: Link, memory: Memory, tenant: str | None, after: str | None, limit: int
 ) -> tuple[EventPage, bool]:
     """Events after an offset, and whether some are held up behind an open transaction. [EVENT-2, EVENT-3]"""
-    start, found = await _begin(link, memory, after)
-    page, reached = await _page(link, memory, tenant, start, found.end, limit)
-    if reached > start:
-        try:
-            await _check_whole(link, start)
-        except EventsTrimmed:
-            if after is not None:
-                raise
-            return await events(link, memory, tenant, None, limit)
-    return EventPage(page, str(reached), more=reached < found.end), found.held
+    while True:
+        start, found, gaps = await _begin(link, memory, after, tenant)
+        page, reached = await _page(link, memory, tenant, start, found, limit)
+        if reached == start or await _is_whole(link, start, found):
+            return EventPage(page, str(reached), reached < found.end, gaps(reached)), found.held
 
 
 async def _page(
-    link: Link, memory: Memory, tenant: str | None, start: Place, end: Place, limit: int
+    link: Link, memory: Memory, tenant: str | None, start: Place, found: Ends, limit: int
 ) -> tuple[list[Event], Place]:
     """Events from a place on, and the place behind the last that was looked at."""
     page: list[Event] = []
     reached = start
     passed = 0
     # A tenant's page looks through a bounded stretch of the log, whatever it finds there.
-    while reached < end and len(page) < limit and passed < max(limit, LOOK_AHEAD):
-        known = memory.known()
-        chunk = await link.rows("events", *reached[:3], *end[:3], min(CHUNKS, limit + 1), known, repeat=True)
-        chunk = [row for row in chunk if Place(row["epoch"], row["xid"], row["n"], row["count"]) > reached]
-        if not chunk:
-            return page, end
-        lanes = await _learn(link, memory, known, {lane for row in chunk for lane in row["lanes"]})
+    while reached < found.end and len(page) < limit and passed < max(limit, LOOK_AHEAD):
+        chunk, lanes, behind = await _chunk(link, memory, reached, found, found.end, min(CHUNKS, limit + 1), tenant)
         for row in chunk:
             place = Place(row["epoch"], row["xid"], row["n"], 0)
             skip = reached.k if place[:3] == reached[:3] else 0
@@ -276,14 +278,35 @@ async def _page(
                 passed += 1
                 if tenant is None or event.tenant == tenant:
                     page.append(event)
+        reached = behind or reached
     return page, reached
+
+
+async def _chunk(
+    link: Link, memory: Memory, reached: Place, found: Ends, end: Place, wanted: int, tenant: str | None = None
+) -> tuple[list[Row], dict[int, tuple[str, str]], Place | None]:
+    """The next rows up to a place, the names of their lanes, and the place to continue from if there are no more.
+
+    Reads `kept_events` up to the trimmed place, and the partitions after it.
+    """
+    known = memory.known()
+    if reached < found.trimmed:
+        end = min(end, found.trimmed)
+        name, more = ("kept_events", ()) if tenant is None else ("kept_events_of", (tenant,))
+        chunk = await link.rows(name, *reached, *end, wanted, known, *more, repeat=True)
+    else:
+        # The first of them may have been read already.
+        chunk = await link.rows("events", *reached[:3], *end[:3], wanted + 1, known, repeat=True)
+    behind = end if len(chunk) < wanted else None
+    chunk = [row for row in chunk if Place(row["epoch"], row["xid"], row["n"], row["first"] + row["count"]) > reached]
+    return chunk, await _learn(link, memory, known, {lane for row in chunk for lane in row["lanes"]}), behind
 
 
 async def reach(link: Link, memory: Memory, after: str | None, most: int | None, last: str) -> tuple[str, str]:
     """From where and up to where to read; the log ends, or ended, at `last`."""
-    (start, _), end = await _begin(link, memory, after), log.parse_offset(last)
+    (start, found, _), end = await _begin(link, memory, after), log.parse_offset(last)
     if most is not None:
-        cuts = await _cuts(link, start, end, most, 1)
+        cuts = await _cuts(link, start, end, found, most, 1)
         end = cuts[0] if cuts else end
     return str(start), str(max(start, end))
 
@@ -296,45 +319,62 @@ async def written(link: Link, memory: Memory) -> Place:
 
 async def split(link: Link, memory: Memory, after: str, end: str, size: int) -> list[Stretch]:
     """The log between two offsets, in pieces of whole rows."""
-    (start, _), stop = await _begin(link, memory, after), log.parse_offset(end)
-    edges = [start, *(cut for cut in await _cuts(link, start, stop, size, None) if start < cut < stop), stop]
+    (start, found, _), stop = await _begin(link, memory, after), log.parse_offset(end)
+    edges = [start, *(cut for cut in await _cuts(link, start, stop, found, size, None) if start < cut < stop), stop]
     return [Stretch(0, str(one), str(other)) for one, other in pairwise(edges) if one < other]
 
 
 async def read(link: Link, memory: Memory, stretch: Stretch, limit: int) -> LogPage:
     """The first events of a piece, in whole rows."""
-    (start, _), end = await _begin(link, memory, stretch.after), log.parse_offset(stretch.end)
-    reached = start
-    page = Gathered()
-    wanted = FIRST_CHUNKS
-    while reached < end and page.count < limit:
-        known = memory.known()
-        chunk = await link.rows("events", *reached[:3], *end[:3], wanted, known, repeat=True)
-        lanes = await _learn(link, memory, known, {lane for row in chunk for lane in row["lanes"]})
-        for row in chunk:
-            place = Place(row["epoch"], row["xid"], row["n"], row["count"])
-            last = min(place, end)
-            skip = reached.k if place[:3] == reached[:3] else 0
-            page.add(log.columns(row, skip, last.k, lanes.__getitem__))
-            reached = max(reached, last)
-        if len(chunk) < wanted:
-            reached = end
-        # A row may have one event or a thousand; and the first of them has been read already.
-        wanted = max(2, min(CHUNKS, (limit - page.count) * wanted // max(1, page.count) + 1))
-    await _check_whole(link, start)
-    return LogPage(page.parts, str(reached), more=reached < end)
+    while True:
+        (start, found, gaps), end = await _begin(link, memory, stretch.after), log.parse_offset(stretch.end)
+        reached = start
+        page = Gathered()
+        wanted = FIRST_CHUNKS
+        while reached < end and page.count < limit:
+            chunk, lanes, behind = await _chunk(link, memory, reached, found, end, wanted)
+            for row in chunk:
+                place = Place(row["epoch"], row["xid"], row["n"], row["first"] + row["count"])
+                last = min(place, end)
+                skip = reached.k if place[:3] == reached[:3] else 0
+                page.add(log.columns(row, skip, last.k, lanes.__getitem__))
+                reached = max(reached, last)
+            reached = behind or reached
+            # A row may have one event or a thousand.
+            wanted = max(1, min(CHUNKS, (limit - page.count) * wanted // max(1, page.count)))
+        if await _is_whole(link, start, found):
+            return LogPage(page.parts, str(reached), reached < end, gaps(reached))
 
 
-async def _begin(link: Link, memory: Memory, after: str | None) -> tuple[Place, Ends]:
-    """Where to go on after an offset, and where the log ends. Raises EventsTrimmed, InvalidOption."""
+async def _begin(
+    link: Link, memory: Memory, after: str | None, tenant: str | None = None
+) -> tuple[Place, Ends, Callable[[Place], list[Gap]]]:
+    """The place to read from, the ends of the log, and a function for the gaps of single tenants up to a place.
+
+    Raises EventsTrimmed, InvalidOption.
+    """
     start = None if after is None else log.parse_offset(after)
     found = await ends(link, memory, start or END)
-    if start is None:
-        return found.trimmed, found
-    if start > found.end:
+    if start is not None and start > found.end:
         raise InvalidOption("after", f"{after!r} is not an offset of this store")
-    found.check(start)
-    return start, found
+    cut, cuts = found.floor, list[tuple[str, Place]]()
+    if (start or found.floor) < found.trimmed:
+        if tenant is None:
+            rows = await link.rows("cuts", *(start or found.floor), repeat=True)
+            cuts = [(row["tenant"], _place(row, "")) for row in rows]
+        else:
+            rows = await link.rows("cut_of", tenant, repeat=True)
+            cut = Place(*rows[0].values()) if rows else Place(0, 0, 0, 0)
+    begin = max(cut, found.floor) if start is None else start
+    if start is not None:
+        found.check(start, cut)
+
+    def gaps(reached: Place) -> list[Gap]:
+        if reached == begin:
+            return []
+        return [Gap(name, str(begin), str(min(place, reached))) for name, place in cuts]
+
+    return begin, found, gaps
 
 
 async def readable(link: Link, memory: Memory, offset: str) -> Place:
@@ -343,25 +383,33 @@ async def readable(link: Link, memory: Memory, offset: str) -> Place:
     found = await ends(link, memory, place)
     if place > found.end:
         raise InvalidOption("offset", f"{offset!r} is not an offset of this store")
-    if place >= found.trimmed:
-        found.check(place)
+    if place >= found.floor:
+        found.check(place, found.floor)
     return place
 
 
-async def _check_whole(link: Link, start: Place) -> None:
-    """Raise EventsTrimmed if what was read from `start` on may have gaps.
+async def _is_whole(link: Link, start: Place, found: Ends) -> bool:
+    """Whether nothing behind `start` was trimmed since the ends were read.
 
-    Rows are missing if it was trimmed meanwhile: no snapshot keeps what is truncated. Its mark was set before.
+    A snapshot does not keep truncated rows, but `trimming` changes before a truncation.
     """
     (mark,) = await link.rows("trimmed", repeat=True)
-    trimmed = Place(*mark.values())
-    if trimmed > start:
-        raise EventsTrimmed(str(start), str(trimmed))
+    return mark["version"] == found.version or _place(mark, "trimmed_") <= start
 
 
-async def _cuts(link: Link, start: Place, end: Place, size: int, most: int | None) -> list[Place]:
-    rows = await link.rows("log_cuts", *start[:3], *end[:3], size, most, repeat=True)
-    return [Place(*row.values()) for row in rows]
+async def _cuts(link: Link, start: Place, end: Place, found: Ends, size: int, most: int | None) -> list[Place]:
+    """Where pieces of this size end, up to `most` of them."""
+    cuts: list[Place] = []
+    before = 0
+    if start < found.trimmed:
+        kept = (*start, *min(end, found.trimmed))
+        cuts = [Place(*row.values()) for row in await link.rows("kept_cuts", *kept, size, most, repeat=True)]
+        if len(cuts) == most:
+            return cuts
+        before = await link.value("kept_between", *kept, repeat=True)
+        start = min(end, found.trimmed)
+    rows = await link.rows("log_cuts", *start[:3], *end[:3], size, most, before, repeat=True)
+    return cuts + [Place(*row.values()) for row in rows]
 
 
 async def _learn(link: Link, memory: Memory, known: str, numbers: set[int]) -> dict[int, tuple[str, str]]:

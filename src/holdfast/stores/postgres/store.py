@@ -12,7 +12,9 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from holdfast.budgets import Keeper
 from holdfast.core import lease
+from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import JobNotFound, StoreBusy, StoreMismatch, StoreUnavailable, Unsupported
 from holdfast.core.job import (
     Cancel,
@@ -65,7 +67,7 @@ from holdfast.store import (
     WorkerPage,
     pages,
 )
-from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, requests, schema, upkeep
+from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, requests, schema, upkeep, usage
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.claims import Claims
 from holdfast.stores.postgres.ears import Ears, Told, notes, payloads
@@ -96,7 +98,8 @@ HELD_S = 0.25
 
 _COMPLETED = Finished(JobState.COMPLETED)
 _LOGGED: Told = (Hint.EVENTS, "", "", "")
-_encode_worker = msgspec.json.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
+_decode_budgets = msgspec.json.Decoder(Budgets).decode
 _CLOSED = "the store is not open; use `async with Queue(...)` or await store.open()"
 
 
@@ -109,6 +112,7 @@ class PostgresStore:
     def __init__(self, address: Address, link_to: Callable[[Address], Link] = Link) -> None:
         self.address = address
         self.options = address.common
+        self.keeper = Keeper(self, self.options)
         self._link_to = link_to
         self._link = link_to(address)
         self._memory = lanes.memory_of(address.place)
@@ -145,6 +149,7 @@ class PostgresStore:
             raise StoreMismatch(f"the schema {self.address.schema!r} was made {made} test_clock=frozen")
 
     async def close(self) -> None:
+        await self.keeper.close()
         if self._timer is not None:
             self._timer.cancel()
         ears, self._ears = self._ears, None
@@ -182,6 +187,11 @@ class PostgresStore:
     async def enqueue(
         self, items: Sequence[NewJob], *, connection: Any = None, under: Lease | None = None
     ) -> list[EnqueueAnswer]:
+        if not self.keeper.admits(items):
+            return await self.keeper.enqueue(items, lambda let: self._take_in(let, connection, under))
+        return await self._take_in(items, connection, under)
+
+    async def _take_in(self, items: Sequence[NewJob], connection: Any, under: Lease | None) -> list[EnqueueAnswer]:
         answers: list[EnqueueAnswer] = []
         act = self._enqueue if under is None else partial(self._enqueue_under, under)
         async with self._joined(connection, items) as joined:
@@ -562,16 +572,30 @@ class PostgresStore:
             lane.pause(paused=paused)
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
-        request = (tenant, settings.queue or "", settings.weight, settings.max_waiting)
+        budgets = None if settings.budgets is None else _encode_json(settings.budgets).decode()
+        request = (tenant, settings.queue or "", settings.weight, settings.max_waiting, budgets)
         await self._opened.rows("set_settings", *request, repeat=True)
+        if settings.budgets is not None:
+            await self.keeper.renew(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         found = await self._opened.rows("settings", tenant, repeat=True)
-        return [TenantSettings(row["queue"] or None, row["weight"], row["max_waiting"]) for row in found]
+        return [
+            TenantSettings(
+                row["queue"] or None,
+                row["weight"],
+                row["max_waiting"],
+                None if row["budgets"] is None else _decode_budgets(row["budgets"]),
+            )
+            for row in found
+        ]
+
+    async def usage(self, tenant: str) -> Usage:
+        return await self.keeper.counted(tenant, usage.usage(self._opened, tenant))
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         if ttl_ms > 0:
-            info = _encode_worker(worker)
+            info = _encode_json(worker)
             await self._opened.rows("beat", worker.worker_id, ttl_ms, info, repeat=True, urgent=True)
         else:
             await self._opened.rows("sign_off", worker.worker_id, repeat=True, urgent=True)

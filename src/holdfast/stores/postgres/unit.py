@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from holdfast.core.dedup import Binding
+from holdfast.core.dedup import LASTING, Binding
 from holdfast.core.errors import StoreBusy
 from holdfast.core.events import Event
 from holdfast.core.job import TERMINAL, Envelope, Job, JobKey
@@ -24,6 +24,7 @@ from holdfast.stores.postgres import log, rows
 from holdfast.stores.postgres.lanes import Lane, Memory
 from holdfast.stores.postgres.link import Session
 from holdfast.stores.postgres.rows import CODES, Row
+from holdfast.stores.postgres.usage import Changes, size_of, size_to_be
 
 KeyScope = tuple[int, str, str]
 MANY = 50
@@ -83,6 +84,8 @@ class Held(Struct):
     """It stands in `jobs`, else in `done`."""
     logged: int
     locked: bool
+    size: int = 0
+    """Stored bytes, as it was found."""
     changed: bool = False
     new: bool = False
 
@@ -107,6 +110,8 @@ class Unit:
         self._gone: list[Held] = []
         self._dropped_keys: list[tuple[int, str, str, str, str]] = []
         self.bound: dict[KeyScope, Binding] = {}
+        self.bound_before: dict[KeyScope, Binding] = {}
+        """The bindings before this change."""
 
     @classmethod
     async def begin(cls, session: Session, memory: Memory, keys: Collection[tuple[Lane, str]]) -> Unit:
@@ -134,7 +139,7 @@ class Unit:
         """A job as it was read."""
         lane = self.lanes[row["lane"]]
         job = rows.to_job(row, lane.tenant, lane.queue)
-        held = Held(lane, job, job.state not in TERMINAL, row["logged"], locked)
+        held = Held(lane, job, job.state not in TERMINAL, row["logged"], locked, size_of(row))
         self.found[lane.number, job.id] = held
         return held
 
@@ -225,19 +230,48 @@ class Unit:
             columns = ((*_moved(held.job, place)[:4], held.job.deadline, *_tail(held.job, place)) for held in rest)
             await self._run("save_jobs", columns)
         new = [held for held in changed if held.new]
+        usage = self._usage(changed)
         if new:
             await self._run("put_jobs", (_new(held, place) for held in new))
         if self._dropped_keys:
             await self._run("drop_keys", self._dropped_keys)
         if self.bound:
-            bindings = ((*scope, b.job_id, b.policy, b.expires_at) for scope, b in self.bound.items())
-            await self._run("bind_keys", bindings)
-        if self.events:
-            at = self.events[0][0].at
-            await self.session.value("log", place, at, len(self.events), *log.pack(self.events))
+            self._count_keys(await self._run("bind_keys", self._bindings()), usage)
+        await self._save_log(place, usage)
         if self._freed:
             await self.session.value("free", place)
         return self.news
+
+    def _usage(self, changed: Iterable[Held]) -> Changes:
+        """Changes of what tenants keep."""
+        usage = Changes()
+        for held in changed:
+            more = size_to_be(held.job) - held.size
+            if held.new or more:
+                usage.add(held.lane.number, jobs=int(held.new), bytes_=more)
+        for held in self._gone:
+            usage.add(held.lane.number, jobs=-1, bytes_=-held.size)
+        return usage
+
+    def _bindings(self) -> Iterable[tuple[Any, ...]]:
+        return ((*scope, b.job_id, b.policy, b.expires_at) for scope, b in self.bound.items())
+
+    def _count_keys(self, found: Iterable[Row], usage: Changes) -> None:
+        # Upkeep may have deleted an expired binding since it was read: only the insert knows whether it replaced one.
+        for row in found:
+            scope = (row["lane"], row["type"], row["key"])
+            before = self.bound_before.get(scope) if row["was_there"] else None
+            more = (self.bound[scope].policy in LASTING) - (before is not None and before.policy in LASTING)
+            if more:
+                usage.add(scope[0], keys=more)
+
+    async def _save_log(self, place: int, usage: Changes) -> None:
+        if self.events:
+            at = self.events[0][0].at
+            columns = log.pack(self.events)
+            await self.session.value("log", place, at, len(self.events), *columns, usage.flat() or None)
+        elif usage:
+            await self.session.rows("change_usage", *usage.columns())
 
     @property
     def _freed(self) -> list[tuple[int, str, int]]:
@@ -253,8 +287,8 @@ class Unit:
         if self._freed:
             await self._run("drop_ids", self._freed)
 
-    async def _run(self, name: str, items: Iterable[tuple[Any, ...]]) -> None:
-        await self.session.rows(name, *(list(column) for column in zip(*items, strict=True)))
+    async def _run(self, name: str, items: Iterable[tuple[Any, ...]]) -> list[Row]:
+        return await self.session.rows(name, *(list(column) for column in zip(*items, strict=True)))
 
 
 def _locked(held: Held) -> Held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from functools import partial
 
 from holdfast.core import lifecycle
@@ -10,6 +11,7 @@ from holdfast.core.errors import StoreBusy
 from holdfast.core.job import JobKey
 from holdfast.core.lifecycle import Retention
 from holdfast.core.retry import spread
+from holdfast.core.trimming import Excess, level
 from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS, Pruned, Reaped
 from holdfast.stores.postgres import reads, rows
 from holdfast.stores.postgres.lanes import Memory
@@ -17,6 +19,7 @@ from holdfast.stores.postgres.link import Link, Session
 from holdfast.stores.postgres.log import END, Place
 from holdfast.stores.postgres.sql import SLOTS
 from holdfast.stores.postgres.unit import News, Unit
+from holdfast.stores.postgres.usage import Changes
 
 STRETCH = 2000
 """How many rows of the log one statement looks through."""
@@ -65,10 +68,17 @@ async def forget(session: Session, memory: Memory, limit: int, *, blobs: bool) -
         await session.rows("forget_jobs", [row["seq"] for row in gone])
         await session.rows("drop_ids", *([row[name] for row in gone] for name in ("lane", "id", "seq")))
         results = [rows.to_result(row["result"]) for row in gone if row["result"] is not None]
-        dropped = [result.blob for result in results if result.blob]
-        if dropped:
-            await session.rows("drop_blobs", dropped)
-    await session.rows("drop_expired_keys", now, limit)
+        unneeded = [result.blob for result in results if result.blob]
+        if unneeded:
+            await session.rows("drop_blobs", unneeded)
+    dropped = await session.rows("drop_expired_keys", now, limit)
+    changes = Changes()
+    for row in gone:
+        changes.add(row["lane"], jobs=-1, bytes_=-row["size"])
+    for row in dropped:
+        changes.add(row["lane"], keys=-1)
+    if changes:
+        await session.rows("change_usage", *changes.columns())
     await session.rows("forget_workers", now)
     await session.rows("forget_offers", now - OFFERS_KEPT_MS)
     await session.rows("forget_offer_places")
@@ -80,31 +90,52 @@ async def forget(session: Session, memory: Memory, limit: int, *, blobs: bool) -
 
 
 async def trim(link: Link, memory: Memory, keep_events: int) -> int:
-    """Cut the log where nobody needs it: behind the slowest reader, but never later than the bounds. Whole rows go.
+    """Count new rows of the log, then remove events of tenants above the level, and old ones. [EVENT-2, TENANT-5]
 
-    Each row is looked at twice in its life, in stretches: when it is counted, and when it goes.
+    Each row is read twice, in bounded steps: when it is counted, and when its events are removed or kept.
     """
     end = (await reads.ends(link, memory)).end
+    while await link.value("count_stretch", *end[:3], STRETCH, repeat=True):
+        pass
     old = await link.value("now", repeat=True) - EVENTS_BOUND_MS
-    slowest = [Place(*row.values()) for row in await link.rows("slowest_reader", repeat=True)]
-    read = slowest[0] if slowest else END
-    (state,) = await link.rows("trimming", repeat=True)
-    *before, kept = state.values()
-    cut, counted = before[:4], before[4:]
-    while found := await link.rows("count_stretch", *counted, *end[:3], STRETCH, repeat=True):
-        *counted, events = found[0].values()
-        kept += events
-    gone = 0
-    while found := await link.rows(
-        "cut_stretch", *cut[:3], *counted, kept - gone, keep_events, *read, EVENTS_BOUND, old, STRETCH, repeat=True
-    ):
-        *cut, events = found[0].values()
-        gone += events
-    after = [*cut, *counted]
-    if after != before and not await link.rows("set_trimmed", *before, *after, kept - gone, repeat=True):
-        gone = 0  # Somebody else did it.
+    soft, hard = await _levels(link, keep_events)
+    gone, more = 0, True
+    while more:
+        version, over = await _excess(link, soft, hard)
+        places = await _slowest(link, over)
+        columns = (
+            list(over), [one.soft for one in over.values()], [one.hard for one in over.values()],
+            *([place[n] for place in places] for n in range(len(Place._fields))),
+        )  # fmt: skip
+        (found,) = await link.rows("trim_stretch", version, *columns, old, STRETCH)
+        events, more = found.values()
+        gone += events or 0
     await _clear(link)
     return gone
+
+
+async def _levels(link: Link, keep_events: int) -> tuple[int, int]:
+    """The soft and hard levels: the most events a tenant may keep. Fixed for all steps of one prune."""
+    found = await link.rows("events_kept", keep_events, repeat=True)
+    kept = [row["events"] for row in found if row["events"] is not None]
+    if not kept:
+        return EVENTS_BOUND, EVENTS_BOUND
+    rest = found[0]["total"] - sum(kept)
+    return level(kept, keep_events - rest), level(kept, EVENTS_BOUND - rest)
+
+
+async def _excess(link: Link, soft: int, hard: int) -> tuple[int, dict[str, Excess]]:
+    """The tenants above the soft level, and the version of `trimming` that they were read at."""
+    found = await link.rows("most_events", soft, repeat=True)
+    over = {row["tenant"]: Excess(row["events"] - soft, row["events"] - hard) for row in found if row["tenant"]}
+    return found[0]["version"], over
+
+
+async def _slowest(link: Link, tenants: Iterable[str]) -> list[Place]:
+    """For each tenant the place of its slowest reader: its own readers, and those of all tenants."""
+    found = await link.rows("slowest_readers", ["", *tenants], repeat=True)
+    places = {row["tenant"]: Place(row["epoch"], row["xid"], row["n"], row["k"]) for row in found}
+    return [min(places.get("", END), places.get(tenant, END)) for tenant in tenants]
 
 
 async def _clear(link: Link) -> None:

@@ -9,10 +9,11 @@ from itertools import pairwise
 from typing import Any, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
-from holdfast.core.events import Event, Gathered, Numbered
+from holdfast.core.events import Event, EventColumns, Gap, Gathered, Numbered
 from holdfast.core.job import TERMINAL, WAITING, Job, JobState
 from holdfast.store import (
     PAGE_LIMIT,
@@ -166,7 +167,11 @@ class _Stretch(Struct):
     trimmed: bool
     end: int
     more: bool
+    at: int
+    """The latest time that was read."""
     events: list[tuple[int, Event]]
+    cuts: dict[str, int]
+    """On a read of all tenants: up to where events of single ones are gone, if that is behind `start`."""
 
 
 async def events(shards: Shards, tenant: str | None, after: str | None, limit: int) -> EventPage:
@@ -177,32 +182,64 @@ async def events(shards: Shards, tenant: str | None, after: str | None, limit: i
     if tenant is not None:
         wanted = dict.fromkeys(wanted, 0) if after is None else {}
         wanted[shards.of(tenant)] = max(limit, LOOK_AHEAD)
-    found = await asyncio.gather(*(_read_log(shards, n, places[n], count) for n, count in wanted.items()))
+    own = None if tenant is None else shards.of(tenant)
+    work = (_read_log(shards, n, places[n], count, tenant if n == own else None) for n, count in wanted.items())
+    found = await asyncio.gather(*work)
     stretches = dict(zip(wanted, found, strict=True))
     for shard, stretch in stretches.items():
         places[shard] = stretch.start
     if any(stretch.trimmed for stretch in found):
         raise EventsTrimmed(after or "", join_offset(places))
-    return _page(stretches, places, tenant, limit)
+    begin = list(places)
+    page = _page(stretches, places, tenant, limit)
+    cuts = {shard: stretch.cuts for shard, stretch in stretches.items()}
+    return replace(page, gaps=[gap for shard, some in cuts.items() for gap in _gaps(shard, some, begin, places)])
 
 
-async def _chunks(shards: Shards, shard: int, start: int, wanted: int) -> tuple[int, int, list[records.Chunk]]:
+def _gaps(shard: int, cuts: dict[str, int], begin: list[int], end: list[int]) -> list[Gap]:
+    """What is gone of a shard's tenants between two offsets. A gap that goes on ends where the next page begins."""
+    after = join_offset(begin)
+    return [
+        Gap(tenant, after, join_offset([*end[:shard], min(cut, end[shard]), *end[shard + 1 :]]))
+        for tenant, cut in cuts.items()
+        if begin[shard] < cut
+    ]
+
+
+class _Found(Struct, frozen=True):
+    """What `events.lua` answers."""
+
+    gone: int
+    start: int
+    last: int
+    cuts: dict[str, int]
+    chunks: list[records.Chunk]
+
+
+async def _chunks(shards: Shards, shard: int, start: int, wanted: int, tenant: str | None = None) -> _Found:
     """Up to where a shard's log is gone, where it ends, and chunks from a place on."""
-    gone, last, most, *chunks = await shards.run("events", shard, encode((start, wanted, BYTES)))
+    request = encode((start, wanted, BYTES, tenant or False))
+    gone, begin, last, most, gaps, *chunks = await shards.run("events", shard, request)
     if start > max(last, most):
         raise InvalidOption("after", f"{start} is not an offset of this store")
-    return gone, last, list(zip(*(chunks[n::4] for n in range(4)), strict=True))
+    cuts = {name.decode(): int(cut) for name, cut in zip(gaps[::2], gaps[1::2], strict=True)}
+    return _Found(gone, max(begin, gone), last, cuts, list(zip(*(chunks[n::4] for n in range(4)), strict=True)))
 
 
-async def _read_log(shards: Shards, shard: int, start: int, wanted: int) -> _Stretch:
-    gone, last, chunks = await _chunks(shards, shard, start, wanted)
-    begin = max(start, gone)
+async def _read_log(shards: Shards, shard: int, start: int, wanted: int, tenant: str | None) -> _Stretch:
+    found = await _chunks(shards, shard, start, wanted, tenant)
+    begin, cuts = found.start, found.cuts
     read: list[tuple[int, Event]] = []
-    for chunk in chunks:
+    for chunk in found.chunks:
         read += [(number, event) for number, event in records.to_events(*chunk) if number > begin]
-    end = read[-1][0] if read else begin
+    reached = found.chunks[-1][0] if found.chunks else begin
     # Without a chunk there is no more, also where the last events are missing.
-    return _Stretch(begin, 0 <= start < gone, end, bool(chunks) and end < last, read)
+    more = bool(found.chunks) and reached < found.last
+    if cuts:
+        read = [(number, event) for number, event in read if number > cuts.get(event.tenant, 0)]
+    end = reached if more else max(reached, found.last) if wanted else begin
+    at = max((chunk[2] for chunk in found.chunks), default=0)
+    return _Stretch(begin, 0 <= start < found.gone, end, more, at, read, cuts)
 
 
 def _page(stretches: dict[int, _Stretch], places: list[int], tenant: str | None, limit: int) -> EventPage:
@@ -215,17 +252,24 @@ def _page(stretches: dict[int, _Stretch], places: list[int], tenant: str | None,
             at = max(at, event.at)
             merged.append((at, shard, number, event))
         # What comes after the end of a stretch that goes on waits until that is read.
-        if stretch.more and stretch.events:
-            known = at if known is None else min(known, at)
+        if stretch.more:
+            known = stretch.at if known is None else min(known, stretch.at)
     page: list[Event] = []
+    left = {shard: len(stretch.events) for shard, stretch in stretches.items()}
     for at, shard, number, event in sorted(merged, key=lambda entry: entry[:3]):
         if len(page) == limit or (known is not None and at > known):
-            return EventPage(page, join_offset(places), more=True)
-        places[shard] = number
+            break
+        places[shard], left[shard] = number, left[shard] - 1
         if tenant is None or event.tenant == tenant:
             event.offset = join_offset(places)
             page.append(event)
-    return EventPage(page, join_offset(places), more=any(stretch.more for stretch in stretches.values()))
+    more = any(left.values())
+    for shard, stretch in stretches.items():
+        if not left[shard]:
+            # Behind its last event there may be some that are gone.
+            places[shard] = stretch.end
+            more = more or stretch.more
+    return EventPage(page, join_offset(places), more)
 
 
 # The log in pieces ----------------------------------------------------------------------------------------------
@@ -260,20 +304,30 @@ async def read(shards: Shards, stretch: Stretch, limit: int) -> LogPage:
     """The first events of a piece, in whole chunks."""
     shard, places = stretch.shard, parse_offset(shards, stretch.after)
     start, end = places[shard], parse_offset(shards, stretch.end)[shard]
-    gone, last, chunks = await _chunks(shards, shard, start, limit)
-    if start < gone:
-        places[shard] = gone
+    log = await _chunks(shards, shard, start, limit)
+    if start < log.gone:
+        places[shard] = log.gone
         raise EventsTrimmed(stretch.after, join_offset(places))
     before, behind = join_offset([*places[:shard], 0])[:-1], join_offset([0, *places[shard + 1 :]])[1:]
     found, reached = Gathered(), start
-    for number, count, at, raw in chunks:
+    for number, count, at, raw in log.chunks:
         # Numbers go up to that of the chunk; a piece may begin or end within.
         for part in records.to_columns(Numbered(before, number - count + 1, behind), count, at, raw):
             first = cast("Numbered", part.offset).first
-            found.add(part.part(max(0, start + 1 - first), max(0, end + 1 - first)))
+            found.add(_kept(part.part(max(0, start + 1 - first), max(0, end + 1 - first)), log.cuts))
         reached = number
-    more = bool(chunks) and reached < min(last, end)
-    return LogPage(found.parts, f"{before}{reached}{behind}" if more else stretch.end, more=more)
+    more = bool(log.chunks) and reached < min(log.last, end)
+    next_ = [*places[:shard], reached, *places[shard + 1 :]] if more else parse_offset(shards, stretch.end)
+    return LogPage(found.parts, join_offset(next_), more, _gaps(shard, log.cuts, places, next_))
+
+
+def _kept(part: EventColumns, cuts: dict[str, int]) -> EventColumns:
+    """Those that are not gone: an entry that was cut may still have the others."""
+    if not cuts or cuts.keys().isdisjoint(part.tenant):
+        return part
+    first = cast("Numbered", part.offset).first
+    tenants = part.tenant if len(part.tenant) > 1 else part.tenant * part.count
+    return part.chosen([number > cuts.get(tenant, 0) for number, tenant in enumerate(tenants, first)])
 
 
 class _Part(Struct):

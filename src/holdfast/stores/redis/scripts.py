@@ -13,7 +13,7 @@ from importlib.resources import files
 
 from msgspec import Struct
 
-PARTS = ("jobs", "once", "lanes", "turns", "offers")
+PARTS = ("jobs", "once", "lanes", "turns", "offers", "log")
 _OTHERS = frozenset({*PARTS, "head", "prelude", "lone_enqueue", "lone_finish"})
 _USES = re.compile(r"uses: ([a-z ]+)(?:, after (\w+))?$", re.MULTILINE)
 _FUNCTION = re.compile(r"^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)

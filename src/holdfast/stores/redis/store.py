@@ -9,9 +9,11 @@ from typing import Any, cast
 from uuid import uuid4
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
+from holdfast.budgets import Keeper
 from holdfast.core import fairness, lifecycle
+from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import (
     InvalidOption,
     JobCanceled,
@@ -51,11 +53,9 @@ from holdfast.core.job import (
     TtlStatus,
 )
 from holdfast.core.lease import Refusal
-from holdfast.core.names import check_id, join_key
+from holdfast.core.names import check_id
 from holdfast.store import (
     ALL_HINTS,
-    EVENTS_BOUND,
-    EVENTS_BOUND_MS,
     JOINING,
     PAGE_LIMIT,
     Capabilities,
@@ -87,7 +87,7 @@ from holdfast.store import (
     name_cursor,
     pages,
 )
-from holdfast.stores.redis import doctor, reads, records
+from holdfast.stores.redis import doctor, reads, records, trimming
 from holdfast.stores.redis.claims import Claims
 from holdfast.stores.redis.ears import Ears
 from holdfast.stores.redis.keys import lane_of, names_of
@@ -120,6 +120,7 @@ class RedisStore:
 
     def __init__(self, link: Link, options: CommonOptions, *, prefix: str = "hf", shards: int | None = None) -> None:
         self.options = options
+        self.keeper = Keeper(self, options)
         self._link = link
         self._wanted = shards
         keep = options.retention
@@ -157,6 +158,7 @@ class RedisStore:
         self._capabilities = _capabilities(self._shards.count, await doctor.durability(self._link))
 
     async def close(self) -> None:
+        await self.keeper.close()
         ears, self._ears = self._ears, None
         if ears is not None:
             await ears.close()
@@ -192,6 +194,11 @@ class RedisStore:
     ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "redis")
+        if not self.keeper.admits(items):
+            return await self.keeper.enqueue(items, lambda let: self._take_in(let, under))
+        return await self._take_in(items, under)
+
+    async def _take_in(self, items: Sequence[NewJob], under: Lease | None) -> list[EnqueueAnswer]:
         # Without a request id a repetition would be answered as a duplicate of itself. [ENQ-8]
         repeat = all(item.envelope.request_id for item in items)
         pack = records.enqueue_request if under is None else partial(records.enqueue_request, under=under)
@@ -339,7 +346,6 @@ class RedisStore:
 
     async def set_reader(self, reader: Reader) -> None:
         shards = self._opened
-        name = _reader_name(reader.tenant, reader.name)
         places = dict(enumerate(reads.parse_offset(shards, reader.offset)))
         if reader.tenant is not None:
             # The logs of other shards have nothing of this tenant, and must not wait for it.
@@ -347,24 +353,22 @@ class RedisStore:
             places = {own: places[own]}
         for verb in ("check", "set"):
             for shard, place in places.items():
-                if not await shards.run("readers", shard, encode((verb, name, place))):
+                if not await shards.run("readers", shard, encode((verb, reader.tenant or False, reader.name, place))):
                     raise InvalidOption("offset", f"{reader.offset!r} is not an offset of this store")
 
     async def drop_reader(self, tenant: str | None, name: str) -> bool:
-        request = encode(("drop", _reader_name(tenant, name)))
+        request = encode(("drop", tenant or False, name))
         return any(await self._opened.run_everywhere("readers", request))
 
     async def readers(self, tenant: str | None) -> list[Reader]:
         places: dict[str, dict[int, int]] = {}
-        for shard, found in enumerate(await self._opened.run_everywhere("readers", encode(("list",)))):
+        for shard, found in enumerate(await self._opened.run_everywhere("readers", encode(("list", tenant or False)))):
             for at in range(0, len(found), 2):
                 places.setdefault(found[at].decode(), {})[shard] = int(found[at + 1])
-        mine = _reader_name(tenant, "")
         shards = range(self._opened.count)
         return [
-            Reader(tenant, name.removeprefix(mine), reads.join_offset([at.get(shard, 0) for shard in shards]))
+            Reader(tenant, name, reads.join_offset([at.get(shard, 0) for shard in shards]))
             for name, at in sorted(places.items())
-            if name.startswith(mine)
         ]
 
     # Settings, workers, upkeep ------------------------------------------------------------------------------
@@ -378,22 +382,36 @@ class RedisStore:
         weight = False if settings.weight is None else settings.weight
         cost = False if settings.weight is None else fairness.cost(settings.weight)
         most = False if settings.max_waiting is None else settings.max_waiting
-        request = encode(("set", tenant, field, cost, weight, most))
+        budgets = {name: value for name, value in asdict(settings.budgets or Budgets()).items() if value is not None}
+        request = encode(("set", tenant, field, cost, weight, most, budgets))
         shard = self._opened.of(tenant)
         # Where a quota begins, the tenant's waiting jobs are counted, some queues at a time.
         while not await self._opened.run("settings", shard, request):
             request = encode(("count", tenant))
+        if settings.budgets is not None:
+            await self.keeper.renew(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         found = await self._opened.run("settings", self._opened.of(tenant), encode(("get", tenant)))
         settings: list[TenantSettings] = []
         for at in range(0, len(found), 2):
-            _, weight, most = msgspec.msgpack.decode(found[at + 1])
+            _, weight, most, budgets = msgspec.msgpack.decode(found[at + 1])
             queue = None if found[at] == b"t" else found[at][1:].decode()
             settings.append(
-                TenantSettings(queue, None if weight is False else float(weight), None if most is False else most)
+                TenantSettings(
+                    queue,
+                    None if weight is False else float(weight),
+                    None if most is False else most,
+                    Budgets(**budgets) if budgets else None,
+                )
             )
         return sorted(settings, key=lambda setting: setting.queue or "")
+
+    async def usage(self, tenant: str) -> Usage:
+        return await self.keeper.counted(tenant, self._usage(tenant))
+
+    async def _usage(self, tenant: str) -> Usage:
+        return Usage(*await self._opened.run("usage", self._opened.of(tenant), encode((tenant,))))
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         described = msgspec.json.encode(worker).decode()
@@ -444,14 +462,16 @@ class RedisStore:
         failures: list[StoreError] = []
         for shard in range(self._opened.count):
             most = min(limit - jobs, BATCH)
-            request = encode((most, self.options.keep_events, EVENTS_BOUND, EVENTS_BOUND_MS, int(blobs)))
+            request = encode((most, int(blobs)))
             try:
-                forgotten, trimmed, left, *results = await self._opened.run("prune", shard, request, repeat=False)
+                forgotten, left, *results = await self._opened.run("prune", shard, request, repeat=False)
+                # Names are handed out once, whatever becomes of the log.
+                names += [records.to_result(result).blob for result in results]
+                trimmed, longer = await trimming.trim(self._opened, shard, self.options.keep_events)
             except StoreError as error:
                 failures.append(error)  # It keeps nobody from the other shards, nor loses the names of their blobs.
                 continue
-            jobs, events, more = jobs + forgotten, events + trimmed, more or bool(left)
-            names += [records.to_result(result).blob for result in results]
+            jobs, events, more = jobs + forgotten, events + trimmed, more or bool(left) or longer
         if len(failures) == self._opened.count:
             raise failures[0]
         return Pruned(jobs, events, names, more)
@@ -593,10 +613,6 @@ def _replayed(key: JobKey, answer: int | list[Any]) -> ReplayAnswer:
     else:
         reason = f"it is {STATES[rest[0]]}, not failed"
     return NotReplayable(key.queue, key.id, reason)
-
-
-def _reader_name(tenant: str | None, name: str) -> str:
-    return f"-{name}" if tenant is None else f"+{join_key(tenant)}{name}"
 
 
 def _shown(job: Job, now: int) -> Job:

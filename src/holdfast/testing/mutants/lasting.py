@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core import lifecycle
+from holdfast.core import budgets, lifecycle, trimming
 from holdfast.core.errors import EventsTrimmed, NotReplayable
 from holdfast.core.events import Event
 from holdfast.core.job import DAY, Job, JobKey, JobState, Replayed
 from holdfast.store import EVENTS_BOUND_MS, EventPage, ListQuery, Page
-from holdfast.testing.mutants.planting import CORE, FACES, Bug, Planted, mutant
+from holdfast.testing.mutants.planting import CORE, FACES, IN_PYTHON, Bug, Planted, mutant
 
 _FOR_EVER = 100 * 365 * DAY
 
@@ -77,7 +78,7 @@ def trimming_ignores_readers(bug: Bug) -> None:
     if bug.store == "memory":
         bug.around(bug.memory.MemoryStore, "_trim", trim)
     else:
-        bug.sql("oldest_reader", "min(n)", "NULL")
+        bug.sql("slowest_readers", "FROM readers", "FROM readers WHERE 0")
 
 
 @mutant("EVENT-2")
@@ -85,14 +86,83 @@ def one_old_event_takes_all_before_it(bug: Bug) -> None:
     """The log is taken to be in order of time, also where the clock was set back."""
 
     def trim(original: Planted, store: Any, now: int) -> int:
-        old = any(event.at <= now - EVENTS_BOUND_MS for event in store._log)
+        old = any(event.at <= now - EVENTS_BOUND_MS for _, event in store._log)
         return original(store, now + EVENTS_BOUND_MS if old else now)
 
     if bug.store == "memory":
         bug.around(bug.memory.MemoryStore, "_trim", trim)
     else:
-        behind = "first > (SELECT ifnull(max(last), 0) FROM events WHERE at <= ?3)"
-        bug.sql("first_young", "WHERE at > ?", f"WHERE at > ? AND {behind}")
+        bug.sql("log_behind", "first, at,", "first, (SELECT min(at) FROM events AS e WHERE e.last >= events.last),")
+
+
+@mutant("EVENT-2", stores=FACES)
+def gaps_of_tenants_are_not_told(bug: Bug) -> None:
+    """A reader of all tenants does not learn what single ones have lost."""
+
+    async def events(original: Planted, store: Any, *args: Any) -> EventPage:
+        return replace(await original(store, *args), gaps=[])
+
+    bug.answer("events", events)
+
+
+@mutant("EVENT-2", stores=IN_PYTHON)
+def room_is_shared_in_equal_parts(bug: Bug) -> None:
+    """What a quiet tenant leaves of its part goes to none of the others."""
+
+    def level(_: Planted, counts: Collection[int], bound: int) -> int:
+        return bound // max(1, len(counts))
+
+    bug.around(trimming, "level", level)
+
+
+@mutant("EVENT-2", stores=IN_PYTHON)
+def every_tenant_pays_for_the_loudest(bug: Bug) -> None:
+    """What is over the bound is taken from all tenants alike."""
+
+    def share(_: Planted, kept: Mapping[str, int], keep_events: int, __: int) -> dict[str, trimming.Excess]:
+        over = max(0, sum(kept.values()) - keep_events)
+        each = -(-over // max(1, len(kept)))
+        return {tenant: trimming.Excess(min(count, each), 0) for tenant, count in kept.items() if each}
+
+    bug.around(trimming, "excess", share)
+
+
+@mutant("EVENT-2")
+def a_reader_holds_the_events_of_all_tenants(bug: Bug) -> None:
+    """One tenant's reader keeps the log of the others from being trimmed."""
+    if bug.store == "memory":
+
+        def slowest(_: Planted, store: Any, __: str) -> float:
+            return min(store._readers.values(), default=math.inf)
+
+        bug.around(bug.memory.MemoryStore, "_slowest", slowest)
+    else:
+        bug.sql("slowest_readers", "SELECT tenant, min(n)", "SELECT '', (SELECT min(n) FROM readers)")
+
+
+@mutant("TENANT-5")
+def what_is_forgotten_counts_for_ever(bug: Bug) -> None:
+    """A tenant's bytes never go down."""
+    if bug.store == "memory":
+
+        def count(original: Planted, store: Any, job: Job, by: int) -> None:
+            before = store._bytes.get(job.tenant, 0)
+            original(store, job, by)
+            store._bytes[job.tenant] = max(before, store._bytes[job.tenant])
+
+        bug.around(bug.memory.MemoryStore, "_count", count)
+    else:
+        bug.sql("move_lane", "bytes = bytes + ?9", "bytes = bytes + max(0, ?9)")
+
+
+@mutant("TENANT-5", stores=IN_PYTHON)
+def a_budget_takes_the_place_of_the_others(bug: Bug) -> None:
+    """Setting one budget forgets those that were set before."""
+
+    def merged(_: Planted, old: budgets.Budgets | None, new: budgets.Budgets | None) -> budgets.Budgets | None:
+        return new or old
+
+    bug.around(budgets, "merged", merged)
 
 
 @mutant("EVENT-2", stores=FACES)

@@ -67,7 +67,7 @@ def progress_outlives_its_attempt(bug: Bug) -> None:
 @mutant("EVENT-1", stores=REDIS)
 def claims_are_logged_backwards(bug: Bug) -> None:
     """Leases are granted from the last job to the first."""
-    bug.lua("claim", "for n = 1, picks do\n  lease(", "for n = picks, 1, -1 do\n  lease(")
+    bug.lua("claim", "for n = 1, picks do\n    lease(", "for n = picks, 1, -1 do\n    lease(")
 
 
 @mutant("EVENT-1", stores=REDIS)

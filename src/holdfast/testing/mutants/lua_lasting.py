@@ -50,7 +50,7 @@ def prune_takes_one_too_many(bug: Bug) -> None:
 @mutant("KEEP-1", stores=REDIS)
 def prune_says_that_nothing_is_left(bug: Bug) -> None:
     """A pruner that came to its limit stops."""
-    bug.lua("prune", "(left or any_over('E') or any_over('y')) and 1 or 0", "0")
+    bug.lua("prune", "(any_over('E') or any_over('y')) and 1 or 0", "0")
 
 
 @mutant("DEAD-1", "KEEP-1", stores=REDIS)
@@ -118,55 +118,103 @@ def blobs_are_named_again_and_again(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=REDIS)
 def trimming_keeps_nothing(bug: Bug) -> None:
-    """What should be kept although nobody waits for it is cut off."""
-    bug.lua("prune", "logged - keep_events, logged", "logged, logged")
+    """What should be kept although no reader waits for it is cut off."""
+    bug.lua(
+        "trim", "soft, hard, names = unpack(request)", "soft, hard, names = unpack(request)\nsoft = names and 0 or soft"
+    )
 
 
 @mutant("EVENT-2", stores=REDIS)
 def trimming_does_not_wait_for_readers(bug: Bug) -> None:
     """What a registered reader has not read yet is cut off."""
-    bug.lua("prune", "min(soft - gone, seen)", "soft - gone")
+    bug.lua("trim", "upto <= it.passed and it.kept - soft or 0", "it.kept - soft")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def trimming_waits_for_the_fastest_reader(bug: Bug) -> None:
     """Of several readers the one that is ahead decides."""
-    bug.lua("prune", "local reader = math.huge", "local reader = -math.huge")
-    bug.lua("prune", "reader = min(reader, tonumber(position))", "reader = max(reader, tonumber(position))")
-    bug.lua("prune", "local soft,", "reader = reader < 0 and math.huge or reader\n  local soft,")
+    ahead = "max(passed_by_all < math.huge and passed_by_all or own, own < math.huge and own or passed_by_all)"
+    bug.lua("trim", "passed = min(passed_by_all, own)", f"passed = {ahead}")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def trimming_does_not_wait_for_a_tenants_own_readers(bug: Bug) -> None:
+    """Only readers of all tenants are waited for."""
+    bug.lua("trim", "passed = min(passed_by_all, own)", "passed = passed_by_all")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def trimming_waits_for_ever(bug: Bug) -> None:
     """A reader that never comes back keeps the whole log."""
-    bug.lua("prune", "old and size or 0", "0")
+    bug.lua("count", "tonumber(oldest[6]) <= now - request[1]", "false")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def one_old_batch_takes_all_before_it(bug: Bug) -> None:
     """The log is taken to be in order of time, also where the clock was set back."""
-    found = "for _, other in ipairs(call('XRANGE', shard .. 'e', '-', '+')) do old = old or"
-    bug.lua("prune", "local old =", f"local old = false\n    {found}")
-    bug.lua("prune", "<= now - most_ms", "<= now - most_ms end")
-    bug.lua("prune", "tonumber(entry[2][6])", "tonumber(other[2][6])")
+    found = "for _, other in ipairs(call('XRANGE', shard .. 'e', '-', '+')) do if tonumber(other[2][6]) <= now -"
+    bug.lua(
+        "count",
+        "oldest and tonumber",
+        f"false\n{found} request[1] then old = true end end\nold = old or oldest and tonumber",
+    )
+    young = f"(function() {found} soft then return false end end return true end)()"
+    bug.lua("trim", "tonumber(fields[6]) > now - soft", young)
 
 
 @mutant("EVENT-2", stores=REDIS)
 def trimming_takes_whole_batches(bug: Bug) -> None:
-    """Where only some events of a batch may go, all of them do, and nobody is told."""
-    bug.lua("prune", "if go < size then\n      break\n    end", "")
+    """Where only some events of a batch have to go, all of them do."""
+    bug.lua("trim", "too_many(it, number) >= count", "too_many(it, number) > 0")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def trimmed_log_has_a_silent_gap(bug: Bug) -> None:
     """A reader that fell behind goes on with the oldest event there is."""
-    bug.lua("prune", "'trimmed', whole(trimmed), 'cut', cut", "'cut', cut")
+    bug.lua("trim", "call('ZADD', shard .. 'G', whole(it.cut), name)", "local _ = name")
 
 
 @mutant("EVENT-2", stores=REDIS)
-def trimmed_number_is_that_of_the_batch_before(bug: Bug) -> None:
-    """A reader at the very edge of the log is not told that the next events are gone."""
-    bug.lua("prune", "max(trimmed, first + go)", "max(trimmed, first)")
+def cut_is_one_event_short(bug: Bug) -> None:
+    """A reader at the very edge of the log is not told that the next event is gone."""
+    bug.lua("trim", "it.kept - count, number, true", "it.kept - count, number - 1, true")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def flood_takes_what_is_in_its_way(bug: Bug) -> None:
+    """Where one tenant is cut, the others lose what they have there."""
+    bug.lua("trim", "(can_lose(it) and too_many(it, number) > 0)", "pending > 0")
+    bug.lua("trim", "not by_age and (not can_lose(it) or too_many(it, first) <= 0)", "false")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def only_the_first_survivors_of_a_batch_move(bug: Bug) -> None:
+    """What survives behind an event that goes is lost with it."""
+    bug.lua("trim", "for _, run in ipairs(runs) do", "for _, run in ipairs({ runs[1] }) do")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def survivors_of_a_batch_get_the_number_of_the_batch(bug: Bug) -> None:
+    """A part of a batch is logged under the number of its last event."""
+    bug.lua("trim", "shard .. target, whole(run[2]) .. '-0'", "shard .. target, whole(number) .. '-' .. run[1] % 1000")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def gaps_are_not_named(bug: Bug) -> None:
+    """A reader of all tenants does not learn what is gone of single ones."""
+    bug.lua("events", "if not tenant and wanted > 0 and after >= gone then", "if false then")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def tenant_is_judged_by_what_all_have_lost(bug: Bug) -> None:
+    """A tenant that lost nothing is told of a gap."""
+    bug.lua("log", "'G', tenant)) or lost", "'G', tenant)) or trimmed")
+
+
+@mutant("EVENT-2", stores=REDIS)
+def readers_do_not_see_what_survived(bug: Bug) -> None:
+    """What was moved out of the way of a cut is no longer found."""
+    bug.lua("log", "number < moved and STREAMS or NEWEST", "NEWEST")
 
 
 @mutant("EVENT-2", stores=REDIS)
@@ -184,7 +232,7 @@ def end_of_the_log_stays_behind(bug: Bug) -> None:
 @mutant("EVENT-2", stores=REDIS)
 def reader_can_go_back(bug: Bug) -> None:
     """A reader that is set to an earlier offset holds up trimming again."""
-    bug.lua("readers", "max(number, tonumber(call('HGET', key, name)) or 0)", "number")
+    bug.lua("readers", "'GT', whole(number)", "whole(number)")
 
 
 @mutant("EVENT-2", stores=REDIS)
@@ -301,3 +349,77 @@ def every_beat_is_a_birth(bug: Bug) -> None:
 def bad_ends_of_steps_are_kept_like_others_in_lua(bug: Bug) -> None:
     """The record of a step that failed or was canceled is gone before its flow has looked at it."""
     bug.lua("jobs", "has(job, IS_STEP) and max(keep_ms, job.ttl) or keep_ms", "keep_ms")
+
+
+# What a tenant keeps ------------------------------------------------------------------------------------------
+
+
+@mutant("TENANT-5", "EVENT-2", stores=REDIS)
+def entries_are_counted_again_and_again(bug: Bug) -> None:
+    """Each upkeep adds up the whole log."""
+    bug.lua("count", "call('HSET', KEYS[1], 'counted', whole(counted))", "")
+
+
+@mutant("TENANT-5", stores=REDIS)
+def result_of_one_job_is_not_counted(bug: Bug) -> None:
+    """A job that is completed alone counts as if it had no result."""
+    bug.lua("lone_finish", "' 1 0 0 ' .. #result", "' 1 0 0 0'")
+
+
+@mutant("TENANT-5", stores=REDIS)
+def results_of_a_batch_are_not_counted(bug: Bug) -> None:
+    """Nor those of jobs that are completed together."""
+    bug.lua("finish", "tally[4] + #result", "tally[4]")
+
+
+@mutant("TENANT-5", stores=REDIS)
+def large_payloads_count_nothing(bug: Bug) -> None:
+    """What stands apart from its record is not counted."""
+    bug.lua("enqueue", "payloads[n] + larges[n]\n", "payloads[n]\n")
+    bug.lua("jobs", "payload = call('HSTRLEN', job.lane.p, job.id)", "")
+
+
+@mutant("TENANT-5", stores=REDIS)
+def forgotten_payloads_count_on(bug: Bug) -> None:
+    """A large payload is never taken off again."""
+    bug.lua("jobs", "payload = call('HSTRLEN', job.lane.p, job.id)", "")
+
+
+@mutant("TENANT-5", stores=REDIS)
+def forgotten_results_count_on(bug: Bug) -> None:
+    """What a job became is never taken off again."""
+    bug.lua("jobs", "-RECORD_BYTES - payload - job.weight", "-RECORD_BYTES - payload")
+
+
+@mutant("TENANT-5", stores=REDIS)
+def errors_are_not_counted(bug: Bug) -> None:
+    """A failing job can keep as much as it likes."""
+    bug.lua("jobs", "count_kept(job.lane, 0, 0, weight - job.weight)", "")
+
+
+@mutant("TENANT-5", stores=REDIS)
+def all_keys_count(bug: Bug) -> None:
+    """Also keys that go with their job are counted by themselves."""
+    bug.lua("jobs", "binding.policy >= 3", "binding.policy >= 1")
+
+
+@mutant("TENANT-5", stores=REDIS)
+def released_keys_count_on(bug: Bug) -> None:
+    """A key whose time is over is never taken off."""
+    bug.lua(
+        "jobs", "local function unbind(lane, field)\n  count_key(lane, field, -1)", "local function unbind(lane, field)"
+    )
+
+
+@mutant("TENANT-5", stores=REDIS)
+def emptied_queues_count(bug: Bug) -> None:
+    """A queue without jobs counts as long as its turns are remembered."""
+    bug.lua("usage", "if call('EXISTS', lane.j) == 1 or is_paused(lane) then", "if lane then")
+
+
+@mutant("TENANT-5", stores=REDIS)
+def budgets_are_set_anew(bug: Bug) -> None:
+    """Setting one forgets the others."""
+    bug.lua(
+        "settings", "for name, most in pairs(request[7]) do", "kept[4] = {}\nfor name, most in pairs(request[7]) do"
+    )

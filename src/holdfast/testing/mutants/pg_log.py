@@ -186,8 +186,8 @@ def a_stream_is_that_of_all_tenants(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_leaves_a_gap_that_is_told")
 def the_mark_of_what_is_past_is_too_early(bug: Bug) -> None:
-    """The last row that is past is said to be there yet."""
-    bug.statement("set_trimmed", "trimmed_k = $11", "trimmed_k = $11 * 0")
+    """The last event that is gone is said to be there yet."""
+    bug.function("note_gone", "first + gone FROM", "first + gone - 1 FROM")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_leaves_a_gap_that_is_told")
@@ -206,15 +206,14 @@ def a_gap_is_not_told_in_postgres(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_waits_for_the_slowest_reader")
 def trimming_waits_for_the_fastest_reader_in_postgres(bug: Bug) -> None:
     """What a slow reader has not seen is trimmed."""
-    bug.statement(
-        "slowest_reader", "ORDER BY epoch, xid, n, k LIMIT 1", "ORDER BY epoch DESC, xid DESC, n DESC, k DESC LIMIT 1"
-    )
+    bug.statement("slowest_readers", "DISTINCT ON (tenant) tenant,", "'' AS tenant,")
+    bug.statement("slowest_readers", "ORDER BY tenant, epoch, xid, n, k", "ORDER BY epoch, xid, n, k")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_waits_for_the_slowest_reader")
 def trimming_waits_for_nobody(bug: Bug) -> None:
     """What readers have not seen is trimmed."""
-    bug.statement("slowest_reader", "FROM {s}.readers", "FROM {s}.readers WHERE false")
+    bug.statement("slowest_readers", "WHERE tenant = ANY ($1::text[])", "WHERE false AND tenant = ANY ($1::text[])")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_goes_on_past_a_reader_that_fell_too_far_behind")
@@ -227,7 +226,9 @@ def trimming_waits_for_ever_in_postgres(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_by_time_takes_nothing_young_where_the_clock_was_set_back")
 def one_old_row_takes_all_before_it(bug: Bug) -> None:
     """The log is taken to be in order of time, also where the clock was set back."""
-    bug.statement("cut_stretch", "OR at <= $14", "OR (SELECT min(at) FROM {s}.events) <= $14")
+    bug.function("trim_stretch", "bool_and(many = count OR at <= p_old) OVER", "bool_or(at <= p_old) OVER")
+    bug.function("trim_stretch", "(PARTITION BY tenant ORDER BY epoch, xid, n, first)", "(PARTITION BY tenant)")
+    bug.function("trim_stretch", "p_tenants = '{}' AND p_old", "false AND p_old")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="readers_register_by_name_and_never_move_back")
@@ -252,7 +253,83 @@ def readers_of_all_tenants_are_told(bug: Bug) -> None:
 def more_is_trimmed_than_may_go(bug: Bug) -> None:
     """Fewer events are kept than was asked for."""
 
-    async def trim(original: Planted, link: Any, _: int) -> int:
-        return await original(link, 0)
+    async def trim(original: Planted, link: Any, memory: Any, _: int) -> int:
+        return await original(link, memory, 0)
 
     bug.around(bug.postgres("upkeep"), "trim", trim)
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
+def what_is_cut_beside_a_flood_is_not_kept(bug: Bug) -> None:
+    """Events of tenants below the level go with those of the tenant that is above it."""
+    bug.function("trim_stretch", "FROM unnest(v_runs) WHERE gone < count) u", "FROM unnest(v_runs) WHERE false) u")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
+def what_is_kept_of_a_row_begins_it_anew(bug: Bug) -> None:
+    """Events that are kept of a call get the offsets of its first ones."""
+    bug.function("trim_stretch", "e.at, u.begins - 1,", "e.at, 0,")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
+def a_row_that_was_shortened_keeps_all_its_ids(bug: Bug) -> None:
+    """Where some events of a kept row go, those that are left get the ids of those that went."""
+    bug.function("shorten", "ids = ids[u.gone + 1 : u.count]", "ids = ids[1 : u.count - u.gone]")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
+def every_tenant_is_judged_by_the_last_cut(bug: Bug) -> None:
+    """A tenant that lost nothing is told of the gap of another."""
+    bug.statement(
+        "cut_of", "WHERE tenant = $1", "WHERE tenant >= '' OR tenant = $1 ORDER BY epoch DESC, xid DESC, n DESC"
+    )
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
+def readers_of_all_tenants_get_no_gaps(bug: Bug) -> None:
+    """What is gone of one tenant is missing in silence."""
+    bug.statement("cuts", "WHERE (epoch", "WHERE false AND (epoch")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="a_reader_holds_the_events_of_its_tenant_and_nobody_elses")
+def any_tenants_reader_holds_the_log(bug: Bug) -> None:
+    """Trimming waits for readers of other tenants."""
+    bug.statement("slowest_readers", "DISTINCT ON (tenant) tenant,", "'' AS tenant,")
+    bug.statement("slowest_readers", "= ANY ($1::text[])", "= ANY ($1::text[]) OR true")
+    bug.statement(
+        "slowest_readers", "ORDER BY tenant, epoch, xid, n, k", "ORDER BY epoch DESC, xid DESC, n DESC, k DESC"
+    )
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="age_takes_the_events_of_every_tenant")
+def what_is_kept_never_grows_old(bug: Bug) -> None:
+    """Events that were kept beside a flood stay for ever."""
+    bug.function("trim_stretch", "v_runs IS NULL AND p_old >=", "v_runs IS NULL AND 0 >=")
+
+
+# What tenants keep --------------------------------------------------------------------------------------------
+
+
+@mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_batches_and_attempts")
+def a_batch_counts_as_one_job(bug: Bug) -> None:
+    """Of many jobs in one call, one is counted."""
+    bug.function("usage_of", "p_jobs * v_count, 0,", "p_jobs, 0,")
+
+
+@mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_what_a_tenant_keeps")
+def results_are_not_counted(bug: Bug) -> None:
+    """The result of a job costs its tenant nothing."""
+    bug.function("complete_one", "ARRAY[p_lane, 0, 0, octet_length(p_result)]", "ARRAY[p_lane, 0, 0, 0]")
+
+
+@mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_what_a_tenant_keeps")
+def forgotten_jobs_are_still_counted(bug: Bug) -> None:
+    """What retention has taken away counts for ever."""
+    bug.statement("change_usage", "SELECT * FROM unnest(", "SELECT l, 0, k, b FROM unnest(")
+    bug.statement("change_usage", "$4::bigint[])", "$4::bigint[]) AS u (l, j, k, b)")
+
+
+@mutant("TENANT-5", stores=POSTGRES, seen_by="keys_that_outlive_their_job_are_counted")
+def a_key_that_is_taken_again_is_not_counted(bug: Bug) -> None:
+    """A key whose time was over counts as one that is there."""
+    bug.around(bug.postgres("unit").Unit, "_count_keys", lambda *_: None)

@@ -109,7 +109,47 @@ def events_of_any_tenant(bug: Bug) -> None:
 @mutant("EVENT-2", stores=FILE)
 def trimming_leaves_no_mark(bug: Bug) -> None:
     """Events are deleted, and nothing says how far."""
-    bug.sql("set_trimmed", "trimmed = ?", "trimmed = trimmed + 0 * ?")
+    bug.sql("save_cut", "VALUES (?, ?,", "VALUES (?, 0 * ?,")
+
+
+@mutant("EVENT-2", stores=FILE)
+def a_tenant_is_judged_by_the_whole_log(bug: Bug) -> None:
+    """Who comes from before the oldest event is told of a gap, though none of its own events went."""
+    bug.sql("cut_of", "SELECT n FROM cuts WHERE tenant = ?", "SELECT trimmed FROM counters WHERE ? != ''")
+
+
+@mutant("EVENT-2", stores=FILE)
+def what_survives_of_a_chunk_gets_another_offset(bug: Bug) -> None:
+    """The check value of a chunk that was cut in two is made anew."""
+
+    def chunk_row(original: Planted, first: int, events: Any, mark: int | None = None) -> Any:
+        del mark
+        return original(first, events)
+
+    bug.around(bug.file("rows"), "chunk_row", chunk_row)
+
+
+@mutant("EVENT-2", stores=FILE)
+def survivors_go_with_their_chunk(bug: Bug) -> None:
+    """What other tenants have in a chunk that is cut is not written again."""
+
+    def write(original: Planted, walk: Any) -> None:
+        walk._added.clear()  # noqa: SLF001
+        original(walk)
+
+    bug.around(bug.file("trimming")._Pass, "_write", write)  # noqa: SLF001
+
+
+@mutant("EVENT-2", "TENANT-5", stores=FILE)
+def trimmed_events_stay_in_the_count(bug: Bug) -> None:
+    """The events of a tenant that were cut are counted on, and the next call cuts as many again."""
+    bug.sql("move_lane", "events = events + ?10", "events = events + max(0, ?10)")
+
+
+@mutant("TENANT-5", stores=FILE)
+def keys_are_not_counted(bug: Bug) -> None:
+    """Idempotency keys that are held for ever cost nothing."""
+    bug.sql("move_lane", "keys = keys + ?8", "keys = keys + 0 * ?8")
 
 
 @mutant("EVENT-2", stores=FILE)

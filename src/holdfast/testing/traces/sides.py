@@ -28,9 +28,10 @@ PAGES = 10_000
 
 
 class Trimmed(Struct, frozen=True):
-    """A read found that its beginning is gone; what is left can be read from where the store says."""
+    """A read found that events are gone: of some tenants, or (None) of all; what is left can be read."""
 
     rest: list[Event]
+    lost: frozenset[str] | None
 
 
 class Side:
@@ -139,19 +140,24 @@ class Side:
 
     async def _events(self, store: Store, tenant: str | None, after: str | None, limit: int) -> list[Event] | Trimmed:
         try:
-            return await self._walk(store, tenant, after, limit)
+            found, lost = await self._walk(store, tenant, after, limit)
         except EventsTrimmed as gap:
-            return Trimmed(await self._walk(store, tenant, gap.to, limit))
+            return Trimmed((await self._walk(store, tenant, gap.to, limit))[0], None)
+        return Trimmed(found, frozenset(lost)) if lost else found
 
-    async def _walk(self, store: Store, tenant: str | None, after: str | None, limit: int) -> list[Event]:
+    async def _walk(
+        self, store: Store, tenant: str | None, after: str | None, limit: int
+    ) -> tuple[list[Event], set[str]]:
         found: list[Event] = []
+        lost: set[str] = set()
         for _ in range(PAGES):
             page = await store.events(tenant, after, limit)
             expect(len(page.events) <= limit, f"a page of {limit} events has {len(page.events)}")
             found += page.events
+            lost.update(gap.tenant for gap in page.gaps)
             after = page.next
             if not page.more:
-                return found
+                return found, lost
         raise AssertionError("a log that does not end")
 
     async def _prune(self, store: Store, limit: int) -> tuple[int, list[str]]:
@@ -170,7 +176,7 @@ class Side:
     async def news(self) -> list[Event]:
         """The events since the last call, read from where that one ended. [EVENT-2]"""
         end = len(self.log)
-        fresh = await self._walk(self.store, None, self._offsets[end], 100)
+        fresh, _ = await self._walk(self.store, None, self._offsets[end], 100)
         for event in fresh:
             self.log.append(event)
             self._note(event.offset)

@@ -31,6 +31,7 @@ CREATE TABLE {s}.lanes (
     UNIQUE (tenant, queue)
 );
 CREATE INDEX lanes_line ON {s}.lanes (line);
+CREATE INDEX lanes_paused ON {s}.lanes (tenant) WHERE paused;
 
 -- One row with a random value: the generation of the data. Acknowledged changes may be lost between two generations, so
 -- nothing that a process remembers is valid in the next one. The table is empty after a crash and after a promotion, as an
@@ -153,7 +154,8 @@ CREATE TABLE {s}.events (
     ids      text[] NOT NULL,
     types    text[] NOT NULL,
     workers  text[] NOT NULL,
-    more     bytea[]
+    more     bytea[],
+    usage    int[]                               -- changes of what tenants keep: lane, jobs, keys, bytes, lane ...
 ) PARTITION BY LIST (slot);
 ALTER TABLE {s}.events ALTER ids SET STORAGE EXTERNAL, ALTER tokens SET STORAGE EXTERNAL,
     ALTER xs SET STORAGE EXTERNAL, ALTER ys SET STORAGE EXTERNAL, ALTER zs SET STORAGE EXTERNAL;
@@ -166,6 +168,63 @@ CREATE TABLE {s}.events_5 PARTITION OF {s}.events FOR VALUES IN (5);
 CREATE TABLE {s}.events_6 PARTITION OF {s}.events FOR VALUES IN (6);
 CREATE TABLE {s}.events_7 PARTITION OF {s}.events FOR VALUES IN (7);
 CREATE INDEX events_place ON {s}.events (epoch, xid, n);
+
+-- Events up to the place in `trimming` that are kept: those of tenants below the level. A row has consecutive events of one
+-- tenant in one call, after the first `first` events of that call. The partitions have all later events.
+CREATE TABLE {s}.kept_events (
+    xid      bigint NOT NULL,
+    n        bigint NOT NULL,
+    at       bigint NOT NULL,
+    epoch    int NOT NULL,
+    first    int NOT NULL,
+    count    int NOT NULL,
+    tenant   text COLLATE "C" NOT NULL,
+    kinds    smallint[] NOT NULL,
+    lanes    int[] NOT NULL,
+    attempts int[] NOT NULL,
+    tokens   bigint[] NOT NULL,
+    numbers  int[] NOT NULL,
+    xs       bigint[],
+    ys       bigint[],
+    zs       bigint[],
+    ids      text[] NOT NULL,
+    types    text[] NOT NULL,
+    workers  text[] NOT NULL,
+    more     bytea[],
+    PRIMARY KEY (epoch, xid, n, first)
+);
+CREATE UNIQUE INDEX kept_events_tenant ON {s}.kept_events (tenant, epoch, xid, n, first);
+
+-- The last removed event of each tenant: all later ones are kept. Rows are never deleted: there is one for each tenant.
+CREATE TABLE {s}.cuts (
+    tenant text COLLATE "C" PRIMARY KEY,
+    epoch  int NOT NULL,
+    xid    bigint NOT NULL,
+    n      bigint NOT NULL,
+    k      int NOT NULL
+);
+CREATE INDEX cuts_place ON {s}.cuts (epoch, xid, n, k);
+
+-- What tenants keep, up to the last counted row of the log. Only upkeep writes here: calls put their changes into their row of the
+-- log, and into `usage_changes` if they make no event. [TENANT-5]
+CREATE TABLE {s}.usage (
+    tenant text COLLATE "C" PRIMARY KEY,
+    jobs   bigint NOT NULL,
+    keys   bigint NOT NULL,
+    bytes  bigint NOT NULL,
+    queues bigint NOT NULL,
+    events bigint NOT NULL
+) WITH (fillfactor = 50);
+CREATE TABLE {s}.lane_jobs (
+    lane int PRIMARY KEY,
+    jobs bigint NOT NULL
+) WITH (fillfactor = 50);
+CREATE TABLE {s}.usage_changes (
+    bytes bigint NOT NULL,
+    lane  int NOT NULL,
+    jobs  int NOT NULL,
+    keys  int NOT NULL
+) WITH (autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0);
 
 -- Where each epoch but the first begins, and where the log ended then. An offset in between belongs to events that are lost.
 CREATE TABLE {s}.epochs (
@@ -180,14 +239,18 @@ CREATE TABLE {s}.epochs (
 -- How far the log is trimmed. Not in `meta`: every call reads that, past what old transactions keep of its former self.
 CREATE TABLE {s}.trimming (
     one           int PRIMARY KEY DEFAULT 1 CHECK (one = 1),
-    trimmed_epoch int NOT NULL DEFAULT 0,        -- events up to this place are gone
+    version       bigint NOT NULL DEFAULT 0,     -- grows with every step of trimming
+    trimmed_epoch int NOT NULL DEFAULT 0,        -- what is kept of events up to this row is in `kept_events`
     trimmed_xid   bigint NOT NULL DEFAULT 0,
     trimmed_n     bigint NOT NULL DEFAULT 0,
     trimmed_k     int NOT NULL DEFAULT 0,
-    counted_epoch int NOT NULL DEFAULT 0,        -- a pruner has counted those up to this row ...
+    floor_epoch   int NOT NULL DEFAULT 0,        -- events of all tenants up to this place are gone
+    floor_xid     bigint NOT NULL DEFAULT 0,
+    floor_n       bigint NOT NULL DEFAULT 0,
+    floor_k       int NOT NULL DEFAULT 0,
+    counted_epoch int NOT NULL DEFAULT 0,        -- `usage` has what the log says up to this row
     counted_xid   bigint NOT NULL DEFAULT 0,
-    counted_n     bigint NOT NULL DEFAULT 0,
-    kept          bigint NOT NULL DEFAULT 0      -- ... and so many are in between
+    counted_n     bigint NOT NULL DEFAULT 0
 );
 INSERT INTO {s}.trimming DEFAULT VALUES;
 
@@ -206,6 +269,7 @@ CREATE TABLE {s}.settings (
     queue       text COLLATE "C" NOT NULL,       -- '' is the tenant as a whole
     weight      double precision,
     max_waiting bigint,
+    budgets     jsonb,
     PRIMARY KEY (tenant, queue)
 );
 

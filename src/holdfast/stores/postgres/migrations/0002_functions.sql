@@ -146,19 +146,35 @@ EXCEPTION WHEN SQLSTATE 'HF001' THEN
     RETURN false;
 END $$;
 
+-- What these payloads (p_jobs 1: each is a new job's) or results (0) add to what tenants keep, for `usage` in a row of the log.
+-- 256 is RECORD_BYTES of core/budgets.py.
+CREATE FUNCTION {s}.usage_of(p_lanes int[], p_values bytea[], p_jobs int) RETURNS int[] LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_count int := cardinality(p_values);
+BEGIN
+    IF cardinality(p_lanes) = 1 THEN
+        RETURN ARRAY[p_lanes[1], p_jobs * v_count, 0, p_jobs * 256 * v_count
+            + (SELECT coalesce(sum(octet_length(v)), 0) FROM unnest(p_values) AS v)];
+    END IF;
+    RETURN ARRAY(
+        SELECT unnest(ARRAY[lane, p_jobs * count(*), 0, p_jobs * 256 * count(*) + coalesce(sum(octet_length(v)), 0)]::int[])
+        FROM unnest(p_lanes, p_values) AS u (lane, v) GROUP BY lane
+    );
+END $$;
+
 -- Append events under this position. Called when the rows are locked: so the sequence is in the order of the changes.
 CREATE FUNCTION {s}.log(
     p_xid bigint, p_at bigint, p_count int, p_kinds smallint[], p_lanes int[], p_ids text[], p_types text[],
     p_attempts int[], p_tokens bigint[], p_workers text[], p_xs bigint[], p_ys bigint[], p_zs bigint[], p_more bytea[],
-    p_numbers int[]
+    p_numbers int[], p_usage int[] DEFAULT NULL
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_n bigint := nextval('{s}.events_n');
 BEGIN
     INSERT INTO {s}.events (slot, epoch, xid, n, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys,
-        zs, more, numbers)
+        zs, more, numbers, usage)
     SELECT slot, epoch, p_xid, v_n, p_at, p_count, p_kinds, p_lanes, p_ids, p_types, p_attempts, p_tokens,
-        p_workers, p_xs, p_ys, p_zs, p_more, p_numbers
+        p_workers, p_xs, p_ys, p_zs, p_more, p_numbers, p_usage
     FROM {s}.meta;
 END $$;
 
@@ -252,7 +268,7 @@ BEGIN
     FROM unnest(v_seqs, v_visible, p_ttls, p_lines, p_lanes, p_ranks, p_ids, p_types, p_requests, p_heads, p_payloads)
         AS u (seq, visible_at, ttl, line, lane, rank, id, type, request, head, payload);
     PERFORM {s}.log(v_xid, v_now, v_count, '{0}', p_lanes, p_ids, p_types, '{0}', '{0}', '{""}',
-        p_ranks::bigint[], p_attempts::bigint[], v_visible, NULL, '{1}');
+        p_ranks::bigint[], p_attempts::bigint[], v_visible, NULL, '{1}', {s}.usage_of(p_lanes, p_payloads, 1));
     RETURN v_now;
 END $$;
 
@@ -331,7 +347,7 @@ BEGIN
             AND k.type = d.type AND k.key = d.key AND k.job_id = d.id AND k.policy IN ('until_terminal', 'until_started');
     END IF;
     PERFORM {s}.log(v_xid, v_now, v_count, '{7}', v_lanes, p_ids, v_types, v_attempts, p_tokens, v_workers,
-        NULL, NULL, NULL, NULL, v_numbers);
+        NULL, NULL, NULL, NULL, v_numbers, {s}.usage_of(p_lanes, p_results, 0));
     RETURN v_now;
 EXCEPTION WHEN SQLSTATE 'HF001' THEN
     RETURN NULL;

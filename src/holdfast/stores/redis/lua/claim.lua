@@ -163,81 +163,85 @@ do -- Lua has room for 200 local names in a script, and these are not needed any
 end
 
 -- Lease a job: a fresh token, a deadline, one more attempt. [CLAIM-1, RETRY-1]
-local deadline = now + lease_ms
-local deadline_text = whole(deadline)
-local CLAIMED = KINDS.claimed
+local raws = {}
 
-local raws, alone, runs_of = {}, {}, {}
+do
+  local deadline = now + lease_ms
+  local deadline_text = whole(deadline)
+  local CLAIMED = KINDS.claimed
 
--- Of a record's head: state, attempts, number of the last event, size of extra, visible_at, sizes of type, key, settings, request id and payload.
-local SEEN = '<BBxxI4xxxxI4I8' .. string.rep('x', 49) .. 'BHI4HI4'
-local starts, worker_size, times = {}, string.char(#worker), struct.pack('<I8I8', deadline, now)
+  local alone, runs_of = {}, {}
 
-local function lease_slowly(job, token)
-  move(job, LEASED, function()
-    job.attempts, job.token, job.deadline = job.attempts + 1, token, deadline
-    job.worker, job.claimed_at, job.spent, job.spent_state = worker, now, 0, 0
-    drop_progress(job)
-    drop_key(job, false)
-  end)
-  note_of(job, 'claimed', job.visible_at, deadline)
-end
+  -- Of a record's head: state, attempts, number of the last event, size of extra, visible_at, sizes of type, key, settings, request id and payload.
+  local SEEN = '<BBxxI4xxxxI4I8' .. string.rep('x', 49) .. 'BHI4HI4'
+  local starts, worker_size, times = {}, string.char(#worker), struct.pack('<I8I8', deadline, now)
 
--- The same for most jobs, which have no key, no errors and no replays, by changing the record where it differs.
-local function lease(n, id, raw, token)
-  local lane, member = lanes_of[n], members[n]
-  if not raw then -- Somebody took the record and left the index: mend it, and let the others have their turn.
-    return rank(lane.w, member, false)
+  local function lease_slowly(job, token)
+    move(job, LEASED, function()
+      job.attempts, job.token, job.deadline = job.attempts + 1, token, deadline
+      job.worker, job.claimed_at, job.spent, job.spent_state = worker, now, 0, 0
+      drop_progress(job)
+      drop_key(job, false)
+    end)
+    note_of(job, 'claimed', job.visible_at, deadline)
   end
-  local state, attempts, events, extra_size, visible_at, type_size, key_size, static_size, request_size, payload_size =
-    struct.unpack(SEEN, raw)
-  if key_size > 0 or extra_size > 0 or state == RETRYING then
-    local job = parse(lane, id, raw)
-    lane.jobs[id] = job
-    return lease_slowly(job, token)
-  end
-  local start = starts[256 * events + attempts]
-  if not start then
-    start = struct.pack('<BBBBI4', LEASED, attempts + 1, 0, 0, events + 1)
-    starts[256 * events + attempts] = start
-  end
-  local stop = HEAD_SIZE + type_size + static_size + request_size + payload_size
-  raws[n] = start .. sub(raw, 9, 10) .. worker_size .. sub(raw, 12, 24) .. struct.pack('<I8', token) .. times
-    .. sub(raw, 49, stop) .. worker
-  if popped[n] or alone[lane] then
-    -- Its only job here: gathering would cost more than it saves.
-    call('HSET', lane.j, id, raws[n])
-    if not popped[n] and call('ZREM', lane.w, member) == 1 then
-      count_waiting(lane, -1)
+
+  -- The same for most jobs, which have no key, no errors and no replays, by changing the record where it differs.
+  local function lease(n, id, raw, token)
+    local lane, member = lanes_of[n], members[n]
+    if not raw then -- Somebody took the record and left the index: mend it, and let the others have their turn.
+      return rank(lane.w, member, false)
     end
-    call('ZADD', lane.l, deadline_text, member)
-  else
-    -- What `set` and `rank` do, without asking each time where.
-    local runs = runs_of[lane]
-    if not runs then
-      runs = { run_of(hashes, lane.j, 'HSET'), run_of(zsets, lane.w, 'ZREM'), run_of(zsets, lane.l, 'ZADD') }
-      runs_of[lane] = runs
+    local state, attempts, events, extra_size, visible_at, type_size, key_size, static_size, request_size, payload_size =
+      struct.unpack(SEEN, raw)
+    if key_size > 0 or extra_size > 0 or state == RETRYING then
+      local job = parse(lane, id, raw)
+      lane.jobs[id] = job
+      return lease_slowly(job, token)
     end
-    local records, gone, leased = runs[1], runs[2], runs[3]
-    local at = records.n
-    records[at + 1], records[at + 2], records.n = id, raws[n], at + 2
-    at = gone.n + 1
-    gone[at], gone.n = member, at
-    at = leased.n
-    leased[at + 1], leased[at + 2], leased.n = deadline_text, member, at + 2
+    local start = starts[256 * events + attempts]
+    if not start then
+      start = struct.pack('<BBBBI4', LEASED, attempts + 1, 0, 0, events + 1)
+      starts[256 * events + attempts] = start
+    end
+    local stop = HEAD_SIZE + type_size + static_size + request_size + payload_size
+    raws[n] = start .. sub(raw, 9, 10) .. worker_size .. sub(raw, 12, 24) .. struct.pack('<I8', token) .. times
+      .. sub(raw, 49, stop) .. worker
+    if popped[n] or alone[lane] then
+      -- Its only job here: gathering would cost more than it saves.
+      call('HSET', lane.j, id, raws[n])
+      if not popped[n] and call('ZREM', lane.w, member) == 1 then
+        count_waiting(lane, -1)
+      end
+      call('ZADD', lane.l, deadline_text, member)
+    else
+      -- What `set` and `rank` do, without asking each time where.
+      local runs = runs_of[lane]
+      if not runs then
+        runs = { run_of(hashes, lane.j, 'HSET'), run_of(zsets, lane.w, 'ZREM'), run_of(zsets, lane.l, 'ZADD') }
+        runs_of[lane] = runs
+      end
+      local records, gone, leased = runs[1], runs[2], runs[3]
+      local at = records.n
+      records[at + 1], records[at + 2], records.n = id, raws[n], at + 2
+      at = gone.n + 1
+      gone[at], gone.n = member, at
+      at = leased.n
+      leased[at + 1], leased[at + 2], leased.n = deadline_text, member, at + 2
+    end
+    bound('L', lane, deadline)
+    local type = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size)
+    note(CLAIMED, lane.name, id, type, attempts + 1, token, worker, events + 1, visible_at, deadline)
   end
-  bound('L', lane, deadline)
-  local type = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size)
-  note(CLAIMED, lane.name, id, type, attempts + 1, token, worker, events + 1, visible_at, deadline)
-end
 
--- Records come lane by lane, leases are given in the order of the turns.
-if not all_popped then
-  fetch(lanes_of, ids, found, alone)
-end
-local token = tick(picks)
-for n = 1, picks do
-  lease(n, ids[n], found[n], token + n - 1)
+  -- Records come lane by lane, leases are given in the order of the turns.
+  if not all_popped then
+    fetch(lanes_of, ids, found, alone)
+  end
+  local token = tick(picks)
+  for n = 1, picks do
+    lease(n, ids[n], found[n], token + n - 1)
+  end
 end
 finish_call()
 for _, settle in ipairs(settling) do

@@ -1,23 +1,23 @@
--- Counts a part of the log and finds where it can be cut into pieces. [EVENT-2]   uses: nothing
+-- Counts a part of the log and finds where it can be cut into pieces. [EVENT-2]   uses: log
 --
 -- request: { number to go on after or -1 for the oldest kept, number of the last event or -1 for the end, how many events
 --   to a piece, how many cuts at most }
--- Answers { number read up to is trimmed, number of the last event, greatest number that can be an offset, how many
---   events there are, number of the last event of a piece, ... }.
+-- Answers { number up to which the log is gone, number of the last event, greatest number that can be an offset, how many
+--   events were ever logged there, number of the last event of a piece, ... }.
 
 local after, upto, size, most = unpack(request)
-local trimmed, log = tonumber(call('HGET', KEYS[1], 'trimmed')) or 0, tonumber(counters[4]) or 0
-local answer = { trimmed, log, max(last, micros), 0 }
-after = max(after, trimmed)
+local gone, log = gone_for(false), tonumber(counters[4]) or 0
+local answer = { gone, log, max(last, micros), 0 }
+after = max(after, gone)
 if upto < 0 or upto > log then
   upto = log
 end
 
 -- The first chunk that ends at a number or behind it: its last number, the events ever logged up to there, its own.
 local function chunk_at(number)
-  local entry = call('XRANGE', shard .. 'e', whole(number) .. '-0', '+', 'COUNT', 1)[1]
-  if entry then
-    return tonumber(string.match(entry[1], '^%d+')), tonumber(entry[2][4]), tonumber(entry[2][2])
+  local chunk, fields = entry_behind(number - 1)
+  if chunk then
+    return chunk, tonumber(fields[4]), tonumber(fields[2])
   end
   return log, tonumber(counters[5]) or 0, 0 -- Behind the last one, or its place, if it is missing.
 end

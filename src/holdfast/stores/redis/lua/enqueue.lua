@@ -34,6 +34,8 @@ local function put(lane, n, body, seq)
   rank(lane.w, struct.pack('>I7', seq) .. id, (9 - priority) * BAND + visible_at)
   arrive(lane, visible_at)
   note(KINDS.enqueued, lane.name, id, sub(body, 1, types[n]), 0, 0, '', 1, priority, attempts[n], visible_at)
+  local tally = tallies[lane.name]
+  tally[2], tally[4] = tally[2] + 1, tally[4] + RECORD_BYTES + payloads[n] + larges[n]
   if larges[n] > 0 then
     set(lane.p, id, sub(large, large_at, large_at + larges[n] - 1))
   end

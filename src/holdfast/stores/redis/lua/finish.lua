@@ -122,6 +122,8 @@ local function complete(lane, n, raw, result)
   bound('E', lane, now + ttl)
   local type, worker = sub(raw, HEAD_SIZE + 1, HEAD_SIZE + type_size), sub(raw, stop + 1, stop + worker_size)
   note(KINDS.completed, lane.name, id, type, attempts, token, worker, events + 1)
+  local tally = tallies[lane.name]
+  tally[4] = tally[4] + #result
   local done = hints.done
   done[#done + 1] = lane.name
   done[#done + 1] = id

@@ -11,6 +11,7 @@ local PERMANENT, MAX_ATTEMPTS, LEASE_EXPIRED, TIMEOUT = 1, 2, 3, 4
 local PAYLOAD_ELSEWHERE, RESULT_IN_BLOB, REQUEST_IS_ID, IS_STEP = 1, 2, 4, 8 -- Bits of `flags`.
 local BAND = 2 ^ 49 -- Waiting jobs stand in ten bands, one for each priority, and within it by visible time.
 local ERRORS_KEPT = 10
+local RECORD_BYTES = 256 -- As in `core/budgets.py`.
 
 local function parse(lane, id, raw)
   local state, attempts, spent, spent_state, events, reason, flags, worker_size, priority, extra_size,
@@ -28,7 +29,7 @@ local function parse(lane, id, raw)
     worker = sub(raw, stop + 1, stop + worker_size),
     extra = sub(raw, stop + worker_size + 1, stop + worker_size + extra_size),
     result = sub(raw, stop + worker_size + extra_size + 1),
-    member = struct.pack('>I7', seq) .. id, body = false,
+    member = struct.pack('>I7', seq) .. id, body = false, weight = #raw - stop - worker_size,
   }
 end
 
@@ -187,6 +188,11 @@ end
 
 local function finish_call()
   for job in pairs(unsaved) do
+    local weight = #job.extra + #job.result
+    if weight ~= job.weight then
+      count_kept(job.lane, 0, 0, weight - job.weight)
+      job.weight = weight
+    end
     job.raw = packed(job)
     job.body, job.stop = false, #job.raw - #job.worker - #job.extra - #job.result
     set(job.lane.j, job.id, job.raw)
@@ -227,9 +233,12 @@ local function forget(job)
   stand(job, job.state, false)
   unsaved[job] = nil
   set(job.lane.j, job.id, false)
+  local payload = job.payload_size
   if has(job, PAYLOAD_ELSEWHERE) then
+    payload = call('HSTRLEN', job.lane.p, job.id)
     set(job.lane.p, job.id, false)
   end
+  count_kept(job.lane, -1, 0, -RECORD_BYTES - payload - job.weight)
   if has(job, RESULT_IN_BLOB) then
     blobs[#blobs + 1] = job.result
   end
@@ -298,13 +307,24 @@ local function binding_of(lane, field)
   return found
 end
 
+-- Keys that outlive their job count by themselves. [TENANT-5]
+local function count_key(lane, field, by)
+  local binding = binding_of(lane, field)
+  if binding and binding.policy >= 3 then
+    count_kept(lane, 0, by, by * RECORD_BYTES)
+  end
+end
+
 local function bind(lane, field, policy, ends_at, id)
+  count_key(lane, field, -1)
   lane.keys[field] = { policy = policy, ends_at = ends_at, id = id }
   set(lane.k, field, struct.pack('<BI8', policy, ends_at) .. id)
   rank(shard .. 'y', lane.name .. field, policy == 3 and ends_at)
+  count_key(lane, field, 1)
 end
 
 local function unbind(lane, field)
+  count_key(lane, field, -1)
   lane.keys[field] = false
   set(lane.k, field, false)
   rank(shard .. 'y', lane.name .. field, false)

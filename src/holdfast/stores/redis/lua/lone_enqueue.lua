@@ -88,7 +88,8 @@ if #request[2] == 1 and request[16] and request[8][1] == 0 and not request[17] a
     end
     local total, number = (tonumber(counters[5]) or 0) + logged, string.format('%.0f', last)
     local chunk = cmsgpack.pack({ dictionary, log })
-    call('XADD', shard .. 'e', number .. '-0', 'k', logged, 'n', total, 'a', now, 'e', chunk)
+    local sums = tenant .. ' ' .. logged .. ' 1 0 ' .. 256 + request[7][1]
+    call('XADD', shard .. 'e', number .. '-0', 'k', logged, 'n', total, 'a', now, 'e', chunk, 's', sums)
     call('HSET', KEYS[1], 'last', number, 'log', number, 'logged', total)
     local prefix = string.match(shard, '^(.-):{')
     redis.pcall('PUBLISH', prefix .. ':events', '')

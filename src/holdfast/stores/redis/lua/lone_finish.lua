@@ -25,7 +25,9 @@ if #request[2] == 1 and request[4][1] == 1 and not request[6][1] then
     local dictionary = { lane, sub(raw, 103, 102 + type_size), sub(raw, stop + 1, stop + worker_size) }
     local total, number = (tonumber(counters[5]) or 0) + 1, string.format('%.0f', max(last + 1, micros))
     local chunk = cmsgpack.pack({ dictionary, { 7, 1, id, 2, attempts, token, 3, events + 1 } })
-    call('XADD', shard .. 'e', number .. '-0', 'k', 1, 'n', total, 'a', now, 'e', chunk)
+    local tenant_size, tenant_at = string.match(lane, '^(%d+):()')
+    local sums = sub(lane, tenant_at, tenant_at + tenant_size - 1) .. ' 1 0 0 ' .. #result
+    call('XADD', shard .. 'e', number .. '-0', 'k', 1, 'n', total, 'a', now, 'e', chunk, 's', sums)
     call('HSET', KEYS[1], 'last', number, 'log', number, 'logged', total)
     local prefix = string.match(shard, '^(.-):{')
     redis.pcall('PUBLISH', prefix .. ':events', '')

@@ -113,11 +113,13 @@ end
 
 local zsets, hashes, bounds, blobs, hints, completed
 local log, log_size, logged, words, dictionary
+local tallies -- By lane: events, jobs, lasting keys and bytes that this call adds. [TENANT-5]
 
 local function clear()
   zsets, hashes, bounds, blobs, hints = {}, {}, {}, {}, { ready = {}, done = {}, canceled = {} }
   completed = {}
   log, log_size, logged, words, dictionary = {}, 0, 0, {}, {}
+  tallies = {}
 end
 
 clear()
@@ -236,6 +238,18 @@ local function word(text)
   return number
 end
 
+local function tally_of(lane)
+  local tally = { 0, 0, 0, 0 }
+  tallies[lane] = tally
+  return tally
+end
+
+-- Count jobs, keys that outlive their job, and bytes of a lane, or take them off. [TENANT-5]
+local function count_kept(lane, jobs, keys, bytes)
+  local tally = tallies[lane.name] or tally_of(lane.name)
+  tally[2], tally[3], tally[4] = tally[2] + jobs, tally[3] + keys, tally[4] + bytes
+end
+
 -- Log an event, with its number within its job. What belongs to its kind alone comes in `a` to `d`.
 local function note(kind, lane, id, type, attempts, token, worker, number, a, b, c, d)
   local n = log_size
@@ -247,6 +261,8 @@ local function note(kind, lane, id, type, attempts, token, worker, number, a, b,
     n = n + (d and 4 or c and 3 or b and 2 or 1)
   end
   log_size, logged = n, logged + 1
+  local tally = tallies[lane] or tally_of(lane)
+  tally[1] = tally[1] + 1
 end
 
 local function publish(hint, data)
@@ -269,6 +285,16 @@ local function ended_in_full(texts)
   return message
 end
 
+-- What each tenant keeps: events, jobs, lasting keys, bytes. Entries of the log say what they add, and `count.lua` adds
+-- it up: a command for each call would cost more. What makes no event is added at once.
+local function add_kept(tenant, tally)
+  for n, kind in ipairs({ 'n:e', 'n:j', 'n:k', 'n:b' }) do
+    if tally[n] ~= 0 and call('HINCRBY', shard .. kind, tenant, tally[n]) == 0 then
+      call('HDEL', shard .. kind, tenant)
+    end
+  end
+end
+
 -- Make all the writes gathered so far. One event for each transition, in the same step as its change. [EVENT-1]
 local function commit()
   write(zsets)
@@ -288,10 +314,21 @@ local function commit()
   if logged > 0 then
     tick(logged)
     counters[5] = (tonumber(counters[5]) or 0) + logged
-    local chunk = cmsgpack.pack({ dictionary, log })
-    call('XADD', shard .. 'e', whole(last) .. '-0', 'k', logged, 'n', counters[5], 'a', now, 'e', chunk)
+    local chunk, sums, n = cmsgpack.pack({ dictionary, log }), {}, 0
+    for name, tally in pairs(tallies) do
+      n = n + 1
+      sums[n] = names_of(lane_of(name)) .. ' ' .. table.concat(tally, ' ')
+    end
+    call(
+      'XADD', shard .. 'e', whole(last) .. '-0', 'k', logged, 'n', counters[5], 'a', now, 'e', chunk,
+      's', table.concat(sums, ' ')
+    )
     call('HSET', KEYS[1], 'last', whole(last), 'log', whole(last), 'logged', counters[5])
     publish('events', '')
+  else
+    for name, tally in pairs(tallies) do
+      add_kept(names_of(lane_of(name)), tally)
+    end
   end
   for hint, texts in pairs(hints) do
     if #texts > 0 then

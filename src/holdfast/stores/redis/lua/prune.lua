@@ -1,12 +1,11 @@
--- Forgets ended jobs past their retention, trims the log, and lets go of lanes that are empty. [KEEP-1, EVENT-2]
---   uses: jobs lanes
+-- Forgets ended jobs past their retention, and lets go of lanes that are empty. [KEEP-1]   uses: jobs lanes
 --
--- request: { limit, keep_events, bound of the log in events, in milliseconds, 1 to hand out blobs }
--- Answers { jobs forgotten, events trimmed, 1 if something is left over, result that names a blob, ... }. Safe to repeat,
+-- request: { limit, 1 to hand out blobs }
+-- Answers { jobs forgotten, 1 if something is left over, result that names a blob, ... }. Safe to repeat,
 --   but for the names of blobs, which are handed out once.
 
-local limit, keep_events, most_events, most_ms, with_blobs = unpack(request)
-local LANES, CHUNKS, MONTH = 300, 500, 30 * 86400000
+local limit, with_blobs = unpack(request)
+local LANES, MONTH = 300, 30 * 86400000
 
 local ended, settle = overdue('E', 'e', limit + 1)
 local jobs = min(#ended, limit)
@@ -25,49 +24,6 @@ for _, member in ipairs(call('ZRANGEBYSCORE', shard .. 'y', '-inf', now, 'LIMIT'
 end
 finish_call()
 settle()
-
--- The log: down to what is kept anyway or, if more, to the slowest reader, within the bounds. Chunks go whole; the
--- number up to which it is gone for readers is exact.
-local function trim()
-  local logged = tonumber(counters[5]) or 0
-  local trimmed, cut = unpack(call('HMGET', KEYS[1], 'trimmed', 'cut'))
-  trimmed, cut = tonumber(trimmed) or 0, tonumber(cut) or 0
-  local reader = math.huge
-  for _, position in ipairs(call('HVALS', shard .. 'd')) do
-    reader = min(reader, tonumber(position))
-  end
-  local soft, hard, before = logged - keep_events, logged - most_events, cut
-  local left = true
-  for _ = 1, CHUNKS do
-    left = false
-    local entry = call('XRANGE', shard .. 'e', '-', '+', 'COUNT', 1)[1]
-    if not entry then
-      break
-    end
-    local number = tonumber(string.match(entry[1], '^%d+'))
-    local size, count = tonumber(entry[2][2]), tonumber(entry[2][4])
-    local old = tonumber(entry[2][6]) <= now - most_ms
-    local first, gone = number - size, count - size
-    -- How many of this chunk's events may go: those beyond the soft bound that every reader has seen, or any beyond
-    -- the hard ones.
-    local seen = max(0, min(size, reader - first))
-    local go = max(min(soft - gone, seen), hard - gone, old and size or 0)
-    if go <= 0 then
-      break
-    end
-    go = min(size, go)
-    cut, trimmed = max(cut, gone + go), max(trimmed, first + go)
-    if go < size then
-      break
-    end
-    call('XDEL', shard .. 'e', entry[1])
-    left = true
-  end
-  if cut > before then
-    call('HSET', KEYS[1], 'trimmed', whole(trimmed), 'cut', cut)
-  end
-  return cut - before, left
-end
 
 -- A lane without jobs is forgotten once that takes no turn from anybody. [TENANT-4]
 local function sweep_lane(tenant, queue)
@@ -121,14 +77,13 @@ local function any_over(index)
   return call('ZCOUNT', shard .. index, '-inf', now) > 0
 end
 
-local events, left = trim()
 sweep()
-local answer = { jobs, events, (left or any_over('E') or any_over('y')) and 1 or 0 }
+local answer = { jobs, (any_over('E') or any_over('y')) and 1 or 0 }
 if with_blobs == 1 then
   for _, result in ipairs(call('LRANGE', shard .. 'b', 0, limit - 1)) do
     answer[#answer + 1] = result
   end
   call('LTRIM', shard .. 'b', limit, -1)
-  answer[3] = max(answer[3], call('EXISTS', shard .. 'b'))
+  answer[2] = max(answer[2], call('EXISTS', shard .. 'b'))
 end
 return answer

@@ -1,18 +1,18 @@
--- Registers, moves, drops and lists readers of the log. [EVENT-2]   uses: nothing
+-- Registers, moves, drops and lists readers of the log, of one tenant or, with `false`, of all. [EVENT-2]   uses: nothing
 --
--- request: { 'set', name, number } -> 1, or 0 if that is no offset; { 'check', name, number } only tells which; { 'drop', name } -> 1 if there was one;
---   { 'list' } -> { name, number, ... }. A reader never moves backwards. Safe to repeat.
+-- request: { 'set', tenant, name, number } -> 1, or 0 if that is no offset; { 'check', tenant, name, number } only tells
+--   which; { 'drop', tenant, name } -> 1 if there was one; { 'list', tenant } -> { name, number, ... }. A reader never
+--   moves backwards. Safe to repeat.
 
-local verb, name, number = unpack(request)
-local key = shard .. 'd'
+local verb, tenant, name, number = unpack(request)
+local key = shard .. (tenant and 'd:' .. tenant or 'd')
 if verb == 'list' then
-  return call('HGETALL', key)
+  return call('ZRANGE', key, 0, -1, 'WITHSCORES')
 elseif verb == 'drop' then
-  return call('HDEL', key, name)
+  return call('ZREM', key, name)
 elseif number > max(last, micros) then
   return 0
-elseif verb == 'check' then
-  return 1
+elseif verb == 'set' then
+  call('ZADD', key, 'GT', whole(number), name)
 end
-call('HSET', key, name, whole(max(number, tonumber(call('HGET', key, name)) or 0)))
 return 1

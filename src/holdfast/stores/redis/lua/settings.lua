@@ -1,6 +1,6 @@
 -- Sets and reads what is set for a tenant and its queues. [TENANT-4, TENANT-5]   uses: lanes
 --
--- request: { 'set', tenant, field, cost or false, weight or false, max_waiting or false }: false leaves what is there;
+-- request: { 'set', tenant, field, cost or false, weight or false, max_waiting or false, budgets by name }: false leaves what is there;
 --   1, or 0 if the tenant's waiting jobs are to be counted: { 'count', tenant } does some of it, and answers likewise;
 --   { 'get', tenant } -> { field, settings, ... }. A field is 't' for the tenant or 'q' and a queue. Safe to repeat.
 
@@ -12,9 +12,12 @@ elseif verb == 'count' then
   return count_more(tenant) and 1 or 0
 end
 local raw = call('HGET', key, field)
-local kept = raw and cmsgpack.unpack(raw) or { false, false, false }
+local kept = raw and cmsgpack.unpack(raw) or { false, false, false, {} }
 for n = 1, 3 do
   kept[n] = request[3 + n] or kept[n]
+end
+for name, most in pairs(request[7]) do
+  kept[4][name] = most
 end
 call('HSET', key, field, cmsgpack.pack(kept))
 call('ZADD', shard .. 'S', 0, tenant)

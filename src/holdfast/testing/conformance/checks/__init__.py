@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.testing.conformance.checks import (
+    budgets,
     cancels,
     claims,
     clock,
@@ -19,13 +20,16 @@ from holdfast.testing.conformance.checks import (
     results,
     retention,
     retries,
+    sharing,
     states,
     tenants,
     turns,
+    usage,
     waiting,
 )
 
 __all__ = [
+    "budgets",
     "cancels",
     "claims",
     "clock",
@@ -42,8 +46,10 @@ __all__ = [
     "results",
     "retention",
     "retries",
+    "sharing",
     "states",
     "tenants",
     "turns",
+    "usage",
     "waiting",
 ]

@@ -1,0 +1,72 @@
+"""How much of a shard's log each tenant may keep. [EVENT-2]
+
+The log of a shard is bounded, and its room is shared by level: every tenant keeps up to L events, where L is the
+largest number for which the sum over all tenants of min(kept, L) is within the bound. A tenant below the level loses
+nothing, whatever the others write. There are two levels: the soft one for events that every reader has passed, the
+hard one for events that a registered reader still waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from msgspec import Struct
+
+
+def level(counts: Collection[int], bound: int) -> int:
+    """The largest L for which sum(min(count, L)) is at most `bound`; the largest count if they all fit.
+
+    At least 1, where any room is left: more tenants than events.
+    """
+    left, among, least = bound, len(counts), min(1, bound)
+    highest = 0
+    for count in sorted(counts):
+        highest = count
+        if count * among > left:
+            return max(least, left // among)
+        left, among = left - count, among - 1
+    return highest
+
+
+class Excess(Struct):
+    """How many of one tenant's oldest events have to go."""
+
+    soft: int
+    """Of those that all its readers have passed."""
+    hard: int
+    """Of any."""
+
+    def takes(self, count: int, passed: float) -> int:
+        """How many of the next `count` events go, the oldest first; no registered reader waits for the first `passed`.
+
+        Counts them.
+        """
+        taken = int(min(count, max(self.hard, min(self.soft, passed), 0)))
+        self.soft, self.hard = self.soft - taken, self.hard - taken
+        return taken
+
+
+def excess(kept: Mapping[str, int], keep_events: int, bound: int) -> dict[str, Excess]:
+    """The tenants that keep more events than the soft level, each with how many have to go."""
+    soft, hard = level(kept.values(), keep_events), level(kept.values(), bound)
+    return {tenant: Excess(count - soft, count - hard) for tenant, count in kept.items() if count > soft}
+
+
+class Trimming:
+    """Which events go, asked from the oldest on: of each tenant the oldest ones, and then no other."""
+
+    def __init__(self, pending: dict[str, Excess], slowest: Callable[[str], float]) -> None:
+        """`slowest` says up to which place all readers that concern a tenant have read."""
+        self.pending = pending
+        """The tenants of which more may have to go."""
+        self._slowest = slowest
+
+    def takes(self, tenant: str, place: int, count: int = 1) -> int:
+        """How many go of `count` events of one tenant that begin at this place, without a gap."""
+        excess = self.pending.get(tenant)
+        if excess is None:
+            return 0
+        taken = excess.takes(count, self._slowest(tenant) - place + 1)
+        if taken < count or excess.soft <= 0:
+            del self.pending[tenant]
+        return taken

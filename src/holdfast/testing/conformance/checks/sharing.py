@@ -1,0 +1,328 @@
+"""EVENT-2: the room of the log is shared by level, and what a tenant loses of it is said.
+
+The places are small: `keep_events` is the soft bound. The hard one, a million events, takes more than a check can make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from msgspec.structs import replace
+
+from holdfast.core.errors import EventsTrimmed
+from holdfast.core.events import Event, Gap
+from holdfast.core.job import DAY, Cancel, Finish
+from holdfast.store import EventPage, Reader, Splitting
+from holdfast.testing.conformance.expect import expect, expect_between, expect_equal
+from holdfast.testing.conformance.harness import Harness
+from holdfast.testing.conformance.rules import rule
+
+STRIDE = 4
+"""Reading all of the log is tried from every so many offsets; reading a tenant's, from each."""
+
+
+async def prune_all(h: Harness) -> int:
+    """Prune to the end; how many events went."""
+    gone = 0
+    while True:
+        pruned = await h.store.prune(1000)
+        gone += pruned.events
+        if not pruned.more:
+            return gone
+
+
+async def flood(h: Harness, tenant: str, count: int, batch: int = 20) -> None:
+    """So many events of one tenant."""
+    for done in range(0, count, batch):
+        await h.queued(*(h.name("job") for _ in range(min(batch, count - done))), tenant=tenant)
+
+
+class Log:
+    """All that was ever written to the log of a place, and what must be true of what is kept of it."""
+
+    def __init__(self, h: Harness, start: str, *tenants: str) -> None:
+        self._h = h
+        self.start = start
+        self.tenants = tenants
+        self.everything: list[Event] = []
+
+    async def read_on(self) -> None:
+        """Note what was written since; nothing of it may be gone yet."""
+        after = self.everything[-1].offset if self.everything else self.start
+        self.everything += await self._h.events(None, after=after)
+
+    async def kept(self, tenant: str) -> list[Event]:
+        """What a tenant still has."""
+        return await self._pages(tenant, None)
+
+    async def check(self, pages: Sequence[int] = (3, 100)) -> dict[str, list[Event]]:
+        """Everything that a reader can see, from every offset there ever was. The kept events, by tenant."""
+        kept: dict[str, list[Event]] = {}
+        for tenant in (*self.tenants, self._h.name("silent")):
+            mine = [event for event in self.everything if event.tenant == tenant]
+            kept[tenant] = await self.kept(tenant)
+            gone = len(mine) - len(kept[tenant])
+            self._expect(kept[tenant], mine[gone:], f"events kept of {tenant}: the last ones, at their offsets")
+            await self._check_tenant(tenant, mine, gone)
+        left = {_told(event) for events in kept.values() for event in events}
+        for n, after in list(enumerate(self._offsets()))[::STRIDE]:
+            wanted = [event for event in self.everything[n:] if _told(event) in left]
+            for size in pages:
+                await self._check_all(after, wanted, size)
+            await self._check_pieces(after, wanted)
+        return kept
+
+    def _expect(self, found: list[Event], wanted: list[Event], what: str) -> None:
+        """The same events. Between shards the order, and how an offset is written, may depend on the way of reading."""
+        if not self._h.exact_turns:
+            found, wanted = (
+                [replace(event, offset="") for event in sorted(some, key=_told)] for some in (found, wanted)
+            )
+        expect_equal(found, wanted, what)
+
+    def _offsets(self) -> list[str]:
+        """From where a reader may go on: the n-th has n events before it."""
+        return [self.start, *(event.offset for event in self.everything)]
+
+    async def _check_tenant(self, tenant: str, mine: list[Event], gone: int) -> None:
+        """A tenant is told of a gap exactly where some of its own events are gone."""
+        for n, after in enumerate(self._offsets()):
+            behind = [event for event in self.everything[n:] if event.tenant == tenant]
+            lost = len(behind) - (len(mine) - gone)
+            try:
+                found = await self._pages(tenant, after)
+            except EventsTrimmed as gap:
+                expect(lost > 0, f"{tenant} lost nothing behind {after}, and was told of a gap: {gap}")
+                expect_equal(gap.from_, after, "where the gap begins")
+                found = await self._pages(tenant, gap.to)
+                self._expect(found, mine[gone:], f"events of {tenant} behind its gap")
+                continue
+            expect(lost <= 0, f"{tenant} lost {lost} events behind {after}, and was told nothing")
+            self._expect(found, behind, f"events of {tenant} behind {after}")
+
+    async def _pages(self, tenant: str, after: str | None) -> list[Event]:
+        found: list[Event] = []
+        while True:
+            page = await self._h.store.events(tenant, after, 50)
+            expect_equal(page.gaps, [], "gaps on a tenant's page")
+            found, after = found + page.events, page.next
+            if not page.more:
+                return found
+
+    async def _check_all(self, after: str, wanted: list[Event], size: int) -> None:
+        """A reader of all tenants gets every event that is kept, once, and what is missing by the name of its owner."""
+        found: list[Event] = []
+        gaps: list[Gap] = []
+        try:
+            page = await self._h.store.events(None, after, size)
+        except EventsTrimmed as gap:
+            expect_equal(gap.from_, after, "where the gap of all begins")
+            after = gap.to
+            page = await self._h.store.events(None, after, size)
+        begin = at = after
+        while True:
+            self._check_page(at, page, size)
+            found, gaps, at = found + page.events, gaps + page.gaps, page.next
+            if not page.more:
+                break
+            page = await self._h.store.events(None, at, size)
+        self._expect(found, wanted, f"events of all tenants behind {after}, in pages of {size}")
+        await self._check_gaps(begin, gaps)
+        for tenant in self.tenants:
+            chain = [gap for gap in gaps if gap.tenant == tenant]
+            for one, other in pairwise(chain):
+                expect_equal(other.after, one.to, f"where the next gap of {tenant} begins")
+
+    def _check_page(self, after: str, page: EventPage, size: int) -> None:
+        expect(len(page.events) <= size, f"a page of {size} events has {len(page.events)}")
+        expect(not page.more or page.next != after, "a page says there are more, and does not move on")
+        for gap in page.gaps:
+            expect_equal(gap.after, after, "where a gap on a page begins: with the page")
+        names = [gap.tenant for gap in page.gaps]
+        expect_equal(len(set(names)), len(names), f"gaps for each tenant on a page: {names}")
+
+    async def _check_gaps(self, begin: str, gaps: list[Gap]) -> None:
+        """Named are those who lost something behind an offset, and up to where they lost it."""
+        lost: set[str] = set()
+        for tenant in self.tenants:
+            try:
+                await self._h.store.events(tenant, begin, 1)
+            except EventsTrimmed:
+                lost.add(tenant)
+        expect_equal({gap.tenant for gap in gaps}, lost, f"tenants with gaps behind {begin}")
+        for tenant in lost:
+            last = [gap for gap in gaps if gap.tenant == tenant][-1]
+            rest = await self._pages(tenant, last.to)
+            self._expect(rest, await self.kept(tenant), f"events of {tenant} behind its last gap")
+
+    async def _check_pieces(self, after: str, wanted: list[Event]) -> None:
+        """The same for those who read the log in pieces."""
+        store = self._h.store
+        if not isinstance(store, Splitting):
+            return
+        try:
+            begin, end = await store.reach(after)
+        except EventsTrimmed as gap:
+            begin, end = await store.reach(gap.to)
+        found: list[Event] = []
+        gaps: set[str] = set()
+        for piece in await store.split(begin, end, 7):
+            stretch, more = piece, True
+            while more:
+                page = await store.read(stretch, 5)
+                found += page.events
+                gaps.update(gap.tenant for gap in page.gaps)
+                stretch, more = type(stretch)(stretch.shard, page.next, stretch.end), page.more
+        self._expect(found, wanted, f"events behind {after}, read in pieces")
+        lost: set[str] = set()
+        for tenant in self.tenants:
+            try:
+                await store.events(tenant, begin, 1)
+            except EventsTrimmed:
+                lost.add(tenant)
+        expect_equal(gaps, lost, f"tenants with gaps behind {after}, read in pieces")
+
+
+def _told(event: Event) -> tuple[str, str, int]:
+    return event.tenant, event.job_id, event.number
+
+
+@rule("EVENT-2")
+async def one_tenants_flood_takes_no_event_from_another(h: Harness) -> None:
+    """It loses its own. The other resumes from any offset, also from one before the flood, and is told of no gap."""
+    async with h.frozen(keep_events="20") as f:
+        log = Log(f, await f.store.last_offset(), f.tenant, f.other)
+        await f.queued("first", "second")
+        for job in await f.claim(2):
+            await f.complete(job)
+        await flood(f, f.other, 30)
+        await f.queued("third")
+        await flood(f, f.other, 30)
+        await f.queued("fourth")
+        await log.read_on()
+        expect_equal(await prune_all(f) > 0, True, "whether anything is trimmed of 68 events where 20 are to be kept")
+        kept = await log.check()
+        expect_equal(len(kept[f.tenant]), 8, "events kept of the tenant that wrote few")
+        expect_between(len(kept[f.other]), 12, 59, "events kept of the tenant that wrote many")
+        expect_equal(await prune_all(f), 0, "events trimmed the second time")
+
+
+@rule("EVENT-2")
+async def the_room_of_the_log_is_shared_by_level(h: Harness) -> None:
+    """Those below the level keep all, those above it as much as each other, whatever the order they wrote in."""
+    async with h.frozen(keep_events="40") as f:
+        written = {f.name("t"): count for count in (50, 3, 30, 10)}
+        log = Log(f, await f.store.last_offset(), *written)
+        for tenant, count in written.items():
+            await flood(f, tenant, count // 2, 7)
+        for tenant, count in written.items():
+            await flood(f, tenant, count - count // 2, 7)
+        await log.read_on()
+        gone = await prune_all(f)
+        kept = {tenant: len(events) for tenant, events in (await log.check((20,))).items() if events}
+        expect_equal(sum(kept.values()), 93 - gone, "events kept, by what was trimmed")
+        for tenant, count in written.items():
+            least = min(count, 13)  # 3 + 10 + 13 + 13 fit into 40.
+            # A store in shards shares the room of each.
+            expect_between(kept[tenant], least, least if f.exact_turns else count, f"kept of {count}")
+            expect_equal((await f.store.usage(tenant)).events, kept[tenant], "events in the usage")
+
+
+@rule("EVENT-2")
+async def a_reader_holds_the_events_of_its_tenant_and_nobody_elses(h: Harness) -> None:
+    """A reader of all tenants holds those of all."""
+    async with h.frozen(keep_events="0") as f:
+        log = Log(f, await f.store.last_offset(), f.tenant, f.other)
+        for _ in range(5):
+            await flood(f, f.tenant, 2)
+            await flood(f, f.other, 3)
+        await log.read_on()
+        mine = [event for event in log.everything if event.tenant == f.tenant]
+        middle = log.everything[12]
+        await f.store.set_reader(Reader(f.tenant, "slow", mine[2].offset))
+        await f.store.set_reader(Reader(None, "operator", middle.offset))
+        await prune_all(f)
+        kept = await log.check((4,))
+        theirs = [event for event in log.everything[13:] if event.tenant == f.other]
+        expect_equal(kept[f.tenant], mine[3:], "events held by the tenant's own reader")
+        expect_equal(kept[f.other], theirs, "events held by the reader of all tenants")
+        await f.store.drop_reader(None, "operator")
+        await prune_all(f)
+        kept = await log.check((4,))
+        expect_equal(kept[f.tenant], mine[3:], "events held by the tenant's own reader alone")
+        expect_equal(kept[f.other], [], "events of another tenant, held by no reader")
+        await f.store.set_reader(Reader(f.tenant, "slow", mine[-1].offset))
+        await prune_all(f)
+        expect_equal((await log.check((4,)))[f.tenant], [], "events that all readers have passed")
+
+
+@rule("EVENT-2")
+async def what_survives_of_a_batch_over_several_tenants_keeps_its_place(h: Harness) -> None:
+    """Enqueues, claims, completions and cancels of several tenants in one call, cut in several steps."""
+    async with h.frozen(keep_events="60") as f:
+        third = f.name("t")
+        owners = (f.tenant, f.other, third, f.other, f.other)
+        log = Log(f, await f.store.last_offset(), f.tenant, f.other, third)
+        for round_ in range(3):
+            items = [f.new(f"job-{round_}-{n}", tenant=tenant) for n, tenant in enumerate(owners)]
+            await f.store.enqueue(items)
+            jobs = await f.claim(5, tenant=None)
+            await f.store.finish([Finish(job.key, job.token, "complete") for job in jobs[:3]])
+            await f.store.cancel([Cancel(job.key) for job in jobs[3:]])
+            await flood(f, f.other, 12, 4)
+            await log.read_on()
+        await prune_all(f)
+        before = {tenant: len(await log.kept(tenant)) for tenant in log.tenants}
+        for _ in range(4):
+            await flood(f, f.other, 10, 3)
+            await log.read_on()
+            await prune_all(f)
+            kept = await log.check((7,))
+            expect_equal(len(kept[f.tenant]), before[f.tenant], "events of a tenant below the level")
+            expect_equal(len(kept[third]), before[third], "events of another one below the level")
+        await flood(f, third, 80)
+        await log.read_on()
+        await prune_all(f)
+        kept = await log.check((7,))
+        expect_equal(len(kept[f.tenant]), before[f.tenant], "events of the tenant that wrote least")
+
+
+@rule("EVENT-2")
+async def cuts_outlast_the_process_that_made_them(h: Harness) -> None:
+    """What was cut, and for whom, is known to every process that opens the store; later cuts go on from there."""
+    if not h.capabilities.durable:
+        return
+    async with h.frozen(keep_events="10") as f:
+        log = Log(f, await f.store.last_offset(), f.tenant, f.other)
+        for _ in range(3):
+            await f.queued(f.name("job"))
+            await flood(f, f.other, 15, 4)
+            await log.read_on()
+            await prune_all(f)
+            await f.reopen()
+            await log.check((5,))
+        expect_equal(len(await log.kept(f.tenant)), 3, "events of the tenant below the level")
+
+
+@rule("EVENT-2")
+async def age_takes_the_events_of_every_tenant(h: Harness) -> None:
+    """After seven days, also those of tenants below the level; each is told of its own, and what is younger stays."""
+    async with h.frozen(keep_events="10") as f:
+        log = Log(f, await f.store.last_offset(), f.tenant, f.other)
+        await f.store.set_reader(Reader(f.tenant, "lost", log.start))
+        await f.queued("old-1")
+        await flood(f, f.other, 15, 4)
+        await f.queued("old-2")
+        await log.read_on()
+        await prune_all(f)
+        await f.advance(7 * DAY - 1)
+        await f.queued("young", delay_ms=DAY)
+        await flood(f, f.other, 2)
+        await log.read_on()
+        await prune_all(f)
+        expect_equal(len((await log.check((3,)))[f.tenant]), 3, "events kept for seven days")
+        await f.advance(1)
+        await prune_all(f)
+        kept = await log.check((3,))
+        expect_equal({tenant: len(events) for tenant, events in kept.items() if events}, {f.tenant: 1, f.other: 2}, "")
