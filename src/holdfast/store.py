@@ -50,6 +50,7 @@ from holdfast.core.job import (
     Lease,
     NewJob,
     Purge,
+    PurgeCount,
     PurgeStatus,
     Queued,
     Replayed,
@@ -199,6 +200,13 @@ class WorkerPage(Struct, frozen=True):
     """Some of the living workers, by id. One that is empty and has a cursor is not the last."""
 
     workers: list[WorkerInfo]
+    cursor: str | None
+
+
+class PurgePage(Struct, frozen=True):
+    """Counts of purges of some tenants. One may come twice, then with the later count last."""
+
+    counts: list[PurgeCount]
     cursor: str | None
 
 
@@ -476,6 +484,14 @@ class Store(Protocol):
 
     async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
         """Up to `limit` of them behind a cursor. A bounded look, as for queues."""
+        ...
+
+    async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
+        """How many jobs of a tenant, or with None of each tenant, were purged: about `limit` of them. [EVENT-1]
+
+        A purge raises the count in the same atomic step, and its event has the number. A count is kept for
+        PURGE_COUNT_MS after the last purge; the next purge begins another one then.
+        """
         ...
 
     # Events -----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush, nsmallest
+from itertools import islice
 from typing import Any, TypeVar
 
 from msgspec import Struct, field
@@ -35,6 +36,8 @@ from holdfast.core.errors import (
 from holdfast.core.events import Event, Gap
 from holdfast.core.job import (
     CLAIMABLE,
+    PURGE_COUNT_MS,
+    PURGE_COUNTS_DROPPED,
     TERMINAL,
     WAITING,
     Cancel,
@@ -51,6 +54,7 @@ from holdfast.core.job import (
     Lease,
     NewJob,
     Purge,
+    PurgeCount,
     PurgeStatus,
     Queued,
     Replayed,
@@ -82,6 +86,7 @@ from holdfast.store import (
     Options,
     Page,
     Pruned,
+    PurgePage,
     QueuePage,
     QueueStats,
     Reader,
@@ -175,6 +180,7 @@ class MemoryStore:
         self._ended_count = 0
         self._bindings: dict[tuple[str, str, str, str], dedup.Binding] = {}
         self._dropped_blobs: list[str] = []
+        self._purges: dict[str, tuple[PurgeCount, int]] = {}
         self._seq = 0
         self._token = 0
         self._bytes: dict[str, int] = {}
@@ -472,9 +478,19 @@ class MemoryStore:
             return "not_found"
         if job.state not in TERMINAL or (item.finished_at is not None and item.finished_at != job.finished_at):
             return "not_terminal"
-        self._append(lifecycle.purge(job, now))
+        self._append(lifecycle.purge(job, now, self._count_purge(job, now)))
         self._forget(job)
         return "purged"
+
+    def _count_purge(self, job: Job, now: int) -> PurgeCount:
+        before, _ = self._purges.pop(job.tenant, (PurgeCount(job.tenant, job.seq, 0), now))
+        counted = replace(before, count=before.count + 1)
+        self._purges[job.tenant] = counted, now  # Behind all others: so they are by age.
+        for tenant, (_, at) in list(islice(self._purges.items(), PURGE_COUNTS_DROPPED)):
+            if at >= now - PURGE_COUNT_MS:
+                break
+            del self._purges[tenant]
+        return counted
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
         return self._each(items, self._set_result_ttl)
@@ -547,6 +563,12 @@ class MemoryStore:
     async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
         names, following = _page(await self.tenants(), tenant_cursor(cursor)[0], limit)
         return TenantPage(names, following and join_key(following, ""))
+
+    async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
+        with self._lock:
+            names = sorted(name for name in self._purges if tenant in (None, name))
+            names, following = _page(names, cursor or "", limit)
+            return PurgePage([self._purges[name][0] for name in names], following)
 
     # Events ---------------------------------------------------------------------------------------------------
 

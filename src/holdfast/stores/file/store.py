@@ -49,6 +49,7 @@ from holdfast.store import (
     LogPage,
     Page,
     Pruned,
+    PurgePage,
     QueuePage,
     QueueStats,
     Reader,
@@ -229,6 +230,9 @@ class FileStore:
 
     async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
         return await self._opened.read(lambda db: reads.tenant_page(db, cursor, limit))
+
+    async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
+        return await self._opened.read(lambda db: reads.purge_counts(db, tenant, cursor, limit))
 
     # Events -----------------------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ from holdfast.store import (
     Page,
     Post,
     Pruned,
+    PurgePage,
     QueuePage,
     QueueStats,
     Reader,
@@ -500,6 +501,9 @@ class PostgresStore:
 
     async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
         return await reads.tenant_page(self._opened, cursor, limit)
+
+    async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
+        return await reads.purge_counts(self._opened, tenant, cursor, limit)
 
     # Events -----------------------------------------------------------------------------------------------
 

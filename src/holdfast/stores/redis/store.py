@@ -73,6 +73,7 @@ from holdfast.store import (
     Page,
     Post,
     Pruned,
+    PurgePage,
     QueuePage,
     QueueStats,
     Reader,
@@ -323,6 +324,9 @@ class RedisStore:
 
     async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
         return await reads.tenant_page(self._opened, cursor, limit)
+
+    async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
+        return await reads.purge_counts(self._opened, tenant, cursor, limit)
 
     # Events -----------------------------------------------------------------------------------------------
 
