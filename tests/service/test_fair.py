@@ -86,7 +86,7 @@ def _hold(calls, tenant, count):
     end = asyncio.get_running_loop().create_future()
 
     async def call():
-        await asyncio.shield(end)
+        await asyncio.wait([end])
 
     return asyncio.gather(*(calls.run(tenant, 0, call) for _ in range(count))), end
 
@@ -136,21 +136,29 @@ async def test_a_renewal_may_be_one_over_the_bounds():
     await holding
 
 
-async def test_calls_that_are_canceled_or_too_late_leave_nothing_behind():
+async def test_a_call_that_waited_too_long_leaves_nothing_behind():
     calls = Calls(2, wait_s=0.0)
     holding, end = _hold(calls, "a", 1)
     await asyncio.sleep(0)
     with pytest.raises(CallsExhausted) as late:
         await calls.run("a", 0, asyncio.sleep, 0)
     assert isinstance(late.value, StoreBusy)
-    calls._wait_s = 60.0
+    end.set_result(None)
+    await holding
+    assert (calls.under_way, calls.total, calls.waiting) == ({}, 0, 0)
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_call_that_is_canceled_before_or_after_its_turn_came_passes_it_on(steps):
+    calls = Calls(2)
+    holding, end = _hold(calls, "a", 1)
     waiting = [asyncio.create_task(calls.run("a", 0, asyncio.sleep, 0)) for _ in range(3)]
     await asyncio.sleep(0)
     assert calls.waiting == 3
-    waiting[0].cancel()
     end.set_result(None)
-    await holding
-    waiting[1].cancel()  # It may have been given its turn.
-    await asyncio.gather(*waiting, return_exceptions=True)
-    assert not waiting[2].cancelled()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.gather(holding, *waiting, return_exceptions=True)
+    assert [task.cancelled() for task in waiting[1:]] == [False, False]
     assert (calls.under_way, calls.total, calls.waiting) == ({}, 0, 0)

@@ -79,10 +79,9 @@ class Calls:
         except BaseException as error:
             if turn.done() and not turn.cancelled():
                 self._end(tenant)  # The turn came in the same moment as the end of the wait.
-            else:
-                del line[turn]
-                if not line:
-                    del self._waiting[tenant, extra]
+            line.pop(turn, None)
+            if not line and self._waiting.get((tenant, extra)) is line:
+                del self._waiting[tenant, extra]
             if isinstance(error, TimeoutError):
                 reason = f"{self._share} calls of this tenant, or {self._limit} of all, were under way"
                 raise CallsExhausted(f"{reason} for {self._wait_s:g} s; raise `connections` in its URL") from None
@@ -112,8 +111,9 @@ class Calls:
         del line[turn]
         if line:
             self._waiting[chosen] = line
-        self._count(chosen[0])
-        turn.set_result(None)
+        if not turn.done():  # Else its wait has just ended, in this turn of the event loop.
+            self._count(chosen[0])
+            turn.set_result(None)
         return True
 
 
