@@ -10,6 +10,7 @@ A call for which there is room costs two counts, no task and no turn of the even
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
@@ -137,17 +138,17 @@ class _Fair:
 
 
 def _in_turn(calls: Calls, call: Callable[..., Awaitable[Any]], extra: int) -> Callable[..., Awaitable[Any]]:
-    def run(subject: Any, *args: Any, **named: Any) -> Awaitable[Any]:
-        tenant = _tenant_of(subject)
-        if tenant is None:
-            return call(subject, *args, **named)
-        return calls.run(tenant, extra, call, subject, *args, **named)
+    first = next(iter(inspect.signature(call).parameters))
+
+    def run(*args: Any, **named: Any) -> Awaitable[Any]:
+        tenant = _tenant_of(args[0] if args else named[first])
+        return call(*args, **named) if tenant is None else calls.run(tenant, extra, call, *args, **named)
 
     return run
 
 
 def _tenant_of(subject: Any) -> str | None:
-    """Whose call it is: its first argument is a tenant, something of a tenant, or a list of such. None: nobody's."""
+    """The tenant that a call's first argument is, or is of, or whose the first of its items is; None: no tenant's."""
     if subject is None or isinstance(subject, str):
         return subject
     if isinstance(subject, list | tuple):
