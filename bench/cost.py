@@ -84,6 +84,8 @@ def _service(source: Path) -> Iterator[_Service]:
     token = sign(TokenSettings(hs256_key=key), tenant="bench", scopes=SCOPES, lifetime_s=86400)
     command = [sys.executable, "-m", "holdfast", "serve", "--store", "memory:cost", "--port", str(port)]
     command += ["--no-access-log", "--log-level", "warning"]
+    if "rate_limit_per_tenant" in (source / "holdfast" / "cli" / "serve.py").read_text():
+        command += ["--rate-limit-per-tenant", "0", "--change-limit-per-tenant", "0"]
     with running(command, {**os.environ, "HOLDFAST_JWT_HS256_KEY": key, "PYTHONPATH": str(source)}) as process:
         wait_for(process, port)
         yield _Service(process, Form(port, token))

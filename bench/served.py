@@ -51,7 +51,8 @@ def ours(store: str, processes: int = 1) -> Iterator[Served]:
     command = [sys.executable, "-m", "holdfast", "serve", "--store", store, "--port", str(port)]
     # All the load is one tenant's, and comes from here.
     command += ["--max-connections-per-tenant", "0", "--max-connections-per-address", "0"]
-    command += ["--max-waits-per-tenant", "0", "--max-connections", "20000"]
+    command += ["--max-waits-per-tenant", "0", "--max-streams-per-tenant", "0", "--max-connections", "20000"]
+    command += ["--rate-limit-per-tenant", "0", "--change-limit-per-tenant", "0"]
     command += ["--no-access-log", "--processes", str(processes), "--log-level", "warning"]
     with running(command, {**os.environ, "HOLDFAST_JWT_HS256_KEY": key}) as process:
         wait_for(process, port)

@@ -9,6 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast.binding import Binding
+from holdfast.budgets import TenantUsage, usage_of
+from holdfast.core.budgets import Budgets, check_kept
 from holdfast.core.errors import InvalidOption
 from holdfast.core.fairness import check_weight
 from holdfast.core.job import Job, JobKey, JobState, Purge, PurgeStatus, Replayed, SetResultTtl, TtlStatus
@@ -145,8 +147,12 @@ class Administration(Binding):
         return purged
 
     async def set_result_ttl(self, id: str, ttl: timedelta | float, *, queue: str | None = None) -> TtlStatus:
-        """Keep a finished job for `ttl` from now: "updated", "not_terminal" or "not_found". [RESULT-1]"""
-        item = SetResultTtl(self._key(id, queue), duration_ms("result_ttl", ttl))
+        """Keep a finished job for `ttl` from now: "updated", "not_terminal" or "not_found". [RESULT-1]
+
+        Raises InvalidOption over the store's ceiling, 30 days unless its operator has raised it.
+        """
+        kept_ms = check_kept("result_ttl", duration_ms("result_ttl", ttl), self._ceiling_ms)
+        item = SetResultTtl(self._key(id, queue), kept_ms)
         return (await self._counted("set_result_ttl", self._live.set_result_ttl([item])))[0]
 
     # Schedules --------------------------------------------------------------------------------------------
@@ -230,22 +236,34 @@ class Administration(Binding):
         await self._counted("pause", self._live.pause(self.tenant, self._queue(queue), paused=False))
 
     async def set_tenant(
-        self, *, weight: float | None = None, max_waiting: int | None = None, queue: str | None = None
+        self,
+        *,
+        weight: float | None = None,
+        max_waiting: int | None = None,
+        queue: str | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
         """Set the tenant's weight and quota, for one queue or, without, for all together. [TENANT-4, TENANT-5]
 
-        What is None stays as it is.
+        `budgets` are the tenant's as a whole; in them 0 is no limit. What is None stays as it is. Raises InvalidOption.
         """
+        if budgets is not None and queue is not None:
+            raise InvalidOption("budgets", "are a tenant's as a whole, not one queue's")
         if weight is not None:
             check_weight(weight)
         if max_waiting is not None and (not isinstance(max_waiting, int) or not 0 <= max_waiting <= 2**53):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOption("max_waiting", f"{max_waiting!r} is not a whole number from 0 to 2^53")
-        settings = TenantSettings(None if queue is None else check_queue(queue), weight, max_waiting)
+        checked = None if budgets is None else budgets.check()
+        settings = TenantSettings(None if queue is None else check_queue(queue), weight, max_waiting, checked)
         await self._counted("set_tenant", self._live.set_tenant(self.tenant, settings))
 
     async def tenant_settings(self) -> Sequence[TenantSettings]:
         """The tenant's own settings, then those of its queues by name."""
         return await self._counted("tenant_settings", self._live.tenant_settings(self.tenant))
+
+    async def usage(self) -> TenantUsage:
+        """What the tenant keeps and may keep, budget by budget: counts that are at most 10 s old. [TENANT-5]"""
+        return await self._counted("usage", usage_of(self._live, self.tenant))
 
     async def workers(self) -> Sequence[WorkerRecord]:
         """The living workers that serve this tenant."""

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from holdfast import codec as codecs
 from holdfast.blobs import BlobRef, Blobs, check_owner
+from holdfast.budgets import ceiling_ms
 from holdfast.coalesce import Coalescer
 from holdfast.core import names
 from holdfast.core.errors import (
@@ -73,6 +74,7 @@ class Binding:
             raise InvalidOption("token", "is for a service; give its URL")
         self._url, self._token = url, token
         self._store = store if store is not None else self._make()
+        self._ceiling_ms = ceiling_ms(self._store)
         self.tenant = _tenant(self._store, tenant)
         self.name = check_own_queue(name)
         self.codec = codecs.get(codec).name

@@ -5,7 +5,9 @@ from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from holdfast.binding import Address
 from holdfast.blobs import BlobRef, Blobs
+from holdfast.budgets import TenantUsage
 from holdfast.context import CancelFlag
+from holdfast.core.budgets import Budgets
 from holdfast.core.errors import HoldfastError
 from holdfast.core.job import JobKey, JobState, PurgeStatus, TtlStatus
 from holdfast.flows import Flow, FlowRecord
@@ -120,9 +122,15 @@ class Queue:
     def pause(self, queue: str | None = None) -> None: ...
     def resume(self, queue: str | None = None) -> None: ...
     def set_tenant(
-        self, *, weight: float | None = None, max_waiting: int | None = None, queue: str | None = None
+        self,
+        *,
+        weight: float | None = None,
+        max_waiting: int | None = None,
+        queue: str | None = None,
+        budgets: Budgets | None = None,
     ) -> None: ...
     def tenant_settings(self) -> Sequence[TenantSettings]: ...
+    def usage(self) -> TenantUsage: ...
     def workers(self) -> Sequence[WorkerRecord]: ...
     tenant: str
     name: str

@@ -11,15 +11,13 @@ from msgspec import Struct
 
 from holdfast.core import names
 from holdfast.core.errors import InvalidOption
-from holdfast.core.job import DAY, IdempotencyKey
+from holdfast.core.job import LONGEST, IdempotencyKey
 
 Seconds = timedelta | float
 Idempotency = Literal["until_terminal", "until_started", "forever"] | timedelta
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ONE_MS = timedelta(milliseconds=1)
-# Far beyond any use, and small enough that an instant stays below 2^53 on every store.
-_LONGEST_MS = 1_000 * 365 * DAY
 # What comes after it cannot be shown as a datetime.
 _LAST_MS = (datetime.max.replace(tzinfo=UTC) - EPOCH) // _ONE_MS
 
@@ -115,7 +113,7 @@ def duration_ms(option: str, value: Seconds) -> int:
         ms = round(value * 1000.0, 6)
     else:
         raise InvalidOption(option, f"{value!r} is neither a timedelta nor a number of seconds")
-    if not math.isfinite(ms) or not 0 <= ms <= _LONGEST_MS:
+    if not math.isfinite(ms) or not 0 <= ms <= LONGEST:
         raise InvalidOption(option, f"{value} is not from 0 to 1000 years")
     return math.ceil(ms)
 

@@ -12,6 +12,7 @@ from msgspec import convert
 
 from holdfast.administration import Administration
 from holdfast.coalesce import BATCH_LIMIT
+from holdfast.core.budgets import check_envelope
 from holdfast.core.errors import HoldfastError, InvalidOption, PartlyRefused, ResultExpired
 from holdfast.core.job import (
     Duplicate,
@@ -231,6 +232,7 @@ class Queue(Administration):
         headers = tracing.inject()
         jobs = [self._new_job(step.message, step.options, headers) for step in flow.steps]
         new = flow.job(self.tenant, jobs, headers)
+        check_envelope(new.envelope, self._ceiling_ms)
         ticket = self._ticket(new.key, untyped(None), await self._send(new, connection))
         if ticket.error is not None:
             raise ticket.error
@@ -268,6 +270,8 @@ class Queue(Administration):
             headers,
         )
         key = JobKey(self.tenant, options.queue or spec.queue or self.name, options.id or request_id)
+        if self._ceiling_ms:
+            check_envelope(envelope, self._ceiling_ms)
         return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
 
     def _send(self, new: NewJob, connection: Any) -> Awaitable[EnqueueAnswer]:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from msgspec import MsgspecError
 
 from holdfast import codec
+from holdfast.budgets import ceiling_ms, check_schedules
 from holdfast.core import schedule as core
+from holdfast.core.budgets import check_envelope
 from holdfast.core.errors import HoldfastError, InvalidOption, QuotaExceeded, StoreBusy
 from holdfast.core.job import SECOND, WAITING, Cancel, Job, JobKey, JobState, Purge, Queued
 from holdfast.core.names import SCHEDULES
@@ -56,9 +58,10 @@ class AsJobs:
 
         Not atomic: the old one is canceled first, if there is room for the new one. Of those who do so at the same
         time, one comes last and wins.
-        Raises PayloadTooLarge, QuotaExceeded, and StoreBusy where others never cease to change it.
+        Raises PayloadTooLarge, InvalidOption, QuotaExceeded, and StoreBusy where others never cease to change it.
         """
         codec.check_size(core.write(Definition(timing, _LATEST, target)))
+        check_envelope(target.envelope, ceiling_ms(self._store))
         key = JobKey(tenant, SCHEDULES, name)
         refusal: HoldfastError = _busy(name)
         old: tuple[Job, Definition] | None = None
@@ -76,6 +79,8 @@ class AsJobs:
                     if full is not None:
                         raise full  # With the old one as it was. [TENANT-5]
                     await self._store.cancel([Cancel(key)])
+            if old is None or old[0].state not in OPEN:
+                await check_schedules(self._store, tenant)
             now = await self._store.now()
             new, tick = renewed(timing, target, old, now)
             answer = (await self._store.enqueue([core.to_job(tenant, name, new, tick, new_id())]))[0]

@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, quote, unquote
 from msgspec import Struct
 
 from holdfast.core import answers, lifecycle
-from holdfast.core.budgets import Budgets, Usage
+from holdfast.core.budgets import DEFAULTS, MOST, RESULT_TTL_CEILING, STORED, Budgets, Usage
 from holdfast.core.errors import (
     InvalidName,
     InvalidOption,
@@ -33,6 +33,7 @@ from holdfast.core.errors import (
 from holdfast.core.events import Event, EventColumns, Gap, fingerprint
 from holdfast.core.job import (
     DAY,
+    LONGEST,
     AlreadyCompleted,
     Cancel,
     CancelStatus,
@@ -49,6 +50,7 @@ from holdfast.core.job import (
     Lease,
     NewJob,
     Purge,
+    PurgeCount,
     PurgeStatus,
     Queued,
     Replayed,
@@ -198,6 +200,13 @@ class WorkerPage(Struct, frozen=True):
     """Some of the living workers, by id. One that is empty and has a cursor is not the last."""
 
     workers: list[WorkerInfo]
+    cursor: str | None
+
+
+class PurgePage(Struct, frozen=True):
+    """Counts of purges of some tenants. One may come twice, then with the later count last."""
+
+    counts: list[PurgeCount]
     cursor: str | None
 
 
@@ -477,6 +486,14 @@ class Store(Protocol):
         """Up to `limit` of them behind a cursor. A bounded look, as for queues."""
         ...
 
+    async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
+        """How many jobs of a tenant, or with None of each tenant, were purged: about `limit` of them. [EVENT-1]
+
+        A purge raises the count in the same atomic step, and its event has the number. A count is kept for
+        PURGE_COUNT_MS after the last purge; the next purge begins another one then.
+        """
+        ...
+
     # Events -----------------------------------------------------------------------------------------------
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
@@ -510,7 +527,10 @@ class Store(Protocol):
         ...
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
-        """Set what is not None. A quota on the tenant bounds all its queues together. [TENANT-4, TENANT-5]"""
+        """Set what is not None. A quota on the tenant bounds all its queues together. [TENANT-4, TENANT-5]
+
+        Budgets hold for this handle at once, for others 10 s later at most.
+        """
         ...
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
@@ -518,7 +538,10 @@ class Store(Protocol):
         ...
 
     async def usage(self, tenant: str) -> Usage:
-        """What a tenant keeps, from counts that `prune` refreshes: a bounded look, whatever it keeps. [TENANT-5]"""
+        """What a tenant keeps, from counts that `prune` refreshes: a bounded look, whatever it keeps. [TENANT-5]
+
+        What this handle enqueues from now on is judged by the answer, until there is a newer one.
+        """
         ...
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
@@ -786,6 +809,10 @@ class CommonOptions(Struct, frozen=True):
     keep_events: int
     """How many events are kept although no registered reader waits for them."""
     retention: Retention
+    budgets: Budgets
+    """What holds for a tenant that has no budgets of its own; 0: no limit. [TENANT-5]"""
+    max_result_ttl_ms: int
+    """The longest `result_ttl` and the longest life of an idempotency key; 0: no ceiling."""
 
 
 class Options:
@@ -819,6 +846,8 @@ class Options:
                 failed_ms=1000 * self.number("keep_failed_s", 7 * DAY // 1000, 0, 10 * 365 * DAY // 1000),
                 canceled_ms=1000 * self.number("keep_canceled_s", DAY // 1000, 0, 10 * 365 * DAY // 1000),
             ),
+            budgets=Budgets(**{name: self.number(name, getattr(DEFAULTS, name), 0, MOST) for name in STORED}),
+            max_result_ttl_ms=1000 * self.number("max_result_ttl_s", RESULT_TTL_CEILING // 1000, 0, LONGEST // 1000),
         )
 
     def finish(self) -> None:

@@ -36,7 +36,7 @@ def notes(log, word):
     return [(id_, int(attempt), int(fence), int(pid)) for w, id_, attempt, fence, pid in lines if w == word]
 
 
-@job(max_attempts=100, retry=AT_ONCE, result_ttl=timedelta(days=365))
+@job(max_attempts=100, retry=AT_ONCE, result_ttl=timedelta(days=30))
 async def work(log: str, seconds: float = 0) -> int:
     """Has an effect, and returns the fence under which it had it."""
     note(log, "started")

@@ -4,6 +4,7 @@ A plant is given the rows of a shard in order and answers the rows with the faul
 find: (rule, job, position of the offending event). It raises Unfit where the history has no place for it.
 """
 
+import json
 from datetime import timedelta
 from itertools import pairwise
 
@@ -213,6 +214,29 @@ def an_unknown_kind(rows):
     return changed(rows, last, kind="vanished"), only("EVENT-1", last)
 
 
+def purges_of_one_tenant(rows):
+    """Of a tenant that has several, in one count."""
+    found = {}
+    for row in rows:
+        if row["kind"] == "purged":
+            found.setdefault((row["tenant"], json.loads(row["data"])["series"]), []).append(row)
+    for purged in found.values():
+        if len(purged) > 1:
+            return purged
+    raise Unfit
+
+
+def a_purge_that_is_missing(rows):
+    """The record of the job is gone too: only the number of the next purge tells."""
+    first, second, *_ = purges_of_one_tenant(rows)
+    return [row for row in rows if row is not first], only("EVENT-1", second)
+
+
+def two_purges_with_one_number(rows):
+    *_, before, last = purges_of_one_tenant(rows)
+    return changed(rows, last, data=before["data"]), only("EVENT-1", last)
+
+
 PLANTS = (
     two_live_leases, a_token_that_shrinks, a_token_of_another_job, a_change_after_the_end, attempts_over_the_limit,
     an_attempt_that_was_not_counted, an_ack_after_the_cancel, a_foreign_tenants_event, a_gap_in_the_middle,
@@ -220,5 +244,5 @@ PLANTS = (
     a_retry_before_its_time, a_priority_that_does_not_exist, a_purge_of_a_live_job, an_id_taken_twice,
     a_replay_of_a_success, an_event_older_than_the_one_before, an_expiry_before_the_deadline,
     an_ending_by_another_worker, an_ending_by_an_older_lease, a_lease_brought_back, a_note_that_is_missing,
-    an_event_recorded_twice_with_one_between, an_unknown_kind,
+    an_event_recorded_twice_with_one_between, an_unknown_kind, a_purge_that_is_missing, two_purges_with_one_number,
 )  # fmt: skip

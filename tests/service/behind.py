@@ -57,7 +57,7 @@ async def act(stack: contextlib.AsyncExitStack, stores: dict[str, Any], do: str,
         return [stores[url][2].sign(*lease) for lease in more["leases"]]
     store = stores[url][0]
     if do == "set_tenant":
-        return await store.set_tenant(more["tenant"], TenantSettings(**more["settings"]))
+        return await store.set_tenant(more["tenant"], msgspec.convert(more["settings"], TenantSettings))
     if do == "claim":
         more["request"] = msgspec.convert(more["request"], ClaimRequest)
     if do == "set_reader":

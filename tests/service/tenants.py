@@ -234,6 +234,9 @@ class Tenants:
     async def beat(self, worker, ttl_ms):
         pass
 
+    async def usage(self, tenant):
+        return await (await self.of(tenant)).usage(tenant)
+
     async def workers(self, tenant):
         return await (await self.of(tenant)).workers(tenant)
 
@@ -267,7 +270,7 @@ class Tenants:
         await self._door("set_tenant", tenant=tenant, settings=msgspec.to_builtins(settings))
 
     async def tenant_settings(self, tenant):
-        return [TenantSettings(**one) for one in await self._door("tenant_settings", tenant=tenant)]
+        return [msgspec.convert(one, TenantSettings) for one in await self._door("tenant_settings", tenant=tenant)]
 
     async def set_reader(self, reader):
         await self._door("set_reader", reader=msgspec.to_builtins(reader))

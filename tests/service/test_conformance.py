@@ -29,6 +29,7 @@ READERS = "readers hold back the log: they are registered at the store"
 
 LOG = "it counts the events of the whole store: the service's first lease key has made one"
 
+PURGES = "the counts of purges are for the audit, which reads the store"
 USAGE = "what a tenant keeps, and its budgets, are an operator's to see, at the store"
 EVERY = "it reads the events of all tenants: a token is one tenant's"
 
@@ -58,10 +59,16 @@ NOT_OVER_HTTP = {
     "an_enqueue_of_one_does_what_it_does_among_others": WHOLE,
     "an_error_in_an_event_is_short": "the service cuts errors as a worker does, before the store has them",
     "an_offset_that_is_none_is_refused": READERS,
+    "an_old_count_of_purges_is_dropped_and_begins_anew": PURGES,
     "an_urgent_job_that_is_due_late_does_not_hide_when_to_look": LOOK,
+    "counts_of_purges_come_in_pages": PURGES,
     "each_job_of_a_batch_is_taken_as_it_was_sent": WHOLE,
     "errors_keep_type_message_and_traceback_of_each_attempt": "a claim does not tell earlier errors",
+    "purges_are_counted_by_tenant": PURGES,
+    "purges_from_several_handles_have_one_order": PURGES,
+    "replays_and_what_holdfast_keeps_for_itself_are_within_every_budget": "nobody enqueues into reserved queues",
     "tenants_are_listed_in_pages_by_name": "a token is one tenant's",
+    "what_is_not_purged_is_not_counted": PURGES,
     "workers_are_listed_in_pages_by_id": "the service keeps no list of workers",
     "the_clock_can_be_shifted_only_where_that_was_asked_for": "a client moves no clock",
     "the_delay_follows_the_policy_of_the_message": CHANCE,

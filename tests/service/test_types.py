@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from holdfast import Queue, RetryPolicy, Worker, job
+from holdfast.core.budgets import Budgets
 from holdfast.core.job import DAY, Backoff, JobKey
 from holdfast.core.policy import TypeInfo
 from holdfast.service import types
-from holdfast.store import WorkerInfo, known_types, open_store
+from holdfast.store import TenantSettings, WorkerInfo, known_types, open_store
 from tests.eventually import eventually
 from tests.service.support import token
 
@@ -203,10 +204,9 @@ async def test_types_come_in_pages(service, client, tenant):
     assert (len(known.types), sorted(known.queues)) == (12, ["q0", "q1", "q2"])
 
 
-async def test_a_tenant_has_so_many_workers(monkeypatch, client):
-    """Beyond that a beat is refused; the others stay, and one that signs off makes room."""
-    monkeypatch.setattr(types, "WORKERS", 3)
-    monkeypatch.setattr(types, "NAMES", 10)
+async def test_a_tenant_has_so_many_workers(service, client, tenant):
+    """Beyond that a beat is refused; the others stay, and one that signs off makes room. [TENANT-5]"""
+    await service.hub.store.set_tenant(tenant, TenantSettings(None, budgets=Budgets(max_workers=3, max_types=10)))
 
     async def beat(name, **more):
         return (await client.post("/v1/workers:beat", json={"worker_id": name, "queues": ["q"], **more})).status_code

@@ -44,6 +44,7 @@ from holdfast.store import open_store
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyServer
 from holdfast.testing.traces import History
+from holdfast.testing.traces.history import PurgeNumbers
 from tests.log import all_events
 
 TENANT, LIVES, RACES = "acme", "lives", "races"
@@ -173,6 +174,12 @@ def judge(events, said: Counter[str], canceled: list[str]) -> list[str]:
                 history.add(event)
         except AssertionError as error:
             wrong.append(f"{queue}/{id_}: {error}")
+    purges = PurgeNumbers()
+    try:
+        for event in events:
+            purges.add(event)
+    except AssertionError as error:
+        wrong.append(str(error))
     kinds = Counter(event.kind for event in events)
     wrong += [f"{said[kind]} answers and {kinds[kind]} events: {kind}" for kind in said if said[kind] != kinds[kind]]
     for id_ in canceled:

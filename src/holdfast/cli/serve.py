@@ -64,6 +64,12 @@ def serve(
     rate_limit: Annotated[
         float, typer.Option(min=0, help="Requests per second for each token, in each process; 0: any number.")
     ] = 0,
+    rate_limit_per_tenant: Annotated[
+        int, typer.Option(min=0, help="Requests per second of each tenant, in each process; 0: any number.")
+    ] = 1000,
+    change_limit_per_tenant: Annotated[
+        int, typer.Option(min=0, help="Jobs and leases per second that those change; 0: any number.")
+    ] = 10_000,
     bad_token_limit: Annotated[
         float,
         typer.Option(min=0, help="Bad tokens per second from one address, in each process; 0: any number."),
@@ -81,7 +87,10 @@ def serve(
     ] = None,
     max_waits_per_tenant: Annotated[
         int | None,
-        typer.Option(min=0, help="Event streams and requests that wait; 0: any number. [default: a tenth]"),
+        typer.Option(min=0, help="Claims and results that wait; 0: any number. [default: a tenth]"),
+    ] = None,
+    max_streams_per_tenant: Annotated[
+        int | None, typer.Option(min=0, help="Event streams; 0: any number. [default: a tenth]")
     ] = None,
     memory: Annotated[
         int, typer.Option(min=0, metavar="MIB", help="Bodies and answers in flight in each process; 0: any number.")
@@ -128,6 +137,9 @@ def serve(
             tenant_connections=max_connections_per_tenant,
             address_connections=max_connections_per_address,
             tenant_waits=max_waits_per_tenant,
+            tenant_streams=max_streams_per_tenant,
+            tenant_rate=rate_limit_per_tenant,
+            tenant_changes=change_limit_per_tenant,
             memory=memory * MIB,
             tenant_memory=memory_per_tenant * MIB,
             address_memory=memory_per_address * MIB,

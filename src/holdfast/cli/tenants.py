@@ -1,4 +1,4 @@
-"""Tenants: their weight and quota, and which there are."""
+"""Tenants: their weight, quota and budgets, and which there are."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from holdfast.cli.audit import audited
 from holdfast.cli.options import Json, Store
-from holdfast.cli.output import emit, show
+from holdfast.cli.output import emit, say, show
 from holdfast.cli.session import with_queue, with_store
+from holdfast.core.budgets import Budgets, TenantUsage
 from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from holdfast.queue import Queue
     from holdfast.store import TenantSettings
 
+_Found = tuple[Sequence["TenantSettings"], TenantUsage]
+
 TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    group = typer.Typer(help="A tenant's share and quota.", no_args_is_help=True, rich_markup_mode=None)
+    group = typer.Typer(help="A tenant's share, quota and budgets.", no_args_is_help=True, rich_markup_mode=None)
     group.command("set")(set_tenant)
     group.command("show")(show_tenant)
     app.add_typer(group, name="tenant")
@@ -35,25 +39,52 @@ def set_tenant(
     store: Store = None,
     queue: Annotated[str | None, typer.Option("--queue", "-q", help="For this queue alone.")] = None,
     weight: Annotated[float | None, typer.Option(help="Its turns in proportion to others; 1 if never set.")] = None,
-    max_waiting: Annotated[int | None, typer.Option(help="How many jobs may wait at once.")] = None,
+    max_waiting: Annotated[int | None, typer.Option(help="How many jobs may wait at once; exact.")] = None,
+    max_jobs: Annotated[int | None, typer.Option(min=0, help="Jobs of any state, and keys that outlive them.")] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Bytes of payloads, results, errors and records.")
+    ] = None,
+    max_queues: Annotated[int | None, typer.Option(min=0, help="Queues that have jobs.")] = None,
+    max_schedules: Annotated[int | None, typer.Option(min=0, help="Schedules.")] = None,
+    max_flows: Annotated[int | None, typer.Option(min=0, help="Flows under way.")] = None,
+    max_workers: Annotated[int | None, typer.Option(min=0, help="Workers that report by a service.")] = None,
+    max_types: Annotated[int | None, typer.Option(min=0, help="Job types that those report.")] = None,
+    requests_per_s: Annotated[int | None, typer.Option(min=0, help="Requests to each process of a service.")] = None,
+    changes_per_s: Annotated[int | None, typer.Option(min=0, help="Jobs and leases changed by those.")] = None,
+    max_connections: Annotated[int | None, typer.Option(min=0, help="Connections to each process.")] = None,
+    max_streams: Annotated[int | None, typer.Option(min=0, help="Event streams of each process.")] = None,
+    max_waiting_claims: Annotated[
+        int | None, typer.Option(min=0, help="Claims and results that wait in each process.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Set a tenant's weight and quota, for one queue or for all together. What is not given stays as it is."""
-    if weight is None and max_waiting is None:
-        raise InvalidOption("tenant set", "nothing to set; pass --weight or --max-waiting")
+    """Set a tenant's weight, quota and budgets. What is not given stays as it is; a budget of 0 is no limit."""
+    budgets = Budgets(
+        max_jobs=max_jobs, max_bytes=max_bytes, max_queues=max_queues, max_schedules=max_schedules,
+        max_flows=max_flows, max_workers=max_workers, max_types=max_types, requests_per_s=requests_per_s,
+        changes_per_s=changes_per_s, max_connections=max_connections, max_streams=max_streams,
+        max_waiting_claims=max_waiting_claims,
+    )  # fmt: skip
+    given = {name: value for name, value in asdict(budgets).items() if value is not None}
+    if weight is None and max_waiting is None and not given:
+        raise InvalidOption("tenant set", "nothing to set; pass --weight, --max-waiting or a budget such as --max-jobs")
 
-    async def act(bound: Queue) -> Sequence[TenantSettings]:
-        await bound.set_tenant(weight=weight, max_waiting=max_waiting, queue=queue)
-        return await bound.tenant_settings()
+    async def act(bound: Queue) -> _Found:
+        await bound.set_tenant(weight=weight, max_waiting=max_waiting, queue=queue, budgets=budgets if given else None)
+        return await bound.tenant_settings(), await bound.usage()
 
-    with audited("tenant.set", store, tenant, queue=queue, weight=weight, max_waiting=max_waiting):
+    with audited("tenant.set", store, tenant, queue=queue, weight=weight, max_waiting=max_waiting, **given):
         found = with_queue(store, tenant, act, create=True)
     _print(tenant, found, json)
 
 
 def show_tenant(tenant: TenantArgument, *, store: Store = None, json: Json = False) -> None:
-    """Show what is set for a tenant."""
-    _print(tenant, with_queue(store, tenant, lambda bound: bound.tenant_settings()), json)
+    """Show what is set for a tenant, and what it keeps of what it may."""
+
+    async def act(bound: Queue) -> _Found:
+        return await bound.tenant_settings(), await bound.usage()
+
+    _print(tenant, with_queue(store, tenant, act), json)
 
 
 def list_tenants(*, store: Store = None, json: Json = False) -> None:
@@ -65,9 +96,10 @@ def list_tenants(*, store: Store = None, json: Json = False) -> None:
         show(["tenant"], ([name] for name in found), "No tenants yet.")
 
 
-def _print(tenant: str, found: Sequence[TenantSettings], json: bool) -> None:
+def _print(tenant: str, found: _Found, json: bool) -> None:
+    settings, usage = found
     if json:
-        emit({"tenant": tenant, "settings": found})
+        emit({"tenant": tenant, "settings": settings, "usage": usage})
         return
     rows = [
         [
@@ -75,7 +107,18 @@ def _print(tenant: str, found: Sequence[TenantSettings], json: bool) -> None:
             "" if one.weight is None else f"{one.weight:g}",
             "" if one.max_waiting is None else str(one.max_waiting),
         ]
-        for one in found
+        for one in settings
         if one.queue is not None or one.weight is not None or one.max_waiting is not None
     ]
-    show(["queue", "weight", "max waiting"], rows, f"Nothing is set for {tenant}: weight 1, no quota.")
+    show(["queue", "weight", "max waiting"], rows, f"No weight or quota is set for {tenant}: weight 1, no quota.")
+    say()
+    budgets = [
+        [
+            one.budget,
+            "" if one.used is None else str(one.used),
+            "as the service has it" if one.limit is None else str(one.limit) if one.limit else "no limit",
+            "set" if one.is_set else "default",
+        ]
+        for one in usage.budgets
+    ]
+    show(["budget", "used", "limit", ""], budgets, "")

@@ -27,6 +27,8 @@ class Problem(Struct, kw_only=True, omit_defaults=True):
     detail: str
     args: list[Any] | UnsetType = UNSET
     """The facts of an error of the library, in the order in which its class takes them."""
+    budget: str | UnsetType = UNSET
+    """What the tenant has used up, for example `max_jobs` or `requests_per_s`. [TENANT-5]"""
 
 
 class ErrorInfo(Struct, kw_only=True, omit_defaults=True):
@@ -35,6 +37,7 @@ class ErrorInfo(Struct, kw_only=True, omit_defaults=True):
     code: str
     message: str
     args: list[Any] | UnsetType = UNSET
+    budget: str | UnsetType = UNSET
 
 
 class Refused(Struct, kw_only=True):

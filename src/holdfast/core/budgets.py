@@ -1,7 +1,8 @@
-"""What one tenant may keep in a store, and what it keeps. [TENANT-5]
+"""What one tenant may keep in a store and ask of a service, and what it keeps. [TENANT-5]
 
-Budgets are judged from counts that upkeep refreshes, at most 10 s old: a tenant may overshoot by what it enqueues in
-that time, and no enqueue takes a slower path because of them. Only an explicit `max_waiting` is exact.
+Budgets are judged from counts that are at most 10 s old and from what this process has enqueued since: a tenant can
+overshoot by what other processes enqueue in that time, and no enqueue takes a slower path because of them. Only an
+explicit `max_waiting` is exact.
 """
 
 from __future__ import annotations
@@ -9,30 +10,68 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from holdfast.core.job import Job
+from holdfast.core.errors import InvalidOption
+from holdfast.core.job import DAY, SECOND, Envelope, Job
+
+MOST = 2**53
+RECORD_BYTES = 256
+"""What a job or key counts beside its payload, result and errors: about what its record and indexes take."""
+RESULT_TTL_CEILING = 30 * DAY
+"""The longest `result_ttl` and the longest life of an idempotency key, unless the operator raises it."""
 
 
 class Budgets(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an operator has set for a tenant. None: the default holds."""
+    """What an operator has set for a tenant. None: the default holds. 0: no limit."""
 
     max_jobs: int | None = None
     """Jobs of any state, and idempotency keys that outlive their job."""
     max_bytes: int | None = None
     """Bytes of payloads, results, errors and records, of jobs of any state, and of such keys."""
     max_queues: int | None = None
+    """Queues that have jobs."""
     max_schedules: int | None = None
     max_flows: int | None = None
     """Flows under way."""
+    max_workers: int | None = None
+    """Living workers that report by the HTTP service."""
+    max_types: int | None = None
+    """Queues and job types that those workers name, each worker's counted."""
     requests_per_s: int | None = None
     """Requests to one process of the HTTP service."""
     changes_per_s: int | None = None
     """Jobs and leases changed by requests to one process of the HTTP service: each makes an event or more."""
     max_connections: int | None = None
-    """Connections to one process of the HTTP service."""
+    """Connections to one process of the HTTP service, without those on which a request waits."""
     max_streams: int | None = None
     """Event streams of one process of the HTTP service."""
     max_waiting_claims: int | None = None
     """Claims and results that wait in one process of the HTTP service."""
+
+    def check(self) -> Budgets:
+        """Return itself if every budget is a whole number from 0 to 2^53. Raises InvalidOption."""
+        for name in FIELDS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
+                raise InvalidOption(name, f"{value!r} is not a whole number from 0 (no limit) to 2^53")
+        return self
+
+
+FIELDS: tuple[str, ...] = Budgets.__struct_fields__
+
+DEFAULTS = Budgets(
+    max_jobs=10_000_000, max_bytes=4 * 1024**3, max_queues=10_000, max_schedules=1_000, max_flows=10_000,
+    max_workers=1_000, max_types=10_000,
+)  # fmt: skip
+"""Of a store. What a service allows by default is said where it is started.
+
+10 million jobs are what 2,700 jobs a second leave behind in the hour that results are kept by default; 4 GiB are those
+jobs with payload and result of 170 bytes together. A queue costs every store a few hundred bytes for good.
+"""
+
+STORED = tuple(name for name in FIELDS if getattr(DEFAULTS, name) is not None)
+"""The budgets of what a store keeps; the others are a service's."""
 
 
 class Usage(Struct, frozen=True):
@@ -48,10 +87,6 @@ class Usage(Struct, frozen=True):
     """Where it has jobs, or that are paused."""
     events: int = 0
     """Kept in the log."""
-
-
-RECORD_BYTES = 256
-"""What a job or key counts beside its payload, result and errors: about what its record and indexes take."""
 
 
 def merged(old: Budgets | None, new: Budgets | None) -> Budgets | None:
@@ -82,3 +117,50 @@ def varying(job: Job) -> int:
     for error in job.errors:
         size += sum(len(text.encode(errors="replace")) for text in (error.type, error.message, error.traceback))
     return size
+
+
+class BudgetUse(Struct, frozen=True):
+    """One budget of a tenant."""
+
+    budget: str
+    used: int | None
+    """None: counted by each process of a service for itself, and not known here."""
+    limit: int | None
+    """0: no limit. None: as the service has it."""
+    is_set: bool
+    """For this tenant; else it is the default."""
+
+
+class TenantUsage(Struct, frozen=True):
+    """What a tenant keeps and may keep."""
+
+    tenant: str
+    budgets: list[BudgetUse]
+    keys: int
+    """Idempotency keys that outlive their job; they count as jobs do."""
+    events: int
+    """Kept in the log."""
+
+    def of(self, budget: str) -> BudgetUse:
+        """The budget of that name. Raises KeyError."""
+        for one in self.budgets:
+            if one.budget == budget:
+                return one
+        raise KeyError(budget)
+
+
+def check_kept(option: str, ms: int, ceiling_ms: int) -> int:
+    """Return how long to keep something, if that is within the ceiling; 0 is none. Raises InvalidOption."""
+    if 0 < ceiling_ms < ms:
+        longest = f"{ceiling_ms / DAY:g} days" if ceiling_ms >= DAY else f"{ceiling_ms / SECOND:g} s"
+        reason = f"{ms / SECOND:.12g} s are over the ceiling of {longest}, which the store's operator sets"
+        raise InvalidOption(option, f"{reason} (max_result_ttl_s)")
+    return ms
+
+
+def check_envelope(envelope: Envelope, ceiling_ms: int) -> Envelope:
+    """Return it if neither its result nor its key is to be kept beyond the ceiling. Raises InvalidOption. [KEEP-1]"""
+    check_kept("result_ttl", envelope.result_ttl_ms, ceiling_ms)
+    if envelope.idempotency is not None:
+        check_kept("idempotency", envelope.idempotency.ttl_ms, ceiling_ms)
+    return envelope

@@ -3,7 +3,7 @@
     HoldfastError
     ├── InvalidName, InvalidOption, InvalidPayload     the call is wrong; nothing happened
     │     └── PayloadTooLarge (InvalidPayload)
-    ├── QuotaExceeded                                  a tenant has too much waiting
+    ├── QuotaExceeded                                  a tenant has used up a budget
     ├── PartlyRefused                                  some messages of a batch were refused, the others taken
     ├── JobNotFound, NotReplayable                     no such job / not one that can be replayed
     ├── LeaseError                                     an acknowledgement that is not accepted
@@ -97,17 +97,40 @@ class PayloadTooLarge(InvalidPayload):
 
 
 class QuotaExceeded(HoldfastError):
-    """The tenant already has as many waiting jobs as it may. Nothing was enqueued. [TENANT-5]"""
+    """The tenant already has as much as it may. Nothing of this item was taken in. [TENANT-5]
+
+    `budget` names what is used up: `max_waiting`, which is exact and may be one queue's, or one of `core.budgets`.
+    """
 
     code = "quota_exceeded"
 
-    def __init__(self, queue: str | None, waiting: int, limit: int) -> None:
-        super().__init__(queue, waiting, limit)
-        self.queue, self.waiting, self.limit = queue, waiting, limit
+    def __init__(self, queue: str | None, used: int, limit: int, budget: str = "max_waiting") -> None:
+        super().__init__(queue, used, limit, budget)
+        self.queue, self.used, self.limit, self.budget = queue, used, limit, budget
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs are waiting, where `budget` is `max_waiting`."""
+        return self.used
 
     def __str__(self) -> str:
+        thing, cure = _BUDGETS.get(self.budget, ("", ""))
+        if thing:
+            return f"the tenant has {self.used} {thing}, its budget {self.budget} is {self.limit}. {cure}"
         where = f"queue {self.queue!r}" if self.queue else "all queues of the tenant"
-        return f"{self.waiting} jobs are waiting in {where}, the quota is {self.limit}. Try again when some have run."
+        return f"{self.used} jobs are waiting in {where}, max_waiting is {self.limit}. Try again when some have run."
+
+
+_BUDGETS = {
+    "max_jobs": ("jobs and kept keys", "Try again when some have been forgotten, or shorten result_ttl."),
+    "max_bytes": ("bytes in jobs and results", "Try again when some have been forgotten, or shorten result_ttl."),
+    "max_queues": ("queues", "Use one that has jobs, or try again when some are empty."),
+    "max_schedules": ("schedules", "Remove some first."),
+    "max_flows": ("flows under way", "Try again when some have ended."),
+    "max_workers": ("workers", "Let some sign off first."),
+    "max_types": ("queues and job types that its workers name", "Let them name fewer."),
+}
+"""What each counts, and what to do."""
 
 
 class PartlyRefused(HoldfastError):

@@ -17,6 +17,8 @@ ERRORS_KEPT = 10
 SECOND = 1_000
 HOUR = 3600 * SECOND
 DAY = 24 * HOUR
+LONGEST = 1_000 * 365 * DAY
+"""The longest duration: far beyond any use, and small enough that an instant stays below 2^53 on every store."""
 
 RESULT_TTL = HOUR
 FLOW_HEADER = "holdfast-flow"
@@ -223,6 +225,24 @@ class Cancel(Struct, frozen=True):
     key: JobKey
     only_waiting: bool = False
     seq: int | None = None
+
+
+class PurgeCount(Struct, frozen=True):
+    """How many jobs of a tenant were purged. [EVENT-1]
+
+    The record of a purged job is gone: without this count, nothing would tell of a `purged` that is missing in the log.
+    """
+
+    tenant: str
+    series: int
+    """Which count it is: the sequence number of the first job in it. A count that was dropped begins anew."""
+    count: int
+
+
+PURGE_COUNT_MS = 30 * DAY
+"""How long a count is kept after the last purge: longer than the log waits for any reader."""
+PURGE_COUNTS_DROPPED = 100
+"""How many old counts a purge drops at most."""
 
 
 class Purge(Struct, frozen=True):

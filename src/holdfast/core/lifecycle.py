@@ -33,6 +33,7 @@ from holdfast.core.job import (
     JobState,
     NewJob,
     Progress,
+    PurgeCount,
     Report,
 )
 from holdfast.core.retry import delay_ms
@@ -170,9 +171,9 @@ def report(job: Job, item: Report, now: int, *, logged: bool) -> Event | None:
     return events.append(job, "progressed", now, {"fraction": item.progress.fraction, "message": item.progress.message})
 
 
-def purge(job: Job, now: int) -> Event:
-    """The last event of a finished job that is forgotten on request. [KEEP-1]"""
-    return events.append(job, "purged", now, {})
+def purge(job: Job, now: int, counted: PurgeCount) -> Event:
+    """The last event of a finished job that is forgotten on request, with its number among the purges. [KEEP-1]"""
+    return events.append(job, "purged", now, {"purge": counted.count, "series": counted.series})
 
 
 def set_result_ttl(job: Job, ttl_ms: int, now: int) -> None:

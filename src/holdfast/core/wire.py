@@ -17,6 +17,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from holdfast.core.budgets import RESULT_TTL_CEILING
 from holdfast.core.events import EventKind
 from holdfast.core.job import Jitter, JobState, Outcome
 
@@ -57,6 +58,13 @@ ScheduleName = Annotated[
 ]
 Instant = Annotated[datetime, Meta(tz=True)]
 Duration = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": _SPAN_S})]
+Kept = Annotated[
+    float,
+    Meta(
+        description="Seconds, up to the store's ceiling: 30 days unless its operator has raised it.",
+        extra_json_schema={"minimum": 0, "maximum": RESULT_TTL_CEILING // 1000},
+    ),
+]
 Span = Annotated[float, Meta(description="Seconds, a millisecond at least.", ge=0.001, le=_SPAN_S)]
 Lease = Annotated[float, Meta(description="Seconds.", extra_json_schema={"minimum": 1, "maximum": 43200})]
 Wait = Annotated[
@@ -108,13 +116,15 @@ class Enqueue(Wire):
     """Repeat it with the same request, and a lost reply costs nothing: the answer is `queued` again. [ENQ-8]"""
     idempotency_key: JobId | None = None
     idempotency: Literal["until_terminal", "until_started", "forever"] | None = None
-    idempotency_ttl_s: Span | None = None
+    idempotency_ttl_s: (
+        Annotated[float, Meta(ge=0.001, le=_SPAN_S, extra_json_schema={"maximum": RESULT_TTL_CEILING // 1000})] | None
+    ) = None
     """How long a key holds, in place of `idempotency`."""
     delay_s: Duration | None = None
     run_at: Instant | None = None
     priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
     max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
-    result_ttl_s: Duration | None = None
+    result_ttl_s: Kept | None = None
     timeout_s: Span | None = None
     retry: Retry | None = None
     replace_failed: bool = False
@@ -144,7 +154,7 @@ class NewStep(Wire):
     run_at: Instant | None = None
     priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
     max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
-    result_ttl_s: Duration | None = None
+    result_ttl_s: Kept | None = None
     """Counts from the end of the flow."""
     timeout_s: Span | None = None
     retry: Retry | None = None
@@ -169,7 +179,7 @@ class NewFlow(Wire):
     ) = None
     request_id: JobId | None = None
     """Repeat it with the same request, and a lost reply costs nothing: the answer is `queued` again. [ENQ-8]"""
-    result_ttl_s: Duration | None = None
+    result_ttl_s: Kept | None = None
 
 
 class EnqueueBatch(Wire):
@@ -314,7 +324,7 @@ class Retain(Wire):
     """How long to keep one finished job from now on; with `sequence` only that life of the id. [RESULT-1]"""
 
     id: JobId
-    result_ttl_s: Duration
+    result_ttl_s: Kept
     sequence: int | None = None
 
 
@@ -372,7 +382,7 @@ class PutSchedule(Wire):
     payload: Raw = field(default_factory=_null)
     priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
     max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
-    result_ttl_s: Duration | None = None
+    result_ttl_s: Kept | None = None
     timeout_s: Span | None = None
     retry: Retry | None = None
     codec: Codec = "json"

@@ -10,7 +10,8 @@ from holdfast.store import Store
 from holdfast.telemetry.logging import get_logger
 
 BATCH = 1_000
-EVERY_S = 30.0
+EVERY_S = 10.0
+"""The counts that budgets are judged by are no older. [TENANT-5]"""
 
 _log = get_logger(__name__)
 
@@ -24,7 +25,7 @@ async def prune(store: Store, blobs: Blobs | None = None) -> float:
             await _delete(name, blobs)
         if not pruned.more:
             # Spread, so that a fleet does not prune in step.
-            return EVERY_S * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+            return EVERY_S * random.uniform(0.6, 1.0)  # noqa: S311 - no secret
         await asyncio.sleep(0)
 
 

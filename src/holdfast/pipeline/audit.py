@@ -14,7 +14,7 @@ from typing import Any, cast
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
-from holdfast.core.job import JobKey
+from holdfast.core.job import JobKey, PurgeCount
 from holdfast.core.text import printable
 from holdfast.pipeline.damage import TakenIn
 from holdfast.pipeline.lake import Lake
@@ -29,14 +29,18 @@ from holdfast.pipeline.transforms.violations import (
     cleared,
     doubtful,
     of_jobs,
+    purge_suspects,
+    purges,
     set_back,
     shared_tokens,
     suspects,
     tally,
+    unlike_counts,
     unlike_store,
 )
 
 LIMIT = 20
+COUNTS = "tenant string, series bigint, counted bigint"
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class StoreJobs:
     jobs: DataFrame
     before: Sequence[str]
     """The first end: a position for each shard."""
+    purges: Sequence[PurgeCount] = ()
+    """The counts of purges, read between the same two ends."""
     again: Callable[[Sequence[JobKey]], tuple[DataFrame, StoreJobs]] | None = None
     """Look up single jobs, with the events up to a later end: a list may miss a job that moves meanwhile."""
 
@@ -170,7 +176,10 @@ def audit_events(
     if twice or not plain:
         tell("looking closer at the others")
         looked_at = events.limit(0) if plain else of_jobs(events, jobs)
-        suspected = cleared(suspects(looked_at), events, gaps, extensions=extensions).persist()
+        suspected = suspects(looked_at)
+        if kinds.get("purged"):
+            suspected = _with_purges(suspected, events)
+        suspected = cleared(suspected, events, gaps, extensions=extensions).persist()
         # Who bears a token without having claimed it is among the jobs that are looked at.
         shared = shared_tokens(events, events if twice else looked_at).persist()
         held += [suspected, shared]
@@ -180,7 +189,7 @@ def audit_events(
         found = found.unionByName(left.select(*FINDING)).unionByName(shared.select(*FINDING))
     if store is not None:
         tell("comparing with the store's jobs")
-        found = found.unionByName(_unlike(events, gaps, store).select(*FINDING))
+        found = found.unionByName(_unlike(events, gaps, store))
     counts: dict[str, int] = {}
     # Where all is plain, that is known by now.
     if damages or twice or not plain or store is not None:
@@ -200,7 +209,28 @@ def audit_events(
     )
 
 
+def _with_purges(suspected: DataFrame, events: DataFrame) -> DataFrame:
+    """The suspects, and purges that are out of place among their tenant's. What these are suspected of is certain.
+
+    By its own job alone, a purge that was logged again may only be early: the clock could explain that.
+    """
+    found = purge_suspects(purges(events))
+    if found.isEmpty():
+        return suspected
+    places = fn.broadcast(found.select("shard", "position"))
+    return suspected.join(places, ["shard", "position"], "left_anti").unionByName(found)
+
+
 def _unlike(events: DataFrame, gaps: DataFrame, store: StoreJobs) -> DataFrame:
+    found = _unlike_jobs(events, gaps, store).select(*FINDING)
+    if not store.purges:
+        return found
+    rows = [(counted.tenant, counted.series, counted.count) for counted in store.purges]
+    counts: DataFrame = cast("Any", events.sparkSession).createDataFrame(rows, COUNTS)
+    return found.unionByName(unlike_counts(events, counts, store.before, gaps).select(*FINDING))
+
+
+def _unlike_jobs(events: DataFrame, gaps: DataFrame, store: StoreJobs) -> DataFrame:
     found = unlike_store(events, store.jobs, store.before, gaps)
     if store.again is None:
         return found

@@ -9,13 +9,14 @@ from functools import partial
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.core.errors import InvalidOption, StoreBusy
-from holdfast.core.job import JobKey
+from holdfast.core.job import JobKey, PurgeCount
 from holdfast.pipeline.audit import StoreJobs
 from holdfast.pipeline.ingest import KEYS_AT_ONCE, Plan, check_payloads, ingest
 from holdfast.pipeline.lake import Lake, positions
 from holdfast.pipeline.origin import read_origin
 from holdfast.pipeline.reader import OpenStore, jobs_frame
 from holdfast.pipeline.trouble import plainly
+from holdfast.store import Store, pages
 
 PATIENCE_S = 300.0
 LOOK_EVERY_S = 0.2
@@ -31,6 +32,7 @@ def store_jobs(spark: SparkSession, lake: Lake, url: str, payloads: str | None =
         raise InvalidOption("payloads", "the lake keeps payloads; say 'none', 'hash' or 'full' as for ingest")
     plan = Plan(url, read_origin(lake).tenant, check_payloads(payloads or "none"))
     before = _end(plan)
+    counted = _purges(plan)
     reader = spark.read.format("holdfast").options(store=plan.store, table="jobs")
     if plan.tenant is not None:
         reader = reader.option("tenant", plan.tenant)
@@ -38,7 +40,7 @@ def store_jobs(spark: SparkSession, lake: Lake, url: str, payloads: str | None =
         jobs = reader.load().persist()
         jobs.count()
     _catch_up(spark, lake, plan)
-    return StoreJobs(jobs, before, partial(_look_again, spark, lake, plan))
+    return StoreJobs(jobs, before, counted, partial(_look_again, spark, lake, plan))
 
 
 def _look_again(spark: SparkSession, lake: Lake, plan: Plan, keys: Sequence[JobKey]) -> tuple[DataFrame, StoreJobs]:
@@ -60,6 +62,19 @@ def _end(plan: Plan) -> Sequence[str]:
     """Where the log ends now, as positions."""
     with OpenStore(plan.store) as opened:
         return positions(plan.store, opened.run(opened.store.last_offset()))
+
+
+def _purges(plan: Plan) -> list[PurgeCount]:
+    """How many purges the store has counted, by tenant."""
+
+    async def read(store: Store) -> list[PurgeCount]:
+        found: dict[str, PurgeCount] = {}
+        async for page in pages(partial(store.purge_counts, plan.tenant)):
+            found |= {counted.tenant: counted for counted in page.counts}
+        return list(found.values())
+
+    with OpenStore(plan.store) as opened:
+        return opened.run(read(opened.store))
 
 
 def _catch_up(spark: SparkSession, lake: Lake, plan: Plan) -> None:

@@ -152,6 +152,8 @@ class _Endpoint:
                 await hub.revoked.renew()
             hub.revoked.refuse(caller)
             hub.rates.take(caller.digest)
+            hub.requests.check(caller.tenant)
+            hub.requests.take(caller.tenant)
             if route.scope:
                 caller.need(route.scope)
 
@@ -179,6 +181,10 @@ class _Endpoint:
             content = await bodies.decode(data, route.body, hub.turns, caller.tenant)
         elif not body.ended:
             raise Refusal("invalid_request", "this route takes no body")
+        if route.method != "GET":
+            if not route.is_never_refused:
+                hub.changes.check(caller.tenant)
+            hub.changes.take(caller.tenant, len(content) if route.batch else 1)
         call = Call(hub, scope, caller, content, query, holds)
         if noted is not None:
             noted.asked(call)

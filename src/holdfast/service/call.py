@@ -102,9 +102,9 @@ class Call(Generic[B, Q]):
         """The caller's trace context, to travel with jobs."""
         return self._scope.get("holdfast.trace")
 
-    def wait(self) -> None:
-        """Count as one that waits, to the end of the request, and its connection no more. Raises a refusal."""
-        hold = self.hub.waits.hold(self.tenant)
+    def wait(self, *, stream: bool = False) -> None:
+        """Count as one that waits, or as a stream, to the end; its connection counts no more. Raises a refusal."""
+        hold = (self.hub.streams if stream else self.hub.waits).hold(self.tenant)
         hold.take(1)
         self._holds.append(hold)
         self._scope["holdfast.belong"]("")
@@ -162,6 +162,8 @@ class Route(Struct, frozen=True, kw_only=True):
     """What is answered when it went well, by status; None: something else than JSON."""
     action: str = ""
     """What it is called in the audit trail; "": it is no act of an operator."""
+    is_never_refused: bool = False
+    """By `changes_per_s`: what ends or keeps a lease is counted alone. [TENANT-5]"""
     refuses: tuple[str, ...] = ()
     """The codes of its own problems; those that every route has are added."""
 

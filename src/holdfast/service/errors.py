@@ -18,6 +18,7 @@ from holdfast.core.errors import (
     StoreMismatch,
     StoreUnavailable,
 )
+from holdfast.telemetry import http as http_metrics
 
 RETRY_AFTER_S = 1
 
@@ -71,10 +72,10 @@ _TITLES = {429: "Too many requests", 413: "Too large"}
 class Refusal(HoldfastError):
     """A request that is refused by the service itself."""
 
-    def __init__(self, code: str, detail: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(code, detail, headers)
+    def __init__(self, code: str, detail: str, headers: dict[str, str] | None = None, budget: str = "") -> None:
+        super().__init__(code, detail, headers, budget)
         self.code = code  # pyright: ignore[reportAttributeAccessIssue]
-        self.detail, self.headers = detail, headers or {}
+        self.detail, self.headers, self.budget = detail, headers or {}, budget
 
     def __str__(self) -> str:
         return self.detail
@@ -108,7 +109,7 @@ def detail_of(error: BaseException) -> str:
 
 def info(error: BaseException) -> answers.ErrorInfo:
     """An error of one item of a batch."""
-    return answers.ErrorInfo(code=code_of(error), message=detail_of(error), args=_args(error))
+    return answers.ErrorInfo(code=code_of(error), message=detail_of(error), args=_args(error), budget=_budget(error))
 
 
 def problem(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
@@ -122,6 +123,7 @@ def problem(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
         code=code,
         detail=detail_of(error),
         args=_args(error),
+        budget=_budget(error),
     )
     headers = dict(error.headers) if isinstance(error, Refusal) else {}
     if code in _AGAIN:
@@ -136,5 +138,15 @@ def _args(error: BaseException) -> list[Any] | UnsetType:
     return list(error.args)
 
 
+def _budget(error: BaseException) -> str | UnsetType:
+    """The budget that is used up, if it is that. Counted: whoever answers with it has refused something."""
+    budget = error.budget if isinstance(error, (Refusal, QuotaExceeded)) else ""
+    if budget and http_metrics.current is not None:
+        http_metrics.current.refused(budget)
+    return budget or UNSET
+
+
 def _retry_after_s(error: Any) -> int:
-    return 5 if isinstance(error, QuotaExceeded) else RETRY_AFTER_S
+    if not isinstance(error, QuotaExceeded):
+        return RETRY_AFTER_S
+    return 5 if error.budget == "max_waiting" else 10

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from holdfast.blobs import Blobs, result_name
+from holdfast.budgets import ceiling_ms, keeper_of, usage_of
 from holdfast.claims import Claimer
 from holdfast.coalesce import Coalescer
+from holdfast.core.budgets import Budgets, BudgetUse, TenantUsage
 from holdfast.core.errors import HoldfastError, ResultExpired, StoreBusy, StoreError, StoreUnavailable
 from holdfast.core.failpoint import hit
 from holdfast.core.job import (
@@ -37,7 +39,7 @@ from holdfast.queue import Queue
 from holdfast.service.audit import TrailQueue
 from holdfast.service.fair import CallsExhausted, fair
 from holdfast.service.keys import Keys
-from holdfast.service.limits import Rates
+from holdfast.service.limits import Rates, TenantRates
 from holdfast.service.proofs import Proofs
 from holdfast.service.revoked import Revoked
 from holdfast.service.settings import Settings
@@ -45,7 +47,7 @@ from holdfast.service.shares import Hold, Shares
 from holdfast.service.tails import Tails
 from holdfast.service.tokens import Tokens
 from holdfast.service.turns import Turns
-from holdfast.service.types import Beats, Types
+from holdfast.service.types import Types
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, ListQuery, Page, Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
@@ -85,6 +87,8 @@ class Hub:
         self.settings = settings
         self.store = fair(store)
         """In turns between tenants. The service's own reads are not: of each kind there is one at a time."""
+        self._keeper = keeper_of(store)
+        self.ceiling_ms = ceiling_ms(store)
         self.blobs = None if settings.blobs is None else Blobs.open(settings.blobs)
         self.keys = Keys(settings.tokens.hs256_key, settings.tokens.jwks)
         self.tokens = Tokens(settings.tokens.check(), self.keys, settings.limits)
@@ -94,7 +98,6 @@ class Hub:
         self.claimer = Claimer(self.store)
         self.tails = Tails(self.store)
         self.types = Types(store)
-        self.beats = Beats()
         self.trail = TrailQueue(store) if settings.audit_queue else None
         self.turns = Turns()
         limits = settings.limits
@@ -104,15 +107,26 @@ class Hub:
         self.connections = Shares(
             "connections",
             process=limits.connections,
-            tenant=limits.share_of_connections(limits.tenant_connections, 10),
+            tenant=self._budget("max_connections", limits.share_of_connections(limits.tenant_connections, 10)),
+            budget="max_connections",
             address=limits.share_of_connections(limits.address_connections, 5),
             full="too_many_connections",
         )
+        quarter = limits.share_of_connections(None, 4)
         self.waits = Shares(
-            "waiting requests and event streams",
-            process=limits.share_of_connections(None, 2),
-            tenant=limits.share_of_connections(limits.tenant_waits, 10),
+            "waiting requests",
+            process=quarter,
+            tenant=self._budget("max_waiting_claims", limits.share_of_connections(limits.tenant_waits, 10)),
+            budget="max_waiting_claims",
         )
+        self.streams = Shares(
+            "event streams",
+            process=quarter,
+            tenant=self._budget("max_streams", limits.share_of_connections(limits.tenant_streams, 10)),
+            budget="max_streams",
+        )
+        self.requests = TenantRates("requests_per_s", "requests", self._budget("requests_per_s", limits.tenant_rate))
+        self.changes = TenantRates("changes_per_s", "changes", self._budget("changes_per_s", limits.tenant_changes))
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the service is to end: who waits for something answers with what there is."""
         self._own = store
@@ -133,7 +147,35 @@ class Hub:
 
     def most(self) -> tuple[int, int, int, int]:
         """The most so far of what is bounded: bytes, connections, waits, work in a turn."""
-        return self.memory.most, self.connections.most, self.waits.most, self.turns.most
+        return self.memory.most, self.connections.most, self.waits.most + self.streams.most, self.turns.most
+
+    def budgets(self, tenant: str) -> Budgets:
+        """What an operator has set for a tenant, or for all, as far as it is known by now. [TENANT-5]"""
+        return Budgets() if self._keeper is None else self._keeper.budgets(tenant)
+
+    def _budget(self, name: str, default: int) -> Callable[[str], int]:
+        """How much of a thing a tenant may have in this process; 0: any number."""
+
+        def limit(tenant: str) -> int:
+            said = getattr(self.budgets(tenant), name)
+            return default if said is None else said
+
+        return limit
+
+    async def usage(self, tenant: str) -> TenantUsage:
+        """What a tenant keeps, and what it uses of this process, with what it may."""
+        found = await usage_of(self.store, tenant)
+        here = {
+            "max_connections": (self.connections.used_by(tenant), self.connections.limit_of(tenant)),
+            "max_streams": (self.streams.used_by(tenant), self.streams.limit_of(tenant)),
+            "max_waiting_claims": (self.waits.used_by(tenant), self.waits.limit_of(tenant)),
+            "requests_per_s": (None, self.requests.rate_of(tenant)),
+            "changes_per_s": (None, self.changes.rate_of(tenant)),
+        }
+        budgets = [
+            BudgetUse(one.budget, *here.get(one.budget, (one.used, one.limit)), one.is_set) for one in found.budgets
+        ]
+        return replace(found, budgets=budgets)
 
     def stop(self) -> None:
         """Let everybody who waits answer now."""

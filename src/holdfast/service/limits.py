@@ -1,4 +1,4 @@
-"""How many requests a token may make, and how many bad tokens may come from one address."""
+"""How many requests a token or a tenant may make, and how many bad tokens may come from one address."""
 
 from __future__ import annotations
 
@@ -21,64 +21,94 @@ _V6_NETWORK = 64
 
 
 class _Buckets(Generic[K]):
-    """A bucket for each key, which fills at the rate and holds what comes together in `BURST_S`."""
+    """A bucket for each key, which fills at a rate and holds what comes together in `BURST_S`. A rate of 0 is none."""
 
-    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate = rate
-        self._most = max(1.0, rate * BURST_S)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._levels: dict[K, tuple[float, float]] = {}
 
-    def check(self, key: K, detail: str) -> None:
-        """Raise a refusal that says when to come again, if there is not enough for one."""
-        level = self._level(key)
-        if self._rate > 0 and level < 1.0:
-            wait_s = math.ceil((1.0 - level) / self._rate)
-            raise Refusal("rate_limited", detail, {"retry-after": str(wait_s)})
+    def wait_s(self, key: K, rate: float) -> int:
+        """How long to wait until there is enough for one; 0: there is."""
+        if rate <= 0:
+            return 0
+        level = self._level(key, rate)
+        return math.ceil((1.0 - level) / rate) if level < 1.0 else 0
 
-    def take(self, key: K) -> None:
-        """Take one out, if there is one."""
-        if self._rate <= 0:
+    def take(self, key: K, rate: float, amount: int = 1) -> None:
+        """Take so many out: more than there are is a debt, which is paid by waiting."""
+        if rate <= 0:
             return
-        level = max(0.0, self._level(key) - 1.0)
+        level = self._level(key, rate) - amount
         self._levels.pop(key, None)
         if len(self._levels) >= REMEMBERED:
-            # Who has not been here for longest has a full bucket, or nearly.
+            # The one that has not been here for longest has a full bucket, or nearly.
             del self._levels[next(iter(self._levels))]
         self._levels[key] = (level, self._clock())
 
-    def _level(self, key: K) -> float:
+    def _level(self, key: K, rate: float) -> float:
+        most = max(1.0, rate * BURST_S)
         now = self._clock()
-        level, at = self._levels.get(key, (self._most, now))
-        return min(self._most, level + (now - at) * self._rate)
+        level, at = self._levels.get(key, (most, now))
+        return min(most, level + (now - at) * rate)
 
 
 class Rates:
     """Requests by token."""
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._buckets: _Buckets[bytes] = _Buckets(rate, clock)
-        self._detail = f"this token may make {rate:g} requests per second"
+        self._rate = rate
+        self._buckets: _Buckets[bytes] = _Buckets(clock)
 
     def take(self, digest: bytes) -> None:
         """Count one request. Raises a refusal that says when to come again."""
-        self._buckets.check(digest, self._detail)
-        self._buckets.take(digest)
+        wait_s = self._buckets.wait_s(digest, self._rate)
+        if wait_s:
+            raise _limited(f"this token may make {self._rate:g} requests per second", wait_s)
+        self._buckets.take(digest, self._rate)
+
+
+class TenantRates:
+    """Requests, or changes, of a tenant, whatever token or address they come with. [TENANT-5]"""
+
+    def __init__(
+        self, budget: str, thing: str, rate_of: Callable[[str], int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._budget = budget
+        self._thing = thing
+        self.rate_of = rate_of
+        """What a tenant may make in a second; 0: any number."""
+        self._buckets: _Buckets[str] = _Buckets(clock)
+
+    def check(self, tenant: str) -> None:
+        """Raise a refusal that says when to come again, if there is not room for one."""
+        rate = self.rate_of(tenant)
+        wait_s = self._buckets.wait_s(tenant, rate)
+        if wait_s:
+            detail = f"{self._budget}: this tenant may make {rate} {self._thing} per second in each process"
+            raise _limited(detail, wait_s, self._budget)
+
+    def take(self, tenant: str, amount: int = 1) -> None:
+        """Count so many."""
+        self._buckets.take(tenant, self.rate_of(tenant), amount)
 
 
 class BadTokens:
     """Tokens that were refused, by the address they came from. Who has sent too many waits before one is checked."""
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._buckets: _Buckets[str] = _Buckets(rate, clock)
+        self._rate = rate
+        self._buckets: _Buckets[str] = _Buckets(clock)
 
     def check(self, address: str) -> None:
         """Raise a refusal that says when to come again, if too many came from there."""
-        self._buckets.check(host(address), "too many tokens from this address were not accepted")
+        wait_s = self._buckets.wait_s(host(address), self._rate)
+        if wait_s:
+            raise _limited("too many tokens from this address were not accepted", wait_s)
 
     def count(self, address: str) -> None:
-        """One more."""
-        self._buckets.take(host(address))
+        """One more, unless they wait already."""
+        if not self._buckets.wait_s(host(address), self._rate):
+            self._buckets.take(host(address), self._rate)
 
 
 @lru_cache(REMEMBERED)
@@ -93,3 +123,7 @@ def host(address: str) -> str:
     if ip.ipv4_mapped is not None:
         return str(ip.ipv4_mapped)
     return str(ipaddress.ip_network((int(ip), _V6_NETWORK), strict=False))
+
+
+def _limited(detail: str, wait_s: int, budget: str = "") -> Refusal:
+    return Refusal("rate_limited", detail, {"retry-after": str(wait_s)}, budget)

@@ -40,7 +40,7 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How much a client may ask for."""
+    """How much a client may ask for. What is a tenant's holds where its own budgets say nothing else. [TENANT-5]"""
 
     body: int = 1 * MIB
     batch_body: int = 4 * MIB
@@ -58,15 +58,21 @@ class Limits(Struct, frozen=True, kw_only=True):
     address_connections: int | None = None
     """From one address, with a token or without. None: a fifth of all; 0: any number."""
     tenant_waits: int | None = None
-    """Event streams and requests that wait, of one tenant; all together: half of the connections.
+    """Claims and results that wait, of one tenant; those of all: a quarter of the connections.
 
     None: a tenth of all connections; 0: any number."""
+    tenant_streams: int | None = None
+    """Event streams of one tenant; those of all: a quarter of the connections. None and 0: as above."""
     memory: int = 256 * MIB
     """Bytes in flight in a process: bodies on their way in, answers on their way out. 0: any number."""
     tenant_memory: int = 64 * MIB
     address_memory: int = 128 * MIB
     rate: float = 0.0
     """Requests per second for each token, in a process; 0: any number."""
+    tenant_rate: int = 1_000
+    """Requests per second of each tenant, in a process; 0: any number."""
+    tenant_changes: int = 10_000
+    """Jobs and leases per second that requests of a tenant change, in a process; 0: any number."""
     bad_tokens: float = 50.0
     """Tokens per second that are not accepted, from one address, in a process; 0: any number."""
     grace_s: float = 30.0

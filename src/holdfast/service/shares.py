@@ -6,6 +6,7 @@ with 503, what is over a tenant's or an address's share with 429, both with Retr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -17,14 +18,24 @@ class Shares:
     """One account. A limit of 0 is none."""
 
     def __init__(
-        self, thing: str, *, process: int = 0, tenant: int = 0, address: int = 0, full: str = "overloaded"
+        self,
+        thing: str,
+        *,
+        process: int = 0,
+        tenant: int | Callable[[str], int] = 0,
+        address: int = 0,
+        full: str = "overloaded",
+        budget: str = "",
     ) -> None:
         self.used = self.most = 0
         """Now, and the most so far."""
         self._thing = thing
         self._process = process
-        self._limits = {"tenant": tenant, "address": address}
+        self._tenant = tenant
+        self._address = address
         self._full = full
+        self._budget = budget
+        """What a tenant's limit is called where an operator sets it."""
         self._parts: dict[tuple[str, str], int] = {}
 
     def hold(self, tenant: str = "", address: str = "") -> Hold:
@@ -34,9 +45,12 @@ class Shares:
     def check(self, amount: int, tenant: str, address: str) -> None:
         """Raise a refusal if so much more would be over a limit."""
         for kind, name in (("tenant", tenant), ("address", address)):
-            limit = self._limits[kind]
-            if limit and name and self._parts.get((kind, name), 0) + amount > limit:
-                raise Refusal("share_exceeded", f"{self._thing} of this {kind}: the limit is {limit}; try again later")
+            limit = self._limit(kind, name)
+            if limit and self._parts.get((kind, name), 0) + amount > limit:
+                budget = self._budget if kind == "tenant" else ""
+                named = f"{budget}: " if budget else ""
+                detail = f"{named}{self._thing} of this {kind}: the limit is {limit}; try again later"
+                raise Refusal("share_exceeded", detail, budget=budget)
         if self._process and self.used + amount > self._process:
             raise Refusal(self._full, f"{self._thing} of this service: the limit is {self._process}; try again later")
 
@@ -44,9 +58,23 @@ class Shares:
         """How much more there may be; a great deal where there is no limit."""
         left = [self._process - self.used] if self._process else []
         for kind, name in (("tenant", tenant), ("address", address)):
-            if self._limits[kind] and name:
-                left.append(self._limits[kind] - self._parts.get((kind, name), 0))
+            limit = self._limit(kind, name)
+            if limit:
+                left.append(limit - self._parts.get((kind, name), 0))
         return max(0, min(left, default=2**62))
+
+    def used_by(self, tenant: str) -> int:
+        """How much is in use by one tenant."""
+        return self._parts.get(("tenant", tenant), 0)
+
+    def limit_of(self, tenant: str) -> int:
+        """How much that may be; 0: any number."""
+        return self._limit("tenant", tenant)
+
+    def _limit(self, kind: str, name: str) -> int:
+        if not name or kind == "address":
+            return self._address if name else 0
+        return self._tenant if isinstance(self._tenant, int) else self._tenant(name)
 
     def count(self, amount: int, tenant: str, address: str) -> None:
         """So much more is in use, or less."""

@@ -15,11 +15,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush, nsmallest
+from itertools import islice
 from typing import Any, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from holdfast.budgets import Keeper
 from holdfast.core import dedup, fairness, lease, lifecycle
 from holdfast.core.budgets import RECORD_BYTES, Usage, merged, weight
 from holdfast.core.errors import (
@@ -34,6 +36,8 @@ from holdfast.core.errors import (
 from holdfast.core.events import Event, Gap
 from holdfast.core.job import (
     CLAIMABLE,
+    PURGE_COUNT_MS,
+    PURGE_COUNTS_DROPPED,
     TERMINAL,
     WAITING,
     Cancel,
@@ -50,6 +54,7 @@ from holdfast.core.job import (
     Lease,
     NewJob,
     Purge,
+    PurgeCount,
     PurgeStatus,
     Queued,
     Replayed,
@@ -81,6 +86,7 @@ from holdfast.store import (
     Options,
     Page,
     Pruned,
+    PurgePage,
     QueuePage,
     QueueStats,
     Reader,
@@ -161,6 +167,7 @@ class MemoryStore:
 
     def __init__(self, options: CommonOptions) -> None:
         self.options = options
+        self.keeper = Keeper(self, options)
         self._lock = threading.RLock()
         self._epoch = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
         self._frozen_at = self._epoch + time.monotonic_ns() // 1_000_000
@@ -173,6 +180,7 @@ class MemoryStore:
         self._ended_count = 0
         self._bindings: dict[tuple[str, str, str, str], dedup.Binding] = {}
         self._dropped_blobs: list[str] = []
+        self._purges: dict[str, tuple[PurgeCount, int]] = {}
         self._seq = 0
         self._token = 0
         self._bytes: dict[str, int] = {}
@@ -197,7 +205,8 @@ class MemoryStore:
         """Nothing to connect to."""
 
     async def close(self) -> None:
-        """Nothing to let go of: the jobs stay as long as the process."""
+        """The jobs stay as long as the process."""
+        await self.keeper.close()
 
     async def sibling(self) -> MemoryStore:
         return self
@@ -235,6 +244,11 @@ class MemoryStore:
     ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "memory")
+        if not self.keeper.admits(items):
+            return await self.keeper.enqueue(items, lambda let: self._take_in(let, under))
+        return self._each(items, self._enqueue, under)
+
+    async def _take_in(self, items: Sequence[NewJob], under: Lease | None) -> list[EnqueueAnswer]:
         return self._each(items, self._enqueue, under)
 
     def _enqueue(self, new: NewJob, now: int) -> EnqueueAnswer:
@@ -464,9 +478,19 @@ class MemoryStore:
             return "not_found"
         if job.state not in TERMINAL or (item.finished_at is not None and item.finished_at != job.finished_at):
             return "not_terminal"
-        self._append(lifecycle.purge(job, now))
+        self._append(lifecycle.purge(job, now, self._count_purge(job, now)))
         self._forget(job)
         return "purged"
+
+    def _count_purge(self, job: Job, now: int) -> PurgeCount:
+        before, _ = self._purges.pop(job.tenant, (PurgeCount(job.tenant, job.seq, 0), now))
+        counted = replace(before, count=before.count + 1)
+        self._purges[job.tenant] = counted, now  # Behind all others: so they are by age.
+        for tenant, (_, at) in list(islice(self._purges.items(), PURGE_COUNTS_DROPPED)):
+            if at >= now - PURGE_COUNT_MS:
+                break
+            del self._purges[tenant]
+        return counted
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
         return self._each(items, self._set_result_ttl)
@@ -540,6 +564,12 @@ class MemoryStore:
         names, following = _page(await self.tenants(), tenant_cursor(cursor)[0], limit)
         return TenantPage(names, following and join_key(following, ""))
 
+    async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
+        with self._lock:
+            names = sorted(name for name in self._purges if tenant in (None, name))
+            names, following = _page(names, cursor or "", limit)
+            return PurgePage([self._purges[name][0] for name in names], following)
+
     # Events ---------------------------------------------------------------------------------------------------
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
@@ -612,6 +642,8 @@ class MemoryStore:
             max_waiting = old.max_waiting if settings.max_waiting is None else settings.max_waiting
             budgets = merged(old.budgets, settings.budgets)
             self._settings[tenant, settings.queue] = TenantSettings(settings.queue, share, max_waiting, budgets)
+        if settings.budgets is not None:
+            await self.keeper.renew(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         with self._lock:
@@ -619,6 +651,9 @@ class MemoryStore:
             return sorted(mine, key=lambda settings: settings.queue or "")
 
     async def usage(self, tenant: str) -> Usage:
+        return await self.keeper.counted(tenant, self._usage(tenant))
+
+    async def _usage(self, tenant: str) -> Usage:
         with self._lock:
             queues = self._queues(tenant)
             jobs = sum(len(self._lines[queue].lanes[tenant].jobs) for queue in queues)

@@ -49,11 +49,20 @@ class HttpMetrics:
             registry=registry,
         )  # fmt: skip
 
+        self._refusals = Counter(
+            "budget_refusals", "Requests and items that were over a budget of their tenant", ("budget",),
+            namespace="holdfast_http", registry=registry,
+        )  # fmt: skip
+
         self._children: dict[tuple[str, str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
         self._most = [
             Gauge(f"most_{name}", text, namespace="holdfast_http", registry=registry, multiprocess_mode="livemax")
             for name, text in MOST.items()
         ]
+
+    def refused(self, budget: str) -> None:
+        """Something was over a budget. Without the tenant."""
+        self._refusals.labels(budget).inc()
 
     def most(self, *values: int) -> None:
         """The most so far of each thing in `MOST`, in this process."""

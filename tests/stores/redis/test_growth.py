@@ -64,11 +64,11 @@ async def test_when_all_is_over_the_server_is_as_empty_as_before(store, valkey, 
     assert await store.drop_reader(None, "audit")
     await forget(store)
     assert await store.tenants() == []
-    # The counters stay, the log without events, up to where tenants lost theirs, and the turns of tenants that had one,
-    # until a claim finds them idle.
+    # The counters stay, those of purges until a later purge drops them, the log without events, up to where tenants
+    # lost theirs, and the turns of tenants that had one, until a claim finds them idle.
     assert (await store.claim(ClaimRequest(None, ("q0", "q1"), 1, 30_000, "w"))).jobs == []
     await forget(store)
-    assert lasting(valkey, prefix) == [f"{prefix}:{{0}}:{name}" for name in "Gce"]
+    assert lasting(valkey, prefix) == [f"{prefix}:{{0}}:{name}" for name in "GKMce"]
     assert valkey.command("XLEN", f"{prefix}:{{0}}:e") == 0
 
 

@@ -3,7 +3,9 @@
 `suspects` judges every event by what its own job's history says, in one shuffle and one sort; `doubtful` says first,
 for much less, which jobs are worth it, and `census` whether tokens are. What a job's history cannot tell comes after:
 `cleared` marks what a gap in the log or unrecorded extensions explain, `set_back` what the store's clock does;
-`shared_tokens` looks for leases in two hands, and `unlike_store` compares the log with the store's jobs.
+`shared_tokens` looks for leases in two hands, and `unlike_store` compares the log with the store's jobs. A purged job
+has no record any more: its last event is found by its number among its tenant's purges (`purge_suspects`), and
+by the store's count of these (`unlike_counts`).
 """
 
 from __future__ import annotations
@@ -81,6 +83,34 @@ def suspects(events: DataFrame) -> DataFrame:
         fn.array_compact(fn.array("since.position", "position")).alias("positions"),
         fn.array_compact(fn.array("since.offset", "offset")).alias("offsets"),
         "at", "position", _by_check("needs", _quoted),
+    )  # fmt: skip
+
+
+def purges(events: DataFrame) -> DataFrame:
+    """The purges with their number among their tenant's, `purge`, and which count that is, `series`."""
+    numbers = (fn.expr(f"bigint(get_json_object(data, '$.{name}'))").alias(name) for name in ("purge", "series"))
+    found = events.where(is_kind("purged")).select(*JOB, "shard", "position", "offset", "at", *numbers)
+    return found.where("purge IS NOT NULL AND series IS NOT NULL")
+
+
+def purge_suspects(purged: DataFrame) -> DataFrame:
+    """Purges that do not follow on the one before of their tenant, as `suspects` has them. [EVENT-1]"""
+    of_tenant = Window.partitionBy("tenant", "shard").orderBy("position")
+    of_count = Window.partitionBy("tenant", "shard", "series").orderBy("position")
+    before = of_count.rowsBetween(Window.unboundedPreceding, -1)
+    known = purged.withColumns(
+        {
+            "previous": fn.lag(fn.struct("position", "offset")).over(of_tenant),
+            "highest": fn.coalesce(fn.max("purge").over(before), fn.lit(0)),
+        }
+    )
+    place = "`purged` is purge {purge} of its tenant and comes after purge {highest}"
+    told = f"IF(purge > highest, {_told(place + ': what is between is missing')}, {_told(place)})"
+    return known.where("purge != highest + 1").select(
+        fn.lit("EVENT-1").alias("rule"), fn.expr(told).alias("explanation"), *JOB, "shard",
+        fn.array_compact(fn.array("previous.position", "position")).alias("positions"),
+        fn.array_compact(fn.array("previous.offset", "offset")).alias("offsets"),
+        "at", "position", fn.lit("").alias("needs"),
     )  # fmt: skip
 
 
@@ -238,21 +268,13 @@ def unlike_store(events: DataFrame, jobs: DataFrame, before: Sequence[str], gaps
         "tenant", "queue", fn.col("id").alias("job_id"), fn.col("state").alias("store_state"),
         fn.col("enqueued_at").alias("stored_at"), fn.col("events").alias("recorded"),
     )  # fmt: skip
-    of_all, of_one = gaps.where("tenant IS NULL"), gaps.where("tenant IS NOT NULL")
-    cuts = of_all.groupBy("shard").agg(fn.max("to").alias("cut_of_all"))
-    own = of_one.groupBy("shard", "tenant").agg(fn.max("to").alias("own_cut"))
-    holed = of_one.select("tenant", fn.lit(True).alias("holed")).distinct()
-    both = lives.join(stored, list(JOB), "full").join(fn.broadcast(cuts), "shard", "left")
-    both = both.join(fn.broadcast(own), ["shard", "tenant"], "left").join(fn.broadcast(holed), "tenant", "left")
-    both = both.withColumn("cut", fn.greatest("cut_of_all", "own_cut"))
+    both, whole = _with_cuts(lives.join(stored, list(JOB), "full"), gaps)
     # A life that began after `before` may be the one that was read, or a later one.
     both = both.withColumn("read", fn.expr("IF(size(lives) = 1, lives, filter(lives, l -> l.at <=> stored_at))"))
     both = both.withColumn("last", fn.element_at("lives", -1))
     cases = " ".join(f"WHEN {broken} THEN {_told(said)}" for broken, said in _DISAGREEMENTS.items())
     # Of a job without any event nobody knows where they would have been.
-    whole = of_all.isEmpty()
-    judged = both.where("cut IS NULL OR last.position > cut")
-    judged = judged.where(f"lives IS NOT NULL OR ({whole} AND holed IS NULL)")
+    judged = both.where("cut IS NULL OR last.position > cut").where(f"lives IS NOT NULL OR {whole}")
     found = judged.withColumn("explanation", fn.expr(f"CASE {cases} END"))
     return found.where("explanation IS NOT NULL").select(
         fn.expr("IF(store_state IS NULL, 'STATE-1', 'EVENT-1')").alias("rule"), "explanation", *JOB, "shard",
@@ -262,11 +284,62 @@ def unlike_store(events: DataFrame, jobs: DataFrame, before: Sequence[str], gaps
     ).distinct()  # fmt: skip
 
 
+def unlike_counts(events: DataFrame, counts: DataFrame, before: Sequence[str], gaps: DataFrame) -> DataFrame:
+    """Tenants whose purges the log and the store's counts do not agree on. [EVENT-1]
+
+    `counts` (tenant, series, counted) was read between the same ends of the log as the jobs for `unlike_store`.
+    """
+    purged = purges(events)
+    early = fn.max(fn.when(_early(before), fn.col("purge")))
+    seen = purged.groupBy("tenant", "series").agg(fn.max("purge").alias("number"), early.alias("number_before"))
+    latest = purged.groupBy("tenant").agg(
+        fn.max("shard").alias("shard"),
+        fn.max("position").alias("position"),
+        fn.max_by("offset", "position").alias("offset"),
+        fn.max("at").alias("at"),
+    )
+    both = counts.join(seen, ["tenant", "series"], "left").join(latest, "tenant", "left")
+    both, whole = _with_cuts(both, gaps)
+    # Of a tenant without any purge in the log nobody knows where they would have been.
+    judged = both.where(f"position > cut OR (cut IS NULL AND (position IS NOT NULL OR {whole}))")
+    counted = "the store has counted {counted} purges of tenant {tenant}, and the log "
+    told = (
+        f"CASE WHEN coalesce(number, 0) < counted THEN {_told(counted + 'has {number} of them')} "
+        f"WHEN number_before > counted THEN {_told(counted + 'has purge {number_before}')} END"
+    )
+    found = judged.withColumn("explanation", fn.expr(told)).where("explanation IS NOT NULL")
+    return found.select(
+        fn.lit("EVENT-1").alias("rule"), "explanation", "tenant",
+        fn.lit("").alias("queue"), fn.lit("").alias("job_id"), "shard",
+        fn.array_compact(fn.array("position")).alias("positions"),
+        fn.array_compact(fn.array("offset")).alias("offsets"), "at",
+    )  # fmt: skip
+
+
+def _with_cuts(frame: DataFrame, gaps: DataFrame) -> tuple[DataFrame, str]:
+    """The same with `cut`: up to where the log of the shard, or the tenant's own events there, are cut.
+
+    Also a condition for what has no event and so no shard: whether nothing that is gone could have been its own.
+    """
+    of_all, of_one = gaps.where("tenant IS NULL"), gaps.where("tenant IS NOT NULL")
+    cuts = of_all.groupBy("shard").agg(fn.max("to").alias("cut_of_all"))
+    own = of_one.groupBy("shard", "tenant").agg(fn.max("to").alias("own_cut"))
+    holed = of_one.select("tenant", fn.lit(True).alias("holed")).distinct()
+    frame = frame.join(fn.broadcast(cuts), "shard", "left")
+    frame = frame.join(fn.broadcast(own), ["shard", "tenant"], "left").join(fn.broadcast(holed), "tenant", "left")
+    return frame.withColumn("cut", fn.greatest("cut_of_all", "own_cut")), f"({of_all.isEmpty()} AND holed IS NULL)"
+
+
+def _early(before: Sequence[str]) -> Column:
+    """Whether an event is in the log up to `before`."""
+    ends = " ".join(f"WHEN {shard} THEN {_quoted(end)}" for shard, end in enumerate(before))
+    return fn.expr(f"position <= CASE shard {ends} END")
+
+
 def _lives(events: DataFrame, before: Sequence[str]) -> DataFrame:
     """Of each job the last life that began up to `before`, and those that began later, in order, as `lives`."""
-    ends = " ".join(f"WHEN {shard} THEN {_quoted(end)}" for shard, end in enumerate(before))
     events = by_job(events, "shard", "offset", "kind", "at", "number")
-    events = events.withColumns({"life": life(events), "early": fn.expr(f"position <= CASE shard {ends} END")})
+    events = events.withColumns({"life": life(events), "early": _early(before)})
     in_life = events.groupBy(MARK, *JOB, "shard", "life").agg(
         fn.min(fn.when(is_kind("enqueued"), fn.col("at"))).alias("at"),
         fn.max("number").alias("number"),

@@ -29,7 +29,7 @@ async def follow_events(call: Call[None, wire.StreamQuery]) -> Stream:
     """It goes on until the client leaves, or to the end of the log with `follow=false`."""
     after = call.header(b"last-event-id") or call.query.after or None
     kinds = wire.KINDS if not call.query.kinds else chosen("kinds", call.query.kinds, wire.KINDS)
-    call.wait()
+    call.wait(stream=True)
     # The first look decides about the status: an offset that is wrong or trimmed is told as such.
     await call.hub.store.events(call.tenant, after, 1)
     return Stream(_follow(call, after, frozenset(kinds)))

@@ -8,11 +8,13 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core import answers, wire
+from holdfast.core.budgets import check_envelope, check_kept
 from holdfast.core.errors import HoldfastError, JobNotFound
 from holdfast.core.flow import plan_of
 from holdfast.core.job import AlreadyCompleted, Duplicate, Job, JobKey, Queued
 from holdfast.core.names import FLOWS
 from holdfast.flows import flow_record
+from holdfast.options import duration_ms
 from holdfast.service import intake
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.routes.jobs import ended, outcome, ticket
@@ -22,8 +24,12 @@ from holdfast.service.tokens import ADMIN, PRODUCE, READ
 async def start_flow(call: Call[wire.NewFlow, wire.NoQuery]) -> Reply:
     """201 for a new flow, 200 for one that was there. Its steps are enqueued in their turn. [ENQ-2]"""
     new = await intake.flow(call.tenant, call.body, call.trace, call.hub.turns)
+    check_envelope(new.envelope, call.hub.ceiling_ms)
     for step in call.body.steps:
         call.caller.need_queue(step.queue)
+        if step.result_ttl_s is not None:
+            check_kept("result_ttl_s", duration_ms("result_ttl_s", step.result_ttl_s), call.hub.ceiling_ms)
+    call.hub.changes.take(call.tenant, len(call.body.steps))
     answer = await call.hub.enqueue(new)
     if isinstance(answer, HoldfastError):
         raise answer

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import UNSET
 
 from holdfast.core import answers, wire
+from holdfast.core.budgets import check_envelope, check_kept
 from holdfast.core.errors import HoldfastError, JobNotFound, WaitTimeout
 from holdfast.core.job import (
     PAYLOAD_LIMIT,
@@ -140,7 +141,8 @@ async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) ->
     """Counted from now. [RESULT-1]"""
 
     def make(key: JobKey, item: wire.Retain) -> SetResultTtl:
-        return SetResultTtl(key, duration_ms("result_ttl_s", item.result_ttl_s), item.sequence)
+        kept_ms = check_kept("result_ttl_s", duration_ms("result_ttl_s", item.result_ttl_s), call.hub.ceiling_ms)
+        return SetResultTtl(key, kept_ms, item.sequence)
 
     return await each_of_queue(call, make, call.hub.store.set_result_ttl, answers.Retained)
 
@@ -151,6 +153,7 @@ async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) ->
 def _new_job(call: Call[Any, Any], item: wire.Enqueue, known: KnownTypes, payload: bytes) -> NewJob:
     policy = known.types.get(item.type, intake.PLAIN_TYPE)
     new = intake.new_job(call.tenant, item, call.trace, payload, policy)
+    check_envelope(new.envelope, call.hub.ceiling_ms)
     call.caller.need_queue(new.key.queue)
     return new
 

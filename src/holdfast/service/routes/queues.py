@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from holdfast.core import answers, wire
+from holdfast.core.budgets import TenantUsage
 from holdfast.core.errors import HoldfastError, InvalidOption
 from holdfast.core.job import Job, JobKey, JobState, Purge
 from holdfast.core.names import check_id, check_type
 from holdfast.options import instant_ms
 from holdfast.service import views
 from holdfast.service.call import Call, Reply, Route
-from holdfast.service.errors import info
+from holdfast.service.errors import Refusal, info
 from holdfast.service.intake import chosen
 from holdfast.service.routes.batches import each_of_queue
 from holdfast.service.tokens import ADMIN, READ
@@ -56,6 +57,13 @@ async def jobs(call: Call[None, wire.ListQuery]) -> Reply:
     )
     page = await call.hub.page(wanted, call.hold)
     return Reply(answers.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
+
+
+async def usage(call: Call[None, wire.NoQuery]) -> Reply:
+    """Counts that are at most 10 s old, with the limits that hold here. [TENANT-5]"""
+    if call.caller.queues is not None:
+        raise Refusal("queue_forbidden", "the token is for some queues, and this counts them all")
+    return Reply(await call.hub.usage(call.tenant))
 
 
 async def pause(call: Call[None, wire.NoQuery]) -> Reply:
@@ -141,6 +149,10 @@ _QUEUE = "/v1/queues/{queue}"
 _LISTS = ("invalid_name", "invalid_option")
 
 ROUTES = (
+    Route(
+        method="GET", path="/v1/usage", handler=usage, scope=READ, summary="What the tenant keeps, and what it may",
+        answers={200: TenantUsage}, refuses=("queue_forbidden",),
+    ),
     Route(
         method="GET", path="/v1/queues", handler=queues, scope=READ, query=wire.PageQuery,
         summary="Counts of a page of queues", answers={200: answers.Queues}, refuses=("invalid_option",),

@@ -36,6 +36,7 @@ async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
         call.wait()
     with call.leaving() as gone:
         claimed, waited_s = await call.hub.claim(request, body.wait_s, gone, call.hold)
+    call.hub.changes.take(call.tenant, len(claimed.jobs))
     # The token may have been revoked while the claim waited.
     revoked = bool(claimed.jobs) and body.wait_s > 0 and await call.hub.revoked.is_revoked(call.caller)
     if call.client_left or revoked:
@@ -103,7 +104,7 @@ async def beat(call: Call[wire.Beat, wire.NoQuery]) -> Reply:
         for one in worker.types:
             call.caller.need_queue(one.queue)
             call.caller.need_queue(known.get(one.name, one).queue)
-    call.hub.beats.note(call.tenant, worker, call.body.ttl_s)
+    await call.hub.types.admit(worker, call.hub.budgets(call.tenant), lives=call.body.ttl_s > 0)
     await call.hub.store.beat(worker, int(call.body.ttl_s * 1000))
     return Reply(answers.Beaten())
 
@@ -138,24 +139,24 @@ ROUTES = (
         refuses=("invalid_name", "invalid_option"),
     ),
     Route(
-        method="POST", path="/v1/leases:finish", handler=finish, scope=WORK,
+        method="POST", path="/v1/leases:finish", handler=finish, scope=WORK, is_never_refused=True,
         body=wire.FinishBatch, batch="leases", item=wire.Finish,
         summary="Complete, fail, retry or release leased jobs",
         answers={200: answers.Finished},
     ),
     Route(
-        method="POST", path="/v1/leases:extend", handler=extend, scope=WORK,
+        method="POST", path="/v1/leases:extend", handler=extend, scope=WORK, is_never_refused=True,
         body=wire.ExtendBatch, batch="leases", item=wire.Extend,
         summary="Renew leases", answers={200: answers.Extended},
     ),
     Route(
-        method="POST", path="/v1/leases:report", handler=report, scope=WORK,
+        method="POST", path="/v1/leases:report", handler=report, scope=WORK, is_never_refused=True,
         body=wire.ReportBatch, batch="leases", item=wire.Report,
         summary="Record progress of leased jobs", answers={200: answers.Reported},
     ),
     Route(
         method="POST", path="/v1/workers:beat", handler=beat, scope=WORK, body=wire.Beat,
         summary="Say that a worker lives, and what it runs", answers={200: answers.Beaten},
-        refuses=("invalid_name", "invalid_option"),
+        refuses=("invalid_name", "invalid_option", "quota_exceeded"),
     ),
 )  # fmt: skip

@@ -9,6 +9,8 @@ from holdfast.core.budgets import varying
 from holdfast.core.errors import JobNotFound, NotReplayable
 from holdfast.core.events import Event
 from holdfast.core.job import (
+    PURGE_COUNT_MS,
+    PURGE_COUNTS_DROPPED,
     TERMINAL,
     Cancel,
     CancelStatus,
@@ -22,6 +24,7 @@ from holdfast.core.job import (
     Lease,
     NewJob,
     Purge,
+    PurgeCount,
     PurgeStatus,
     Queued,
     Replayed,
@@ -266,10 +269,18 @@ def purge(t: Transaction, items: Sequence[Purge]) -> list[PurgeStatus]:
         elif job.state not in TERMINAL or (item.finished_at is not None and item.finished_at != job.finished_at):
             answers.append("not_terminal")
         else:
-            t.append(lifecycle.purge(job, t.now), lane)
+            t.append(lifecycle.purge(job, t.now, _count_purge(t, job)), lane)
             t.forget_job(job, lane)
             answers.append("purged")
+    if "purged" in answers:
+        t.db.execute(SQL["drop_purge_counts"], (t.now - PURGE_COUNT_MS, PURGE_COUNTS_DROPPED))
     return answers
+
+
+def _count_purge(t: Transaction, job: Job) -> PurgeCount:
+    # Read to its end: a statement that is still open cannot be rolled back to a savepoint.
+    ((tenant, series, count),) = t.db.execute(SQL["count_purge"], (job.tenant, job.seq, t.now)).fetchall()
+    return PurgeCount(tenant, series, count)
 
 
 def set_result_ttl(t: Transaction, items: Sequence[SetResultTtl]) -> list[TtlStatus]:

@@ -146,6 +146,13 @@ SELECT state, count(*) FROM jobs WHERE state > 4 AND expires_at <= ? AND +lane =
 -- name: lanes_behind
 SELECT tenant, queue, waiting + leased + completed + failed + canceled > 0 FROM lanes
 WHERE (tenant, queue) > (?, ?) ORDER BY tenant, queue LIMIT ?;
+-- name: count_purge
+INSERT INTO purges (tenant, series, count, at) VALUES (?, ?, 1, ?)
+ON CONFLICT (tenant) DO UPDATE SET count = count + 1, at = excluded.at RETURNING tenant, series, count;
+-- name: drop_purge_counts
+DELETE FROM purges WHERE tenant IN (SELECT tenant FROM purges WHERE at < ? ORDER BY at LIMIT ?);
+-- name: purge_counts
+SELECT tenant, series, count FROM purges WHERE tenant > ?1 AND (?2 IS NULL OR tenant = ?2) ORDER BY tenant LIMIT ?3;
 -- name: tenants_with_settings
 SELECT DISTINCT tenant FROM settings WHERE tenant > ? OR tenant = ? ORDER BY tenant LIMIT ?;
 -- name: events

@@ -13,7 +13,7 @@ from holdfast.core import lifecycle
 from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, Gap, Gathered
-from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
+from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, PurgeCount
 from holdfast.core.names import check_id
 from holdfast.store import (
     BEHIND_ALL,
@@ -22,6 +22,7 @@ from holdfast.store import (
     ListQuery,
     LogPage,
     Page,
+    PurgePage,
     QueuePage,
     QueueStats,
     Reader,
@@ -162,6 +163,12 @@ def _with_jobs(db: sqlite3.Connection, after: tuple[str, str], limit: int) -> tu
             if looks > 0:
                 return names, None
     return names, (after[0], "" if after[1] == BEHIND_ALL else after[1])
+
+
+def purge_counts(db: sqlite3.Connection, tenant: str | None, cursor: str | None, limit: int) -> PurgePage:
+    """How many jobs were purged, by tenant. [EVENT-1]"""
+    found = [PurgeCount(*row) for row in db.execute(SQL["purge_counts"], (cursor or "", tenant, limit))]
+    return PurgePage(found, found[-1].tenant if len(found) == limit else None)
 
 
 def events(db: sqlite3.Connection, tenant: str | None, after: str | None, limit: int) -> EventPage:

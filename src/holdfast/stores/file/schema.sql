@@ -75,6 +75,15 @@ CREATE TABLE payloads (seq INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 -- Large results of jobs that are gone: prune hands their names out to be deleted from the blob store.
 CREATE TABLE dropped_blobs (name TEXT PRIMARY KEY) WITHOUT ROWID;
 
+-- How many jobs of a tenant were purged, from which job on, and when the last one was. [EVENT-1]
+CREATE TABLE purges (
+    tenant TEXT PRIMARY KEY,
+    series INTEGER NOT NULL,         -- the first job in this count
+    count  INTEGER NOT NULL,
+    at     INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX purges_at ON purges (at);
+
 CREATE TABLE keys (
     lane       INTEGER NOT NULL,
     type       TEXT NOT NULL,

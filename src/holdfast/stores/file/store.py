@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from holdfast.budgets import Keeper
 from holdfast.core.budgets import Usage
 from holdfast.core.errors import StoreMismatch, StoreUnavailable, Unsupported
 from holdfast.core.job import (
@@ -48,6 +49,7 @@ from holdfast.store import (
     LogPage,
     Page,
     Pruned,
+    PurgePage,
     QueuePage,
     QueueStats,
     Reader,
@@ -102,6 +104,7 @@ class FileStore:
         self._unsafe_fs = unsafe_fs
         self._group = group
         self.options = options
+        self.keeper = Keeper(self, options)
         self._engine = engine
         self._opening = asyncio.Lock()
         self._posts: weakref.WeakSet[FilePost] = weakref.WeakSet()
@@ -136,6 +139,7 @@ class FileStore:
         return engine
 
     async def close(self) -> None:
+        await self.keeper.close()
         engine, self._engine = self._engine, None
         if engine is not None:
             # Others may go on with the engine: what is sent to this handle would not be heard any more.
@@ -167,7 +171,12 @@ class FileStore:
     ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "file")
-        return await self._opened.change(lambda t: changes.enqueue(t, items, under))
+        if not self.keeper.admits(items):
+            return await self.keeper.enqueue(items, lambda let: self._take_in(let, under))
+        return await self._take_in(items, under)
+
+    def _take_in(self, items: Sequence[NewJob], under: Lease | None) -> Awaitable[list[EnqueueAnswer]]:
+        return self._opened.change(lambda t: changes.enqueue(t, items, under))
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         return await self._change(claims.claim, request)
@@ -222,6 +231,9 @@ class FileStore:
     async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
         return await self._opened.read(lambda db: reads.tenant_page(db, cursor, limit))
 
+    async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
+        return await self._opened.read(lambda db: reads.purge_counts(db, tenant, cursor, limit))
+
     # Events -----------------------------------------------------------------------------------------------
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
@@ -258,12 +270,14 @@ class FileStore:
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
         await self._opened.change(lambda t: upkeep.set_tenant(t, tenant, settings))
+        if settings.budgets is not None:
+            await self.keeper.renew(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         return await self._opened.read(lambda db: reads.settings(db, tenant))
 
     async def usage(self, tenant: str) -> Usage:
-        return await self._opened.read(lambda db: reads.usage(db, tenant))
+        return await self.keeper.counted(tenant, self._opened.read(lambda db: reads.usage(db, tenant)))
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         await self._opened.change(lambda t: upkeep.beat(t, worker, ttl_ms))

@@ -21,6 +21,7 @@ from holdfast.store import (
     EventPage,
     ListQuery,
     Page,
+    PurgePage,
     QueuePage,
     QueueStats,
     Reader,
@@ -94,6 +95,10 @@ class Reads(Session):
     async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
         del cursor, limit
         raise Unsupported("listing tenants: a token is one tenant's; ask the store", "http")
+
+    async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
+        del tenant, cursor, limit
+        raise Unsupported("counts of purges: they are for the audit, which reads the store", "http")
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
         self._check(tenant)

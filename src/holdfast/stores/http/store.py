@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core import answers
-from holdfast.core.budgets import Usage
+from holdfast.core.budgets import TenantUsage, Usage
 from holdfast.core.errors import InvalidOption, Unsupported
 from holdfast.core.job import TERMINAL, Job, JobKey
 from holdfast.core.policy import KnownTypes
@@ -141,9 +141,16 @@ class HttpStore(Jobs, Reads, Schedules):
         self._check(tenant)
         raise _settings(None)
 
-    async def usage(self, tenant: str) -> Usage:
+    async def tenant_usage(self, tenant: str) -> TenantUsage:
+        """What the tenant keeps, and what it may: the service knows."""
         self._check(tenant)
-        raise Unsupported("what a tenant keeps: ask the store", "http")
+        return await self._link.call("GET", "/v1/usage", TenantUsage)
+
+    async def usage(self, tenant: str) -> Usage:
+        found = await self.tenant_usage(tenant)
+        used = {one.budget: one.used or 0 for one in found.budgets}
+        jobs = used["max_jobs"] - found.keys
+        return Usage(jobs, found.keys, used["max_bytes"], used["max_queues"], found.events)
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         self._check(worker.tenant)

@@ -8,6 +8,8 @@ from holdfast.core import lease, lifecycle
 from holdfast.core.dedup import Binding, by_key
 from holdfast.core.errors import JobNotFound, NotReplayable
 from holdfast.core.job import (
+    PURGE_COUNT_MS,
+    PURGE_COUNTS_DROPPED,
     TERMINAL,
     Cancel,
     CancelStatus,
@@ -18,6 +20,7 @@ from holdfast.core.job import (
     JobKey,
     JobState,
     Purge,
+    PurgeCount,
     PurgeStatus,
     Replayed,
     Report,
@@ -28,7 +31,7 @@ from holdfast.core.job import (
 from holdfast.core.lifecycle import Retention
 from holdfast.store import ExtendAnswer, FinishAnswer, ReplayAnswer, ReportAnswer
 from holdfast.stores.postgres.quotas import Quotas
-from holdfast.stores.postgres.unit import Unit, scope_of
+from holdfast.stores.postgres.unit import Held, Unit, scope_of
 
 
 def finish(u: Unit, items: Sequence[Finish], keep: Retention) -> list[FinishAnswer]:
@@ -135,9 +138,10 @@ def _replay_one(u: Unit, key: JobKey, quotas: Quotas, bindings: dict[tuple[int, 
     return Replayed()
 
 
-def purge(u: Unit, items: Sequence[Purge]) -> list[PurgeStatus]:
+async def purge(u: Unit, items: Sequence[Purge]) -> list[PurgeStatus]:
     """Forget finished jobs, with an event. [KEEP-1]"""
     answers: list[PurgeStatus] = []
+    purged: list[Held] = []
     for item in items:
         held = u.find(item.key)
         if held is None or not lifecycle.is_life(held.job, item.seq):
@@ -147,10 +151,27 @@ def purge(u: Unit, items: Sequence[Purge]) -> list[PurgeStatus]:
         ):
             answers.append("not_terminal")
         else:
-            u.log(lifecycle.purge(held.job, u.now), held.lane)
             u.forget(held)
+            purged.append(held)
             answers.append("purged")
+    if purged:
+        await _log_purges(u, purged)
     return answers
+
+
+async def _log_purges(u: Unit, purged: Sequence[Held]) -> None:
+    """Count them and log them, each with its number among its tenant's. [EVENT-1]"""
+    by_tenant: dict[str, list[Held]] = {}
+    for held in purged:
+        by_tenant.setdefault(held.lane.tenant, []).append(held)
+    firsts = [mine[0].job.seq for mine in by_tenant.values()]
+    more = [len(mine) for mine in by_tenant.values()]
+    old = (u.now - PURGE_COUNT_MS, PURGE_COUNTS_DROPPED)
+    for row in await u.session.rows("count_purges", list(by_tenant), firsts, more, u.place, u.now, *old):
+        u.xid = max(u.xid, row["place"])
+        mine = by_tenant[row["tenant"]]
+        for number, held in enumerate(mine, row["count"] - len(mine) + 1):
+            u.log(lifecycle.purge(held.job, u.now, PurgeCount(row["tenant"], row["series"], number)), held.lane)
 
 
 def set_result_ttl(u: Unit, items: Sequence[SetResultTtl]) -> tuple[list[TtlStatus], list[tuple[int, int, int]]]:

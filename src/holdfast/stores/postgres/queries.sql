@@ -204,6 +204,9 @@ WITH changed AS (
 -- name: forget_jobs
 WITH changed AS (DELETE FROM {s}.done WHERE seq = ANY ($1::bigint[]) RETURNING 1)
 SELECT {s}.expect(cardinality($1::bigint[]), count(*)) FROM changed;
+-- name: count_purges
+SELECT tenant, series, count, place
+FROM {s}.count_purges($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::bigint, $6::bigint, $7::int);
 -- name: log
 SELECT {s}.log($1::bigint, $2::bigint, $3::int, $4::smallint[], $5::int[], $6::text[], $7::text[], $8::int[],
     $9::bigint[], $10::text[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[], $15::int[], $16::int[]);
@@ -296,6 +299,8 @@ WITH RECURSIVE walk AS (
     ) u
     WHERE w.found < $4 AND w.looks < $5
 ) SELECT tenant, queue, used FROM walk WHERE looks > 0 ORDER BY looks;
+-- name: purge_counts
+SELECT tenant, series, count FROM {s}.purges WHERE tenant > $1 AND ($2::text IS NULL OR tenant = $2) ORDER BY tenant LIMIT $3;
 -- name: tenants_with_settings
 SELECT DISTINCT tenant FROM {s}.settings WHERE tenant > $1 OR tenant = $2 ORDER BY tenant LIMIT $3;
 -- name: settings

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, Gap, Gathered
-from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState
+from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, PurgeCount
 from holdfast.core.names import check_id
 from holdfast.store import (
     BEHIND_ALL,
@@ -22,6 +22,7 @@ from holdfast.store import (
     ListQuery,
     LogPage,
     Page,
+    PurgePage,
     QueuePage,
     QueueStats,
     Stretch,
@@ -167,6 +168,13 @@ async def tenant_page(link: Link, cursor: str | None, limit: int) -> TenantPage:
     again = tenant if queue else None  # Of this one it was not known yet.
     settings = await link.rows("tenants_with_settings", tenant, again, limit + 1, repeat=True)
     return tenant_page_of(names, [row["tenant"] for row in settings], stop, limit)
+
+
+async def purge_counts(link: Link, tenant: str | None, cursor: str | None, limit: int) -> PurgePage:
+    """How many jobs were purged, by tenant. [EVENT-1]"""
+    rows_ = await link.rows("purge_counts", cursor or "", tenant, limit, repeat=True)
+    found = [PurgeCount(row["tenant"], row["series"], row["count"]) for row in rows_]
+    return PurgePage(found, found[-1].tenant if len(found) == limit else None)
 
 
 async def worker_page(link: Link, tenant: str | None, cursor: str | None, limit: int) -> WorkerPage:

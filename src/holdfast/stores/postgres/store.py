@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from holdfast.budgets import Keeper
 from holdfast.core import lease
 from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import JobNotFound, StoreBusy, StoreMismatch, StoreUnavailable, Unsupported
@@ -52,6 +53,7 @@ from holdfast.store import (
     Page,
     Post,
     Pruned,
+    PurgePage,
     QueuePage,
     QueueStats,
     Reader,
@@ -111,6 +113,7 @@ class PostgresStore:
     def __init__(self, address: Address, link_to: Callable[[Address], Link] = Link) -> None:
         self.address = address
         self.options = address.common
+        self.keeper = Keeper(self, self.options)
         self._link_to = link_to
         self._link = link_to(address)
         self._memory = lanes.memory_of(address.place)
@@ -151,6 +154,7 @@ class PostgresStore:
             raise StoreMismatch(f"the schema {self.address.schema!r} was made {made} test_clock=frozen")
 
     async def close(self) -> None:
+        await self.keeper.close()
         if self._timer is not None:
             self._timer.cancel()
         ears, self._ears = self._ears, None
@@ -188,6 +192,11 @@ class PostgresStore:
     async def enqueue(
         self, items: Sequence[NewJob], *, connection: Any = None, under: Lease | None = None
     ) -> list[EnqueueAnswer]:
+        if not self.keeper.admits(items):
+            return await self.keeper.enqueue(items, lambda let: self._take_in(let, connection, under))
+        return await self._take_in(items, connection, under)
+
+    async def _take_in(self, items: Sequence[NewJob], connection: Any, under: Lease | None) -> list[EnqueueAnswer]:
         answers: list[EnqueueAnswer] = []
         act = self._enqueue if under is None else partial(self._enqueue_under, under)
         async with self._joined(connection, items) as joined:
@@ -497,6 +506,9 @@ class PostgresStore:
     async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
         return await reads.tenant_page(self._opened, cursor, limit)
 
+    async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
+        return await reads.purge_counts(self._opened, tenant, cursor, limit)
+
     # Events -----------------------------------------------------------------------------------------------
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
@@ -571,6 +583,8 @@ class PostgresStore:
         budgets = None if settings.budgets is None else _encode_json(settings.budgets).decode()
         request = (tenant, settings.queue or "", settings.weight, settings.max_waiting, budgets)
         await self._opened.rows("set_settings", *request, repeat=True)
+        if settings.budgets is not None:
+            await self.keeper.renew(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         found = await self._opened.rows("settings", tenant, repeat=True)
@@ -585,7 +599,7 @@ class PostgresStore:
         ]
 
     async def usage(self, tenant: str) -> Usage:
-        return await usage.usage(self._opened, tenant)
+        return await self.keeper.counted(tenant, usage.usage(self._opened, tenant))
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         if ttl_ms > 0:

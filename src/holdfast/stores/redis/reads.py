@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import struct
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from typing import Any, cast
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, EventColumns, Gap, Gathered, Numbered
-from holdfast.core.job import TERMINAL, WAITING, Job, JobState
+from holdfast.core.job import TERMINAL, WAITING, Job, JobState, PurgeCount
 from holdfast.store import (
     PAGE_LIMIT,
     QUEUES_LOOKED_AT,
@@ -22,6 +23,7 @@ from holdfast.store import (
     ListQuery,
     LogPage,
     Page,
+    PurgePage,
     QueuePage,
     QueueStats,
     Stretch,
@@ -56,6 +58,8 @@ _COUNTED = (
     JobState.COMPLETED, JobState.FAILED, JobState.CANCELED,
 )  # fmt: skip
 _CURSOR = re.compile(r"([0-2])\.([0-9]{1,16})\.((?:[0-9a-f]{2})+)")
+_PURGE_CURSOR = re.compile(r"([0-9]{1,5})\.([0-9]{1,20})", re.ASCII)
+_COUNT = struct.Struct("<QQ")
 _OFFSET = re.compile(r"[0-9]{1,16}(\.[0-9]{1,16})*")
 
 
@@ -108,6 +112,28 @@ async def tenant_page(shards: Shards, cursor: str | None, limit: int) -> TenantP
     stops = [(tenant.decode(), queue.decode()) for tenant, queue, *_ in looks if tenant]
     names = [name.decode() for _, _, *found in looks for name in found]
     return tenant_page_of(names, (), min(stops, default=None), limit)
+
+
+async def purge_counts(shards: Shards, tenant: str | None, cursor: str | None, limit: int) -> PurgePage:
+    """How many jobs were purged, by tenant. A cursor is a shard, and a place in its hash. [EVENT-1]"""
+    shard, place = _parse_purge_cursor(shards, cursor)
+    if tenant is not None:
+        shard = shards.of(tenant)
+    following, *found = await shards.run("purge_counts", shard, encode((tenant or "", place, min(limit, PAGE_LIMIT))))
+    counts = [PurgeCount(name.decode(), *_COUNT.unpack(raw)) for name, raw in zip(found[::2], found[1::2], strict=True)]
+    place = following.decode()
+    if place == "0":
+        shard += 1
+    return PurgePage(counts, None if tenant is not None or shard == shards.count else f"{shard}.{place}")
+
+
+def _parse_purge_cursor(shards: Shards, cursor: str | None) -> tuple[int, str]:
+    if cursor is None:
+        return 0, "0"
+    match = _PURGE_CURSOR.fullmatch(cursor)
+    if match is None or int(match[1]) >= shards.count:
+        raise InvalidOption("cursor", f"{cursor!r} did not come from a list")
+    return int(match[1]), match[2]
 
 
 async def _stretches(shards: Shards, query: ListQuery) -> AsyncIterator[tuple[int, list[tuple[str, Job | None]]]]:

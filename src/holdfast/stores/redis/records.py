@@ -49,7 +49,7 @@ _KINDS: tuple[EventKind, ...] = (
     "enqueued", "claimed", "extended", "progressed", "retried", "released", "expired",
     "completed", "failed", "canceled", "replayed", "purged", "released",
 )  # fmt: skip
-_SIZES = (3, 2, 1, 2, 4, 1, 4, 0, 4, 0, 2, 0, 2)
+_SIZES = (3, 2, 1, 2, 4, 1, 4, 0, 4, 0, 2, 2, 2)
 """How many values belong to an event of each kind alone."""
 _PAYLOAD_ELSEWHERE = 1
 _REQUEST_IS_ID = 4
@@ -333,6 +333,8 @@ def _event_data(kind: EventKind, data: list[Any]) -> dict[str, Any]:
             return {"reason": _REASONS[data[0]], "error": _error_data(data)}
         case "replayed":
             return {"visible_at": data[0], "replays": data[1]}
+        case "purged":
+            return {"purge": data[0], "series": data[1]}
         case _:
             return {}
 

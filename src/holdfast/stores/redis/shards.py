@@ -19,7 +19,7 @@ from holdfast.stores.redis.scripts import SCRIPTS
 
 I = TypeVar("I")  # noqa: E741 - an item
 
-FORMAT = 4
+FORMAT = 5
 BATCH = 500
 """How many items one script takes ..."""
 BATCH_BYTES = 1024 * 1024

@@ -11,6 +11,7 @@ from uuid import uuid4
 import msgspec
 from msgspec.structs import asdict, replace
 
+from holdfast.budgets import Keeper
 from holdfast.core import fairness, lifecycle
 from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import (
@@ -72,6 +73,7 @@ from holdfast.store import (
     Page,
     Post,
     Pruned,
+    PurgePage,
     QueuePage,
     QueueStats,
     Reader,
@@ -119,6 +121,7 @@ class RedisStore:
 
     def __init__(self, link: Link, options: CommonOptions, *, prefix: str = "hf", shards: int | None = None) -> None:
         self.options = options
+        self.keeper = Keeper(self, options)
         self._link = link
         self._wanted = shards
         keep = options.retention
@@ -160,6 +163,7 @@ class RedisStore:
         self._capabilities = _capabilities(self._shards.count, await doctor.durability(self._link))
 
     async def close(self) -> None:
+        await self.keeper.close()
         ears, self._ears = self._ears, None
         if ears is not None:
             await ears.close()
@@ -195,6 +199,11 @@ class RedisStore:
     ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "redis")
+        if not self.keeper.admits(items):
+            return await self.keeper.enqueue(items, lambda let: self._take_in(let, under))
+        return await self._take_in(items, under)
+
+    async def _take_in(self, items: Sequence[NewJob], under: Lease | None) -> list[EnqueueAnswer]:
         # Without a request id a repetition would be answered as a duplicate of itself. [ENQ-8]
         repeat = all(item.envelope.request_id for item in items)
         pack = records.enqueue_request if under is None else partial(records.enqueue_request, under=under)
@@ -320,6 +329,9 @@ class RedisStore:
     async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
         return await reads.tenant_page(self._opened, cursor, limit)
 
+    async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
+        return await reads.purge_counts(self._opened, tenant, cursor, limit)
+
     # Events -----------------------------------------------------------------------------------------------
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
@@ -384,6 +396,8 @@ class RedisStore:
         # Where a quota begins, the tenant's waiting jobs are counted, some queues at a time.
         while not await self._opened.run("settings", shard, request):
             request = encode(("count", tenant))
+        if settings.budgets is not None:
+            await self.keeper.renew(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         found = await self._opened.run("settings", self._opened.of(tenant), encode(("get", tenant)))
@@ -402,6 +416,9 @@ class RedisStore:
         return sorted(settings, key=lambda setting: setting.queue or "")
 
     async def usage(self, tenant: str) -> Usage:
+        return await self.keeper.counted(tenant, self._usage(tenant))
+
+    async def _usage(self, tenant: str) -> Usage:
         return Usage(*await self._opened.run("usage", self._opened.of(tenant), encode((tenant,))))
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:

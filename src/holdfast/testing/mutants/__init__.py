@@ -6,6 +6,7 @@ shows which check caught which. One that survives is a check that is missing.
 """
 
 from holdfast.testing.mutants import (
+    budgets,
     enqueue,
     file_offers,
     lasting,
@@ -30,5 +31,5 @@ from holdfast.testing.mutants.trial import Trial, baseline, scratch, trial
 
 __all__ = ["Bug", "Mutant", "Trial", "baseline", "mutants", "scratch", "trial"]
 
-del enqueue, file_offers, lasting, lua_claims, lua_endings, lua_enqueue, lua_lasting, lua_lone, numbers
+del budgets, enqueue, file_offers, lasting, lua_claims, lua_endings, lua_enqueue, lua_lasting, lua_lone, numbers
 del pg_claims, pg_endings, pg_enqueue, pg_log, pg_lone, pg_offers, rules, sqlite, turns

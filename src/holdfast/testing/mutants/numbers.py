@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.core import events, lifecycle
 from holdfast.testing.mutants.planting import CORE, IN_PYTHON, POSTGRES, REDIS, Bug, Planted, mutant
 
@@ -12,6 +14,9 @@ IN_A_BATCH = "in_a_batch_each_job_has_its_own_number"
 DELIVERED = "a_delivered_job_is_claimed_with_its_second_event"
 UNLOGGED = "what_makes_no_event_takes_no_number"
 FILE = ("file",)
+MEMORY = ("memory",)
+PURGES = "purges_are_counted_by_tenant"
+OLD_PURGES = "an_old_count_of_purges_is_dropped_and_begins_anew"
 
 # The rules as they stand in `core` ----------------------------------------------------------------------------
 
@@ -231,3 +236,87 @@ def endings_are_not_counted_in_postgres(bug: Bug) -> None:
 def replays_are_not_counted_in_postgres(bug: Bug) -> None:
     """The record of a job that was replayed has the number of its failure."""
     bug.statement("revive_jobs", "u.attempts, u.events", "u.attempts, d.events")
+
+
+# Counts of purges ---------------------------------------------------------------------------------------------
+
+
+@mutant("EVENT-1", stores=CORE, seen_by=PURGES)
+def every_purge_is_the_first(bug: Bug) -> None:
+    """The log has one number for all purges."""
+
+    def purge(original: Planted, job: Any, now: int, counted: Any) -> Any:
+        return original(job, now, replace(counted, count=1))
+
+    bug.around(lifecycle, "purge", purge)
+
+
+@mutant("EVENT-1", stores=MEMORY, seen_by=PURGES)
+def a_purge_is_counted_twice_in_memory(bug: Bug) -> None:
+    """The numbers have a gap between any two purges."""
+
+    def count_purge(original: Planted, *args: Any) -> Any:
+        original(*args)
+        return original(*args)
+
+    bug.around(bug.memory.MemoryStore, "_count_purge", count_purge)
+
+
+@mutant("EVENT-1", stores=FILE, seen_by=PURGES)
+def a_purge_is_not_counted_in_sqlite(bug: Bug) -> None:
+    """The next purge has its number again."""
+    bug.sql("count_purge", "count = count + 1, ", "")
+
+
+@mutant("EVENT-1", stores=FILE, seen_by=PURGES)
+def a_purge_is_counted_twice_in_sqlite(bug: Bug) -> None:
+    """The numbers have a gap between any two purges."""
+    bug.sql("count_purge", "count = count + 1, ", "count = count + 2, ")
+
+
+@mutant("EVENT-1", stores=FILE, seen_by=OLD_PURGES)
+def counts_of_purges_stay_for_ever_in_sqlite(bug: Bug) -> None:
+    """A tenant that is long gone leaves a row behind."""
+    bug.sql("drop_purge_counts", "at < ?", "at < -?")
+
+
+@mutant("EVENT-1", stores=REDIS, seen_by=PURGES)
+def a_purge_is_not_counted_in_lua(bug: Bug) -> None:
+    """The purges of the next call have the same numbers."""
+    bug.lua("purge", "struct.pack('<I8I8', counted[1], counted[2])", "struct.pack('<I8I8', counted[1], 0)")
+
+
+@mutant("EVENT-1", stores=REDIS, seen_by=PURGES)
+def a_purge_is_counted_twice_in_lua(bug: Bug) -> None:
+    """The numbers have a gap between any two purges."""
+    bug.lua("purge", "counted[2] = counted[2] + 1", "counted[2] = counted[2] + 2")
+
+
+@mutant("EVENT-1", stores=REDIS, seen_by=PURGES)
+def purges_of_all_tenants_are_one_count_in_lua(bug: Bug) -> None:
+    """All tenants of a shard share one count."""
+    bug.lua("purge", "local tenant = names_of(job.lane)", "local tenant = 'all'")
+
+
+@mutant("EVENT-1", stores=REDIS, seen_by=OLD_PURGES)
+def counts_of_purges_stay_for_ever_in_lua(bug: Bug) -> None:
+    """A tenant that is long gone leaves a field behind."""
+    bug.lua("purge", "set(shard .. 'M', tenant, false)", "")
+
+
+@mutant("EVENT-1", stores=POSTGRES, seen_by=PURGES)
+def purges_are_not_counted_in_postgres(bug: Bug) -> None:
+    """The purges of the next call have the same numbers."""
+    bug.function("count_purges", "count = p.count + excluded.count", "count = excluded.count")
+
+
+@mutant("EVENT-1", stores=POSTGRES, seen_by=PURGES)
+def purges_are_counted_twice_in_postgres(bug: Bug) -> None:
+    """The numbers have a gap between any two calls."""
+    bug.function("count_purges", "count = p.count + excluded.count", "count = p.count + 2 * excluded.count")
+
+
+@mutant("EVENT-1", stores=POSTGRES, seen_by=OLD_PURGES)
+def counts_of_purges_stay_for_ever_in_postgres(bug: Bug) -> None:
+    """A tenant that is long gone leaves a row behind."""
+    bug.function("count_purges", "o.at < p_before", "o.at < -p_before")

@@ -140,5 +140,20 @@ def _kind(job: Job) -> str:
     raise Broken(f"{job.key} is in the state {job.state!r} [STATE-1]")
 
 
+class PurgeNumbers:
+    """The purges of each tenant, which are numbered 1, 2, 3, ... in each of its counts. [EVENT-1]"""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, int]] = {}
+
+    def add(self, event: Event) -> None:
+        """Judge the next event of the log of all jobs. Raises Broken."""
+        if event.kind == "purged":
+            series, number = event.data["series"], event.data["purge"]
+            last = self._last.get(event.tenant, (0, 0))
+            expect_equal(number, last[1] + 1 if series == last[0] else 1, f"number of {event} after {last} [EVENT-1]")
+            self._last[event.tenant] = series, number
+
+
 def _is(life: Life) -> str:
     return life.state if life.state == WAITS else f"is {life.state}"

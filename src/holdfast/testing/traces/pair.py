@@ -14,7 +14,7 @@ from holdfast.core.events import Event
 from holdfast.core.job import WAITING, Claimed, ClaimRequest, Job, JobKey, JobState
 from holdfast.store import ListQuery, Reaped, parse_url
 from holdfast.testing.conformance.expect import Broken, expect
-from holdfast.testing.traces.history import History
+from holdfast.testing.traces.history import History, PurgeNumbers
 from holdfast.testing.traces.sides import Side, Trimmed
 from holdfast.testing.traces.steps import QUEUES, TENANTS, Step, World
 
@@ -39,6 +39,7 @@ class Pair:
         self.steps: list[Step] = []
         self.seen: Counter[str] = Counter()
         """Which kinds of answers came, by verb: what a trace has reached."""
+        self._purges = PurgeNumbers()
         self._history = History(extensions=parse_url(store.url).options.get("events") == "all")
         self._paused: set[tuple[str, str]] = set()
 
@@ -92,6 +93,7 @@ class Pair:
         self._compare("events", self.store.told(got), self.reference.told(want))
         for event in got:
             self._history.add(event)
+            self._purges.add(event)
 
     async def _compare_jobs(self, keys: Sequence[JobKey], handle: int) -> None:
         if not keys:

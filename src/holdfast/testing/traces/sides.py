@@ -19,7 +19,7 @@ INSTANTS = frozenset({
     "at", "now", "next_at", "visible_at", "enqueued_at", "claimed_at", "finished_at", "expires_at", "deadline",
     "started_at", "seen_at", "oldest_ready_at", "first_released_at",
 })  # fmt: skip
-OWN = frozenset({"seq", "next_at"})
+OWN = frozenset({"seq", "series", "next_at"})
 """What is a store's own: how it numbers jobs (the order shows in lists and claims), and a hint that may come early."""
 UNKNOWN = 10**12
 """Added to a rank that was never granted, to make a token that was never granted."""
@@ -228,7 +228,8 @@ class Side:
         if isinstance(value, HoldfastError):
             return {"": type(value).__name__, "args": value.args}
         if isinstance(value, dict):
-            return {key: self.told(item, key) for key, item in cast("dict[str, Any]", value).items()}
+            said = cast("dict[str, Any]", value).items()
+            return {key: self.told(item, key) for key, item in said if key not in OWN}
         if isinstance(value, list | tuple):
             return [self.told(item, name) for item in cast("Sequence[Any]", value)]
         return value

@@ -122,6 +122,16 @@ CREATE TABLE {s}.ids (
     PRIMARY KEY (lane, id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 1);
 
+-- How many jobs of a tenant were purged, from which job on, and when the last one was. [EVENT-1]
+CREATE TABLE {s}.purges (
+    series bigint NOT NULL,                      -- the first job in this count
+    count  bigint NOT NULL,
+    at     bigint NOT NULL,
+    logged bigint NOT NULL,                      -- the transaction that the last one is filed under
+    tenant text COLLATE "C" PRIMARY KEY
+);
+CREATE INDEX purges_at ON {s}.purges (at);
+
 CREATE TABLE {s}.keys (
     expires_at bigint,
     lane       int NOT NULL,

@@ -178,6 +178,29 @@ BEGIN
     FROM {s}.meta;
 END $$;
 
+-- Count purges, by tenant: `p_counts` more, beginning with the job `p_series` where there is no count. Answers each count, and
+-- the transaction to file the purges under: ours, or that of an earlier purge if it is later, so that the log has them in
+-- order. Drops old counts. [EVENT-1]
+CREATE FUNCTION {s}.count_purges(
+    p_tenants text[], p_series bigint[], p_counts bigint[], p_xid bigint, p_now bigint, p_before bigint, p_most int
+) RETURNS TABLE (tenant text, series bigint, count bigint, place bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_place bigint;
+BEGIN
+    INSERT INTO {s}.purges AS p (tenant, series, count, at, logged)
+    SELECT u.tenant, u.series, u.count, p_now, p_xid FROM unnest(p_tenants, p_series, p_counts) AS u (tenant, series, count)
+    ORDER BY u.tenant COLLATE "C"
+    ON CONFLICT (tenant) DO UPDATE
+    SET count = p.count + excluded.count, at = excluded.at, logged = greatest(p.logged, excluded.logged);
+    SELECT max(p.logged) INTO v_place FROM {s}.purges p WHERE p.tenant = ANY (p_tenants);
+    UPDATE {s}.purges p SET logged = v_place WHERE p.tenant = ANY (p_tenants) AND p.logged < v_place;
+    DELETE FROM {s}.purges p WHERE p.tenant = ANY (ARRAY(
+        SELECT o.tenant FROM {s}.purges o WHERE o.at < p_before ORDER BY o.at LIMIT p_most FOR UPDATE SKIP LOCKED
+    ));
+    RETURN QUERY SELECT p.tenant, p.series, p.count, v_place FROM {s}.purges p WHERE p.tenant = ANY (p_tenants);
+END $$;
+
 -- The position that readers of the log stay below: that of the first transaction that is in progress and may write here. An event is filed
 -- under its own transaction or a later one, so all that is filed below has been committed, or never will be. [EVENT-2]
 --

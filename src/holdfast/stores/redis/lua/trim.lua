@@ -10,7 +10,7 @@
 --   not cut because they have some there, tenants not done with, tenants not cut }. Sent once.
 
 local ENTRIES, EVENTS, CUTS_KEPT = 500, 5000, 10000
-local SIZES = { [0] = 3, 2, 1, 2, 4, 1, 4, 0, 4, 0, 2, 0, 2 } -- As in `records.py`.
+local SIZES = { [0] = 3, 2, 1, 2, 4, 1, 4, 0, 4, 0, 2, 2, 2 } -- As in `records.py`.
 local mode, soft, hard, names = unpack(request)
 local counted, waste = unpack(call('HMGET', KEYS[1], 'counted', 'waste'))
 counted, waste = tonumber(counted) or 0, tonumber(waste) or 0

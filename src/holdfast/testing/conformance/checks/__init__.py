@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.testing.conformance.checks import (
+    budgets,
     cancels,
     claims,
     clock,
@@ -14,6 +15,7 @@ from holdfast.testing.conformance.checks import (
     lone,
     numbers,
     posts,
+    purges,
     quotas,
     refusals,
     results,
@@ -28,6 +30,7 @@ from holdfast.testing.conformance.checks import (
 )
 
 __all__ = [
+    "budgets",
     "cancels",
     "claims",
     "clock",
@@ -39,6 +42,7 @@ __all__ = [
     "lone",
     "numbers",
     "posts",
+    "purges",
     "quotas",
     "refusals",
     "results",

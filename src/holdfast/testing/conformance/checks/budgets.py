@@ -1,0 +1,152 @@
+"""TENANT-5: budgets of what a tenant keeps. They are judged by counts that `usage` and `set_tenant` have just read."""
+
+from __future__ import annotations
+
+from holdfast.core.budgets import RECORD_BYTES, Budgets
+from holdfast.core.errors import QuotaExceeded
+from holdfast.core.job import (
+    HOUR,
+    SECOND,
+    Duplicate,
+    IdempotencyKey,
+    JobKey,
+    JobState,
+    NewJob,
+    Queued,
+    Replayed,
+    Result,
+)
+from holdfast.core.names import LEASE_KEYS, OPERATOR, SCHEDULES
+from holdfast.store import TenantSettings
+from holdfast.testing.conformance.checks.usage import usage
+from holdfast.testing.conformance.expect import expect_a, expect_equal
+from holdfast.testing.conformance.harness import Harness
+from holdfast.testing.conformance.rules import rule
+
+
+async def allow(h: Harness, **budgets: int) -> None:
+    """Set budgets of the tenant."""
+    await h.store.set_tenant(h.tenant, TenantSettings(None, budgets=Budgets(**budgets)))
+
+
+def expect_refused(answer: object, used: int, limit: int, budget: str, why: str) -> None:
+    """An enqueue must have been refused because of this budget."""
+    refusal = expect_a(answer, QuotaExceeded, why)
+    expect_equal((refusal.queue, refusal.used, refusal.limit, refusal.budget), (None, used, limit, budget), why)
+
+
+@rule("TENANT-5")
+async def over_max_jobs_an_enqueue_is_refused_by_name(h: Harness) -> None:
+    """Jobs of every state count; what is running ends as it would; there is room again when some are forgotten."""
+    await allow(h, max_jobs=3)
+    await h.queued("a", "b", "c")
+    async with h.no_event("by a refused enqueue"):
+        expect_refused(await h.enqueue("d"), 3, 3, "max_jobs", "enqueue over max_jobs")
+        expect_equal(await h.find(h.key("d")), None, "record of a refused job")
+    expect_a(await h.enqueue("d", tenant=h.other), Queued, "enqueue of another tenant")
+    a, b, c = await h.claim(3)
+    h.accepted(await h.complete(a), JobState.COMPLETED)
+    h.accepted(await h.retry(b), JobState.RETRYING)
+    h.accepted(await h.release(c), JobState.READY)
+    expect_equal((await usage(h)).jobs, 3, "jobs in the usage")
+    expect_refused(await h.enqueue("d"), 3, 3, "max_jobs", "enqueue while a finished job is kept")
+    await h.advance(HOUR)
+    expect_equal((await usage(h)).jobs, 2, "jobs in the usage, once a finished one is forgotten")
+    await h.queued("d")
+    expect_refused(await h.enqueue("e"), 3, 3, "max_jobs", "enqueue when there are three again")
+    await allow(h, max_jobs=0)
+    await h.queued("e", "f")  # 0 is no limit.
+
+
+@rule("TENANT-5")
+async def over_max_bytes_an_enqueue_is_refused_by_name(h: Harness) -> None:
+    """Payloads and results count; a result is never refused."""
+    most = 3 * RECORD_BYTES + 3000
+    await allow(h, max_bytes=most)
+    await h.queued("a", "b", payload=b"[" + b" " * 1000 + b"]")
+    refusal = expect_a(await h.enqueue("c", payload=b"[" + b" " * 2000 + b"]"), QuotaExceeded, "too large a payload")
+    expect_equal((refusal.limit, refusal.budget), (most, "max_bytes"), "limit and name of the budget")
+    await h.queued("c")
+    for job in await h.claim(3):
+        h.accepted(await h.finish(job, "complete", result=Result(b'"' + b"x" * 5000 + b'"')), JobState.COMPLETED)
+    await usage(h)
+    refusal = expect_a(await h.enqueue("d"), QuotaExceeded, "enqueue when results have used up the budget")
+    expect_equal((refusal.used > most, refusal.budget), (True, "max_bytes"), "over what, and which")
+    await h.advance(HOUR)
+    await usage(h)
+    await h.queued("d")
+
+
+@rule("TENANT-5")
+async def over_max_queues_no_further_queue_is_made(h: Harness) -> None:
+    """Those that have jobs take more, also by a handle that never saw them; another queue is refused."""
+    queues = [h.name("q") for _ in range(2)]
+    await allow(h, max_queues=2)
+    for queue in queues:
+        await h.queued("a", queue=queue)
+    expect_refused(await h.enqueue("b", queue=h.name("q")), 2, 2, "max_queues", "enqueue into a third queue")
+    await h.queued("b", queue=queues[0])
+    await usage(h)
+    other = await h.store.sibling()
+    try:
+        await other.usage(h.tenant)
+        await other.set_tenant(h.tenant, TenantSettings(None, budgets=Budgets(max_queues=2)))
+        new = h.name("q")
+        answers = await other.enqueue([h.new("c", queue=queue) for queue in (new, queues[1], new)])
+        expect_equal([type(one) for one in answers], [QuotaExceeded, Queued, QuotaExceeded], "answers by queue")
+    finally:
+        if other is not h.store:
+            await other.close()
+
+
+@rule("TENANT-5")
+async def a_batch_is_taken_as_far_as_a_budget_goes(h: Harness) -> None:
+    """Item by item: what fits is queued, duplicates are told so, the rest is refused; other tenants' are taken."""
+    await h.queued("a")
+    await allow(h, max_jobs=3)
+    ids = ("b", "c", "a", "d", "e")
+    answers = await h.store.enqueue([*(h.new(id) for id in ids), h.new("f", tenant=h.other)])
+    kinds = [type(answer) for answer in answers]
+    # Whether an id exists is looked at once there is no room: until then each counts as one more.
+    expect_equal(kinds, [Queued, Queued, Duplicate, QuotaExceeded, QuotaExceeded, Queued], "answers to a batch")
+    expect_a(await h.enqueue("b"), Duplicate, "an id that exists, while nothing new is taken")
+    expect_equal(await h.list_ids(), ["a", "b", "c"], "jobs that are there")
+
+
+@rule("TENANT-5")
+async def keys_held_for_ever_count_against_max_jobs(h: Harness) -> None:
+    """When their jobs are long forgotten."""
+    for n in range(3):
+        id = f"k{n}"
+        await h.queued(id, idempotency=IdempotencyKey(id, "forever"), result_ttl_ms=60 * SECOND)
+    for job in await h.claim(3):
+        h.accepted(await h.complete(job), JobState.COMPLETED)
+    await allow(h, max_jobs=3)
+    await h.advance(HOUR)
+    found = await usage(h)
+    expect_equal((found.jobs, found.keys), (0, 3), "jobs and keys in the usage")
+    expect_refused(await h.enqueue("d"), 3, 3, "max_jobs", "enqueue while three keys are held")
+
+
+@rule("TENANT-5")
+async def replays_and_what_holdfast_keeps_for_itself_are_within_every_budget(h: Harness) -> None:
+    """A replay makes no new record; schedules have a budget of their own; the operator's records have none."""
+    job = await h.leased("dead")
+    h.accepted(await h.fail(job), JobState.FAILED)
+    await allow(h, max_jobs=1, max_bytes=1, max_queues=1)
+    expect_a(await h.enqueue("more"), QuotaExceeded, "enqueue over every budget")
+    expect_a(await h.replay(job.key), Replayed, "replay")
+    for tenant, queue in ((h.tenant, SCHEDULES), (OPERATOR, LEASE_KEYS)):
+        new = h.new(h.name("own"))
+        own = NewJob(JobKey(tenant, queue, new.key.id), new.envelope, HOUR)
+        expect_a((await h.store.enqueue([own]))[0], Queued, f"enqueue into {queue}")
+
+
+@rule("TENANT-5")
+async def an_enqueue_in_a_callers_transaction_is_within_the_budgets(h: Harness) -> None:
+    """Refused as any other, and the transaction goes on. [ENQ-7]"""
+    async with h.begin() as connection:
+        await allow(h, max_jobs=1)
+        answers = await h.store.enqueue([h.new("a"), h.new("b")], connection=connection)
+        expect_equal([type(answer) for answer in answers], [Queued, QuotaExceeded], "answers in a transaction")
+    expect_equal(await h.list_ids(), ["a"], "jobs after the commit")

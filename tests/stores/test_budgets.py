@@ -1,0 +1,116 @@
+"""TENANT-5: budgets cost an enqueue no statement, and no store leaves anything running because of them."""
+
+import asyncio
+import uuid
+
+import pytest
+
+from holdfast import Queue
+from holdfast import budgets as keeping
+from holdfast.core.budgets import Budgets
+from holdfast.core.errors import QuotaExceeded, StoreBusy
+from holdfast.testing.servers import ValkeyServer
+from tests.eventually import eventually
+
+JOBS = 50
+
+
+def scripts(server) -> int:
+    """How many scripts the server has run."""
+    lines = server.command("INFO", "commandstats").splitlines()
+    return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines if line.startswith("cmdstat_evalsha:"))
+
+
+def test_an_enqueue_within_its_budgets_runs_the_script_that_it_runs_without():
+    """One script for each single job, one for a batch: with budgets of its own and without. [TENANT-5]"""
+
+    async def count(server, **budgets):
+        async with Queue(server.url(), tenant="acme") as queue:
+            if budgets:
+                await queue.set_tenant(budgets=Budgets(**budgets))
+            else:
+                await queue.usage()  # So that nothing is read in the background for 10 s.
+            await queue.enqueue({})
+            before = scripts(server)
+            for _ in range(JOBS):
+                await queue.enqueue({})
+            single = scripts(server) - before
+            await queue.enqueue_many([{}] * JOBS)
+            return single, scripts(server) - before - single
+
+    with ValkeyServer() as server:
+        free = asyncio.run(count(server))
+        bound = asyncio.run(count(server, max_jobs=1000, max_bytes=10**9, max_queues=3))
+    assert free == bound == (JOBS, 1)
+
+
+@pytest.fixture(params=["memory", "file", "valkey"])
+def url(request, tmp_path):
+    if request.param == "valkey":
+        with ValkeyServer() as server:
+            yield server.url()
+    else:
+        yield f"memory:{uuid.uuid4().hex}" if request.param == "memory" else f"file:{tmp_path}/data"
+
+
+async def test_a_closed_store_reads_nothing_more(url):
+    """Not even what it was about to read. [TENANT-5]"""
+    mine = asyncio.all_tasks()
+    async with Queue(url, tenant="acme") as queue:
+        await queue.enqueue({})
+        assert any(task.get_name() == "budgets of acme" for task in asyncio.all_tasks())
+    assert not [task for task in asyncio.all_tasks() - mine if task.get_name() == "budgets of acme"]
+
+
+async def test_usage_is_read_in_the_background_and_then_judged(url, monkeypatch):
+    """What another process has set and enqueued holds here after the next read, which no enqueue waits for."""
+    monkeypatch.setattr(keeping, "REFRESH_S", 0.05)
+    monkeypatch.setattr(keeping, "DELAY_S", 0.0)
+    async with Queue(url, tenant="acme") as queue:
+        await queue.enqueue({})
+        store = await queue.store.sibling()
+        try:
+            async with Queue(store=store, tenant="acme") as other:
+                await other.set_tenant(budgets=Budgets(max_jobs=2))
+            await queue.enqueue({}, id="two")
+
+            async def refusal():
+                (ticket,) = await queue.enqueue_many([{}], on_refused="return")
+                return ticket.error
+
+            refused = await eventually(refusal)
+            assert isinstance(refused, QuotaExceeded)
+            assert refused.budget == "max_jobs"
+            assert (await queue.enqueue({}, id="two")).status == "duplicate"
+        finally:
+            if store is not queue.store:
+                await store.close()
+
+
+async def test_a_store_that_cannot_count_takes_jobs_all_the_same(url, monkeypatch):
+    """What was known stays in force. [TENANT-5]"""
+
+    async def fail(self, tenant):
+        raise StoreBusy("not now")
+
+    monkeypatch.setattr(keeping.Keeper, "renew", fail)
+    monkeypatch.setattr(keeping, "REFRESH_S", 0.0)
+    monkeypatch.setattr(keeping, "DELAY_S", 0.0)
+    async with Queue(url, tenant="acme") as queue:
+        for _ in range(20):
+            assert (await queue.enqueue({})).status == "queued"
+
+
+def test_the_defaults_are_options_of_the_store(tmp_path):
+    """[TENANT-5, KEEP-1]"""
+
+    async def look():
+        async with Queue(f"file:{tmp_path}/data?max_jobs=1&max_result_ttl_s=0", tenant="acme") as queue:
+            await queue.usage()
+            await queue.enqueue({}, result_ttl=86400 * 365)
+            with pytest.raises(QuotaExceeded, match="max_jobs is 1"):
+                await queue.enqueue({})
+            await queue.set_tenant(budgets=Budgets(max_jobs=0))
+            await queue.enqueue({})
+
+    asyncio.run(look())
