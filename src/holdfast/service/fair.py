@@ -52,7 +52,7 @@ class Calls:
         """How many calls wait."""
         return sum(map(len, self._waiting.values()))
 
-    async def run(self, tenant: str, extra: int, call: Callable[..., Awaitable[A]], *args: Any, **named: Any) -> A:
+    async def run(self, tenant: str, extra: int, call: Callable[..., Awaitable[A]], /, *args: Any, **named: Any) -> A:
         """Make a call of a tenant, `extra` over the bounds. Raises CallsExhausted if it was not its turn in time."""
         if self._has_room(tenant, extra):
             self._count(tenant)
