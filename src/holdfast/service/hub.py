@@ -97,7 +97,7 @@ class Hub:
         self.revoked = Revoked(store)
         self.claimer = Claimer(self.store)
         self.tails = Tails(self.store)
-        self.types = Types(store)
+        self.types = Types(self.store)
         self.trail = TrailQueue(store) if settings.audit_queue else None
         self.turns = Turns()
         limits = settings.limits
