@@ -262,7 +262,7 @@ class Keeper:
         account.set(merged(self.defaults, said) or self.defaults)
         usage = await self._store.usage(tenant)
         if account.starts_flows:
-            account.flows = await self.under_way(tenant, FLOWS)
+            account.flows = await _under_way(self._store, tenant, FLOWS)
         return said, usage
 
     async def shown(self, tenant: str) -> TenantUsage:
@@ -273,18 +273,13 @@ class Keeper:
             "max_jobs": usage.jobs + usage.keys,
             "max_bytes": usage.bytes,
             "max_queues": usage.queues,
-            "max_schedules": await self.under_way(tenant, SCHEDULES),
-            "max_flows": await self.under_way(tenant, FLOWS),
+            "max_schedules": await _under_way(self._store, tenant, SCHEDULES),
+            "max_flows": await _under_way(self._store, tenant, FLOWS),
         }
         budgets = [
             BudgetUse(name, used.get(name), getattr(holds, name), getattr(said, name) is not None) for name in FIELDS
         ]
         return TenantUsage(tenant, budgets, usage.keys, usage.events)
-
-    async def under_way(self, tenant: str, queue: str) -> int:
-        """How many jobs of a queue have not ended."""
-        (stats,) = await self._store.stats(tenant, [queue])
-        return sum(count for state, count in stats.counts.items() if state not in TERMINAL)
 
     async def close(self) -> None:
         """End what is being read in this event loop."""
@@ -325,6 +320,12 @@ def is_exempt(tenant: str, queue: str) -> bool:
     return tenant == OPERATOR or (queue.startswith(RESERVED) and queue != FLOWS)
 
 
+async def _under_way(store: Counted, tenant: str, queue: str) -> int:
+    """How many jobs of a queue have not ended."""
+    (stats,) = await store.stats(tenant, [queue])
+    return sum(count for state, count in stats.counts.items() if state not in TERMINAL)
+
+
 def keeper_of(store: Store) -> Keeper | None:
     """The keeper of a store; None: it judges elsewhere, or not at all."""
     found = getattr(store, "keeper", None)
@@ -353,7 +354,7 @@ async def check_schedules(store: Store, tenant: str, size: int) -> None:
     if keeper is None:
         return
     limit = keeper.budgets(tenant).max_schedules
-    used = await keeper.under_way(tenant, SCHEDULES) if limit else 0
+    used = await _under_way(store, tenant, SCHEDULES) if limit else 0
     if limit and used >= limit:
         raise QuotaExceeded(SCHEDULES, used, limit, "max_schedules")
     keeper.admit_schedule(tenant, size)
