@@ -141,6 +141,18 @@ def test_a_quota_that_stays_full_fails_the_write_with_the_reason(file_url):
     assert len(enqueued(file_url)) == 5
 
 
+def test_no_row_is_kept_beyond_the_ceiling_of_the_store(file_url):
+    """[KEEP-1]"""
+    import pyarrow as pa
+
+    make_store(file_url)
+    sink = Sink({"store": file_url, "tenant": "acme", "resultTtl": str(31 * 86400)}, TEXT, overwrite=False)
+    batch = pa.RecordBatch.from_pydict({"id": ["a"], "payload": ["{}"]})
+    with pytest.raises(InvalidOption, match="over the ceiling of 30 days"):
+        sink.write(iter([batch]))
+    assert enqueued(file_url) == {}
+
+
 def test_a_second_write_of_the_same_name_brings_nothing_back(file_url):
     import pyarrow as pa
 

@@ -41,7 +41,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from holdfast import codec as codecs
+from holdfast.budgets import ceiling_ms
 from holdfast.core import names
+from holdfast.core.budgets import check_kept
 from holdfast.core.errors import (
     HoldfastError,
     InvalidOption,
@@ -156,6 +158,7 @@ class _Write:
 
         written = Written()
         with OpenStore(self._options.store) as opened:
+            check_kept("resultTtl", self._options.result_ttl_ms, ceiling_ms(opened.store))
             sender = _Sender(opened, self._options.patience_s, written)
             for batch in iterator:
                 jobs = list(_jobs(batch, self._options))
