@@ -19,7 +19,7 @@ from msgspec import Struct, field
 
 from holdfast.core.budgets import FIELDS, RECORD_BYTES, Budgets, BudgetUse, TenantUsage, Usage, merged
 from holdfast.core.errors import HoldfastError, QuotaExceeded, Unsupported
-from holdfast.core.job import TERMINAL, Job, JobKey, NewJob
+from holdfast.core.job import TERMINAL, Job, JobKey, JobState, NewJob
 from holdfast.core.names import FLOWS, OPERATOR, RESERVED, SCHEDULES
 from holdfast.store import CommonOptions, EnqueueAnswer, ListQuery, Page, QueueStats, Store, TenantSettings
 
@@ -29,6 +29,8 @@ TENANTS = 10_000
 """How many tenants' counts are kept at hand."""
 QUEUES_LOOKED_FOR = 16
 """How many queues of one enqueue are looked for, of a tenant that has as many as it may; further ones are refused."""
+QUEUES_KNOWN = 10_000
+"""How many queues of a tenant are kept at hand that may have any number."""
 IDS_AT_ONCE = 32
 """How many ids are looked up at a time, each with up to half a MiB."""
 _NONE: set[str] = set()
@@ -63,20 +65,22 @@ class Account(Struct, eq=False):
     jobs_room: float = inf
     bytes_room: float = inf
     queues_room: float = inf
-    """What there was room for when `usage` was read."""
+    """Up to where the next three may go."""
     jobs: int = 0
     bytes: int = 0
     new_queues: int = 0
-    """What came here since."""
+    """What came here, ever."""
+    before: tuple[int, int, int] = (0, 0, 0)
+    """The same when `usage` was asked for. Of two answers either may come last: each is right with its own."""
     queues: set[str] = field(default_factory=set[str])
-    """Those that this process has enqueued to."""
+    """Some that this process has enqueued to, no more than the tenant may have: they may be gone by now."""
     flows: int | None = None
     """Under way, as last read, and those started here since. None: not read yet."""
     starts_flows: bool = False
 
     def over(self, jobs: int, size: int, queues: int, flows: int) -> str:
         """The budget that is used up if there is so much more; "": none."""
-        if self.jobs + jobs > self.jobs_room:
+        if jobs and self.jobs + jobs > self.jobs_room:
             return "max_jobs"
         if self.bytes + size > self.bytes_room:
             return "max_bytes"
@@ -91,7 +95,7 @@ class Account(Struct, eq=False):
         self.jobs += jobs
         self.bytes += size
         if queues:
-            self.queues |= queues
+            self.learn(queues)
             self.new_queues += len(queues)
         if flows:
             if not self.starts_flows:
@@ -99,27 +103,33 @@ class Account(Struct, eq=False):
             if self.flows is not None:
                 self.flows += flows
 
+    def learn(self, queues: set[str]) -> None:
+        """These have jobs. Where there are too many, the others are forgotten: they were not all there at once."""
+        self.queues |= queues
+        if len(self.queues) > (self.budgets.max_queues or QUEUES_KNOWN):
+            self.queues = queues
+
     def fresh(self, usage: Usage, jobs: int, size: int, queues: int) -> None:
         """The tenant keeps this by now; the rest is what had come before it was asked."""
-        self.usage = usage
-        self.jobs, self.bytes, self.new_queues = self.jobs - jobs, self.bytes - size, self.new_queues - queues
+        self.usage, self.before = usage, (jobs, size, queues)
         self.set(self.budgets)
 
     def set(self, budgets: Budgets) -> None:
         """These hold from now on."""
         self.budgets = budgets
         if self.usage is not None:
-            self.jobs_room = (budgets.max_jobs or inf) - self.usage.jobs - self.usage.keys
-            self.bytes_room = (budgets.max_bytes or inf) - self.usage.bytes
-            self.queues_room = (budgets.max_queues or inf) - self.usage.queues
+            jobs, size, queues = self.before
+            self.jobs_room = (budgets.max_jobs or inf) - self.usage.jobs - self.usage.keys + jobs
+            self.bytes_room = (budgets.max_bytes or inf) - self.usage.bytes + size
+            self.queues_room = (budgets.max_queues or inf) - self.usage.queues + queues
 
     def refusal(self, budget: str) -> QuotaExceeded:
         """What an enqueue is answered that is over this budget."""
-        usage = self.usage or Usage()
+        usage, (jobs, size, queues) = self.usage or Usage(), self.before
         used = {
-            "max_jobs": usage.jobs + usage.keys + self.jobs,
-            "max_bytes": usage.bytes + self.bytes,
-            "max_queues": usage.queues + self.new_queues,
+            "max_jobs": usage.jobs + usage.keys + self.jobs - jobs,
+            "max_bytes": usage.bytes + self.bytes - size,
+            "max_queues": usage.queues + self.new_queues - queues,
             "max_flows": self.flows or 0,
         }
         return QuotaExceeded(None, used[budget], getattr(self.budgets, budget), budget)
@@ -193,20 +203,39 @@ class Keeper:
             new = {queue} - {FLOWS} - account.queues
             full = account.over(1, size, len(new), flows)
             if full == "max_queues" and await self._has_jobs(tenant, queue, looked_for):
-                account.queues.add(queue)
+                account.learn(new)
                 new, full = _NONE, ""
             if full:
                 over[n] = account.refusal(full)
             else:
                 account.add(1, size, new, flows)
-        # An id that exists makes no new record, and is answered as what it is. [ENQ-2]
+        # An id that exists makes no new record, and is answered as what it is. One that comes to life again must have
+        # room for its payload. [ENQ-2]
         places = list(over)
         for start in range(0, len(places), IDS_AT_ONCE):
             part = places[start : start + IDS_AT_ONCE]
             for n, job in zip(part, await self._store.get([items[n].key for n in part]), strict=True):
-                if job is not None:
-                    del over[n]
+                if job is None:
+                    continue
+                if job.state is JobState.CANCELED or (job.state is JobState.FAILED and items[n].replace_failed):
+                    account = self._account(job.tenant)
+                    size, flows = len(items[n].envelope.payload) + RECORD_BYTES, int(job.queue == FLOWS)
+                    full = account.over(0, size, 0, flows)
+                    if full:
+                        over[n] = account.refusal(full)
+                        continue
+                    account.add(0, size, _NONE, flows)
+                del over[n]
         return over
+
+    def admit_schedule(self, tenant: str, size: int) -> None:
+        """Count a schedule that is about to be put. Raises QuotaExceeded: removed ones are kept for a while, too."""
+        account = self._account(tenant)
+        size += RECORD_BYTES
+        full = account.over(1, size, 0, 0)
+        if full:
+            raise account.refusal(full)
+        account.add(1, size, _NONE, 0)
 
     async def _has_jobs(self, tenant: str, queue: str, looked_for: dict[tuple[str, str], bool]) -> bool:
         found = looked_for.get((tenant, queue))
@@ -233,7 +262,7 @@ class Keeper:
         account.set(merged(self.defaults, said) or self.defaults)
         usage = await self._store.usage(tenant)
         if account.starts_flows:
-            account.flows = await self.under_way(tenant, FLOWS)
+            account.flows = await _under_way(self._store, tenant, FLOWS)
         return said, usage
 
     async def shown(self, tenant: str) -> TenantUsage:
@@ -244,23 +273,18 @@ class Keeper:
             "max_jobs": usage.jobs + usage.keys,
             "max_bytes": usage.bytes,
             "max_queues": usage.queues,
-            "max_schedules": await self.under_way(tenant, SCHEDULES),
-            "max_flows": await self.under_way(tenant, FLOWS),
+            "max_schedules": await _under_way(self._store, tenant, SCHEDULES),
+            "max_flows": await _under_way(self._store, tenant, FLOWS),
         }
         budgets = [
             BudgetUse(name, used.get(name), getattr(holds, name), getattr(said, name) is not None) for name in FIELDS
         ]
         return TenantUsage(tenant, budgets, usage.keys, usage.events)
 
-    async def under_way(self, tenant: str, queue: str) -> int:
-        """How many jobs of a queue have not ended."""
-        (stats,) = await self._store.stats(tenant, [queue])
-        return sum(count for state, count in stats.counts.items() if state not in TERMINAL)
-
     async def close(self) -> None:
         """End what is being read in this event loop."""
         loop = asyncio.get_running_loop()
-        reads = [task for task in self._reads if task.get_loop() is loop]
+        reads = [task for task in list(self._reads) if task.get_loop() is loop]
         for task in reads:
             task.cancel()
         if reads:
@@ -296,6 +320,12 @@ def is_exempt(tenant: str, queue: str) -> bool:
     return tenant == OPERATOR or (queue.startswith(RESERVED) and queue != FLOWS)
 
 
+async def _under_way(store: Counted, tenant: str, queue: str) -> int:
+    """How many jobs of a queue have not ended."""
+    (stats,) = await store.stats(tenant, [queue])
+    return sum(count for state, count in stats.counts.items() if state not in TERMINAL)
+
+
 def keeper_of(store: Store) -> Keeper | None:
     """The keeper of a store; None: it judges elsewhere, or not at all."""
     found = getattr(store, "keeper", None)
@@ -318,12 +348,13 @@ async def usage_of(store: Store, tenant: str) -> TenantUsage:
     return await keeper.shown(tenant)
 
 
-async def check_schedules(store: Store, tenant: str) -> None:
-    """Raise QuotaExceeded if the tenant has as many schedules as it may. [TENANT-5]"""
+async def check_schedules(store: Store, tenant: str, size: int) -> None:
+    """Raise QuotaExceeded if the tenant has as many schedules as it may, or no room for one of this size. [TENANT-5]"""
     keeper = keeper_of(store)
     if keeper is None:
         return
     limit = keeper.budgets(tenant).max_schedules
-    used = await keeper.under_way(tenant, SCHEDULES) if limit else 0
+    used = await _under_way(store, tenant, SCHEDULES) if limit else 0
     if limit and used >= limit:
         raise QuotaExceeded(SCHEDULES, used, limit, "max_schedules")
+    keeper.admit_schedule(tenant, size)

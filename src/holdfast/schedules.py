@@ -80,7 +80,7 @@ class AsJobs:
                         raise full  # With the old one as it was. [TENANT-5]
                     await self._store.cancel([Cancel(key)])
             if old is None or old[0].state not in OPEN:
-                await check_schedules(self._store, tenant)
+                await check_schedules(self._store, tenant, len(target.envelope.payload))
             now = await self._store.now()
             new, tick = renewed(timing, target, old, now)
             answer = (await self._store.enqueue([core.to_job(tenant, name, new, tick, new_id())]))[0]

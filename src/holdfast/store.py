@@ -607,6 +607,16 @@ class Posting(Protocol):
         ...
 
 
+@runtime_checkable
+class Pooled(Protocol):
+    """A store whose calls need a connection of a pool: further calls wait."""
+
+    @property
+    def calls_at_once(self) -> int:
+        """How many calls other than renewals one handle can have under way."""
+        ...
+
+
 class Stretch(Struct, frozen=True):
     """A piece of one shard's log: the events behind `after`, up to `end` and with it."""
 

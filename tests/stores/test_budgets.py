@@ -101,6 +101,19 @@ async def test_a_store_that_cannot_count_takes_jobs_all_the_same(url, monkeypatc
             assert (await queue.enqueue({})).status == "queued"
 
 
+async def test_schedules_that_come_and_go_stay_within_the_budget_of_bytes():
+    """A removed one is kept for a day, with its payload. [TENANT-5]"""
+    async with Queue(f"memory:{uuid.uuid4().hex}", tenant="acme") as queue:
+        await queue.set_tenant(budgets=Budgets(max_bytes=250_000))
+        for name in ("one", "two"):
+            await queue.schedule(name, "x" * 100_000, every=3600)
+            await queue.unschedule(name)
+        with pytest.raises(QuotaExceeded, match="max_bytes is 250000"):
+            await queue.schedule("three", "x" * 100_000, every=3600)
+        await queue.set_tenant(budgets=Budgets(max_bytes=0))
+        await queue.schedule("three", "x" * 100_000, every=3600)
+
+
 def test_the_defaults_are_options_of_the_store(tmp_path):
     """[TENANT-5, KEEP-1]"""
 

@@ -134,6 +134,8 @@ async def _copy(step_input: StepInput, source: Store, target: Store, page: Page,
     for one, answer in zip(new, answers, strict=True):
         receipt.see(copies.checksum(one))
         if isinstance(answer, QuotaExceeded):
+            if answer.budget != "max_waiting":
+                raise StoreBusy(f"DST has no room: {answer} Or raise the budget in DST")
             raise StoreBusy(no_room(answer.queue, answer.waiting, answer.limit))
         if answer.id != one.key.id:
             receipt.differs(one, f"its idempotency key belongs to {answer.id} there")

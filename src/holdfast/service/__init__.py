@@ -10,6 +10,7 @@
     proofs     tokens of leases                     records what an operator keeps in the store
     revoked    tokens that are taken no more
     limits     requests and bad tokens              errors  problems and their codes
+    fair       calls to the store, in turns between tenants
     tails      the ends of logs that are followed
     openapi    the document, made from the table    protocol, server   uvicorn, bounded; several processes
     hub        what all requests of a process share: the store, waiting claims, one queue for each tenant

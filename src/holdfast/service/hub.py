@@ -37,6 +37,7 @@ from holdfast.ids import new_id
 from holdfast.maintenance.runner import Maintenance
 from holdfast.queue import Queue
 from holdfast.service.audit import TrailQueue
+from holdfast.service.fair import CallsExhausted, fair
 from holdfast.service.keys import Keys
 from holdfast.service.limits import Rates, TenantRates
 from holdfast.service.proofs import Proofs
@@ -84,7 +85,8 @@ class Hub:
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self.settings = settings
-        self.store = store
+        self.store = fair(store)
+        """In turns between tenants. The service's own reads are not: of each kind there is one at a time."""
         self._keeper = keeper_of(store)
         self.ceiling_ms = ceiling_ms(store)
         self.blobs = None if settings.blobs is None else Blobs.open(settings.blobs)
@@ -93,9 +95,9 @@ class Hub:
         self.rates = Rates(settings.limits.rate)
         self.proofs = Proofs(store)
         self.revoked = Revoked(store)
-        self.claimer = Claimer(store)
-        self.tails = Tails(store)
-        self.types = Types(store)
+        self.claimer = Claimer(self.store)
+        self.tails = Tails(self.store)
+        self.types = Types(self.store)
         self.trail = TrailQueue(store) if settings.audit_queue else None
         self.turns = Turns()
         limits = settings.limits
@@ -127,6 +129,7 @@ class Hub:
         self.changes = TenantRates("changes_per_s", "changes", self._budget("changes_per_s", limits.tenant_changes))
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the service is to end: who waits for something answers with what there is."""
+        self._own = store
         self._tenants: dict[str, _Tenant] = {}
         self._upkeep: asyncio.Task[None] | None = None
 
@@ -140,7 +143,7 @@ class Hub:
             await self.trail.open()
         self.claimer.start()
         if self.settings.upkeep:
-            self._upkeep = asyncio.create_task(Maintenance(self.store, blobs=self.blobs).run())
+            self._upkeep = asyncio.create_task(Maintenance(self._own, blobs=self.blobs).run())
 
     def most(self) -> tuple[int, int, int, int]:
         """The most so far of what is bounded: bytes, connections, waits, work in a turn."""
@@ -361,8 +364,8 @@ class Hub:
         hit("service.before_enqueue")
         try:
             answers: Sequence[EnqueueAnswer | HoldfastError] = await self.store.enqueue(items)
-        except StoreBusy:
-            if len(items) == 1:
+        except StoreBusy as error:
+            if len(items) == 1 or isinstance(error, CallsExhausted):
                 raise
             # One of them is blocked: each alone, and the others are answered as they were. [ENQ-8]
             answers = await asyncio.gather(*(self._alone(item) for item in items))

@@ -127,6 +127,10 @@ class PostgresStore:
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
+    @property
+    def calls_at_once(self) -> int:
+        return self.address.connections - 1
+
     async def open(self) -> None:
         async with self._opening:
             if self._ears is not None:

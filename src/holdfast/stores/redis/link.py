@@ -66,6 +66,11 @@ class Link:
         return self._setup.shown
 
     @property
+    def connections(self) -> int:
+        """The most connections to one server."""
+        return self._setup.connections
+
+    @property
     def timeout_s(self) -> float:
         """How long to wait for an answer."""
         return self._setup.timeout_s

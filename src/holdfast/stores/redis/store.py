@@ -138,6 +138,10 @@ class RedisStore:
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
+    @property
+    def calls_at_once(self) -> int:
+        return self._link.connections
+
     async def open(self) -> None:
         async with self._opening:
             if self._ears is not None:

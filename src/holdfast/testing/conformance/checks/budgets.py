@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from asyncio import gather
+
 from holdfast.core.budgets import RECORD_BYTES, Budgets
 from holdfast.core.errors import QuotaExceeded
 from holdfast.core.job import (
@@ -18,6 +20,7 @@ from holdfast.core.job import (
 )
 from holdfast.core.names import LEASE_KEYS, OPERATOR, SCHEDULES
 from holdfast.store import TenantSettings
+from holdfast.testing.conformance.checks.sharing import prune_all
 from holdfast.testing.conformance.checks.usage import usage
 from holdfast.testing.conformance.expect import expect_a, expect_equal
 from holdfast.testing.conformance.harness import Harness
@@ -111,6 +114,47 @@ async def a_batch_is_taken_as_far_as_a_budget_goes(h: Harness) -> None:
     expect_equal(kinds, [Queued, Queued, Duplicate, QuotaExceeded, QuotaExceeded, Queued], "answers to a batch")
     expect_a(await h.enqueue("b"), Duplicate, "an id that exists, while nothing new is taken")
     expect_equal(await h.list_ids(), ["a", "b", "c"], "jobs that are there")
+
+
+@rule("TENANT-5")
+async def an_id_that_ended_comes_to_life_again_within_the_budgets(h: Harness) -> None:
+    """A canceled job's id takes no further record, but its new payload must fit. [ENQ-2]"""
+    await h.queued("a", "b")
+    for id in ("a", "b"):
+        expect_equal(await h.cancel(h.key(id)), "canceled", "cancel")
+    await usage(h)
+    await allow(h, max_jobs=2, max_bytes=8 * RECORD_BYTES)
+    large = await h.enqueue("a", payload=b"[" + b" " * 10 * RECORD_BYTES + b"]")
+    expect_equal(expect_a(large, QuotaExceeded, "too large a payload").budget, "max_bytes", "budget")
+    await h.queued("a")
+    expect_a(await h.enqueue("c"), QuotaExceeded, "enqueue of a further id")
+
+
+@rule("TENANT-5")
+async def usage_read_by_many_at_once_is_counted_once(h: Harness) -> None:
+    """Else the room would grow by what was enqueued before, once for each."""
+    await allow(h, max_jobs=3)
+    await h.queued("a", "b")
+    await usage(h)
+    await h.queued("c")
+    await h.advance(10 * SECOND)
+    await prune_all(h)
+    await gather(*(h.store.usage(h.tenant) for _ in range(5)))
+    expect_refused(await h.enqueue("d"), 3, 3, "max_jobs", "enqueue over max_jobs, after many looks")
+
+
+@rule("TENANT-5")
+async def a_queue_that_is_gone_is_a_new_one(h: Harness) -> None:
+    """Also to a handle that has enqueued to it before."""
+    await allow(h, max_queues=1)
+    queues = [h.name("q") for _ in range(3)]
+    for queue in queues:
+        await h.queued("a", queue=queue)
+        key = h.key("a", queue=queue)
+        expect_equal((await h.cancel(key), await h.purge(key)), ("canceled", "purged"), "cancel and purge")
+        await usage(h)
+    answers = [type(await h.enqueue("b", queue=queue)) for queue in queues]
+    expect_equal(answers, [Queued, QuotaExceeded, QuotaExceeded], "enqueues to queues that were there, one by one")
 
 
 @rule("TENANT-5")
