@@ -30,22 +30,14 @@ READERS = "readers hold back the log: they are registered at the store"
 LOG = "it counts the events of the whole store: the service's first lease key has made one"
 
 PURGES = "the counts of purges are for the audit, which reads the store"
-USAGE = "what a tenant keeps, and its budgets, are an operator's to see, at the store"
 EVERY = "it reads the events of all tenants: a token is one tenant's"
 
 NOT_OVER_HTTP = {
     "a_reader_holds_the_events_of_its_tenant_and_nobody_elses": EVERY,
     "age_takes_the_events_of_every_tenant": EVERY,
-    "budgets_are_kept_field_by_field": USAGE,
-    "cuts_outlast_the_process_that_made_them": EVERY,
     "deliveries_are_counted_in_the_log": LOG,
-    "keys_that_outlive_their_job_are_counted": USAGE,
     "one_tenants_flood_takes_no_event_from_another": EVERY,
     "the_log_is_told_and_counted_in_calls_of_one_and_of_many": LOG,
-    "the_room_of_the_log_is_shared_by_level": EVERY,
-    "usage_follows_batches_and_attempts": USAGE,
-    "usage_follows_what_a_tenant_keeps": USAGE,
-    "what_survives_of_a_batch_over_several_tenants_keeps_its_place": EVERY,
     "a_claim_gives_token_deadline_and_attempt": WHOLE,
     "a_completion_of_one_does_what_it_does_among_others": WHOLE,
     "a_message_comes_back_as_it_was_sent": JSON,
