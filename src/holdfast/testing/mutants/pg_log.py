@@ -266,9 +266,9 @@ def what_is_cut_beside_a_flood_is_not_kept(bug: Bug) -> None:
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
-def what_is_kept_of_a_row_begins_too_late(bug: Bug) -> None:
-    """Events that are kept of a call get the offsets of those behind them."""
-    bug.function("trim_stretch", "e.at, u.begins - 1,", "e.at, u.begins,")
+def what_is_kept_of_a_row_begins_it_anew(bug: Bug) -> None:
+    """Events that are kept of a call get the offsets of its first ones."""
+    bug.function("trim_stretch", "e.at, u.begins - 1,", "e.at, u.first,")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
