@@ -93,7 +93,7 @@ def enqueue(
     On a terminal, or where standard input is empty, a job is enqueued without arguments.
     """
     from holdfast.jobs import Message, with_policy
-    from holdfast.store import known_types
+    from holdfast.store import Tenanted, known_types
 
     if delay is not None and run_at is not None:
         raise InvalidOption("delay", "give --delay or --run-at, not both")
@@ -112,6 +112,8 @@ def enqueue(
 
     async def act(bound: Queue) -> None:
         known = await known_types(bound.store, bound.tenant)
+        if not isinstance(bound.store, Tenanted):
+            await bound.usage()  # Budgets are judged by counts that are read later: this process would end before.
         ticket = await bound.enqueue(with_policy(message, known), **options)
         answer: dict[str, Any] = {
             "status": ticket.status,

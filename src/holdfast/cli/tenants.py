@@ -39,7 +39,9 @@ def set_tenant(
     store: Store = None,
     queue: Annotated[str | None, typer.Option("--queue", "-q", help="For this queue alone.")] = None,
     weight: Annotated[float | None, typer.Option(help="Its turns in proportion to others; 1 if never set.")] = None,
-    max_waiting: Annotated[int | None, typer.Option(help="How many jobs may wait at once; exact.")] = None,
+    max_waiting: Annotated[
+        int | None, typer.Option(help="How many jobs may wait at once; exact. 0 lets none in; a large number lifts it.")
+    ] = None,
     max_jobs: Annotated[int | None, typer.Option(min=0, help="Jobs of any state, and keys that outlive them.")] = None,
     max_bytes: Annotated[
         int | None, typer.Option(min=0, help="Bytes of payloads, results, errors and records.")

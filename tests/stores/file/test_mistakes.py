@@ -55,6 +55,13 @@ async def test_a_store_that_must_be_there_is_not_made(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize("url", ["file://data", "file://./data"])
+def test_a_directory_is_not_taken_for_a_host(url):
+    """Two slashes would have made it a directory at the root."""
+    with pytest.raises(InvalidOption, match=r"write 'file:(\./)?data'"):
+        make_store(url)
+
+
 def test_a_url_without_a_directory_is_refused():
     with pytest.raises(InvalidOption, match="names no directory"):
         make_store("file:")

@@ -30,6 +30,14 @@ def test_every_budget_is_set_and_shown_with_what_is_used(cli):
     assert not any(one["is_set"] for one in found["budgets"])
 
 
+def test_a_command_that_enqueues_is_held_to_a_budget_by_its_first_job(cli):
+    """[TENANT-5] Its process ends before the counts would be read in the background."""
+    cli("tenant", "set", "acme", "--max-jobs", "2")
+    answers = [cli("enqueue", "x") for _ in range(3)]
+    assert [answer.code for answer in answers] == [0, 0, 1]
+    assert "max_jobs" in answers[-1].err
+
+
 def test_over_the_quota_an_enqueue_fails(cli):
     cli("tenant", "set", "acme", "--max-waiting", "1")
     assert cli("enqueue", "x").code == 0

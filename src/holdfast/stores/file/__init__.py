@@ -32,6 +32,10 @@ def open_file(url: StoreUrl) -> FileStore:
     group = options.text("group", "0", ("0", "1")) == "1"
     options.finish()
     rest = url.rest.removeprefix("//") if url.rest.startswith("///") else url.rest
+    if rest.startswith("//"):
+        raise InvalidOption(
+            "store", f"file:{rest} names a host; write 'file:{rest.lstrip('/')}' or 'file:/absolute/dir'"
+        )
     if not rest:
         raise InvalidOption("store", "file: names no directory; write for example 'file:./data'")
     return FileStore(rest, common, create=create, unsafe_fs=unsafe_fs, group=group)
