@@ -119,6 +119,8 @@ class Queue(Administration):
         or of `messages` ends the call; its notes say how many messages were answered before, and how many refused.
         """
         raising = raises_refusals(on_refused, connection)
+        if isinstance(messages, Message):
+            raise InvalidOption("enqueue_many", "this is one message: use enqueue, or give a list of messages")
         if options.get("id") is not None or options.get("idempotency_key") is not None:
             raise InvalidOption("enqueue_many", "an id or key is one item's: use message.options(id=...)")
         common = resolve(options)

@@ -819,3 +819,10 @@ async def test_messages_that_end_in_an_error_leave_what_was_sent_before_and_noth
         assert (await queue.stats("default")).counts["ready"] == 999
         (note,) = caught.value.__notes__
         assert note == "enqueue_many: the first 1000 messages were answered before this, 1 refused."
+
+
+@asynchronous
+async def test_one_message_where_many_are_meant_is_named() -> None:
+    async with memory_queue() as queue:
+        with pytest.raises(InvalidOption, match="use enqueue, or give a list"):
+            await queue.enqueue_many(Message.raw(1))

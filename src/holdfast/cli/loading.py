@@ -63,6 +63,8 @@ def _import(name: str, option: str) -> ModuleType:
     if name.endswith(".py") or "/" in name:
         dotted = name.removesuffix(".py").strip("./").replace("/", ".")
         raise InvalidOption(option, f"{name!r} is a file; name the module: {dotted}")
+    if option == "module" and ":" in name:
+        raise InvalidOption(option, f"{name!r} names a function; name the module alone: {name.partition(':')[0]}")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -250,7 +250,9 @@ class WaitTimeout(HoldfastError, TimeoutError):
         self.queue, self.job_id, self.timeout_s = queue, job_id, timeout_s
 
     def __str__(self) -> str:
-        return f"job {self.job_id!r} in queue {self.queue!r} was not done after {self.timeout_s:g} s; it goes on"
+        return (
+            f"job {self.job_id!r} in queue {self.queue!r} was not done after {round(self.timeout_s, 3):g} s; it goes on"
+        )
 
 
 class ResultExpired(HoldfastError, LookupError):

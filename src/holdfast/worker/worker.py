@@ -138,6 +138,8 @@ class Worker:
             raise InvalidOption(
                 "queue", f"{queue!r} is not a holdfast.Queue; for all tenants use Worker.for_all_tenants"
             )
+        if isinstance(jobs, JobDefinition):
+            raise InvalidOption("jobs", f"{jobs!r} is one job; write jobs=[{jobs.name}]")
         jobs = list(jobs)
         self._source = queue
         self._handlers: dict[str, Handler] = table(jobs, handler)

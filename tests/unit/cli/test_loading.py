@@ -55,6 +55,7 @@ def test_a_package_brings_the_modules_it_imports_from_itself(module):
         ("shop_raises", "def f():\n  return 1 / 0\nf()", r"ZeroDivisionError: division by zero \(.*shop_raises.py:2\)"),
         ("shop_syntax", "\ndef f(:\n", r"SyntaxError: .* \(.*shop_syntax.py:2\)"),
         ("shop/jobs.py", None, "is a file; name the module: shop.jobs"),
+        ("shop:send", None, "names a function; name the module alone: shop"),
     ],
 )
 def test_a_module_that_cannot_be_used_is_refused_with_the_place(module, name, text, reason):

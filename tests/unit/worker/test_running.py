@@ -436,3 +436,11 @@ async def test_a_worker_for_all_tenants_serves_them_in_turns(store):
     async with run(worker), asyncio.timeout(10):
         await all_done.wait()
     assert order == ["a", "b", "c"] * 5
+
+
+def test_one_job_where_a_list_is_meant_is_named(queue):
+    @job
+    async def send() -> None: ...
+
+    with pytest.raises(InvalidOption, match=r"write jobs=\[send\]"):
+        Worker(queue, jobs=send)
