@@ -54,7 +54,7 @@ format: .venv/.dev ## Format the code and fix what can be fixed
 	$(BIN)/ruff format
 
 mutants: .venv/.dev ## Break the stores on purpose and see that the conformance suite notices
-	$(BIN)/python -m holdfast.testing.mutants $(ARGS)
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 bench: .venv/.bench ## Measure against every peer, into docs/benchmarks.md (ARGS="--only valkey --peers huey,bullmq")
 	$(BIN)/python -m bench.full $(ARGS)

@@ -21,7 +21,8 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from bench.measure import percentile
 from holdfast.core.job import ClaimRequest, Envelope, Finish, Job, JobKey, NewJob, Result
-from holdfast.store import Store, open_store
+from holdfast.opening import open_store
+from holdfast.store import Store
 from holdfast.testing.postgres import PostgresServer
 
 BATCH = 1000
@@ -87,7 +88,7 @@ async def held_open(server: PostgresServer, jobs: int, tenants: int) -> None:
     async with place(server, f"free_{tenants}") as (free, _), place(server, f"held_{tenants}") as (held, url):
         connection: Any = await connect(url)
         await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        await connection.fetchval("SELECT count(*) FROM holdfast.jobs")
+        await connection.fetchval("SELECT count(*) FROM holdfast.jobs.definition")
         for store in (free, held):
             await fill(store, jobs, tenants)
         times: list[list[float]] = [[], []]

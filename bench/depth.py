@@ -15,7 +15,8 @@ from bench.measure import RECOVERED, Figures
 from holdfast import Queue
 from holdfast.core.job import ClaimRequest, Finish, JobKey, NewJob
 from holdfast.maintenance import reaper
-from holdfast.store import Store, open_store
+from holdfast.opening import open_store
+from holdfast.store import Store
 
 DEPTHS = (1_000, 10_000, 100_000, 1_000_000)
 LIMITS = (1, 100)

@@ -12,7 +12,7 @@ from collections import Counter
 
 from holdfast.core.job import Envelope, JobKey, NewJob
 from holdfast.migrate import MovePlan, move
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from holdfast.testing.servers import ValkeyServer
 
 TENANT = "acme"

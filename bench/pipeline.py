@@ -26,6 +26,7 @@ from bench.spark_history import notes_of, write_history
 from bench.valkey import Server
 from holdfast import Queue, job
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob
+from holdfast.opening import open_store
 from holdfast.pipeline.audit import audit_events
 from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Lake
@@ -34,7 +35,6 @@ from holdfast.pipeline.schemas import BRONZE_EVENTS, EVENTS, GAPS, PARTITIONS
 from holdfast.pipeline.session import make_session
 from holdfast.pipeline.transforms.attempts import attempts
 from holdfast.pipeline.transforms.runs import job_runs
-from holdfast.store import open_store
 
 CORES = 2
 BATCH = 1000
@@ -125,7 +125,7 @@ def pieces(url, size):
     """The log, split as the source splits it."""
 
     async def split(log):
-        start, end = await log.reach(None)
+        start, end = await log.bounds(None)
         return await log.split(start, end, size)
 
     with OpenStore(url) as opened:

@@ -28,7 +28,7 @@ BASES = {"Ticket": ["Generic[_R]"], "InlineQueue": ["Queue"]}
 BESIDES = {
     "blocking": [
         "def current_job() -> JobContext: ...",
-        "def reach(queue: Any, home: Any) -> Any: ...",
+        "def bounds(queue: Any, home: Any) -> Any: ...",
         "def open_in_background(queue: Any) -> Any: ...",
     ],
     "testing/blocking": ["inline_queue = InlineQueue"],

@@ -4,7 +4,6 @@ import importlib as _importlib
 import typing as _typing
 
 from holdfast.blobs import BlobRef
-from holdfast.context import current_job
 from holdfast.core.errors import (
     AccessRefused,
     EventsTrimmed,
@@ -34,14 +33,15 @@ from holdfast.core.errors import (
     WaitTimeout,
 )
 from holdfast.core.job import JobState
-from holdfast.flows import Flow, FlowRecord
-from holdfast.jobs import JobDefinition, Message, RetryPolicy, job
-from holdfast.records import Event, JobRecord, Schedule
+from holdfast.flows.flow import Flow, FlowRecord
+from holdfast.jobs.context import current_job
+from holdfast.jobs.definition import JobDefinition, Message, RetryPolicy, job
+from holdfast.queue.records import Event, JobRecord, Schedule
+from holdfast.queue.ticket import Ticket
 from holdfast.store import Capabilities
-from holdfast.ticket import Ticket
 
 if _typing.TYPE_CHECKING:
-    from holdfast.queue import Queue
+    from holdfast.queue.queue import Queue
     from holdfast.worker import Worker
 
 __all__ = [
@@ -91,7 +91,7 @@ __all__ = [
 
 
 # These bring asyncio along, which takes longer to load than all the rest: not before they are asked for.
-_LATER = {"Queue": "holdfast.queue", "Worker": "holdfast.worker"}
+_LATER = {"Queue": "holdfast.queue.queue", "Worker": "holdfast.worker"}
 
 
 def __getattr__(name: str) -> _typing.Any:

@@ -18,7 +18,8 @@ from msgspec import Struct
 
 from holdfast.core.errors import InvalidOption, InvalidPayload, StoreUnavailable
 from holdfast.core.job import JobKey
-from holdfast.store import Finding, shown_url
+from holdfast.opening import shown_url
+from holdfast.store import Finding
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -19,12 +19,12 @@ from itertools import islice
 from types import GenericAlias
 from typing import Any, Self, TypeVar, cast
 
-from holdfast.coalesce import BATCH_LIMIT
-from holdfast.context import current_job
 from holdfast.core.errors import InvalidOption, PartlyRefused
-from holdfast.queue import OnRefused, note_answered, raises_refusals
-from holdfast.queue import Queue as AsyncQueue
-from holdfast.ticket import Ticket as AsyncTicket
+from holdfast.jobs.context import current_job
+from holdfast.queue.coalesce import BATCH_LIMIT
+from holdfast.queue.queue import OnRefused, note_answered, raises_refusals
+from holdfast.queue.queue import Queue as AsyncQueue
+from holdfast.queue.ticket import Ticket as AsyncTicket
 
 __all__ = ["Queue", "Ticket", "current_job"]
 

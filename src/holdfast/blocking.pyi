@@ -3,21 +3,21 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
-from holdfast.binding import Address
 from holdfast.blobs import BlobRef, Blobs
 from holdfast.budgets import TenantUsage
-from holdfast.context import CancelFlag
 from holdfast.core.budgets import Budgets
 from holdfast.core.errors import HoldfastError
 from holdfast.core.job import JobKey, JobState, PurgeStatus, TtlStatus
-from holdfast.flows import Flow, FlowRecord
-from holdfast.jobs import Message
-from holdfast.options import EnqueueOptions, ScheduleOptions, Seconds
-from holdfast.queue import OnRefused
-from holdfast.records import Cancellation, Event, JobPage, JobRecord, Schedule, Stats, WorkerRecord
+from holdfast.flows.flow import Flow, FlowRecord
+from holdfast.jobs.context import CancelFlag
+from holdfast.jobs.definition import Message
+from holdfast.jobs.options import EnqueueOptions, ScheduleOptions, Seconds
+from holdfast.queue.connection import Address
+from holdfast.queue.queue import OnRefused
+from holdfast.queue.records import Cancellation, Event, JobPage, JobRecord, Schedule, Stats, WorkerRecord
+from holdfast.queue.ticket import TicketStatus
 from holdfast.store import Capabilities, Reader, Store, TenantSettings
 from holdfast.telemetry.logging import Logger
-from holdfast.ticket import TicketStatus
 
 _R = TypeVar("_R")
 

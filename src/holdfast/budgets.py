@@ -21,7 +21,8 @@ from holdfast.core.budgets import FIELDS, RECORD_BYTES, Budgets, BudgetUse, Tena
 from holdfast.core.errors import HoldfastError, QuotaExceeded, Unsupported
 from holdfast.core.job import TERMINAL, Job, JobKey, JobState, NewJob
 from holdfast.core.names import FLOWS, OPERATOR, RESERVED, SCHEDULES
-from holdfast.store import CommonOptions, EnqueueAnswer, ListQuery, Page, QueueStats, Store, TenantSettings
+from holdfast.opening import CommonOptions
+from holdfast.store import EnqueueAnswer, ListQuery, Page, QueueStats, Store, TenantSettings
 
 REFRESH_S = 10.0
 DELAY_S = 0.1

@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast import Queue, current_job, job
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreError
-from holdfast.jobs import RetryPolicy
+from holdfast.jobs.definition import RetryPolicy
 from holdfast.migrate import MovePlan, move, steps
 from holdfast.testing import failpoints
 from holdfast.worker import Worker

@@ -104,7 +104,7 @@ class Zygote:
 def main():
     # What is imported here is imported once; nothing here may start a thread or open a store. Stores are found by
     # entry point, and in every fork if they were not looked for here.
-    from holdfast.store import make_store
+    from holdfast.opening import make_store
     from tests.chaos import workers
 
     for url in ("file:.", "redis://nowhere", "postgresql://nowhere"):

@@ -8,8 +8,8 @@ from zlib import crc32
 import pytest
 
 from holdfast.testing.conformance import all_checks
-from holdfast.testing.mutants import Bug, Mutant, mutants, scratch, trial
-from holdfast.testing.mutants.planting import POSTGRES, REDIS, STORES
+from tests.mutants import Bug, Mutant, mutants, scratch, trial
+from tests.mutants.planting import POSTGRES, REDIS, STORES
 
 HERE = [("memory", mutant) for mutant in mutants() if "memory" in mutant.stores]
 HERE += [(store, mutant) for store in STORES[1:] for mutant in mutants() if mutant.stores == (store,)]
@@ -123,7 +123,8 @@ def test_a_bug_that_nobody_runs_into_is_no_bug(url_of) -> None:
 
 def test_a_bug_in_a_function_counts_where_it_is_called() -> None:
     """Also through another function, and in whatever lines the text stands."""
-    from holdfast.stores.postgres import link, schema, sql
+    from holdfast.stores.postgres import connection as link
+    from holdfast.stores.postgres import schema, sql
 
     before = (sql.statements, sql.migrations)
 
@@ -144,7 +145,7 @@ def test_a_bug_in_a_function_counts_where_it_is_called() -> None:
 
 
 def test_a_bug_in_a_statement_is_there_for_every_schema() -> None:
-    from holdfast.stores.postgres import link
+    from holdfast.stores.postgres import connection as link
 
     def plant(bug: Bug) -> None:
         bug.statement("next_deadline", "FROM {s}.jobs", "FROM {s}.done")

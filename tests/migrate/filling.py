@@ -13,7 +13,8 @@ from holdfast.core.job import (
     JobState,
     NewJob,
 )
-from holdfast.store import ListQuery, open_store
+from holdfast.opening import open_store
+from holdfast.store import ListQuery
 
 TENANT = "acme"
 HOUR = 3_600_000

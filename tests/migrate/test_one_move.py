@@ -13,7 +13,8 @@ from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch, StoreU
 from holdfast.core.job import AttemptError, Cancel, ClaimRequest, Finish, JobKey, Purge
 from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.migrate import MovePlan, forget, move, notes, preview, steps
-from holdfast.store import TenantSettings, open_store
+from holdfast.opening import open_store
+from holdfast.store import TenantSettings
 from holdfast.stores.file import FileStore
 from holdfast.testing.servers import ValkeyServer
 from tests.eventually import eventually

@@ -41,7 +41,7 @@ class Faulty:
         raise RuntimeError("a planted fault")
 
     async def _fail_again(self):
-        from holdfast.store import open_store
+        from holdfast.opening import open_store
         from tests.pipeline.failing import fail_waiting
 
         store = await open_store(self.store)

@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.core.errors import StoreBusy
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob
+from holdfast.opening import open_store
 from holdfast.pipeline import comparing
 from holdfast.pipeline.audit import StoreJobs, audit_events
 from holdfast.pipeline.comparing import store_jobs
@@ -14,7 +15,6 @@ from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Lake, positions
 from holdfast.pipeline.schemas import GAPS, JOBS
 from holdfast.pipeline.transforms.violations import FINDINGS
-from holdfast.store import open_store
 from tests.log import all_events
 from tests.pipeline.histories import frame, instant, random_history, to_row
 from tests.pipeline.plants import PLANTS, Unfit, histories, job_of, kinds

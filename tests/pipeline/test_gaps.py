@@ -2,11 +2,11 @@
 
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob
 from holdfast.ids import new_id
+from holdfast.opening import open_store
 from holdfast.pipeline.audit import audit
 from holdfast.pipeline.comparing import store_jobs
 from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Lake, write_json
-from holdfast.store import open_store
 from tests.pipeline.damages import remove_from_log
 from tests.pipeline.settings import only_full
 

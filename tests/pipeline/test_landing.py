@@ -29,7 +29,7 @@ def piece(file_url, monkeypatch):
 
     of_store(url, fill)
     with OpenStore(url) as opened:
-        (whole,) = opened.run(opened.log.split(*opened.run(opened.log.reach(None)), 10_000))
+        (whole,) = opened.run(opened.log.split(*opened.run(opened.log.bounds(None)), 10_000))
     return url, whole
 
 

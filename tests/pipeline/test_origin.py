@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import StoreMismatch
+from holdfast.opening import parse_url
 from holdfast.pipeline.ingest import Plan
 from holdfast.pipeline.lake import Lake, batch_of
 from holdfast.pipeline.landing import land
 from holdfast.pipeline.origin import check_known, settle
 from holdfast.pipeline.reader import OpenStore, Wanted
-from holdfast.store import parse_url
 from tests.pipeline.traffic import make_traffic, of_store
 from tests.stores.file.test_restore import copy
 
@@ -34,7 +34,7 @@ def take_in(lake, url):
     origin = origin_of(lake, url)
     number = len(lake.batches())
     with OpenStore(url) as opened:
-        start, end = opened.run(opened.log.reach(lake.read_up_to()))
+        start, end = opened.run(opened.log.bounds(lake.read_up_to()))
         stretches = opened.run(opened.log.split(start, end, 100))
         files = [file for stretch in stretches for file in land(url, stretch, Wanted(), str(lake.landing))]
         check_known(opened, origin)

@@ -17,11 +17,11 @@ from typing import get_args
 import pytest
 
 from holdfast.core.events import EventKind
+from holdfast.opening import open_store
 from holdfast.pipeline.audit import audit
 from holdfast.pipeline.comparing import store_jobs
 from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Lake
-from holdfast.store import open_store
 from tests.log import all_events
 from tests.pipeline.damages import damage_lake, double_in_log, live, remove_from_log
 from tests.pipeline.settings import FULL

@@ -6,12 +6,12 @@ Its job has no record any more. What tells is its number among its tenant's purg
 import pytest
 
 from holdfast.core.job import PURGE_COUNT_MS, Cancel, Envelope, JobKey, NewJob, Purge, PurgeCount
+from holdfast.opening import open_store
 from holdfast.pipeline.audit import StoreJobs, audit, audit_events
 from holdfast.pipeline.comparing import store_jobs
 from holdfast.pipeline.ingest import Plan, ingest
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import GAPS, JOBS
-from holdfast.store import open_store
 from tests.log import all_events
 from tests.pipeline.damages import QUEUE, double_in_log, remove_from_log
 from tests.pipeline.histories import frame, to_row

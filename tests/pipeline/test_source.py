@@ -10,12 +10,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import JobState
+from holdfast.opening import absolute, parse_url
 from holdfast.pipeline import ingest, replay, work
 from holdfast.pipeline.reader import Wanted
 from holdfast.pipeline.schemas import EVENTS
 from holdfast.pipeline.sink import WriteOptions
 from holdfast.pipeline.source import EventsReader, ReadOptions
-from holdfast.store import absolute, parse_url
 from tests.log import all_events
 from tests.pipeline.settings import only_full
 from tests.pipeline.traffic import as_rows, make_traffic, of_store

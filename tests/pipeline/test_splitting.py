@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from holdfast.core import events
 from holdfast.core.errors import EventsTrimmed
+from holdfast.opening import open_store
 from holdfast.pipeline import reader
 from holdfast.pipeline.schemas import EVENTS
-from holdfast.store import open_store
 from tests.log import all_events
 from tests.pipeline.traffic import as_rows, make_traffic
 
@@ -65,7 +65,7 @@ def ms(instant):
 
 
 async def check_pieces(store, whole, size, limit):
-    start, end = await store.reach(None)
+    start, end = await store.bounds(None)
     pieces = await store.split(start, end, size)
     read = [await read_piece(store, piece, limit) for piece in pieces]
     assert told(chain.from_iterable(read)) == told(whole)
@@ -83,7 +83,7 @@ async def test_the_rows_of_the_pieces_are_the_events(store, url, page, large, mo
     monkeypatch.setattr(reader, "PAGE", page)
     await make_traffic(store, 40)
     read = []
-    for piece in await store.split(*await store.reach(None), 30):
+    for piece in await store.split(*await store.bounds(None), 30):
         batches = await asyncio.to_thread(list, reader.read_stretch(url, piece, EVENTS, reader.Wanted(), none))
         rows = [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
         positions = [row.position for row in rows]
@@ -114,7 +114,7 @@ async def test_only_the_events_that_are_wanted_come(store, url, monkeypatch):
         (reader.Wanted(since=latest + 1), lambda _: False),
     ):
         read = []
-        for piece in await store.split(*await store.reach(None), 30):
+        for piece in await store.split(*await store.bounds(None), 30):
             batches = await asyncio.to_thread(list, reader.read_stretch(url, piece, EVENTS, wanted, none))
             read += [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
         assert as_rows(read) == as_rows(filter(kept, whole))
@@ -129,7 +129,7 @@ async def test_a_log_read_in_short_steps_while_it_grows_is_read_once(store):
     read, place = [], None
     while True:
         ended = growing.done()
-        start, end = await store.reach(place, 13)
+        start, end = await store.bounds(place, 13)
         for piece in await store.split(start, end, 5):
             read += await read_piece(store, piece, 3)
         if ended and start == end:
@@ -145,7 +145,7 @@ async def test_steps_are_about_as_long_as_asked_for(store):
     count = len(await all_events(store))
     place, sizes = None, []
     while True:
-        start, end = await store.reach(place, 50)
+        start, end = await store.bounds(place, 50)
         if start == end:
             break
         sizes.append(sum([len(await read_piece(store, piece, 1000)) for piece in await store.split(start, end, 1000)]))
@@ -157,14 +157,14 @@ async def test_steps_are_about_as_long_as_asked_for(store):
 async def test_a_cut_log_is_told_and_the_rest_can_be_read(url):
     store = await open_store(url + ("&" if "?" in url else "?") + "keep_events=0")
     try:
-        start, _ = await store.reach(None)
+        start, _ = await store.bounds(None)
         await make_traffic(store, 40)
         end = await store.last_offset()
         while (await store.prune(1000)).more:
             pass
         await make_traffic(store, 5, seed=2)
         with pytest.raises(EventsTrimmed):
-            await store.reach(start)
+            await store.bounds(start)
         with pytest.raises(EventsTrimmed) as gap:
             await store.split(start, await store.last_offset(), 10)
         rest = await store.split(gap.value.to, await store.last_offset(), 10)

@@ -9,7 +9,7 @@ from datetime import UTC
 
 from holdfast.core.events import Event
 from holdfast.core.job import AttemptError, Cancel, ClaimRequest, Envelope, Finish, JobKey, NewJob
-from holdfast.store import open_store
+from holdfast.opening import open_store
 
 TENANTS = ("acme", "globex", "initech")
 QUEUES = ("mail", "video")

@@ -17,7 +17,8 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.job import AlreadyCompleted, Claimed, Finish, Job, JobKey, NewJob
-from holdfast.store import ALL_HINTS, EventPage, Pruned, Reader, Reaped, Signal, TenantSettings, make_store
+from holdfast.opening import make_store
+from holdfast.store import ALL_HINTS, EventPage, Pruned, Reader, Reaped, Signal, TenantSettings
 from holdfast.stores.http.outgoing import Fence
 
 MARK = b'"bytes:'

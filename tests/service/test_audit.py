@@ -7,11 +7,12 @@ import pytest
 
 from holdfast.core.job import JobState
 from holdfast.core.names import AUDIT, OPERATOR
+from holdfast.opening import open_store
 from holdfast.service.app import ROUTES
 from holdfast.service.server import listen, running
 from holdfast.service.settings import Settings
 from holdfast.service.tokens import ADMIN
-from holdfast.store import ListQuery, open_store
+from holdfast.store import ListQuery
 from holdfast.telemetry.logging import JsonFormatter
 from tests.service.support import TOKENS, Client, serving, signed, token
 

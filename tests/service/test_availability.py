@@ -15,7 +15,8 @@ import sys
 import httpx
 import pytest
 
-from holdfast.service import hub, turns
+from holdfast.service import context as hub
+from holdfast.service import turns
 from holdfast.testing.processes import free_port
 from tests.eventually import eventually
 from tests.service.support import KEY, Client, problem, read_to_the_end, serving, token

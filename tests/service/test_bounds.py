@@ -8,9 +8,12 @@ import pytest
 from holdfast import InvalidOption, Queue, Worker
 from holdfast.core.errors import QuotaExceeded, StoreBusy, StoreUnavailable
 from holdfast.core.job import Claimed, ClaimRequest
-from holdfast.service import errors, hub, tails
+from holdfast.service import context as hub
+from holdfast.service import errors
+from holdfast.service import event_cache as tails
 from holdfast.service.routes import events
-from holdfast.stores.http import ears, posts
+from holdfast.stores.http import handoff as posts
+from holdfast.stores.http import notifications as ears
 from tests.service.support import PATIENCE_S, problem, serving, token
 
 FAR = "9999-12-31T23:59:59.999999Z"

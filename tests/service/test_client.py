@@ -318,7 +318,7 @@ async def test_a_claim_that_waits_and_is_given_up_loses_no_job(address, tenant):
     async with connected(address, tenant) as queue:
         for number in range(30):
             came = []
-            post = queue.store.post(lambda claimed, _, came=came: came.extend(claimed.jobs))
+            post = queue.store.open_inbox(lambda claimed, _, came=came: came.extend(claimed.jobs))
             assert (await post.claim(ClaimRequest(tenant, ("default",), 1, 3_600_000, "w"))).jobs == []
             await asyncio.gather(queue.enqueue(1, id=str(number)), post.close())
             state = (await queue.get(str(number))).state

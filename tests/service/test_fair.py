@@ -6,8 +6,8 @@ import asyncpg
 import pytest
 
 from holdfast.core.errors import StoreBusy
+from holdfast.opening import make_store
 from holdfast.service.fair import Calls, CallsExhausted, fair
-from holdfast.store import make_store
 from tests.eventually import eventually
 from tests.service.support import problem, serving
 
@@ -26,7 +26,7 @@ async def test_a_tenant_whose_calls_are_all_held_holds_up_no_other_tenant(postgr
         blocker = await asyncpg.connect(postgres.url(database))
         transaction = blocker.transaction()
         await transaction.start()
-        await blocker.execute("SELECT FROM holdfast.jobs WHERE id LIKE 'held%' FOR UPDATE")
+        await blocker.execute("SELECT FROM holdfast.jobs.definition WHERE id LIKE 'held%' FOR UPDATE")
         finishing = [asyncio.create_task(_finished(client, job)) for job in held]
         await eventually(lambda: calls.waiting >= HELD - 8)
         assert calls.under_way == {"greedy": 4}

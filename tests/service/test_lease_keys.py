@@ -8,8 +8,8 @@ import pytest
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import JobKey
 from holdfast.core.names import LEASE_KEYS, OPERATOR
+from holdfast.opening import open_store
 from holdfast.service.proofs import LeaseKeys
-from holdfast.store import open_store
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -9,9 +9,9 @@ import pytest
 from holdfast import Queue, Worker, current_job, job
 from holdfast.core.errors import LeaseLost, Unsupported
 from holdfast.core.job import ClaimRequest, Finish, JobKey, Result
+from holdfast.opening import open_store
 from holdfast.service import proofs as module
 from holdfast.service.proofs import LeaseKeys, Proofs
-from holdfast.store import open_store
 from tests.service.support import serving, token
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from holdfast.core.errors import InvalidName, InvalidOption, StoreUnavailable
+from holdfast.opening import open_store
 from holdfast.service import revoked as module
 from holdfast.service.revoked import Revocation, RevokedTokens
-from holdfast.store import open_store
 from tests.eventually import eventually
 from tests.service.support import problem, serving, signed
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import codec
 from holdfast.core.errors import HoldfastError, InvalidPayload
+from holdfast.jobs import codec
 from holdfast.service import scan
 from holdfast.service.errors import Refusal
 from holdfast.service.scan import SLICE

@@ -11,9 +11,9 @@ import pytest_asyncio
 
 from holdfast import Queue
 from holdfast.core.errors import StoreUnavailable
-from holdfast.service import tails as tails_module
-from holdfast.service.tails import Tails
-from holdfast.store import open_store
+from holdfast.opening import open_store
+from holdfast.service import event_cache as tails_module
+from holdfast.service.event_cache import Tails
 from tests.eventually import eventually
 from tests.service.support import PATIENCE_S, serving, token
 

@@ -12,8 +12,10 @@ from holdfast import Queue, RetryPolicy, Worker, job
 from holdfast.core.budgets import Budgets
 from holdfast.core.job import DAY, Backoff, JobKey
 from holdfast.core.policy import TypeInfo
+from holdfast.extensions import known_types
+from holdfast.opening import open_store
 from holdfast.service import types
-from holdfast.store import TenantSettings, WorkerInfo, known_types, open_store
+from holdfast.store import TenantSettings, WorkerInfo
 from tests.eventually import eventually
 from tests.service.support import token
 

@@ -6,7 +6,7 @@ A test in this folder runs on each kind of server. In the folder of a store all 
 import asyncpg
 import pytest
 
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from holdfast.testing.processes import HOST
 from holdfast.testing.proxy import Proxy
 from tests.stores import load

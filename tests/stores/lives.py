@@ -40,7 +40,7 @@ from holdfast.core.job import (
     SetResultTtl,
 )
 from holdfast.ids import new_id
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyServer
 from holdfast.testing.traces import History

@@ -14,13 +14,13 @@ import time
 import pytest
 
 from holdfast import Queue, job
-from holdfast.claims import POLL_S, Claimer
 from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.core.job import JobState
-from holdfast.store import open_store
+from holdfast.opening import open_store
+from holdfast.queue.claims import POLL_S, Claimer
+from holdfast.queue.waiting import FALLBACK_S
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyServer
-from holdfast.waiting import FALLBACK_S
 from holdfast.worker import Worker
 from tests.chaos.workers import AT_ONCE
 from tests.eventually import eventually

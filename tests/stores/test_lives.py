@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from tests.log import all_events
 from tests.stores.lives import judge, live
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from holdfast import InvalidName, Queue
 from holdfast.core.job import Cancel, Duplicate, IdempotencyKey, JobState, Queued
 from holdfast.core.names import check_tenant
-from holdfast.jobs import untyped
-from holdfast.store import open_store
+from holdfast.jobs.definition import untyped
+from holdfast.opening import open_store
 from tests.stores.load import claim_one, complete, key, new, wish
 
 IDS = [

@@ -3,7 +3,9 @@
 import pytest
 
 from holdfast.core.job import Cancel, JobKey, Purge
-from holdfast.store import PAGE_LIMIT, QUEUES_LOOKED_AT, TenantSettings, open_store
+from holdfast.opening import open_store
+from holdfast.paging import QUEUES_LOOKED_AT
+from holdfast.store import PAGE_LIMIT, TenantSettings
 from tests.stores.load import new
 
 MANY = QUEUES_LOOKED_AT + 2 * PAGE_LIMIT

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.blobs import Blobs
 from holdfast.core.errors import HoldfastError, InvalidOption
+from holdfast.opening import make_store, shown_url
 from holdfast.service.keys import Keys
-from holdfast.store import make_store, shown_url
 
 PIECES = ("hunter", "secret", "w0rd", "leak", "tail")
 MARKS = ("@/:#?%", "?@%#:/", "#%?/@:", "%:@?/#", "////@", "::::@", "@@@@?", "&=&=@", "/:#?%", ":#/%?", "?/:%#", "&:%/#")

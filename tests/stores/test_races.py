@@ -14,7 +14,7 @@ import pytest
 from holdfast import Queue
 from holdfast.core.errors import JobCanceled
 from holdfast.core.job import Cancel, Duplicate, Finish, IdempotencyKey, JobState, Queued, Replayed
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
 from tests.log import all_events

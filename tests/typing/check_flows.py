@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, assert_type
 
 from holdfast import Flow, job
-from holdfast.flows import FlowStep
+from holdfast.flows.flow import FlowStep
 
 
 @job

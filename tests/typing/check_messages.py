@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 from holdfast import BlobRef, Event, JobRecord, Message, Queue, RetryPolicy, Ticket, Worker, blocking, current_job, job
-from holdfast.jobs import JobDefinition
+from holdfast.jobs.definition import JobDefinition
 from holdfast.testing import Drained
 from holdfast.testing.blocking import inline_queue
 

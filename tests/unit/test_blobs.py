@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast import BlobRef, InvalidOption, InvalidPayload, StoreUnavailable, current_job
 from holdfast.blobs import Blobs, check_owner, result_name
-from holdfast.context import JobContext, active
 from holdfast.core.job import Envelope, Job, JobKey, JobState
+from holdfast.jobs.context import JobContext, active
 from tests.unit.running import asynchronous
 
 names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=60)

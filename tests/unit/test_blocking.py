@@ -27,7 +27,7 @@ from holdfast import (
 )
 from holdfast.blocking import Queue, Ticket
 from holdfast.core.job import ClaimRequest, Finish, Result
-from holdfast.store import make_store
+from holdfast.opening import make_store
 
 ROOT = Path(__file__).parents[2]
 _numbers = itertools.count()

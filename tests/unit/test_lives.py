@@ -41,7 +41,7 @@ async def test_a_request_is_not_answered_with_the_end_of_an_earlier_life(url):
 
 
 async def test_a_lost_hint_delays_a_waiter_and_does_not_strand_it(url, monkeypatch):
-    monkeypatch.setattr("holdfast.waiting.FALLBACK_S", 0.05)
+    monkeypatch.setattr("holdfast.queue.waiting.FALLBACK_S", 0.05)
     async with Queue(url, tenant="acme") as queue:
         monkeypatch.setattr(queue.store, "listen", lambda *_: lambda: None)
         ticket = await queue.enqueue({}, id="x")

@@ -14,7 +14,7 @@ import typer
 
 from holdfast.cli.options import TENANT_VARIABLE, store_url
 from holdfast.core.errors import InvalidOption
-from holdfast.store import shown_url
+from holdfast.opening import shown_url
 
 NO_STORE = "-"
 VARIABLE = "HOLDFAST_AUDIT_LOG"

@@ -31,7 +31,7 @@ def conformance(url: StoreUrl, *, json: Json = False) -> None:
     """
     import asyncio
 
-    from holdfast.store import make_store
+    from holdfast.opening import make_store
     from holdfast.testing.conformance import all_checks, certify
 
     # A store that can join a transaction of its caller's needs one to join. [ENQ-7]
@@ -70,7 +70,7 @@ def _examined(url: str) -> Sequence[Finding]:
     """What the store's doctor finds; one that can do so looks before it is opened, since that may be what is wrong."""
     import asyncio
 
-    from holdfast.store import make_store
+    from holdfast.opening import make_store
 
     async def ask() -> Sequence[Finding]:
         store = make_store(existing(url))

@@ -100,9 +100,9 @@ async def _run(plan: Plan, settings: Settings, sock: socket, greet: Callable[[],
 
     from holdfast.cli import samples
     from holdfast.cli.running import ignore_signals, log_events, make_worker
-    from holdfast.queue import Queue
+    from holdfast.opening import make_store
+    from holdfast.queue.queue import Queue
     from holdfast.service.server import running
-    from holdfast.store import make_store
     from holdfast.telemetry import http as http_metrics
     from holdfast.worker.shutdown import on_signal
 

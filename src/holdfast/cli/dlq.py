@@ -18,8 +18,8 @@ from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from holdfast.core.errors import HoldfastError
-    from holdfast.queue import Queue
-    from holdfast.records import JobPage, JobRecord
+    from holdfast.queue.queue import Queue
+    from holdfast.queue.records import JobPage, JobRecord
 
 BATCH = 200
 """Replays go out in batches of this size, so that the bar moves."""
@@ -172,7 +172,7 @@ async def _matching(
     bound: Queue, queue: str | None, type: str | None, error: str | None, until: datetime | timedelta | None = None
 ) -> list[JobRecord]:
     """The dead letters that match by now; jobs that fail while they are being dealt with are not taken."""
-    from holdfast.options import moment
+    from holdfast.jobs.options import moment
 
     now = moment(await bound.store.now())
     end = now if until is None else now - until if isinstance(until, timedelta) else until

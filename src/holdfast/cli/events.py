@@ -15,8 +15,8 @@ from holdfast.core.errors import InvalidOption
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.queue import Queue
-    from holdfast.records import Event
+    from holdfast.queue.queue import Queue
+    from holdfast.queue.records import Event
 
 END = "end"
 """As an offset: where the log ends now."""

@@ -12,8 +12,8 @@ from holdfast.cli.session import with_queue
 from holdfast.core.errors import JobNotFound
 
 if TYPE_CHECKING:
-    from holdfast.flows import FlowRecord, StepRecord
-    from holdfast.queue import Queue
+    from holdfast.flows.flow import FlowRecord, StepRecord
+    from holdfast.queue.queue import Queue
 
 
 def register(app: typer.Typer) -> None:

@@ -38,9 +38,9 @@ from holdfast.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.options import EnqueueOptions
-    from holdfast.queue import Queue
-    from holdfast.records import JobPage, JobRecord
+    from holdfast.jobs.options import EnqueueOptions
+    from holdfast.queue.queue import Queue
+    from holdfast.queue.records import JobPage, JobRecord
 
 FOREVER = "forever"
 
@@ -92,8 +92,8 @@ def enqueue(
 
     On a terminal, or where standard input is empty, a job is enqueued without arguments.
     """
-    from holdfast.jobs import Message, with_policy
-    from holdfast.store import Tenanted, known_types
+    from holdfast.extensions import SingleTenant, known_types
+    from holdfast.jobs.definition import Message, with_policy
 
     if delay is not None and run_at is not None:
         raise InvalidOption("delay", "give --delay or --run-at, not both")
@@ -112,7 +112,7 @@ def enqueue(
 
     async def act(bound: Queue) -> None:
         known = await known_types(bound.store, bound.tenant)
-        if not isinstance(bound.store, Tenanted):
+        if not isinstance(bound.store, SingleTenant):
             await bound.usage()  # Budgets are judged by counts that are read later: this process would end before.
         ticket = await bound.enqueue(with_policy(message, known), **options)
         answer: dict[str, Any] = {

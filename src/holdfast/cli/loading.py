@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from holdfast.jobs import JobDefinition
+    from holdfast.jobs.definition import JobDefinition
 
 
 def load_jobs(modules: Iterable[str]) -> list[JobDefinition[..., Any, Any]]:
@@ -22,7 +22,7 @@ def load_jobs(modules: Iterable[str]) -> list[JobDefinition[..., Any, Any]]:
 
     Raises InvalidOption where a module cannot be imported or has none.
     """
-    from holdfast.jobs import JobDefinition
+    from holdfast.jobs.definition import JobDefinition
 
     jobs: dict[int, JobDefinition[..., Any, Any]] = {}
     for name in modules:

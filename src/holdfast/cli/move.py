@@ -62,7 +62,7 @@ def make_plan(source: str, target: str, tenant: str | None, wait: str) -> MovePl
     """What a command was told to do. Raises InvalidOption."""
     from holdfast.core.errors import InvalidOption
     from holdfast.migrate import MovePlan
-    from holdfast.store import parse_url
+    from holdfast.opening import parse_url
 
     waits = duration("wait", wait)
     for name, url in (("SRC", source), ("DST", target)):

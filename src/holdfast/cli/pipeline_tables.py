@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 def spark_session(master: str | None, remote: str | None, conf: list[str] | None) -> Generator[Any]:
     """The SparkSession that a command was told to use, for as long as it runs. What fails there is told in a line."""
     spark = session(master, remote, conf)
-    from holdfast.pipeline.trouble import plainly
+    from holdfast.pipeline.errors import plainly
 
     try:
         with plainly("do that"):

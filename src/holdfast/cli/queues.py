@@ -13,8 +13,8 @@ from holdfast.cli.output import emit, on_terminal, rich_table, say, show, span
 from holdfast.cli.session import with_queue
 
 if TYPE_CHECKING:
-    from holdfast.queue import Queue
-    from holdfast.records import Stats
+    from holdfast.queue.queue import Queue
+    from holdfast.queue.records import Stats
 
 REFRESH_S = 1.0
 

@@ -78,7 +78,7 @@ def plan_of(
 
 async def work(plan: Plan) -> None:
     """Run one worker by the plan, to its end."""
-    from holdfast.store import make_store
+    from holdfast.opening import make_store
     from holdfast.telemetry.logging import get_logger
     from holdfast.worker.collecting import collect_seldom
 
@@ -110,7 +110,7 @@ async def work(plan: Plan) -> None:
 
 async def try_out(plan: Plan) -> None:
     """Raise what a worker of this plan would: said once, and not again and again by every child process."""
-    from holdfast.store import make_store
+    from holdfast.opening import make_store
 
     store = make_store(plan.store)
     make_worker(plan, store)
@@ -133,7 +133,7 @@ def make_worker(plan: Plan, store: Store, started: Callable[[Worker], None] | No
     Raises InvalidOption where modules, queues or numbers are wrong.
     """
     from holdfast.cli.loading import add_current_directory, load_function, load_jobs
-    from holdfast.queue import Queue
+    from holdfast.queue.queue import Queue
     from holdfast.worker import Worker
     from holdfast.worker.worker import check_lifespan
 

@@ -6,12 +6,12 @@ import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from holdfast.context import current_job
 from holdfast.core.errors import Permanent
-from holdfast.jobs import RetryPolicy, job
+from holdfast.jobs.context import current_job
+from holdfast.jobs.definition import RetryPolicy, job
 
 if TYPE_CHECKING:
-    from holdfast.queue import Queue
+    from holdfast.queue.queue import Queue
 
 QUEUE = "samples"
 _SOON = RetryPolicy(base=timedelta(seconds=1), jitter="none")

@@ -15,8 +15,8 @@ from holdfast.cli.session import with_queue
 from holdfast.core.errors import InvalidOption, JobNotFound
 
 if TYPE_CHECKING:
-    from holdfast.queue import Queue
-    from holdfast.records import Schedule
+    from holdfast.queue.queue import Queue
+    from holdfast.queue.records import Schedule
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
 
@@ -68,7 +68,7 @@ def add(
 
     Without --payload or --payload-file the payload is read from standard input, as in `holdfast enqueue`.
     """
-    from holdfast.jobs import Message
+    from holdfast.jobs.definition import Message
 
     if (cron is None) == (every is None):
         raise InvalidOption("cron", "give --cron '30 2 * * *' or --every 10m, one of them")

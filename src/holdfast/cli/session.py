@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.cli.options import blobs_url, store_url, tenant_name
 from holdfast.core.errors import InvalidOption
-from holdfast.store import existing, shown_url
+from holdfast.opening import existing, shown_url
 
 if TYPE_CHECKING:
-    from holdfast.queue import Queue
-    from holdfast.records import JobPage, JobRecord
+    from holdfast.queue.queue import Queue
+    from holdfast.queue.records import JobPage, JobRecord
     from holdfast.store import Store
 
 __all__ = ["existing", "pages", "queues_of", "shown_url", "with_queue", "with_store"]
@@ -32,7 +32,7 @@ def with_queue(
     """What `act` makes of one tenant's Queue. A directory without a store is an error unless `create`."""
     import asyncio
 
-    from holdfast.queue import Queue
+    from holdfast.queue.queue import Queue
 
     async def ask() -> T:
         url = store_url(store) if create else existing(store_url(store))
@@ -85,7 +85,7 @@ def with_store(store: str | None, act: Callable[[Store], Awaitable[T]]) -> T:
     """What `act` makes of a store, bound to no tenant. For operators."""
     import asyncio
 
-    from holdfast.store import open_store
+    from holdfast.opening import open_store
 
     async def ask() -> T:
         opened = await open_store(existing(store_url(store)))

@@ -16,7 +16,7 @@ from holdfast.core.budgets import Budgets, TenantUsage
 from holdfast.core.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from holdfast.queue import Queue
+    from holdfast.queue.queue import Queue
     from holdfast.store import TenantSettings
 
 _Found = tuple[Sequence["TenantSettings"], TenantUsage]

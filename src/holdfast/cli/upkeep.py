@@ -51,7 +51,7 @@ def migrate(url: StoreUrl, *, json: Json = False) -> None:
     """
     import asyncio
 
-    from holdfast.store import make_store
+    from holdfast.opening import make_store
 
     steps: list[str] = []
 
@@ -84,7 +84,7 @@ def list_workers(
 ) -> None:
     """List living workers."""
     from holdfast.core.names import check_tenant
-    from holdfast.records import worker_of
+    from holdfast.queue.records import worker_of
 
     if tenant is not None:
         check_tenant(tenant)
@@ -116,7 +116,7 @@ async def _maintain(url: str, blobs: str | None) -> None:
     from holdfast.blobs import Blobs as BlobStore
     from holdfast.cli.running import ignore_signals
     from holdfast.maintenance import maintain as run
-    from holdfast.store import open_store
+    from holdfast.opening import open_store
     from holdfast.telemetry.logging import get_logger
     from holdfast.worker.shutdown import stop_event
 

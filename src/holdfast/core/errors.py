@@ -322,7 +322,7 @@ class UnknownCodec(HoldfastError):
         self.codec, self.reason = codec, reason
 
     def __str__(self) -> str:
-        return self.reason or f"no codec named {self.codec!r} here; register it with holdfast.codec.register()"
+        return self.reason or f"no codec named {self.codec!r} here; register it with holdfast.jobs.codec.register()"
 
 
 class Unsupported(HoldfastError):

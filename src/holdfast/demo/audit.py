@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from holdfast import JobRecord, JobState, Queue
 from holdfast.core.job import TERMINAL
 from holdfast.demo.effects import Effect
-from holdfast.records import Event
+from holdfast.queue.records import Event
 
 JobName = tuple[str, str, str]
 """Tenant, queue, id."""

@@ -17,7 +17,8 @@ from holdfast.demo.audit import Audit, JobName, audit
 from holdfast.demo.directory import store_url
 from holdfast.demo.fleet import Fleet
 from holdfast.demo.plan import EXPORT_ID, POISON_ID, Plan, plans
-from holdfast.store import Store, open_store
+from holdfast.opening import open_store
+from holdfast.store import Store
 
 TICK_S = 0.1
 TRICKLE_S = 8.0

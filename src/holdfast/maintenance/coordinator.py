@@ -21,7 +21,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from holdfast.claims import Claimer, pause_s
 from holdfast.clock import LOOK_S, boot_time
 from holdfast.core.errors import JobCanceled, JobNotFound, LeaseExpired, LeaseLost, StoreBusy
 from holdfast.core.failpoint import hit
@@ -40,6 +39,7 @@ from holdfast.core.job import (
 )
 from holdfast.core.lease import Refusal
 from holdfast.maintenance.backoff import AWAY, Pause
+from holdfast.queue.claims import Claimer, pause_s
 from holdfast.store import ExtendAnswer, Hint, Signal, Store
 from holdfast.telemetry.logging import get_logger
 

@@ -14,7 +14,6 @@ from itertools import chain, islice
 import msgspec
 from msgspec import Raw
 
-from holdfast import codec
 from holdfast.core.errors import HoldfastError, QuotaExceeded
 from holdfast.core.events import LEASE_EXPIRED
 from holdfast.core.failpoint import hit
@@ -48,7 +47,8 @@ from holdfast.core.job import (
     Result,
     SetResultTtl,
 )
-from holdfast.flows import BATCH, end_steps
+from holdfast.flows.flow import BATCH, end_steps
+from holdfast.jobs import codec
 from holdfast.maintenance.coordinator import DutyContext
 from holdfast.telemetry.logging import get_logger
 

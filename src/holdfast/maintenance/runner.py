@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from holdfast.blobs import Blobs
 from holdfast.core.errors import StoreError
+from holdfast.extensions import SingleTenant
 from holdfast.maintenance.backoff import AWAY, Pause
 from holdfast.maintenance.coordinator import Coordinator
 from holdfast.maintenance.duties import DUTIES
@@ -14,7 +15,8 @@ from holdfast.maintenance.pruner import prune
 from holdfast.maintenance.reaper import reap
 from holdfast.maintenance.scheduler import mend, wake_up
 from holdfast.maintenance.storeclock import StoreClock
-from holdfast.store import Store, Tenanted, open_store
+from holdfast.opening import open_store
+from holdfast.store import Store
 from holdfast.telemetry.logging import get_logger
 
 _log = get_logger(__name__)
@@ -49,7 +51,7 @@ class Maintenance:
         self._on_error = on_error
         # What is one tenant's alone is a service, which does it itself.
         self._coordinator: Coordinator | None = None
-        if not isinstance(store, Tenanted):
+        if not isinstance(store, SingleTenant):
             if leads:
                 self._coordinator = Coordinator(store, tenant, DUTIES, on_error=on_error)
             self._duties["mend schedules"] = lambda: mend(store, tenant)

@@ -13,11 +13,11 @@ from holdfast.core.job import HOUR, SECOND, WAITING, AttemptError, Cancel, Finis
 from holdfast.core.names import SCHEDULES
 from holdfast.ids import new_id
 from holdfast.maintenance.coordinator import DutyContext
-from holdfast.schedules import SLACK_MS, definition_of, over_quota, renewed, sleeps_too_long
+from holdfast.schedules.schedules import SLACK_MS, definition_of, over_quota, renewed, sleeps_too_long
+from holdfast.schedules.ticks import last_tick, next_tick
 from holdfast.store import ListQuery, Page, Store
 from holdfast.telemetry import metrics
 from holdfast.telemetry.logging import get_logger
-from holdfast.ticks import last_tick, next_tick
 
 AGAIN_MS = 10 * SECOND
 """A tenant that has too much waiting gets the job of a tick later, until the next one is due."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.clock import boot_time
-from holdfast.schedules import SLACK_MS
+from holdfast.schedules.schedules import SLACK_MS
 
 
 class StoreClock:

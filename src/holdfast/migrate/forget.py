@@ -10,7 +10,7 @@ from holdfast.core.errors import HoldfastError, InvalidOption
 from holdfast.ids import new_id
 from holdfast.migrate.notes import MoveLog, MoverLease
 from holdfast.migrate.plan import MovePlan, opened
-from holdfast.store import existing, shown_url
+from holdfast.opening import existing, shown_url
 
 
 class Forgotten(Struct, frozen=True):

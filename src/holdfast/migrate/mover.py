@@ -32,13 +32,8 @@ from holdfast.migrate.moved import Moved, MovedQueue
 from holdfast.migrate.notes import EVER, MoveInfo, MoveLog, MoverLease, PausedQueue
 from holdfast.migrate.plan import MovePlan, opened
 from holdfast.migrate.steps import TURN, Receipt, Step, StepInput, Tell, no_room, pages, taken_for_dead, walk
-from holdfast.store import (
-    QueueStats,
-    Store,
-    TenantSettings,
-    existing,
-    shown_url,
-)
+from holdfast.opening import existing, shown_url
+from holdfast.store import QueueStats, Store, TenantSettings
 
 LOOK_S = 0.1
 REAP = 1000

@@ -10,8 +10,10 @@ from msgspec.structs import force_setattr
 
 from holdfast.core.errors import HoldfastError, InvalidOption
 from holdfast.core.names import check_tenant
+from holdfast.extensions import SingleTenant
 from holdfast.migrate.notes import LEASE_MS
-from holdfast.store import Store, Tenanted, absolute, make_store, parse_url, shown_url
+from holdfast.opening import absolute, make_store, parse_url, shown_url
+from holdfast.store import Store
 
 WAIT_S = 60.0
 
@@ -39,7 +41,7 @@ class MovePlan(Struct, frozen=True):
 async def opened(url: str, name: str) -> AsyncGenerator[Store]:
     """One of the two. Raises InvalidOption for a service, and says which store an error is of."""
     store = make_store(url)
-    if isinstance(store, Tenanted):
+    if isinstance(store, SingleTenant):
         raise InvalidOption(name, "a service does not show all of a job; give the address of the store behind it")
     try:
         try:

@@ -23,8 +23,8 @@ from holdfast.core.failpoint import hit
 from holdfast.core.job import CLAIMABLE, WAITING, Cancel, Duplicate, Job, JobKey, JobState, NewJob, Purge
 from holdfast.core.names import MOVES, SCHEDULES
 from holdfast.migrate import copies
+from holdfast.schedules.ticks import last_tick, next_tick
 from holdfast.store import EnqueueAnswer, ListQuery, Page, Store
-from holdfast.ticks import last_tick, next_tick
 
 TURN = "turn"
 """The job that the mover at work holds, in both stores."""

@@ -10,13 +10,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.core.errors import InvalidOption, StoreBusy
 from holdfast.core.job import JobKey, PurgeCount
+from holdfast.paging import pages
 from holdfast.pipeline.audit import StoreJobs
+from holdfast.pipeline.errors import plainly
 from holdfast.pipeline.ingest import KEYS_AT_ONCE, Plan, check_payloads, ingest
 from holdfast.pipeline.lake import Lake, positions
 from holdfast.pipeline.origin import read_origin
 from holdfast.pipeline.reader import OpenStore, jobs_frame
-from holdfast.pipeline.trouble import plainly
-from holdfast.store import Store, pages
+from holdfast.store import Store
 
 PATIENCE_S = 300.0
 LOOK_EVERY_S = 0.2
@@ -103,5 +104,5 @@ async def _written(opened: OpenStore) -> str:
 async def _taken_in(opened: OpenStore, lake: Lake, end: str) -> bool:
     offset = lake.read_up_to()
     if offset is None:
-        offset, _ = await opened.log.reach(None)
+        offset, _ = await opened.log.bounds(None)
     return not await opened.log.split(offset, end, AT_ONCE)

@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from holdfast.core.errors import InvalidOption
+from holdfast.opening import absolute
+from holdfast.pipeline.errors import plainly
 from holdfast.pipeline.sink import COLUMNS
-from holdfast.pipeline.trouble import plainly
-from holdfast.store import absolute
 
 FORMATS = ("parquet", "csv", "json")
 _SUFFIXES = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}

@@ -22,10 +22,11 @@ from holdfast.core.errors import EventsTrimmed, HoldfastError, InvalidOption
 from holdfast.core.events import Gap
 from holdfast.core.job import JobKey
 from holdfast.core.names import OPERATOR
+from holdfast.opening import absolute
+from holdfast.pipeline.errors import cause
 from holdfast.pipeline.lake import Batch, Lake, batch_of
 from holdfast.pipeline.origin import Origin, check_known, settle
-from holdfast.pipeline.trouble import cause
-from holdfast.store import Reader, absolute
+from holdfast.store import Reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,10 +19,10 @@ import pyarrow.compute as pc  # pyright: ignore[reportMissingTypeStubs]
 from pyarrow import parquet  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core.events import Gap
+from holdfast.extensions import LogRange
 from holdfast.pipeline.checksums import Checksum, of_batch
 from holdfast.pipeline.reader import Wanted, read_stretch
 from holdfast.pipeline.schemas import EVENTS
-from holdfast.store import Stretch
 
 GROUP = 100_000
 """Rows of a row group, about: so many are held in memory."""
@@ -33,7 +33,7 @@ _EACH_ITS_OWN = ("position", "offset", "token")
 """Columns without repetitions, which a dictionary makes no smaller."""
 
 
-def land(url: str, stretch: Stretch, wanted: Wanted, place: str) -> Iterator[tuple[date, str, int, str, str | None]]:
+def land(url: str, stretch: LogRange, wanted: Wanted, place: str) -> Iterator[tuple[date, str, int, str, str | None]]:
     """Write the events of a piece of the log into files in `place`, one for each day, and tell them as FILES.
 
     What of single tenants is gone from the piece is told in a row of its own, which names no file.

@@ -21,8 +21,8 @@ from holdfast.core.errors import InvalidOption
 from holdfast.migrate import MovePlan
 from holdfast.migrate.mover import Walker
 from holdfast.migrate.steps import Receipt, StepInput, Tell, walk
-from holdfast.pipeline.trouble import plainly
-from holdfast.store import existing, open_store, parse_url
+from holdfast.opening import existing, open_store, parse_url
+from holdfast.pipeline.errors import plainly
 
 RECEIPTS = StructType([StructField("receipt", StringType(), nullable=False)])
 

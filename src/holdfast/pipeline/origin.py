@@ -17,8 +17,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.errors import EventsTrimmed, InvalidOption, StoreMismatch
+from holdfast.extensions import LogRange
+from holdfast.opening import parse_url, shown_url
 from holdfast.pipeline.lake import Lake, place_in, positions, read_json, write_json
-from holdfast.store import LogPage, Reader, Stretch, parse_url, shown_url
+from holdfast.store import LogPage, Reader
 
 if TYPE_CHECKING:
     from holdfast.pipeline.reader import OpenStore
@@ -144,7 +146,7 @@ def _check_log(opened: OpenStore, lake: Lake, wish: Wish, *, known: bool) -> Non
 
 
 async def _reach(opened: OpenStore, offset: str) -> None:
-    await opened.log.reach(offset)
+    await opened.log.bounds(offset)
 
 
 def _same(opened: OpenStore, shard: int, offset: str, event: tuple[Any, ...]) -> bool | None:
@@ -155,7 +157,7 @@ def _same(opened: OpenStore, shard: int, offset: str, event: tuple[Any, ...]) ->
     # The check value in a file store's offset is the event's own, not that of the one before it.
     before = ".".join(map(str, parts[:1] if name == "file" else parts))
     try:
-        page = opened.run(_read(opened, Stretch(shard, before, offset)))
+        page = opened.run(_read(opened, LogRange(shard, before, offset)))
     except EventsTrimmed:
         return None
     except InvalidOption:
@@ -166,7 +168,7 @@ def _same(opened: OpenStore, shard: int, offset: str, event: tuple[Any, ...]) ->
     return told == [event]
 
 
-async def _read(opened: OpenStore, stretch: Stretch) -> LogPage:
+async def _read(opened: OpenStore, stretch: LogRange) -> LogPage:
     return await opened.log.read(stretch, 1)
 
 
@@ -209,7 +211,7 @@ def _register(opened: OpenStore, lake: Lake, origin: Origin) -> None:
     """Have trimming wait from the very first, and note what was trimmed before."""
 
     async def register() -> None:
-        start, _ = await opened.log.reach(None)
+        start, _ = await opened.log.bounds(None)
         if start.strip("0.") and not lake.batches():
             lake.note_gap("", start)
         await opened.store.set_reader(Reader(origin.tenant, origin.reader, start))

@@ -19,10 +19,10 @@ from pyspark.sql import functions as fn
 
 from holdfast.core.errors import InvalidOption
 from holdfast.pipeline import judge
+from holdfast.pipeline.errors import plainly
 from holdfast.pipeline.lake import LAYER, Lake
 from holdfast.pipeline.schemas import DOUBLE, HISTOGRAM
 from holdfast.pipeline.transforms.sketches import merged, percentile
-from holdfast.pipeline.trouble import plainly
 
 LIMIT = 1000
 PERCENTS = (50, 95, 99)

@@ -24,8 +24,10 @@ from msgspec.structs import replace
 from holdfast.core.errors import InvalidOption, Unsupported
 from holdfast.core.events import EventColumns, Gap, fingerprint
 from holdfast.core.job import Job, JobState
+from holdfast.extensions import LogRange, SplitLog
+from holdfast.opening import existing, open_store, parse_url
 from holdfast.pipeline.lake import POSITION_WIDTH
-from holdfast.store import ListQuery, Splitting, Store, Stretch, existing, open_store, parse_url
+from holdfast.store import ListQuery, Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,9 +74,9 @@ class OpenStore:
             raise
 
     @property
-    def log(self) -> Splitting:
+    def log(self) -> SplitLog:
         """The store, as one whose log can be read in pieces. Raises Unsupported."""
-        if not isinstance(self.store, Splitting):
+        if not isinstance(self.store, SplitLog):
             raise Unsupported("reading its log in pieces, which Spark needs", self.store.capabilities.name)
         return self.store
 
@@ -130,7 +132,7 @@ def _chosen(parts: list[EventColumns], name: str, wanted: Callable[[Any], bool])
 
 
 def read_stretch(
-    url: str, stretch: Stretch, schema: StructType, wanted: Wanted, missing: Callable[[Gap], None]
+    url: str, stretch: LogRange, schema: StructType, wanted: Wanted, missing: Callable[[Gap], None]
 ) -> Iterator[Any]:
     """The events of a piece of the log as record batches; `missing` gets what is gone of it. Raises EventsTrimmed."""
     batches = Batches(schema, _EVENTS)

@@ -42,11 +42,12 @@ from holdfast.core.errors import (
     StoreUnavailable,
 )
 from holdfast.core.job import Job, JobKey, JobState, Replayed
+from holdfast.opening import absolute, shown_url
+from holdfast.pipeline.errors import plainly
 from holdfast.pipeline.lake import Lock, read_json, release_lock, take_lock, write_json
 from holdfast.pipeline.reader import OpenStore
 from holdfast.pipeline.triage import chosen
-from holdfast.pipeline.trouble import plainly
-from holdfast.store import Store, absolute, shown_url
+from holdfast.store import Store
 
 RATE = 1000.0
 TASKS = 4

@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from holdfast import codec as codecs
 from holdfast.budgets import ceiling_ms
 from holdfast.core import names
 from holdfast.core.budgets import check_kept
@@ -62,7 +61,8 @@ from holdfast.core.job import (
     KeyPolicy,
     NewJob,
 )
-from holdfast.options import duration_ms, instant_ms
+from holdfast.jobs import codec as codecs
+from holdfast.jobs.options import duration_ms, instant_ms
 from holdfast.pipeline.source import number, store_url
 
 if TYPE_CHECKING:

@@ -55,8 +55,9 @@ from pyspark.sql.types import StructType
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import EventKind, Gap
 from holdfast.core.job import JobState
+from holdfast.extensions import LogRange
+from holdfast.opening import absolute, parse_url
 from holdfast.pipeline.schemas import EVENTS, FILES, JOBS, JOBS_WITH_PAYLOAD
-from holdfast.store import Stretch, absolute, parse_url
 
 if TYPE_CHECKING:
     from holdfast.pipeline.reader import OpenStore, Wanted
@@ -178,7 +179,7 @@ def _flag(option: str, text: str) -> bool:
 class Piece(InputPartition):
     """A piece of the log, for one task."""
 
-    def __init__(self, stretch: Stretch) -> None:
+    def __init__(self, stretch: LogRange) -> None:
         super().__init__(None)
         self.stretch = stretch
 
@@ -209,14 +210,14 @@ async def _lost_any(opened: OpenStore, tenants: Iterable[str], after: str) -> bo
     return False
 
 
-async def _split(opened: OpenStore, after: str, end: str, size: int) -> Sequence[Stretch]:
+async def _split(opened: OpenStore, after: str, end: str, size: int) -> Sequence[LogRange]:
     return await opened.log.split(after, end, size)
 
 
 async def _reach(
     opened: OpenStore, after: str | None, most: int | None = None, end: str | None = None
 ) -> tuple[str, str]:
-    return await opened.log.reach(after, most, end)
+    return await opened.log.bounds(after, most, end)
 
 
 class EventsReader(DataSourceReader):

@@ -28,9 +28,10 @@ from pyspark.sql.types import DoubleType, IntegerType, LongType, StringType, Str
 
 from holdfast.core.errors import InvalidOption, StoreBusy, StoreUnavailable
 from holdfast.core.job import JobState
+from holdfast.opening import absolute, existing, open_store
+from holdfast.pipeline.errors import plainly
 from holdfast.pipeline.reader import OpenStore
-from holdfast.pipeline.trouble import plainly
-from holdfast.store import Store, absolute, existing, open_store
+from holdfast.store import Store
 from holdfast.worker import Worker
 
 OUTCOMES = ("completed", "failed", "retrying", "canceled", "stalled")

@@ -15,5 +15,5 @@
     openapi    the document, made from the table    protocol, server   uvicorn, bounded; several processes
     hub        what all requests of a process share: the store, waiting claims, one queue for each tenant
 
-The wire format is in `holdfast.core.wire` and `holdfast.core.answers`.
+The wire format is in `holdfast.protocol.requests` and `holdfast.protocol.answers`.
 """

@@ -28,15 +28,15 @@ from holdfast.service.call import (
     send_problem,
     send_reply,
 )
-from holdfast.service.edge import Edge
 from holdfast.service.errors import AT_ONCE, Refusal, problem
+from holdfast.service.middleware import Edge
 from holdfast.service.routes import events, flows, health, jobs, queues, schedules, work
 from holdfast.service.shares import Hold
 from holdfast.service.tokens import Caller
 from holdfast.telemetry.logging import get_logger
 
 if TYPE_CHECKING:
-    from holdfast.service.hub import Hub
+    from holdfast.service.context import Hub
 
 _log = get_logger("holdfast.service")
 

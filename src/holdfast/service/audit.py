@@ -16,12 +16,12 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import UNSET
 
-from holdfast.coalesce import Coalescer
-from holdfast.core import answers, wire
 from holdfast.core.errors import HoldfastError
 from holdfast.core.job import Envelope, JobKey, NewJob
 from holdfast.core.names import AUDIT, OPERATOR
 from holdfast.ids import new_id
+from holdfast.protocol import answers, requests
+from holdfast.queue.coalesce import Coalescer
 from holdfast.service.call import Call, Reply, Route, Scope, Stream
 from holdfast.service.tokens import ADMIN, Caller
 from holdfast.store import EnqueueAnswer, Store, TenantSettings
@@ -105,13 +105,13 @@ def trail(route: Route, scope: Scope, caller: Caller, queue: TrailQueue | None) 
 
 def _asked(body: Any) -> dict[str, Any]:
     match body:
-        case wire.Replay():
+        case requests.Replay():
             chosen = {} if body.ids is UNSET else named(body.ids)
             where = body.where
             return chosen if where is UNSET else {**chosen, "type": where.type, "error": where.error}
-        case wire.Purge():
+        case requests.Purge():
             return {"type": body.type, "error": body.error, "before": body.before}
-        case wire.PutSchedule():
+        case requests.PutSchedule():
             return {"queue": body.queue, "type": body.type, "cron": body.cron, "every_s": body.every_s}
         case list():
             items = cast("list[Any]", body)

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast import codec
-from holdfast.core import wire
 from holdfast.core.errors import HoldfastError
 from holdfast.core.failpoint import hit
+from holdfast.jobs import codec
+from holdfast.protocol import requests
 from holdfast.service import scan
 from holdfast.service.errors import Refusal, invalid
 from holdfast.service.shares import Hold
@@ -35,7 +35,7 @@ _LENGTH_DIGITS = 20
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BLANK = b" \t\n\r"
 _FIRST_KEY = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*("(?:[^"\\]|\\.){0,64}")[ \t\n\r]*:', re.DOTALL)
-_FEW_ITEMS = 8 * wire.BATCH_LIMIT
+_FEW_ITEMS = 8 * requests.BATCH_LIMIT
 """A text with fewer commas is split without a bound: that is quicker for small ones."""
 _OPAQUE = ("payload", "result")
 """Fields of any JSON, which `intake` checks."""
@@ -48,7 +48,7 @@ def _raw_fields(count: int) -> type[Any]:
 
 
 _few = msgspec.json.Decoder(list[msgspec.Raw])
-_bounded = msgspec.json.Decoder(_raw_fields(wire.BATCH_LIMIT))
+_bounded = msgspec.json.Decoder(_raw_fields(requests.BATCH_LIMIT))
 
 
 class Body:
@@ -172,7 +172,7 @@ def split(data: bytes, name: str) -> list[bytes]:
             items = [item for item in msgspec.structs.astuple(_bounded.decode(text)) if item is not msgspec.UNSET]
     except (msgspec.MsgspecError, RecursionError) as error:
         # Of a list that has another member behind it, too: what is decoded is all between the colon and the brace.
-        raise invalid(f'not a batch, {{"{name}": [...]}} of up to {wire.BATCH_LIMIT} items: {error}') from None
+        raise invalid(f'not a batch, {{"{name}": [...]}} of up to {requests.BATCH_LIMIT} items: {error}') from None
     return [bytes(item) for item in _check_count(items)]
 
 
@@ -185,8 +185,8 @@ def _list(data: bytes, name: str) -> memoryview:
 
 
 def _check_count(items: list[T]) -> list[T]:
-    if len(items) > wire.BATCH_LIMIT:
-        raise invalid(f"a batch has up to {wire.BATCH_LIMIT} items, this one {len(items)}")
+    if len(items) > requests.BATCH_LIMIT:
+        raise invalid(f"a batch has up to {requests.BATCH_LIMIT} items, this one {len(items)}")
     return items
 
 

@@ -11,17 +11,17 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 from msgspec import Struct
 
-from holdfast.core import wire
 from holdfast.core.names import SCHEDULES, check_id
-from holdfast.options import check_own_queue, check_queue
+from holdfast.jobs.options import check_own_queue, check_queue
+from holdfast.protocol import requests
+from holdfast.schedules.ticks import check_name
 from holdfast.service import bodies
 from holdfast.service.errors import invalid, problem
 from holdfast.service.shares import Hold
 from holdfast.service.tokens import ADMIN, Caller
-from holdfast.ticks import check_name
 
 if TYPE_CHECKING:
-    from holdfast.service.hub import Hub
+    from holdfast.service.context import Hub
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -157,7 +157,7 @@ class Route(Struct, frozen=True, kw_only=True):
     batch: str = ""
     """The name of the list in the body, whose items are answered one by one."""
     item: type[Any] | None = None
-    query: type[Any] = wire.NoQuery
+    query: type[Any] = requests.NoQuery
     answers: dict[int, Any] = {}
     """What is answered when it went well, by status; None: something else than JSON."""
     action: str = ""

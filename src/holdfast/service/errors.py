@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.core import answers
 from holdfast.core.errors import (
     HoldfastError,
     InvalidOption,
@@ -18,6 +17,7 @@ from holdfast.core.errors import (
     StoreMismatch,
     StoreUnavailable,
 )
+from holdfast.protocol import answers
 from holdfast.telemetry import http as http_metrics
 
 RETRY_AFTER_S = 1

@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 
 from holdfast.budgets import TenantUsage, usage_of
 from holdfast.core.errors import StoreBusy
-from holdfast.store import Pooled, Store
+from holdfast.extensions import Pooled
+from holdfast.store import Store
 
 A = TypeVar("A")
 

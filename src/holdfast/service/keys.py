@@ -19,7 +19,7 @@ import msgspec
 from jwt.exceptions import PyJWTError
 
 from holdfast.core.errors import InvalidOption
-from holdfast.store import shown_url
+from holdfast.opening import shown_url
 from holdfast.telemetry.logging import get_logger
 
 _log = get_logger(__name__)

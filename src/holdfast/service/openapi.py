@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import answers, wire
+from holdfast.protocol import answers, requests
 from holdfast.service.call import Route
 from holdfast.service.errors import STATUS
 from holdfast.service.tokens import ADMIN, PRODUCE, READ, WORK
@@ -117,7 +117,7 @@ def _batch(route: Route) -> dict[str, Any]:
         "type": "object",
         "required": [route.batch],
         "additionalProperties": False,
-        "properties": {route.batch: {"type": "array", "maxItems": wire.BATCH_LIMIT, "items": item}},
+        "properties": {route.batch: {"type": "array", "maxItems": requests.BATCH_LIMIT, "items": item}},
         "description": "An item that does not fit is answered by an error of its own.",
     }
 
@@ -136,7 +136,7 @@ def _name(type: Any) -> str:
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
-    of = {"queue": wire.QueueName, "id": wire.JobId, "name": wire.ScheduleName}
+    of = {"queue": requests.QueueName, "id": requests.JobId, "name": requests.ScheduleName}
     return [
         {"name": name, "in": "path", "required": True, "schema": _schema(of[name])}
         for name in re.findall(r"{(\w+)}", path)

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.codec import INT_MAX, INT_MIN, NESTING_LIMIT
 from holdfast.core.errors import InvalidPayload
+from holdfast.jobs.codec import INT_MAX, INT_MIN, NESTING_LIMIT
 from holdfast.service.errors import Refusal, invalid
 
 SLICE = 32 * 1024

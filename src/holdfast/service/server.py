@@ -16,11 +16,12 @@ import uvicorn
 from msgspec.structs import replace
 
 from holdfast.core.errors import InvalidOption
+from holdfast.opening import make_store
 from holdfast.service.app import make_app
-from holdfast.service.hub import Hub
+from holdfast.service.context import Hub
 from holdfast.service.protocol import bounded
 from holdfast.service.settings import Settings
-from holdfast.store import Store, make_store
+from holdfast.store import Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
 from holdfast.worker.shutdown import on_signal

@@ -9,13 +9,13 @@ from datetime import datetime
 import msgspec
 from msgspec import UNSET, Raw
 
-from holdfast.core import answers
 from holdfast.core import events as core_events
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import Backoff, Claimed, Job, JobState, Result
 from holdfast.core.policy import KnownTypes, TypeInfo
 from holdfast.core.schedule import Schedule
-from holdfast.options import moment
+from holdfast.jobs.options import moment
+from holdfast.protocol import answers
 from holdfast.service.proofs import Proofs
 from holdfast.store import QueueStats
 

@@ -66,6 +66,8 @@ from holdfast.core.job import (
 from holdfast.core.names import OPERATOR, check_id, join_key
 from holdfast.core.retry import spread
 from holdfast.core.trimming import Trimming, excess
+from holdfast.opening import CommonOptions, Options, StoreUrl
+from holdfast.paging import name_cursor, tenant_cursor
 from holdfast.store import (
     ALL_HINTS,
     EVENTS_BOUND,
@@ -74,7 +76,6 @@ from holdfast.store import (
     PAGE_LIMIT,
     REPAIR_LIMIT,
     Capabilities,
-    CommonOptions,
     EnqueueAnswer,
     EventPage,
     ExtendAnswer,
@@ -83,7 +84,6 @@ from holdfast.store import (
     Hint,
     Listener,
     ListQuery,
-    Options,
     Page,
     Pruned,
     PurgePage,
@@ -94,13 +94,10 @@ from holdfast.store import (
     ReplayAnswer,
     ReportAnswer,
     Signal,
-    StoreUrl,
     TenantPage,
     TenantSettings,
     WorkerInfo,
     WorkerPage,
-    name_cursor,
-    tenant_cursor,
 )
 
 CAPABILITIES = Capabilities(

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from holdfast import blocking
 from holdfast.core.job import WAITING, Job
-from holdfast.jobs import JobDefinition
-from holdfast.queue import Queue
+from holdfast.jobs.definition import JobDefinition
+from holdfast.queue.queue import Queue
 from holdfast.store import ListQuery
 
 T = TypeVar("T")

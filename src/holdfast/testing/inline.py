@@ -29,11 +29,11 @@ from holdfast.core.job import (
 )
 from holdfast.core.names import RESERVED
 from holdfast.ids import new_id
-from holdfast.jobs import JobDefinition, Message, find
+from holdfast.jobs.definition import JobDefinition, Message, find
+from holdfast.jobs.options import Resolved, duration_ms, instant_ms
 from holdfast.maintenance.coordinator import DutyContext
 from holdfast.maintenance.duties import DUTIES
-from holdfast.options import Resolved, duration_ms, instant_ms
-from holdfast.queue import Queue
+from holdfast.queue.queue import Queue
 from holdfast.worker.active_job import ActiveJob
 from holdfast.worker.clients import Clients, HandlerQueue
 from holdfast.worker.handlers import Handler, table

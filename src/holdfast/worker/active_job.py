@@ -10,8 +10,8 @@ from msgspec import Struct
 if TYPE_CHECKING:
     import asyncio
 
-    from holdfast.context import JobContext
     from holdfast.core.job import Finish, Job, JobKey
+    from holdfast.jobs.context import JobContext
 
 Verdict = Literal["", "canceled", "stalled", "timeout", "released"]
 """Why the outcome of a handler no longer counts: what becomes of the job was decided without it."""

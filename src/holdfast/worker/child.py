@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace
 
-from holdfast import codec as codecs
-from holdfast.context import JobContext, active
 from holdfast.core.errors import HoldfastError, UnknownJobType
+from holdfast.jobs import codec as codecs
+from holdfast.jobs.context import JobContext, active
 from holdfast.telemetry import logging
 from holdfast.worker import messages, outcome
 from holdfast.worker.clients import ChildClients
 
 if TYPE_CHECKING:
     from holdfast.core.job import Progress
-    from holdfast.jobs import JobDefinition
+    from holdfast.jobs.definition import JobDefinition
 
 _GONE = 70
 _ENDED = 128 + signal.SIGTERM

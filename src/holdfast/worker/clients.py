@@ -7,13 +7,13 @@ from weakref import WeakValueDictionary
 
 from holdfast.blocking import open_in_background, reach
 from holdfast.core.errors import InvalidOption
-from holdfast.queue import Queue
+from holdfast.queue.queue import Queue
 
 if TYPE_CHECKING:
     import asyncio
 
-    from holdfast.binding import Address
     from holdfast.blobs import Blobs
+    from holdfast.queue.connection import Address
     from holdfast.store import Store
 
 

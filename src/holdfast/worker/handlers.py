@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from holdfast import codec as codecs
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import Envelope
-from holdfast.jobs import JobDefinition
+from holdfast.jobs import codec as codecs
+from holdfast.jobs.definition import JobDefinition
 
 Executor = Literal["async", "thread", "process"]
 Load = Callable[[Envelope], tuple[Iterable[Any], dict[str, Any]]]

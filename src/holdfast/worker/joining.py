@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from holdfast import codec as codecs
 from holdfast.core.errors import InvalidOption, ResultTooLarge
 from holdfast.core.job import RESULT_LIMIT, Finish, Finished, JobState, Result
+from holdfast.jobs import codec as codecs
 
 if TYPE_CHECKING:
-    from holdfast.context import JobContext
     from holdfast.core.job import Job
+    from holdfast.jobs.context import JobContext
     from holdfast.store import Store
     from holdfast.worker.active_job import ActiveJob
 

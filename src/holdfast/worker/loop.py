@@ -18,16 +18,17 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast.claims import Claimer, pause_s, post_at
 from holdfast.clock import boot_time
 from holdfast.core.errors import HoldfastError, JobCanceled
 from holdfast.core.failpoint import hit
 from holdfast.core.job import ClaimRequest, Finish, Finished, JobKey, JobState
+from holdfast.extensions import SingleTenant
 from holdfast.maintenance import Maintenance
 from holdfast.maintenance.backoff import AWAY, Pause
 from holdfast.maintenance.coordinator import Coordinator
 from holdfast.maintenance.duties import DUTIES
-from holdfast.store import Store, Tenanted, WorkerInfo
+from holdfast.queue.claims import Claimer, inbox_at, pause_s
+from holdfast.store import Store, WorkerInfo
 from holdfast.telemetry import metrics, tracing
 from holdfast.telemetry.logging import get_logger
 from holdfast.worker import outcome
@@ -40,9 +41,9 @@ from holdfast.worker.progress import Reporter
 from holdfast.worker.runner import Runner
 
 if TYPE_CHECKING:
-    from holdfast.binding import Address
     from holdfast.core.job import Claimed
     from holdfast.core.lease import Refusal
+    from holdfast.queue.connection import Address
     from holdfast.store import FinishAnswer, Store
     from holdfast.worker.callbacks import Callbacks, EventName
     from holdfast.worker.handlers import Handler
@@ -103,7 +104,7 @@ class Loop:
         self._fatal: BaseException | None = None
         self._claimer = Claimer(store)
         self._wakeup = self._claimer.wakeup(settings.tenant, settings.queues)
-        self._post = post_at(store, self._deliver)
+        self._post = inbox_at(store, self._deliver)
         self._acks = Acknowledger(store, self._settled, self._on_error("finish"))
         self._reporter = Reporter(store, self._lost, self._on_error("report"))
         self._runner = Runner(
@@ -115,7 +116,7 @@ class Loop:
         self._joining: set[asyncio.Task[None]] = set()
         self._heartbeat = Heartbeat(
             store, self._held, settings.lease_ms, self._describe, self._lost, self._on_error("extend"),
-            None if isinstance(store, Tenanted) else self._lead,
+            None if isinstance(store, SingleTenant) else self._lead,
         )  # fmt: skip
         self._deletions: set[asyncio.Task[None]] = set()
 
@@ -226,7 +227,7 @@ class Loop:
         """Take jobs that were handed off to this worker, within the room that the last claim reported."""
         hit("worker.after_claim")
         self._take(claimed, sent)
-        if self._post.low:
+        if self._post.needs_claim:
             self._wakeup.notify()
 
     def _take(self, claimed: Claimed, sent: float) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.binding import Address
 from holdfast.core.job import AttemptError, Job, Outcome
+from holdfast.queue.connection import Address
 
 HEAD = struct.Struct(">I")
 

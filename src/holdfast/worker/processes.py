@@ -23,7 +23,7 @@ from holdfast.worker import messages
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
-    from holdfast.binding import Address
+    from holdfast.queue.connection import Address
 
 TERM_S = 2.0
 

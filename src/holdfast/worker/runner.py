@@ -11,13 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast import codec as codecs
 from holdfast.blobs import Blobs, result_name
 from holdfast.clock import boot_time
-from holdfast.context import JobContext, activate
 from holdfast.core.errors import ResultTooLarge, UnknownJobType
 from holdfast.core.failpoint import hit
 from holdfast.core.job import HOUR, RESULT_LIMIT, Finish, Progress, Result
+from holdfast.jobs import codec as codecs
+from holdfast.jobs.context import JobContext, activate
 from holdfast.maintenance.backoff import AWAY, Pause
 from holdfast.telemetry import metrics
 from holdfast.telemetry.logging import SeldomLogger
@@ -28,8 +28,8 @@ from holdfast.worker.processes import Processes
 from holdfast.worker.threads import Threads
 
 if TYPE_CHECKING:
-    from holdfast.binding import Address
-    from holdfast.context import Clients, Completer
+    from holdfast.jobs.context import Clients, Completer
+    from holdfast.queue.connection import Address
     from holdfast.worker.active_job import ActiveJob, Verdict
     from holdfast.worker.handlers import Handler
 

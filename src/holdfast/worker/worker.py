@@ -13,17 +13,18 @@ from datetime import timedelta
 from typing import Any, Self, TypedDict, Unpack
 from weakref import WeakSet
 
-from holdfast import codec as codecs
-from holdfast.binding import Address
 from holdfast.blobs import Blobs
 from holdfast.core.errors import InvalidOption
 from holdfast.core.lease import check_lease_ms
 from holdfast.core.names import check_id
 from holdfast.core.policy import TypeInfo
-from holdfast.jobs import JobDefinition
-from holdfast.options import Seconds, check_own_queue, duration_ms
-from holdfast.queue import Queue
-from holdfast.store import Store, make_store
+from holdfast.jobs import codec as codecs
+from holdfast.jobs.definition import JobDefinition
+from holdfast.jobs.options import Seconds, check_own_queue, duration_ms
+from holdfast.opening import make_store
+from holdfast.queue.connection import Address
+from holdfast.queue.queue import Queue
+from holdfast.store import Store
 from holdfast.worker.callbacks import Callback, Callbacks, EventName
 from holdfast.worker.handlers import Handler, table
 from holdfast.worker.loop import Loop

@@ -23,7 +23,7 @@ from holdfast.core.errors import StoreError
 from holdfast.core.job import Cancel, Extend, Result
 from holdfast.store import Hint
 from holdfast.stores.file import database
-from holdfast.testing import powerloss
+from tests import powerloss
 from tests.stores.file.support import complete, key, new, open_at, opened, payload_of, wish
 
 
@@ -239,7 +239,7 @@ async def enqueue_and_die(directory, options, point):
 async def wait_for_jobs(directory, options, limit):
     """Wait as a worker with room for `limit`, and say what comes."""
     async with opened(directory, options) as store:
-        post = store.post(lambda claimed, _: [say(job.id) for job in claimed.jobs])
+        post = store.open_inbox(lambda claimed, _: [say(job.id) for job in claimed.jobs])
         await post.claim(wish(limit))
         say("waiting")
         await asyncio.to_thread(wait_for_word)
@@ -248,7 +248,7 @@ async def wait_for_jobs(directory, options, limit):
 async def wait_with_a_fork(directory):
     """Wait as a worker, beside a fork of this process that lives on."""
     store = await open_at(directory)
-    post = store.post(lambda *_: None)
+    post = store.open_inbox(lambda *_: None)
     await post.claim(wish(5))
     if os.fork() == 0:
         say(os.getpid())  # It has let go of what is its parent's.

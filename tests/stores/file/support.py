@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob
-from holdfast.store import open_store
+from holdfast.opening import open_store
 
 TENANT = "acme"
 QUEUE = "mail"

@@ -8,7 +8,7 @@ from holdfast import Queue, Worker
 from holdfast.core.errors import InvalidOption, StoreMismatch, StoreUnavailable
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob, Result
 from holdfast.maintenance.pruner import prune
-from holdfast.store import make_store, open_store
+from holdfast.opening import make_store, open_store
 
 
 def new(id: str) -> NewJob:

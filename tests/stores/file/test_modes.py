@@ -10,7 +10,7 @@ import tempfile
 import pytest
 
 from holdfast import Queue, Worker, job
-from holdfast.store import open_store
+from holdfast.opening import open_store
 
 
 @job

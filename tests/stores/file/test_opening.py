@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import InvalidOption, StoreError, StoreMismatch, StoreUnavailable
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from holdfast.stores.file import database
 from tests.stores.file.support import (
     Child,

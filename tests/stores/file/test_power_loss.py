@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.core.errors import StoreError
 from holdfast.store import ListQuery
-from holdfast.testing import powerloss
+from tests import powerloss
 from tests.log import all_events
 from tests.stores.file.support import Child, number_of, opened, payload_of, quick_check, wish
 

@@ -111,8 +111,8 @@ async def test_a_reader_of_events_that_are_gone_is_told_so_however_long_the_log_
             assert (gap.value.from_, gap.value.to) == (offset, "0")
             for refused in (
                 store.set_reader(Reader(None, "audit", offset)),
-                store.reach(offset),
-                store.reach(kept, end=offset),
+                store.bounds(offset),
+                store.bounds(kept, end=offset),
                 store.split(kept, offset, 10),
                 store.read(stretch, 10),
             ):

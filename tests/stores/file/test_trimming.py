@@ -4,7 +4,8 @@ import pytest
 
 from holdfast.core.job import Envelope, JobKey, NewJob
 from holdfast.ids import new_id
-from holdfast.store import Reader, open_store
+from holdfast.opening import open_store
+from holdfast.store import Reader
 from holdfast.stores import memory
 from holdfast.stores.file import trimming
 

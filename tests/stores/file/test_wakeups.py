@@ -13,7 +13,8 @@ import pytest
 
 from holdfast.core.job import Cancel
 from holdfast.store import Hint, Signal, TenantSettings
-from holdfast.stores.file import engine, wakeup
+from holdfast.stores.file import engine
+from holdfast.stores.file import notifications as wakeup
 from tests.eventually import eventually
 from tests.stores.file.support import (
     Child,

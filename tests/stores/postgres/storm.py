@@ -26,7 +26,7 @@ from collections import Counter
 
 from holdfast.core.errors import EventsTrimmed, StoreError
 from holdfast.core.job import TERMINAL, ClaimRequest, Envelope, Finish, Job, JobKey, JobState, NewJob, Result
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from holdfast.stores.postgres import lanes
 from holdfast.stores.postgres.log import parse_offset
 from holdfast.testing.postgres import PostgresServer
@@ -105,7 +105,9 @@ class Storm:
     async def work(self, tenant: str | None, name: str, only: str = "") -> None:
         store = await self.client()
         came: list[Job] = []
-        post = store.post(lambda claimed, _: came.extend(claimed.jobs))  # None with a pooler: nothing is handed over.
+        post = store.open_inbox(
+            lambda claimed, _: came.extend(claimed.jobs)
+        )  # None with a pooler: nothing is handed over.
         claim = store.claim if post is None else post.claim
         while self.running:
             queues = [only] if only else await self.trying(lambda: self._queues(store, tenant))

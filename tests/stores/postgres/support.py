@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from holdfast.core.errors import StoreBusy
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob, Result
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from holdfast.stores.postgres import lanes
 from holdfast.testing.traces import History
 from tests.chaos.ledger import all_jobs

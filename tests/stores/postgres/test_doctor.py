@@ -12,10 +12,11 @@ import asyncpg
 import pytest
 
 from holdfast import StoreUnavailable
-from holdfast.store import Reader, make_store, parse_url
+from holdfast.opening import make_store, parse_url
+from holdfast.store import Reader
 from holdfast.stores.postgres import doctor, schema, upkeep
 from holdfast.stores.postgres.address import read
-from holdfast.stores.postgres.link import Link
+from holdfast.stores.postgres.connection import Link
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.processes import rights_of
 from tests.eventually import eventually
@@ -126,7 +127,10 @@ async def test_dead_rows_are_noticed(postgres, database, monkeypatch):
     monkeypatch.setattr(doctor, "DEAD_WARN", 50)
     async with opened(postgres.url(database)) as store:
         await fill(store, 200)
-        postgres.sql("ALTER TABLE holdfast.jobs SET (autovacuum_enabled = off); DELETE FROM holdfast.jobs", database)
+        postgres.sql(
+            "ALTER TABLE holdfast.jobs.definition SET (autovacuum_enabled = off); DELETE FROM holdfast.jobs.definition",
+            database,
+        )
         postgres.sql("SELECT pg_stat_force_next_flush()", database)
         found = await eventually(
             lambda: look(postgres.url(database)), lambda found: found["bloat"].level == "warn", every_s=0.2
@@ -240,7 +244,7 @@ async def test_nothing_is_decided_from_a_replica(pair):
     primary, standby = pair
     async with opened(primary.url()) as store:
         await fill(store, 1)
-    await eventually(lambda: standby.sql("SELECT to_regclass('holdfast.jobs')"), lambda rows: rows[0][0])
+    await eventually(lambda: standby.sql("SELECT to_regclass('holdfast.jobs.definition')"), lambda rows: rows[0][0])
     with pytest.raises(StoreUnavailable, match=r"is a replica.*connect to its primary"):
         await make_store(standby.url()).open()
     found = await look(standby.url())

@@ -12,7 +12,7 @@ import asyncio
 import asyncpg
 import pytest
 
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from holdfast.testing.postgres import PostgresServer
 from tests.stores.postgres.support import new, opened
 

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from tests.stores.load import QUEUE, complete, new, wish
 from tests.stores.postgres.support import apart, fill, opened
 

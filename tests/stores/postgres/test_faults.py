@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.errors import StoreBusy, StoreUnavailable
 from holdfast.core.job import Cancel, Extend, Extended, JobKey, JobState, Lease, Queued, SetResultTtl
-from holdfast.stores.postgres.link import Direct
+from holdfast.stores.postgres.connection import Direct
 from tests.eventually import eventually
 from tests.log import all_events
 from tests.stores import load
@@ -95,7 +95,7 @@ async def test_a_full_pool_says_so_and_renewals_go_on(postgres, database):
         job, other = await claim(store, 2)
         connection = await asyncpg.connect(postgres.url(database))
         async with connection.transaction():
-            await connection.execute("SELECT FROM holdfast.jobs WHERE seq = $1 FOR UPDATE", other.seq)
+            await connection.execute("SELECT FROM holdfast.jobs.definition WHERE seq = $1 FOR UPDATE", other.seq)
             calls = [asyncio.create_task(complete(store, [other])) for _ in range(100)]
             # One connection waits for the lock; the other one is for renewals.
             await eventually(lambda: connection.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted LIMIT 1"))

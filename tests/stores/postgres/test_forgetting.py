@@ -11,9 +11,9 @@ import pytest
 
 from holdfast.core.job import Cancel, Finish, IdempotencyKey, JobKey, JobState, Queued, Replayed
 from holdfast.store import TenantSettings
+from holdfast.stores.postgres.connection import Direct
 from holdfast.stores.postgres.enqueue import add_line
-from holdfast.stores.postgres.link import Direct
-from holdfast.stores.postgres.trouble import StaleCache
+from holdfast.stores.postgres.errors import StaleCache
 from tests.stores.load import new, wish
 from tests.stores.postgres.support import claim, judge
 
@@ -61,7 +61,7 @@ async def failed(store, **fields):
 
 
 async def lives(asked):
-    tables = "(SELECT id FROM holdfast.jobs UNION ALL SELECT id FROM holdfast.done) j"
+    tables = "(SELECT id FROM holdfast.jobs.definition UNION ALL SELECT id FROM holdfast.done) j"
     return await asked(f"SELECT count(*) FROM {tables} WHERE id = 'x'")
 
 

@@ -16,7 +16,8 @@ import pytest
 
 from holdfast.core.errors import EventsTrimmed, JobNotFound, LeaseLost, StoreUnavailable
 from holdfast.core.job import Cancel, Extend, Finish, IdempotencyKey, JobKey, JobState, Result
-from holdfast.store import ListQuery, Reader, open_store
+from holdfast.opening import open_store
+from holdfast.store import ListQuery, Reader
 from holdfast.stores.postgres import lanes
 from holdfast.testing.postgres import PostgresServer
 from tests.stores.postgres.bouncer import bouncing, needs_bouncer
@@ -91,7 +92,7 @@ async def lives_through(store, url, hold, lose):
     with pytest.raises(EventsTrimmed):
         await store.set_reader(Reader(None, "late", offset))
     with pytest.raises(EventsTrimmed):
-        await store.reach(offset)
+        await store.bounds(offset)
     assert trimmed.value.from_ == offset
     rest = (await store.events(None, trimmed.value.to, 100)).events
     assert [event.job_id for event in rest if event.kind == "enqueued"] == ["hers", "secret", "urgent"]
@@ -227,7 +228,9 @@ async def test_a_lane_that_is_another_by_name_is_never_used(postgres, database, 
             await store.get([JobKey("acme", "mail", "x"), JobKey("beta", "mail", "x")])
             postgres.sql(swap, database)
             await act()
-            assert postgres.sql("SELECT state FROM holdfast.jobs WHERE id = 'a' AND lane = 1", database) == [["4"]]
+            assert postgres.sql("SELECT state FROM holdfast.jobs.definition WHERE id = 'a' AND lane = 1", database) == [
+                ["4"]
+            ]
 
 
 async def test_a_callers_transaction_is_told_to_begin_again(postgres, database):
@@ -248,7 +251,7 @@ async def test_a_new_generation_takes_as_long_however_many_jobs_there_are(postgr
     """No job is written anew."""
     async with opened(postgres.url(database)) as store:
         await fill(store, 3000)
-        rows = "SELECT count(DISTINCT xmin::text), min(ctid)::text, max(ctid)::text FROM holdfast.jobs"
+        rows = "SELECT count(DISTINCT xmin::text), min(ctid)::text, max(ctid)::text FROM holdfast.jobs.definition"
         before = postgres.sql(rows, database)
         postgres.sql("DELETE FROM holdfast.generation", database)
         await store.events(None, None, 1)

@@ -34,7 +34,7 @@ from holdfast.core.job import (
     Replayed,
 )
 from holdfast.store import TenantSettings
-from holdfast.stores.postgres.link import PATIENT_LOCK_MS, Link
+from holdfast.stores.postgres.connection import PATIENT_LOCK_MS, Link
 from holdfast.stores.postgres.store import BRIEF_LOCK_MS
 from tests.eventually import eventually
 from tests.log import all_events
@@ -65,7 +65,7 @@ async def held(url, id_):
     connection = await asyncpg.connect(url)
     try:
         async with connection.transaction():
-            await connection.execute("SELECT FROM holdfast.jobs WHERE id = $1 FOR UPDATE", id_)
+            await connection.execute("SELECT FROM holdfast.jobs.definition WHERE id = $1 FOR UPDATE", id_)
             yield connection
     finally:
         await connection.close()

@@ -5,9 +5,9 @@ import asyncio
 from holdfast.core.errors import JobCanceled
 from holdfast.core.job import Cancel, JobKey
 from holdfast.store import Hint
-from holdfast.stores.postgres.ears import GATHER_S, PAYLOAD, payloads
 from holdfast.stores.postgres.lanes import Memory
-from holdfast.stores.postgres.unit import News
+from holdfast.stores.postgres.notifications import GATHER_S, PAYLOAD, payloads
+from holdfast.stores.postgres.unit_of_work import News
 from tests.stores.postgres.support import apart, claim, complete, fill, new, opened
 
 

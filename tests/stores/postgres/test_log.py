@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.job import Cancel, IdempotencyKey, JobKey, Purge, SetResultTtl
 from holdfast.stores.postgres import upkeep
-from holdfast.stores.postgres.link import Direct
+from holdfast.stores.postgres.connection import Direct
 from tests.eventually import eventually
 from tests.log import all_events
 from tests.stores.postgres.support import claim, complete, fill, new, opened
@@ -124,7 +124,7 @@ async def test_the_time_of_an_event_is_when_its_job_was_free(postgres, database,
             await store.enqueue([new("a")], connection=connection)
             acting = asyncio.create_task(store.enqueue([new("a")]))
         else:
-            await connection.execute("SELECT FROM holdfast.jobs FOR UPDATE")
+            await connection.execute("SELECT FROM holdfast.jobs.definition FOR UPDATE")
             acting = asyncio.create_task(complete(store, jobs))
         waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
         await eventually(lambda: connection.fetchval(waiting), lambda count: count > 0)

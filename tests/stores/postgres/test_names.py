@@ -11,7 +11,8 @@ import pytest
 
 from holdfast import Queue, job
 from holdfast.core.job import AttemptError, Finish, IdempotencyKey, JobState, Progress, Report
-from holdfast.store import Hint, open_store
+from holdfast.opening import open_store
+from holdfast.store import Hint
 from holdfast.worker import Worker
 from tests.eventually import eventually
 from tests.stores.load import claim_one, complete, new, running, wish

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import InvalidOption, Queue, StoreBusy, StoreMismatch, job
 from holdfast.cli import main
-from holdfast.store import make_store, open_store
+from holdfast.opening import make_store, open_store
 from holdfast.stores.postgres import from_pool, schema
 from holdfast.stores.postgres.sql import migrations
 from holdfast.testing.conformance import all_checks, certificate
@@ -95,7 +95,7 @@ async def test_a_table_in_use_is_not_waited_for_long_and_nothing_is_half_done(po
     monkeypatch.setattr(schema, "migrations", lambda: [*migrations(), step])
     other = await asyncpg.connect(postgres.url(database))
     async with other.transaction():
-        await other.fetch("SELECT * FROM holdfast.jobs")
+        await other.fetch("SELECT * FROM holdfast.jobs.definition")
         with pytest.raises(StoreBusy, match=f"in use \\(pid {other.get_server_pid()}\\).*pg_terminate_backend"):
             await make_store(postgres.url(database)).migrate()
     await other.close()

@@ -18,7 +18,8 @@ import pytest
 from holdfast import Queue
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import Cancel, Finish, JobState
-from holdfast.store import ListQuery, make_store, open_store
+from holdfast.opening import make_store, open_store
+from holdfast.store import ListQuery
 from holdfast.testing.postgres import ROLE, UNPRIVILEGED, PostgresServer
 from holdfast.testing.processes import HOST
 from holdfast.testing.proxy import Proxy

@@ -79,7 +79,7 @@ async def test_a_trim_while_a_piece_is_read_is_told(postgres, database):
     """The same for a log that is read in pieces."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database, keep_events=0)) as pruner:
         await one_by_one(store, 6)
-        (piece,) = await store.split(*(await store.reach(None)), 100)
+        (piece,) = await store.split(*(await store.bounds(None)), 100)
         at_the_nth(store, "events", 1, lambda: trimmed_to_the_end(pruner))
         with pytest.raises(EventsTrimmed) as gap:
             await store.read(piece, 100)

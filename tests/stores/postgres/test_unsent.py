@@ -13,16 +13,16 @@ from contextlib import asynccontextmanager, suppress
 import asyncpg
 import pytest
 
-from holdfast.core import offers as core_offers
+from holdfast.core import waiters as core_waiters
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import Finished, JobState, Queued
-from holdfast.stores.postgres import link
-from holdfast.stores.postgres import offers as offering
-from holdfast.stores.postgres.unit import Unit
+from holdfast.stores.postgres import connection as link
+from holdfast.stores.postgres import handoff as offering
+from holdfast.stores.postgres.unit_of_work import Unit
 from holdfast.testing.postgres import PostgresServer
 from tests.eventually import eventually
+from tests.stores.handing_off import place
 from tests.stores.load import complete, key, kinds, new, wish
-from tests.stores.offering import place
 from tests.stores.postgres.support import judge, opened
 
 KEY = key("x")
@@ -109,9 +109,9 @@ async def test_a_producer_that_dies_releasing_what_it_could_not_send_leaves_it_t
 
 @pytest.mark.parametrize("how", ["claims again", "leaves"])
 async def test_a_worker_gives_back_what_was_sent_and_did_not_arrive(url, offers, monkeypatch, how):
-    monkeypatch.setattr(core_offers, "LAST_WORD_S", 0.0)
-    arrived, take = [], offering.PostgresPost._take
-    monkeypatch.setattr(offering.PostgresPost, "_take", lambda post, data: arrived.append((post, data)))
+    monkeypatch.setattr(core_waiters, "IN_FLIGHT_S", 0.0)
+    arrived, take = [], offering.PostgresInbox._take
+    monkeypatch.setattr(offering.PostgresInbox, "_take", lambda post, data: arrived.append((post, data)))
     async with opened(url) as store, opened(url) as producer:
         async with place(store, offers) as (post, came):
             await producer.enqueue([new("x", max_attempts=1)])
@@ -133,9 +133,9 @@ async def test_an_offer_that_is_taken_back_twice_says_both_times_what_was_handed
     url, offers, asked, monkeypatch, how, cut_at
 ):
     """The reply to the first one is lost with the line, as is the job's message."""
-    monkeypatch.setattr(core_offers, "LAST_WORD_S", 0.0)
+    monkeypatch.setattr(core_waiters, "IN_FLIGHT_S", 0.0)
     arrived, lost = [], []
-    monkeypatch.setattr(offering.PostgresPost, "_take", lambda _, data: arrived.append(data))
+    monkeypatch.setattr(offering.PostgresInbox, "_take", lambda _, data: arrived.append(data))
     rows = link.Direct.rows
 
     async def cut(session, name, *args):
@@ -152,7 +152,7 @@ async def test_an_offer_that_is_taken_back_twice_says_both_times_what_was_handed
             monkeypatch.setattr(link.Direct, "rows", cut)
             if how == "has no room":
                 # Too short a lease to offer anything: it takes back all.
-                await post.claim(wish(1, lease_ms=core_offers.LEAST_LEASE_MS - 1))
+                await post.claim(wish(1, lease_ms=core_waiters.MIN_LEASE_MS - 1))
         assert lost == [cut_at]
         assert (await kinds(store, KEY))[:3] == ["enqueued", "claimed", "released"]
         assert await asked("SELECT count(*) FROM holdfast.offers") == 0
@@ -171,7 +171,7 @@ async def comes_back(post, id_):
 @pytest.mark.parametrize("between", ["an enqueue", "a prune"])
 async def test_a_worker_whose_connection_ended_gives_back_what_was_sent(url, offers, hang_up, monkeypatch, between):
     arrived = []
-    monkeypatch.setattr(offering.PostgresPost, "_take", lambda _, data: arrived.append(data))
+    monkeypatch.setattr(offering.PostgresInbox, "_take", lambda _, data: arrived.append(data))
     async with opened(url) as store, opened(url) as producer, place(store, offers, limit=3) as (post, _):
         await producer.enqueue([new("x", max_attempts=1)])
         await eventually(lambda: arrived)
@@ -189,7 +189,7 @@ async def test_a_worker_whose_connection_ended_gives_back_what_was_sent(url, off
 
 async def test_a_worker_gives_back_what_was_sent_before_the_server_was_restarted(monkeypatch):
     arrived = []
-    monkeypatch.setattr(offering.PostgresPost, "_take", lambda _, data: arrived.append(data))
+    monkeypatch.setattr(offering.PostgresInbox, "_take", lambda _, data: arrived.append(data))
     with PostgresServer(durable=False) as server:
 
         def offered():
@@ -206,7 +206,7 @@ async def test_a_worker_gives_back_what_was_sent_before_the_server_was_restarted
 async def test_a_worker_that_waits_while_the_data_is_restored_is_told_so(url, offers, asked, monkeypatch):
     """A restore has made the tables and has not filled them yet: there is not even a clock."""
     arrived = []
-    monkeypatch.setattr(offering.PostgresPost, "_take", lambda _, data: arrived.append(data))
+    monkeypatch.setattr(offering.PostgresInbox, "_take", lambda _, data: arrived.append(data))
     async with opened(url) as store, place(store, offers, limit=1) as (post, _):
         await store.enqueue([new("x", max_attempts=1)])
         await eventually(lambda: arrived)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import InvalidOption
-from holdfast.store import parse_url
+from holdfast.opening import parse_url
 from holdfast.stores.redis.address import SCHEMES, Host, Kind, Tls, read
 
 

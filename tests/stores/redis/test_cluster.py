@@ -4,7 +4,7 @@ import pytest
 
 from holdfast import StoreUnavailable
 from holdfast.core.job import ClaimRequest, Envelope, JobKey, NewJob
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from holdfast.testing.servers import ValkeyCluster
 
 TENANTS = [f"tenant-{number}" for number in range(30)]

@@ -9,11 +9,11 @@ import pytest
 from msgspec import Struct
 
 from holdfast.core.errors import StoreMismatch, StoreUnavailable
-from holdfast.store import parse_url
+from holdfast.opening import parse_url
 from holdfast.stores.redis import doctor
 from holdfast.stores.redis.address import read
+from holdfast.stores.redis.client import Link
 from holdfast.stores.redis.doctor import Node
-from holdfast.stores.redis.link import Link
 from holdfast.testing.servers import HOST, ValkeyServer, free_port
 from tests.eventually import eventually
 

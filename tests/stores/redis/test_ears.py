@@ -7,10 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.errors import StoreUnavailable
-from holdfast.store import ALL_HINTS, Hint, Signal, parse_url
+from holdfast.opening import parse_url
+from holdfast.store import ALL_HINTS, Hint, Signal
 from holdfast.stores.redis.address import read
-from holdfast.stores.redis.ears import Ears
-from holdfast.stores.redis.link import Link
+from holdfast.stores.redis.client import Link
+from holdfast.stores.redis.notifications import Ears
 from holdfast.testing.servers import HOST, ValkeyCluster, ValkeySentinel, ValkeyServer
 from tests.eventually import eventually
 

@@ -5,7 +5,7 @@ Counted in turns, not in seconds: the n-th job that is handed out has waited n t
 
 import pytest
 
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from holdfast.testing.servers import ValkeyServer
 from tests.stores.load import QUEUE, complete, new, wish
 

@@ -16,7 +16,7 @@ from holdfast.core.job import (
     Queued,
     Result,
 )
-from holdfast.store import open_store
+from holdfast.opening import open_store
 
 
 def new(number):

@@ -17,10 +17,10 @@ from redis.asyncio.sentinel import Sentinel
 from redis.crc import key_slot
 
 from holdfast.core.errors import StoreBusy, StoreUnavailable
-from holdfast.store import parse_url
+from holdfast.opening import parse_url
 from holdfast.stores.redis.address import read
-from holdfast.stores.redis.link import Link
-from holdfast.stores.redis.wire import pack
+from holdfast.stores.redis.client import Link
+from holdfast.stores.redis.connection import pack
 from holdfast.testing.servers import HOST, MASTER, ValkeyCluster, ValkeySentinel, ValkeyServer, free_port
 from tests.eventually import eventually
 

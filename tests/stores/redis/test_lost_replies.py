@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.core.errors import StoreBusy, StoreUnavailable
 from holdfast.core.job import Cancel, JobState, Queued, SetResultTtl
-from holdfast.store import open_store
-from holdfast.stores.redis import link
+from holdfast.opening import open_store
+from holdfast.stores.redis import client as link
 from holdfast.stores.redis.keys import shard_of
 from holdfast.stores.redis.scripts import SCRIPTS
 from holdfast.testing.servers import HOST

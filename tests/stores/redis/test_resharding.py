@@ -23,7 +23,8 @@ from holdfast.core.job import (
     Result,
     SetResultTtl,
 )
-from holdfast.store import Reader, TenantSettings, WorkerInfo, open_store
+from holdfast.opening import open_store
+from holdfast.store import Reader, TenantSettings, WorkerInfo
 from holdfast.testing.servers import ValkeyCluster
 
 TENANTS = 60

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast import StoreUnavailable
 from holdfast.core.job import ClaimRequest, Envelope, JobKey, NewJob, Queued
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from holdfast.testing.servers import HOST
 
 

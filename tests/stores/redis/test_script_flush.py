@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import Queue, job
 from holdfast.core.job import Cancel, Duplicate, JobState, Queued
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from holdfast.worker import Worker
 from tests.stores.load import complete, judge, key, new, wish
 

@@ -16,7 +16,7 @@ import pytest
 from holdfast import Queue
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import JobState
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from tests.chaos import ledger
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually

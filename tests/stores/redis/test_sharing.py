@@ -12,7 +12,8 @@ import pytest
 from holdfast.core.errors import EventsTrimmed
 from holdfast.core.job import Cancel, JobKey
 from holdfast.core.trimming import level
-from holdfast.store import Reader, open_store
+from holdfast.opening import open_store
+from holdfast.store import Reader
 from holdfast.stores.redis import trimming
 from tests.stores.load import new
 from tests.stores.redis.test_many_queues import counted, no_script_over

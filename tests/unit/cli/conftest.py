@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from holdfast.cli import main
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from tests.unit.cli.support import Answer, Processes
 
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from holdfast.core.job import AttemptError, ClaimRequest, Finish, Result
-from holdfast.store import open_store
+from holdfast.opening import open_store
 
 COMMAND = (sys.executable, "-m", "holdfast")
 

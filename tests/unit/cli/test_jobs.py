@@ -227,7 +227,7 @@ def test_a_payload_in_an_unknown_codec_spoils_no_list(cli, url):
     import asyncio
 
     from holdfast.core.job import Envelope, JobKey, NewJob
-    from holdfast.store import open_store
+    from holdfast.opening import open_store
 
     async def enqueue():
         store = await open_store(url)

@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from holdfast.migrate import MovePlan, move
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from tests.unit.cli.support import claim, fail
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.cli import main, pipeline_tables
 from holdfast.pipeline import session
+from holdfast.pipeline.errors import cause
 from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.trouble import cause
 
 
 @pytest.fixture

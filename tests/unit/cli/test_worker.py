@@ -236,7 +236,7 @@ def _lease_briefly(url):
     import asyncio
 
     from holdfast.core.job import ClaimRequest
-    from holdfast.store import open_store
+    from holdfast.opening import open_store
 
     async def act():
         store = await open_store(url)

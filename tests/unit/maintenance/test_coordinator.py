@@ -11,7 +11,8 @@ from holdfast.core.job import Cancel, ClaimRequest, Envelope, Finish, JobKey, Jo
 from holdfast.maintenance import coordinator as module
 from holdfast.maintenance import maintain
 from holdfast.maintenance.coordinator import Coordinator, Duty
-from holdfast.store import Hint, Signal, open_store
+from holdfast.opening import open_store
+from holdfast.store import Hint, Signal
 from tests.eventually import eventually
 
 QUEUE = "holdfast:trial"

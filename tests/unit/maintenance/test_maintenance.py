@@ -11,7 +11,7 @@ from holdfast.maintenance import Maintenance, maintain
 from holdfast.maintenance.backoff import Pause
 from holdfast.maintenance.pruner import prune
 from holdfast.maintenance.reaper import reap
-from holdfast.store import open_store
+from holdfast.opening import open_store
 from tests.eventually import eventually
 
 _numbers = itertools.count()

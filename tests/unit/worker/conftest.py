@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from holdfast.queue import Queue
-from holdfast.store import open_store
+from holdfast.opening import open_store
+from holdfast.queue.queue import Queue
 from holdfast.testing import failpoints
 from tests.unit.worker.faulty import FaultyStore
 

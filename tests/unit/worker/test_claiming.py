@@ -4,9 +4,9 @@ import asyncio
 from datetime import timedelta
 
 from holdfast import job
-from holdfast.claims import POLL_S
 from holdfast.core.job import ClaimRequest, JobState
-from holdfast.jobs import RetryPolicy
+from holdfast.jobs.definition import RetryPolicy
+from holdfast.queue.claims import POLL_S
 from holdfast.worker import Worker
 from tests.eventually import eventually
 from tests.unit.worker.serving import run, serving, until

@@ -7,7 +7,7 @@ import pytest
 from holdfast import job
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import Cancel, JobKey, JobState
-from holdfast.queue import Queue
+from holdfast.queue.queue import Queue
 from tests.eventually import eventually
 from tests.unit.worker.serving import heard, serving, until
 

@@ -14,7 +14,7 @@ from holdfast import Queue, Worker, current_job, job
 from holdfast.clock import boot_time
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import JobState
-from holdfast.jobs import RetryPolicy
+from holdfast.jobs.definition import RetryPolicy
 from holdfast.store import Hint
 from tests.eventually import eventually
 from tests.unit.worker.serving import heard, serving, until

@@ -13,8 +13,8 @@ import pytest
 from holdfast import current_job, job
 from holdfast.core.errors import InvalidOption, Permanent, RetryLater
 from holdfast.core.job import Envelope, JobKey, JobState, NewJob
-from holdfast.jobs import RetryPolicy
-from holdfast.queue import Queue
+from holdfast.jobs.definition import RetryPolicy
+from holdfast.queue.queue import Queue
 from holdfast.worker import Worker
 from tests.eventually import eventually
 from tests.unit.worker.serving import TERMINAL, heard, run, serving, until

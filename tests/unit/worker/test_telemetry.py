@@ -7,7 +7,7 @@ from opentelemetry import trace
 from holdfast import RetryLater, job
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import JobState
-from holdfast.jobs import Message
+from holdfast.jobs.definition import Message
 from holdfast.telemetry import metrics
 from tests.unit.spans import record_spans
 from tests.unit.worker.serving import heard, serving, until

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from holdfast import current_job, job
 from holdfast.core.job import JobState
-from holdfast.jobs import RetryPolicy
+from holdfast.jobs.definition import RetryPolicy
 from tests.eventually import eventually
 from tests.unit.worker.serving import heard, serving, until
 

@@ -8,10 +8,10 @@ from typing import Any, TypeVar, cast
 
 from msgspec import UNSET, UnsetType
 
-from holdfast.core import answers
 from holdfast.core.errors import HoldfastError
 from holdfast.core.job import JobKey
 from holdfast.core.names import check_id
+from holdfast.protocol import answers
 from holdfast.service.call import Call, Reply
 from holdfast.service.errors import info
 

@@ -13,22 +13,22 @@ from collections.abc import AsyncGenerator, Collection
 
 import msgspec
 
-from holdfast.core import wire
 from holdfast.core.events import Event
+from holdfast.protocol import requests
 from holdfast.service import views
 from holdfast.service.call import Call, Route, Stream
-from holdfast.service.intake import chosen
-from holdfast.service.tails import PAGE
+from holdfast.service.event_cache import PAGE
+from holdfast.service.parsing import chosen
 from holdfast.service.tokens import READ
 
 BEAT = b": \n\n"
 BEAT_S = 15.0
 
 
-async def follow_events(call: Call[None, wire.StreamQuery]) -> Stream:
+async def follow_events(call: Call[None, requests.StreamQuery]) -> Stream:
     """It goes on until the client leaves, or to the end of the log with `follow=false`."""
     after = call.header(b"last-event-id") or call.query.after or None
-    kinds = wire.KINDS if not call.query.kinds else chosen("kinds", call.query.kinds, wire.KINDS)
+    kinds = requests.KINDS if not call.query.kinds else chosen("kinds", call.query.kinds, requests.KINDS)
     call.wait(stream=True)
     # The first look decides about the status: an offset that is wrong or trimmed is told as such.
     await call.hub.store.events(call.tenant, after, 1)
@@ -36,7 +36,7 @@ async def follow_events(call: Call[None, wire.StreamQuery]) -> Stream:
 
 
 async def _follow(
-    call: Call[None, wire.StreamQuery], after: str | None, kinds: Collection[str]
+    call: Call[None, requests.StreamQuery], after: str | None, kinds: Collection[str]
 ) -> AsyncGenerator[bytes]:
     clock = asyncio.get_running_loop().time
     with call.leaving() as gone, call.hub.tails.follow(call.tenant) as (tail, grown):
@@ -70,7 +70,7 @@ async def _follow(
                     await grown.wait()
 
 
-def _is_shown(call: Call[None, wire.StreamQuery], event: Event, kinds: Collection[str]) -> bool:
+def _is_shown(call: Call[None, requests.StreamQuery], event: Event, kinds: Collection[str]) -> bool:
     return event.kind in kinds and (call.caller.queues is None or event.queue in call.caller.queues)
 
 
@@ -81,7 +81,7 @@ def _line(event: Event) -> bytes:
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/events", handler=follow_events, scope=READ, query=wire.StreamQuery,
+        method="GET", path="/v1/events", handler=follow_events, scope=READ, query=requests.StreamQuery,
         summary="The tenant's events as server-sent events, from an offset on", answers={200: None},
         refuses=("invalid_option", "events_trimmed"),
     ),

@@ -7,21 +7,21 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import answers, wire
 from holdfast.core.budgets import check_envelope, check_kept
 from holdfast.core.errors import HoldfastError, JobNotFound
 from holdfast.core.flow import plan_of
 from holdfast.core.job import AlreadyCompleted, Duplicate, Job, JobKey, Queued
 from holdfast.core.names import FLOWS
-from holdfast.flows import flow_record
-from holdfast.options import duration_ms
-from holdfast.service import intake
+from holdfast.flows.flow import flow_record
+from holdfast.jobs.options import duration_ms
+from holdfast.protocol import answers, requests
+from holdfast.service import parsing as intake
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.routes.jobs import ended, outcome, ticket
 from holdfast.service.tokens import ADMIN, PRODUCE, READ
 
 
-async def start_flow(call: Call[wire.NewFlow, wire.NoQuery]) -> Reply:
+async def start_flow(call: Call[requests.NewFlow, requests.NoQuery]) -> Reply:
     """201 for a new flow, 200 for one that was there. Its steps are enqueued in their turn. [ENQ-2]"""
     new = await intake.flow(call.tenant, call.body, call.trace, call.hub.turns)
     check_envelope(new.envelope, call.hub.ceiling_ms)
@@ -43,13 +43,13 @@ async def start_flow(call: Call[wire.NewFlow, wire.NoQuery]) -> Reply:
     return Reply(await ticket(call.hub, new, answer), 201 if isinstance(answer, Queued) else 200)
 
 
-async def get_flow(call: Call[None, wire.NoQuery]) -> Reply:
+async def get_flow(call: Call[None, requests.NoQuery]) -> Reply:
     """A step that is no job yet is `blocked`, or `ready` if its turn has come."""
     record = await flow_record(call.hub.store, await _found(call))
     return Reply(msgspec.convert(record, answers.Flow, from_attributes=True))
 
 
-async def flow_result(call: Call[None, wire.WaitQuery]) -> Reply:
+async def flow_result(call: Call[None, requests.WaitQuery]) -> Reply:
     """Waits as for a job. [RESULT-2, RESULT-3]"""
     flow = await _found(call)
     flow = await ended(call, flow.key) or await _found(call)
@@ -58,7 +58,7 @@ async def flow_result(call: Call[None, wire.WaitQuery]) -> Reply:
     return await outcome(call, flow)
 
 
-async def cancel_flow(call: Call[None, wire.CancelQuery]) -> Reply:
+async def cancel_flow(call: Call[None, requests.CancelQuery]) -> Reply:
     """Cancels its open steps too. [CANCEL-1]"""
     flow = await _found(call)
     queue = call.hub.queue(call.tenant)
@@ -68,7 +68,7 @@ async def cancel_flow(call: Call[None, wire.CancelQuery]) -> Reply:
     return Reply(answers.Canceled(status=canceled.status))
 
 
-async def replay_flow(call: Call[None, wire.NoQuery]) -> Reply:
+async def replay_flow(call: Call[None, requests.NoQuery]) -> Reply:
     """Its failed and canceled steps start again, and what hangs on them goes on. Says the tenant. [DEAD-1]"""
     flow = await _found(call)
     await call.hub.queue(call.tenant).replay(flow.id, queue=FLOWS)
@@ -99,7 +99,7 @@ _NAMED = ("invalid_name", "job_not_found", "unknown_codec")
 
 ROUTES = (
     Route(
-        method="POST", path="/v1/flows", handler=start_flow, scope=PRODUCE, body=wire.NewFlow,
+        method="POST", path="/v1/flows", handler=start_flow, scope=PRODUCE, body=requests.NewFlow,
         summary="Start jobs that wait for each other", answers={201: answers.Ticket, 200: answers.Ticket},
         refuses=(
             "invalid_name", "invalid_option", "invalid_payload", "unknown_codec", "payload_too_large", "quota_exceeded",
@@ -110,13 +110,14 @@ ROUTES = (
         answers={200: answers.Flow}, refuses=_NAMED,
     ),
     Route(
-        method="GET", path=f"{_FLOW}/result", handler=flow_result, scope=READ, query=wire.WaitQuery,
+        method="GET", path=f"{_FLOW}/result", handler=flow_result, scope=READ, query=requests.WaitQuery,
         summary="How a flow ended; 202 while it has not", answers={200: answers.Outcomes, 202: answers.Outcomes},
         refuses=(*_NAMED, "result_expired"),
     ),
     Route(
-        method="DELETE", path=_FLOW, handler=cancel_flow, action="flow.cancel", scope=PRODUCE, query=wire.CancelQuery,
-        summary="Cancel a flow and its open steps", answers={200: answers.Canceled}, refuses=_NAMED,
+        method="DELETE", path=_FLOW, handler=cancel_flow, action="flow.cancel", scope=PRODUCE,
+        query=requests.CancelQuery, summary="Cancel a flow and its open steps", answers={200: answers.Canceled},
+        refuses=_NAMED,
     ),
     Route(
         method="POST", path=f"{_FLOW}/replay", handler=replay_flow, action="flow.replay", scope=ADMIN,

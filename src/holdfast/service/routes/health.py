@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from holdfast.core import answers, wire
 from holdfast.core.errors import StoreUnavailable
-from holdfast.options import moment
+from holdfast.jobs.options import moment
+from holdfast.protocol import answers, requests
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.errors import Refusal
 from holdfast.service.tokens import READ
@@ -18,13 +18,13 @@ from holdfast.telemetry import http as http_metrics
 READY_S = 2.0
 
 
-async def healthz(call: Call[None, wire.NoQuery]) -> Reply:
+async def healthz(call: Call[None, requests.NoQuery]) -> Reply:
     """The process lives, whatever the store does."""
     del call
     return Reply(answers.Health(status="ok"))
 
 
-async def readyz(call: Call[None, wire.NoQuery]) -> Reply:
+async def readyz(call: Call[None, requests.NoQuery]) -> Reply:
     """The store answers, and the service is not about to end."""
     if call.hub.stopping.done():
         raise Refusal("stopping", "the service is about to end")
@@ -36,7 +36,7 @@ async def readyz(call: Call[None, wire.NoQuery]) -> Reply:
     return Reply(answers.Health(status="ok"))
 
 
-async def session(call: Call[None, wire.NoQuery]) -> Reply:
+async def session(call: Call[None, requests.NoQuery]) -> Reply:
     """A client asks once, to know whose jobs it will see."""
     caller, store = call.caller, call.hub.store
     return Reply(
@@ -52,7 +52,7 @@ async def session(call: Call[None, wire.NoQuery]) -> Reply:
     )
 
 
-async def metrics(call: Call[None, wire.NoQuery]) -> Reply:
+async def metrics(call: Call[None, requests.NoQuery]) -> Reply:
     """Of all processes of the service, where there are several."""
     del call
     text = b"" if http_metrics.current is None else await asyncio.to_thread(http_metrics.current.text)

@@ -8,7 +8,6 @@ from typing import Any
 
 from msgspec import UNSET
 
-from holdfast.core import answers, wire
 from holdfast.core.budgets import check_envelope, check_kept
 from holdfast.core.errors import HoldfastError, JobNotFound, WaitTimeout
 from holdfast.core.job import (
@@ -24,11 +23,13 @@ from holdfast.core.job import (
     SetResultTtl,
 )
 from holdfast.core.policy import KnownTypes
-from holdfast.options import duration_ms
-from holdfast.service import intake, views
+from holdfast.jobs.options import duration_ms
+from holdfast.protocol import answers, requests
+from holdfast.service import parsing as intake
+from holdfast.service import views
 from holdfast.service.call import Call, Reply, Route
+from holdfast.service.context import ANSWER_BYTES, Hub
 from holdfast.service.errors import Refusal
-from holdfast.service.hub import ANSWER_BYTES, Hub
 from holdfast.service.routes.batches import each, each_of_queue
 from holdfast.service.tokens import PRODUCE, READ
 from holdfast.store import EnqueueAnswer
@@ -37,7 +38,7 @@ SCANNED = 10_000
 """How much of the log one request looks through for the events of one job."""
 
 
-async def enqueue(call: Call[wire.Enqueue, wire.NoQuery]) -> Reply:
+async def enqueue(call: Call[requests.Enqueue, requests.NoQuery]) -> Reply:
     """201 for a new job, 200 for one that was there. [ENQ-2]"""
     known = await call.hub.types.of(call.tenant)
     new = _new_job(call, call.body, known, await intake.payload_of(call.body, call.hub.turns, call.tenant))
@@ -49,7 +50,7 @@ async def enqueue(call: Call[wire.Enqueue, wire.NoQuery]) -> Reply:
     return Reply(await ticket(call.hub, new, answer), 200)
 
 
-async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQuery]) -> Reply:
+async def enqueue_batch(call: Call[list[requests.Enqueue | HoldfastError], requests.NoQuery]) -> Reply:
     """An item that is refused spoils no other. [ENQ-4]"""
     known = await call.hub.types.of(call.tenant)
 
@@ -70,18 +71,18 @@ async def enqueue_batch(call: Call[list[wire.Enqueue | HoldfastError], wire.NoQu
         call.hold.resize(size)
         return shown
 
-    def make(item: wire.Enqueue) -> NewJob | Awaitable[NewJob]:
+    def make(item: requests.Enqueue) -> NewJob | Awaitable[NewJob]:
         payload = intake.small_value(item.payload, item.codec, PAYLOAD_LIMIT)
         return make_large(item) if payload is None else _new_job(call, item, known, payload)
 
-    async def make_large(item: wire.Enqueue) -> NewJob:
+    async def make_large(item: requests.Enqueue) -> NewJob:
         payload = await intake.large_value(item.payload, item.codec, call.hub.turns, call.tenant)
         return _new_job(call, item, known, payload)
 
     return Reply(await each(call.body, make, call.hub.enqueue_many, show, call))
 
 
-async def types(call: Call[None, wire.PageQuery]) -> Reply:
+async def types(call: Call[None, requests.PageQuery]) -> Reply:
     """Of those queues that the token is for. What is known here may be a few seconds old."""
     known = await call.hub.types.of(call.tenant)
     if call.caller.queues is not None:
@@ -89,26 +90,26 @@ async def types(call: Call[None, wire.PageQuery]) -> Reply:
     return Reply(views.types(known, call.query.cursor or "", call.query.limit))
 
 
-async def get(call: Call[None, wire.NoQuery]) -> Reply:
+async def get(call: Call[None, requests.NoQuery]) -> Reply:
     """Its payload, its errors, its result."""
     job = await _found(call)
     return Reply(views.job(job, await call.hub.blob(job.result, job.key)))
 
 
-async def result(call: Call[None, wire.WaitQuery]) -> Reply:
+async def result(call: Call[None, requests.WaitQuery]) -> Reply:
     """Waits without polling; ends when the client leaves. [RESULT-2, RESULT-3]"""
     return await outcome(call, await ended(call, _key(call)) or await _found(call))
 
 
-async def job_events(call: Call[None, wire.EventQuery]) -> Reply:
+async def job_events(call: Call[None, requests.EventQuery]) -> Reply:
     """A page of one job's events: a part of the log is looked through, so it may be empty and have a cursor."""
     key, query = _key(call), call.query
     await _found(call)
     found: list[answers.Event] = []
     after, scanned, more = query.after or None, 0, True
     while more and scanned < SCANNED and len(found) < query.limit:
-        page = await call.hub.store.events(call.tenant, after, wire.PAGE_LIMIT)
-        scanned += wire.PAGE_LIMIT
+        page = await call.hub.store.events(call.tenant, after, requests.PAGE_LIMIT)
+        scanned += requests.PAGE_LIMIT
         more = page.more
         ours = [event for event in page.events if event.job_id == key.id and event.queue == key.queue]
         room = query.limit - len(found)
@@ -119,7 +120,7 @@ async def job_events(call: Call[None, wire.EventQuery]) -> Reply:
     return Reply(answers.Events(events=found, cursor=after if more else None))
 
 
-async def cancel(call: Call[None, wire.CancelQuery]) -> Reply:
+async def cancel(call: Call[None, requests.CancelQuery]) -> Reply:
     """Cancel wins. [CANCEL-1 to CANCEL-3]"""
     key = _key(call)
     status = await call.hub.cancel(Cancel(key, call.query.only_waiting))
@@ -128,19 +129,19 @@ async def cancel(call: Call[None, wire.CancelQuery]) -> Reply:
     return Reply(answers.Canceled(status=status))
 
 
-async def cancel_batch(call: Call[list[wire.Cancel | HoldfastError], wire.NoQuery]) -> Reply:
+async def cancel_batch(call: Call[list[requests.Cancel | HoldfastError], requests.NoQuery]) -> Reply:
     """In the order of the batch; a job that is not there says so. [CANCEL-1 to CANCEL-3]"""
 
-    def make(key: JobKey, item: wire.Cancel) -> Cancel:
+    def make(key: JobKey, item: requests.Cancel) -> Cancel:
         return Cancel(key, item.only_waiting, item.sequence)
 
     return await each_of_queue(call, make, call.hub.store.cancel, answers.Canceled)
 
 
-async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) -> Reply:
+async def retain(call: Call[list[requests.Retain | HoldfastError], requests.NoQuery]) -> Reply:
     """Counted from now. [RESULT-1]"""
 
-    def make(key: JobKey, item: wire.Retain) -> SetResultTtl:
+    def make(key: JobKey, item: requests.Retain) -> SetResultTtl:
         kept_ms = check_kept("result_ttl_s", duration_ms("result_ttl_s", item.result_ttl_s), call.hub.ceiling_ms)
         return SetResultTtl(key, kept_ms, item.sequence)
 
@@ -150,7 +151,7 @@ async def retain(call: Call[list[wire.Retain | HoldfastError], wire.NoQuery]) ->
 # The small steps ------------------------------------------------------------------------------------------
 
 
-def _new_job(call: Call[Any, Any], item: wire.Enqueue, known: KnownTypes, payload: bytes) -> NewJob:
+def _new_job(call: Call[Any, Any], item: requests.Enqueue, known: KnownTypes, payload: bytes) -> NewJob:
     policy = known.types.get(item.type, intake.PLAIN_TYPE)
     new = intake.new_job(call.tenant, item, call.trace, payload, policy)
     check_envelope(new.envelope, call.hub.ceiling_ms)
@@ -181,7 +182,7 @@ async def ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError) -
     return answers.Ticket(status="duplicate", id=answer.id, queue=queue, state=answer.state)
 
 
-async def ended(call: Call[Any, wire.WaitQuery], key: JobKey) -> Job | None:
+async def ended(call: Call[Any, requests.WaitQuery], key: JobKey) -> Job | None:
     """The job as it ended, if it is waited for and has ended in that time."""
     if call.query.wait_s:
         call.wait()
@@ -215,17 +216,17 @@ _REFUSALS = ("invalid_name", "invalid_option", "invalid_payload", "unknown_codec
 
 ROUTES = (
     Route(
-        method="POST", path="/v1/jobs", handler=enqueue, scope=PRODUCE, body=wire.Enqueue,
+        method="POST", path="/v1/jobs", handler=enqueue, scope=PRODUCE, body=requests.Enqueue,
         summary="Enqueue one job", answers={201: answers.Ticket, 200: answers.Ticket},
         refuses=(*_REFUSALS, "payload_too_large", "quota_exceeded"),
     ),
     Route(
         method="POST", path="/v1/jobs:batch", handler=enqueue_batch, scope=PRODUCE,
-        body=wire.EnqueueBatch, batch="jobs", item=wire.Enqueue,
+        body=requests.EnqueueBatch, batch="jobs", item=requests.Enqueue,
         summary="Enqueue up to 1000 jobs, answered item by item", answers={200: answers.Ticket},
     ),
     Route(
-        method="GET", path="/v1/types", handler=types, scope=PRODUCE, query=wire.PageQuery,
+        method="GET", path="/v1/types", handler=types, scope=PRODUCE, query=requests.PageQuery,
         summary="A page of the job types that living workers run, with what an enqueue gets that says nothing",
         answers={200: answers.Types}, refuses=("invalid_option",),
     ),
@@ -234,27 +235,27 @@ ROUTES = (
         answers={200: answers.Job}, refuses=("invalid_name", "job_not_found", "result_expired"),
     ),
     Route(
-        method="DELETE", path=_JOB, handler=cancel, action="job.cancel", scope=PRODUCE, query=wire.CancelQuery,
+        method="DELETE", path=_JOB, handler=cancel, action="job.cancel", scope=PRODUCE, query=requests.CancelQuery,
         summary="Cancel a job", answers={200: answers.Canceled}, refuses=("invalid_name", "job_not_found"),
     ),
     Route(
-        method="GET", path=f"{_JOB}/result", handler=result, scope=READ, query=wire.WaitQuery,
+        method="GET", path=f"{_JOB}/result", handler=result, scope=READ, query=requests.WaitQuery,
         summary="How a job ended; 202 while it has not", answers={200: answers.Outcomes, 202: answers.Outcomes},
         refuses=("invalid_name", "job_not_found", "result_expired"),
     ),
     Route(
-        method="GET", path=f"{_JOB}/events", handler=job_events, scope=READ, query=wire.EventQuery,
+        method="GET", path=f"{_JOB}/events", handler=job_events, scope=READ, query=requests.EventQuery,
         summary="What happened to a job, oldest first", answers={200: answers.Events},
         refuses=("invalid_name", "invalid_option", "job_not_found", "events_trimmed"),
     ),
     Route(
         method="POST", path="/v1/queues/{queue}/jobs:cancel", handler=cancel_batch, action="jobs.cancel", scope=PRODUCE,
-        body=wire.CancelBatch, batch="jobs", item=wire.Cancel,
+        body=requests.CancelBatch, batch="jobs", item=requests.Cancel,
         summary="Cancel jobs of a queue", answers={200: answers.Canceled}, refuses=("invalid_name",),
     ),
     Route(
         method="POST", path="/v1/queues/{queue}/jobs:set-result-ttl", handler=retain, scope=PRODUCE,
-        body=wire.RetainBatch, batch="jobs", item=wire.Retain,
+        body=requests.RetainBatch, batch="jobs", item=requests.Retain,
         summary="Keep finished jobs for longer or shorter", answers={200: answers.Retained}, refuses=("invalid_name",),
     ),
 )  # fmt: skip

@@ -6,25 +6,26 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from holdfast.core import answers, wire
 from holdfast.core.budgets import TenantUsage
 from holdfast.core.errors import HoldfastError, InvalidOption
 from holdfast.core.job import Job, JobKey, JobState, Purge
 from holdfast.core.names import check_id, check_type
-from holdfast.options import instant_ms
+from holdfast.jobs.options import instant_ms
+from holdfast.paging import name_cursor
+from holdfast.protocol import answers, requests
+from holdfast.queue.ticket import Ticket
 from holdfast.service import views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.errors import Refusal, info
-from holdfast.service.intake import chosen
+from holdfast.service.parsing import chosen
 from holdfast.service.routes.batches import each_of_queue
 from holdfast.service.tokens import ADMIN, READ
-from holdfast.store import ListQuery, QueuePage, name_cursor
-from holdfast.ticket import Ticket
+from holdfast.store import ListQuery, QueuePage
 
 _FAILED = frozenset({JobState.FAILED})
 
 
-async def queues(call: Call[None, wire.PageQuery]) -> Reply:
+async def queues(call: Call[None, requests.PageQuery]) -> Reply:
     """Of those that the token is for."""
     query, only = call.query, call.caller.queues
     if only is None:
@@ -34,7 +35,7 @@ async def queues(call: Call[None, wire.PageQuery]) -> Reply:
     return Reply(answers.Queues(queues=[views.stats(one) for one in page.queues], cursor=page.cursor))
 
 
-async def _some(call: Call[None, wire.PageQuery], only: Sequence[str]) -> QueuePage:
+async def _some(call: Call[None, requests.PageQuery], only: Sequence[str]) -> QueuePage:
     """Of these queues, those that have jobs or are paused: the others of the tenant are not looked at."""
     after = name_cursor(call.query.cursor or None)
     names = [name for name in only if name > after]
@@ -43,12 +44,12 @@ async def _some(call: Call[None, wire.PageQuery], only: Sequence[str]) -> QueueP
     return QueuePage(used, names[call.query.limit - 1] if len(names) > call.query.limit else None)
 
 
-async def stats(call: Call[None, wire.NoQuery]) -> Reply:
+async def stats(call: Call[None, requests.NoQuery]) -> Reply:
     """A queue that nobody has used counts nothing."""
     return Reply(views.stats((await call.hub.store.stats(call.tenant, [call.queue]))[0]))
 
 
-async def jobs(call: Call[None, wire.ListQuery]) -> Reply:
+async def jobs(call: Call[None, requests.ListQuery]) -> Reply:
     """Waiting jobs in claim order, then leased ones, then finished."""
     query = call.query
     states = frozenset(JobState) if not query.state else frozenset(chosen("state", query.state, JobState))
@@ -59,24 +60,24 @@ async def jobs(call: Call[None, wire.ListQuery]) -> Reply:
     return Reply(answers.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
 
 
-async def usage(call: Call[None, wire.NoQuery]) -> Reply:
+async def usage(call: Call[None, requests.NoQuery]) -> Reply:
     """Counts that are at most 10 s old, with the limits that hold here. [TENANT-5]"""
     if call.caller.queues is not None:
         raise Refusal("queue_forbidden", "the token is for some queues, and this counts them all")
     return Reply(await call.hub.usage(call.tenant))
 
 
-async def pause(call: Call[None, wire.NoQuery]) -> Reply:
+async def pause(call: Call[None, requests.NoQuery]) -> Reply:
     """It still takes new ones. [CLAIM-5]"""
     return await _pause(call, paused=True)
 
 
-async def resume(call: Call[None, wire.NoQuery]) -> Reply:
+async def resume(call: Call[None, requests.NoQuery]) -> Reply:
     """Go on."""
     return await _pause(call, paused=False)
 
 
-async def dead_letters(call: Call[None, wire.DeadQuery]) -> Reply:
+async def dead_letters(call: Call[None, requests.DeadQuery]) -> Reply:
     """With reason and errors. [DEAD-1]"""
     query = call.query
     wanted = ListQuery(
@@ -86,14 +87,14 @@ async def dead_letters(call: Call[None, wire.DeadQuery]) -> Reply:
     return Reply(answers.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
 
 
-async def replay(call: Call[wire.Replay, wire.NoQuery]) -> Reply:
+async def replay(call: Call[requests.Replay, requests.NoQuery]) -> Reply:
     """Of concurrent replays one wins. [DEAD-1, STATE-3]"""
     body, queue, more = call.body, call.queue, False
     if (body.ids is UNSET) == (body.where is UNSET):
         raise InvalidOption("ids", "give ids or where, one of them")
     if body.where is not UNSET:
         wanted = ListQuery(
-            call.tenant, queue, _FAILED, _type(body.where.type), body.where.error, limit=wire.BATCH_LIMIT
+            call.tenant, queue, _FAILED, _type(body.where.type), body.where.error, limit=requests.BATCH_LIMIT
         )
         ids, more = await call.hub.ids(wanted)
     else:
@@ -102,7 +103,7 @@ async def replay(call: Call[wire.Replay, wire.NoQuery]) -> Reply:
     return Reply(answers.Replays(tenant=call.tenant, items=[_replayed(ticket) for ticket in tickets], more=more))
 
 
-async def purge(call: Call[wire.Purge, wire.NoQuery]) -> Reply:
+async def purge(call: Call[requests.Purge, requests.NoQuery]) -> Reply:
     """Those that ended before an instant, by default now. [DEAD-1]"""
     body = call.body
     queue = call.hub.queue(call.tenant)
@@ -112,10 +113,10 @@ async def purge(call: Call[wire.Purge, wire.NoQuery]) -> Reply:
     return Reply(answers.Purged(tenant=call.tenant, purged=purged))
 
 
-async def forget(call: Call[list[wire.Forget | HoldfastError], wire.NoQuery]) -> Reply:
+async def forget(call: Call[list[requests.Forget | HoldfastError], requests.NoQuery]) -> Reply:
     """With an event. Says the tenant. [KEEP-1]"""
 
-    def make(key: JobKey, item: wire.Forget) -> Purge:
+    def make(key: JobKey, item: requests.Forget) -> Purge:
         ended = None if item.finished_at is None else instant_ms("finished_at", item.finished_at)
         return Purge(key, ended, item.sequence)
 
@@ -125,7 +126,7 @@ async def forget(call: Call[list[wire.Forget | HoldfastError], wire.NoQuery]) ->
 # The small steps ------------------------------------------------------------------------------------------
 
 
-async def _pause(call: Call[None, wire.NoQuery], *, paused: bool) -> Reply:
+async def _pause(call: Call[None, requests.NoQuery], *, paused: bool) -> Reply:
     await call.hub.store.pause(call.tenant, call.queue, paused=paused)
     return Reply(answers.Paused(tenant=call.tenant, queue=call.queue, paused=paused))
 
@@ -154,7 +155,7 @@ ROUTES = (
         answers={200: TenantUsage}, refuses=("queue_forbidden",),
     ),
     Route(
-        method="GET", path="/v1/queues", handler=queues, scope=READ, query=wire.PageQuery,
+        method="GET", path="/v1/queues", handler=queues, scope=READ, query=requests.PageQuery,
         summary="Counts of a page of queues", answers={200: answers.Queues}, refuses=("invalid_option",),
     ),
     Route(
@@ -162,12 +163,12 @@ ROUTES = (
         answers={200: answers.QueueStats}, refuses=("invalid_name",),
     ),
     Route(
-        method="GET", path=f"{_QUEUE}/jobs", handler=jobs, scope=READ, query=wire.ListQuery,
+        method="GET", path=f"{_QUEUE}/jobs", handler=jobs, scope=READ, query=requests.ListQuery,
         summary="A page of a queue's jobs", answers={200: answers.Jobs}, refuses=_LISTS,
     ),
     Route(
         method="POST", path=f"{_QUEUE}/jobs:purge", handler=forget, action="jobs.purge", scope=ADMIN,
-        body=wire.ForgetBatch, batch="jobs", item=wire.Forget,
+        body=requests.ForgetBatch, batch="jobs", item=requests.Forget,
         summary="Forget finished jobs", answers={200: answers.Forgotten}, refuses=("invalid_name",),
     ),
     Route(
@@ -181,17 +182,17 @@ ROUTES = (
         answers={200: answers.Paused}, refuses=("invalid_name",),
     ),
     Route(
-        method="GET", path=f"{_QUEUE}/dead-letters", handler=dead_letters, scope=READ, query=wire.DeadQuery,
+        method="GET", path=f"{_QUEUE}/dead-letters", handler=dead_letters, scope=READ, query=requests.DeadQuery,
         summary="A page of failed jobs, oldest first", answers={200: answers.DeadLetters}, refuses=_LISTS,
     ),
     Route(
         method="POST", path=f"{_QUEUE}/dead-letters:replay", handler=replay, scope=ADMIN,
-        action="dead_letters.replay", body=wire.Replay,
+        action="dead_letters.replay", body=requests.Replay,
         summary="Start failed jobs again", answers={200: answers.Replays}, refuses=_LISTS,
     ),
     Route(
         method="POST", path=f"{_QUEUE}/dead-letters:purge", handler=purge, scope=ADMIN,
-        action="dead_letters.purge", body=wire.Purge,
+        action="dead_letters.purge", body=requests.Purge,
         summary="Forget failed jobs", answers={200: answers.Purged}, refuses=_LISTS,
     ),
 )  # fmt: skip

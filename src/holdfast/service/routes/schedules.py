@@ -9,15 +9,16 @@ from functools import wraps
 from heapq import nsmallest
 from typing import Any
 
-from holdfast.core import answers, wire
 from holdfast.core.errors import InvalidName, JobNotFound
 from holdfast.core.job import PAYLOAD_LIMIT
 from holdfast.core.names import SCHEDULES
 from holdfast.core.schedule import KEPT, Schedule
-from holdfast.schedules import scheduling, shown
-from holdfast.service import intake, views
+from holdfast.protocol import answers, requests
+from holdfast.schedules.schedules import scheduling, shown
+from holdfast.service import parsing as intake
+from holdfast.service import views
 from holdfast.service.call import Call, Reply, Route
-from holdfast.service.hub import ANSWER_BYTES
+from holdfast.service.context import ANSWER_BYTES
 from holdfast.service.tokens import ADMIN
 from holdfast.store import ListQuery
 
@@ -43,7 +44,7 @@ def _evenly(handler: Handler) -> Handler:
 
 
 @_evenly
-async def list_schedules(call: Call[None, wire.PageQuery]) -> Reply:
+async def list_schedules(call: Call[None, requests.PageQuery]) -> Reply:
     """Those whose jobs go to a queue that the token is for."""
     query = call.query
     only = call.caller.queues
@@ -57,7 +58,7 @@ async def list_schedules(call: Call[None, wire.PageQuery]) -> Reply:
     return Reply(answers.Schedules(tenant=call.tenant, schedules=views_of, cursor=cursor))
 
 
-async def _own(call: Call[None, wire.PageQuery], only: Collection[str]) -> tuple[list[Schedule], str | None]:
+async def _own(call: Call[None, requests.PageQuery], only: Collection[str]) -> tuple[list[Schedule], str | None]:
     """A page of the schedules for these queues. By name, not by the store's cursor: that would count the others.
 
     It goes through all of the tenant, page by page, and keeps no more than names until it knows which are shown.
@@ -66,7 +67,7 @@ async def _own(call: Call[None, wire.PageQuery], only: Collection[str]) -> tuple
     names: set[str] = set()
     cursor: str | None = None
     while True:
-        every = ListQuery(call.tenant, SCHEDULES, KEPT, cursor=cursor, limit=wire.PAGE_LIMIT)
+        every = ListQuery(call.tenant, SCHEDULES, KEPT, cursor=cursor, limit=requests.PAGE_LIMIT)
         page = await hub.page(every, call.hold)
         here = {one.name for one in shown(page.jobs) if one.definition.target.queue in only}
         names = {*nsmallest(query.limit + 1, names | {name for name in here if name > (query.cursor or "")})}
@@ -88,7 +89,7 @@ async def _own(call: Call[None, wire.PageQuery], only: Collection[str]) -> tuple
 
 
 @_evenly
-async def put_schedule(call: Call[wire.PutSchedule, wire.NoQuery]) -> Reply:
+async def put_schedule(call: Call[requests.PutSchedule, requests.NoQuery]) -> Reply:
     """The same again changes nothing; another takes the place of the one of that name."""
     name = call.name
     timing, target = await intake.schedule(call.tenant, call.body, call.hub.turns)
@@ -100,13 +101,13 @@ async def put_schedule(call: Call[wire.PutSchedule, wire.NoQuery]) -> Reply:
 
 
 @_evenly
-async def get_schedule(call: Call[None, wire.NoQuery]) -> Reply:
+async def get_schedule(call: Call[None, requests.NoQuery]) -> Reply:
     """Another tenant's, and one for other queues than the token's, answers exactly like none. [TENANT-2]"""
     return Reply(views.schedule(call.tenant, await _found(call)))
 
 
 @_evenly
-async def remove_schedule(call: Call[None, wire.NoQuery]) -> Reply:
+async def remove_schedule(call: Call[None, requests.NoQuery]) -> Reply:
     """Jobs that it has enqueued stay as they are."""
     found = await _found(call)
     if not await scheduling(call.hub.store).remove_schedule(call.tenant, found.name):
@@ -142,12 +143,12 @@ _NO_SUCH = ("invalid_name", "job_not_found")
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/schedules", handler=list_schedules, scope=ADMIN, query=wire.PageQuery,
+        method="GET", path="/v1/schedules", handler=list_schedules, scope=ADMIN, query=requests.PageQuery,
         summary="A page of schedules", answers={200: answers.Schedules}, refuses=("invalid_option",),
     ),
     Route(
-        method="PUT", path=_SCHEDULE, handler=put_schedule, action="schedule.put", scope=ADMIN, body=wire.PutSchedule,
-        summary="Have a job enqueued by the clock", answers={200: answers.Schedule},
+        method="PUT", path=_SCHEDULE, handler=put_schedule, action="schedule.put", scope=ADMIN,
+        body=requests.PutSchedule, summary="Have a job enqueued by the clock", answers={200: answers.Schedule},
         refuses=(
             "invalid_name", "invalid_option", "invalid_payload", "unknown_codec", "payload_too_large",
             "quota_exceeded", "queue_forbidden",

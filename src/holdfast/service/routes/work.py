@@ -7,22 +7,23 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from holdfast.core import answers, wire
 from holdfast.core.errors import HoldfastError, InvalidName, StoreError
 from holdfast.core.failpoint import hit
 from holdfast.core.job import ClaimRequest, Extend, Extended, Finish, Finished, Report, Reported
 from holdfast.core.names import check_id
-from holdfast.options import check_own_queue, moment
-from holdfast.service import intake, views
+from holdfast.jobs.options import check_own_queue, moment
+from holdfast.protocol import answers, requests
+from holdfast.service import parsing as intake
+from holdfast.service import views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.routes.batches import each
 from holdfast.service.tokens import WORK, refused
 
-Item = TypeVar("Item", bound=wire.Lot)
+Item = TypeVar("Item", bound=requests.Lot)
 Made = TypeVar("Made", Finish, Extend, Report)
 
 
-async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
+async def claim(call: Call[requests.Claim, requests.NoQuery]) -> Reply:
     """Never repeated: a lost reply costs one lease. What nobody is there to take is given back. [CLAIM-1 to CLAIM-5]"""
     body = call.body
     queues = tuple(dict.fromkeys(map(check_own_queue, body.queues)))
@@ -50,14 +51,14 @@ async def claim(call: Call[wire.Claim, wire.NoQuery]) -> Reply:
     return Reply(views.claimed(claimed, waited_s, call.hub.proofs))
 
 
-async def finish(call: Call[list[wire.Finish | HoldfastError], wire.NoQuery]) -> Reply:
+async def finish(call: Call[list[requests.Finish | HoldfastError], requests.NoQuery]) -> Reply:
     """Complete, fail, retry or release. [LEASE-1]"""
     tenant, turns, limit = call.tenant, call.hub.turns, call.hub.result_limit
 
     def show(_: Finish, answer: Finished) -> Any:
         return answers.Finished(status=answer.state)
 
-    def read(tenant: str, item: wire.Finish, fence: int) -> Finish | Awaitable[Finish]:
+    def read(tenant: str, item: requests.Finish, fence: int) -> Finish | Awaitable[Finish]:
         result = None
         if item.outcome == "complete":
             result = intake.small_result(item, limit)
@@ -65,7 +66,7 @@ async def finish(call: Call[list[wire.Finish | HoldfastError], wire.NoQuery]) ->
                 return read_large(item, fence)
         return intake.finish(tenant, item, fence, result)
 
-    async def read_large(item: wire.Finish, fence: int) -> Finish:
+    async def read_large(item: requests.Finish, fence: int) -> Finish:
         return intake.finish(tenant, item, fence, await intake.large_result(item, turns, tenant, limit))
 
     hit("service.before_finish")
@@ -73,7 +74,7 @@ async def finish(call: Call[list[wire.Finish | HoldfastError], wire.NoQuery]) ->
     return Reply(await each(call.body, make, call.hub.finish, show, call))  # pyright: ignore[reportArgumentType]
 
 
-async def extend(call: Call[list[wire.Extend | HoldfastError], wire.NoQuery]) -> Reply:
+async def extend(call: Call[list[requests.Extend | HoldfastError], requests.NoQuery]) -> Reply:
     """Renew leases; a canceled job says so here. [LEASE-2, CANCEL-2]"""
 
     def show(_: Extend, answer: Extended) -> Any:
@@ -83,7 +84,7 @@ async def extend(call: Call[list[wire.Extend | HoldfastError], wire.NoQuery]) ->
     return Reply(await each(call.body, make, call.hub.extend, show, call))  # pyright: ignore[reportArgumentType]
 
 
-async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) -> Reply:
+async def report(call: Call[list[requests.Report | HoldfastError], requests.NoQuery]) -> Reply:
     """Record progress."""
 
     def show(_: Report, __: Reported) -> Any:
@@ -93,7 +94,7 @@ async def report(call: Call[list[wire.Report | HoldfastError], wire.NoQuery]) ->
     return Reply(await each(call.body, make, call.hub.store.report, show, call))  # pyright: ignore[reportArgumentType]
 
 
-async def beat(call: Call[wire.Beat, wire.NoQuery]) -> Reply:
+async def beat(call: Call[requests.Beat, requests.NoQuery]) -> Reply:
     """So that enqueues get what its jobs say, and no warning. A worker can do without."""
     worker = intake.worker(call.tenant, call.body)
     for queue in worker.queues:
@@ -134,28 +135,28 @@ async def _proved(
 
 ROUTES = (
     Route(
-        method="POST", path="/v1/claims", handler=claim, scope=WORK, body=wire.Claim,
+        method="POST", path="/v1/claims", handler=claim, scope=WORK, body=requests.Claim,
         summary="Lease jobs, and wait while there are none", answers={200: answers.Claimed},
         refuses=("invalid_name", "invalid_option"),
     ),
     Route(
         method="POST", path="/v1/leases:finish", handler=finish, scope=WORK, is_never_refused=True,
-        body=wire.FinishBatch, batch="leases", item=wire.Finish,
+        body=requests.FinishBatch, batch="leases", item=requests.Finish,
         summary="Complete, fail, retry or release leased jobs",
         answers={200: answers.Finished},
     ),
     Route(
         method="POST", path="/v1/leases:extend", handler=extend, scope=WORK, is_never_refused=True,
-        body=wire.ExtendBatch, batch="leases", item=wire.Extend,
+        body=requests.ExtendBatch, batch="leases", item=requests.Extend,
         summary="Renew leases", answers={200: answers.Extended},
     ),
     Route(
         method="POST", path="/v1/leases:report", handler=report, scope=WORK, is_never_refused=True,
-        body=wire.ReportBatch, batch="leases", item=wire.Report,
+        body=requests.ReportBatch, batch="leases", item=requests.Report,
         summary="Record progress of leased jobs", answers={200: answers.Reported},
     ),
     Route(
-        method="POST", path="/v1/workers:beat", handler=beat, scope=WORK, body=wire.Beat,
+        method="POST", path="/v1/workers:beat", handler=beat, scope=WORK, body=requests.Beat,
         summary="Say that a worker lives, and what it runs", answers={200: answers.Beaten},
         refuses=("invalid_name", "invalid_option", "quota_exceeded"),
     ),

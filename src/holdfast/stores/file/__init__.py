@@ -15,7 +15,7 @@ The parts:
 from __future__ import annotations
 
 from holdfast.core.errors import InvalidOption
-from holdfast.store import Options, StoreUrl
+from holdfast.opening import Options, StoreUrl
 from holdfast.stores.file.store import FileStore
 
 

@@ -35,9 +35,9 @@ from holdfast.core.job import (
 )
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, Hint, ReplayAnswer, ReportAnswer
 from holdfast.stores.file import rows
+from holdfast.stores.file.notifications import MOST_RECORDS
 from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Transaction
-from holdfast.stores.file.wakeup import MOST_RECORDS
 
 _COMPLETED = Finished(JobState.COMPLETED)
 

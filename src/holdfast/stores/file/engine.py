@@ -24,12 +24,14 @@ from typing import Any, Generic, TypeVar
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreMismatch, StoreUnavailable
 from holdfast.core.job import Job
-from holdfast.store import Deliver, Hint, Listener, Signal
-from holdfast.stores.file import database, modes, wakeup
-from holdfast.stores.file.book import Book
-from holdfast.stores.file.offers import FilePost
+from holdfast.extensions import Deliver
+from holdfast.store import Hint, Listener, Signal
+from holdfast.stores.file import database, modes
+from holdfast.stores.file import notifications as wakeup
+from holdfast.stores.file.handoff import FileInbox
 from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Memory, Settings, Transaction
+from holdfast.stores.file.waiters import Book
 from holdfast.stores.file.wal import Log
 
 T = TypeVar("T")
@@ -99,7 +101,7 @@ class Engine:
         self._ears_lock = threading.Lock()
         self._tuning: set[asyncio.AbstractEventLoop] = set()
         self._voice = wakeup.Voice(self._folder, self._is_mine)
-        self.posts: dict[str, FilePost] = {}
+        self.posts: dict[str, FileInbox] = {}
         self._inode = database.hold(self.path)
         with contextlib.ExitStack() as undo, database.opening():
             undo.callback(database.let_go, self._inode)
@@ -148,13 +150,13 @@ class Engine:
 
         return stop
 
-    def post(self, deliver: Deliver) -> FilePost:
+    def open_inbox(self, deliver: Deliver) -> FileInbox:
         """A worker's place, in the current event loop."""
         self._check_open()
         self._drop_dead_posts()
         folder = self._folder.with_name("posts")
         wakeup.sweep(folder)
-        post = FilePost(self, folder, deliver)
+        post = FileInbox(self, folder, deliver)
         self.posts[post.name] = post
         return post
 

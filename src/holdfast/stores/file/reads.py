@@ -15,9 +15,9 @@ from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, Gap, Gathered
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, PurgeCount
 from holdfast.core.names import check_id
+from holdfast.extensions import LogRange
+from holdfast.paging import BEHIND_ALL, QUEUES_LOOKED_AT, name_cursor, tenant_cursor, tenant_page_of
 from holdfast.store import (
-    BEHIND_ALL,
-    QUEUES_LOOKED_AT,
     EventPage,
     ListQuery,
     LogPage,
@@ -26,14 +26,10 @@ from holdfast.store import (
     QueuePage,
     QueueStats,
     Reader,
-    Stretch,
     TenantPage,
     TenantSettings,
     WorkerInfo,
     WorkerPage,
-    name_cursor,
-    tenant_cursor,
-    tenant_page_of,
 )
 from holdfast.stores.file import rows
 from holdfast.stores.file.sql import FUTURE, OLDEST_READY, SQL
@@ -233,7 +229,7 @@ def _number(db: sqlite3.Connection, offset: str) -> int:
     return position(db, offset, end, trimmed)
 
 
-def reach(db: sqlite3.Connection, after: str | None, most: int | None, end: str | None) -> tuple[str, str]:
+def bounds(db: sqlite3.Connection, after: str | None, most: int | None, end: str | None) -> tuple[str, str]:
     """From where and up to where to read."""
     start, last = _ends(db, after)
     if end is not None:
@@ -242,7 +238,7 @@ def reach(db: sqlite3.Connection, after: str | None, most: int | None, end: str 
     return offset_at(db, start), offset_at(db, max(start, stop))
 
 
-def split(db: sqlite3.Connection, after: str, end: str, size: int) -> list[Stretch]:
+def split(db: sqlite3.Connection, after: str, end: str, size: int) -> list[LogRange]:
     """The log between two offsets, in pieces: of `size` events, or fewer where some are gone."""
     start, _ = _ends(db, after)
     stop = _number(db, end)
@@ -250,10 +246,10 @@ def split(db: sqlite3.Connection, after: str, end: str, size: int) -> list[Stret
     while start < stop:
         start = _on(db, start, size, stop)
         edges.append(offset_at(db, start))
-    return [Stretch(0, one, other) for one, other in pairwise(edges)]
+    return [LogRange(0, one, other) for one, other in pairwise(edges)]
 
 
-def read(db: sqlite3.Connection, stretch: Stretch, limit: int) -> LogPage:
+def read(db: sqlite3.Connection, stretch: LogRange, limit: int) -> LogPage:
     """The first events of a piece."""
     start, _ = _ends(db, stretch.after)
     end = _number(db, stretch.end)

@@ -31,13 +31,14 @@ from holdfast.core.job import (
     SetResultTtl,
     TtlStatus,
 )
+from holdfast.extensions import Deliver, LogRange
+from holdfast.opening import CommonOptions
+from holdfast.paging import pages
 from holdfast.store import (
     ALL_HINTS,
     JOINING,
     PAGE_LIMIT,
     Capabilities,
-    CommonOptions,
-    Deliver,
     EnqueueAnswer,
     EventPage,
     ExtendAnswer,
@@ -56,16 +57,14 @@ from holdfast.store import (
     Reaped,
     ReplayAnswer,
     ReportAnswer,
-    Stretch,
     TenantPage,
     TenantSettings,
     WorkerInfo,
     WorkerPage,
-    pages,
 )
 from holdfast.stores.file import changes, claims, database, reads, upkeep
 from holdfast.stores.file.engine import Engine
-from holdfast.stores.file.offers import FilePost
+from holdfast.stores.file.handoff import FileInbox
 from holdfast.stores.file.transaction import Settings, Transaction
 
 CAPABILITIES = Capabilities(
@@ -107,7 +106,7 @@ class FileStore:
         self.keeper = Keeper(self, options)
         self._engine = engine
         self._opening = asyncio.Lock()
-        self._posts: weakref.WeakSet[FilePost] = weakref.WeakSet()
+        self._posts: weakref.WeakSet[FileInbox] = weakref.WeakSet()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -181,8 +180,8 @@ class FileStore:
     async def claim(self, request: ClaimRequest) -> Claimed:
         return await self._change(claims.claim, request)
 
-    def post(self, deliver: Deliver) -> FilePost | None:
-        post = self._opened.post(deliver)
+    def open_inbox(self, deliver: Deliver) -> FileInbox | None:
+        post = self._opened.open_inbox(deliver)
         self._posts.add(post)
         return post
 
@@ -242,16 +241,16 @@ class FileStore:
     async def last_offset(self) -> str:
         return await self._opened.read(reads.last_offset)
 
-    async def reach(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
-        return await self._opened.read(lambda db: reads.reach(db, after, most, end))
+    async def bounds(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
+        return await self._opened.read(lambda db: reads.bounds(db, after, most, end))
 
     async def written(self) -> str:
         return await self.last_offset()
 
-    async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
+    async def split(self, after: str, end: str, size: int) -> Sequence[LogRange]:
         return await self._opened.read(lambda db: reads.split(db, after, end, size))
 
-    async def read(self, stretch: Stretch, limit: int) -> LogPage:
+    async def read(self, stretch: LogRange, limit: int) -> LogPage:
         return await self._opened.read(lambda db: reads.read(db, stretch, limit))
 
     async def set_reader(self, reader: Reader) -> None:

@@ -24,8 +24,8 @@ from holdfast.core.job import WAITING, Envelope, Job, JobKey, JobState, Result
 from holdfast.core.lifecycle import Retention, forgotten
 from holdfast.store import Hint, Signal
 from holdfast.stores.file import rows
-from holdfast.stores.file.book import Book
 from holdfast.stores.file.sql import ADD_JOBS, ANY_VISIBLE, ROWS, SQL
+from holdfast.stores.file.waiters import Book
 
 _COUNTED = (JobState.LEASED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
 _COLUMN = {**dict.fromkeys(WAITING, 0), **{state: n for n, state in enumerate(_COUNTED, 1)}}

@@ -9,14 +9,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.budgets import Budgets, merged
-from holdfast.store import (
-    Finding,
-    Hint,
-    Pruned,
-    Reader,
-    TenantSettings,
-    WorkerInfo,
-)
+from holdfast.store import Finding, Hint, Pruned, Reader, TenantSettings, WorkerInfo
 from holdfast.stores.file import database, modes, reads, rows
 from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Transaction

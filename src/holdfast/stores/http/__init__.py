@@ -14,7 +14,7 @@ The parts:
 
 from __future__ import annotations
 
-from holdfast.store import StoreUrl
+from holdfast.opening import StoreUrl
 from holdfast.stores.http import address
 from holdfast.stores.http.bearer import Bearer
 from holdfast.stores.http.store import HttpStore

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from holdfast.core.errors import InvalidOption
-from holdfast.store import Options, StoreUrl
+from holdfast.opening import Options, StoreUrl
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 

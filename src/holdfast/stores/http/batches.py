@@ -8,9 +8,9 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
-from holdfast.core import answers, wire
-from holdfast.stores.http.link import Link
-from holdfast.stores.http.trouble import TooLarge, not_ours
+from holdfast.protocol import answers, requests
+from holdfast.stores.http.client import Link
+from holdfast.stores.http.errors import TooLarge, not_ours
 
 A = TypeVar("A")
 
@@ -52,7 +52,7 @@ def _parts(items: Sequence[bytes]) -> list[list[bytes]]:
     size = MOST_BYTES
     for item in items:
         size += len(item) + 1
-        if size > MOST_BYTES or len(parts[-1]) == wire.BATCH_LIMIT:
+        if size > MOST_BYTES or len(parts[-1]) == requests.BATCH_LIMIT:
             parts.append([])
             size = len(item)
         parts[-1].append(item)

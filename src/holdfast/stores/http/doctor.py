@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from holdfast.core import answers
+from holdfast.protocol import answers
 from holdfast.store import Finding
 from holdfast.stores.http.address import Address
 

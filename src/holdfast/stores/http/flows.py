@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from holdfast.core import answers, wire
 from holdfast.core.errors import AccessRefused, HoldfastError, JobNotFound, StoreError
 from holdfast.core.flow import Plan, Step, plan_of
 from holdfast.core.job import Cancel, CancelStatus, Job, JobKey, NewJob, Replayed
+from holdfast.protocol import answers, requests
 from holdfast.store import EnqueueAnswer, Hint, ReplayAnswer, Signal
 from holdfast.stores.http import incoming, outgoing
-from holdfast.stores.http.link import Link, segment
+from holdfast.stores.http.client import Link, segment
 from holdfast.stores.http.session import encode
 
 WAIT_S = 20.0
@@ -24,7 +24,7 @@ PAUSE_S = 2.0
 async def start(link: Link, new: NewJob) -> EnqueueAnswer:
     """Start one flow."""
     plan, key, envelope = plan_of(new.envelope), new.key, new.envelope
-    body = wire.NewFlow(
+    body = requests.NewFlow(
         name=plan.name,
         id=key.id,
         request_id=envelope.request_id,
@@ -111,8 +111,8 @@ def _path(key: JobKey) -> str:
     return f"/v1/flows/{segment(key.id)}"
 
 
-def _step(key: JobKey, plan: Plan, step: Step) -> wire.NewStep:
+def _step(key: JobKey, plan: Plan, step: Step) -> requests.NewStep:
     made = NewJob(key._replace(queue=step.queue), step.envelope, step.delay_ms, step.run_at)
     said = outgoing.enqueue(made)
-    fields = {name: getattr(said, name) for name in wire.NewStep.__struct_fields__ if name not in ("name", "after")}
-    return wire.NewStep(name=step.name, after=[plan.steps[before].name for before in step.after], **fields)
+    fields = {name: getattr(said, name) for name in requests.NewStep.__struct_fields__ if name not in ("name", "after")}
+    return requests.NewStep(name=step.name, after=[plan.steps[before].name for before in step.after], **fields)

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec import Raw, UnsetType
 
-from holdfast.core import answers
 from holdfast.core import events as core_events
 from holdfast.core.job import (
     AlreadyCompleted,
@@ -27,6 +26,7 @@ from holdfast.core.job import (
     Result,
 )
 from holdfast.core.policy import KnownTypes, TypeInfo
+from holdfast.protocol import answers
 from holdfast.store import QueueStats
 from holdfast.stores.http.outgoing import EPOCH, Fence
 

@@ -8,7 +8,6 @@ from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
-from holdfast.core import answers, wire
 from holdfast.core.errors import Unsupported
 from holdfast.core.job import (
     Cancel,
@@ -31,18 +30,12 @@ from holdfast.core.job import (
     TtlStatus,
 )
 from holdfast.core.names import FLOWS
-from holdfast.store import (
-    JOINING,
-    EnqueueAnswer,
-    ExtendAnswer,
-    FinishAnswer,
-    ReplayAnswer,
-    ReportAnswer,
-)
+from holdfast.protocol import answers, requests
+from holdfast.store import JOINING, EnqueueAnswer, ExtendAnswer, FinishAnswer, ReplayAnswer, ReportAnswer
 from holdfast.stores.http import batches, flows, incoming, outgoing
-from holdfast.stores.http.link import Link
+from holdfast.stores.http.client import Link
+from holdfast.stores.http.errors import of_item
 from holdfast.stores.http.session import Session, encode, queue_path
-from holdfast.stores.http.trouble import of_item
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -94,8 +87,8 @@ class Jobs(Session):
         return await self._leases("report", items, outgoing.report, answers.Reported, lambda _: Reported())
 
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
-        def cancel(item: Cancel) -> wire.Cancel:
-            return wire.Cancel(id=item.key.id, only_waiting=item.only_waiting, sequence=item.seq)
+        def cancel(item: Cancel) -> requests.Cancel:
+            return requests.Cancel(id=item.key.id, only_waiting=item.only_waiting, sequence=item.seq)
 
         found: list[CancelStatus] = []
         for is_flow, group in groupby(items, key=lambda item: _is_flow(item.key)):
@@ -115,7 +108,7 @@ class Jobs(Session):
             if queue == FLOWS:
                 found += [await flows.replay(self._link, key) for key in run]
                 continue
-            body = encode(wire.Replay(ids=[key.id for key in run]))
+            body = encode(requests.Replay(ids=[key.id for key in run]))
             path = f"{queue_path(queue)}/dead-letters:replay"
             told = await self._link.call("POST", path, answers.Replays, body=body, repeat=False)
             for item in told.items:
@@ -124,15 +117,15 @@ class Jobs(Session):
         return found
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
-        def forget(item: Purge) -> wire.Forget:
+        def forget(item: Purge) -> requests.Forget:
             ended = None if item.finished_at is None else outgoing.instant(item.finished_at)
-            return wire.Forget(id=item.key.id, finished_at=ended, sequence=item.seq)
+            return requests.Forget(id=item.key.id, finished_at=ended, sequence=item.seq)
 
         return await self._by_queue("jobs:purge", items, forget, answers.Forgotten, repeat=False)
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
-        def retain(item: SetResultTtl) -> wire.Retain:
-            return wire.Retain(id=item.key.id, result_ttl_s=item.ttl_ms / 1000, sequence=item.seq)
+        def retain(item: SetResultTtl) -> requests.Retain:
+            return requests.Retain(id=item.key.id, result_ttl_s=item.ttl_ms / 1000, sequence=item.seq)
 
         return await self._by_queue("jobs:set-result-ttl", items, retain, answers.Retained)
 
@@ -145,8 +138,8 @@ class Jobs(Session):
         link = link or self._link
         answer = await link.call("POST", "/v1/claims", answers.Claimed, body=body, repeat=False, wait_s=wait_s)
         claimed = incoming.claimed(self._tenant, request.worker_id, answer)
-        left = request.limit - wire.BATCH_LIMIT
-        if left > 0 and len(claimed.jobs) == wire.BATCH_LIMIT:
+        left = request.limit - requests.BATCH_LIMIT
+        if left > 0 and len(claimed.jobs) == requests.BATCH_LIMIT:
             more, _ = await self._claim(replace(request, limit=left), link=link)
             claimed = replace(more, jobs=claimed.jobs + more.jobs)
         return claimed, answer.waited_s

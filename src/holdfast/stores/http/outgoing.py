@@ -9,9 +9,9 @@ from typing import Self
 import msgspec
 from msgspec import Raw
 
-from holdfast.core import wire
 from holdfast.core.job import Backoff, ClaimRequest, Extend, Finish, NewJob, Report
 from holdfast.core.schedule import Target, Timing
+from holdfast.protocol import requests
 from holdfast.store import WorkerInfo
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -34,12 +34,12 @@ def value(data: bytes, codec: str) -> Raw:
     return Raw(data) if codec == "json" else Raw(msgspec.json.encode(base64.b64encode(data).decode()))
 
 
-def enqueue(item: NewJob) -> wire.Enqueue:
+def enqueue(item: NewJob) -> requests.Enqueue:
     """One job."""
     envelope, key = item.envelope, envelope_key(item)
     idempotency = envelope.idempotency
     by_ttl = idempotency is not None and idempotency.policy == "ttl"
-    return wire.Enqueue(
+    return requests.Enqueue(
         queue=item.key.queue,
         type=envelope.type,
         payload=value(envelope.payload, envelope.codec),
@@ -61,10 +61,10 @@ def enqueue(item: NewJob) -> wire.Enqueue:
     )
 
 
-def schedule(timing: Timing, target: Target) -> wire.PutSchedule:
+def schedule(timing: Timing, target: Target) -> requests.PutSchedule:
     """A schedule."""
     envelope = target.envelope
-    return wire.PutSchedule(
+    return requests.PutSchedule(
         cron=timing.cron,
         every_s=None if timing.every_ms is None else timing.every_ms / 1000,
         timezone=timing.timezone,
@@ -86,44 +86,44 @@ def envelope_key(item: NewJob) -> str | None:
     return None if item.envelope.idempotency is None else item.envelope.idempotency.key
 
 
-def _retry(backoff: Backoff) -> wire.Retry:
-    return wire.Retry(
+def _retry(backoff: Backoff) -> requests.Retry:
+    return requests.Retry(
         base_s=backoff.base_ms / 1000, factor=backoff.factor, cap_s=backoff.cap_ms / 1000, jitter=backoff.jitter
     )
 
 
-def beat(worker: WorkerInfo, ttl_ms: int) -> wire.Beat:
+def beat(worker: WorkerInfo, ttl_ms: int) -> requests.Beat:
     """A worker that lives."""
     types = [
-        wire.KnownType(
+        requests.KnownType(
             name=one.name, queue=one.queue, max_attempts=one.max_attempts, retry=_retry(one.backoff),
             timeout_s=None if one.timeout_ms is None else one.timeout_ms / 1000, priority=one.priority,
             result_ttl_s=one.result_ttl_ms / 1000,
         )
-        for one in worker.types[: wire.BATCH_LIMIT]
+        for one in worker.types[: requests.BATCH_LIMIT]
     ]  # fmt: skip
-    return wire.Beat(
+    return requests.Beat(
         worker_id=worker.worker_id, queues=list(worker.queues), types=types, host=worker.host, pid=worker.pid,
         concurrency=worker.concurrency, held=worker.held, ttl_s=ttl_ms / 1000,
     )  # fmt: skip
 
 
-def claim(request: ClaimRequest, wait_s: float) -> wire.Claim:
+def claim(request: ClaimRequest, wait_s: float) -> requests.Claim:
     """A wish for jobs."""
-    return wire.Claim(
+    return requests.Claim(
         queues=list(request.queues),
-        limit=min(request.limit, wire.BATCH_LIMIT),
+        limit=min(request.limit, requests.BATCH_LIMIT),
         lease_s=request.lease_ms / 1000,
         wait_s=wait_s,
         worker_id=request.worker_id or None,
     )
 
 
-def finish(item: Finish) -> wire.Finish:
+def finish(item: Finish) -> requests.Finish:
     """One acknowledgement. A result in a blob store of the worker's own is a failure: the service would not find it."""
     result, error = item.result, item.error
     lost = result is not None and bool(result.blob)
-    said = wire.Finish(
+    said = requests.Finish(
         queue=item.key.queue,
         id=item.key.id,
         token=_token(item.token),
@@ -133,11 +133,11 @@ def finish(item: Finish) -> wire.Finish:
         reason=item.reason,
     )
     if lost:
-        said.error = wire.JobError(type="ResultTooLarge", message=_NO_BLOBS)
+        said.error = requests.JobError(type="ResultTooLarge", message=_NO_BLOBS)
     elif result is not None:
         said.result, said.codec = value(result.data, result.codec), result.codec
     if error is not None:
-        said.error = wire.JobError(type=error.type, message=error.message, traceback=error.traceback)
+        said.error = requests.JobError(type=error.type, message=error.message, traceback=error.traceback)
     return said
 
 
@@ -166,12 +166,12 @@ def trace(item: NewJob) -> dict[str, str]:
     return {name: headers[name] for name in _TRACE if name in headers and headers[name].isascii()}
 
 
-def extend(item: Extend) -> wire.Extend:
+def extend(item: Extend) -> requests.Extend:
     """One renewal."""
-    return wire.Extend(queue=item.key.queue, id=item.key.id, token=_token(item.token), lease_s=item.lease_ms / 1000)
+    return requests.Extend(queue=item.key.queue, id=item.key.id, token=_token(item.token), lease_s=item.lease_ms / 1000)
 
 
-def report(item: Report) -> wire.Report:
+def report(item: Report) -> requests.Report:
     """Progress of one job."""
-    progress = wire.Progress(fraction=item.progress.fraction, message=item.progress.message)
-    return wire.Report(queue=item.key.queue, id=item.key.id, token=_token(item.token), progress=progress)
+    progress = requests.Progress(fraction=item.progress.fraction, message=item.progress.message)
+    return requests.Report(queue=item.key.queue, id=item.key.id, token=_token(item.token), progress=progress)

@@ -8,7 +8,6 @@ from functools import partial
 
 import msgspec
 
-from holdfast.core import answers
 from holdfast.core.errors import AccessRefused, JobNotFound, Unsupported
 from holdfast.core.job import (
     Job,
@@ -16,18 +15,9 @@ from holdfast.core.job import (
     JobState,
 )
 from holdfast.core.names import FLOWS
-from holdfast.store import (
-    PAGE_LIMIT,
-    EventPage,
-    ListQuery,
-    Page,
-    PurgePage,
-    QueuePage,
-    QueueStats,
-    Reader,
-    TenantPage,
-    pages,
-)
+from holdfast.paging import pages
+from holdfast.protocol import answers
+from holdfast.store import PAGE_LIMIT, EventPage, ListQuery, Page, PurgePage, QueuePage, QueueStats, Reader, TenantPage
 from holdfast.stores.http import flows, incoming
 from holdfast.stores.http.session import Session, at_once, job_path, queue_path
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core import answers, wire
 from holdfast.core.errors import JobNotFound
 from holdfast.core.job import Backoff, Envelope
 from holdfast.core.schedule import Definition, Schedule, Target, Timing
+from holdfast.protocol import answers, requests
 from holdfast.stores.http import incoming, outgoing
-from holdfast.stores.http.link import segment
+from holdfast.stores.http.client import segment
 from holdfast.stores.http.session import Session, encode
 
 
@@ -31,7 +31,7 @@ class Schedules(Session):
     async def list_schedules(self, tenant: str) -> Sequence[Schedule]:
         self._check(tenant)
         found: dict[str, Schedule] = {}
-        query = {"limit": str(wire.PAGE_LIMIT)}
+        query = {"limit": str(requests.PAGE_LIMIT)}
         while True:
             page = await self._link.call("GET", "/v1/schedules", answers.Schedules, query=query)
             found |= {one.name: _schedule(one) for one in page.schedules}

@@ -8,14 +8,14 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.core import answers
 from holdfast.core.errors import InvalidOption, Unsupported
 from holdfast.core.job import (
     JobKey,
 )
+from holdfast.protocol import answers
 from holdfast.stores.http.address import Address
 from holdfast.stores.http.bearer import Bearer
-from holdfast.stores.http.link import Link, segment
+from holdfast.stores.http.client import Link, segment
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -12,16 +12,16 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import answers
 from holdfast.core.budgets import TenantUsage, Usage
 from holdfast.core.errors import InvalidOption, Unsupported
 from holdfast.core.job import TERMINAL, Job, JobKey
 from holdfast.core.policy import KnownTypes
+from holdfast.extensions import Deliver
+from holdfast.protocol import answers
 from holdfast.store import (
     ALL_HINTS,
     PAGE_LIMIT,
     Capabilities,
-    Deliver,
     Finding,
     Hint,
     Listener,
@@ -35,11 +35,11 @@ from holdfast.store import (
 from holdfast.stores.http import flows, incoming, outgoing
 from holdfast.stores.http.address import Address
 from holdfast.stores.http.bearer import Bearer
+from holdfast.stores.http.client import Link
 from holdfast.stores.http.doctor import findings
-from holdfast.stores.http.ears import Ears
+from holdfast.stores.http.handoff import WaitingPost
 from holdfast.stores.http.jobs import Jobs
-from holdfast.stores.http.link import Link
-from holdfast.stores.http.posts import WaitingPost
+from holdfast.stores.http.notifications import Ears
 from holdfast.stores.http.reads import Reads
 from holdfast.stores.http.schedules import Schedules
 from holdfast.stores.http.session import encode, queue_path
@@ -115,7 +115,7 @@ class HttpStore(Jobs, Reads, Schedules):
             self._flow_waits.add(self._link, key)
         return found
 
-    def post(self, deliver: Deliver) -> WaitingPost:
+    def open_inbox(self, deliver: Deliver) -> WaitingPost:
         """A place for one worker, in the current event loop."""
         self._posts += 1
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from holdfast.store import StoreUrl
+from holdfast.opening import StoreUrl
 from holdfast.stores.postgres import address
 from holdfast.stores.postgres.pools import PoolLink, shown_place, where_of
 from holdfast.stores.postgres.store import PostgresStore

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from msgspec import Struct
 
 from holdfast.core.errors import InvalidOption
-from holdfast.store import CommonOptions, Options, StoreUrl, shown_url
+from holdfast.opening import CommonOptions, Options, StoreUrl, shown_url
 
 _SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,59}")
 _HOSTS = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:[0-9]{1,5})?")

@@ -31,7 +31,7 @@ from holdfast.core.job import (
 from holdfast.core.lifecycle import Retention
 from holdfast.store import ExtendAnswer, FinishAnswer, ReplayAnswer, ReportAnswer
 from holdfast.stores.postgres.quotas import Quotas
-from holdfast.stores.postgres.unit import Held, Unit, scope_of
+from holdfast.stores.postgres.unit_of_work import Held, Unit, scope_of
 
 
 def finish(u: Unit, items: Sequence[Finish], keep: Retention) -> list[FinishAnswer]:

@@ -14,8 +14,8 @@ from holdfast.core.errors import StoreError
 from holdfast.core.job import Claimed, ClaimRequest, Job
 from holdfast.store import REPAIR_LIMIT
 from holdfast.stores.postgres import rows
+from holdfast.stores.postgres.connection import Link
 from holdfast.stores.postgres.lanes import BACK_MS, LOOK_S, Lane, Memory, is_due, marks_of
-from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.literals import numbers, some_numbers
 from holdfast.stores.postgres.reads import lanes_of
 from holdfast.stores.postgres.rows import Row

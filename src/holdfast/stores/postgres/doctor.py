@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime
 from holdfast.core.errors import StoreMismatch
 from holdfast.store import Capabilities, Finding
 from holdfast.stores.postgres import schema
-from holdfast.stores.postgres.link import LOCK_MS, Link
+from holdfast.stores.postgres.connection import LOCK_MS, Link
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import SLOTS, migrations, quoted
 from holdfast.stores.postgres.upkeep import PARTITION_BYTES

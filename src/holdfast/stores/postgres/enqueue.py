@@ -9,12 +9,12 @@ from holdfast.core import dedup, lifecycle
 from holdfast.core.dedup import Binding
 from holdfast.core.job import JobKey, JobState, NewJob, Queued
 from holdfast.store import EnqueueAnswer
+from holdfast.stores.postgres.connection import Link, Session
 from holdfast.stores.postgres.lanes import Lane, Memory
-from holdfast.stores.postgres.link import Link, Session
 from holdfast.stores.postgres.quotas import Quotas
 from holdfast.stores.postgres.requests import ranks_of
 from holdfast.stores.postgres.rows import Row
-from holdfast.stores.postgres.unit import KeyScope, News, Unit, scope_of
+from holdfast.stores.postgres.unit_of_work import KeyScope, News, Unit, scope_of
 
 TRIES = 10
 """How often ids are looked at that turn out to be another's when they are to be taken."""

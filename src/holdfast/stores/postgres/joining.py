@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from holdfast.core.errors import HoldfastError, InvalidOption, StoreBusy, StoreError, StoreUnavailable
-from holdfast.stores.postgres.link import Direct, Link
+from holdfast.stores.postgres.connection import Direct, Link
+from holdfast.stores.postgres.errors import TROUBLES, StaleCache, is_stale, is_stale_lane, translate
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import Statements, quoted
-from holdfast.stores.postgres.trouble import TROUBLES, StaleCache, is_stale, is_stale_lane, translate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -19,8 +19,8 @@ from weakref import WeakValueDictionary
 from msgspec import Struct, field
 
 from holdfast.core.fairness import STRIDE
+from holdfast.stores.postgres.errors import StaleCache
 from holdfast.stores.postgres.literals import texts
-from holdfast.stores.postgres.trouble import StaleCache
 
 _log = logging.getLogger("holdfast")
 

@@ -8,7 +8,7 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core.errors import InvalidOption
 from holdfast.stores.postgres.address import Address, shown
-from holdfast.stores.postgres.link import Connection, Link
+from holdfast.stores.postgres.connection import Connection, Link
 
 # What says where the server is and who we are. Anything else is about the pool's own connections.
 _WHERE = (

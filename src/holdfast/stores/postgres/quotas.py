@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from holdfast.core.errors import QuotaExceeded
+from holdfast.stores.postgres.connection import PATIENT_LOCK_MS, Session
 from holdfast.stores.postgres.lanes import Memory
-from holdfast.stores.postgres.link import PATIENT_LOCK_MS, Session
 
 MARGIN = 10_000
 """A queue that has more than its quota is counted that much further, for the refusal to say how many there are."""

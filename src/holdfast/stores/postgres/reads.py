@@ -14,10 +14,10 @@ from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, Gap, Gathered
 from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, PurgeCount
 from holdfast.core.names import check_id
+from holdfast.extensions import LogRange
+from holdfast.paging import BEHIND_ALL, QUEUES_LOOKED_AT, name_cursor, tenant_cursor, tenant_page_of
 from holdfast.store import (
-    BEHIND_ALL,
     PAGE_LIMIT,
-    QUEUES_LOOKED_AT,
     EventPage,
     ListQuery,
     LogPage,
@@ -25,17 +25,13 @@ from holdfast.store import (
     PurgePage,
     QueuePage,
     QueueStats,
-    Stretch,
     TenantPage,
     WorkerInfo,
     WorkerPage,
-    name_cursor,
-    tenant_cursor,
-    tenant_page_of,
 )
 from holdfast.stores.postgres import log, rows
+from holdfast.stores.postgres.connection import Link
 from holdfast.stores.postgres.lanes import Lane, Memory
-from holdfast.stores.postgres.link import Link
 from holdfast.stores.postgres.log import END, Place
 from holdfast.stores.postgres.rows import Row
 
@@ -310,7 +306,7 @@ async def _chunk(
     return chunk, await _learn(link, memory, known, {lane for row in chunk for lane in row["lanes"]}), behind
 
 
-async def reach(link: Link, memory: Memory, after: str | None, most: int | None, last: str) -> tuple[str, str]:
+async def bounds(link: Link, memory: Memory, after: str | None, most: int | None, last: str) -> tuple[str, str]:
     """From where and up to where to read; the log ends, or ended, at `last`."""
     (start, found, _), end = await _begin(link, memory, after), log.parse_offset(last)
     if most is not None:
@@ -325,14 +321,14 @@ async def written(link: Link, memory: Memory) -> Place:
     return max([(await ends(link, memory)).end, *(Place(*row.values()) for row in rows)])
 
 
-async def split(link: Link, memory: Memory, after: str, end: str, size: int) -> list[Stretch]:
+async def split(link: Link, memory: Memory, after: str, end: str, size: int) -> list[LogRange]:
     """The log between two offsets, in pieces of whole rows."""
     (start, found, _), stop = await _begin(link, memory, after), log.parse_offset(end)
     edges = [start, *(cut for cut in await _cuts(link, start, stop, found, size, None) if start < cut < stop), stop]
-    return [Stretch(0, str(one), str(other)) for one, other in pairwise(edges) if one < other]
+    return [LogRange(0, str(one), str(other)) for one, other in pairwise(edges) if one < other]
 
 
-async def read(link: Link, memory: Memory, stretch: Stretch, limit: int) -> LogPage:
+async def read(link: Link, memory: Memory, stretch: LogRange, limit: int) -> LogPage:
     """The first events of a piece, in whole rows."""
     while True:
         (start, found, gaps), end = await _begin(link, memory, stretch.after), log.parse_offset(stretch.end)

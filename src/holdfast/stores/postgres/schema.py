@@ -6,9 +6,9 @@ from typing import Any
 
 from holdfast.core.errors import StoreBusy, StoreMismatch, StoreUnavailable
 from holdfast.stores.postgres.address import Address
-from holdfast.stores.postgres.link import Link
+from holdfast.stores.postgres.connection import Link
+from holdfast.stores.postgres.errors import TROUBLES, is_blocked, translate
 from holdfast.stores.postgres.sql import digest, migrations, quoted
-from holdfast.stores.postgres.trouble import TROUBLES, is_blocked, translate
 
 LEAST_VERSION = 130000
 LOCK = 0x686F6C64

@@ -36,11 +36,12 @@ from holdfast.core.job import (
     SetResultTtl,
     TtlStatus,
 )
+from holdfast.extensions import Deliver, LogRange, WorkerInbox
+from holdfast.paging import pages
 from holdfast.store import (
     ALL_HINTS,
     PAGE_LIMIT,
     Capabilities,
-    Deliver,
     EnqueueAnswer,
     EventPage,
     ExtendAnswer,
@@ -51,7 +52,6 @@ from holdfast.store import (
     ListQuery,
     LogPage,
     Page,
-    Post,
     Pruned,
     PurgePage,
     QueuePage,
@@ -61,23 +61,21 @@ from holdfast.store import (
     ReplayAnswer,
     ReportAnswer,
     Signal,
-    Stretch,
     TenantPage,
     TenantSettings,
     WorkerInfo,
     WorkerPage,
-    pages,
 )
 from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, requests, schema, upkeep, usage
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.claims import Claims
-from holdfast.stores.postgres.ears import Ears, Told, notes, payloads
+from holdfast.stores.postgres.connection import LOCK_MS, PATIENT_LOCK_MS, Link, Session
+from holdfast.stores.postgres.errors import TROUBLES, StaleCache, is_blocked, is_stale_lane, is_unsent, translate
+from holdfast.stores.postgres.handoff import PostgresInbox
 from holdfast.stores.postgres.joining import Joined, join
-from holdfast.stores.postgres.link import LOCK_MS, PATIENT_LOCK_MS, Link, Session
-from holdfast.stores.postgres.offers import PostgresPost
+from holdfast.stores.postgres.notifications import Ears, Told, notes, payloads
 from holdfast.stores.postgres.quotas import Quotas
-from holdfast.stores.postgres.trouble import TROUBLES, StaleCache, is_blocked, is_stale_lane, is_unsent, translate
-from holdfast.stores.postgres.unit import News, Unit
+from holdfast.stores.postgres.unit_of_work import News, Unit
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -330,11 +328,11 @@ class PostgresStore:
             self._tell([(Hint.EVENTS, "", "", "")])
         return claimed
 
-    def post(self, deliver: Deliver) -> Post | None:
+    def open_inbox(self, deliver: Deliver) -> WorkerInbox | None:
         link = self._opened
         if self._ears is None:
             raise StoreUnavailable(_CLOSED)
-        return PostgresPost(link, self._memory, self._ears, self, deliver) if self.address.listen else None
+        return PostgresInbox(link, self._memory, self._ears, self, deliver) if self.address.listen else None
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         answers: list[FinishAnswer] = []
@@ -542,17 +540,17 @@ class PostgresStore:
     async def _ends(self) -> reads.Ends:
         return await again(lambda: reads.ends(self._opened, self._memory))
 
-    async def reach(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
+    async def bounds(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
         last = end or await self.last_offset()
-        return await again(lambda: reads.reach(self._opened, self._memory, after, most, last))
+        return await again(lambda: reads.bounds(self._opened, self._memory, after, most, last))
 
     async def written(self) -> str:
         return str(await again(lambda: reads.written(self._opened, self._memory)))
 
-    async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
+    async def split(self, after: str, end: str, size: int) -> Sequence[LogRange]:
         return await again(lambda: reads.split(self._opened, self._memory, after, end, size))
 
-    async def read(self, stretch: Stretch, limit: int) -> LogPage:
+    async def read(self, stretch: LogRange, limit: int) -> LogPage:
         return await again(lambda: reads.read(self._opened, self._memory, stretch, limit))
 
     async def set_reader(self, reader: Reader) -> None:

@@ -14,11 +14,11 @@ from holdfast.core.retry import spread
 from holdfast.core.trimming import Excess, level
 from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS, Pruned, Reaped
 from holdfast.stores.postgres import reads, rows
+from holdfast.stores.postgres.connection import Link, Session
 from holdfast.stores.postgres.lanes import Memory
-from holdfast.stores.postgres.link import Link, Session
 from holdfast.stores.postgres.log import END, Place
 from holdfast.stores.postgres.sql import SLOTS
-from holdfast.stores.postgres.unit import News, Unit
+from holdfast.stores.postgres.unit_of_work import News, Unit
 from holdfast.stores.postgres.usage import Changes
 
 STRETCH = 2000

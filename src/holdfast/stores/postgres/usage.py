@@ -9,7 +9,7 @@ from __future__ import annotations
 from holdfast.core.budgets import RECORD_BYTES, Usage
 from holdfast.core.job import Job
 from holdfast.stores.postgres import rows
-from holdfast.stores.postgres.link import Link
+from holdfast.stores.postgres.connection import Link
 from holdfast.stores.postgres.rows import Row
 
 INT_MAX = 2**31 - 1

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.store import Options, StoreUrl
+from holdfast.opening import Options, StoreUrl
 from holdfast.stores.redis import address
-from holdfast.stores.redis.link import Link
+from holdfast.stores.redis.client import Link
 from holdfast.stores.redis.store import RedisStore
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from msgspec import Struct
 
 from holdfast.core.errors import InvalidOption
-from holdfast.store import CommonOptions, Options, StoreUrl
+from holdfast.opening import CommonOptions, Options, StoreUrl
 
 _FAMILIES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}")

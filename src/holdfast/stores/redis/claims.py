@@ -18,7 +18,7 @@ from holdfast.stores.redis.shards import BATCH, Shards
 
 LOOK_S = 2.0
 """How long a claim over all tenants waits for a shard that does not answer. It is not asked again for a while."""
-LOOK_AGAIN_MS = 1000
+RECHECK_MS = 1000
 """When to look again at shards that could not be reached."""
 
 
@@ -66,7 +66,7 @@ class Claims:
         now = max(look[0] for look in looks.values())
         times = [next_at for _, _, next_at, _ in looks.values() if next_at >= 0]
         if len(looks) < self._shards.count:
-            times.append(now + LOOK_AGAIN_MS)
+            times.append(now + RECHECK_MS)
         weights = {shard: max(1, weight) for shard, (_, may, _, weight) in looks.items() if may}
         self._turns.enter(weights)
         jobs: list[Job] = []
@@ -80,7 +80,7 @@ class Claims:
                 if isinstance(answer, BaseException):
                     failure = answer
                     del weights[shard]
-                    times.append(now + LOOK_AGAIN_MS)
+                    times.append(now + RECHECK_MS)
                     continue
                 jobs += answer.jobs
                 if len(answer.jobs) < part.limit:

@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from holdfast.core.errors import StoreError, StoreMismatch
 from holdfast.store import Finding, Hint
-from holdfast.stores.redis.link import Link, Script
-from holdfast.stores.redis.trouble import TROUBLES
-from holdfast.stores.redis.wire import pack
+from holdfast.stores.redis.client import Link, Script
+from holdfast.stores.redis.connection import pack
+from holdfast.stores.redis.errors import TROUBLES
 
 OLDEST = {"Valkey": 8, "Redis": 7}
 """The first version of each that we are tested with, or that has all we need."""

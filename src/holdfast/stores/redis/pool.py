@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from holdfast.core.errors import StoreBusy, StoreUnavailable
-from holdfast.stores.redis.wire import Wire
+from holdfast.stores.redis.connection import Wire
 
 
 class Pool:

@@ -16,22 +16,9 @@ from holdfast.core import lifecycle
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, EventColumns, Gap, Gathered, Numbered
 from holdfast.core.job import TERMINAL, WAITING, Job, JobState, PurgeCount
-from holdfast.store import (
-    PAGE_LIMIT,
-    QUEUES_LOOKED_AT,
-    EventPage,
-    ListQuery,
-    LogPage,
-    Page,
-    PurgePage,
-    QueuePage,
-    QueueStats,
-    Stretch,
-    TenantPage,
-    name_cursor,
-    tenant_cursor,
-    tenant_page_of,
-)
+from holdfast.extensions import LogRange
+from holdfast.paging import QUEUES_LOOKED_AT, name_cursor, tenant_cursor, tenant_page_of
+from holdfast.store import PAGE_LIMIT, EventPage, ListQuery, LogPage, Page, PurgePage, QueuePage, QueueStats, TenantPage
 from holdfast.stores.redis import records
 from holdfast.stores.redis.keys import lane_of
 from holdfast.stores.redis.records import encode
@@ -301,7 +288,7 @@ def _page(stretches: dict[int, _Stretch], places: list[int], tenant: str | None,
 # The log in pieces ----------------------------------------------------------------------------------------------
 
 
-async def reach(shards: Shards, after: str | None, most: int | None, end: str | None) -> tuple[str, str]:
+async def bounds(shards: Shards, after: str | None, most: int | None, end: str | None) -> tuple[str, str]:
     """From where and up to where to read, in all shards alike: they go on side by side."""
     places = [-1] * shards.count if after is None else parse_offset(shards, after)
     ends = [-1] * shards.count if end is None else parse_offset(shards, end)
@@ -315,18 +302,18 @@ async def reach(shards: Shards, after: str | None, most: int | None, end: str | 
     return join_offset(start), join_offset(ends)
 
 
-async def split(shards: Shards, after: str, end: str, size: int) -> list[Stretch]:
+async def split(shards: Shards, after: str, end: str, size: int) -> list[LogRange]:
     """The log between two offsets, in pieces that are each of one shard."""
     places, ends = parse_offset(shards, after), parse_offset(shards, end)
-    stretches: list[Stretch] = []
+    stretches: list[LogRange] = []
     for shard, part in enumerate(await _parts(shards, after, places, ends, size, CUTS)):
         edges = [part.start, *part.cuts, part.end] if part.start < part.end else []
         offsets = [join_offset([*places[:shard], edge, *places[shard + 1 :]]) for edge in edges]
-        stretches += [Stretch(shard, *pair) for pair in pairwise(offsets)]
+        stretches += [LogRange(shard, *pair) for pair in pairwise(offsets)]
     return stretches
 
 
-async def read(shards: Shards, stretch: Stretch, limit: int) -> LogPage:
+async def read(shards: Shards, stretch: LogRange, limit: int) -> LogPage:
     """The first events of a piece, in whole chunks."""
     shard, places = stretch.shard, parse_offset(shards, stretch.after)
     start, end = places[shard], parse_offset(shards, stretch.end)[shard]

@@ -17,9 +17,9 @@ from redis.exceptions import AskError
 from redis.exceptions import ConnectionError as Lost
 
 from holdfast.stores.redis.address import Host, Kind
+from holdfast.stores.redis.connection import Dialer, Setup, Wire, pack
+from holdfast.stores.redis.errors import TROUBLES
 from holdfast.stores.redis.pool import Pool
-from holdfast.stores.redis.trouble import TROUBLES
-from holdfast.stores.redis.wire import Dialer, Setup, Wire, pack
 
 REFRESH_S = 0.1
 """The map of slots is asked for at most this often."""

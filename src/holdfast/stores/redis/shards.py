@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreError, StoreMismatch, StoreUnavailable
+from holdfast.stores.redis.client import Link
 from holdfast.stores.redis.keys import shard_key, shard_of
-from holdfast.stores.redis.link import Link
 from holdfast.stores.redis.records import encode
 from holdfast.stores.redis.scripts import SCRIPTS
 

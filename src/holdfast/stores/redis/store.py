@@ -54,13 +54,14 @@ from holdfast.core.job import (
 )
 from holdfast.core.lease import Refusal
 from holdfast.core.names import check_id
+from holdfast.extensions import Deliver, LogRange, WorkerInbox
+from holdfast.opening import CommonOptions
+from holdfast.paging import name_cursor, pages
 from holdfast.store import (
     ALL_HINTS,
     JOINING,
     PAGE_LIMIT,
     Capabilities,
-    CommonOptions,
-    Deliver,
     EnqueueAnswer,
     EventPage,
     ExtendAnswer,
@@ -71,7 +72,6 @@ from holdfast.store import (
     ListQuery,
     LogPage,
     Page,
-    Post,
     Pruned,
     PurgePage,
     QueuePage,
@@ -80,21 +80,18 @@ from holdfast.store import (
     Reaped,
     ReplayAnswer,
     ReportAnswer,
-    Stretch,
     TenantPage,
     TenantSettings,
     WorkerInfo,
     WorkerPage,
-    name_cursor,
-    pages,
 )
 from holdfast.stores.redis import doctor, reads, records, trimming
 from holdfast.stores.redis.claims import Claims
-from holdfast.stores.redis.ears import Ears
+from holdfast.stores.redis.client import Link
+from holdfast.stores.redis.handoff import RedisInbox
 from holdfast.stores.redis.keys import lane_of, names_of
-from holdfast.stores.redis.link import Link
 from holdfast.stores.redis.messages import signals
-from holdfast.stores.redis.offers import RedisPost
+from holdfast.stores.redis.notifications import Ears
 from holdfast.stores.redis.records import ELSEWHERE, STATES, encode
 from holdfast.stores.redis.scripts import SCRIPTS
 from holdfast.stores.redis.shards import BATCH, Shards
@@ -215,13 +212,13 @@ class RedisStore:
         _ = self._opened
         return await self.filled(await self._claims.claim(request))
 
-    def post(self, deliver: Deliver) -> Post | None:
+    def open_inbox(self, deliver: Deliver) -> WorkerInbox | None:
         _ = self._opened
         if self._ears is None:
             raise StoreUnavailable(_CLOSED)
         if self._shards.count > 1 or self._link.is_cluster:
             return None
-        return RedisPost(self._shards, self._ears, self, deliver)
+        return RedisInbox(self._shards, self._ears, self, deliver)
 
     async def filled(self, claimed: Claimed) -> Claimed:
         """Claimed jobs with their large payloads."""
@@ -340,16 +337,16 @@ class RedisStore:
     async def last_offset(self) -> str:
         return reads.join_offset([last for _, last in await self._opened.run_everywhere("clock", _NOW)])
 
-    async def reach(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
-        return await reads.reach(self._opened, after, most, end)
+    async def bounds(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
+        return await reads.bounds(self._opened, after, most, end)
 
     async def written(self) -> str:
         return await self.last_offset()
 
-    async def split(self, after: str, end: str, size: int) -> Sequence[Stretch]:
+    async def split(self, after: str, end: str, size: int) -> Sequence[LogRange]:
         return await reads.split(self._opened, after, end, size)
 
-    async def read(self, stretch: Stretch, limit: int) -> LogPage:
+    async def read(self, stretch: LogRange, limit: int) -> LogPage:
         return await reads.read(self._opened, stretch, limit)
 
     async def set_reader(self, reader: Reader) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from holdfast.core.errors import HoldfastError
-from holdfast.store import Capabilities, open_store
+from holdfast.opening import open_store
+from holdfast.store import Capabilities
 from holdfast.testing.conformance.expect import Broken, Skipped
 from holdfast.testing.conformance.harness import Transaction, opened
 from holdfast.testing.conformance.rules import Check, registered

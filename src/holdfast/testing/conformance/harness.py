@@ -43,6 +43,7 @@ from holdfast.core.job import (
     SetResultTtl,
     TtlStatus,
 )
+from holdfast.opening import open_store
 from holdfast.store import (
     Capabilities,
     EnqueueAnswer,
@@ -55,7 +56,6 @@ from holdfast.store import (
     ReportAnswer,
     Signal,
     Store,
-    open_store,
 )
 from holdfast.testing.conformance.expect import Broken, Skipped, expect, expect_a, expect_equal, expect_some
 from holdfast.testing.conformance.spaces import Spaces

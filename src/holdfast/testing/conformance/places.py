@@ -13,7 +13,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 from holdfast.core.job import Claimed, ClaimRequest, Finish, Job, JobState, NewJob, Queued
-from holdfast.store import Post, Posting, Store, open_store
+from holdfast.extensions import DirectHandoff, WorkerInbox
+from holdfast.opening import open_store
+from holdfast.store import Store
 from holdfast.testing.conformance import harness
 from holdfast.testing.conformance.expect import Broken, Skipped, expect, expect_equal
 from holdfast.testing.conformance.harness import LEASE, Harness
@@ -25,7 +27,7 @@ class DutyContext:
     """One worker's place."""
 
     def __init__(self, h: Harness, store: Store, worker: str) -> None:
-        if not isinstance(store, Posting):
+        if not isinstance(store, DirectHandoff):
             raise Skipped("the store hands no jobs over: it has no `post`")
         self.jobs: list[Job] = []
         """What was delivered, in order."""
@@ -34,10 +36,10 @@ class DutyContext:
         self._h = h
         self._worker = worker
         self._came = asyncio.Event()
-        post = store.post(self._take)
+        post = store.open_inbox(self._take)
         if post is None:
             raise Skipped("the store hands no jobs over in this deployment: `post` gives None")
-        self.post: Post = post
+        self.post: WorkerInbox = post
 
     @property
     def ids(self) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
-from holdfast.store import open_store, parse_url
+from holdfast.opening import open_store, parse_url
 
 Locate = Callable[[str, str], str]
 """(the URL given, the name of a place) -> the URL of that place, without the options of the suite."""

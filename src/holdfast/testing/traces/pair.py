@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from holdfast.core.events import Event
 from holdfast.core.job import WAITING, Claimed, ClaimRequest, Job, JobKey, JobState
-from holdfast.store import ListQuery, Reaped, parse_url
+from holdfast.opening import parse_url
+from holdfast.store import ListQuery, Reaped
 from holdfast.testing.conformance.expect import Broken, expect
 from holdfast.testing.traces.history import History, PurgeNumbers
 from holdfast.testing.traces.sides import Side, Trimmed

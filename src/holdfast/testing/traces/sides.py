@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from holdfast.core.errors import EventsTrimmed, HoldfastError
 from holdfast.core.events import Event
 from holdfast.core.job import Claimed, Envelope, Extend, Finish, Job, JobKey, NewJob, Purge, Report
-from holdfast.store import ListQuery, Reader, Store, open_store
+from holdfast.opening import open_store
+from holdfast.store import ListQuery, Reader, Store
 from holdfast.testing.conformance.expect import expect
 from holdfast.testing.traces.steps import Step
 

@@ -14,8 +14,9 @@ from holdfast.core.errors import LeaseExpired, Unsupported
 from holdfast.core.job import HOUR, SECOND, Backoff, Extended, JobState
 from holdfast.core.policy import TypeInfo
 from holdfast.ids import Ids
-from holdfast.queue import Queue
-from holdfast.store import WorkerInfo, make_store
+from holdfast.opening import make_store
+from holdfast.queue.queue import Queue
+from holdfast.store import WorkerInfo
 from holdfast.testing.conformance.expect import Broken, expect, expect_a, expect_between, expect_equal
 from holdfast.testing.conformance.harness import DELAY, LEASE, Harness
 from holdfast.testing.conformance.rules import rule
@@ -58,7 +59,7 @@ def _wrong_clock(off_s: int) -> Generator[None]:
         patch("time.time", lambda: seconds() + off_s),
         patch("time.time_ns", lambda: nanoseconds() + off_s * 1_000_000_000),
         # Generated ids never go back: the process's own must not see an hour that is still to come.
-        patch("holdfast.queue.new_id", Ids().next),
+        patch("holdfast.queue.queue.new_id", Ids().next),
     ):
         yield
 

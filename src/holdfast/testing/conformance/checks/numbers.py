@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.core.job import DAY, HOUR, Cancel, Extend, Finish, Job, JobKey, JobState, Progress, Purge, Queued, Report
-from holdfast.store import Splitting
+from holdfast.extensions import SplitLog
 from holdfast.testing.conformance.expect import expect, expect_a, expect_equal
 from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Harness
 from holdfast.testing.conformance.places import place
@@ -131,8 +131,8 @@ async def the_events_of_a_batch_keep_their_numbers_when_they_are_read_apart(h: H
     mine = [(event.kind, event.job_id, event.number) for event in everything if event.tenant == h.tenant]
     expect_equal(mine, whole, "numbers of events in the log of all tenants")
     store = h.store
-    if isinstance(store, Splitting):
-        pieces = await store.split(*await store.reach(before), 1000)
+    if isinstance(store, SplitLog):
+        pieces = await store.split(*await store.bounds(before), 1000)
         found = [event for piece in pieces for event in (await store.read(piece, 1000)).events]
         mine = [(event.kind, event.job_id, event.number) for event in found if event.tenant == h.tenant]
         expect_equal(mine, whole, "numbers of events in pieces of the log")

@@ -7,7 +7,7 @@ import asyncio
 from holdfast.core.errors import Unsupported
 from holdfast.core.events import Event
 from holdfast.core.job import DAY, HOUR, PURGE_COUNT_MS, JobKey, JobState, Purge, PurgeCount
-from holdfast.store import pages
+from holdfast.paging import pages
 from holdfast.testing.conformance.expect import Skipped, expect, expect_equal
 from holdfast.testing.conformance.harness import Harness
 from holdfast.testing.conformance.rules import rule

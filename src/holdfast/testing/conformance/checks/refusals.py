@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from holdfast.core.errors import HoldfastError, InvalidName, PartlyRefused, PayloadTooLarge, QuotaExceeded
 from holdfast.core.job import PAYLOAD_LIMIT, JobState
-from holdfast.queue import Queue
+from holdfast.queue.queue import Queue
 from holdfast.store import TenantSettings
 from holdfast.testing.conformance.expect import Broken, expect, expect_equal
 from holdfast.testing.conformance.harness import Harness

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from holdfast.core.errors import EventsTrimmed
 from holdfast.core.events import Event, Gap
 from holdfast.core.job import DAY, Cancel, Finish
-from holdfast.store import EventPage, Reader, Splitting
+from holdfast.extensions import SplitLog
+from holdfast.store import EventPage, Reader
 from holdfast.testing.conformance.expect import expect, expect_between, expect_equal
 from holdfast.testing.conformance.harness import Harness
 from holdfast.testing.conformance.rules import rule
@@ -159,12 +160,12 @@ class Log:
     async def _check_pieces(self, after: str, wanted: list[Event]) -> None:
         """The same for those who read the log in pieces."""
         store = self._h.store
-        if not isinstance(store, Splitting):
+        if not isinstance(store, SplitLog):
             return
         try:
-            begin, end = await store.reach(after)
+            begin, end = await store.bounds(after)
         except EventsTrimmed as gap:
-            begin, end = await store.reach(gap.to)
+            begin, end = await store.bounds(gap.to)
         found: list[Event] = []
         gaps: set[str] = set()
         for piece in await store.split(begin, end, 7):

@@ -25,7 +25,8 @@ from holdfast.core.job import (
     Result,
     SetResultTtl,
 )
-from holdfast.store import ListQuery, TenantSettings, WorkerInfo, pages
+from holdfast.paging import pages
+from holdfast.store import ListQuery, TenantSettings, WorkerInfo
 from holdfast.testing.conformance.expect import Broken, expect, expect_a, expect_equal
 from holdfast.testing.conformance.harness import LEASE, Harness
 from holdfast.testing.conformance.rules import rule

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from holdfast.claims import Claimer
-from holdfast.context import current_job
 from holdfast.core.errors import JobCanceled, JobFailed, JobNotFound, ResultExpired, WaitTimeout
 from holdfast.core.job import HOUR, SECOND, Cancel, ClaimRequest, Job, JobState
-from holdfast.jobs import job
-from holdfast.queue import Queue
+from holdfast.jobs.context import current_job
+from holdfast.jobs.definition import job
+from holdfast.queue.claims import Claimer
+from holdfast.queue.queue import Queue
 from holdfast.store import Hint
 from holdfast.testing.conformance.checks.events import quiet
 from holdfast.testing.conformance.expect import Broken, expect, expect_equal

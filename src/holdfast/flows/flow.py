@@ -1,0 +1,322 @@
+"""Flows: jobs that wait for each other.
+
+    flow = Flow("report")
+    a = flow.add(extract.message())
+    b = flow.add(load.message(), after=[a])
+    ticket = await queue.start(flow)
+
+A flow is itself a job, in the reserved queue `holdfast:flows`, led by whoever does the upkeep of the store; see
+docs/howto/flows.md for use, docs/adr/0014-schedules-and-flows.md for the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.core.errors import InvalidOption
+from holdfast.core.flow import (
+    MOST_STEPS,
+    PIN_MS,
+    STEPS_FAILED,
+    VERSION,
+    Plan,
+    Step,
+    check_flow_id,
+    check_plan,
+    check_step_name,
+    flow_job,
+    is_own,
+    plan_of,
+    shown_state,
+    step_key,
+)
+from holdfast.core.job import RESULT_TTL, TERMINAL, Cancel, Job, JobKey, JobState, NewJob, SetResultTtl
+from holdfast.core.lifecycle import DEFAULT_RETENTION
+from holdfast.core.names import FLOWS, check_type
+from holdfast.ids import new_id
+from holdfast.jobs import codec as codecs
+from holdfast.jobs.definition import Message, untyped
+from holdfast.jobs.options import EnqueueOptions, Resolved, Seconds, duration_ms, moment, resolve
+from holdfast.store import Store
+
+R = TypeVar("R")
+
+BATCH = 100
+"""So many steps are looked at in one go: each comes with its payload and its result."""
+MOST_NAMED = 20
+_BROKEN = (JobState.FAILED, JobState.RETRYING)
+_NOT_A_STEPS = ("id", "idempotency_key", "idempotency", "replace_failed")
+
+
+class StepOptions(TypedDict, total=False):
+    """What can be said about a step besides its message, as `enqueue` has it; delays count from its turn."""
+
+    queue: str | None
+    delay: Seconds | None
+    run_at: datetime | None
+    priority: int | None
+    max_attempts: int | None
+    result_ttl: Seconds | None
+
+
+class FlowStep(Generic[R]):
+    """A step of a flow, to be named in `after=`. Made by `Flow.add`."""
+
+    __slots__ = ("after", "flow", "message", "name", "options")
+
+    def __init__(
+        self, flow: Flow, name: str, message: Message[R], after: Sequence[FlowStep[Any]], options: Resolved
+    ) -> None:
+        self.flow, self.name, self.message, self.after, self.options = flow, name, message, after, options
+
+    def __repr__(self) -> str:
+        return f"<step {self.name!r} of {self.flow!r}>"
+
+
+class Flow:
+    """Jobs that wait for each other, to be started as one by `queue.start(flow)`.
+
+    `name` says what kind of flow it is, `id` which one (by default a new one); `result_ttl` how long the flow is kept
+    when it has completed. Raises InvalidName or InvalidOption.
+    """
+
+    def __init__(self, name: str, id: str | None = None, *, result_ttl: Seconds | None = None) -> None:
+        self.name = check_type(name)
+        self.id = new_id() if id is None else check_flow_id(id)
+        self.result_ttl_ms = RESULT_TTL if result_ttl is None else duration_ms("result_ttl", result_ttl)
+        self._steps: dict[str, FlowStep[Any]] = {}
+
+    @property
+    def steps(self) -> Sequence[FlowStep[Any]]:
+        """The steps as they were added."""
+        return tuple(self._steps.values())
+
+    @overload
+    def add(
+        self,
+        message: Message[R],
+        *,
+        after: Iterable[FlowStep[Any]] = (),
+        name: str | None = None,
+        **options: Unpack[StepOptions],
+    ) -> FlowStep[R]: ...
+    @overload
+    def add(
+        self,
+        message: Any,
+        *,
+        after: Iterable[FlowStep[Any]] = (),
+        name: str | None = None,
+        **options: Unpack[StepOptions],
+    ) -> FlowStep[Any]: ...
+    def add(
+        self,
+        message: Any,
+        *,
+        after: Iterable[FlowStep[Any]] = (),
+        name: str | None = None,
+        **options: Unpack[StepOptions],
+    ) -> FlowStep[Any]:
+        """Add a step that is enqueued when those in `after` have completed; without any, at once.
+
+        `name` is by default its number, from "1". Raises InvalidName or InvalidOption.
+        """
+        made: Message[Any] = cast("Message[Any]", message) if isinstance(message, Message) else untyped(message)
+        said: EnqueueOptions = {**(made.said or {}), **cast("EnqueueOptions", options)}
+        for option in _NOT_A_STEPS:
+            if said.get(option):
+                raise InvalidOption(option, "is not for steps: a step's id is made from the flow's id and its name")
+        if len(self._steps) >= MOST_STEPS:
+            raise InvalidOption("flow", f"{MOST_STEPS} steps are allowed; start another flow at its end")
+        name = str(len(self._steps) + 1) if name is None else check_step_name(name)
+        if name in self._steps:
+            raise InvalidOption("name", f"there is a step {name[:80]!r} already; give each its own name=")
+        step = FlowStep(self, name, made, self._before(after), resolve(said))
+        self._steps[name] = step
+        return step
+
+    def job(self, tenant: str, jobs: Sequence[NewJob], headers: dict[str, str] | None) -> NewJob:
+        """The flow as the job it is, given those that its steps will be. Raises PayloadTooLarge, InvalidOption."""
+        places = {name: place for place, name in enumerate(self._steps)}
+        steps = [
+            Step(
+                step.name,
+                job.key.queue,
+                replace(job.envelope, request_id=""),
+                tuple(places[before.name] for before in step.after),
+                job.delay_ms,
+                job.run_at,
+            )
+            for step, job in zip(self._steps.values(), jobs, strict=True)
+        ]
+        plan = Plan(VERSION, self.name, tuple(steps))
+        return new_flow(JobKey(tenant, FLOWS, self.id), plan, new_id(), self.result_ttl_ms, headers)
+
+    def _before(self, after: Iterable[FlowStep[Any]]) -> Sequence[FlowStep[Any]]:
+        if isinstance(after, (FlowStep, str)):
+            raise InvalidOption("after", "takes a list of steps: after=[step]")
+        found: dict[str, FlowStep[Any]] = {}
+        for step in after:
+            if not isinstance(step, FlowStep):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidOption("after", f"{step!r} is not a step; use what flow.add() gave back")
+            if step.flow is not self:
+                raise InvalidOption("after", f"{step!r} is of another flow; a step waits for steps of its own flow")
+            found[step.name] = step
+        return tuple(found.values())
+
+    def __repr__(self) -> str:
+        return f"<Flow {self.name} {self.id}>"
+
+
+def new_flow(key: JobKey, plan: Plan, request_id: str, result_ttl_ms: int, headers: dict[str, str] | None) -> NewJob:
+    """A flow's job, checked. Raises InvalidName, InvalidOption, or PayloadTooLarge for all payloads together."""
+    new = flow_job(key, check_plan(plan, key.id), request_id, result_ttl_ms, headers)
+    codecs.check_size(new.envelope.payload)
+    return new
+
+
+# What became of it --------------------------------------------------------------------------------------------
+
+
+class StepRecord(Struct, frozen=True):
+    """A step as it was when its flow was looked up.
+
+    One that is no job yet is "blocked", or "ready" if its turn has come.
+    """
+
+    name: str
+    id: str
+    queue: str
+    type: str
+    after: list[str]
+    state: JobState
+    attempts: int = 0
+    error: str | None = None
+    """Of a step that failed or is to be tried again: the last error, as `type: message`."""
+    enqueued_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class FlowRecord(Struct, frozen=True):
+    """A flow as it was when it was looked up. A snapshot: it does not change by itself."""
+
+    id: str
+    name: str
+    tenant: str
+    state: JobState
+    steps: list[StepRecord]
+    enqueued_at: datetime
+    finished_at: datetime | None = None
+    replays: int = 0
+    error: str | None = None
+    """Of a failed flow: which steps did not complete."""
+
+    def step(self, name: str) -> StepRecord:
+        """The step of that name. Raises KeyError."""
+        for step in self.steps:
+            if step.name == name:
+                return step
+        raise KeyError(name)
+
+
+async def flow_record(store: Store, flow: Job) -> FlowRecord:
+    """A flow with its steps as they are now."""
+    plan = plan_of(flow.envelope)
+    places = {step.name: place for place, step in enumerate(plan.steps)}
+    records: dict[int, StepRecord] = {}
+    # Made batch by batch: a job comes with its payload and its result, which are not kept.
+    async for part in own_steps(store, flow):
+        for step, job in part:
+            place = places[step.name]
+            records[place] = _step_record(flow, plan, place, job.state, job)
+    states = {place: record.state for place, record in records.items()}
+    steps = [
+        records.get(place) or _step_record(flow, plan, place, shown_state(plan, place, states, flow.state))
+        for place in range(len(plan.steps))
+    ]
+    return FlowRecord(
+        flow.id,
+        plan.name,
+        flow.tenant,
+        flow.state,
+        steps,
+        moment(flow.enqueued_at),
+        None if flow.finished_at is None else moment(flow.finished_at),
+        flow.replays,
+        _error(flow, steps),
+    )
+
+
+def _error(flow: Job, steps: Sequence[StepRecord]) -> str | None:
+    if flow.state is not JobState.FAILED or not flow.errors:
+        return None
+    last = flow.errors[-1]
+    bad = [f"{step.name} ({step.state})" for step in steps if step.state in (JobState.FAILED, JobState.CANCELED)]
+    if last.type == STEPS_FAILED or not bad:
+        return last.message
+    # It failed with those who led it, and they did not come to say which steps had.
+    more = f" and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
+    return f"{last.message}; steps that did not complete: {', '.join(bad[:MOST_NAMED])}{more}"
+
+
+def _step_record(flow: Job, plan: Plan, place: int, state: JobState, job: Job | None = None) -> StepRecord:
+    step = plan.steps[place]
+    key = step_key(flow, step)
+    names = [plan.steps[before].name for before in step.after]
+    if job is None:
+        return StepRecord(step.name, key.id, key.queue, step.envelope.type, names, state)
+    # Errors stay with a job that was tried again or replayed: they are its history, not what has become of it.
+    last = job.errors[-1] if job.errors and state in _BROKEN else None
+    return StepRecord(
+        step.name,
+        key.id,
+        key.queue,
+        step.envelope.type,
+        names,
+        state,
+        job.attempts,
+        None if last is None else f"{last.type}: {last.message}",
+        moment(job.enqueued_at),
+        None if job.finished_at is None else moment(job.finished_at),
+    )
+
+
+async def own_steps(store: Store, flow: Job) -> AsyncGenerator[list[tuple[Step, Job]]]:
+    """The steps of this life of a flow that are jobs, some at a time. Another's job of the same id is none of them."""
+    steps = plan_of(flow.envelope).steps
+    for start in range(0, len(steps), BATCH):
+        part = steps[start : start + BATCH]
+        jobs = await store.get([step_key(flow, step) for step in part])
+        yield [(step, job) for step, job in zip(part, jobs, strict=True) if job is not None and is_own(flow, job)]
+
+
+async def end_steps(store: Store, flow: Job, state: JobState) -> None:
+    """Let the steps of a flow that has ended end with it.
+
+    Those of a canceled flow are canceled. Those of a failed one are kept: they are its memory, should it be replayed.
+    Else each is kept from now on as long as it says itself. [CANCEL-1, RESULT-1]
+    """
+    async for steps in own_steps(store, flow):
+        if state is JobState.CANCELED:
+            open_ = [Cancel(job.key, seq=job.seq) for _, job in steps if job.state not in TERMINAL]
+            if open_:
+                await store.cancel(open_)
+        ended = [(step, job) for step, job in steps if job.state in TERMINAL or state is JobState.CANCELED]
+        kept = [SetResultTtl(job.key, _kept_ms(step, job, state), job.seq) for step, job in ended]
+        if kept:
+            await store.set_result_ttl(kept)
+
+
+def _kept_ms(step: Step, job: Job, flow: JobState) -> int:
+    """How long a step is kept once its flow has ended."""
+    if flow is JobState.FAILED:
+        return PIN_MS
+    own_ms = step.envelope.result_ttl_ms
+    if job.state is JobState.COMPLETED:
+        return own_ms
+    return max(own_ms, DEFAULT_RETENTION.failed_ms if job.state is JobState.FAILED else DEFAULT_RETENTION.canceled_ms)

@@ -1,0 +1,326 @@
+"""What a handler can know and say about the job it is running: `current_job()`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
+
+from holdfast.blobs import BlobRef, Blobs, check_owner
+from holdfast.core.errors import InvalidOption
+from holdfast.core.flow import steps_before
+from holdfast.core.job import FLOW_HEADER, Envelope, Job, JobState, Progress
+from holdfast.jobs.options import EPOCH, EnqueueOptions
+from holdfast.telemetry.logging import Logger, NullLogger, get_logger
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from holdfast.jobs.definition import Message
+    from holdfast.queue.queue import Queue
+    from holdfast.queue.ticket import Ticket
+
+R = TypeVar("R")
+
+PROGRESS_TEXT_LIMIT = 1024
+
+_logger = get_logger("holdfast.job")
+# One lock for all flags: they are touched for an instant, and a lock per job would cost more than it saves.
+_flags = threading.Lock()
+
+
+class CancelFlag:
+    """Set when the running job was canceled. For async code and threads alike. [CANCEL-2]
+
+    `is_set()` asks, `await flag` waits on the event loop, `flag.wait(timeout)` blocks a thread.
+    """
+
+    __slots__ = ("_event", "_set", "_waiters", "noticed")
+
+    def __init__(self) -> None:
+        self._set = False
+        self.noticed = False
+        """Whether the handler has seen it set: what it returns then may be half done."""
+        self._event: threading.Event | None = None
+        self._waiters: set[asyncio.Future[None]] | None = None  # Made when needed: every job has a flag.
+
+    def is_set(self) -> bool:
+        self.noticed = self.noticed or self._set
+        return self._set
+
+    def set(self) -> None:
+        """Tell the handler. From any thread; twice is harmless."""
+        with _flags:
+            self._set = True
+            event, waiters = self._event, list(self._waiters or ())
+        if event is not None:
+            event.set()
+        for waiter in waiters:
+            loop = waiter.get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_wake, waiter)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block this thread until the job is canceled or the time is over; whether it was."""
+        with _flags:
+            event = self._event = self._event or threading.Event()
+        return self.is_set() or (event.wait(timeout) and self.is_set())
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from self._wait().__await__()
+        self.noticed = True
+
+    async def _wait(self) -> None:
+        from asyncio import get_running_loop
+
+        waiter: asyncio.Future[None] = get_running_loop().create_future()
+        with _flags:
+            if self._set:
+                return
+            waiters = self._waiters = self._waiters or set()
+            waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            with _flags:
+                waiters.discard(waiter)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class Completer(Protocol):
+    """What completes a job inside its handler's own transaction: the worker."""
+
+    async def complete(self, context: JobContext, connection: Any, result: Any) -> None: ...
+    def complete_sync(self, context: JobContext, connection: Any, result: Any) -> None: ...
+
+
+class Clients(Protocol):
+    """What gives a handler the Queue of its job's tenant: the worker."""
+
+    def of(self, tenant: str) -> Any: ...
+
+
+class JobContext:
+    """The job a handler is running. Made by the worker; a handler gets it from `current_job()`."""
+
+    __slots__ = ("_blobs", "_clients", "_completer", "_deadline_ms", "_job", "_log", "_on_progress", "canceled")
+
+    canceled: CancelFlag
+    """Set when the job was canceled, or its handler is to end for another reason. [CANCEL-2]"""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        blobs: Blobs | None = None,
+        completer: Completer | None = None,
+        clients: Clients | None = None,
+    ) -> None:
+        self._job = job
+        self._clients = clients
+        self._completer = completer
+        self._on_progress = on_progress
+        self._blobs = blobs
+        self._deadline_ms = job.deadline
+        self._log: Logger | None = None
+        self.canceled = CancelFlag()
+
+    @property
+    def cancelled(self) -> CancelFlag:
+        """The same as `canceled`, spelt as asyncio spells it."""
+        return self.canceled
+
+    @property
+    def id(self) -> str:
+        return self._job.id
+
+    @property
+    def tenant(self) -> str:
+        return self._job.tenant
+
+    @property
+    def queue(self) -> str:
+        return self._job.queue
+
+    @property
+    def type(self) -> str:
+        """The job type, "" where the catch-all runs a job without one."""
+        return self._job.envelope.type
+
+    @property
+    def attempt(self) -> int:
+        """Which run this is, from 1. [RETRY-1]"""
+        return self._job.attempts
+
+    @property
+    def max_attempts(self) -> int:
+        return self._job.envelope.max_attempts
+
+    @property
+    def fence(self) -> int:
+        """Grows with every lease of a job: pass it to what must not obey an older run. [LEASE-5]"""
+        return int(self._job.token)
+
+    @property
+    def deadline(self) -> datetime:
+        """Until when the lease holds, by the store's clock; the worker moves it on as it renews."""
+        return EPOCH + timedelta(milliseconds=self._deadline_ms)
+
+    @property
+    def payload_version(self) -> int:
+        return self._job.envelope.version
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What the producer sent along, such as its trace."""
+        return self._job.envelope.headers or {}
+
+    @property
+    def flow(self) -> str | None:
+        """The id of the flow that this job is a step of, if it is one."""
+        return self.headers.get(FLOW_HEADER)
+
+    @property
+    def log(self) -> Logger:
+        """A logger that names the job in every line."""
+        if self._log is None:
+            job = self._job
+            self._log = _logger.bind(
+                tenant=job.tenant, queue=job.queue, job_id=job.id, type=job.envelope.type, attempt=job.attempts
+            )
+        return self._log
+
+    def progress(self, fraction: float, message: str = "") -> None:
+        """Say how far the job is, from 0 to 1. Cheap, from any thread; the newest report wins.
+
+        Raises InvalidOption for anything else than a number from 0 to 1.
+        """
+        if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption("progress", f"{fraction!r} is not a number from 0 to 1")
+        if self._on_progress is not None:
+            text = message.replace("\x00", "").encode(errors="replace").decode()
+            self._on_progress(Progress(float(fraction), text[:PROGRESS_TEXT_LIMIT]))
+
+    @property
+    def client(self) -> Queue:
+        """The Queue of this job's tenant, on the store of the worker. It stays open: nobody need close it.
+
+        In a plain `def` it is a `holdfast.blocking.Queue`, whose methods work without await; the types know that with
+        `from holdfast.blocking import current_job`. Raises InvalidOption where there is no worker.
+        """
+        if self._clients is None:
+            reason = "the handler was called as a plain function, so there is no queue; run it by holdfast.testing"
+            raise InvalidOption("client", f"{reason}.inline_queue or in a worker")
+        return self._clients.of(self.tenant)
+
+    def results(self) -> Awaitable[dict[str, Any]]:
+        """In a flow: the results of the steps that this one waited for, by their names, in one read: await it.
+
+        In a plain `def` without await, as with `client`. Empty for a step that waited for none. Raises InvalidOption
+        for a job that is no step of a flow, ResultExpired where a result is gone.
+        """
+        if self.flow is None:
+            raise InvalidOption("results", "this job is no step of a flow; read a job's result with client.result(id)")
+        return self.client.results_of(steps_before(self.tenant, self.headers))
+
+    @overload
+    async def enqueue(
+        self, message: Message[R], *, connection: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> Ticket[R]: ...
+    @overload
+    async def enqueue(
+        self, message: Any, *, connection: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> Ticket[Any]: ...
+    def enqueue(self, message: Any, *, connection: Any = None, **options: Unpack[EnqueueOptions]) -> Any:
+        """Enqueue another job of this tenant: `client.enqueue`; in a plain `def` without await.
+
+        A handler may run again: give the job an `id` or an `idempotency_key` made from this job's, and it stays one.
+        """
+        return self.client.enqueue(message, connection=connection, **options)
+
+    async def complete_in(self, connection: Any, result: Any = None) -> None:
+        """Complete this job with the commit of the transaction that is open on `connection`. [ENQ-7]
+
+        Make it the last thing before the commit. Committed: the job is completed with `result`, whatever the handler
+        does or returns afterwards. Rolled back: the handler's outcome counts, as usual. Raises LeaseLost, LeaseExpired
+        or JobCanceled if the job is no longer ours to complete: let it through, so that the transaction is rolled
+        back. Raises Unsupported on a store that joins no transaction, InvalidOption for a connection it cannot join.
+        """
+        await self._joins().complete(self, connection, result)
+
+    def complete_in_sync(self, connection: Any, result: Any = None) -> None:
+        """The same for handlers that run in a thread, with their own, blocking connection."""
+        self._joins().complete_sync(self, connection, result)
+
+    def _joins(self) -> Completer:
+        if self._completer is None:
+            reason = "this handler runs where no transaction can be joined: with executor='process', or in inline_queue"
+            raise InvalidOption("complete_in", reason)
+        return self._completer
+
+    async def read_blob(self, ref: BlobRef) -> bytes:
+        """The bytes behind a payload's reference. One of another tenant is refused. [TENANT-1]"""
+        check_owner(ref, self.tenant)
+        if self._blobs is None:
+            raise InvalidOption("blobs", "this worker's queue has no blob store; open it with blobs=URL")
+        return await self._blobs.read(ref)
+
+    def read_blob_sync(self, ref: BlobRef) -> bytes:
+        """The same for handlers that run in a thread."""
+        check_owner(ref, self.tenant)
+        if self._blobs is None:
+            raise InvalidOption("blobs", "this worker's queue has no blob store; open it with blobs=URL")
+        return self._blobs.read_sync(ref)
+
+    def renewed(self, deadline_ms: int) -> None:
+        """For the worker: the lease now holds until then."""
+        self._deadline_ms = deadline_ms
+
+
+class _StandIn(JobContext):
+    """What handlers get when they are called as plain functions."""
+
+    __slots__ = ()
+
+    @property
+    def log(self) -> Logger:
+        return NullLogger()
+
+    async def complete_in(self, connection: Any, result: Any = None) -> None:
+        """There is nothing to complete."""
+
+    def complete_in_sync(self, connection: Any, result: Any = None) -> None:
+        """There is nothing to complete."""
+
+
+_current: ContextVar[JobContext] = ContextVar("holdfast_job")
+_NO_JOB = Job("", "", "", 0, Envelope("", b""), JobState.LEASED, 0, 0, attempts=1)
+
+
+def current_job() -> JobContext:
+    """The job being run. Outside a worker, a stand-in whose progress and log do nothing."""
+    running = _current.get(None)
+    return running if running is not None else _StandIn(_NO_JOB)
+
+
+def activate(context: JobContext) -> None:
+    """Make `context` the current job of this task or thread, which ends with the job."""
+    _current.set(context)
+
+
+@contextmanager
+def active(context: JobContext) -> Generator[None]:
+    """Make `context` the current job of the code inside."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,193 @@
+"""Store URLs: reading, checking, showing and opening them.
+
+A store is found by the entry-point group `holdfast.stores`, where ours are registered like anyone's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import cast
+from urllib.parse import parse_qsl, quote, unquote
+
+from msgspec import Struct
+
+from holdfast.core.budgets import DEFAULTS, MOST, RESULT_TTL_CEILING, STORED, Budgets
+from holdfast.core.errors import (
+    InvalidOption,
+)
+from holdfast.core.job import (
+    DAY,
+    LONGEST,
+)
+from holdfast.core.lifecycle import Retention
+from holdfast.store import EVENTS_BOUND, Store
+
+
+class StoreUrl(Struct, frozen=True):
+    """A store's address, taken apart: `scheme:rest?options`."""
+
+    url: str
+    scheme: str
+    rest: str
+    options: dict[str, str]
+
+
+Opener = Callable[[StoreUrl], Store]
+
+
+def parse_url(url: str) -> StoreUrl:
+    """Take a store's URL apart. Raises InvalidOption with what to write instead."""
+    head, _, query = url.partition("?")
+    scheme, colon, rest = head.partition(":")
+    if not colon or not scheme:
+        # Not the URL itself: it may have a password in it.
+        raise InvalidOption("store", "that is not a store URL; write for example 'file:./data' or 'redis://localhost'")
+    if rest.startswith("//") and scheme not in _PLACES and "@" in query:
+        reason = "an '@' stands after the '?': in a password write '?' as %3F, in an option '@' as %40"
+        raise InvalidOption("store", f"{scheme}: {reason}")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        pairs = [("", "")]
+    if not all(_OPTION.fullmatch(name) for name, _ in pairs):
+        # Without what stands there: it may be a part of a password.
+        reason = "the options are not name=value&name=value; in a password write '?' as %3F"
+        raise InvalidOption("store", f"{scheme}: {reason}")
+    options = dict(pairs)
+    if len(options) != len(pairs):
+        raise InvalidOption("store", f"an option stands twice in the URL of {scheme}:")
+    return StoreUrl(url, scheme, unquote(rest), options)
+
+
+async def open_store(url: str) -> Store:
+    """Open the store at `url`, by the entry point named like its scheme."""
+    store = make_store(url)
+    await store.open()
+    return store
+
+
+def make_store(url: str) -> Store:
+    """The store at `url`, not opened yet."""
+    parsed = parse_url(url)
+    return _opener(parsed.scheme)(parsed)
+
+
+_MAKES = {"file": "create", "postgresql": "migrate", "postgres": "migrate"}
+"""The option of a store that lets it be made where it is missing."""
+_OPTION = re.compile(r"[a-zA-Z0-9_]+")
+_PLACES = ("file", "memory")
+"""Schemes whose URLs name no server: an `@` in them is a part of a name."""
+_LOGIN = re.compile(r"([^:/?#]+://)(.*)@", re.DOTALL)
+"""Up to the last `@`, wherever it stands: a password that should have been percent-encoded may have anything in it."""
+_SECRETS = re.compile(r"([?&][a-z_]*password=)[^&]*", re.IGNORECASE)
+
+
+def existing(url: str) -> str:
+    """The same store, but not made where it is missing: a mistyped directory or database is no empty queue."""
+    option = _MAKES.get(url.partition(":")[0], "")
+    if not option or f"{option}=" in url.partition("?")[2]:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}{option}=0"
+
+
+def absolute(url: str) -> str:
+    """The same store for processes that run in other directories: a directory is named from the root."""
+    head, mark, query = url.partition("?")
+    scheme, _, rest = head.partition(":")
+    if scheme != "file" or not rest or rest.startswith("/"):
+        return url
+    return f"file:{quote(str(Path(unquote(rest)).expanduser().absolute()))}{mark}{query}"
+
+
+def shown_url(url: str) -> str:
+    """A store's URL without its passwords, for logs and reports."""
+    found = None if url.partition(":")[0] in _PLACES else _LOGIN.match(url)
+    if found is not None:
+        user, colon, _ = found[2].partition(":")
+        url = f"{found[1]}{user}{':***' if colon else ''}@{url[found.end() :]}"
+    return _SECRETS.sub(r"\1***", url)
+
+
+class CommonOptions(Struct, frozen=True):
+    """What can be set on every store, by query parameters of its URL."""
+
+    test_clock: str
+    """"0": the real clock; "1": it can be shifted; "frozen": it stands still but for shifts."""
+    all_events: bool
+    """`events=all` also records `extended` and `progressed`."""
+    keep_events: int
+    """How many events are kept although no registered reader waits for them."""
+    retention: Retention
+    budgets: Budgets
+    """What holds for a tenant that has no budgets of its own; 0: no limit. [TENANT-5]"""
+    max_result_ttl_ms: int
+    """The longest `result_ttl` and the longest life of an idempotency key; 0: no ceiling."""
+
+
+class Options:
+    """The options of a store URL: each is taken once by name, and what is left over is refused."""
+
+    def __init__(self, url: StoreUrl) -> None:
+        self._scheme = url.scheme
+        self._left = dict(url.options)
+        self._known: list[str] = []
+
+    def text(self, name: str, default: str, allowed: Sequence[str] | None = None) -> str:
+        self._known.append(name)
+        value = self._left.pop(name, default)
+        if allowed is not None and value not in allowed:
+            raise InvalidOption(name, f"{value!r} is not one of {', '.join(map(repr, allowed))}")
+        return value
+
+    def number(self, name: str, default: int, least: int, most: int) -> int:
+        text = self.text(name, str(default))
+        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+            raise InvalidOption(name, f"{text!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    def common(self) -> CommonOptions:
+        """The options that every store has."""
+        return CommonOptions(
+            test_clock=self.text("test_clock", "0", ("0", "1", "frozen")),
+            all_events=self.text("events", "transitions", ("transitions", "all")) == "all",
+            keep_events=self.number("keep_events", 100_000, 0, EVENTS_BOUND),
+            retention=Retention(
+                failed_ms=1000 * self.number("keep_failed_s", 7 * DAY // 1000, 0, 10 * 365 * DAY // 1000),
+                canceled_ms=1000 * self.number("keep_canceled_s", DAY // 1000, 0, 10 * 365 * DAY // 1000),
+            ),
+            budgets=Budgets(**{name: self.number(name, getattr(DEFAULTS, name), 0, MOST) for name in STORED}),
+            max_result_ttl_ms=1000 * self.number("max_result_ttl_s", RESULT_TTL_CEILING // 1000, 0, LONGEST // 1000),
+        )
+
+    def finish(self) -> None:
+        """Raise InvalidOption for the first option that nobody asked for."""
+        for name in self._left:
+            known = ", ".join(sorted(self._known)) or "none"
+            raise InvalidOption(name, f"{self._scheme}: has no such option; it has: {known}")
+
+
+_EXTRAS = {"postgresql": "postgres", "rediss": "redis", "valkey": "redis", "valkeys": "redis", "https": "http"}
+
+
+@cache
+def _opener(scheme: str) -> Opener:
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="holdfast.stores"):
+        if point.name == scheme:
+            try:
+                return cast("Opener", point.load())
+            except ModuleNotFoundError as error:
+                family = scheme.partition("+")[0]
+                extra = _EXTRAS.get(family, family)
+                reason = f"{scheme}: needs {error.name}; install it with: pip install 'holdfast[{extra}]'"
+                raise InvalidOption("store", reason) from error
+    family, plus, driver = scheme.partition("+")
+    if plus and family in ("postgres", "postgresql"):
+        reason = f"{scheme}: names {driver}, a driver for SQLAlchemy; Holdfast brings its own, so write {family}:"
+        raise InvalidOption("store", reason)
+    known = ", ".join(sorted(f"{point.name}:" for point in entry_points(group="holdfast.stores")))
+    raise InvalidOption("store", f"no store is registered for {scheme}:; there are {known}")

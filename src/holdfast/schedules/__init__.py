@@ -1,0 +1,1 @@
+"""Jobs by the clock: ticks (when), schedules (how they are stored, as jobs)."""

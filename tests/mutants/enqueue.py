@@ -1,0 +1,182 @@
+"""Bugs in what an enqueue answers: ids, requests, delays, idempotency keys."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core import dedup, lifecycle
+from holdfast.core.job import Duplicate, Job, JobState, NewJob
+from tests.mutants.planting import CORE, FACES, Bug, Planted, mutant
+
+# Enqueue ------------------------------------------------------------------------------------------------------
+
+
+@mutant("ENQ-2", stores=CORE)
+def duplicate_id_accepted(bug: Bug) -> None:
+    """A second enqueue of a waiting id takes the place of the first."""
+
+    def by_id(original: Planted, existing: Job | None, new: NewJob, now: int) -> Any:
+        answer = original(existing, new, now)
+        return None if isinstance(answer, Duplicate) and answer.state is JobState.READY else answer
+
+    bug.around(dedup, "by_id", by_id)
+
+
+@mutant("ENQ-2", stores=CORE)
+def canceled_id_is_taken_for_ever(bug: Bug) -> None:
+    """An id that was canceled cannot be enqueued afresh."""
+
+    def by_id(original: Planted, existing: Job | None, new: NewJob, now: int) -> Any:
+        if existing is not None and existing.state is JobState.CANCELED and not lifecycle.forgotten(existing, now):
+            return Duplicate(existing.id, existing.state)
+        return original(existing, new, now)
+
+    bug.around(dedup, "by_id", by_id)
+
+
+@mutant("ENQ-8", stores=CORE)
+def request_id_ignored(bug: Bug) -> None:
+    """The same request again is a duplicate of itself."""
+
+    def by_id(original: Planted, existing: Job | None, new: NewJob, now: int) -> Any:
+        return original(existing, replace(new, envelope=replace(new.envelope, request_id="")), now)
+
+    bug.around(dedup, "by_id", by_id)
+
+
+@mutant("ENQ-5")
+def delayed_job_visible_early(bug: Bug) -> None:
+    """A delayed job shows a millisecond before its time."""
+
+    def enqueue(original: Planted, new: NewJob, *args: Any) -> Any:
+        run_at = None if new.run_at is None else new.run_at - 1
+        return original(replace(new, delay_ms=max(0, new.delay_ms - 1), run_at=run_at), *args)
+
+    bug.around(lifecycle, "enqueue", enqueue)
+
+
+@mutant("TIME-1", "ENQ-5")
+def producers_clock_decides(bug: Bug) -> None:
+    """A delay is counted from the clock of the process, not from the store's."""
+
+    def enqueue(original: Planted, new: NewJob, *args: Any) -> Any:
+        if new.run_at is None and new.delay_ms:
+            new = replace(new, run_at=time.time_ns() // 1_000_000 + new.delay_ms)
+        return original(new, *args)
+
+    bug.around(lifecycle, "enqueue", enqueue)
+
+
+@mutant("STATE-1", stores=FACES)
+def a_due_job_still_shows_as_scheduled(bug: Bug) -> None:
+    """Readers see the state as it was written, although its time has come."""
+
+    def shown(_: Planted, job: Job, __: int) -> JobState:
+        return job.state
+
+    bug.around(lifecycle, "shown", shown)
+
+
+# Idempotency keys ---------------------------------------------------------------------------------------------
+
+
+@mutant("ENQ-3")
+def key_never_released(bug: Bug) -> None:
+    """A key stays with its job when that has ended."""
+
+    def drop(original: Planted, store: Any, job: Job, *rest: Any) -> None:
+        if rest[-1] != "until_terminal":
+            original(store, job, *rest)
+
+    def by_key(original: Planted, binding: dedup.Binding | None, holder: Job | None, now: int) -> Any:
+        if binding is not None and binding.policy == "until_terminal":
+            binding = dedup.Binding(binding.job_id, "forever")
+        return original(binding, holder, now)
+
+    _around_dropping(bug, drop)
+    bug.around(dedup, "by_key", by_key)
+
+
+@mutant("ENQ-3")
+def key_released_too_early(bug: Bug) -> None:
+    """A key that is held until the job ends is free as soon as it starts."""
+
+    def drop(original: Planted, store: Any, job: Job, *rest: Any) -> None:
+        original(store, job, *rest)
+        original(store, job, *rest[:-1], "until_terminal")
+
+    _around_dropping(bug, drop)
+
+
+def _around_dropping(bug: Bug, drop: Planted) -> None:
+    if bug.store == "memory":
+        bug.around(bug.memory.MemoryStore, "_drop_binding", drop)
+    else:
+        bug.around(bug.file("transaction").Transaction, "drop_key", drop)
+
+
+@mutant("ENQ-3")
+def key_scoped_without_type(bug: Bug) -> None:
+    """Jobs of two types that use the same key are taken for one."""
+
+    def without(envelope: Any) -> Any:
+        return replace(envelope, type="")
+
+    def scope(original: Planted, tenant: str, queue: str, envelope: Any) -> Any:
+        return original(tenant, queue, without(envelope))
+
+    def of_envelope(original: Planted, store: Any, envelope: Any, *rest: Any) -> Any:
+        return original(store, without(envelope), *rest)
+
+    def of_job(original: Planted, store: Any, job: Job, *rest: Any) -> Any:
+        plain = job.snapshot()
+        plain.envelope = without(job.envelope)
+        return original(store, plain, *rest)
+
+    if bug.store == "memory":
+        bug.around(bug.memory, "_scope", scope)
+    else:
+        transaction = bug.file("transaction").Transaction
+        bug.around(transaction, "binding", of_envelope)
+        bug.around(transaction, "bind", of_envelope)
+        bug.around(transaction, "drop_key", of_job)
+
+
+@mutant("ENQ-3", stores=CORE)
+def key_is_looked_at_before_the_id(bug: Bug) -> None:
+    """An enqueue of an id that is there answers with the job that holds its key."""
+
+    def decide(original: Planted, new: NewJob, existing: Job | None, binding: Any, holder: Job | None, now: int) -> Any:
+        answer = dedup.by_key(binding, holder, now)
+        return answer if answer is not None else original(new, existing, binding, holder, now)
+
+    bug.around(dedup, "decide", decide)
+
+
+@mutant("ENQ-3", "DEAD-1")
+def replay_leaves_its_key(bug: Bug) -> None:
+    """A replayed job runs again without holding its key."""
+
+    async def replay(original: Planted, store: Any, keys: Any, **more: Any) -> Any:
+        jobs = await store.get(keys)
+        answers = await original(store, keys, **more)
+        for job in jobs:
+            if job is not None and job.envelope.idempotency is not None:
+                await _drop_key(bug, store, job)
+        return answers
+
+    bug.answer("replay", replay)
+
+
+async def _drop_key(bug: Bug, store: Any, job: Job) -> None:
+    if bug.store == "memory":
+        store._drop_binding(job, "until_terminal")
+        return
+
+    def change(transaction: Any) -> None:
+        transaction.drop_key(job, transaction.find_lane(job.tenant, job.queue), "until_terminal")
+
+    await store._opened.change(change)

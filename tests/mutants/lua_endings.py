@@ -1,0 +1,469 @@
+"""Bugs in Lua: who may acknowledge, what an outcome does, and leases that run out."""
+
+from __future__ import annotations
+
+from tests.mutants.planting import REDIS, Bug, mutant
+
+# Who may acknowledge ------------------------------------------------------------------------------------------
+
+
+@mutant("LEASE-1", "TIME-1", stores=REDIS)
+def late_result_is_accepted(bug: Bug) -> None:
+    """An acknowledgement past the deadline goes through as long as nobody has reaped the lease."""
+    bug.lua("jobs", "job.state ~= LEASED or now >= job.deadline", "job.state ~= LEASED")
+
+
+@mutant("LEASE-1", stores=REDIS)
+def deadline_itself_is_not_too_late(bug: Bug) -> None:
+    """At the very deadline an acknowledgement is still accepted."""
+    bug.lua("jobs", "now >= job.deadline", "now > job.deadline")
+
+
+@mutant("LEASE-1", "TIME-1", stores=REDIS)
+def fast_completion_ignores_the_deadline(bug: Bug) -> None:
+    """The short way of a completion takes a result that comes too late."""
+    bug.lua("finish", "or now >= deadline", "")
+
+
+@mutant("LEASE-1", "TENANT-2", stores=REDIS)
+def fast_completion_ignores_the_token(bug: Bug) -> None:
+    """Whoever knows the address of a running job can complete it."""
+    bug.lua("finish", "or token ~= tokens[n]", "")
+
+
+@mutant("CANCEL-1", "LEASE-1", stores=REDIS)
+def fast_completion_ignores_the_state(bug: Bug) -> None:
+    """A handler that did not hear of the cancel completes its job all the same."""
+    bug.lua("finish", "if state ~= LEASED or", "if")
+    bug.lua("finish", "or now >= deadline", "")
+
+
+@mutant("LEASE-1", "EVENT-1", stores=REDIS)
+def fast_completion_ignores_that_it_was_done(bug: Bug) -> None:
+    """A completion that is sent again is carried out again, with a second event."""
+    bug.lua("finish", "if state ~= LEASED or", "if")
+    bug.lua("finish", "or spent ~= 0 or now >= deadline", "")
+
+
+@mutant("ENQ-4", "LEASE-1", stores=REDIS)
+def fast_completion_trusts_every_batch(bug: Bug) -> None:
+    """The short way of a completion is taken although a job stands twice in the batch."""
+    bug.lua("finish", "plain and raw and", "raw and")
+
+
+@mutant("LEASE-1", stores=REDIS, seen_by="a_call_under_a_lease_that_is_over_starts_nothing")
+def late_leader_starts_jobs_in_redis(bug: Bug) -> None:
+    """An enqueue or a replay that is made under a lease does not look whether the lease is over."""
+    bug.lua("jobs", "under and judge(find(lane_of(under[1]), under[2]), under[3])", "nil")
+
+
+@mutant("LEASE-1", stores=REDIS, seen_by="a_call_under_a_lease_that_is_over_starts_nothing")
+def late_leader_starts_one_job_in_redis(bug: Bug) -> None:
+    """The short way of one job does not look whether the lease that it is enqueued under is over."""
+    bug.lua("lone_enqueue", "and not request[17] and not request[18] ", "")
+
+
+@mutant("KEEP-1", stores=REDIS, seen_by="who_means_an_earlier_life_of_an_id_does_not_touch_the_next")
+def earlier_life_means_any_life_in_redis(bug: Bug) -> None:
+    """A cancel or a purge that means an earlier life of an id takes the next one."""
+    bug.lua("jobs", "seq < 0 or seq == job.seq", "true")
+
+
+@mutant("RETRY-5", stores=REDIS, seen_by="a_release_can_give_back_all_earlier_attempts")
+def release_forgives_nothing_in_redis(bug: Bug) -> None:
+    """A release that is to give back all attempts gives back its own alone."""
+    bug.lua("finish", "forgive and 0 or job.attempts - 1", "job.attempts - 1")
+
+
+@mutant("LEASE-1", stores=REDIS)
+def any_older_token_will_do(bug: Bug) -> None:
+    """A token is good if it is not greater than the one granted last."""
+    bug.lua("jobs", "token ~= job.token or token <= 0", "token > job.token or token <= 0")
+
+
+@mutant("LEASE-1", stores=REDIS)
+def token_zero_fits_a_job_never_leased(bug: Bug) -> None:
+    """A job that has no token yet takes none for its own."""
+    bug.lua("jobs", "token ~= job.token or token <= 0", "token ~= job.token")
+
+
+@mutant("CANCEL-1", "LEASE-1", stores=REDIS)
+def canceled_job_says_its_lease_expired(bug: Bug) -> None:
+    """Who holds the lease of a canceled job is not told of the cancel."""
+    bug.lua("jobs", "elseif job.state == CANCELED then", "elseif false then")
+
+
+@mutant("LEASE-1", stores=REDIS)
+def second_acknowledgement_is_refused(bug: Bug) -> None:
+    """Who did not hear the answer and asks again is told that the lease is lost."""
+    bug.lua("jobs", "job.spent ~= 0 and job.spent == outcome", "false")
+
+
+@mutant("LEASE-1", stores=REDIS)
+def second_acknowledgement_hears_what_became_of_the_job(bug: Bug) -> None:
+    """The answer to a repeated acknowledgement is the state as it is, not the first answer."""
+    bug.lua("jobs", "return job.spent_state", "return job.state")
+
+
+@mutant("LEASE-1", stores=REDIS)
+def spent_token_fits_every_outcome(bug: Bug) -> None:
+    """What was acknowledged one way can be acknowledged another way, and gets the first answer."""
+    bug.lua("jobs", "job.spent ~= 0 and job.spent == outcome", "job.spent ~= 0 and outcome")
+
+
+@mutant("LEASE-1", "RETRY-5", stores=REDIS)
+def spent_token_is_told_expired(bug: Bug) -> None:
+    """A token that was spent on another outcome is told that it came too late."""
+    bug.lua("jobs", "elseif job.spent ~= 0 then", "elseif false then")
+
+
+@mutant("LEASE-1", stores=REDIS)
+def anybody_can_report_progress(bug: Bug) -> None:
+    """Progress is recorded without a look at the token."""
+    bug.lua("report", "judge(job, item[3])", "not job and NOT_FOUND or nil")
+
+
+@mutant("LEASE-1", "CANCEL-3", stores=REDIS)
+def forgotten_job_still_answers(bug: Bug) -> None:
+    """Retention counts for scripts only once the pruner has come by."""
+    bug.lua("jobs", "return job and not forgotten(job) and job or nil", "return job or nil")
+
+
+@mutant("RESULT-1", "KEEP-1", stores=REDIS)
+def retention_lasts_a_moment_too_long(bug: Bug) -> None:
+    """At the very end of its retention a job is still there."""
+    bug.lua("jobs", "job.expires_at <= now", "job.expires_at < now")
+
+
+# What an outcome does -----------------------------------------------------------------------------------------
+
+
+@mutant("RETRY-1", stores=REDIS)
+def attempt_is_counted_again_on_retry(bug: Bug) -> None:
+    """A failed attempt counts when it is leased and again when it fails."""
+    bug.lua("finish", "wait_again(job, RETRYING,", "job.attempts = job.attempts + 1\n  wait_again(job, RETRYING,")
+
+
+@mutant("RETRY-1", stores=REDIS)
+def one_attempt_too_many(bug: Bug) -> None:
+    """`max_attempts` is taken for the number of retries."""
+    bug.lua("finish", "job.attempts >= job.max_attempts", "job.attempts > job.max_attempts")
+
+
+@mutant("RETRY-1", stores=REDIS)
+def last_timeout_is_not_told(bug: Bug) -> None:
+    """A job whose last attempt timed out says that it ran out of attempts."""
+    bug.lua("finish", "timed_out and TIMEOUT or MAX_ATTEMPTS", "MAX_ATTEMPTS")
+
+
+@mutant("RETRY-3", stores=REDIS)
+def delay_of_zero_means_none_was_given(bug: Bug) -> None:
+    """A retry at once waits by the policy."""
+    bug.lua("finish", "delay >= 0 and delay or", "delay > 0 and delay or")
+
+
+@mutant("RETRY-3", stores=REDIS)
+def backoff_is_one_step_ahead(bug: Bug) -> None:
+    """The first retry waits as long as the second should."""
+    bug.lua("jobs", "policy[2] ^ (job.attempts - 1)", "policy[2] ^ job.attempts")
+
+
+@mutant("RETRY-3", stores=REDIS)
+def backoff_has_no_cap(bug: Bug) -> None:
+    """The wait grows without bound."""
+    bug.lua("jobs", "min(policy[3], policy[1]", "max(0, policy[1]")
+
+
+@mutant("RETRY-3", stores=REDIS)
+def equal_jitter_is_all_jitter(bug: Bug) -> None:
+    """Jitter `equal` has no fixed half."""
+    bug.lua("jobs", "full / 2 + full / 2 * random", "full * random")
+
+
+@mutant("RETRY-3", stores=REDIS)
+def reaped_jobs_come_back_together(bug: Bug) -> None:
+    """All leases that are ended by one call wait by the same random number."""
+    bug.lua("jobs", "(random + (n - 1) * 0.6180339887498949) % 1", "random")
+
+
+@mutant("RETRY-4", stores=REDIS)
+def permanent_error_leaves_no_trace(bug: Bug) -> None:
+    """The error that ended a job is not in its history."""
+    bug.lua("finish", "remember(job, error)\n  end_dead(", "end_dead(")
+
+
+@mutant("RETRY-4", stores=REDIS)
+def all_errors_are_kept(bug: Bug) -> None:
+    """The history of a job grows with every attempt."""
+    bug.lua("jobs", "while #errors > ERRORS_KEPT do", "while false do")
+
+
+@mutant("RETRY-4", stores=REDIS)
+def first_errors_are_kept(bug: Bug) -> None:
+    """The history keeps the oldest errors and drops the newest."""
+    bug.lua("jobs", "table.remove(errors, 1)", "table.remove(errors)")
+
+
+@mutant("RETRY-4", stores=REDIS)
+def completion_forgets_the_errors(bug: Bug) -> None:
+    """The short way of a completion drops the history of the attempts before."""
+    bug.lua(
+        "finish", "start .. sub(raw, 9, 32)", "start .. sub(raw, 9, 12) .. struct.pack('<I4', 0) .. sub(raw, 17, 32)"
+    )
+    bug.lua("finish", "stop + worker_size + extra_size) .. result", "stop + worker_size) .. result")
+
+
+@mutant("RETRY-5", stores=REDIS)
+def release_costs_the_attempt(bug: Bug) -> None:
+    """A job that was given back has an attempt less."""
+    bug.lua("finish", "job.attempts = forgive and 0 or job.attempts - 1", "")
+
+
+@mutant("RETRY-5", "LEASE-1", stores=REDIS)
+def release_does_not_spend_the_token(bug: Bug) -> None:
+    """A release that is sent again is told that it came too late."""
+    bug.lua("finish", "job.spent, job.spent_state = outcome, job.state", (
+        "if outcome < 4 then\n    job.spent, job.spent_state = outcome, job.state\n  end"
+    ))  # fmt: skip
+
+
+@mutant("EVENT-1", stores=REDIS)
+def released_event_tells_the_attempt_after(bug: Bug) -> None:
+    """The event of a release has the number of attempts after it was given back."""
+    bug.lua(
+        "finish",
+        "    note_of(job, 'released', job.visible_at)\n  end\n  job.attempts = forgive and 0 or job.attempts - 1",
+        "    job.attempts = forgive and 0 or job.attempts - 1\n    note_of(job, 'released', job.visible_at)\n  end",
+    )
+
+
+@mutant("RETRY-6", stores=REDIS)
+def reason_of_a_release_begins_anew_each_time(bug: Bug) -> None:
+    """A job that no worker knows never shows for how long that has been so."""
+    bug.lua("finish", "reason == known_for and since or now", "now")
+
+
+@mutant("RETRY-6", stores=REDIS)
+def reason_of_a_release_outlives_what_comes_then(bug: Bug) -> None:
+    """A job that ran since counts as unknown to all workers."""
+    bug.lua("jobs", "if released_for(job) then", "if false then")
+
+
+@mutant("RETRY-6", stores=REDIS)
+def reason_of_a_release_outlives_a_replay(bug: Bug) -> None:
+    """A replayed job counts as unknown to all workers."""
+    bug.lua("replay", ", extra[5], extra[6] =", ", extra[7], extra[8] =")
+
+
+@mutant("RETRY-5", stores=REDIS)
+def delayed_release_shows_at_once(bug: Bug) -> None:
+    """The delay of a release is not heeded."""
+    bug.lua("finish", "release(job, max(0, delay), forgive, reason)", "release(job, 0, forgive, reason)")
+
+
+@mutant("ENQ-4", stores=REDIS)
+def refused_completion_leaves_its_result_to_the_next(bug: Bug) -> None:
+    """After a refused item in a batch, the next job gets the result that the refused one brought."""
+    bug.lua("finish", "at = at + sizes[n]", "at = at + (answer >= 0 and sizes[n] or 0)")
+
+
+@mutant("EVENT-1", stores=REDIS)
+def completed_event_is_missing(bug: Bug) -> None:
+    """The short way of a completion leaves nothing in the log."""
+    bug.lua("finish", "note(KINDS.completed,", "local _ = select('#',")
+
+
+@mutant("EVENT-1", stores=REDIS)
+def failed_event_is_doubled(bug: Bug) -> None:
+    """A job that fails for good is logged twice."""
+    line = "note_of(job, 'failed', reason, error[1], error[4], error[5])"
+    bug.lua("jobs", line, f"{line}\n  {line}")
+
+
+@mutant("EVENT-1", stores=REDIS)
+def events_have_no_token(bug: Bug) -> None:
+    """Events do not say under which lease they were made."""
+    bug.lua("jobs", "job.attempts, job.token, job.worker, job.events", "job.attempts, 0, job.worker, job.events")
+
+
+@mutant("RESULT-2", stores=REDIS)
+def completion_wakes_nobody(bug: Bug) -> None:
+    """The short way of a completion does not tell those who wait for the result."""
+    bug.lua("finish", "local done = hints.done", "local done = {}")
+
+
+@mutant("RESULT-2", stores=REDIS)
+def end_without_a_result_wakes_nobody(bug: Bug) -> None:
+    """Who waits for a job that fails or is canceled is not told."""
+    bug.lua("jobs", "hints.done[#hints.done + 1] = job.id", "local _ = hints")
+    bug.lua("jobs", "hints.done[#hints.done + 1] = job.lane.name", "local _ = hints")
+
+
+@mutant("LEASE-3", "STATE-1", "RESULT-1", stores=REDIS)
+def completed_job_still_counts_as_leased(bug: Bug) -> None:
+    """The short way of a completion leaves the job among the leased ones."""
+    bug.lua("finish", "gone[at], gone.n = member, at", "gone.n = 0")
+
+
+@mutant("STATE-2", "LEASE-3", "RESULT-1", stores=REDIS)
+def reaper_overwrites_a_completed_job(bug: Bug) -> None:
+    """A completed job is retried when its lease would have run out."""
+    bug.lua("finish", "gone[at], gone.n = member, at", "gone.n = 0")
+    bug.lua("jobs", "if job and job.state == LEASED then", "if job then")
+
+
+@mutant("KEEP-1", "STATE-1", stores=REDIS)
+def retentions_of_a_mixed_batch_overwrite_each_other(bug: Bug) -> None:
+    """The short way of a completion notes its retention in the place of a failure's."""
+    bug.lua("finish", "  at = kept.n\n", "")
+
+
+@mutant("CANCEL-1", "STATE-1", stores=REDIS)
+def job_stays_where_it_stood(bug: Bug) -> None:
+    """A job that moves on is left in the index of the state before: canceled jobs are handed out."""
+    bug.lua("jobs", "stand(job, job.state, false)\n  job.state = state", "job.state = state")
+
+
+# Cancel and replay --------------------------------------------------------------------------------------------
+
+
+@mutant("STATE-2", "CANCEL-3", stores=REDIS)
+def cancel_overwrites_a_completed_job(bug: Bug) -> None:
+    """A cancel that comes too late takes the result away."""
+    bug.lua("cancel", "job.state > LEASED or", "job.state == CANCELED or")
+
+
+@mutant("CANCEL-2", stores=REDIS)
+def cancel_of_waiting_jobs_ends_running_ones(bug: Bug) -> None:
+    """A cancel that asked to leave running jobs alone ends them."""
+    bug.lua("cancel", "(job.state == LEASED and item[3])", "false")
+
+
+@mutant("CANCEL-2", stores=REDIS)
+def cancel_is_not_told_to_the_handler(bug: Bug) -> None:
+    """The hint that a running job was canceled does not come."""
+    bug.lua("cancel", "hints.canceled[#hints.canceled + 1]", "local _")
+
+
+@mutant("EVENT-1", "CANCEL-1", stores=REDIS)
+def cancel_leaves_no_event(bug: Bug) -> None:
+    """A canceled job vanishes from the log."""
+    bug.lua("cancel", "note_of(job, 'canceled')", "")
+
+
+@mutant("STATE-3", "DEAD-1", stores=REDIS)
+def canceled_jobs_can_be_replayed(bug: Bug) -> None:
+    """A replay starts whatever has ended without a result."""
+    bug.lua("replay", "job.state ~= FAILED", "job.state < FAILED")
+
+
+@mutant("DEAD-1", "STATE-3", stores=REDIS)
+def replayed_job_has_no_attempts_left(bug: Bug) -> None:
+    """A replay does not start the attempts again."""
+    bug.lua("replay", "job.reason = 0, now, 0, 0, 0", "job.reason = job.attempts, now, 0, 0, 0")
+
+
+@mutant("KEEP-1", "STATE-3", stores=REDIS)
+def replayed_job_is_forgotten_as_if_it_had_failed(bug: Bug) -> None:
+    """The retention of a failure goes on while the job waits for its second chance."""
+    bug.lua("replay", "job.reason = 0, now, 0, 0, 0", "job.reason = 0, now, 0, job.expires_at, 0")
+
+
+@mutant("DEAD-1", stores=REDIS)
+def replay_clears_the_history(bug: Bug) -> None:
+    """A replayed job has lost its errors and how often it was replayed."""
+    bug.lua("replay", "local extra = extra_of(job)", "local extra = { 0, false, '', {} }")
+
+
+# Leases that run out ------------------------------------------------------------------------------------------
+
+
+@mutant("RETRY-2", stores=REDIS)
+def expired_lease_is_always_followed_by_another(bug: Bug) -> None:
+    """A job that kills its worker never becomes a dead letter."""
+    bug.lua("jobs", "if job.attempts >= job.max_attempts then", "if false then")
+
+
+@mutant("RETRY-2", stores=REDIS)
+def expired_lease_costs_nothing(bug: Bug) -> None:
+    """A lease that ran out gives its attempt back."""
+    bug.lua("jobs", "note_of(job, 'expired',", "job.attempts = job.attempts - 1\n    note_of(job, 'expired',")
+
+
+@mutant("LEASE-3", stores=REDIS)
+def claims_end_no_leases(bug: Bug) -> None:
+    """Without a reaper an expired lease is never ended."""
+    bug.lua("claim", "reap(repairs, random)", "")
+
+
+@mutant("LEASE-3", stores=REDIS)
+def reaper_comes_a_moment_late(bug: Bug) -> None:
+    """At the very deadline a lease is not found yet."""
+    bug.lua("jobs", "lane[set_name], '-inf', now,", "lane[set_name], '-inf', now - 1,")
+
+
+@mutant("LEASE-3", stores=REDIS)
+def reaper_takes_any_lease_first(bug: Bug) -> None:
+    """Leases are ended in the order of their jobs, not of their deadlines."""
+    old = "return a[1] < b[1] or (a[1] == b[1] and bytes_before(a[2], b[2]))"
+    bug.lua("jobs", old, "return bytes_before(a[2], b[2])")
+
+
+@mutant("LEASE-3", "LEASE-2", stores=REDIS)
+def reaper_takes_the_whole_lane(bug: Bug) -> None:
+    """Where one lease has run out, all of the queue are ended."""
+    bug.lua("jobs", "lane[set_name], '-inf', now,", "lane[set_name], '-inf', '+inf',")
+
+
+@mutant("LEASE-3", stores=REDIS)
+def fast_lease_is_not_watched(bug: Bug) -> None:
+    """The short way of a lease does not note when it runs out."""
+    bug.lua("claim", "bound('L', lane, deadline)", "")
+
+
+@mutant("ENQ-3", "LEASE-3", stores=REDIS)
+def slow_lease_is_not_watched(bug: Bug) -> None:
+    """The lease of a job that failed before is never found expired."""
+    bug.lua("jobs", "bound('L', lane, job.deadline)", "")
+
+
+@mutant("LEASE-3", "KEEP-1", stores=REDIS)
+def long_lease_hides_a_short_one(bug: Bug) -> None:
+    """A queue is looked at when the lease granted last runs out, not the first that does."""
+    bug.lua("prelude", "shard .. index, 'LT',", "shard .. index,")
+
+
+@mutant("KEEP-1", stores=REDIS)
+def first_end_of_a_batch_speaks_for_all(bug: Bug) -> None:
+    """A queue is looked at when the first job of a batch is over, though others are over before."""
+    bug.lua("prelude", "if not known or at < known then", "if not known then")
+
+
+@mutant("LEASE-3", stores=REDIS)
+def lane_is_reaped_once(bug: Bug) -> None:
+    """What a call had to leave over in a queue is not found again."""
+    bug.lua("jobs", "call('ZADD', shard .. index, earliest, name)", "call('ZREM', shard .. index, name)")
+
+
+@mutant("LEASE-2", stores=REDIS)
+def extend_can_shorten(bug: Bug) -> None:
+    """Extending by less than is left takes time away."""
+    bug.lua("extend", "max(job.deadline, now + item[4])", "now + item[4]")
+
+
+@mutant("LEASE-2", stores=REDIS)
+def extended_lease_ends_at_its_old_deadline(bug: Bug) -> None:
+    """Extending changes the record, and not the index of deadlines."""
+    bug.lua("extend", "stand(job, LEASED, true)", "")
+
+
+@mutant("TIME-1", "LEASE-2", stores=REDIS)
+def extend_goes_by_another_clock(bug: Bug) -> None:
+    """The shift of the clock is left out where a lease is extended."""
+    bug.lua("extend", "now + item[4]", "now - shift + item[4]")
+
+
+@mutant("EVENT-1", stores=REDIS)
+def extending_is_logged_unasked(bug: Bug) -> None:
+    """Every renewal of a lease is in the log."""
+    bug.lua("extend", "if all_events then", "if true then")

@@ -1,0 +1,332 @@
+"""Bugs in how the PostgreSQL store hands jobs out: order, leases, turns, pauses, due times, expiry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.core import lifecycle
+from holdfast.core.events import Event
+from holdfast.core.job import Job
+from tests.mutants.planting import POSTGRES, Bug, Planted, mutant
+
+# Order --------------------------------------------------------------------------------------------------------
+
+
+@mutant("ENQ-5", "CLAIM-2", stores=POSTGRES)
+def a_claim_ignores_when_jobs_are_due(bug: Bug) -> None:
+    """A claim hands out jobs that are not due."""
+    bug.function("claim", "AND j.visible_at <= v_now", "")
+
+
+@mutant("CLAIM-2", stores=POSTGRES)
+def a_claim_of_one_tenant_goes_by_time_alone(bug: Bug) -> None:
+    """The jobs of a batch come in the order of time, whatever their priority."""
+    bug.function("claim", "FROM found ORDER BY rank, visible_at, seq", "FROM found ORDER BY visible_at, seq")
+
+
+@mutant("CLAIM-2", "TENANT-4", stores=POSTGRES, seen_by="priorities_never_count_between_tenants")
+def a_turn_goes_by_time_alone(bug: Bug) -> None:
+    """Within its turns a tenant's jobs come in the order of time, whatever their priority."""
+    bug.function("claim", "PARTITION BY i ORDER BY rank, visible_at, seq", "PARTITION BY i ORDER BY visible_at, seq")
+
+
+@mutant("CLAIM-2", stores=POSTGRES, seen_by="many_jobs_that_become_due_at_once_all_come_in_order")
+def the_last_sent_comes_first_in_postgres(bug: Bug) -> None:
+    """Of two jobs that became visible at the same moment, the one sent last comes first."""
+    bug.function("claim", "j.visible_at, j.seq LIMIT p_ks[1]", "j.visible_at, j.seq DESC LIMIT p_ks[1]")
+
+
+@mutant("CLAIM-2", "ENQ-5", stores=POSTGRES)
+def a_claim_goes_by_sequence_alone(bug: Bug) -> None:
+    """Who was sent first comes first, although it became visible later."""
+    bug.function("claim", "ORDER BY j.visible_at, j.seq LIMIT", "ORDER BY j.seq LIMIT")
+    bug.function("claim", "ORDER BY rank, visible_at, seq", "ORDER BY rank, seq")
+
+
+@mutant("CLAIM-2", "CLAIM-3", stores=POSTGRES, seen_by="many_jobs_that_become_due_at_once_all_come_in_order")
+def the_mark_stands_behind_what_is_left(bug: Bug) -> None:
+    """Jobs of the same moment as the last that was taken are passed over."""
+
+    def marks_of(original: Planted, *args: Any) -> tuple[list[int], Any]:
+        marks, whole = original(*args)
+        return [mark + 1 if mark else 0 for mark in marks], whole
+
+    bug.around(bug.postgres("lanes"), "marks_of", marks_of)
+
+
+# Leases -------------------------------------------------------------------------------------------------------
+
+
+@mutant("CLAIM-1", stores=POSTGRES, seen_by="concurrent_claims_never_give_one_job_twice")
+def claims_do_not_lock_what_they_take(bug: Bug) -> None:
+    """Two claims at the same moment take the same job."""
+    bug.function("claim", "FOR UPDATE SKIP LOCKED", "")
+
+
+@mutant("CLAIM-1", "LEASE-5", stores=POSTGRES)
+def one_token_for_all_jobs_of_a_claim(bug: Bug) -> None:
+    """The jobs of one claim get the same token."""
+    bug.function("claim", "token = u.token,", "token = v_tokens[1],")
+
+
+@mutant("LEASE-5", "CLAIM-1", stores=POSTGRES)
+def tokens_come_round_again(bug: Bug) -> None:
+    """After a few leases the first tokens are granted again."""
+    bug.table("CREATE SEQUENCE {s}.tokens", "CREATE SEQUENCE {s}.tokens MAXVALUE 3 CYCLE")
+
+
+@mutant("LEASE-5", stores=POSTGRES)
+def tokens_shrink(bug: Bug) -> None:
+    """Each lease gets a smaller token than the one before."""
+    bug.function("claim", "array_agg(nextval('{s}.tokens'))", "array_agg(1000000000 - nextval('{s}.tokens'))")
+
+
+@mutant("LEASE-5", stores=POSTGRES)
+def tokens_are_too_large_for_a_float(bug: Bug) -> None:
+    """Tokens begin at 2^53."""
+    bug.table("CREATE SEQUENCE {s}.tokens", "CREATE SEQUENCE {s}.tokens START 9007199254740992")
+
+
+@mutant("CLAIM-1", "LEASE-1", stores=POSTGRES)
+def a_lease_is_a_moment_longer(bug: Bug) -> None:
+    """The deadline is a millisecond later than was asked for."""
+    bug.function("claim", "deadline = v_now + p_lease", "deadline = v_now + p_lease + 1")
+
+
+@mutant("RETRY-1", "CLAIM-1", stores=POSTGRES)
+def a_lease_is_not_counted(bug: Bug) -> None:
+    """A claim costs no attempt."""
+    bug.function("claim", "attempts = j.attempts + 1", "attempts = j.attempts")
+
+
+@mutant("CLAIM-1", stores=POSTGRES)
+def the_worker_is_not_noted(bug: Bug) -> None:
+    """The record does not say who has the lease."""
+    bug.function("claim", "worker = p_worker", "worker = ''")
+
+
+@mutant("TIME-1", "CLAIM-1", stores=POSTGRES, seen_by="a_claim_gives_token_deadline_and_attempt")
+def claimed_when_it_became_visible(bug: Bug) -> None:
+    """The time of the claim is that from which the job was visible."""
+    bug.function("claim", "claimed_at = v_now", "claimed_at = j.visible_at")
+
+
+@mutant("RETRY-4", "CLAIM-1", stores=POSTGRES, seen_by="errors_keep_type_message_and_traceback_of_each_attempt")
+def a_claim_forgets_the_errors(bug: Bug) -> None:
+    """Whoever gets a job does not see how it failed before."""
+
+    def to_claimed(original: Planted, *args: Any) -> Any:
+        job = original(*args)
+        job.errors = []
+        return job
+
+    bug.around(bug.postgres("rows"), "to_claimed", to_claimed)
+
+
+# Expiry -------------------------------------------------------------------------------------------------------
+
+
+@mutant("LEASE-3", stores=POSTGRES)
+def claims_do_not_look_at_deadlines(bug: Bug) -> None:
+    """Without a reaper an expired lease is never ended."""
+    bug.function("claim", "p_reaped IS NOT NULL AND EXISTS", "false AND EXISTS")
+
+
+@mutant("LEASE-3", stores=POSTGRES)
+def a_claim_misses_the_deadline_by_a_moment(bug: Bug) -> None:
+    """At the very deadline a claim does not find the lease yet."""
+    bug.function("claim", "j.deadline <= v_now", "j.deadline < v_now")
+
+
+@mutant("LEASE-3", stores=POSTGRES)
+def the_reaper_misses_the_deadline_by_a_moment(bug: Bug) -> None:
+    """At the very deadline the reaper does not find the lease yet."""
+    bug.statement("hold_expired", "deadline <= $1", "deadline < $1")
+
+
+@mutant("LEASE-3", stores=POSTGRES, seen_by="the_reaper_ends_the_oldest_deadlines_first_up_to_its_limit")
+def the_reaper_goes_by_sequence_in_postgres(bug: Bug) -> None:
+    """Leases are ended in the order in which their jobs were enqueued, not in that of their deadlines."""
+    bug.statement("hold_expired", "ORDER BY deadline, seq", "ORDER BY seq")
+
+
+@mutant("LEASE-3", stores=POSTGRES, seen_by="the_reaper_ends_the_oldest_deadlines_first_up_to_its_limit")
+def the_reaper_takes_one_more(bug: Bug) -> None:
+    """It ends more leases than it was asked to."""
+    bug.statement("hold_expired", "LIMIT $2", "LIMIT $2 + 1")
+
+
+@mutant("RETRY-3", stores=POSTGRES, seen_by="one_random_number_is_spread_over_a_batch")
+def a_random_number_is_not_spread(bug: Bug) -> None:
+    """Leases that are ended together come back together."""
+    given: list[float] = []
+
+    async def reap(original: Planted, session: Any, memory: Any, limit: int, random: float, *rest: Any) -> Any:
+        given[:] = [random]
+        return await original(session, memory, limit, random, *rest)
+
+    def expire(original: Planted, job: Job, _: float, *rest: Any) -> Event:
+        return original(job, given[0], *rest)
+
+    bug.around(bug.postgres("upkeep"), "reap", reap)
+    bug.around(lifecycle, "expire", expire)
+
+
+# When to look again -------------------------------------------------------------------------------------------
+
+
+@mutant("CLAIM-3", stores=POSTGRES, seen_by="an_empty_claim_learns_when_to_look_again")
+def the_last_due_time_is_told(bug: Bug) -> None:
+    """An empty claim is told to come back when the last of its jobs is due."""
+    bug.function("claim", "ORDER BY j.visible_at LIMIT 1", "ORDER BY j.visible_at DESC LIMIT 1")
+
+
+@mutant("CLAIM-3", stores=POSTGRES, seen_by="an_urgent_job_that_is_due_late_does_not_hide_when_to_look")
+def the_due_time_of_the_least_urgent_is_told(bug: Bug) -> None:
+    """Of several priorities the one that is due last says when to look again."""
+    bug.function("claim", "min(x.at)", "max(x.at)")
+
+
+@mutant("CLAIM-3", stores=POSTGRES, seen_by="an_empty_claim_learns_when_to_look_again")
+def the_next_deadline_is_not_told(bug: Bug) -> None:
+    """An empty claim does not say when a lease may run out."""
+
+    async def next_at(original: Planted, claims: Any, *args: Any) -> Any:
+        claims._memory.next_deadline = None
+        return await original(claims, *args)
+
+    bug.around(bug.postgres("claims").Claims, "_next_at", next_at)
+
+
+@mutant("CLAIM-3", stores=POSTGRES, seen_by="a_worker_that_starts_learns_when_to_look_again")
+def a_new_handle_does_not_ask_for_the_next_deadline(bug: Bug) -> None:
+    """A process that has just started does not learn when leases of others run out."""
+    bug.function("claim", "SELECT j.deadline INTO v_next", "SELECT NULL::bigint INTO v_next")
+
+
+# Turns --------------------------------------------------------------------------------------------------------
+
+
+@mutant("TENANT-4", stores=POSTGRES, seen_by="turns_follow_the_weights")
+def all_weights_are_one_in_postgres(bug: Bug) -> None:
+    """All tenants get the same share, whatever their weight."""
+    bug.function("claim", "coalesce(sq.weight, st.weight, 1)", "1")
+
+
+@mutant("TENANT-4", stores=POSTGRES, seen_by="a_weight_of_one_queue_wins_over_the_tenants_own")
+def the_weight_of_a_queue_is_ignored(bug: Bug) -> None:
+    """Only the weight of the tenant as a whole counts."""
+    bug.function("claim", "coalesce(sq.weight, st.weight, 1)", "coalesce(st.weight, 1)")
+
+
+@mutant("TENANT-4", stores=POSTGRES, seen_by="turns_follow_the_weights")
+def the_weight_of_a_tenant_is_ignored(bug: Bug) -> None:
+    """Only the weight of a queue counts."""
+    bug.function("claim", "coalesce(sq.weight, st.weight, 1)", "coalesce(sq.weight, 1)")
+
+
+@mutant("TENANT-4", stores=POSTGRES, seen_by="a_backlog_delays_a_stranger_by_one_turn")
+def a_turn_costs_nothing_in_postgres(bug: Bug) -> None:
+    """The first tenant is served until it has no more."""
+
+    def settle(original: Planted, part: Any, founds: Any, costs: Any, taken: Any) -> None:
+        before = {lane: lane.time for lane in part.lanes if lane.in_turns}
+        original(part, founds, costs, taken)
+        for lane, time in before.items():
+            lane.move(time)
+
+    bug.around(bug.postgres("turns"), "settle", settle)
+
+
+@mutant("TENANT-4", stores=POSTGRES, seen_by="tenants_take_turns_one_by_one_and_within_a_batch")
+def a_batch_serves_one_tenant(bug: Bug) -> None:
+    """Within one claim the first tenant gets all that it has."""
+    bug.function("claim", "ARRAY[begins + r * cost, tie]", "ARRAY[begins, tie]")
+
+
+@mutant("TENANT-4", stores=POSTGRES, seen_by="a_newcomer_does_not_catch_up")
+def newcomers_enter_at_their_own_time(bug: Bug) -> None:
+    """A tenant that comes late gets all the turns that it was not there for."""
+
+    def entry(_: Planted, own: int, __: int) -> int:
+        return own
+
+    bug.function("claim", "ELSE greatest(time, coalesce(", "ELSE least(time, coalesce(")
+    bug.around(bug.postgres("turns").fairness, "entry", entry)
+
+
+@mutant("TENANT-4", stores=POSTGRES, seen_by="coming_back_to_an_idle_queue_gains_nothing")
+def who_comes_back_enters_at_the_minimum(bug: Bug) -> None:
+    """A tenant that leaves and comes back gains a turn each time."""
+
+    def entry(_: Planted, __: int, floor: int) -> int:
+        return floor
+
+    bug.function("claim", "ELSE greatest(time, coalesce(", "ELSE greatest(0, coalesce(")
+    bug.around(bug.postgres("turns").fairness, "entry", entry)
+
+
+@mutant("TENANT-4", stores=POSTGRES, seen_by="coming_back_to_an_idle_queue_gains_nothing")
+def tenants_without_work_stay_in_the_turns(bug: Bug) -> None:
+    """Who has nothing left keeps its place, and comes back with all that it missed."""
+
+    def stay(*_: Any) -> None:
+        return None
+
+    bug.around(bug.postgres("turns"), "leave", stay)
+    bug.around(bug.postgres("turns"), "_drop_heads", stay)
+
+
+@mutant("TENANT-4", stores=POSTGRES, seen_by="a_claim_over_several_queues_takes_from_them_in_rotation")
+def queues_are_emptied_one_after_another(bug: Bug) -> None:
+    """A claim over several queues takes all it can from the first."""
+
+    def deal(original: Planted, claims: Any, going: Any, left: int) -> Any:
+        return original(claims, going[:1], left)
+
+    bug.around(bug.postgres("claims").Claims, "_deal", deal)
+
+
+@mutant("TENANT-4", stores=POSTGRES, seen_by="a_claim_over_several_queues_takes_from_them_in_rotation")
+def jobs_of_several_queues_come_queue_by_queue(bug: Bug) -> None:
+    """A claim over several queues answers with all of the first, then with all of the next."""
+    bug.function("claim", "nth * v_queues + q AS place", "nth + 1000 * q AS place")
+
+
+@mutant("TENANT-4", "ENQ-1", stores=POSTGRES, seen_by="a_worker_that_starts_finds_all_tenants")
+def only_the_first_tenant_is_found_anew(bug: Bug) -> None:
+    """A process that starts finds the work of one tenant and not that of the others."""
+    bug.statement("lanes_with_work", "LIMIT 1\n    ) x", "LIMIT 0\n    ) x")
+
+
+@mutant("TENANT-4", "CLAIM-2", stores=POSTGRES, seen_by="a_claim_over_several_queues_takes_from_them_in_rotation")
+def later_lanes_are_looked_at_by_the_marks_of_the_first(bug: Bug) -> None:
+    """Where a claim begins to look for one tenant is decided by what another tenant had."""
+    bug.function("claim", "p_marks[10 * (c.i - 1) + p.rank + 1]", "p_marks[p.rank + 1]")
+
+
+# Pauses -------------------------------------------------------------------------------------------------------
+
+
+@mutant("CLAIM-5", stores=POSTGRES)
+def a_pause_stops_nothing(bug: Bug) -> None:
+    """A paused queue hands out jobs to its tenant's workers."""
+    bug.function("claim", "NOT l.paused", "true")
+
+
+@mutant("CLAIM-5", stores=POSTGRES, seen_by="a_pause_stops_that_queue_alone")
+def a_pause_does_not_stop_turns(bug: Bug) -> None:
+    """A paused queue hands out jobs to workers for all tenants."""
+    bug.function("claim", "CASE WHEN l.paused THEN 0 ELSE l.ranks END", "l.ranks")
+
+
+@mutant("CLAIM-5", "TENANT-1", stores=POSTGRES, seen_by="a_pause_stops_a_tenant_that_takes_turns")
+def a_pause_stops_all_queues(bug: Bug) -> None:
+    """Whoever pauses one queue pauses them all."""
+    bug.statement("pause", "WHERE lane = $1", "WHERE $1::int > 0")
+
+
+@mutant("CLAIM-5", stores=POSTGRES)
+def a_pause_does_not_show(bug: Bug) -> None:
+    """The stats of a paused queue do not say so."""
+    bug.statement("counts", "l.paused,", "false AS paused,")

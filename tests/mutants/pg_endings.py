@@ -1,0 +1,455 @@
+"""Bugs in how jobs end in the PostgreSQL store: completions, other outcomes, replay, purge, and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.job import Job, JobState
+from tests.mutants.planting import POSTGRES, Bug, Planted, mutant
+
+# Completions --------------------------------------------------------------------------------------------------
+
+
+@mutant("LEASE-1", "TENANT-2", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
+def a_completion_needs_no_token(bug: Bug) -> None:
+    """Whoever knows the address of a running job can complete it."""
+    bug.function("complete", "AND j.token = u.token", "")
+
+
+@mutant("LEASE-1", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
+def a_completion_has_no_deadline(bug: Bug) -> None:
+    """A completion past the deadline goes through as long as nobody has reaped the lease."""
+    bug.function("complete", "OR v_until <= v_now", "")
+
+
+@mutant("LEASE-1", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
+def a_completion_may_be_a_moment_late(bug: Bug) -> None:
+    """At the very deadline a completion is still accepted."""
+    bug.function("complete", "v_until <= v_now", "v_until < v_now")
+
+
+@mutant("LEASE-1", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
+def a_spent_token_completes(bug: Bug) -> None:
+    """Who released a job or failed it can complete it afterwards."""
+    bug.function("complete", "j.state + 0 = 4", "j.state + 0 > 0")
+    bug.function("complete", "OR v_until <= v_now", "")
+
+
+@mutant("LEASE-1", "ENQ-4", stores=POSTGRES, seen_by="each_result_of_a_batch_goes_to_its_own_job")
+def a_batch_with_a_live_lease_is_accepted_whole(bug: Bug) -> None:
+    """One live lease in a batch of completions covers those that are over."""
+    bug.function("complete", "v_live < v_count", "v_live < 1")
+
+
+@mutant("ENQ-4", "RESULT-1", stores=POSTGRES, seen_by="each_result_of_a_batch_goes_to_its_own_job")
+def result_of_the_first_is_that_of_all(bug: Bug) -> None:
+    """All jobs of a batch of completions get the result of its first."""
+    bug.function("complete", "u.result AS outcome", "p_results[1] AS outcome")
+
+
+@mutant("RESULT-1", stores=POSTGRES, seen_by="a_completion_of_one_does_what_it_does_among_others")
+def every_result_is_kept_for_an_hour(bug: Bug) -> None:
+    """The TTL of a job is ignored when it completes."""
+    bug.function("complete", "held.now + result_ttl", "held.now + 3600000")
+
+
+@mutant("TIME-1", "RESULT-1", stores=POSTGRES, seen_by="a_completion_of_one_does_what_it_does_among_others")
+def completed_when_it_was_enqueued(bug: Bug) -> None:
+    """The time of the end is that of the enqueue."""
+    bug.function(
+        "complete", "claimed_at, held.now, held.now + result_ttl", "claimed_at, enqueued_at, held.now + result_ttl"
+    )
+
+
+@mutant("LEASE-1", stores=POSTGRES, seen_by="the_same_outcome_again_gets_the_first_answer_again")
+def a_repeated_completion_is_refused(bug: Bug) -> None:
+    """Who did not hear the answer and asks again is told that the lease is lost."""
+
+    def to_job(original: Planted, *args: Any) -> Job:
+        job: Job = original(*args)
+        if job.state is JobState.COMPLETED:
+            job.spent, job.spent_state = "", ""
+        return job
+
+    bug.around(bug.postgres("rows"), "to_job", to_job)
+
+
+@mutant("RESULT-2", stores=POSTGRES)
+def nobody_is_told_of_an_end(bug: Bug) -> None:
+    """Whoever waits for a job is not woken when it ends."""
+
+    def hints(original: Planted, news: Any, *args: Any) -> Any:
+        return [told for told in original(news, *args) if told[0].value != "done"]
+
+    bug.around(bug.postgres("unit").News, "hints", hints)
+
+
+@mutant("CLAIM-3", stores=POSTGRES, seen_by="a_hint_comes_whenever_a_job_may_have_become_visible")
+def nobody_is_told_of_a_job_that_waits(bug: Bug) -> None:
+    """Whoever waits for work is not woken when there is some."""
+
+    def hints(original: Planted, news: Any, *args: Any) -> Any:
+        return [told for told in original(news, *args) if told[0].value != "ready"]
+
+    bug.around(bug.postgres("unit").News, "hints", hints)
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="a_hint_comes_when_the_log_grew")
+def nobody_is_told_that_the_log_grew(bug: Bug) -> None:
+    """Whoever follows the log is not woken."""
+
+    def hints(original: Planted, news: Any, *args: Any) -> Any:
+        return [told for told in original(news, *args) if told[0].value != "events"]
+
+    bug.around(bug.postgres("unit").News, "hints", hints)
+
+
+# Other outcomes -----------------------------------------------------------------------------------------------
+
+
+@mutant("CANCEL-1", stores=POSTGRES, seen_by="of_a_cancel_and_a_completion_at_once_one_wins")
+def changes_do_not_lock_running_jobs(bug: Bug) -> None:
+    """Of a cancel and a completion at the same moment both succeed."""
+    bug.function("hold", "FOR UPDATE OF j", "")
+
+
+def _lock_before_it_is_there(bug: Bug, method: str, least: int) -> None:
+    """This method finds jobs by id once more, a moment after the lock, and takes them as if they had been locked.
+
+    It waits a while for one whose state is not below `least`: the moment between two lives of an id is short.
+    """
+    within = ContextVar("within", default=False)
+
+    async def call(original: Planted, *args: Any, **options: Any) -> Any:
+        before = within.set(True)
+        try:
+            return await original(*args, **options)
+        finally:
+            within.reset(before)
+
+    async def begin(original: Planted, session: Any, memory: Any, keys: Any) -> Any:
+        pairs = list(keys)
+        unit = await original(session, memory, pairs)
+        numbers, ids = [lane.number for lane, _ in pairs], [id_ for _, id_ in pairs]
+        found: list[Any] = []
+        for _ in range(30 if within.get() else 0):
+            await asyncio.sleep(0.001)
+            found = await session.rows("find", numbers, ids, unit.known(numbers))
+            if any(row["state"] >= least for row in found):
+                break
+        for row in found:
+            unit.take(row, locked=True)
+        await asyncio.sleep(0.01 if found else 0)  # As on a slow line.
+        return unit
+
+    bug.around(bug.face, method, call)
+    bug.around(bug.postgres("unit").Unit, "begin", begin)
+    bug.function("hold", "ORDER BY ids.lane, ids.id FOR UPDATE OF ids", "")
+    bug.function("hold", "ORDER BY j.seq FOR UPDATE OF j", "")
+
+
+@mutant("CANCEL-1", "STATE-2", stores=POSTGRES, seen_by="of_a_cancel_and_an_enqueue_at_once_both_tell_the_truth")
+def a_cancel_acts_on_what_it_has_not_locked(bug: Bug) -> None:
+    """A job that is enqueued beside its cancel is canceled in the log, and completed."""
+    _lock_before_it_is_there(bug, "cancel", least=0)
+    bug.function("expect", "p_changed IS DISTINCT FROM p_meant", "false")
+
+
+@mutant("KEEP-1", "ENQ-2", stores=POSTGRES, seen_by="a_late_purge_leaves_the_next_life_alone")
+def a_purge_takes_the_id_of_the_next_life(bug: Bug) -> None:
+    """A purge forgets the id by its name, whatever job has it by then."""
+    _lock_before_it_is_there(bug, "purge", least=5)
+    bug.function("expect", "p_changed IS DISTINCT FROM p_meant", "false")
+    bug.statement("drop_ids", "AND ids.seq = u.seq", "")
+
+
+@mutant("LEASE-2", stores=POSTGRES)
+def an_extension_is_not_written(bug: Bug) -> None:
+    """An extended lease ends when it would have ended anyway."""
+    bug.function("extend", "greatest(j.deadline, v_now + u.lease)", "j.deadline")
+
+
+@mutant("LEASE-2", stores=POSTGRES)
+def an_extension_takes_time_away(bug: Bug) -> None:
+    """Extending by less than is left shortens a lease."""
+    bug.function("extend", "greatest(j.deadline, v_now + u.lease)", "v_now + u.lease")
+
+
+@mutant("LEASE-1", "LEASE-2", stores=POSTGRES)
+def an_extension_needs_no_token(bug: Bug) -> None:
+    """Whoever had a lease of a job can extend that of its next holder."""
+    bug.function("extend", "AND j.token = u.token", "")
+
+
+@mutant("LEASE-2", "LEASE-1", stores=POSTGRES)
+def an_extension_has_no_deadline(bug: Bug) -> None:
+    """A lease that ran out can be extended until somebody reaps it."""
+    bug.function("extend", "OR v_until <= {s}.now_ms()", "")
+
+
+@mutant("ENQ-4", stores=POSTGRES, seen_by="batches_of_extensions_answer_item_by_item_too")
+def a_batch_of_extensions_is_granted_whole(bug: Bug) -> None:
+    """One live lease in a batch of extensions covers those that are over."""
+    bug.function("extend", "< cardinality(p_ids) OR v_until <= {s}.now_ms()", "< 1")
+
+
+@mutant("RETRY-5", stores=POSTGRES)
+def an_attempt_is_not_given_back_in_postgres(bug: Bug) -> None:
+    """A job that was released has an attempt less."""
+    bug.statement("save_jobs", "attempts = u.attempts,", "")
+
+
+@mutant("RETRY-3", "CLAIM-2", stores=POSTGRES)
+def a_retry_does_not_wait(bug: Bug) -> None:
+    """A job that failed can be claimed at once, whatever its policy says."""
+    bug.statement("save_jobs", "visible_at = u.visible_at,", "")
+
+
+@mutant("RETRY-4", "LEASE-1", stores=POSTGRES)
+def a_retry_forgets_the_error(bug: Bug) -> None:
+    """The errors of earlier attempts are not kept."""
+    bug.statement("save_jobs", "extra = u.extra,", "")
+
+
+@mutant("RETRY-1", "LEASE-1", stores=POSTGRES)
+def an_outcome_is_kept_for_the_next_lease(bug: Bug) -> None:
+    """What the last holder said of a job is taken for what its next holder said."""
+    rows = bug.postgres("rows")
+
+    def to_job(original: Planted, row: Any, *args: Any) -> Job:
+        job: Job = original(row, *args)
+        if row["extra"] is not None and job.state is not JobState.COMPLETED:
+            extra = rows._decode_extra(row["extra"])
+            job.spent, job.spent_state = extra.spent, extra.spent_state
+        return job
+
+    bug.around(rows, "to_job", to_job)
+
+
+@mutant("KEEP-1", "DEAD-1", stores=POSTGRES, seen_by="a_job_that_has_not_ended_is_never_forgotten")
+def dead_letters_are_forgotten_at_once(bug: Bug) -> None:
+    """A failed or canceled job has no retention."""
+    bug.statement("end_jobs", "u.expires_at,", "u.finished_at,")
+
+
+@mutant("LEASE-1", stores=POSTGRES, seen_by="the_same_outcome_again_gets_the_first_answer_again")
+def an_end_forgets_the_token(bug: Bug) -> None:
+    """Who failed a job and asks again is told that the lease is lost."""
+    bug.statement("end_jobs", "j.token,", "0::bigint,")
+
+
+@mutant("RETRY-4", "DEAD-1", stores=POSTGRES, seen_by="a_permanent_error_fails_at_once")
+def an_end_forgets_why(bug: Bug) -> None:
+    """A dead letter has neither reason nor errors of its last attempt."""
+    bug.statement("end_jobs", "u.extra,", "j.extra,")
+
+
+@mutant("RETRY-1", "DEAD-1", stores=POSTGRES, seen_by="dead_letters_are_listed_oldest_first_with_reason_and_errors")
+def an_end_is_dated_by_the_enqueue(bug: Bug) -> None:
+    """Dead letters are listed in the order in which they were enqueued."""
+    bug.statement("end_jobs", "u.finished_at,", "j.enqueued_at,")
+
+
+@mutant("CANCEL-3", "STATE-1", stores=POSTGRES)
+def a_canceled_job_shows_as_failed(bug: Bug) -> None:
+    """Whatever ends otherwise than by completion is a dead letter."""
+    bug.statement("end_jobs", "u.state,", "6::smallint,")
+
+
+@mutant("LEASE-1", "CANCEL-2", stores=POSTGRES, seen_by="progress_is_recorded_for_the_holder")
+def progress_is_not_written(bug: Bug) -> None:
+    """What a handler says of its progress is acknowledged and lost."""
+
+    def report(original: Planted, unit: Any, *args: Any, **kwargs: Any) -> Any:
+        answers = original(unit, *args, **kwargs)
+        for held in unit.found.values():
+            held.changed = False
+        return answers
+
+    bug.around(bug.postgres("changes"), "report", report)
+
+
+# Replay and purge ---------------------------------------------------------------------------------------------
+
+
+@mutant("DEAD-1", "STATE-3", stores=POSTGRES, seen_by="a_replayed_job_starts_again_under_its_id")
+def a_replayed_job_keeps_its_attempts(bug: Bug) -> None:
+    """A replayed job has no attempts left."""
+    bug.statement("revive_jobs", "u.attempts,", "d.attempts,")
+
+
+@mutant("CLAIM-2", "DEAD-1", stores=POSTGRES, seen_by="a_job_that_comes_back_stands_where_it_became_visible")
+def a_replayed_job_stands_where_it_stood(bug: Bug) -> None:
+    """A replayed job overtakes all that came after its first enqueue."""
+    bug.statement("revive_jobs", "u.visible_at,", "d.visible_at,")
+
+
+@mutant("STATE-3", "DEAD-1", stores=POSTGRES)
+def a_replay_is_not_recorded(bug: Bug) -> None:
+    """The record of a replayed job says nothing of it, and has lost its errors."""
+    bug.statement("revive_jobs", "u.extra", "NULL::bytea")
+
+
+@mutant("DEAD-1", stores=POSTGRES, seen_by="a_purge_by_age_spares_what_has_started_again")
+def a_purge_by_age_takes_what_started_again(bug: Bug) -> None:
+    """The time of the ending that was seen is ignored."""
+
+    def purge(original: Planted, unit: Any, items: Any) -> Any:
+        return original(unit, [replace(item, finished_at=None) for item in items])
+
+    bug.around(bug.postgres("changes"), "purge", purge)
+
+
+@mutant("KEEP-1", "DEAD-1", "EVENT-1", stores=POSTGRES, seen_by="forgetting_makes_no_event_and_a_purge_does")
+def a_purge_makes_no_event(bug: Bug) -> None:
+    """What was purged is gone, and the log says nothing."""
+
+    def purge(original: Planted, unit: Any, items: Any) -> Any:
+        answers = original(unit, items)
+        unit.events.clear()
+        return answers
+
+    bug.around(bug.postgres("changes"), "purge", purge)
+
+
+@mutant("DEAD-1", "KEEP-1", stores=POSTGRES, seen_by="a_purge_by_age_spares_what_has_started_again")
+def a_purged_job_stays_in_the_list(bug: Bug) -> None:
+    """A purge frees the id alone."""
+    bug.statement("forget_jobs", "seq = ANY ($1::bigint[])", "seq = ANY ($1::bigint[]) AND false")
+
+
+@mutant("DEAD-1", stores=POSTGRES)
+def dead_letters_come_newest_first_in_postgres(bug: Bug) -> None:
+    """The list of failed jobs is upside down."""
+    bug.statement("list_dead", "ORDER BY finished_at, seq", "ORDER BY finished_at DESC, seq DESC")
+
+
+@mutant("DEAD-1", stores=POSTGRES, seen_by="dead_letters_are_filtered_by_queue_type_and_error")
+def every_ended_job_is_a_dead_letter(bug: Bug) -> None:
+    """The list of failed jobs reads completed ones, too, and says that there are more."""
+    bug.statement("list_dead", "state = 6", "state >= 6")
+    bug.around(bug.postgres("reads").ListQuery, "matches", lambda *_: True)
+
+
+# What is kept -------------------------------------------------------------------------------------------------
+
+
+@mutant("RESULT-1", stores=POSTGRES, seen_by="the_ttl_of_a_result_can_be_changed_afterwards")
+def a_change_of_the_ttl_is_not_written(bug: Bug) -> None:
+    """A TTL that is set afterwards is acknowledged and forgotten."""
+    bug.statement("save_expiry", "expires_at = u.expires_at", "expires_at = d.expires_at")
+
+
+@mutant("KEEP-1", "RESULT-1", stores=POSTGRES, seen_by="ended_jobs_are_forgotten_after_their_retention_and_not_before")
+def prune_takes_whatever_has_ended(bug: Bug) -> None:
+    """Retention counts for nothing once the pruner comes by."""
+    bug.statement("forgotten_jobs", "expires_at <= $1", "finished_at <= $1")
+
+
+@mutant("KEEP-1", stores=POSTGRES, seen_by="pruning_is_bounded_and_says_when_more_is_left")
+def prune_does_not_say_that_more_is_left(bug: Bug) -> None:
+    """A bounded prune says that it is done."""
+    bug.statement("any_forgotten", "SELECT EXISTS", "SELECT false AND EXISTS")
+
+
+@mutant("KEEP-1", stores=POSTGRES, seen_by="pruning_is_bounded_and_says_when_more_is_left")
+def prune_takes_more_than_its_limit(bug: Bug) -> None:
+    """A prune forgets more than it was asked to."""
+    bug.statement("forgotten_jobs", "LIMIT $2", "LIMIT $2 + 1")
+
+
+@mutant("KEEP-1", "RESULT-1", stores=POSTGRES)
+def stats_count_what_is_forgotten(bug: Bug) -> None:
+    """Jobs past their retention are counted until they are pruned."""
+    bug.statement("counts", "d.expires_at > $3", "true")
+
+
+@mutant("RESULT-1", stores=POSTGRES, seen_by="a_result_in_a_blob_is_named_when_it_is_forgotten")
+def a_blob_is_never_named(bug: Bug) -> None:
+    """What stands in the blob store stays there when its job is forgotten."""
+    bug.statement("drop_blobs", "SELECT unnest($1::text[])", "SELECT unnest($1::text[]) LIMIT 0")
+
+
+@mutant("TIME-1", stores=POSTGRES, seen_by="a_worker_lives_until_its_last_beat_is_over")
+def workers_live_for_ever(bug: Bug) -> None:
+    """A worker that has not been heard of still shows."""
+    bug.statement("workers", "expires_at > {s}.now_ms()", "true")
+
+
+@mutant("TIME-1", stores=POSTGRES, seen_by="a_worker_lives_until_its_last_beat_is_over")
+def a_worker_lives_a_moment_too_long(bug: Bug) -> None:
+    """A worker shows at the very moment at which its last beat is over."""
+    bug.statement("workers", "expires_at > {s}.now_ms()", "expires_at >= {s}.now_ms()")
+
+
+@mutant("TIME-1", stores=POSTGRES, seen_by="a_worker_lives_until_its_last_beat_is_over")
+def each_beat_is_a_start(bug: Bug) -> None:
+    """A worker shows as started when it was last heard of."""
+    bug.statement("beat", "ELSE workers.started_at", "ELSE excluded.seen_at")
+
+
+# Reading ------------------------------------------------------------------------------------------------------
+
+
+@mutant("TENANT-2", "TENANT-1", stores=POSTGRES, seen_by="one_id_of_two_tenants_is_two_jobs")
+def an_id_is_looked_up_in_all_lanes(bug: Bug) -> None:
+    """Who asks for an id gets the job of any tenant that has it."""
+    bug.statement("find", "ids.lane = u.lane AND", "")
+
+
+@mutant("TENANT-1", stores=POSTGRES, seen_by="settings_and_pauses_are_the_tenants_own")
+def stats_are_those_of_all_tenants(bug: Bug) -> None:
+    """The counts of a queue are looked up by its name alone."""
+    bug.statement("counts", "l.tenant = $1 AND", "$1 <> '' AND")
+
+
+@mutant("TENANT-1", stores=POSTGRES, seen_by="counts_and_lists_are_the_tenants_own")
+def a_list_shows_the_whole_line(bug: Bug) -> None:
+    """The list of a queue shows the waiting jobs of all tenants."""
+    bug.statement("list_waiting", "line = $1 AND lane = $2", "line = $1 AND $2::int > 0")
+
+
+@mutant("STATE-1", stores=POSTGRES, seen_by="a_list_comes_in_pages_that_miss_and_repeat_nothing")
+def a_page_begins_with_the_last_of_the_page_before(bug: Bug) -> None:
+    """A list shows a job twice where two pages meet."""
+    bug.statement("list_waiting", "(rank, visible_at, seq) >", "(rank, visible_at, seq) >=")
+
+
+@mutant("STATE-1", "DEAD-1", stores=POSTGRES, seen_by="a_list_comes_in_pages_that_miss_and_repeat_nothing")
+def a_page_passes_over_jobs_of_one_moment(bug: Bug) -> None:
+    """A list misses jobs that ended at the same moment as the last of a page."""
+    bug.statement("list_ended", "(finished_at, seq) > ($3, $4)", "finished_at > $3 AND $4::bigint >= 0")
+
+
+@mutant("STATE-1", stores=POSTGRES, seen_by="a_list_comes_in_pages_that_miss_and_repeat_nothing")
+def running_jobs_are_listed_by_sequence(bug: Bug) -> None:
+    """Leased jobs are not listed in the order of their deadlines."""
+    bug.statement("list_leased", "ORDER BY deadline, seq", "ORDER BY seq")
+
+
+@mutant("STATE-1", stores=POSTGRES, seen_by="becoming_due_shows_as_ready_and_makes_no_event")
+def due_jobs_are_counted_as_scheduled(bug: Bug) -> None:
+    """A job whose time has come is counted in the state in which it was written."""
+    bug.statement("counts", "state IN (1, 3) AND", "false AND")
+
+
+@mutant("STATE-1", stores=POSTGRES, seen_by="the_oldest_ready_job_is_the_oldest_of_all_priorities")
+def the_newest_is_told_as_the_oldest(bug: Bug) -> None:
+    """Since when a queue has been waiting is said by its newest job."""
+    bug.statement("counts", "min(visible_at)", "max(visible_at)")
+
+
+@mutant("TENANT-1", stores=POSTGRES, seen_by="a_tenant_is_listed_while_it_has_jobs_or_settings")
+def a_tenant_with_ended_jobs_is_not_listed(bug: Bug) -> None:
+    """Who has nothing but results is not among the tenants."""
+    bug.statement("lanes_behind", "EXISTS (SELECT FROM {s}.done", "false AND EXISTS (SELECT FROM {s}.done")
+
+
+@mutant("TENANT-1", stores=POSTGRES, seen_by="a_tenant_is_listed_while_it_has_jobs_or_settings")
+def a_tenant_with_settings_is_not_listed(bug: Bug) -> None:
+    """Who has nothing but settings is not among the tenants."""
+    bug.statement("tenants_with_settings", "WHERE tenant > $1", "WHERE false AND tenant > $1")

@@ -1,0 +1,335 @@
+"""Bugs in the log of the PostgreSQL store: what is written there, in which order, for whom, and how it is trimmed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.core.errors import EventsTrimmed
+from tests.mutants.planting import POSTGRES, Bug, Planted, mutant
+
+# What is written ----------------------------------------------------------------------------------------------
+
+
+@mutant("EVENT-1", stores=POSTGRES)
+def a_fresh_batch_makes_no_events(bug: Bug) -> None:
+    """Jobs are taken in, and the log says nothing."""
+    bug.function("enqueue", "{s}.log(v_xid, v_now, v_count,", "{s}.log(v_xid, v_now, 0,")
+
+
+@mutant("EVENT-1", stores=POSTGRES)
+def a_claim_makes_no_events(bug: Bug) -> None:
+    """Jobs are leased, and the log says nothing."""
+    bug.function("claim", "{s}.log(v_xid, v_now, v_count,", "{s}.log(v_xid, v_now, 0,")
+
+
+@mutant("EVENT-1", stores=POSTGRES, seen_by="a_batch_makes_one_event_for_each_item")
+def a_batch_of_completions_makes_one_event(bug: Bug) -> None:
+    """Of several jobs that complete in one call, the log tells of the first."""
+    bug.function("complete", "{s}.log(v_xid, v_now, v_count,", "{s}.log(v_xid, v_now, 1,")
+
+
+@mutant("EVENT-1", stores=POSTGRES)
+def a_completion_is_logged_as_a_failure(bug: Bug) -> None:
+    """The log says that a job failed, and it completed."""
+    bug.function("complete", "'{7}'", "'{8}'")
+
+
+@mutant("EVENT-1", stores=POSTGRES)
+def a_claim_is_logged_with_the_attempt_before(bug: Bug) -> None:
+    """The event of a lease does not count the attempt that it is."""
+    bug.function("claim", "array_agg(f.attempts + 1)", "array_agg(f.attempts)")
+
+
+@mutant("EVENT-3", "EVENT-1", stores=POSTGRES, seen_by="a_batch_over_several_tenants_tells_each_its_own")
+def a_turn_is_logged_with_the_attempt_before(bug: Bug) -> None:
+    """The event of a lease that was given in turns does not count the attempt that it is."""
+    bug.function("claim", "array_agg(p.attempts + 1)", "array_agg(p.attempts)")
+
+
+@mutant("EVENT-1", stores=POSTGRES)
+def a_claim_is_logged_without_its_worker(bug: Bug) -> None:
+    """The log does not say who leased a job."""
+    bug.function("claim", "ARRAY[p_worker]", "ARRAY['']")
+
+
+@mutant("EVENT-1", stores=POSTGRES)
+def a_claim_is_logged_with_another_deadline(bug: Bug) -> None:
+    """The log says that a lease ends when it begins."""
+    bug.function("claim", "ARRAY[v_now + p_lease]", "ARRAY[v_now]")
+
+
+@mutant("EVENT-1", "RESULT-1", stores=POSTGRES, seen_by="a_completion_of_one_does_what_it_does_among_others")
+def a_completion_is_logged_without_its_attempt(bug: Bug) -> None:
+    """The log does not say which attempt completed a job."""
+    bug.function("complete", "v_types, v_attempts, p_tokens", "v_types, '{0}', p_tokens")
+
+
+@mutant("EVENT-1", stores=POSTGRES, seen_by="a_batch_makes_one_event_for_each_item")
+def events_of_a_batch_get_each_others_types(bug: Bug) -> None:
+    """The types in the events of a batch of completions are in another order than its jobs."""
+    bug.function("complete", "array_agg(type ORDER BY i)", "array_agg(type ORDER BY type)")
+
+
+@mutant("EVENT-1", "TIME-1", stores=POSTGRES)
+def events_have_no_time(bug: Bug) -> None:
+    """Every event is told to have been long ago."""
+    bug.function("log", "p_xid, v_n, p_at,", "p_xid, v_n, 0,")
+
+
+@mutant("EVENT-1", stores=POSTGRES)
+def events_lose_their_data(bug: Bug) -> None:
+    """An event of a retry or a failure does not say why, nor when the job comes again."""
+
+    def pack(original: Planted, events: Any) -> Any:
+        *columns, more, numbers = original(events)
+        return (*columns, [b"\x80"] * len(more), numbers)
+
+    bug.around(bug.postgres("log"), "pack", pack)
+
+
+@mutant("EVENT-3", "EVENT-1", stores=POSTGRES, seen_by="a_batch_over_several_tenants_tells_each_its_own")
+def a_batch_is_told_as_the_first_tenants(bug: Bug) -> None:
+    """Events of one call all stand in the stream of the tenant that it named first."""
+
+    def at(_: Planted, column: list[Any], __: int) -> Any:
+        return column[0]
+
+    bug.around(bug.postgres("log"), "_at", at)
+
+
+@mutant("EVENT-1", stores=POSTGRES, seen_by="nothing_that_changed_nothing_makes_an_event")
+def extensions_are_always_logged(bug: Bug) -> None:
+    """Renewals fill the log, although nobody asked for that."""
+
+    def extend(original: Planted, unit: Any, items: Any, **_: Any) -> Any:
+        return original(unit, items, all_events=True)
+
+    async def plain(*_: Any) -> None:
+        return None
+
+    bug.around(bug.postgres("changes"), "extend", extend)
+    bug.around(bug.face, "_extend", plain)
+
+
+@mutant("EVENT-1", stores=POSTGRES, seen_by="extended_and_progressed_are_recorded_only_when_asked_for")
+def progress_is_never_logged(bug: Bug) -> None:
+    """Progress is not in the log, although it was asked for."""
+
+    def report(original: Planted, unit: Any, items: Any, **_: Any) -> Any:
+        return original(unit, items, all_events=False)
+
+    bug.around(bug.postgres("changes"), "report", report)
+
+
+# Order, offsets, tenants --------------------------------------------------------------------------------------
+
+
+@mutant("EVENT-2", stores=POSTGRES)
+def a_page_ends_a_row_of_the_log(bug: Bug) -> None:
+    """Who resumes in the middle of what one call wrote misses the rest of it."""
+    bug.statement("events", "(epoch, xid, n) >= ($1, $2, $3)", "(epoch, xid, n) > ($1, $2, $3)")
+
+
+@mutant("EVENT-2", stores=POSTGRES)
+def a_page_begins_a_row_of_the_log_anew(bug: Bug) -> None:
+    """Who resumes in the middle of what one call wrote sees its beginning again."""
+
+    def unpack(original: Planted, row: Any, _: int, names: Any) -> Any:
+        return original(row, 0, names)
+
+    bug.around(bug.postgres("log"), "unpack", unpack)
+
+
+@mutant("EVENT-2", stores=POSTGRES)
+def the_log_is_read_newest_first(bug: Bug) -> None:
+    """What happened last is told first."""
+    bug.statement("events", "ORDER BY epoch, xid, n", "ORDER BY epoch, xid, n DESC")
+    bug.statement("events", "ORDER BY epoch, xid", "ORDER BY epoch, xid DESC")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="a_transaction_that_commits_late_is_not_passed_over")
+def readers_go_past_open_transactions(bug: Bug) -> None:
+    """What a transaction writes that was open when the log was read is never seen by that reader."""
+    bug.function("horizon", "pg_snapshot_xmin(", "pg_snapshot_xmax(")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="a_transaction_that_commits_late_is_not_passed_over")
+def every_transaction_is_taken_for_one_of_another_database(bug: Bug) -> None:
+    """Readers of the log go past a transaction of this very database that is still open."""
+    bug.function("horizon", "WHERE datid <> (", "WHERE datid IS NOT NULL OR datid <> (")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="what_an_old_transaction_does_is_told_in_its_place")
+def a_completion_is_filed_under_its_own_transaction(bug: Bug) -> None:
+    """A completion in a transaction that began early stands in the log before the lease."""
+    bug.function("complete", "v_last > v_xid", "false")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="what_an_old_transaction_does_is_told_in_its_place")
+def a_change_is_filed_under_its_own_transaction(bug: Bug) -> None:
+    """A failure in a transaction that began early stands in the log before the lease."""
+    bug.computed(bug.postgres("unit").Unit, "place", lambda unit: unit.xid)
+
+
+@mutant("EVENT-3", stores=POSTGRES)
+def a_stream_is_that_of_all_tenants(bug: Bug) -> None:
+    """The stream of a tenant is read without its name."""
+
+    async def events(original: Planted, link: Any, memory: Any, _: str | None, *rest: Any) -> Any:
+        return await original(link, memory, None, *rest)
+
+    bug.around(bug.postgres("reads"), "events", events)
+
+
+# Trimming and readers -----------------------------------------------------------------------------------------
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_leaves_a_gap_that_is_told")
+def the_mark_of_what_is_past_is_too_early(bug: Bug) -> None:
+    """The last event that is gone is said to be there yet."""
+    bug.function("note_gone", "first + gone FROM", "first + gone - 1 FROM")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_leaves_a_gap_that_is_told")
+def a_gap_is_not_told_in_postgres(bug: Bug) -> None:
+    """Who comes from before what is kept reads on as if nothing were missing."""
+
+    async def events(original: Planted, link: Any, memory: Any, tenant: str | None, _: str | None, limit: int) -> Any:
+        try:
+            return await original(link, memory, tenant, _, limit)
+        except EventsTrimmed:
+            return await original(link, memory, tenant, None, limit)
+
+    bug.around(bug.postgres("reads"), "events", events)
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_waits_for_the_slowest_reader")
+def trimming_waits_for_the_fastest_reader_in_postgres(bug: Bug) -> None:
+    """What a slow reader has not seen is trimmed."""
+    bug.statement("slowest_readers", "DISTINCT ON (tenant) tenant,", "'' AS tenant,")
+    bug.statement("slowest_readers", "ORDER BY tenant, epoch, xid, n, k", "ORDER BY epoch, xid, n, k")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_waits_for_the_slowest_reader")
+def trimming_waits_for_nobody(bug: Bug) -> None:
+    """What readers have not seen is trimmed."""
+    bug.statement("slowest_readers", "WHERE tenant = ANY ($1::text[])", "WHERE false AND tenant = ANY ($1::text[])")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_goes_on_past_a_reader_that_fell_too_far_behind")
+def trimming_waits_for_ever_in_postgres(bug: Bug) -> None:
+    """A reader that never comes back keeps the log from being trimmed."""
+    upkeep = bug.postgres("upkeep")
+    bug.constant(upkeep, "EVENTS_BOUND_MS", 10**15, used_by=(upkeep, "trim"))
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_by_time_takes_nothing_young_where_the_clock_was_set_back")
+def one_old_row_takes_all_before_it(bug: Bug) -> None:
+    """The log is taken to be in order of time, also where the clock was set back."""
+    bug.function("trim_stretch", "bool_and(many = count OR at <= p_old) OVER", "bool_or(at <= p_old) OVER")
+    bug.function("trim_stretch", "(PARTITION BY tenant ORDER BY epoch, xid, n, first)", "(PARTITION BY tenant)")
+    bug.function("trim_stretch", "p_tenants = '{}' AND p_old", "false AND p_old")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="readers_register_by_name_and_never_move_back")
+def a_reader_moves_backwards_in_postgres(bug: Bug) -> None:
+    """A reader that is set to an earlier offset holds up trimming again."""
+    bug.statement("set_reader", "(readers.epoch, readers.xid, readers.n, readers.k) <", "(0, 0, 0, 0) <")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="readers_register_by_name_and_never_move_back")
+def a_dropped_reader_stays(bug: Bug) -> None:
+    """A reader that was dropped still holds up trimming."""
+    bug.statement("drop_reader", "name = $2", "name = $2 || ' '")
+
+
+@mutant("EVENT-2", "EVENT-3", stores=POSTGRES, seen_by="readers_register_by_name_and_never_move_back")
+def readers_of_all_tenants_are_told(bug: Bug) -> None:
+    """A tenant sees the readers of others."""
+    bug.statement("readers", "WHERE tenant = $1", "WHERE $1::text IS NOT NULL")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_leaves_a_gap_that_is_told")
+def more_is_trimmed_than_may_go(bug: Bug) -> None:
+    """Fewer events are kept than was asked for."""
+
+    async def trim(original: Planted, link: Any, memory: Any, _: int) -> int:
+        return await original(link, memory, 0)
+
+    bug.around(bug.postgres("upkeep"), "trim", trim)
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
+def what_is_cut_beside_a_flood_is_not_kept(bug: Bug) -> None:
+    """Events of tenants below the level go with those of the tenant that is above it."""
+    bug.function("trim_stretch", "FROM unnest(v_runs) WHERE gone < count) u", "FROM unnest(v_runs) WHERE false) u")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
+def what_is_kept_of_a_row_begins_it_anew(bug: Bug) -> None:
+    """Events that are kept of a call get the offsets of its first ones."""
+    bug.function("trim_stretch", "e.at, u.begins - 1,", "e.at, u.first,")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
+def a_row_that_was_shortened_keeps_all_its_ids(bug: Bug) -> None:
+    """Where some events of a kept row go, those that are left get the ids of those that went."""
+    bug.function("shorten", "ids = ids[u.gone + 1 : u.count]", "ids = ids[1 : u.count - u.gone]")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
+def every_tenant_is_judged_by_the_last_cut(bug: Bug) -> None:
+    """A tenant that lost nothing is told of the gap of another."""
+    bug.statement(
+        "cut_of", "WHERE tenant = $1", "WHERE tenant >= '' OR tenant = $1 ORDER BY epoch DESC, xid DESC, n DESC"
+    )
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
+def readers_of_all_tenants_get_no_gaps(bug: Bug) -> None:
+    """What is gone of one tenant is missing in silence."""
+    bug.statement("cuts", "WHERE (epoch", "WHERE false AND (epoch")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="a_reader_holds_the_events_of_its_tenant_and_nobody_elses")
+def any_tenants_reader_holds_the_log(bug: Bug) -> None:
+    """Trimming waits for readers of other tenants."""
+    bug.statement("slowest_readers", "DISTINCT ON (tenant) tenant,", "'' AS tenant,")
+    bug.statement("slowest_readers", "= ANY ($1::text[])", "= ANY ($1::text[]) OR true")
+    bug.statement(
+        "slowest_readers", "ORDER BY tenant, epoch, xid, n, k", "ORDER BY epoch DESC, xid DESC, n DESC, k DESC"
+    )
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="age_takes_the_events_of_every_tenant")
+def what_is_kept_never_grows_old(bug: Bug) -> None:
+    """Events that were kept beside a flood stay for ever."""
+    bug.function("trim_stretch", "v_runs IS NULL AND p_old >=", "v_runs IS NULL AND 0 >=")
+
+
+# What tenants keep --------------------------------------------------------------------------------------------
+
+
+@mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_batches_and_attempts")
+def a_batch_counts_as_one_job(bug: Bug) -> None:
+    """Of many jobs in one call, one is counted."""
+    bug.function("usage_of", "p_jobs * v_count, 0,", "p_jobs, 0,")
+
+
+@mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_what_a_tenant_keeps")
+def results_are_not_counted(bug: Bug) -> None:
+    """The result of a job costs its tenant nothing."""
+    bug.function("complete_one", "ARRAY[p_lane, 0, 0, octet_length(p_result)]", "ARRAY[p_lane, 0, 0, 0]")
+
+
+@mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_what_a_tenant_keeps")
+def forgotten_jobs_are_still_counted(bug: Bug) -> None:
+    """What retention has taken away counts for ever."""
+    bug.statement("change_usage", "SELECT * FROM unnest(", "SELECT l, 0, k, b FROM unnest(")
+    bug.statement("change_usage", "$4::bigint[])", "$4::bigint[]) AS u (l, j, k, b)")
+
+
+@mutant("TENANT-5", stores=POSTGRES, seen_by="keys_that_outlive_their_job_are_counted")
+def a_key_that_is_taken_again_is_not_counted(bug: Bug) -> None:
+    """A key whose time was over counts as one that is there."""
+    bug.around(bug.postgres("unit").Unit, "_count_keys", lambda *_: None)

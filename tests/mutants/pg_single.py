@@ -1,0 +1,129 @@
+"""Bugs in the functions of the PostgreSQL store that one job alone comes through."""
+
+from __future__ import annotations
+
+from tests.mutants.planting import POSTGRES, Bug, mutant
+
+# Enqueue of one -------------------------------------------------------------------------------------------------
+
+
+@mutant("ENQ-2", stores=POSTGRES)
+def two_jobs_of_one_id_one_by_one(bug: Bug) -> None:
+    """An enqueue of one does not look whether its id was new."""
+    bug.function("enqueue_one", "IF NOT FOUND THEN", "IF false THEN")
+
+
+@mutant("TENANT-5", stores=POSTGRES)
+def an_enqueue_of_one_ignores_the_quota(bug: Bug) -> None:
+    """An enqueue of one is taken in over the quota."""
+    bug.function("enqueue_one", "AND max_waiting IS NOT NULL", "AND false")
+
+
+@mutant("ENQ-8", stores=POSTGRES)
+def the_request_id_of_one_is_not_kept(bug: Bug) -> None:
+    """The same request again is a duplicate of itself."""
+    bug.function("enqueue_one", "p_type, p_request, p_head", "p_type, '', p_head")
+
+
+@mutant("ENQ-5", stores=POSTGRES)
+def the_delay_of_one_is_not_heeded(bug: Bug) -> None:
+    """A delayed job that came alone is visible at once."""
+    bug.function("enqueue_one", "now + p_delay", "now")
+
+
+@mutant("ENQ-5", stores=POSTGRES)
+def the_instant_of_one_is_not_heeded(bug: Bug) -> None:
+    """A job that is to run at an instant runs now if it came alone."""
+    bug.function("enqueue_one", "coalesce(p_run_at,", "coalesce(NULL::bigint,")
+
+
+@mutant("ENQ-5", "CLAIM-2", stores=POSTGRES)
+def one_with_an_instant_in_the_past_overtakes(bug: Bug) -> None:
+    """Who came alone and names an instant in the past stands before those who wait."""
+    bug.function("enqueue_one", "greatest(now, coalesce(p_run_at", "greatest(0, coalesce(p_run_at")
+
+
+@mutant("STATE-1", "ENQ-5", stores=POSTGRES, seen_by="a_job_is_listed_and_counted_in_exactly_one_state")
+def a_delayed_job_that_came_alone_is_written_as_ready(bug: Bug) -> None:
+    """A scheduled job shows as ready."""
+    bug.function("enqueue_one", "THEN 1 ELSE 2 END", "THEN 2 ELSE 2 END")
+
+
+@mutant("EVENT-1", stores=POSTGRES)
+def an_enqueue_of_one_is_not_logged(bug: Bug) -> None:
+    """A job that came alone has no beginning in the log."""
+    bug.function("enqueue_one", "{s}.log(v_xid, now, 1,", "{s}.log(v_xid, now, 0,")
+
+
+# Completion of one ----------------------------------------------------------------------------------------------
+
+
+@mutant("LEASE-1", "TENANT-2", stores=POSTGRES, seen_by="a_token_that_is_not_the_last_one_granted_is_lost")
+def a_completion_of_one_needs_no_token(bug: Bug) -> None:
+    """Whoever knows the address of a running job can complete it."""
+    bug.function("complete_one", "AND j.token = p_token", "")
+
+
+@mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
+def a_completion_of_one_has_no_deadline(bug: Bug) -> None:
+    """A completion past the deadline goes through as long as nobody has reaped the lease."""
+    bug.function("complete_one", "v_job.deadline <= now", "false")
+
+
+@mutant("LEASE-1", stores=POSTGRES, seen_by="at_the_deadline_an_acknowledgement_is_too_late")
+def a_completion_of_one_may_be_a_moment_late(bug: Bug) -> None:
+    """At the very deadline a completion is still accepted."""
+    bug.function("complete_one", "v_job.deadline <= now", "v_job.deadline < now")
+
+
+@mutant("RESULT-1", stores=POSTGRES, seen_by="a_result_is_kept_for_its_ttl_and_then_gone")
+def the_result_of_one_is_kept_for_an_hour(bug: Bug) -> None:
+    """The TTL of a job is ignored when it completes alone."""
+    bug.function("complete_one", "now + v_job.result_ttl", "now + 3600000")
+
+
+@mutant("RESULT-1", stores=POSTGRES)
+def the_result_of_one_is_lost(bug: Bug) -> None:
+    """A job that completes alone has no result."""
+    bug.function("complete_one", "v_job.extra, p_result)", "v_job.extra, NULL)")
+
+
+@mutant("ENQ-3", stores=POSTGRES)
+def the_end_of_one_leaves_its_key(bug: Bug) -> None:
+    """A key that is held until the end is held after it if the job completed alone."""
+    bug.function("complete_one", "v_job.key IS NOT NULL", "false")
+
+
+@mutant("EVENT-1", stores=POSTGRES)
+def the_completion_of_one_is_logged_as_another_end(bug: Bug) -> None:
+    """A completion shows in the log as a failure."""
+    bug.function("complete_one", "'{7}'", "'{8}'")
+
+
+@mutant("EVENT-2", stores=POSTGRES, seen_by="what_an_old_transaction_does_is_told_in_its_place")
+def the_completion_of_one_is_filed_under_its_own_transaction(bug: Bug) -> None:
+    """A completion in a transaction that began early stands in the log before the lease."""
+    bug.function("complete_one", "greatest(v_job.logged, {s}.xid())", "{s}.xid()")
+
+
+# What is told of it ---------------------------------------------------------------------------------------------
+
+_IN_FULL = "an_end_that_is_told_in_full_is_told_as_it_is_kept"
+
+
+@mutant("RESULT-2", stores=POSTGRES, seen_by=_IN_FULL)
+def whoever_waits_is_told_of_no_result(bug: Bug) -> None:
+    """A completion is told with its record, and without the result."""
+    bug.function("complete_one", "encode(p_result, 'base64'))::text", "NULL)::text")
+
+
+@mutant("RESULT-2", "RESULT-1", stores=POSTGRES, seen_by=_IN_FULL)
+def whoever_waits_is_told_of_what_is_gone(bug: Bug) -> None:
+    """A job that is forgotten as it ends is told of as if it were kept."""
+    bug.function("complete_one", "p_tell AND v_job.result_ttl > 0", "p_tell")
+
+
+@mutant("RESULT-2", stores=POSTGRES, seen_by=_IN_FULL)
+def whoever_waits_is_told_another_time(bug: Bug) -> None:
+    """A completion is told with the time of the lease."""
+    bug.function("complete_one", "v_job.claimed_at, now, v_job.attempts", "now, v_job.deadline, v_job.attempts")

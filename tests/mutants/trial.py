@@ -1,0 +1,164 @@
+"""A trial: plant a bug, run the suite, and see which check notices first."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Generator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.testing.conformance import Certificate, Check, Row, Spaces, all_checks, certify, harness
+from holdfast.testing.conformance import certificate as certificates
+from holdfast.testing.conformance.harness import Transaction
+from holdfast.testing.postgres import PostgresServer
+from holdfast.testing.servers import ValkeyServer
+from tests.mutants.planting import CodeMoved, Mutant
+
+_PATIENCE_S = 1.0
+_CHECK_S = 20.0
+_SHARDS = 4
+_FAST = Path("/dev/shm")
+
+
+class Trial(Struct, frozen=True):
+    """What came of one planted bug in one store."""
+
+    mutant: Mutant
+    store: str
+    caught: Row | None
+    runs: int
+    seconds: float = 0.0
+    broken: str = ""
+    """Why this is no trial: the code that the bug changes is gone, or what it was planted in breaks down."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the suite did its work: the planted code ran and did not break down, and a check failed."""
+        return self.caught is not None and self.runs > 0 and not self.broken
+
+    @property
+    def verdict(self) -> str:
+        """The check that noticed, or what is wrong."""
+        if self.broken:
+            return f"BADLY PLANTED: {self.broken}"
+        if self.runs == 0:
+            return "NEVER RAN: the bug is planted where nothing comes by"
+        if self.caught is None:
+            return f"SURVIVED: no check of {', '.join(self.mutant.breaks)} or any other noticed"
+        strayed = "" if self.caught.rule in self.mutant.breaks else f"  (nothing of {', '.join(self.mutant.breaks)})"
+        return f"{self.caught.rule} {self.caught.check}{strayed}"
+
+
+@contextmanager
+def scratch() -> Generator[Callable[[str], str]]:
+    """Gives the URL of a store by its name, at a place that is taken away afterwards; one server serves all calls."""
+    with ExitStack() as stack:
+        place = tempfile.TemporaryDirectory(prefix="holdfast-mutants-", dir=_FAST if _FAST.is_dir() else None)
+        root = stack.enter_context(place)
+        servers: dict[str, ValkeyServer | PostgresServer] = {}
+
+        def url_of(store: str) -> str:
+            if store == "memory":
+                return "memory:mutants-"
+            if store == "file":
+                return f"file:{root}"
+            kind = "postgres" if store == "postgres" else "valkey"
+            if kind not in servers:
+                made = _postgres() if kind == "postgres" else ValkeyServer()
+                servers[kind] = stack.enter_context(made)
+            if store == "postgres":
+                return servers[kind].url(schema="m")
+            return servers[kind].url(shards=_SHARDS if store == "shards" else 1, prefix=store)
+
+        yield url_of
+
+
+def _postgres() -> PostgresServer:
+    """A server that need not last: every check makes a schema, and that is files."""
+    return PostgresServer(durable=False, synchronous_commit=False, autovacuum=False)
+
+
+def baseline(url: str) -> Certificate:
+    """What the suite says of the store as it is."""
+    return asyncio.run(_certify(url))
+
+
+def trial(mutant: Mutant, store: str, url: str, leave_out: Collection[str] = ()) -> Trial:
+    """Run the checks of the rules that should break, then the others, until one notices."""
+    chosen = [check for check in all_checks() if check.name not in leave_out]
+    chosen.sort(key=lambda check: _order(mutant, check))
+    started = time.perf_counter()
+    with (
+        mock.patch.object(harness, "PATIENCE_S", _PATIENCE_S),
+        mock.patch.object(certificates, "CHECK_TIMEOUT_S", _CHECK_S),
+    ):
+        try:
+            result = asyncio.run(_until_one_notices(mutant, store, url, chosen))
+        except CodeMoved as error:
+            result = Trial(mutant, store, None, 0, broken=str(error))
+    return replace(result, seconds=time.perf_counter() - started)
+
+
+async def _until_one_notices(mutant: Mutant, store: str, url: str, chosen: list[Check]) -> Trial:
+    runs = 0
+    for check in chosen:
+        # Each in places of its own: what other checks left behind must not be taken for the bug.
+        with mutant.planted(store) as bug:
+            row = await _try(url, check)
+        runs += bug.runs
+        if bug.script_errors:
+            return Trial(mutant, store, None, runs, broken=f"what it was planted in fails: {bug.script_errors[0]}")
+        # The control: without the bug it holds.
+        if not row.held and (await _try(url, check)).held:
+            return Trial(mutant, store, row, runs)
+    return Trial(mutant, store, None, runs)
+
+
+async def _try(url: str, check: Check) -> Row:
+    spaces = Spaces(url, _locate(url), exact=url.startswith("postgresql:"))
+    try:
+        return await certificates.try_check(check, spaces, _transaction(url))
+    finally:
+        await spaces.remove()
+
+
+async def _certify(url: str) -> Certificate:
+    return await certify(url, locate=_locate(url), transaction=_transaction(url))
+
+
+def _locate(url: str) -> Callable[[str, str], str] | None:
+    return _beside if url.startswith(("redis:", "postgresql:")) else None
+
+
+def _beside(url: str, place: str) -> str:
+    """A place on the server of `scratch`, which goes as a whole: nobody has to take away what is left there."""
+    return f"{url}-{place}"
+
+
+def _transaction(url: str) -> Transaction | None:
+    """A way to open a transaction of a caller's own, where the store can join one. [ENQ-7]"""
+
+    @asynccontextmanager
+    async def transaction() -> AsyncGenerator[Any]:
+        # The driver is the store's, and is found like it.
+        connection: Any = await import_module("asyncpg").connect(url.partition("?")[0])
+        try:
+            async with connection.transaction():
+                yield connection
+        finally:
+            await connection.close()
+
+    return transaction if url.startswith("postgresql:") else None
+
+
+def _order(mutant: Mutant, check: Check) -> tuple[bool, int]:
+    rule = mutant.breaks.index(check.rule) if check.rule in mutant.breaks else len(mutant.breaks)
+    return check.name != mutant.seen_by, rule

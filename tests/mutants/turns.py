@@ -1,0 +1,275 @@
+"""Bugs in who gets which job, and in what one tenant sees of another. They reach into the stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappush
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core import fairness
+from holdfast.core.job import Claimed, ClaimRequest, Job, JobKey
+from holdfast.store import Hint, Listener, QueueStats, Signal
+from tests.mutants.planting import FACES, Bug, Planted, mutant
+
+# Order --------------------------------------------------------------------------------------------------------
+
+
+def _reorder(bug: Bug, place: Callable[[Job], tuple[int, int, int]]) -> None:
+    """Have the memory store keep ready jobs in another order."""
+
+    def put_in_line(original: Planted, store: Any, job: Job, now: int) -> None:
+        original(store, job, now)
+        lane = store._lines[job.queue].lanes[job.tenant]
+        lane.ready = [(*place(ready), ready) for *_, ready in lane.ready]
+        heapify(lane.ready)
+
+    bug.around(bug.memory.MemoryStore, "_put_in_line", put_in_line)
+
+
+@mutant("CLAIM-2")
+def priority_ignored(bug: Bug) -> None:
+    """Jobs come in the order of time alone."""
+
+    def new_row(original: Planted, *args: Any) -> Any:
+        row = original(*args)
+        return (*row[:4], 4, *row[5:])
+
+    if bug.store == "memory":
+        _reorder(bug, lambda job: (0, job.visible_at, job.seq))
+    else:
+        bug.around(bug.file("rows"), "new_row", new_row)
+
+
+@mutant("CLAIM-2")
+def fifo_reversed(bug: Bug) -> None:
+    """Of two jobs that became visible at the same moment, the one sent last comes first."""
+    if bug.store == "memory":
+        _reorder(bug, lambda job: (-job.envelope.priority, job.visible_at, -job.seq))
+    else:
+        next_job = (bug.file("claims")._Picker, "_next")
+        bug.query("VISIBLE", "ORDER BY visible_at, seq", "ORDER BY visible_at, seq DESC", used_by=next_job)
+
+
+@mutant("CLAIM-1", "ENQ-5", stores=("memory",))
+def delayed_job_promoted_twice(bug: Bug) -> None:
+    """A job whose time has come is put in line twice."""
+
+    def promote(original: Planted, store: Any, line: Any, now: int) -> None:
+        due = [job for at, _, job in line.later if at <= now and bug.memory._waits(at, job)]
+        original(store, line, now)
+        for job in due:
+            entry = (-job.envelope.priority, job.visible_at, job.seq + 0.5, job.snapshot())
+            heappush(line.lanes[job.tenant].ready, entry)
+
+    bug.around(bug.memory.MemoryStore, "_promote", promote)
+
+
+@mutant("CLAIM-5")
+def paused_queue_hands_out(bug: Bug) -> None:
+    """A pause shows in the stats and stops nothing."""
+
+    def first(original: Planted, lane: Any) -> Any:
+        paused, lane.paused = lane.paused, False
+        job = original(lane)
+        lane.paused = paused
+        return job
+
+    if bug.store == "memory":
+        bug.around(bug.memory, "_first", first)
+    else:
+        bug.sql("lane_paused", "SELECT paused", "SELECT 0")
+        bug.sql("lanes_entering", "AND paused = 0", "")
+
+
+@mutant("CLAIM-3", stores=FACES)
+def next_look_is_never_told(bug: Bug) -> None:
+    """An empty claim does not say when the next job is due."""
+
+    async def claim(original: Planted, store: Any, request: ClaimRequest) -> Claimed:
+        return replace(await original(store, request), next_at=None)
+
+    bug.answer("claim", claim)
+
+
+@mutant("CLAIM-3", stores=FACES)
+def wake_up_is_lost(bug: Bug) -> None:
+    """Nobody is told that a job became visible."""
+
+    def listen(original: Planted, store: Any, listener: Listener, *rest: Any) -> Any:
+        def deaf(signal: Signal) -> None:
+            if signal.hint is not Hint.READY:
+                listener(signal)
+
+        return original(store, deaf, *rest)
+
+    bug.around(bug.face, "listen", listen)
+
+
+@mutant("CANCEL-2", stores=FACES)
+def running_handler_is_not_told_of_its_cancel(bug: Bug) -> None:
+    """The hint that a running job was canceled does not come."""
+
+    def listen(original: Planted, store: Any, listener: Listener, *rest: Any) -> Any:
+        def deaf(signal: Signal) -> None:
+            if signal.hint is not Hint.CANCELED:
+                listener(signal)
+
+        return original(store, deaf, *rest)
+
+    bug.around(bug.face, "listen", listen)
+
+
+@mutant("CLAIM-1", stores=FACES)
+def claim_gives_more_than_was_asked_for(bug: Bug) -> None:
+    """A claim of N hands out N + 1."""
+
+    async def claim(original: Planted, store: Any, request: ClaimRequest) -> Claimed:
+        return await original(store, replace(request, limit=request.limit + 1))
+
+    bug.answer("claim", claim)
+
+
+# Turns --------------------------------------------------------------------------------------------------------
+
+
+def _around_cost(bug: Bug, cost: Planted) -> None:
+    if bug.store == "memory":
+        bug.around(bug.memory.MemoryStore, "_cost", cost)
+    else:
+        bug.around(bug.file("transaction").Transaction, "cost", cost)
+
+
+@mutant("TENANT-4")
+def fairness_off(bug: Bug) -> None:
+    """A turn costs nothing: the first tenant is served until it has no more."""
+
+    def cost(*_: Any) -> int:
+        return 0
+
+    _around_cost(bug, cost)
+
+
+@mutant("TENANT-4")
+def weights_ignored(bug: Bug) -> None:
+    """All tenants get the same share, whatever their weight."""
+
+    def cost(*_: Any) -> int:
+        return fairness.STRIDE
+
+    _around_cost(bug, cost)
+
+
+@mutant("TENANT-4")
+def newcomer_catches_up(bug: Bug) -> None:
+    """A tenant that comes late gets all the turns that it was not there for."""
+
+    def entry(_: Planted, own: int, __: int) -> int:
+        return own
+
+    bug.around(fairness, "entry", entry)
+
+
+@mutant("TENANT-4")
+def coming_back_gains_a_turn(bug: Bug) -> None:
+    """A tenant that leaves and comes back enters at the minimum, although it was further."""
+
+    def entry(_: Planted, __: int, floor: int) -> int:
+        return floor
+
+    bug.around(fairness, "entry", entry)
+
+
+@mutant("TENANT-4", stores=FACES)
+def queues_without_rotation(bug: Bug) -> None:
+    """A claim over several queues empties the first before it looks at the next."""
+
+    async def claim(original: Planted, store: Any, request: ClaimRequest) -> Claimed:
+        jobs: list[Job] = []
+        for queue in request.queues:
+            part = replace(request, queues=(queue,), limit=request.limit - len(jobs))
+            jobs += (await original(store, part)).jobs if part.limit else []
+        rest = await original(store, replace(request, limit=request.limit - len(jobs)))
+        return replace(rest, jobs=jobs)
+
+    bug.answer("claim", claim)
+
+
+# Tenants ------------------------------------------------------------------------------------------------------
+
+
+@mutant("TENANT-2", "TENANT-1", stores=FACES)
+def tenant_filter_dropped_in_get(bug: Bug) -> None:
+    """Who asks for an id gets the job of any tenant that has it."""
+
+    async def get(original: Planted, store: Any, keys: Sequence[JobKey]) -> list[Job | None]:
+        found: list[Job | None] = await original(store, keys)
+        for number, key in enumerate(keys):
+            for tenant in await store.tenants() if found[number] is None else ():
+                found[number] = found[number] or (await original(store, [key._replace(tenant=tenant)]))[0]
+        return found
+
+    bug.answer("get", get)
+
+
+@mutant("TENANT-1", "TENANT-2", stores=FACES)
+def tenant_filter_dropped_in_stats(bug: Bug) -> None:
+    """The counts of a queue are those of all tenants together."""
+
+    async def stats(original: Planted, store: Any, tenant: str, queues: Sequence[str] | None = None) -> Any:
+        own: list[QueueStats] = await original(store, tenant, queues)
+        names = [mine.queue for mine in own]
+        for other in await store.tenants():
+            for mine, theirs in zip(own, await original(store, other, names), strict=True):
+                for state, count in theirs.counts.items() if other != tenant else ():
+                    mine.counts[state] += count
+        return own
+
+    bug.answer("stats", stats)
+
+
+@mutant("EVENT-3", stores=FACES)
+def tenant_filter_dropped_in_events(bug: Bug) -> None:
+    """A tenant's stream shows everybody's events."""
+
+    async def events(original: Planted, store: Any, _: str | None, *rest: Any) -> Any:
+        return await original(store, None, *rest)
+
+    bug.answer("events", events)
+
+
+@mutant("TENANT-5")
+def quota_ignored(bug: Bug) -> None:
+    """There is always room."""
+
+    def over_quota(*_: Any) -> None:
+        return None
+
+    if bug.store == "memory":
+        bug.around(bug.memory.MemoryStore, "_over_quota", over_quota)
+    else:
+        bug.around(bug.file("transaction").Transaction, "over_quota", over_quota)
+
+
+@mutant("TENANT-5")
+def replay_gets_around_the_quota(bug: Bug) -> None:
+    """A full queue takes replayed jobs."""
+    replaying: list[bool] = []
+
+    def over_quota(original: Planted, *args: Any) -> Any:
+        return None if replaying else original(*args)
+
+    def replay(original: Planted, *args: Any) -> Any:
+        replaying.append(True)
+        try:
+            return original(*args)
+        finally:
+            replaying.pop()
+
+    if bug.store == "memory":
+        bug.around(bug.memory.MemoryStore, "_over_quota", over_quota)
+        bug.around(bug.memory.MemoryStore, "_replay", replay)
+    else:
+        bug.around(bug.file("transaction").Transaction, "over_quota", over_quota)
+        bug.around(bug.file("changes"), "_replay_one", replay)

@@ -1,0 +1,393 @@
+"""Workers that wait and are handed jobs as they come: what is this server's own. The rest is in ../test_offers.py.
+
+Invariants verified:
+- trouble with an offer never costs what a claim got, and a job whose message is late still takes up room
+- nobody is counted as listening before he does or after he left; a dead line leaves nobody deaf
+- under a long transaction offers pause, and nothing else does
+- what joins a caller's transaction is handed to nobody
+"""
+
+import asyncio
+import contextlib
+
+import asyncpg
+import pytest
+
+from holdfast import Queue
+from holdfast.core import waiters as core_waiters
+from holdfast.core.errors import StoreError
+from holdfast.core.job import JobState
+from holdfast.stores.postgres import lanes
+from tests.chaos.workers import TENANT
+from tests.eventually import eventually
+from tests.stores.handing_off import SOON_S, Runs, place, waiting, working
+from tests.stores.load import complete, key, new, wish
+from tests.stores.postgres.support import judge, opened
+
+BROKEN = "RAISE 'broken'"
+
+
+@pytest.fixture
+async def queue(url):
+    async with Queue(url, tenant=TENANT) as queue:
+        yield queue
+
+
+@pytest.fixture
+async def admin(postgres, database):
+    """A connection of somebody's."""
+    connection = await asyncpg.connect(postgres.url(database))
+    yield connection
+    await connection.close()
+
+
+async def edit(admin, function, old, new):
+    """Change a function of the store in this database."""
+    text = await admin.fetchval(f"SELECT pg_get_functiondef('holdfast.{function}'::regproc)")
+    assert old in text
+    await admin.execute(text.replace(old, new))
+
+
+async def state_of(store, id_, queue="mail"):
+    [found] = await store.get([key(id_, queue=queue)])
+    return None if found is None else found.state
+
+
+@contextlib.contextmanager
+def slow_to_listen(monkeypatch):
+    """Whoever opens a channel of his own is held up until `go_on` is set; `begun` says that he is."""
+    listen = asyncpg.Connection.add_listener
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def add_listener(connection, channel, callback):
+        if channel.startswith("hfp"):
+            begun.set()
+            await go_on.wait()
+        await listen(connection, channel, callback)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncpg.Connection, "add_listener", add_listener)
+        yield begun, go_on
+
+
+# A claim ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [2, 5])
+async def test_a_claim_keeps_what_it_got_when_its_offer_fails(store, offers, admin, limit):
+    """The offer cannot be made, or not taken away: the jobs are ours by then."""
+    async with place(store, offers) as (post, _):
+        await store.enqueue([new("a"), new("b")])
+        await edit(admin, "make_offer", "BEGIN", f"BEGIN {BROKEN};")
+        await edit(admin, "take_back", "IF p_leave THEN", f"IF p_leave THEN {BROKEN};")
+        claimed = await post.claim(wish(limit))
+        assert [found.id for found in claimed.jobs] == ["a", "b"]
+        answers = await store.finish([complete(found) for found in claimed.jobs])
+        assert [answer.state for answer in answers] == [JobState.COMPLETED] * 2
+        # Where nothing would be lost, whoever asks is told.
+        if limit > 2:
+            with pytest.raises(StoreError, match="broken"):
+                await post.claim(wish(limit))
+
+
+async def test_a_claim_gives_what_it_got_while_it_is_worth_something(store, offers, admin):
+    """An offer that hangs must not use up the leases of the jobs that came with the claim."""
+    async with place(store, offers) as (post, _):
+        await store.enqueue([new("a"), new("b")])
+        await edit(admin, "make_offer", "BEGIN", "BEGIN PERFORM pg_sleep(60);")
+        claimed = await post.claim(wish(5, lease_ms=6000))
+        answers = await store.finish([complete(found) for found in claimed.jobs])
+        assert [answer.state for answer in answers] == [JobState.COMPLETED] * 2
+
+
+async def test_a_job_whose_message_is_late_takes_up_room(store, url, offers, admin, monkeypatch):
+    """It is leased and will come: nobody counts on its place, however often he claims meanwhile."""
+    monkeypatch.setattr(core_waiters, "IN_FLIGHT_S", 10 * SOON_S)
+    await edit(admin, "tell", "COMMIT;", "COMMIT; PERFORM pg_advisory_xact_lock_shared(42);")
+    async with place(store, offers, limit=2) as (post, came), opened(url) as other:
+        await admin.execute("SELECT pg_advisory_lock(42)")
+        sending = asyncio.create_task(other.enqueue([new("late")]))
+        await eventually(lambda: state_of(store, "late"), lambda found: found is JobState.LEASED)
+        more = asyncio.create_task(other.enqueue([new("a"), new("b"), new("c")]))
+        await eventually(lambda: state_of(store, "c"), lambda found: found is JobState.READY)
+        jobs = []
+        for n in (2, 1, 1):
+            jobs += (await post.claim(wish(n))).jobs
+        assert [found.id for found in jobs] == ["a"]
+        await admin.execute("SELECT pg_advisory_unlock(42)")
+        await sending
+        await more
+        await eventually(lambda: [found.id for found in came], lambda ids: ids == ["late"])
+        assert [found.id for found in (await post.claim(wish(2))).jobs] == ["b", "c"]
+
+
+@pytest.mark.parametrize("how", ["it ends", "its line is cut"])
+async def test_a_claim_leaves_no_offer_when_nobody_hears_it_any_more(store, offers, admin, hang_up, how):
+    async with place(store, offers) as (post, _):
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        claim = post._claim
+
+        async def slow_claim(request):
+            begun.set()
+            await go_on.wait()
+            return await claim(request)
+
+        post._claim = slow_claim
+        claiming = asyncio.create_task(post.claim(wish(2)))
+        await begun.wait()
+        if how == "it ends":
+            await post.close()
+        else:
+            await hang_up()
+            await eventually(lambda: post._ear.number == 0, every_s=0.001)
+        go_on.set()
+        await claiming
+        assert await admin.fetch("SELECT * FROM holdfast.offers WHERE until > 0") == []
+        if how == "it ends":
+            assert await admin.fetch("SELECT * FROM holdfast.offer_places") == []
+
+
+async def test_an_offer_that_comes_late_replaces_no_newer_one(store, offers, admin):
+    """It was on its way when the worker lost patience."""
+    async with place(store, offers):
+        (post, channel, number) = await admin.fetchrow("SELECT post, channel, number FROM holdfast.offers")
+        call = "holdfast.make_offer($1, $2, $3, '{1}', '{1}', 9, 60000, 20000, 'w', ARRAY[value])"
+        late = f"SELECT {call} FROM holdfast.generation"
+        assert await admin.fetchval(late, post, channel, number - 1) is False
+        assert await admin.fetchval("SELECT (number, given) = ($1::bigint, 2) FROM holdfast.offers", number)
+
+
+# Listening ----------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_offers_before_he_listens(store, offers, heard, monkeypatch):
+    came = []
+    with slow_to_listen(monkeypatch) as (begun, go_on):
+        post = store.open_inbox(lambda claimed, sent: came.extend(claimed.jobs))
+        await begun.wait()
+        await post.claim(wish(2))
+        assert await offers() == 0
+        go_on.set()
+        await eventually(lambda: post._ear.number != 0)
+    await post.claim(wish(2))
+    assert await offers() == 1
+    await post.close()
+    await eventually(heard, lambda found: found == 0)
+
+
+async def test_a_place_that_ends_before_it_was_heard_leaves_nothing(store, offers, heard, admin, monkeypatch):
+    async with place(store, offers):
+        with slow_to_listen(monkeypatch) as (begun, go_on):
+            post = store.open_inbox(lambda *_: None)
+            await begun.wait()
+            await post.close()
+            go_on.set()
+            await eventually(heard, lambda found: found == 1)
+            connection = store._ears._connection
+            await eventually(lambda: len([name for name in connection._listeners if name.startswith("hfp")]) == 1)
+
+
+async def test_a_connection_that_ends_while_a_place_does_is_no_surprise(store, offers, monkeypatch):
+    """As when the store is closed at once: the driver says so in a way of its own."""
+    prepare = asyncpg.Connection._get_statement
+
+    async def ended(connection, query, *args, **options):
+        found = await prepare(connection, query, *args, **options)
+        if query.startswith("UNLISTEN"):
+            connection.terminate()
+        return found
+
+    async with place(store, offers) as (post, _):
+        monkeypatch.setattr(asyncpg.Connection, "_get_statement", ended)
+        before = set(store._ears._tasks)
+    (task,) = store._ears._tasks - before
+    await asyncio.wait([task])
+    assert task.exception() is None
+    assert post._ear.number == 0
+
+
+@pytest.mark.parametrize("who", ["comes", "goes"])
+async def test_a_worker_that_comes_or_goes_on_a_dead_line_leaves_no_other_deaf(proxy, far, store, offers, asked, who):
+    """Its request is never answered; the line is found dead all the same."""
+    other = far.open_inbox(lambda *_: None)
+    async with place(far, offers) as (post, came):
+        await eventually(lambda: other._ear.number != 0)
+        number = post._ear.number
+        proxy.freeze(new=False)
+        if who == "comes":
+            another = far.open_inbox(lambda *_: None)
+        else:
+            other._ear.stop()
+            another = other
+        await eventually(lambda: post._ear.number not in (0, number))
+
+        async def offered():
+            with contextlib.suppress(StoreError):
+                await post.claim(wish(2))
+            return await asked("SELECT max(post) FROM holdfast.offers WHERE until > 0") == post._ear.number
+
+        await eventually(offered)
+        await store.enqueue([new("x")])
+        await eventually(lambda: [found.id for found in came], lambda ids: ids == ["x"])
+        proxy.thaw()
+        await another.close()
+        await other.close()
+
+
+# What is handed over ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 3000, 3900, 4000, 4001, 5000, 100_000])
+async def test_a_payload_that_is_too_large_for_a_message_goes_by_hint(store, offers, size):
+    """Any bytes, and a name with all that JSON has to escape; what comes is what was put in."""
+    id_ = 'a "b" \\ \U0001f600 ' + "\u00e9" * 80
+    payload = (bytes(range(256)) * (size // 256 + 1))[:size]
+    async with place(store, offers) as (post, came):
+        await store.enqueue([new(id_, payload, headers={"\u20ac": "\x01\x7f"})])
+        if await state_of(store, id_) is JobState.LEASED:
+            assert size <= 4000
+            (found,) = await eventually(lambda: came)
+        else:
+            assert size > 3000
+            (found,) = (await post.claim(wish(2))).jobs
+        assert (found.id, found.envelope.payload) == (id_, payload)
+        assert found == (await store.get([found.key]))[0]
+
+
+async def test_what_joins_a_transaction_is_handed_to_nobody(store, offers, admin):
+    """And it is in nobody's way: it locks no offer."""
+    async with place(store, offers) as (post, came):
+        async with admin.transaction():
+            await store.enqueue([new("joined")], connection=admin)
+            await store.enqueue([new("free")])
+            await eventually(lambda: [found.id for found in came], lambda ids: ids == ["free"])
+            assert (await post.claim(wish(2))).jobs == []
+        assert await state_of(store, "joined") is JobState.READY
+        assert [found.id for found in (await post.claim(wish(2))).jobs] == ["joined"]
+
+
+async def test_a_handle_behind_a_pooler_hands_over_and_is_handed_nothing(store, postgres, database, offers):
+    async with place(store, offers) as (_, came), opened(postgres.url(database, test_clock=1, listen=0)) as pooled:
+        assert pooled.open_inbox(lambda *_: None) is None
+        await pooled.enqueue([new("x")])
+        await eventually(lambda: [found.id for found in came], lambda ids: ids == ["x"])
+
+
+async def test_schemas_that_begin_alike_are_strangers(postgres, empty_database):
+    """Also where the name of the channel has no room for all of the schema's."""
+    urls = [postgres.url(empty_database, schema="s" * 59 + end, test_clock=1) for end in "ab"]
+    came = {}
+    async with contextlib.AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(opened(url)) for url in urls]
+        for n, store in enumerate(stores):
+            post = store.open_inbox(lambda claimed, sent, n=n: came.setdefault(n, []).extend(claimed.jobs))
+            stack.push_async_callback(post.close)
+            await eventually(lambda post=post: post._ear.number)
+            await post.claim(wish(2))
+        for n, store in enumerate(stores):
+            await store.enqueue([new(f"{n}")])
+        found = await eventually(lambda: came, lambda came: len(came) == 2)
+        assert {n: [j.id for j in jobs] for n, jobs in found.items()} == {0: ["0"], 1: ["1"]}
+
+
+async def test_a_message_of_other_data_teaches_nothing(store, url, offers, admin):
+    """The numbers in it may mean another tenant's queue by now. [TENANT-3]"""
+    async with place(store, offers) as (_, came):
+        known = store._memory.place
+        store._memory.meet(f"{known.split()[0]} another-generation")
+        lanes.forget(store.address.place)
+        async with opened(url) as near:
+            await near.enqueue([new("x")])
+        await eventually(lambda: came)
+        assert store._memory.by_number == {}
+        store._memory.meet(known)
+
+
+# Bad days -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def long_transaction(connection):
+    """What is dead stays, while this is open."""
+    async with connection.transaction(isolation="repeatable_read"):
+        await connection.fetchval("SELECT count(*) FROM holdfast.jobs.definition")
+        yield
+
+
+async def test_where_looking_takes_long_nothing_is_offered_for_a_while(store, url, offers, admin):
+    """Hundreds of pages of the dead stand before what an enqueue has to look at; it says so, and goes on."""
+    await store.enqueue([new(f"dead-{n}", b"x" * 1800) for n in range(2000)])
+    async with long_transaction(admin), opened(url) as other:
+        while jobs := (await store.claim(wish(1000))).jobs:
+            await store.finish([complete(found) for found in jobs])
+        async with place(store, offers) as (post, came):
+            for n in range(3):
+                await other.enqueue([new(f"{n}")])
+                assert await state_of(store, f"{n}") is JobState.READY
+                assert await offers() == 0
+                claimed = await eventually(lambda: post.claim(wish(2)), lambda found: found.jobs)
+                assert [found.id for found in claimed.jobs] == [f"{n}"]
+                await store.finish([complete(found) for found in claimed.jobs])
+                assert (await post.claim(wish(2))).jobs == []
+                assert await offers() == 0
+            post._tired_until = 0.0  # Enough of it.
+            assert (await post.claim(wish(2))).jobs == []
+            assert await offers() == 1
+            assert came == []
+
+
+async def test_where_old_versions_pile_up_nothing_is_offered(store, offers, admin, postgres, database):
+    async with long_transaction(admin), place(store, offers) as (post, came):
+        postgres.sql(
+            "INSERT INTO holdfast.offers SELECT n, 0, 1, 1, 1, 0, false, repeat('x', 60), 'w' "
+            "FROM generate_series(1, 5000) n; DELETE FROM holdfast.offers WHERE post <= 5000",
+            database,
+        )
+        assert (await post.claim(wish(2))).jobs == []
+        assert await offers() == 0
+        await store.enqueue([new("x")])
+        assert await state_of(store, "x") is JobState.READY
+        assert [found.id for found in (await post.claim(wish(2))).jobs] == ["x"]
+        assert await offers() == 0
+    assert await admin.fetch("SELECT * FROM holdfast.offers") == []
+    await admin.execute("VACUUM holdfast.offers")
+    async with place(store, offers) as (_, came):
+        await store.enqueue([new("y")])
+        await eventually(lambda: [found.id for found in came], lambda ids: ids == ["y"])
+
+
+async def test_prune_forgets_the_offers_of_the_dead_alone(store, offers, admin):
+    async with place(store, offers):
+        living = await admin.fetchval("SELECT post FROM holdfast.offers")
+        await admin.execute("UPDATE holdfast.offers SET until = 0")  # As in the middle of a claim.
+        for post, until in ((1, 0), (2, 5), (3, 2**60)):
+            row = "INSERT INTO holdfast.offers VALUES ($1, $2, 1, 1, 1, 0, false, 'x', 'w')"
+            await admin.execute(row, post, until)
+            await admin.execute("INSERT INTO holdfast.offer_places VALUES (7, 0, $1)", post)
+        await store.prune(100)
+        assert [row["post"] for row in await admin.fetch("SELECT post FROM holdfast.offers ORDER BY 1")] == [3, living]
+        found = await admin.fetch("SELECT DISTINCT post FROM holdfast.offer_places ORDER BY 1")
+        assert [row["post"] for row in found] == [3, living]
+
+
+async def test_a_server_that_was_killed_has_no_offers_and_workers_offer_anew(durable):
+    url = durable.url(test_clock=1, timeout_s=2)
+    runs = Runs()
+
+    def offers():
+        return int(durable.sql("SELECT count(*) FROM holdfast.offers WHERE until > 0")[0][0])
+
+    async with Queue(url, tenant=TENANT) as queue, working(url, runs.job, concurrency=2):
+        await waiting(offers, 1)
+        before = durable.sql("SELECT post FROM holdfast.offers")
+        await asyncio.to_thread(durable.kill)
+        await asyncio.to_thread(durable.restart)
+        await waiting(offers, 1)
+        assert durable.sql("SELECT post FROM holdfast.offers") != before
+        for n in range(5):
+            assert await queue.enqueue_and_wait(runs.job.message(n), id=f"{n}", timeout=SOON_S) == n
+        jobs = await judge(queue.store)
+        assert {found.attempts for found in jobs.values()} == {1}
+    assert runs.all == [f"{n}" for n in range(5)]
+    assert durable.sql("SELECT count(*) FROM holdfast.offers") == [["0"]]
+    assert durable.sql("SELECT count(*) FROM holdfast.offer_places") == [["0"]]
