@@ -96,7 +96,7 @@ def heard(request, kind, server):
     prefix = request.getfixturevalue("prefix")
 
     async def count():
-        return len(server.command("PUBSUB", "CHANNELS", f"{prefix}:post:*"))
+        return len(server.command("PUBSUB", "CHANNELS", f"{prefix}:inbox:*"))
 
     return count
 

@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import InvalidOption
 from holdfast.opening import parse_url
-from holdfast.stores.redis.address import SCHEMES, Host, Kind, Tls, read
+from holdfast.stores.redis.address import SCHEMES, Host, Tls, Topology, parse_address
 
 
 def address(url):
-    return read(parse_url(url))
+    return parse_address(parse_url(url))
 
 
 def test_a_bare_url_means_the_usual_server():
     found = address("redis://")
-    assert (found.kind, found.hosts, found.db) == (Kind.SINGLE, (Host("localhost", 6379),), 0)
+    assert (found.topology, found.hosts, found.db) == (Topology.SINGLE, (Host("localhost", 6379),), 0)
     assert (found.username, found.password, found.tls) == (None, None, None)
     assert (found.prefix, found.shards, found.timeout_s, found.connect_timeout_s) == ("hf", None, 5, 5)
     assert found.connections == 32
@@ -44,13 +44,13 @@ def test_hosts_and_databases_are_found(url, hosts, db):
 
 def test_a_socket_has_a_path_and_no_host():
     found = address("redis+unix:///run/a%20b/valkey.sock?db=2")
-    assert (found.kind, found.path, found.hosts, found.db) == (Kind.UNIX, "/run/a b/valkey.sock", (), 2)
+    assert (found.topology, found.path, found.hosts, found.db) == (Topology.UNIX, "/run/a b/valkey.sock", (), 2)
     assert address("valkey+unix://u:p@/s.sock").username == "u"
 
 
 def test_sentinel_has_a_service_and_credentials_of_its_own():
     found = address("redis+sentinel://u:p@a/my%20jobs?sentinel_username=su&sentinel_password=sp%40")
-    assert (found.kind, found.service) == (Kind.SENTINEL, "my jobs")
+    assert (found.topology, found.service) == (Topology.SENTINEL, "my jobs")
     assert (found.username, found.password) == ("u", "p")
     assert (found.sentinel_username, found.sentinel_password) == ("su", "sp@")
 

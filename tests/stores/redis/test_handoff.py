@@ -52,11 +52,11 @@ async def test_what_was_offered_is_taken_back_also_while_the_line_is_away(store,
     try:
         async with place(store, offers) as (post, came):
             valkey.command("CLIENT", "KILL", "TYPE", "pubsub")
-            await eventually(lambda: not post._ears.hears(post._channel), every_s=0.001)
+            await eventually(lambda: not post._listener.is_subscribed(post._channel), every_s=0.001)
             await near.enqueue([new("a"), new("b")])
             assert [j.id for j in (await post.claim(wish(2))).jobs] == ["a", "b"]
             await eventually(heard, lambda found: found == 1)
-            await eventually(lambda: post._ears.hears(post._channel))
+            await eventually(lambda: post._listener.is_subscribed(post._channel))
             await near.enqueue([new("c")])
             [found] = await near.get([key("c")])
             assert found.state is JobState.READY
@@ -94,17 +94,17 @@ async def test_a_place_waits_for_what_the_server_has_sent(monkeypatch):
         async def run(self, *_args, **_options):
             return self.answers.pop(0)
 
-    class Ears:
+    class RedisListener:
         take, ended = None, False
 
-        def post(self, _channel, take):
+        def open_inbox(self, _channel, take):
             self.take = take
             return self.end
 
         def end(self):
             self.ended = True
 
-        def hears(self, _channel):
+        def is_subscribed(self, _channel):
             return True
 
     class Store:
@@ -116,19 +116,19 @@ async def test_a_place_waits_for_what_the_server_has_sent(monkeypatch):
 
     monkeypatch.setattr(redis_offers, "IN_FLIGHT_S", 10 * SOON_S)
     monkeypatch.setattr(redis_offers, "handed_over", lambda token: (1, 0, [Job(token)]))
-    ears, came = Ears(), []
-    post = redis_offers.RedisInbox(Shards(), ears, Store(), lambda claimed, sent: came.extend(claimed.jobs))
+    listener, came = RedisListener(), []
+    post = redis_offers.RedisInbox(Shards(), listener, Store(), lambda claimed, sent: came.extend(claimed.jobs))
     await post.claim(wish(3))
-    ears.take(1)
+    listener.take(1)
     leaving = asyncio.create_task(post.close())
     for token in (2, 3):
         await asyncio.sleep(0.01)
         assert not leaving.done()
-        ears.take(token)
+        listener.take(token)
     async with asyncio.timeout(SOON_S):
         await leaving
     assert came == [Job(1), Job(2), Job(3)]
-    assert ears.ended
+    assert listener.ended
 
 
 # A message that is lost -----------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ async def test_a_place_waits_for_what_the_server_has_sent(monkeypatch):
 @contextlib.contextmanager
 def line_that_keeps(post):
     """What is sent to this place, which does not get it."""
-    kept, posts = [], post._ears._posts
+    kept, posts = [], post._listener._inboxes
     take, posts[post._channel] = posts[post._channel], kept.append
     yield kept
     posts[post._channel] = take

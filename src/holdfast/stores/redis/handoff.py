@@ -27,7 +27,7 @@ from holdfast.store import REPAIR_LIMIT, FinishAnswer
 from holdfast.stores.redis.claims import leased
 from holdfast.stores.redis.keys import key_of
 from holdfast.stores.redis.messages import handed_over
-from holdfast.stores.redis.notifications import Ears
+from holdfast.stores.redis.notifications import RedisListener
 from holdfast.stores.redis.records import encode
 from holdfast.stores.redis.shards import BATCH, Shards
 
@@ -41,12 +41,12 @@ class _Store(Protocol):
 class RedisInbox:
     """One worker's claims and offers, on a store with one shard. Belongs to one event loop."""
 
-    def __init__(self, shards: Shards, ears: Ears, store: _Store, deliver: Deliver) -> None:
+    def __init__(self, shards: Shards, listener: RedisListener, store: _Store, deliver: Deliver) -> None:
         self._shards = shards
-        self._ears = ears
+        self._listener = listener
         self._store = store
         self._deliver = deliver
-        self._channel = f"{shards.prefix}:post:{uuid4().hex}".encode()
+        self._channel = f"{shards.prefix}:inbox:{uuid4().hex}".encode()
         self._registrations = Registrations()
         self._request: ClaimRequest | None = None
         self._learned = 0
@@ -58,14 +58,14 @@ class RedisInbox:
         self._lost: set[int] = set()
         """The tokens that were released. Their messages, should they come after all, are ignored."""
         self._came = asyncio.Event()
-        self._stop = ears.post(self._channel, self._take)
+        self._stop = listener.open_inbox(self._channel, self._take)
 
     @property
     def needs_claim(self) -> bool:
         return self._registrations.needs_claim
 
     async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:
-        heard = request.lease_ms >= MIN_LEASE_MS and self._ears.hears(self._channel)
+        heard = request.lease_ms >= MIN_LEASE_MS and self._listener.is_subscribed(self._channel)
         if not heard and self._request is None:
             return await self._store.claim(request)
         await self._release([token for token, (_, lost_at) in self._awaited.items() if lost_at <= boot_time()])

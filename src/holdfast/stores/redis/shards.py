@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreError, StoreMismatch, StoreUnavailable
-from holdfast.stores.redis.client import Link
+from holdfast.stores.redis.client import RedisClient
 from holdfast.stores.redis.keys import shard_key, shard_of
 from holdfast.stores.redis.records import encode
 from holdfast.stores.redis.scripts import SCRIPTS
@@ -32,10 +32,10 @@ _AWAITED = frozenset({"enqueue", "finish"})
 
 
 class Shards:
-    """The shards of one store, over one link."""
+    """The shards of one store, over one client."""
 
-    def __init__(self, link: Link, prefix: str, settings: bytes) -> None:
-        self.link = link
+    def __init__(self, client: RedisClient, prefix: str, settings: bytes) -> None:
+        self.client = client
         self.prefix = prefix
         self.count = 0
         self._settings = settings
@@ -46,19 +46,19 @@ class Shards:
         """Find how the store is laid out, or lay it out. Raises StoreMismatch if it is so otherwise."""
         first = shard_key(self.prefix, 0)
         stands = 0 if frozen else -1
-        default = wanted or (CLUSTER_SHARDS if self.link.is_cluster else 1)
+        default = wanted or (CLUSTER_SHARDS if self.client.is_cluster else 1)
         format_, count, frozen_at = await self._lay_out(first, default, stands)
         if format_ != FORMAT:
-            reason = f"{self.link.shown} has jobs of format {format_}, this version reads {FORMAT}"
+            reason = f"{self.client.shown} has jobs of format {format_}, this version reads {FORMAT}"
             cure = "finish them with the version that made them, or name another prefix with ?prefix=NAME"
             raise StoreMismatch(f"{reason}; {cure}")
         if wanted is not None and count != wanted:
             have = f"{count} shard{'s' * (count > 1)}"
             cure = "leave `shards` out of the URL, or use another `prefix`"
-            raise StoreMismatch(f"{self.prefix!r} at {self.link.shown} is laid out in {have}, not {wanted}; {cure}")
+            raise StoreMismatch(f"{self.prefix!r} at {self.client.shown} is laid out in {have}, not {wanted}; {cure}")
         if (frozen_at >= 0) != frozen:
             made = "with" if frozen_at >= 0 else "without"
-            raise StoreMismatch(f"{self.prefix!r} at {self.link.shown} was made {made} test_clock=frozen")
+            raise StoreMismatch(f"{self.prefix!r} at {self.client.shown} was made {made} test_clock=frozen")
         self.settle(count)
         await asyncio.gather(*(self._lay_out(key, count, frozen_at) for key in self._keys[1:]))
 
@@ -69,7 +69,7 @@ class Shards:
 
     async def _lay_out(self, key: str, count: int, frozen_at: int) -> list[int]:
         request = encode((FORMAT, count, frozen_at))
-        return await self.link.run(SCRIPTS["layout"], key, (self._settings, request), repeat=True)
+        return await self.client.run(SCRIPTS["layout"], key, (self._settings, request), repeat=True)
 
     def of(self, tenant: str) -> int:
         """Where a tenant lives."""
@@ -83,7 +83,7 @@ class Shards:
         """Run a script on one shard."""
         args = (self._settings, request, *more)
         awaited = name in _AWAITED
-        answer = await self.link.run(SCRIPTS[name], self._keys[shard], args, repeat=repeat, others_first=awaited)
+        answer = await self.client.run(SCRIPTS[name], self._keys[shard], args, repeat=repeat, subscribers_first=awaited)
         failpoint.hit("redis.after_script")
         return answer
 
@@ -119,7 +119,7 @@ class Shards:
                 good[shard] = answer
                 continue
             if isinstance(answer, asyncio.CancelledError):
-                answer = StoreUnavailable(f"{self.link.shown}: shard {shard} gave no answer in {timeout_s:g} s")  # noqa: PLW2901
+                answer = StoreUnavailable(f"{self.client.shown}: shard {shard} gave no answer in {timeout_s:g} s")  # noqa: PLW2901
             if not isinstance(answer, StoreError):
                 raise answer
             self._sick[shard] = clock() + SICK_S

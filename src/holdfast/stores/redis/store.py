@@ -87,11 +87,11 @@ from holdfast.store import (
 )
 from holdfast.stores.redis import doctor, reads, records, trimming
 from holdfast.stores.redis.claims import Claims
-from holdfast.stores.redis.client import Link
+from holdfast.stores.redis.client import RedisClient
 from holdfast.stores.redis.handoff import RedisInbox
 from holdfast.stores.redis.keys import lane_of, names_of
 from holdfast.stores.redis.messages import signals
-from holdfast.stores.redis.notifications import Ears
+from holdfast.stores.redis.notifications import RedisListener
 from holdfast.stores.redis.records import ELSEWHERE, STATES, encode
 from holdfast.stores.redis.scripts import SCRIPTS
 from holdfast.stores.redis.shards import BATCH, Shards
@@ -116,16 +116,18 @@ _decode_worker = msgspec.json.Decoder(WorkerInfo).decode
 class RedisStore:
     """Jobs on a Redis or Valkey server, or on a cluster of them. Belongs to one event loop."""
 
-    def __init__(self, link: Link, options: CommonOptions, *, prefix: str = "hf", shards: int | None = None) -> None:
+    def __init__(
+        self, client: RedisClient, options: CommonOptions, *, prefix: str = "hf", shards: int | None = None
+    ) -> None:
         self.options = options
         self.keeper = Keeper(self, options)
-        self._link = link
+        self._client = client
         self._wanted = shards
         keep = options.retention
         settings = encode((keep.failed_ms, keep.canceled_ms, options.all_events, _EXPIRED_PRINT))
-        self._shards = Shards(link, prefix, settings)
+        self._shards = Shards(client, prefix, settings)
         self._claims = Claims(self._shards)
-        self._ears: Ears | None = None
+        self._listener: RedisListener | None = None
         self._capabilities = _capabilities(
             1, doctor.Durability(durable=False, survives_power_loss=False, note="Not open yet.")
         )
@@ -137,42 +139,42 @@ class RedisStore:
 
     @property
     def calls_at_once(self) -> int:
-        return self._link.connections
+        return self._client.connections
 
     async def open(self) -> None:
         async with self._opening:
-            if self._ears is not None:
+            if self._listener is not None:
                 return
             try:
                 await self._find_ready()
             except BaseException:
-                await self._link.distrust()  # Nobody would close what was never open.
+                await self._client.drop_connections()  # Nobody would close what was never open.
                 raise
-            self._ears = Ears(self._link, self._shards.prefix, signals)
+            self._listener = RedisListener(self._client, self._shards.prefix, signals)
 
     async def _find_ready(self) -> None:
         """Connect, and see that the server is fit for us and laid out as we think. Raises StoreError."""
-        await self._link.open()
-        await doctor.refuse_eviction(self._link)
+        await self._client.open()
+        await doctor.refuse_eviction(self._client)
         # A user who may not publish would leave everybody else deaf to what he does.
-        await self._link.command(b"", "PUBLISH", f"{self._shards.prefix}:hello", "")
+        await self._client.command(b"", "PUBLISH", f"{self._shards.prefix}:hello", "")
         await self._shards.lay_out(self._wanted, frozen=self.options.test_clock == "frozen")
-        self._capabilities = _capabilities(self._shards.count, await doctor.durability(self._link))
+        self._capabilities = _capabilities(self._shards.count, await doctor.durability(self._client))
 
     async def close(self) -> None:
         await self.keeper.close()
-        ears, self._ears = self._ears, None
-        if ears is not None:
-            await ears.close()
-        await self._link.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.close()
+        await self._client.close()
 
     async def sibling(self) -> RedisStore:
         # It is open without having been connected: its connections belong to the event loop that will use it.
-        link = self._link.sibling()
-        other = RedisStore(link, self.options, prefix=self._shards.prefix, shards=self._opened.count)
+        client = self._client.sibling()
+        other = RedisStore(client, self.options, prefix=self._shards.prefix, shards=self._opened.count)
         other._shards.settle(self._opened.count)
         other._capabilities = self._capabilities
-        other._ears = Ears(link, self._shards.prefix, signals)
+        other._listener = RedisListener(client, self._shards.prefix, signals)
         return other
 
     async def now(self) -> int:
@@ -185,9 +187,9 @@ class RedisStore:
 
     def listen(self, listener: Listener, hints: Collection[Hint] = ALL_HINTS) -> Callable[[], None]:
         _ = self._opened
-        if self._ears is None:
+        if self._listener is None:
             raise StoreUnavailable(_CLOSED)
-        return self._ears.listen(listener, hints)
+        return self._listener.listen(listener, hints)
 
     # Jobs -------------------------------------------------------------------------------------------------
 
@@ -214,11 +216,11 @@ class RedisStore:
 
     def open_inbox(self, deliver: Deliver) -> WorkerInbox | None:
         _ = self._opened
-        if self._ears is None:
+        if self._listener is None:
             raise StoreUnavailable(_CLOSED)
-        if self._shards.count > 1 or self._link.is_cluster:
+        if self._shards.count > 1 or self._client.is_cluster:
             return None
-        return RedisInbox(self._shards, self._ears, self, deliver)
+        return RedisInbox(self._shards, self._listener, self, deliver)
 
     async def filled(self, claimed: Claimed) -> Claimed:
         """Claimed jobs with their large payloads."""
@@ -485,7 +487,7 @@ class RedisStore:
         shards = self._opened
         keys = [shards.key(n) for n in range(shards.count)]
         layout = f"{shards.count} shard{'s' * (shards.count > 1)} under {shards.prefix!r}"
-        return await doctor.findings(self._link, prefix=shards.prefix, shards=keys, scripts=SCRIPTS, layout=layout)
+        return await doctor.findings(self._client, prefix=shards.prefix, shards=keys, scripts=SCRIPTS, layout=layout)
 
     async def erase(self) -> None:
         """Remove everything under this prefix. Only for places of tests: raises Unsupported without `test_clock`."""
@@ -502,7 +504,7 @@ class RedisStore:
 
     @property
     def _opened(self) -> Shards:
-        if self._ears is None:
+        if self._listener is None:
             raise StoreUnavailable(_CLOSED)
         return self._shards
 
@@ -535,7 +537,7 @@ class RedisStore:
 
     async def _add_payloads(self, key: str, places: Sequence[int], jobs: list[Job | None]) -> None:
         wanted = [(n, job) for n in places if (job := jobs[n]) is not None]
-        payloads = await self._link.command(key, "HMGET", key, *(job.id.encode() for _, job in wanted), repeat=True)
+        payloads = await self._client.command(key, "HMGET", key, *(job.id.encode() for _, job in wanted), repeat=True)
         for (n, job), payload in zip(wanted, payloads, strict=True):
             jobs[n] = None if payload is None else records.with_payload(job, payload)
 

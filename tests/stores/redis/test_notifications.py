@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from holdfast.core.errors import StoreUnavailable
 from holdfast.opening import parse_url
 from holdfast.store import ALL_HINTS, Hint, Signal
-from holdfast.stores.redis.address import read
-from holdfast.stores.redis.client import Link
-from holdfast.stores.redis.notifications import Ears
+from holdfast.stores.redis.address import parse_address
+from holdfast.stores.redis.client import RedisClient
+from holdfast.stores.redis.notifications import RedisListener
 from holdfast.testing.servers import HOST, ValkeyCluster, ValkeySentinel, ValkeyServer
 from tests.eventually import eventually
 
@@ -46,20 +46,20 @@ class Listening:
 
 
 class Place:
-    """Ears on a link, and a way to publish beside them."""
+    """RedisListener on a client, and a way to publish beside them."""
 
     def __init__(self, url, prefix, **changes):
         linger_s = changes.pop("linger_s", 1.0)
-        self.link = Link(replace(read(parse_url(url)), **changes))
+        self.client = RedisClient(replace(parse_address(parse_url(url)), **changes))
         self.prefix = prefix
-        self.ears = Ears(self.link, prefix, decode, linger_s=linger_s)
+        self.listener = RedisListener(self.client, prefix, decode, linger_s=linger_s)
 
     async def __aenter__(self):
         return self
 
     async def __aexit__(self, *_):
-        await self.ears.close()
-        await self.link.close()
+        await self.listener.close()
+        await self.client.close()
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ READY, DONE = Hint.READY, Hint.DONE
 
 async def test_what_is_published_is_heard(place, publish):
     listening = Listening()
-    place.ears.listen(listening, {READY, DONE})
-    await place.ears.ready()
+    place.listener.listen(listening, {READY, DONE})
+    await place.listener.ready()
     await listening.until(Signal(READY), Signal(DONE))
     assert publish(READY, "a b") == 1
     assert publish(DONE, "c") == 1
@@ -98,11 +98,11 @@ async def test_what_is_published_is_heard(place, publish):
 async def test_a_subscription_that_begins_says_look_again(place, publish):
     """A change may fall between the look at the store and the moment from which hints come."""
     listening = Listening()
-    place.ears.listen(listening, {READY})
+    place.listener.listen(listening, {READY})
     assert publish(READY, "missed") == 0
     await listening.until(Signal(READY))
     later = Listening()
-    place.ears.listen(later, {READY, DONE})
+    place.listener.listen(later, {READY, DONE})
     await later.until(Signal(DONE))  # READY was there all the time: nothing can have been missed.
     publish(READY, "a")
     await later.until(Signal(READY, queue="a"))
@@ -111,9 +111,9 @@ async def test_a_subscription_that_begins_says_look_again(place, publish):
 
 async def test_the_server_sends_only_what_somebody_wants(place, publish, valkey, prefix):
     everything, done = Listening(), Listening()
-    stop = place.ears.listen(everything, ALL_HINTS)
-    place.ears.listen(done, {DONE})
-    await place.ears.ready()
+    stop = place.listener.listen(everything, ALL_HINTS)
+    place.listener.listen(done, {DONE})
+    await place.listener.ready()
     assert channels(valkey, prefix) == {f"{prefix}:{hint.value}" for hint in Hint}
     stop()
     stop()
@@ -127,23 +127,23 @@ async def test_the_server_sends_only_what_somebody_wants(place, publish, valkey,
 async def test_a_hint_left_and_wanted_again_at_once_goes_on(place, publish, valkey, prefix):
     """Its subscription lingers, so whoever comes back has nothing to wait for and nothing to look at again."""
     stays, listening = Listening(), Listening()
-    place.ears.listen(stays, {DONE})
-    stop = place.ears.listen(listening, {READY})
+    place.listener.listen(stays, {DONE})
+    stop = place.listener.listen(listening, {READY})
     await listening.until(Signal(READY))
     for _ in range(50):
         stop()
-        stop = place.ears.listen(listening, {READY})
-        await place.ears.ready()
+        stop = place.listener.listen(listening, {READY})
+        await place.listener.ready()
         assert publish(READY, "a") == 1
         await listening.until(Signal(READY, queue="a"))
 
 
 async def test_a_hint_left_and_wanted_again_after_it_was_given_up_is_confirmed_anew(url, prefix, publish, valkey):
     async with Place(url, prefix, linger_s=0) as place:
-        place.ears.listen(Listening(), {DONE})
+        place.listener.listen(Listening(), {DONE})
         listening = Listening()
         for _ in range(20):
-            stop = place.ears.listen(listening, {READY})
+            stop = place.listener.listen(listening, {READY})
             await listening.until(Signal(READY))
             assert publish(READY, "a") == 1
             await listening.until(Signal(READY, queue="a"))
@@ -154,19 +154,19 @@ async def test_a_hint_left_and_wanted_again_after_it_was_given_up_is_confirmed_a
 async def test_the_connection_ends_with_the_last_listener(url, prefix, valkey):
     async with Place(url, prefix, linger_s=0) as place:
         for _ in range(3):
-            stop = place.ears.listen(Listening(), {READY})
-            await place.ears.ready()
+            stop = place.listener.listen(Listening(), {READY})
+            await place.listener.ready()
             assert channels(valkey, prefix) == {f"{prefix}:ready"}
             stop()
             await eventually(lambda: channels(valkey, prefix), lambda found: not found)
-            assert await eventually(lambda: not place.ears._tasks)
+            assert await eventually(lambda: not place.listener._tasks)
 
 
 async def test_a_listener_that_comes_soon_finds_the_connection_open(place, valkey):
     before = int(valkey.info("stats")["total_connections_received"])
     for _ in range(5):
-        stop = place.ears.listen(Listening(), {READY})
-        await place.ears.ready()
+        stop = place.listener.listen(Listening(), {READY})
+        await place.listener.ready()
         stop()
     made = int(valkey.info("stats")["total_connections_received"]) - before
     assert made == 2  # Ours, and the one that asked just now.
@@ -184,15 +184,15 @@ async def test_listeners_that_come_and_go_for_long_find_the_connection_open(url,
     """The connection's time to linger is counted from the last listener that left, not from the first."""
     async with Place(url, prefix, linger_s=600) as place:
         for _ in range(2):
-            stop = place.ears.listen(Listening(), {READY})
-            await place.ears.ready()
+            stop = place.listener.listen(Listening(), {READY})
+            await place.listener.ready()
             stop()
-        timer = place.ears._relaxing
+        timer = place.listener._relaxing
         timer.cancel()
-        place.ears._relax(At(timer.when()))  # 600 s after the first has left.
+        place.listener._relax(At(timer.when()))  # 600 s after the first has left.
         assert channels(valkey, prefix)
-        place.ears._relaxing.cancel()
-        place.ears._relax(At(place.ears._left_at + 600))
+        place.listener._relaxing.cancel()
+        place.listener._relax(At(place.listener._left_at + 600))
         await eventually(lambda: not channels(valkey, prefix))
 
 
@@ -201,8 +201,8 @@ async def test_a_listener_that_fails_takes_nothing_from_the_others(place, publis
         raise ValueError(signal)
 
     listening = Listening()
-    place.ears.listen(fails, {READY})
-    place.ears.listen(listening, {READY})
+    place.listener.listen(fails, {READY})
+    place.listener.listen(listening, {READY})
     await listening.until(Signal(READY))
     publish(READY, "a")
     publish(READY, "b")
@@ -219,15 +219,15 @@ async def test_a_listener_may_end_itself_and_others(place, publish):
             stop()
 
     last = Listening()
-    stops = [place.ears.listen(once, {READY}) for _ in range(3)]
-    place.ears.listen(last, {READY})
+    stops = [place.listener.listen(once, {READY}) for _ in range(3)]
+    place.listener.listen(last, {READY})
     await last.until(Signal(READY))
     assert heard == [Signal(READY)]
 
 
 async def test_a_message_that_cannot_be_read_means_look(place, publish, caplog):
     listening = Listening()
-    place.ears.listen(listening, {READY})
+    place.listener.listen(listening, {READY})
     await listening.until(Signal(READY))
     publish(READY, "broken")
     await listening.until(Signal(READY))
@@ -237,9 +237,9 @@ async def test_a_message_that_cannot_be_read_means_look(place, publish, caplog):
 async def test_after_a_lost_connection_everybody_looks_again(far_url, prefix, proxy, publish, caplog):
     async with Place(far_url, prefix) as place:
         listening, done = Listening(), Listening()
-        place.ears.listen(listening, {READY, DONE})
-        place.ears.listen(done, {DONE})
-        await place.ears.ready()
+        place.listener.listen(listening, {READY, DONE})
+        place.listener.listen(done, {DONE})
+        await place.listener.ready()
         await listening.until(Signal(READY), Signal(DONE))
         await done.until(Signal(DONE))
         for _ in range(3):
@@ -249,14 +249,14 @@ async def test_after_a_lost_connection_everybody_looks_again(far_url, prefix, pr
             await done.until(Signal(DONE))
         publish(DONE, "a")
         await done.until(Signal(DONE, queue="a"))
-        assert caplog.text.count("hints may be late") == 3
+        assert caplog.text.count("notifications may be late") == 3
 
 
 async def test_a_server_killed_and_restarted_is_heard_again(prefix):
     with ValkeyServer() as server:
         async with Place(server.url(), prefix) as place:
             listening = Listening()
-            place.ears.listen(listening, {READY})
+            place.listener.listen(listening, {READY})
             await listening.until(Signal(READY))
             server.kill()
             server.restart()
@@ -268,7 +268,7 @@ async def test_a_server_killed_and_restarted_is_heard_again(prefix):
 async def test_a_connection_that_is_half_open_is_left(far_url, prefix, proxy, publish):
     async with Place(far_url, prefix, timeout_s=0.2) as place:
         listening = Listening()
-        place.ears.listen(listening, {READY})
+        place.listener.listen(listening, {READY})
         await listening.until(Signal(READY))
         proxy.freeze(new=False)
         publish(READY, "missed")
@@ -281,7 +281,7 @@ async def test_a_connection_that_is_half_open_is_left(far_url, prefix, proxy, pu
 async def test_silence_alone_ends_no_connection(far_url, prefix, proxy, publish):
     async with Place(far_url, prefix, timeout_s=0.1) as place:
         listening = Listening()
-        place.ears.listen(listening, {READY})
+        place.listener.listen(listening, {READY})
         await listening.until(Signal(READY))
         asked = proxy.counts.requests
         await eventually(lambda: proxy.counts.requests, lambda requests: requests >= asked + 4)
@@ -294,8 +294,8 @@ async def test_ready_does_not_wait_for_a_server_that_is_away(far_url, prefix, pr
     async with Place(far_url, prefix) as place:
         proxy.refuse()
         listening = Listening()
-        place.ears.listen(listening, {READY})
-        await place.ears.ready()
+        place.listener.listen(listening, {READY})
+        await place.listener.ready()
         assert listening.heard == []
         await proxy.accept()
         await listening.until(Signal(READY))
@@ -307,9 +307,9 @@ async def test_a_user_who_may_not_listen_is_told_so_once(prefix, caplog):
         server.command("ACL", "SETUSER", "ann", "on", ">secret", "~*", "+@all", "resetchannels")
         async with Place(f"redis://ann:secret@{HOST}:{server.port}", prefix) as place:
             listening = Listening()
-            place.ears.listen(listening, {READY})
-            await place.ears.ready()
-            await eventually(lambda: caplog.text.count("refuses to send hints"), lambda times: times >= 3)
+            place.listener.listen(listening, {READY})
+            await place.listener.ready()
+            await eventually(lambda: caplog.text.count("refuses to send notifications"), lambda times: times >= 3)
             assert [record.levelname for record in caplog.records][:3] == ["WARNING", "DEBUG", "DEBUG"]
             server.command("ACL", "SETUSER", "ann", f"&{prefix}:*")
             await listening.until(Signal(READY))
@@ -318,7 +318,7 @@ async def test_a_user_who_may_not_listen_is_told_so_once(prefix, caplog):
 async def test_a_cluster_carries_hints_from_any_node_to_any(cluster, prefix):
     async with Place(cluster.url(), prefix) as place:
         listening = Listening()
-        place.ears.listen(listening, {READY})
+        place.listener.listen(listening, {READY})
         await listening.until(Signal(READY))
         for number, node in enumerate(cluster.nodes):
             node.command("PUBLISH", f"{prefix}:ready", f"q{number}")
@@ -329,7 +329,7 @@ async def test_a_node_that_died_is_left_for_another(prefix):
     with ValkeyCluster(3, cluster_require_full_coverage=False) as cluster:
         async with Place(cluster.url(), prefix) as place:
             listening = Listening()
-            place.ears.listen(listening, {READY})
+            place.listener.listen(listening, {READY})
             await listening.until(Signal(READY))
             heard_by = [node for node in cluster.nodes if channels(node, prefix)]
             assert len(heard_by) == 1
@@ -344,7 +344,7 @@ async def test_a_failover_of_sentinel_is_followed(prefix):
     with ValkeySentinel() as sentinel:
         async with Place(sentinel.url(), prefix, connect_timeout_s=1) as place:
             listening = Listening()
-            place.ears.listen(listening, {READY})
+            place.listener.listen(listening, {READY})
             await listening.until(Signal(READY))
             new = await asyncio.to_thread(sentinel.failover)
             await listening.until(Signal(READY))
@@ -354,24 +354,24 @@ async def test_a_failover_of_sentinel_is_followed(prefix):
 
 async def test_closed_ears_are_deaf(place, publish):
     listening = Listening()
-    stop = place.ears.listen(listening, {READY})
+    stop = place.listener.listen(listening, {READY})
     await listening.until(Signal(READY))
-    await place.ears.close()
-    await place.ears.close()
+    await place.listener.close()
+    await place.listener.close()
     assert publish(READY, "a") == 0
     assert listening.heard == []
     stop()
-    await place.ears.ready()
+    await place.listener.ready()
     with pytest.raises(StoreUnavailable, match="closed"):
-        place.ears.listen(listening, {READY})
+        place.listener.listen(listening, {READY})
 
 
 async def test_closing_ends_an_attempt_to_connect(far_url, prefix, proxy):
     async with Place(far_url, prefix) as place:
         proxy.freeze()
-        place.ears.listen(Listening(), {READY})
-        waiting = asyncio.create_task(place.ears.ready())
+        place.listener.listen(Listening(), {READY})
+        waiting = asyncio.create_task(place.listener.ready())
         await eventually(lambda: proxy.open_connections)
-        await place.ears.close()
+        await place.listener.close()
         await waiting
-        assert not place.ears._tasks
+        assert not place.listener._tasks
