@@ -114,7 +114,7 @@ def test_what_is_shown_has_no_password_and_no_options(url, shown):
         ("redis://h/-1", "store", "number of a database"),
         ("redis://h?db=1", "db", "no such option"),
         ("redis+unix://host/s.sock", "store", "redis+unix:///run/valkey.sock"),
-        ("redis+unix://", "store", "no socket"),
+        ("redis+unix://", "store", "the path of the socket is missing"),
         ("rediss+unix:///s.sock", "store", "is not one of"),
         ("redis+sentinel://a,b", "store", "redis+sentinel://HOST1,HOST2/SERVICE"),
         ("redis+sentinel://a/b/c", "store", "name of the service"),
