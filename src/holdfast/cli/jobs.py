@@ -92,7 +92,8 @@ def enqueue(
 
     On a terminal, or where standard input is empty, a job is enqueued without arguments.
     """
-    from holdfast.extensions import SingleTenant, known_types
+    from holdfast.budgets import read_counts
+    from holdfast.extensions import known_types
     from holdfast.jobs.definition import Message, with_policy
 
     if delay is not None and run_at is not None:
@@ -112,8 +113,7 @@ def enqueue(
 
     async def act(bound: Queue) -> None:
         known = await known_types(bound.store, bound.tenant)
-        if not isinstance(bound.store, SingleTenant):
-            await bound.usage()  # Budgets are judged by counts that are read later: this process would end before.
+        await read_counts(bound.store, bound.tenant)
         ticket = await bound.enqueue(with_policy(message, known), **options)
         answer: dict[str, Any] = {
             "status": ticket.status,
