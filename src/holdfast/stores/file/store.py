@@ -100,6 +100,7 @@ class FileStore:
     ) -> None:
         self._directory = Path(directory).expanduser().absolute()
         self._create = create
+        self.created = False
         self._unsafe_fs = unsafe_fs
         self._group = group
         self.options = options
@@ -125,8 +126,11 @@ class FileStore:
 
     def _start(self, frozen_at: int | None) -> Engine:
         if not self._create and not (self._directory / database.NAME).exists():
-            raise StoreUnavailable(f"there is no store in {self._directory}; it is made by the first enqueue or worker")
-        database.prepare(self._directory, frozen_at=frozen_at, unsafe_fs=self._unsafe_fs, group=self._group)
+            reason = "check the path; the first enqueue or worker creates a store"
+            raise StoreUnavailable(f"there is no store in {self._directory}: {reason}")
+        self.created = database.prepare(
+            self._directory, frozen_at=frozen_at, unsafe_fs=self._unsafe_fs, group=self._group
+        )
         settings = Settings(self.options.retention, self.options.all_events, self.options.keep_events)
         engine = Engine(self._directory, settings)
         with contextlib.ExitStack() as undo:
