@@ -34,7 +34,7 @@ class RedisConnection(asyncio.Protocol):
         self._closed = self._loop.create_future()
         self.on_reply: Callable[[Any], bool] | None = None
         """Called with each reply as it arrives. If it returns True, the reply is not queued for `read`."""
-        # redis-py has no public way to hand over the transport. Without it, redis-py has nothing left to close.
+        # redis-py has no public way to give up the transport. Without it, redis-py has nothing left to close.
         self._writer: asyncio.StreamWriter = redis_py_connection._writer  # noqa: SLF001
         redis_py_connection._reader = redis_py_connection._writer = None  # noqa: SLF001
         self._transport = self._writer.transport

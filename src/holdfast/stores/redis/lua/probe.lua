@@ -1,40 +1,40 @@
--- Says whether a claim over all tenants may find something here, and how much of it is this shard's fair share, without
--- claiming.   uses: lanes
+-- Says whether a claim over all tenants may find jobs in this shard, and what its fair share is, without claiming.
+--   uses: lanes
 --
 -- request: { queues }
--- Answers { now, 1 if it may, when to look again or -1, weight of the tenants that may have visible work, in turns of
---   weight 0.0001 }.
+-- Answers { now, 1 if it may find jobs, when to ask again or NONE, weight of the tenants that may have visible work, in units
+--   of 0.0001 }. Safe to repeat. Reads the indexes of leases and turns.
 
-local LANES_WEIGHED = 100
-local may, next_at, weight = 0, nil, 0
+local MAX_LANES_WEIGHED = 100
+local may_have_work, next_at, weight = 0, nil, 0
 
-local function look_at(moment)
+local function consider(moment)
   if moment and moment <= now then
-    may = 1
+    may_have_work = 1
   elseif moment and (not next_at or moment < next_at) then
     next_at = moment
   end
 end
 
--- The weight of some tenants of a queue; where there are many, that of the first stands for all.
+-- The weight of `count` tenants of a queue, estimated from the first of them.
 local function weigh(queue, tenants, count)
   local sum = 0
   for _, tenant in ipairs(tenants) do
-    sum = sum + 10000 * 10000 / cost_of(lane_named(tenant, queue))
+    sum = sum + TURN_COST * TURN_COST / cost_of(lane_named(tenant, queue))
   end
   return #tenants > 0 and sum * count / #tenants or 0
 end
 
-look_at(tonumber(call('ZRANGE', shard .. 'L', 0, 0, 'WITHSCORES')[2]))
+consider(tonumber(call('ZRANGE', shard .. 'L', 0, 0, 'WITHSCORES')[2]))
 for _, queue in ipairs(request[1]) do
   local turns, next_up = shard .. 'T:' .. queue, shard .. 'N:' .. queue
-  look_at(tonumber(call('ZRANGE', next_up, 0, 0, 'WITHSCORES')[2]))
+  consider(tonumber(call('ZRANGE', next_up, 0, 0, 'WITHSCORES')[2]))
   local present = call('ZCARD', turns)
   if present > 0 then
-    may = 1
+    may_have_work = 1
   end
-  weight = weight + weigh(queue, call('ZRANGE', turns, 0, LANES_WEIGHED - 1), present)
-  local due = call('ZRANGEBYSCORE', next_up, '-inf', now, 'LIMIT', 0, LANES_WEIGHED)
+  weight = weight + weigh(queue, call('ZRANGE', turns, 0, MAX_LANES_WEIGHED - 1), present)
+  local due = call('ZRANGEBYSCORE', next_up, '-inf', now, 'LIMIT', 0, MAX_LANES_WEIGHED)
   local entering = {}
   for _, tenant in ipairs(due) do
     if not call('ZSCORE', turns, tenant) then
@@ -43,4 +43,4 @@ for _, queue in ipairs(request[1]) do
   end
   weight = weight + weigh(queue, entering, #entering * call('ZCOUNT', next_up, '-inf', now) / max(1, #due))
 end
-return { now, may, next_at or -1, math.ceil(weight) }
+return { now, may_have_work, next_at or NONE, math.ceil(weight) }

@@ -1,28 +1,28 @@
--- Counts a part of the log and finds where it can be cut into pieces. [EVENT-2]   uses: log
+-- Counts the events of a range of the log and finds where it can be split. [EVENT-2]   uses: log
 --
--- request: { number to go on after or -1 for the oldest kept, number of the last event or -1 for the end, how many events
---   to a piece, how many cuts at most }
--- Answers { number up to which the log is gone, number of the last event, greatest number that can be an offset, how many
---   events were ever logged there, number of the last event of a piece, ... }.
+-- request: { number to start after or NONE for the oldest kept, last number or NONE for the end, events to a piece, most
+--   pieces }
+-- Answers { last number that is gone, number of the last event, greatest number that can be an offset, events ever logged in
+--   the range, last number of a piece, ... }. Safe to repeat. Reads the log.
 
-local after, upto, size, most = unpack(request)
-local gone, log = gone_for(false), tonumber(counters[4]) or 0
+local after, upto, size, max_splits = unpack(request)
+local gone, log = trimmed_for(false), log_end
 local answer = { gone, log, max(last, micros), 0 }
 after = max(after, gone)
 if upto < 0 or upto > log then
   upto = log
 end
 
--- The first chunk that ends at a number or behind it: its last number, the events ever logged up to there, its own.
+-- The first chunk that ends at a number or later: its last number, the events ever logged up to its end, its own events.
 local function chunk_at(number)
-  local chunk, fields = entry_behind(number - 1)
+  local chunk, fields = entry_after(number - 1)
   if chunk then
-    return chunk, tonumber(fields[4]), tonumber(fields[2])
+    return chunk, tonumber(fields[ENTRY_TOTAL]), tonumber(fields[ENTRY_COUNT])
   end
-  return log, tonumber(counters[5]) or 0, 0 -- Behind the last one, or its place, if it is missing.
+  return log, logged_total, 0 -- After the last chunk.
 end
 
--- How many events were ever logged up to a number.
+-- The events ever logged up to a number, which is in or before this chunk.
 local function logged_at(number, chunk, total, count)
   return total - min(count, chunk - number)
 end
@@ -33,8 +33,8 @@ if after < upto then
   local stop = logged_at(upto, chunk_at(upto))
   answer[4] = stop - passed
   local from, goal = after + 1, passed + size
-  while goal < stop and most > 0 do
-    -- Numbers follow the clock and have holes: look for the place by halves.
+  while goal < stop and max_splits > 0 do
+    -- Numbers follow the clock and have gaps: find the place by bisection.
     local to = upto
     while from < to do
       local middle = floor((from + to) / 2)
@@ -50,7 +50,7 @@ if after < upto then
       break
     end
     answer[#answer + 1] = chunk
-    from, goal, most = chunk + 1, total + size, most - 1
+    from, goal, max_splits = chunk + 1, total + size, max_splits - 1
   end
 end
 return answer

@@ -1,71 +1,73 @@
--- Offers: an idle worker leaves word of what it would take, and an enqueue hands it the job at once. [CLAIM-3]
+-- Waiters: workers that wait for a job. An enqueue can hand a job off to one directly (`single_enqueue.lua`). [CLAIM-3]
 --
--- O:QUEUE has the offers to take from any tenant, o:LANE those of workers of one tenant: hashes of
--- channel -> { until, how many more, how many at first, number, lease_ms, worker, tenant or false, queues }. `offers` and
--- `own_offers` of the counters say until when there are any. Not on a cluster, where nobody knows who hears a channel.
--- i:CHANNEL names what was handed to a worker, lane and id by token, until the worker has learned of it: a message may be
--- lost on its way.
+-- The hash O:QUEUE has the waiters for all tenants, o:LANE those for one tenant: inbox channel -> registration, { until,
+-- room left, room, number, lease_ms, worker, tenant or false, queues }. The counters `waiters` and `own_waiters` say until
+-- when there may be any. There are none on a cluster: a node cannot tell whether a channel has a subscriber.
+-- The sorted set i:CHANNEL lists the jobs handed off to a worker, lane and id by token, until the worker knows of them: a
+-- message may be lost.
 
-local function places_of(tenant, queues)
-  local places = {}
+-- The waiter tables of a worker for these queues.
+
+local function waiter_tables(tenant, queues)
+  local tables = {}
   for n, queue in ipairs(queues) do
-    places[n] = shard .. (tenant and 'o:' .. lane_named(tenant, queue).name or 'O:' .. queue)
+    tables[n] = shard .. (tenant and 'o:' .. lane_named(tenant, queue).name or 'O:' .. queue)
   end
-  return places
+  return tables
 end
 
--- Write an offer down wherever it counts; one that is used up, or `false`, goes.
-local function write_offer(channel, places, offer)
-  local raw = offer and offer[2] > 0 and cmsgpack.pack(offer)
-  for _, place in ipairs(places) do
+-- Write a registration to its tables. Without room left, or if it is `false`, remove it.
+local function write_registration(channel, tables, registration)
+  local raw = registration and registration[WAITER_ROOM_LEFT] > 0 and cmsgpack.pack(registration)
+  for _, table_key in ipairs(tables) do
     if raw then
-      call('HSET', place, channel, raw)
+      call('HSET', table_key, channel, raw)
     else
-      call('HDEL', place, channel)
+      call('HDEL', table_key, channel)
     end
   end
 end
 
--- Take a worker's offer back before it claims: how many jobs are on their way to it that it does not know of yet.
-local function take_back(channel, places, number, given, got)
+-- End a worker's last registration before it claims. Returns how many jobs handed off to it are still in flight.
+local function end_registration(channel, tables, number, room, received)
   local raw
-  for _, place in ipairs(places) do
-    raw = raw or call('HGET', place, channel) -- Not in the first where it was taken for one of the dead.
+  for _, table_key in ipairs(tables) do
+    raw = raw or call('HGET', table_key, channel) -- An enqueue that finds no subscriber removes it from one table alone.
   end
   if not raw then
-    return max(0, given - got) -- All used, as far as the worker knows what it offered.
+    return max(0, room - received) -- The room is used up.
   end
-  local offer = cmsgpack.unpack(raw)
-  write_offer(channel, places, false)
-  return offer[4] == number and max(0, offer[3] - offer[2] - got) or 0
+  local registration = cmsgpack.unpack(raw)
+  write_registration(channel, tables, false)
+  return registration[WAITER_NUMBER] == number and max(0, registration[WAITER_ROOM] - registration[WAITER_ROOM_LEFT] - received) or 0
 end
 
--- What was handed to a worker, as { lane and id, token, ... }, but for what it has learned of before, up to a token.
-local function handed_to(channel, learned)
+-- The jobs handed off to a worker, { lane and id, token, ... }. Those up to `known_token` are removed: it knows of them.
+local function handed_off_to(channel, known_token)
   local key = shard .. 'i:' .. channel
-  if learned > 0 then
-    call('ZREMRANGEBYSCORE', key, '-inf', whole(learned))
+  if known_token > 0 then
+    call('ZREMRANGEBYSCORE', key, '-inf', int_text(known_token))
   end
   return call('ZRANGE', key, 0, -1, 'WITHSCORES')
 end
 
--- Leave an offer; on the way, two others are looked at, so that those of the dead do not pile up. Where nobody comes any
--- more they go by themselves, after ten minutes at least, whatever lease the last one had.
-local OFFERS_KEPT_MS = 600000
+local MIN_TABLE_MS = 600000 -- A table that is no longer used expires after ten minutes or more.
 
-local function make_offer(channel, places, offer, lasts_ms)
-  for _, place in ipairs(places) do
-    local some = call('HRANDFIELD', place, 2, 'WITHVALUES')
+-- Register a worker. Checks two other registrations as well, so that those of dead workers do not accumulate.
+
+local function register_waiter(channel, tables, registration, lasts_ms)
+  for _, table_key in ipairs(tables) do
+    local some = call('HRANDFIELD', table_key, 2, 'WITHVALUES')
     for n = 1, #some, 2 do
-      if cmsgpack.unpack(some[n + 1])[1] <= now then
-        call('HDEL', place, some[n])
+      if cmsgpack.unpack(some[n + 1])[WAITER_UNTIL] <= now then
+        call('HDEL', table_key, some[n])
       end
     end
   end
-  write_offer(channel, places, offer)
-  for _, place in ipairs(places) do
-    call('PEXPIRE', place, max(OFFERS_KEPT_MS, 2 * lasts_ms))
+  write_registration(channel, tables, registration)
+  for _, table_key in ipairs(tables) do
+    call('PEXPIRE', table_key, max(MIN_TABLE_MS, 2 * lasts_ms))
   end
-  local known = tonumber(counters[offer[7] and 9 or 8]) or 0
-  call('HSET', KEYS[1], offer[7] and 'own_offers' or 'offers', whole(max(known, offer[1])))
+  local known = tonumber(registration[WAITER_TENANT] and own_waiters_until or waiters_until) or 0
+  call('HSET', KEYS[1], registration[WAITER_TENANT] and 'own_waiters' or 'waiters', int_text(max(known, registration[WAITER_UNTIL])))
 end
