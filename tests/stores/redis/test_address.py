@@ -78,7 +78,7 @@ def test_credentials_survive_the_url_and_never_show(user, password):
     try:
         written = f"{quote(user, safe='')}:{quote(secret, safe='')}"
     except UnicodeEncodeError:
-        return  # A lone surrogate: nobody can write it into a URL.
+        return  # A single surrogate cannot be written into a URL.
     found = address(f"redis://{written}@h:7000/1")
     assert (found.username, found.password) == (user, secret)
     assert (found.hosts, found.db) == ((Host("h", 7000),), 1)

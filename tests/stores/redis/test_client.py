@@ -57,13 +57,13 @@ async def client(url):
 
 @pytest.fixture
 async def far_client(far_url):
-    """A client at the other end of a line that can be broken."""
+    """A client behind a proxy that can break its connections."""
     async with connected(far_url) as client:
         yield client
 
 
 async def idle(client, count):
-    """Leave so many connections idle in the pool."""
+    """Leave this many connections idle in the pool."""
     pool = await client._router.pool(b"")
     for connection in [await pool.acquire() for _ in range(count)]:
         await pool.release(connection)
@@ -81,7 +81,7 @@ async def tried(call):
 # Scripts ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_script_runs_also_where_nobody_has_loaded_it(client, prefix, valkey):
+async def test_a_script_runs_also_if_it_is_not_loaded(client, prefix, valkey):
     assert await client.run(ECHO, prefix, ["a"], repeat=False) == b"a"
     valkey.command("SCRIPT", "FLUSH")
     assert await client.run(ECHO, prefix, [b"\x00\xff"], repeat=False) == b"\x00\xff"
@@ -94,7 +94,7 @@ async def test_arguments_of_every_kind_arrive_as_text(client, prefix):
     assert await client.run(back, prefix, given, repeat=False) == ["é".encode(), b"\r\n", b"0", b"-5", b"2.5", b""]
 
 
-async def test_many_run_in_order_and_answer_in_order(client, prefix, valkey):
+async def test_many_calls_run_and_answer_in_order(client, prefix, valkey):
     valkey.command("SCRIPT", "FLUSH")
     for first in (0, 100):
         calls = [(prefix, [n]) for n in range(first, first + 100)]
@@ -238,7 +238,7 @@ async def test_a_server_that_accepts_and_is_silent_is_unavailable():
     assert b"".join(heard).count(b"AUTH") == 1
 
 
-async def test_nobody_listening_is_unavailable():
+async def test_a_port_without_a_server_is_unavailable():
     async with connected(f"redis://:secret@{HOST}:{free_port()}") as client:
         with pytest.raises(StoreUnavailable, match="cannot be reached") as caught:
             await client.open()
@@ -308,7 +308,7 @@ async def test_canceled_waiters_lose_no_connection(url, prefix):
             assert await client.run(ECHO, prefix, ["a"], repeat=False) == b"a"
 
 
-async def test_a_closed_link_says_so_to_everybody(url, prefix):
+async def test_a_closed_client_fails_every_call(url, prefix):
     async with connected(url, connections=1) as client:
         pool = await client._router.pool(b"")
         await pool.acquire()
@@ -499,7 +499,7 @@ async def test_a_service_that_sentinel_does_not_know_is_unavailable(sentinel):
 # Clusters -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_cluster_is_one_place(cluster, prefix):
+async def test_a_cluster_serves_every_key(cluster, prefix):
     async with connected(cluster.url()) as client:
         keys = [f"{prefix}:{{{n}}}" for n in range(50)]
         assert [await client.run(COUNT, key, [], repeat=False) for key in keys] == [1] * 50
@@ -577,7 +577,7 @@ async def test_a_script_does_not_begin_while_its_slot_is_on_its_way(cluster, pre
 
 
 def redirects(cluster):
-    """How often the nodes of the cluster have sent somebody to another because a slot moves."""
+    """How often the nodes of the cluster have redirected a call because a slot moves."""
     found = [node.info("errorstats").get("errorstat_ASK", "count=0") for node in cluster.nodes]
     return sum(int(text.partition("=")[2]) for text in found)
 
@@ -633,7 +633,7 @@ async def test_a_link_can_be_made_of_a_client_behind_sentinel(sentinel, prefix):
     await manager.aclose()
 
 
-PUBLISH = Script("redis.call('PUBLISH', 'news', ARGV[1]) return ARGV[1]")
+PUBLISH = Script("redis.call('PUBLISH', 'channel', ARGV[1]) return ARGV[1]")
 STAMPS = 35
 """SO_TIMESTAMPNS: the kernel says when it got what is read."""
 
@@ -666,10 +666,10 @@ class Stamped:
         self._socket.close()
 
 
-async def test_whoever_a_script_publishes_to_is_written_to_first(server):
-    """The worker that waits for a job gets it before the caller is told that it is in."""
+async def test_subscribers_are_written_to_before_the_caller(server):
+    """The worker that waits for a job gets it before the caller gets its reply."""
     with contextlib.closing(Stamped(server)) as listener, contextlib.closing(Stamped(server)) as caller:
-        listener.exchange(pack("SUBSCRIBE", "news"), b":1\r\n")
+        listener.exchange(pack("SUBSCRIBE", "channel"), b":1\r\n")
 
         async def carry(reader, writer):
             with contextlib.closing(writer):
@@ -686,8 +686,8 @@ async def test_whoever_a_script_publishes_to_is_written_to_first(server):
                     assert (listener.at < caller.at) == first
 
 
-async def test_a_script_that_lets_others_go_first_is_as_any_other(client):
-    """Its answer, its errors, and that the server does not know it, or is asked by a user who may not."""
+async def test_a_script_that_serves_subscribers_first_is_like_any_other(client):
+    """In its reply, its errors, and when the server does not know it or the user may not run it."""
     assert await client.run(ECHO, "k", [b"new"], repeat=False, subscribers_first=True) == b"new"
     await client.command("k", "SCRIPT", "FLUSH", "SYNC")
     assert await client.run(ECHO, "k", [b"again"], repeat=False, subscribers_first=True) == b"again"

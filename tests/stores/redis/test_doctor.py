@@ -38,7 +38,7 @@ async def connected(url):
         await client.close()
 
 
-async def look(client, *, shards=("hf:{0}",), scripts=SCRIPTS, clock=time.time):
+async def findings(client, *, shards=("hf:{0}",), scripts=SCRIPTS, clock=time.time):
     """The findings by subject; of several the worst."""
     found = await doctor.findings(client, prefix="hf", shards=shards, scripts=scripts, layout="1 shard", clock=clock)
     worst = {}
@@ -49,15 +49,15 @@ async def look(client, *, shards=("hf:{0}",), scripts=SCRIPTS, clock=time.time):
     return worst
 
 
-async def looked(**options):
+async def findings_of_a_server(**options):
     """What the doctor finds at a server with these settings."""
     with ValkeyServer(**options) as server:
         async with connected(server.url()) as client:
-            return await look(client)
+            return await findings(client)
 
 
 async def test_a_good_server_is_all_right():
-    found = await looked(appendonly=True, appendfsync="always", maxmemory="1gb")
+    found = await findings_of_a_server(appendonly=True, appendfsync="always", maxmemory="1gb")
     assert {subject: finding.level for subject, finding in found.items()} == dict.fromkeys(
         ("server", "role", "eviction", "durability", "memory", "clock", "scripts", "notifications", "layout"), "ok"
     )
@@ -81,11 +81,11 @@ async def test_a_good_server_is_all_right():
         ({"save": ""}, False, False, "loses every job"),
     ],
 )
-async def test_durability_is_told_as_it_is(options, durable, power, says):
+async def test_durability_is_reported(options, durable, power, says):
     with ValkeyServer(**options) as server:
         async with connected(server.url()) as client:
             found = await doctor.durability(client)
-            finding = (await look(client))["durability"]
+            finding = (await findings(client))["durability"]
     assert (found.durable, found.survives_power_loss) == (durable, power)
     assert says in found.note == finding.text
     assert finding.level == ("ok" if power else "warn")
@@ -109,11 +109,11 @@ async def test_a_server_that_evicts_is_refused_with_the_cure(policy):
             with pytest.raises(StoreMismatch, match="CONFIG SET maxmemory-policy noeviction") as caught:
                 await doctor.refuse_eviction(client)
             assert policy in str(caught.value)
-            finding = (await look(client))["eviction"]
+            finding = (await findings(client))["eviction"]
             assert (finding.level, policy in finding.text) == ("bad", True)
             server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
             await doctor.refuse_eviction(client)
-            assert (await look(client))["eviction"].level == "ok"
+            assert (await findings(client))["eviction"].level == "ok"
 
 
 async def test_eviction_is_seen_without_the_right_to_config():
@@ -127,11 +127,11 @@ async def test_eviction_is_seen_without_the_right_to_config():
             assert "does not reveal" in found.note
 
 
-async def test_a_user_without_rights_is_told_which_he_lacks():
+async def test_a_user_without_rights_learns_which_are_missing():
     with ValkeyServer() as server:
         server.command("ACL", "SETUSER", "ann", "on", ">p", "~*", "resetchannels", "+@all", "-info", "-script")
         async with connected(f"redis://ann:p@{HOST}:{server.port}") as client:
-            found = await look(client)
+            found = await findings(client)
             await doctor.refuse_eviction(client)
     assert (found["server"].level, "+info" in found["server"].cure) == ("warn", True)
     assert (found["scripts"].level, "+@scripting" in found["scripts"].cure) == ("bad", True)
@@ -141,59 +141,59 @@ async def test_a_user_without_rights_is_told_which_he_lacks():
 async def test_memory_without_a_limit_or_nearly_full_is_noticed():
     with ValkeyServer(maxmemory="1gb") as server:
         async with connected(server.url()) as client:
-            assert (await look(client))["memory"].level == "ok"
+            assert (await findings(client))["memory"].level == "ok"
             used = int(server.info("memory")["used_memory"])
             for share, level in ((0.88, "warn"), (0.999, "bad")):
                 server.command("CONFIG", "SET", "maxmemory", int(used / share))
-                assert (await look(client))["memory"].level == level
+                assert (await findings(client))["memory"].level == level
             server.command("CONFIG", "SET", "maxmemory", 0)
-            finding = (await look(client))["memory"]
+            finding = (await findings(client))["memory"]
             assert (finding.level, "the host has" in finding.text) == ("warn", True)
             server.command("CONFIG", "SET", "maxmemory", finding.cure.split()[3].rstrip(","))
 
 
 async def test_a_small_buffer_for_notifications_is_noticed():
-    found = await looked(client_output_buffer_limit=("pubsub", "64kb", "32kb", 60))
+    found = await findings_of_a_server(client_output_buffer_limit=("pubsub", "64kb", "32kb", 60))
     assert (found["notifications"].level, "32mb" in found["notifications"].cure) == ("warn", True)
 
 
 async def test_a_failed_snapshot_is_bad():
     with ValkeyServer(save=(3600, 1)) as server:
         async with connected(server.url()) as client:
-            # A directory in the place of the file: it cannot be put there, whoever we are.
+            # A directory in the place of the file: no user can write the file.
             (Path(server.command("CONFIG", "GET", "dir")[1]) / "dump.rdb").mkdir()
             server.command("BGSAVE")
             await eventually(
                 lambda: server.info("persistence")["rdb_last_bgsave_status"], lambda status: status == "err"
             )
-            finding = (await look(client))["durability"]
+            finding = (await findings(client))["durability"]
             assert (finding.level, finding.text) == ("bad", "the last snapshot failed")
 
 
-async def test_replicas_are_reported_and_a_replica_is_no_place_for_a_store(valkey):
+async def test_replicas_are_reported_and_a_replica_is_not_fit_for_a_store(valkey):
     with ValkeyServer(replicaof=(HOST, valkey.port), maxmemory="1gb") as replica:
         await eventually(lambda: replica.info("replication")["master_link_status"], lambda up: up == "up")
         async with connected(valkey.url()) as client:
-            finding = await eventually(lambda: look(client), lambda found: found["replication"].level == "ok")
+            finding = await eventually(lambda: findings(client), lambda found: found["replication"].level == "ok")
             assert "a failover can lose acknowledged writes" in finding["replication"].text
         async with connected(replica.url()) as client:
-            assert (await look(client))["role"].level == "bad"
+            assert (await findings(client))["role"].level == "bad"
 
 
 async def test_slow_scripts_are_named():
     slow = Script("for i = 1, 60000000 do end return 1")
     with ValkeyServer() as server:
         async with connected(server.url()) as client:
-            assert (await look(client, scripts={"slow": slow}))["scripts"].level == "ok"
+            assert (await findings(client, scripts={"slow": slow}))["scripts"].level == "ok"
             await client.run(slow, "k", [], repeat=False)
             await client.run(slow, "k", [], repeat=False)
-            finding = (await look(client, scripts={"slow": slow}))["scripts"]
+            finding = (await findings(client, scripts={"slow": slow}))["scripts"]
             assert (finding.level, "slow (1)" in finding.text or "slow (2)" in finding.text) == ("warn", True)
 
 
 async def test_a_clock_that_is_off_is_noticed(valkey):
     async with connected(valkey.url()) as client:
-        finding = (await look(client, clock=lambda: time.time() - 5))["clock"]
+        finding = (await findings(client, clock=lambda: time.time() - 5))["clock"]
     assert finding.level == "warn"
     assert "5.0 s ahead of this machine; only the server's clock counts" in finding.text
 
@@ -208,7 +208,7 @@ async def test_a_clock_that_is_off_is_noticed(valkey):
         ({}, "bad", "Redis of an unknown version is too old"),
     ],
 )
-def test_versions_are_told_apart(info, level, text):
+def test_old_versions_are_recognised(info, level, text):
     found = doctor._version(RedisNode("n", info, {}))
     assert (found.level, found.text) == (level, text)
 
@@ -216,11 +216,11 @@ def test_versions_are_told_apart(info, level, text):
 async def test_the_spread_of_shards_over_a_cluster_is_judged(cluster):
     async with connected(cluster.url()) as client:
         even = [f"hf:{{{n}}}" for n in range(48)]
-        found = await look(client, shards=even)
+        found = await findings(client, shards=even)
         assert found["shards"].level == "ok"
         assert all(f"{HOST}:{node.port}: " in found["shards"].text for node in cluster.nodes)
         assert found["server"].text.partition(": ")[0] in {f"{HOST}:{node.port}" for node in cluster.nodes}
-        assert (await look(client, shards=["hf:{0}"] * 16))["shards"].level == "warn"
+        assert (await findings(client, shards=["hf:{0}"] * 16))["shards"].level == "warn"
         assert (await doctor.durability(client)).durable is False
         await doctor.refuse_eviction(client)
 
@@ -228,4 +228,4 @@ async def test_the_spread_of_shards_over_a_cluster_is_judged(cluster):
 async def test_a_server_that_is_away_is_unavailable():
     async with connected(f"redis://{HOST}:{free_port()}") as client:
         with pytest.raises(StoreUnavailable):
-            await look(client)
+            await findings(client)

@@ -1,4 +1,4 @@
-"""The line is cut at a script: before the server hears of it, at one of many at once, at one shard of several.
+"""A connection is cut at a script: before the server gets it, at one of many calls, at one shard of several.
 
 Invariants verified:
 - a claim that never arrives holds nothing, and is never repeated [ENQ-8]
@@ -74,7 +74,7 @@ async def test_what_is_repeated_reaches_one_life_of_an_id(proxy, far, store, mon
 
 
 async def test_a_cut_in_the_middle_of_many_at_once_fails_only_those(proxy, far_url, store):
-    """Calls on other connections go on; those that were cut are told so, or were repeated."""
+    """Calls on other connections continue. Calls whose connection was cut fail or are repeated."""
     other = await open_store(far_url)
     try:
         items = [new(f"{n}") for n in range(200)]
