@@ -256,7 +256,7 @@ def reason_of_a_release_outlives_what_comes_then(bug: Bug) -> None:
 @mutant("RETRY-6", stores=REDIS)
 def reason_of_a_release_outlives_a_replay(bug: Bug) -> None:
     """A replayed job counts as unknown to all workers."""
-    bug.lua("replay", ", extra[EXTRA_RELEASED_FOR], extra[EXTRA_FIRST_RELEASED_AT] =", ", extra[7], extra[8] =")
+    bug.lua("replay", "extra[EXTRA_RELEASED_FOR], extra[EXTRA_FIRST_RELEASED_AT] = nil, nil", "")
 
 
 @mutant("RETRY-5", stores=REDIS)

@@ -250,7 +250,7 @@ def log_grows_in_silence(bug: Bug) -> None:
 @mutant("EVENT-3", "EVENT-1", stores=REDIS)
 def batch_is_logged_under_its_first_tenant(bug: Bug) -> None:
     """All events of a call are filed under the lane of the first."""
-    bug.lua("writes", "= kind, words[lane] or word_number(lane), id,", "= kind, min(1, word_number(lane)), id,")
+    bug.lua("writes", "= kind, words[lane] or word_number(lane)", "= kind, min(1, word_number(lane))")
 
 
 @mutant("EVENT-1", stores=REDIS)

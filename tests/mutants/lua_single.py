@@ -203,8 +203,8 @@ def deadline_counts_from_the_end_of_the_offer(bug: Bug) -> None:
     """The lease of a delivered job is longer than was asked for."""
     bug.lua(
         "single_enqueue",
-        "now + registration[WAITER_LEASE_MS], now,",
-        "registration[WAITER_UNTIL] + registration[WAITER_LEASE_MS], now,",
+        "= now + registration[WAITER_LEASE_MS], now",
+        "= registration[WAITER_UNTIL] + registration[WAITER_LEASE_MS], now",
     )
 
 
@@ -217,11 +217,7 @@ def delivered_lease_has_another_length(bug: Bug) -> None:
 @mutant("CLAIM-1", stores=REDIS)
 def delivered_lease_has_no_start(bug: Bug) -> None:
     """A delivered job does not say when it was leased."""
-    bug.lua(
-        "single_enqueue",
-        "now + registration[WAITER_LEASE_MS], now, registration[WAITER_WORKER]",
-        "now + registration[WAITER_LEASE_MS], 0, registration[WAITER_WORKER]",
-    )
+    bug.lua("single_enqueue", "= now + registration[WAITER_LEASE_MS], now", "= now + registration[WAITER_LEASE_MS], 0")
 
 
 @mutant("LEASE-3", stores=REDIS)
@@ -328,7 +324,7 @@ def offer_counts_for_each_queue(bug: Bug) -> None:
 @mutant("CLAIM-1", stores=REDIS)
 def own_offers_are_counted_elsewhere(bug: Bug) -> None:
     """The offer of a worker of one tenant is counted down where nobody looks."""
-    bug.lua("single_enqueue", "(registration[WAITER_TENANT] and 'o:'", "(false and 'o:'")
+    bug.lua("single_enqueue", "(registration[WAITER_TENANT] and own_table or", "(false and own_table or")
 
 
 @mutant("CLAIM-1", stores=REDIS)
@@ -376,17 +372,13 @@ def offer_that_is_used_up_counts_twice(bug: Bug) -> None:
 @mutant("CLAIM-1", stores=REDIS)
 def offer_that_is_used_in_part_is_forgotten(bug: Bug) -> None:
     """What is on its way under an offer of which some is left does not count."""
-    bug.lua("waiters", "max(0, registration[WAITER_ROOM] - registration[WAITER_ROOM_LEFT] - received)", "0")
+    bug.lua("waiters", "max(0, used - received)", "0")
 
 
 @mutant("CLAIM-1", stores=REDIS)
 def offer_that_is_used_in_part_counts_twice(bug: Bug) -> None:
     """What came under an offer of which some is left is taken to be on its way."""
-    bug.lua(
-        "waiters",
-        "registration[WAITER_ROOM] - registration[WAITER_ROOM_LEFT] - received",
-        "registration[WAITER_ROOM] - registration[WAITER_ROOM_LEFT]",
-    )
+    bug.lua("waiters", "max(0, used - received)", "used")
 
 
 @mutant("CLAIM-1", stores=REDIS)
@@ -528,7 +520,7 @@ def single_completion_event_has_no_token(bug: Bug) -> None:
 @mutant("EVENT-1", stores=REDIS)
 def single_completion_event_has_no_worker(bug: Bug) -> None:
     """The event of a completion that came alone does not say whose it was."""
-    bug.lua("single_finish", "sub(raw, stop + 1, stop + worker_size) }", "'' }")
+    bug.lua("single_finish", "{ lane, type, worker }", "{ lane, type, '' }")
 
 
 @mutant("RESULT-2", stores=REDIS)

@@ -1,12 +1,12 @@
 -- Leases visible jobs, in order and in fair turns. [CLAIM-1 to CLAIM-5, TENANT-4, LEASE-3]
 --   uses: records keys jobs leases lanes turns waiters picking granting
 --
--- request: { tenant or false, queues, limit, lease_ms, worker, random, most expired leases to end first, registration }.
---   The registration of a worker with an inbox, else false: { inbox channel, number of the new registration, number of the
---   last one, its room, jobs received under it, how many jobs could start at once, most room, how long it lasts in ms,
---   whether jobs may have been handed off under the last one, last token that the worker knows of }
--- Answers { now, when to claim again or NONE, room of the registration or minus the jobs in flight, { lane and id, token,
---   ... } of jobs that were handed off, lane, id, record, lane, id, record, ... }.
+-- request: { tenant or false, queues, limit, lease_ms, worker, random, most expired leases to end first, registration
+--   }. The registration of a worker with an inbox, else false: { inbox channel, number of the new registration, number
+--   of the last one, its room, jobs received under it, how many jobs could start at once, most room, how long it lasts
+--   in ms, whether jobs may have been handed off under the last one, last token that the worker knows of }
+-- Answers { now, when to claim again or NONE, room of the registration or minus the jobs in flight, { lane and id,
+--   token, ... } of jobs that were handed off, lane, id, record, lane, id, record, ... }.
 -- Sent once: a lost reply costs a lease. [ENQ-8]
 -- Reads and writes the lanes of the queues, their turns, the worker's registration, and the log.
 

@@ -17,7 +17,8 @@ for _ = 1, MAX_ENTRIES / ENTRIES_PER_READ do
         sum = { 0, 0, 0, 0 }
         sums[tenant] = sum
       end
-      sum[USAGE_EVENTS], sum[USAGE_JOBS], sum[USAGE_KEYS], sum[USAGE_BYTES] = sum[USAGE_EVENTS] + events, sum[USAGE_JOBS] + jobs, sum[USAGE_KEYS] + keys, sum[USAGE_BYTES] + bytes
+      sum[USAGE_EVENTS], sum[USAGE_JOBS] = sum[USAGE_EVENTS] + events, sum[USAGE_JOBS] + jobs
+      sum[USAGE_KEYS], sum[USAGE_BYTES] = sum[USAGE_KEYS] + keys, sum[USAGE_BYTES] + bytes
     end
     counted = tonumber(string.match(entry[1], '^%d+'))
   end

@@ -1,14 +1,14 @@
 -- Enqueues jobs. [ENQ-1 to ENQ-8, TENANT-5]
 --   uses: records keys jobs leases lanes, after single_enqueue
 --
--- request: { lanes (one for each item, or one for all), ids, sizes of type, settings, request id, key and payload, size of a
---   separate payload or 0, priorities, max_attempts, delay_ms, run_at or NONE, result_ttl_ms, replace_failed, whether the
---   request id is the id; and, once: whether no id is named twice and none has a key, the parent lease { lane, id, token }
---   or false, { position = 1 } for steps of a flow or false }
+-- request: { lanes (one for each item, or one for all), ids, sizes of type, settings, request id, key and payload, size
+--   of a separate payload or 0, priorities, max_attempts, delay_ms, run_at or NONE, result_ttl_ms, replace_failed,
+--   whether the request id is the id; and, once: whether no id is named twice and none has a key, the parent lease {
+--   lane, id, token } or false, { position = 1 } for steps of a flow or false }
 -- ARGV[3]: type, settings, request id, key and payload of each item, joined. ARGV[4]: the separate payloads, joined.
--- Answers each item with its state if it is queued, else { DUPLICATE, id, state or NONE }, { ALREADY_COMPLETED, id, result }
---   or { OVER_QUOTA, 1 for the queue's quota or 0 for the tenant's, waiting, limit }; all of them with { PARENT_REFUSED,
---   refusal } if the parent lease is over.
+-- Answers each item with its state if it is queued, else { DUPLICATE, id, state or NONE }, { ALREADY_COMPLETED, id,
+--   result } or { OVER_QUOTA, 1 for the queue's quota or 0 for the tenant's, waiting, limit }; all of them with {
+--   PARENT_REFUSED, refusal } if the parent lease is over.
 -- Safe to repeat if each item has a request id. [ENQ-8]
 -- Reads and writes the lanes of the jobs, the tenants' queues and counts, and the log.
 
@@ -33,9 +33,11 @@ local function put(lane, n, body, seq)
   hash_put(lane.j, id, raw)
   zset_put(lane.w, struct.pack('>I7', seq) .. id, (MAX_PRIORITY - priority) * PRIORITY_BAND + visible_at)
   note_arrival(lane, visible_at)
-  log_event(EVENT_ENQUEUED, lane.name, id, sub(body, 1, type_sizes[n]), 0, 0, '', 1, priority, max_attempts[n], visible_at)
+  local type = sub(body, 1, type_sizes[n])
+  log_event(EVENT_ENQUEUED, lane.name, id, type, 0, 0, '', 1, priority, max_attempts[n], visible_at)
   local usage = usage_changes[lane.name]
-  usage[USAGE_JOBS], usage[USAGE_BYTES] = usage[USAGE_JOBS] + 1, usage[USAGE_BYTES] + RECORD_BYTES + payload_sizes[n] + large_sizes[n]
+  usage[USAGE_JOBS] = usage[USAGE_JOBS] + 1
+  usage[USAGE_BYTES] = usage[USAGE_BYTES] + RECORD_BYTES + payload_sizes[n] + large_sizes[n]
   if large_sizes[n] > 0 then
     hash_put(lane.p, id, sub(large, large_at, large_at + large_sizes[n] - 1))
   end

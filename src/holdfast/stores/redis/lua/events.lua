@@ -1,10 +1,10 @@
 -- Reads a part of the log. [EVENT-2, EVENT-3]   uses: log
 --
--- request: { number to start after or NONE for the oldest kept, wanted events, most bytes, tenant of the reader or false for
---   all tenants }
--- Answers { last number that is gone, number that the answer starts after, number of the last event, greatest number that
---   can be an offset, { tenant, last number of its events that is gone, ... } for a reader of all tenants, then of each chunk
---   its last number, count, time and events }. Safe to repeat. Reads the log.
+-- request: { number to start after or NONE for the oldest kept, wanted events, most bytes, tenant of the reader or
+--   false for all tenants }
+-- Answers { last number that is gone, number that the answer starts after, number of the last event, greatest number
+--   that can be an offset, { tenant, last number of its events that is gone, ... } for a reader of all tenants, then of
+--   each chunk its last number, count, time and events }. Safe to repeat. Reads the log.
 
 local after, wanted, max_bytes, tenant = unpack(request)
 local gone = trimmed_for(tenant)

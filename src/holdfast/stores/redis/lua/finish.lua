@@ -1,9 +1,9 @@
 -- Completes, fails, retries or releases leased jobs. [LEASE-1, RETRY-1 to RETRY-6, RESULT-1]
 --   uses: records keys jobs leases, after single_finish
 --
--- request: { lanes (one for each item, or one for all), ids, tokens, outcomes, sizes of the results, { position = 1 } for
---   results that name a blob, { position = details } for outcomes other than complete, whether no job is named twice }.
---   Details are { error or false, timed out, delay_ms or NONE, random, forgive, reason of a release or '' }.
+-- request: { lanes (one for each item, or one for all), ids, tokens, outcomes, sizes of the results, { position = 1 }
+--   for results that name a blob, { position = details } for outcomes other than complete, whether no job is named
+--   twice }. Details are { error or false, timed out, delay_ms or NONE, random, forgive, reason of a release or '' }.
 -- ARGV[3]: the results, joined.
 -- Answers each item with the state that it led to, or a refusal. Safe to repeat: a repeated item gets the first answer.
 -- Reads and writes the lanes of the jobs and the log.
@@ -30,7 +30,7 @@ local function retry(job, error, timed_out, delay, random)
   end
   add_error(job, error)
   requeue(job, STATE_RETRYING, delay >= 0 and delay or backoff_delay(job, random))
-  log_job_event(job, EVENT_RETRIED, job.visible_at, error[ERROR_TYPE], error[ERROR_SHORT_MESSAGE], error[ERROR_FINGERPRINT])
+  log_job_event(job, EVENT_RETRIED, job.visible_at, error_data(error))
 end
 
 -- Give the attempt back. The token stays spent: only a new claim makes a new one. [RETRY-5, RETRY-6]
@@ -68,8 +68,8 @@ end
 local batches_of, now_text, ends, times_of, starts = {}, int_text(now), {}, {}, {}
 local NO_DEADLINE = string.rep('\0', 8)
 
--- Complete a job under a live lease and without a key: only the changed bytes of the record are made anew. Returns nil, and
--- changes nothing, for other jobs.
+-- Complete a job under a live lease and without a key: only the changed bytes of the record are made anew. Returns nil,
+-- and changes nothing, for other jobs.
 local function complete_in_place(lane, n, raw, result)
   local state, attempts, spent, events, worker_size, extra_size, token, deadline, ttl, type_size, key_size, static_size,
     request_size, payload_size, seq = struct.unpack(COMPLETE_FORMAT, raw)
@@ -90,7 +90,8 @@ local function complete_in_place(lane, n, raw, result)
     starts[256 * events + attempts] = start
   end
   local record = start .. sub(raw, AT_REASON, AT_DEADLINE - 1) .. NO_DEADLINE
-    .. sub(raw, AT_CLAIMED_AT, AT_FINISHED_AT - 1) .. times .. sub(raw, AT_TTL, stop + worker_size + extra_size) .. result
+    .. sub(raw, AT_CLAIMED_AT, AT_FINISHED_AT - 1) .. times
+    .. sub(raw, AT_TTL, stop + worker_size + extra_size) .. result
   if #ids <= MAX_FULL_RECORDS and ttl > 0 then
     completed[lane.name .. id] = record
   end

@@ -14,11 +14,12 @@ local keep_failed, keep_canceled, all_events, expired_fingerprint = unpack(cmsgp
 local request = ARGV[2] and cmsgpack.unpack(ARGV[2])
 
 -- The last number given out; the shift of the clock and, if it is frozen, its instant; the number of the last event and
--- how many events were ever logged; whether any queue is paused, any tenant has settings, any a quota for all its queues;
--- until when there may be waiters for all tenants, and for one.
-local last, shift, frozen, log_end, logged_total, any_paused, any_settings, any_quotas, waiters_until, own_waiters_until =
-  unpack(call(
-    'HMGET', KEYS[1], 'last', 'shift', 'frozen', 'log', 'logged', 'paused', 'settings', 'quotas', 'waiters', 'own_waiters'
+-- how many events were ever logged; whether any queue is paused, any tenant has settings, any a quota for all its
+-- queues; until when there may be waiters for all tenants, and for one.
+local last, shift, frozen, log_end, logged_total, any_paused, any_settings, any_quotas, waiters_until,
+  own_waiters_until = unpack(call(
+    'HMGET', KEYS[1], 'last', 'shift', 'frozen', 'log', 'logged', 'paused', 'settings', 'quotas', 'waiters',
+    'own_waiters'
   ))
 last, shift = tonumber(last) or 0, tonumber(shift) or 0
 log_end, logged_total = tonumber(log_end) or 0, tonumber(logged_total) or 0

@@ -82,7 +82,8 @@ local function forget(job)
   job.lane.jobs[job.id] = false
 end
 
--- What most jobs do not have: replays, progress, errors, and why they were released (`RecordExtra` in `layout.py`). ----------
+-- What most jobs do not have: replays, progress, errors, and why they were released (`RecordExtra` in `layout.py`).
+-- ----------
 
 local function extra_of(job)
   if job.extra == '' then
@@ -135,12 +136,17 @@ local function set_ended(job, keep_ms)
   release_key(job, true)
 end
 
+-- The values of an event that has an error.
+local function error_data(error)
+  return error[ERROR_TYPE], error[ERROR_SHORT_MESSAGE], error[ERROR_FINGERPRINT]
+end
+
 local function end_failed(job, reason, error)
   transition(job, STATE_FAILED, function()
     job.reason = reason
     set_ended(job, keep_failed)
   end)
-  log_job_event(job, EVENT_FAILED, reason, error[ERROR_TYPE], error[ERROR_SHORT_MESSAGE], error[ERROR_FINGERPRINT])
+  log_job_event(job, EVENT_FAILED, reason, error_data(error))
 end
 
 local function requeue(job, state, delay)

@@ -1,7 +1,7 @@
 -- Idempotency keys. [ENQ-3]
 --
--- The hash k:LANE has a binding for each key that is held: its policy, when it ends (0: at no fixed time), and the job's
--- id. `y` has keys with a time to live by its end.
+-- The hash k:LANE has a binding for each key that is held: its policy, when it ends (0: at no fixed time), and the
+-- job's id. `y` has keys with a time to live by its end.
 
 -- The binding of a key, or false.
 local function binding_of(lane, field)

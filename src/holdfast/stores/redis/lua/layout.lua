@@ -1,7 +1,7 @@
 -- Reads the layout of the store, or writes it if the store is new.   uses: nothing
 --
--- request: { format, number of shards or 0 for any, clock }; clock is NONE for the real one, else the instant at which it is
---   frozen, 0 for the present
+-- request: { format, number of shards or 0 for any, clock }; clock is NONE for the real one, else the instant at which
+--   it is frozen, 0 for the present
 -- Answers { format, shards, clock } as they are stored; 0 shards if the store is new and no number was given.
 -- Safe to repeat. Writes the counters `format`, `shards` and `frozen`.
 

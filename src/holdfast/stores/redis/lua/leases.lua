@@ -1,7 +1,7 @@
 -- Leases: how they are judged and how they expire.
 
--- Judge an acknowledgement. Returns nil if it may proceed, the recorded state if it repeats an earlier one, or a refusal.
--- [LEASE-1]
+-- Judge an acknowledgement. Returns nil if it may proceed, the recorded state if it repeats an earlier one, or a
+-- refusal. [LEASE-1]
 local function judge_lease(job, token, outcome)
   if not job then
     return REFUSED_NOT_FOUND
@@ -19,8 +19,8 @@ local function judge_lease(job, token, outcome)
   return nil
 end
 
--- The replies to `count` items of a call made under a parent lease, { lane, id, token }, that is over; nil if the lease is
--- live or there is none.
+-- The replies to `count` items of a call made under a parent lease, { lane, id, token }, that is over; nil if the lease
+-- is live or there is none.
 local function refused_by_parent(parent_lease, count)
   local refusal = parent_lease and judge_lease(find(lane_of(parent_lease[1]), parent_lease[2]), parent_lease[3])
   if not refusal then
@@ -42,7 +42,7 @@ local function expire_lease(job, random)
     end_failed(job, REASON_LEASE_EXPIRED, error)
   else
     requeue(job, STATE_RETRYING, backoff_delay(job, random))
-    log_job_event(job, EVENT_EXPIRED, job.visible_at, error[ERROR_TYPE], error[ERROR_SHORT_MESSAGE], error[ERROR_FINGERPRINT])
+    log_job_event(job, EVENT_EXPIRED, job.visible_at, error_data(error))
   end
 end
 

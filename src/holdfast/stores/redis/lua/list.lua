@@ -2,8 +2,8 @@
 --
 -- request: { lane, names of the sorted sets (see LANE_KEYS), score to start after or false, count, most bytes }
 -- ARGV[3]: the member to start after.
--- Answers { now, 1 if there may be more, score, member, record, ... }: waiting jobs in claim order, leased ones by deadline,
---   ended ones by time. Several sets are merged. Safe to repeat.
+-- Answers { now, 1 if there may be more, score, member, record, ... }: waiting jobs in claim order, leased ones by
+--   deadline, ended ones by time. Several sets are merged. Safe to repeat.
 
 local name, sets, after_score, count, max_bytes = unpack(request)
 local after_member = ARGV[3]

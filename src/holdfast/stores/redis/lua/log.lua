@@ -1,12 +1,13 @@
 -- The log: three streams, one after the other, and what has been trimmed. [EVENT-2]
 --
--- Calls append to the stream `e`, one entry each. Where one tenant's events are trimmed, those of other tenants move to `a`,
--- in order and under the same ids. Where `a` is trimmed in turn, its remaining events move to `A`, which then replaces `a`.
--- So everything in `A` comes before everything in `a`, and that before everything in `e`.
+-- Calls append to the stream `e`, one entry each. Where one tenant's events are trimmed, those of other tenants move to
+-- `a`, in order and under the same ids. Where `a` is trimmed in turn, its remaining events move to `A`, which then
+-- replaces `a`. So everything in `A` comes before everything in `a`, and that before everything in `e`.
 --
--- The sorted set `G` has tenants by cut: all events of the tenant up to its cut are gone, even if an entry still has them.
--- The counters have `trimmed`: everything up to it is gone; `moved`: events up to it may be in `a` or `A`; and `lost`: up to
--- it, cuts of tenants may have been forgotten.
+-- The sorted set `G` has tenants by cut: all events of the tenant up to its cut are gone, even if an entry still has
+-- them.
+-- The counters have `trimmed`: everything up to it is gone; `moved`: events up to it may be in `a` or `A`; and `lost`:
+-- up to it, cuts of tenants may have been forgotten.
 
 local STREAMS, NEWEST = { 'A', 'a', 'e' }, { 'e' }
 local MAX_GAPS = 1000 -- The most tenants whose gaps a reader of all tenants gets one by one.
@@ -25,8 +26,8 @@ local function entry_after(number)
   return nil
 end
 
--- The last number that is gone for a reader of one tenant or, with `false`, of all tenants. If more than MAX_GAPS tenants
--- have a cut, a reader of all tenants gets one gap for all of them.
+-- The last number that is gone for a reader of one tenant or, with `false`, of all tenants. If more than MAX_GAPS
+-- tenants have a cut, a reader of all tenants gets one gap for all of them.
 local function trimmed_for(tenant)
   if tenant then
     return tonumber(call('ZSCORE', shard .. 'G', tenant)) or lost

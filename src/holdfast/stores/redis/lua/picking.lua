@@ -46,8 +46,8 @@ local function tenant_picker(queue)
   end
 end
 
--- How to write the turns of each queue name at the end; how many lanes had no visible job; whether the claim stopped early,
--- because too many had none.
+-- How to write the turns of each queue name at the end; how many lanes had no visible job; whether the claim stopped
+-- early, because too many had none.
 local turn_writers, exhausted_lanes, needs_rescan = {}, 0, false
 
 -- Weighted turns between the tenants that have visible work.

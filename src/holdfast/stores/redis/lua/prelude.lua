@@ -2,8 +2,8 @@
 --
 -- A lane is one tenant's jobs in one queue name ("tenant queue" in the docs).
 
--- `count` fresh numbers for tokens, jobs and events; the first is returned. They follow the clock: after a failover that
--- lost the counter, no number is given out twice. [LEASE-5]
+-- `count` fresh numbers for tokens, jobs and events; the first is returned. They follow the clock: after a failover
+-- that lost the counter, no number is given out twice. [LEASE-5]
 local function next_numbers(count)
   local first = max(last + 1, micros)
   last = first + count - 1

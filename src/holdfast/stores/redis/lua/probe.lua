@@ -2,8 +2,8 @@
 --   uses: lanes
 --
 -- request: { queues }
--- Answers { now, 1 if it may find jobs, when to ask again or NONE, weight of the tenants that may have visible work, in units
---   of 0.0001 }. Safe to repeat. Reads the indexes of leases and turns.
+-- Answers { now, 1 if it may find jobs, when to ask again or NONE, weight of the tenants that may have visible work, in
+--   units of 0.0001 }. Safe to repeat. Reads the indexes of leases and turns.
 
 local MAX_LANES_WEIGHED = 100
 local may_have_work, next_at, weight = 0, nil, 0

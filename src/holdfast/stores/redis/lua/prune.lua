@@ -3,8 +3,8 @@
 --
 -- request: { limit, 1 to return the names of blobs }
 -- Answers { jobs forgotten, 1 if there is more to do, result that names a blob, ... }.
--- Safe to repeat, but the names of blobs are returned once. Reads and writes the lanes, the index `E`, the keys `y`, the list
--- `b` of blobs and the turns.
+-- Safe to repeat, but the names of blobs are returned once. Reads and writes the lanes, the index `E`, the keys `y`,
+-- the list `b` of blobs and the turns.
 
 local limit, with_blobs = unpack(request)
 local MAX_LANES_SWEPT, MONTH_MS = 300, 30 * 86400000

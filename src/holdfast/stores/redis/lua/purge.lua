@@ -4,7 +4,8 @@
 -- Answers each item with DONE, NOT_TERMINAL if the job has not ended at that time, or REFUSED_NOT_FOUND.
 -- Sent once. Reads and writes the lanes of the jobs, the purge counts and the log.
 --
--- The hash `M` has the count of each tenant's purges and the series that it belongs to; `K` has tenants by their last purge.
+-- The hash `M` has the count of each tenant's purges and the series that it belongs to; `K` has tenants by their last
+-- purge.
 
 local counts = {}
 
@@ -26,7 +27,9 @@ local function save_counts()
   if not next(counts) then
     return
   end
-  for _, tenant in ipairs(call('ZRANGEBYSCORE', shard .. 'K', '-inf', '(' .. int_text(now - PURGE_COUNT_MS), 'LIMIT', 0, PURGE_COUNTS_DROPPED)) do
+  local before = '(' .. int_text(now - PURGE_COUNT_MS)
+  local old = call('ZRANGEBYSCORE', shard .. 'K', '-inf', before, 'LIMIT', 0, PURGE_COUNTS_DROPPED)
+  for _, tenant in ipairs(old) do
     hash_put(shard .. 'M', tenant, false)
     zset_put(shard .. 'K', tenant, false)
   end

@@ -1,7 +1,9 @@
--- Registers, moves, drops and lists readers of the log, of one tenant or, with `false`, of all. [EVENT-2]   uses: nothing
+-- Registers, moves, drops and lists readers of the log, of one tenant or, with `false`, of all. [EVENT-2]
+--   uses: nothing
 --
--- request: { 'set', tenant, name, number } -> 1, or 0 if the number is not an offset; { 'check', tenant, name, number } -> the
---   same without setting it; { 'drop', tenant, name } -> 1 if there was one; { 'list', tenant } -> { name, number, ... }
+-- request: { 'set', tenant, name, number } -> 1, or 0 if the number is not an offset;
+--   { 'check', tenant, name, number } -> the same without setting it; { 'drop', tenant, name } -> 1 if there was one;
+--   { 'list', tenant } -> { name, number, ... }
 -- A reader never moves backwards. Safe to repeat. Writes the sorted sets `d` and d:TENANT.
 
 local verb, tenant, name, number = unpack(request)

@@ -23,9 +23,9 @@ end
 local function pack_record(job)
   return struct.pack(
     RECORD_FORMAT, job.state, job.attempts, job.spent, job.spent_state, job.events, job.reason, job.flags, #job.worker,
-    job.priority, #job.extra, job.visible_at, job.token, job.deadline, job.claimed_at, job.finished_at, job.expires_at, job.ttl,
-    job.max_attempts, job.type_size, job.key_size, job.static_size, job.request_size, job.payload_size, job.seq,
-    job.enqueued_at
+    job.priority, #job.extra, job.visible_at, job.token, job.deadline, job.claimed_at, job.finished_at, job.expires_at,
+    job.ttl, job.max_attempts, job.type_size, job.key_size, job.static_size, job.request_size, job.payload_size,
+    job.seq, job.enqueued_at
   ) .. sub(job.raw, RECORD_SIZE + 1, job.stop) .. job.worker .. job.extra .. job.result
 end
 
@@ -38,8 +38,8 @@ local function body_part(job, first, size)
   return sub(job.raw, RECORD_SIZE + first + 1, RECORD_SIZE + first + size)
 end
 
--- Read the records of jobs into `raws`, with one command for each lane. `lanes_of[n]` is the lane of `ids[n]`. Lanes with
--- a single job are noted in `alone`, if that is given.
+-- Read the records of jobs into `raws`, with one command for each lane. `lanes_of[n]` is the lane of `ids[n]`. Lanes
+-- with a single job are noted in `alone`, if that is given.
 local function fetch_records(lanes_of, ids, raws, alone)
   local one = true
   for n = 2, #ids do

@@ -1,8 +1,8 @@
 -- Replays failed jobs. Of concurrent replays one wins. [DEAD-1, STATE-3]   uses: records keys jobs leases lanes
 --
 -- request: { keys, parent lease { lane, id, token } or false }; each key { lane, id }
--- Answers each key with DONE, REFUSED_NOT_FOUND, { NOT_FAILED, state }, { KEY_HELD, id } if that job holds its idempotency
---   key, { OVER_QUOTA, ... } or { PARENT_REFUSED, ... } as an enqueue does.
+-- Answers each key with DONE, REFUSED_NOT_FOUND, { NOT_FAILED, state }, { KEY_HELD, id } if that job holds its
+--   idempotency key, { OVER_QUOTA, ... } or { PARENT_REFUSED, ... } as an enqueue does.
 -- Sent once. Reads and writes the lanes of the jobs and the log.
 
 -- The id of the job that holds this job's key by now, if there is one. [ENQ-3]
@@ -43,7 +43,9 @@ for n, item in ipairs(keys) do
       end
       transition(job, STATE_READY, function()
         local extra = extra_of(job)
-        extra[EXTRA_REPLAYS], extra[EXTRA_FRACTION], extra[EXTRA_MESSAGE], extra[EXTRA_RELEASED_FOR], extra[EXTRA_FIRST_RELEASED_AT] = extra[EXTRA_REPLAYS] + 1, false, '', nil, nil
+        extra[EXTRA_REPLAYS] = extra[EXTRA_REPLAYS] + 1
+        extra[EXTRA_FRACTION], extra[EXTRA_MESSAGE] = false, ''
+        extra[EXTRA_RELEASED_FOR], extra[EXTRA_FIRST_RELEASED_AT] = nil, nil
         job.extra = cmsgpack.pack(extra)
         job.attempts, job.visible_at, job.finished_at, job.expires_at, job.reason = 0, now, 0, 0, 0
       end)

@@ -1,5 +1,6 @@
--- Stored answers: a request that is repeated after a lost reply gets its first answer and changes nothing. By then its id may
--- belong to a new job. a:NUMBER has the answer to a request, for longer than it takes to notice a lost connection.
+-- Stored answers: a request that is repeated after a lost reply gets its first answer and changes nothing. By then its
+-- id may belong to a new job. a:NUMBER has the answer to a request, for longer than it takes to notice a lost
+-- connection.
 
 local ANSWERS_KEPT_MS = 60000
 

@@ -1,6 +1,7 @@
 -- Sets and reads the settings of a tenant and its queues. [TENANT-4, TENANT-5]   uses: lanes
 --
--- request: { 'set', tenant, field, cost, weight, max_waiting (false for no change), { name = budget } }: answers 1, or 0 if the
+-- request: { 'set', tenant, field, cost, weight, max_waiting (false for no change), { name = budget } }: answers 1, or
+--   0 if the
 --     tenant's waiting jobs are still to be counted
 --   { 'count', tenant } counts some of them, and answers the same
 --   { 'get', tenant } -> { field, settings, ... }

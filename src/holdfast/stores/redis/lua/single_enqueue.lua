@@ -1,10 +1,10 @@
--- The shortcut of `enqueue.lua` for a single new job without an idempotency key, a large payload or a parent lease, that is
--- no step of a flow and whose tenant has no settings. Making the functions of `enqueue.lua` takes longer than this takes to
--- run. Any other request is left to `enqueue.lua`, which uses the names unpacked here.
+-- The shortcut of `enqueue.lua` for a single new job without an idempotency key, a large payload or a parent lease,
+-- that is no step of a flow and whose tenant has no settings. Making the functions of `enqueue.lua` takes longer than
+-- this takes to run. Any other request is left to `enqueue.lua`, which uses the names unpacked here.
 --
--- If a worker waits and no other job would be claimed before this one, the job is handed off: it is leased to that worker
--- and sent to its inbox in the same step (see `waiters.lua`). A hand-off takes no turn: turns are for tenants whose jobs
--- wait. [CLAIM-1, CLAIM-2, TENANT-4]
+-- If a worker waits and no other job would be claimed before this one, the job is handed off: it is leased to that
+-- worker and sent to its inbox in the same step (see `waiters.lua`). A hand-off takes no turn: turns are for tenants
+-- whose jobs wait. [CLAIM-1, CLAIM-2, TENANT-4]
 
 local MAX_STALE_WAITERS = 4 -- How many registrations of dead workers one enqueue removes.
 local lane_names, ids, type_sizes, static_sizes, request_sizes, key_sizes, payload_sizes, large_sizes, priorities,
@@ -22,8 +22,8 @@ if #ids == 1 and plain and large_sizes[1] == 0 and not parent_lease and not step
     local visible_at = max(now, run_at < 0 and now + delays[1] or run_at)
     local state, worker, token, deadline, claimed_at = visible_at > now and STATE_SCHEDULED or STATE_READY, '', 0, 0, 0
 
-    -- A worker of this tenant may take the job if none of the tenant's jobs waits here. A worker for all tenants may take it
-    -- if no tenant has visible work in this queue name.
+    -- A worker of this tenant may take the job if none of the tenant's jobs waits here. A worker for all tenants may
+    -- take it if no tenant has visible work in this queue name.
     local inbox, registration
     local own_until, all_until = tonumber(own_waiters_until) or 0, tonumber(waiters_until) or 0
     if state == STATE_READY and max(own_until, all_until) > now
@@ -58,7 +58,8 @@ if #ids == 1 and plain and large_sizes[1] == 0 and not parent_lease and not step
     local member, dictionary = struct.pack('>I7', seq) .. id, { lane, type, '' }
     local log, logged = { EVENT_ENQUEUED, 1, id, 2, 0, 0, 3, 1, priority, attempts, visible_at }, 1
     if inbox then
-      token, deadline, claimed_at, worker = seq + 1, now + registration[WAITER_LEASE_MS], now, registration[WAITER_WORKER]
+      token, worker = seq + 1, registration[WAITER_WORKER]
+      deadline, claimed_at = now + registration[WAITER_LEASE_MS], now
       dictionary[4], logged = worker, 2
       log[12], log[13], log[14], log[15], log[16], log[17] = EVENT_CLAIMED, 1, id, 2, 1, token
       log[18], log[19], log[20], log[21] = 4, 2, now, deadline
@@ -85,8 +86,8 @@ if #ids == 1 and plain and large_sizes[1] == 0 and not parent_lease and not step
       registration[WAITER_ROOM_LEFT] = registration[WAITER_ROOM_LEFT] - 1
       local left = registration[WAITER_ROOM_LEFT] > 0 and cmsgpack.pack(registration)
       for _, other in ipairs(registration[WAITER_QUEUES]) do
-        local table_key = shard
-          .. (registration[WAITER_TENANT] and 'o:' .. #tenant .. ':' .. tenant .. #other .. ':' .. other or 'O:' .. other)
+        local own_table = 'o:' .. #tenant .. ':' .. tenant .. #other .. ':' .. other
+        local table_key = shard .. (registration[WAITER_TENANT] and own_table or 'O:' .. other)
         if left then
           call('HSET', table_key, inbox, left)
         else

@@ -1,9 +1,9 @@
 -- Counts the events of a range of the log and finds where it can be split. [EVENT-2]   uses: log
 --
--- request: { number to start after or NONE for the oldest kept, last number or NONE for the end, events to a piece, most
---   pieces }
--- Answers { last number that is gone, number of the last event, greatest number that can be an offset, events ever logged in
---   the range, last number of a piece, ... }. Safe to repeat. Reads the log.
+-- request: { number to start after or NONE for the oldest kept, last number or NONE for the end, events to a piece,
+--   most pieces }
+-- Answers { last number that is gone, number of the last event, greatest number that can be an offset, events ever
+--   logged in the range, last number of a piece, ... }. Safe to repeat. Reads the log.
 
 local after, upto, size, max_splits = unpack(request)
 local gone, log = trimmed_for(false), log_end
@@ -13,7 +13,8 @@ if upto < 0 or upto > log then
   upto = log
 end
 
--- The first chunk that ends at a number or later: its last number, the events ever logged up to its end, its own events.
+-- The first chunk that ends at a number or later: its last number, the events ever logged up to its end, its own
+-- events.
 local function chunk_at(number)
   local chunk, fields = entry_after(number - 1)
   if chunk then

@@ -1,7 +1,7 @@
 -- Lists some of the tenants that have jobs or settings, by name.   uses: lanes
 --
--- request: { tenant to start after, or to continue in if a queue is named; queue to start after or ''; most tenants; most
---   queues to read }
+-- request: { tenant to start after, or to continue in if a queue is named; queue to start after or ''; most tenants;
+--   most queues to read }
 -- Answers { tenant, queue: where the next call continues, both '' at the end; tenant, ... }. Safe to repeat.
 
 local after, after_queue, max_tenants, queues_left = unpack(request)

@@ -1,13 +1,14 @@
 -- Trims the log: by age, or tenants that keep more than their share. [EVENT-2]   uses: log trimming
 --
 -- request: { 'age', ms }: removes everything older, of all tenants
---   { 'e', soft level, hard level, tenants }: removes the oldest events of these tenants, and of others on the way, from the
---     stream `e`. While a tenant keeps more than the soft level, it loses events that all its readers have passed; while it
---     keeps more than the hard level, any. Events that stay move to `a`. A tenant with events in `a` is trimmed here only if
---     it loses all of those.
+--   { 'e', soft level, hard level, tenants }: removes the oldest events of these tenants, and of others on the way,
+--     from the stream `e`. While a tenant keeps more than the soft level, it loses events that all its readers have
+--     passed; while it keeps more than the hard level, any. Events that stay move to `a`. A tenant with events in `a`
+--     is trimmed here only if it loses all of those.
 --   { 'a', soft level, hard level }: does the same for all of `a`, into `A`
--- Answers { events removed, 1 if there is more to do, entries in `a` and `A`, removed events that these still hold, events too
---   many of tenants that were not trimmed because of events in `a`, tenants not finished, tenants not trimmed }.
+-- Answers { events removed, 1 if there is more to do, entries in `a` and `A`, removed events that these still hold,
+--   events too many of tenants that were not trimmed because of events in `a`, tenants not finished, tenants not
+--   trimmed }.
 -- Sent once. Reads and writes the log, its counters, and the tenants' counts and cuts.
 
 local MAX_ENTRIES, MAX_EVENTS, CUTS_KEPT = 500, 5000, 10000
@@ -75,7 +76,8 @@ for name, owner in pairs(tenants) do
 end
 local spare = call('ZCARD', shard .. 'G') - CUTS_KEPT
 if spare > 0 then
-  local old = call('ZRANGEBYSCORE', shard .. 'G', '-inf', int_text(trimmed), 'WITHSCORES', 'LIMIT', 0, min(spare, MAX_ENTRIES))
+  local count = min(spare, MAX_ENTRIES)
+  local old = call('ZRANGEBYSCORE', shard .. 'G', '-inf', int_text(trimmed), 'WITHSCORES', 'LIMIT', 0, count)
   for n = 1, #old, 2 do
     call('ZREM', shard .. 'G', old[n])
     lost = max(lost, tonumber(old[n + 1]))
@@ -83,8 +85,8 @@ if spare > 0 then
 end
 local cut = (tonumber(call('HGET', KEYS[1], 'cut')) or 0) + total_gone
 call(
-  'HSET', KEYS[1], 'trimmed', int_text(trimmed), 'moved', int_text(moved), 'lost', int_text(lost), 'waste', int_text(waste), 'cut',
-  int_text(cut)
+  'HSET', KEYS[1], 'trimmed', int_text(trimmed), 'moved', int_text(moved), 'lost', int_text(lost),
+  'waste', int_text(waste), 'cut', int_text(cut)
 )
 local aside = call('XLEN', shard .. 'a') + call('XLEN', shard .. 'A')
 return { total_gone, more and 1 or 0, aside, waste, blocked, unfinished, not_cut }

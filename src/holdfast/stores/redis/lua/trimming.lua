@@ -12,9 +12,9 @@ local total_gone, passed_by_all = 0, tonumber(call('ZRANGE', shard .. 'd', 0, 0,
 -- Whether everything before the current entry is gone.
 local at_head = by_age or (call('XLEN', shard .. 'A') == 0 and (mode == 'a' or call('XLEN', shard .. 'a') == 0))
 
--- What is known of a tenant: events kept, how many of them are in `a` and `A` (`aside`) and the last of those, its cut, the
--- number that all its readers have passed, whether events of it are still to be removed (`pending`), whether it has events
--- in `A` (`fixed`).
+-- What is known of a tenant: events kept, how many of them are in `a` and `A` (`aside`) and the last of those, its cut,
+-- the number that all its readers have passed, whether events of it are still to be removed (`pending`), whether it has
+-- events in `A` (`fixed`).
 local tenants = {}
 
 local function tenant_named(name)
@@ -23,7 +23,8 @@ local function tenant_named(name)
     local own = tonumber(call('ZRANGE', shard .. 'd:' .. name, 0, 0, 'WITHSCORES')[2]) or math.huge
     owner = {
       name = name, kept = tonumber(call('HGET', shard .. 'n:e', name)) or 0,
-      aside = tonumber(call('HGET', shard .. 'n:a', name)) or 0, last = tonumber(call('HGET', shard .. 'n:l', name)) or 0,
+      aside = tonumber(call('HGET', shard .. 'n:a', name)) or 0,
+      last = tonumber(call('HGET', shard .. 'n:l', name)) or 0,
       cut = tonumber(call('ZSCORE', shard .. 'G', name)) or 0, passed = min(passed_by_all, own), pending = false,
       fixed = mode == 'a' and call('SISMEMBER', shard .. 'z', name) == 1,
     }
@@ -88,8 +89,8 @@ local function is_removed(owner, number)
   return false
 end
 
--- The events of an entry that stay, in runs, each { first number, last number, position of its first and last value }; and
--- the tenants that have them, with count and last number.
+-- The events of an entry that stay, in runs, each { first number, last number, position of its first and last value };
+-- and the tenants that have them, with count and last number.
 local function survivors_of(number, fields)
   local count = tonumber(fields[ENTRY_COUNT])
   local first = number - count + 1
@@ -169,8 +170,8 @@ local function move_survivors(number, fields, runs, staying, words, values)
       chunk, sums = entry_of(run, words, values)
     end
     call(
-      'XADD', shard .. target, int_text(run[2]) .. '-0', 'k', size, 'n', int_text(fields[ENTRY_TOTAL] - (number - run[2])), 'a', fields[ENTRY_AT],
-      'e', chunk, 's', sums
+      'XADD', shard .. target, int_text(run[2]) .. '-0', 'k', size,
+      'n', int_text(fields[ENTRY_TOTAL] - (number - run[2])), 'a', fields[ENTRY_AT], 'e', chunk, 's', sums
     )
   end
   for owner, kept in pairs(staying) do

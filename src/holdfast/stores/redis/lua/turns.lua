@@ -1,11 +1,11 @@
 -- Which waiting jobs are next: the visible jobs of a lane in order, and turns between lanes. [CLAIM-2, TENANT-4]
 --
--- For each queue name: T:QUEUE has the tenants in the turns by virtual time, N:QUEUE tenants by when they may have visible
--- work, V:QUEUE the virtual times of tenants that left the turns. `f` has the minimum of each queue name.
+-- For each queue name: T:QUEUE has the tenants in the turns by virtual time, N:QUEUE tenants by when they may have
+-- visible work, V:QUEUE the virtual times of tenants that left the turns. `f` has the minimum of each queue name.
 
--- A scan over the visible jobs of a lane in claim order: it reads `chunk` members at a time from `min_score` on. A job that
--- is not due hides none behind it. Where lanes take turns, a scan also has the tenant, its virtual time, whether it took a
--- turn in this call and whether it leaves the turns.
+-- A scan over the visible jobs of a lane in claim order: it reads `chunk` members at a time from `min_score` on. A job
+-- that is not due hides none behind it. Where lanes take turns, a scan also has the tenant, its virtual time, whether
+-- it took a turn in this call and whether it leaves the turns.
 local NOTHING = {}
 
 local function new_scan(lane, chunk, tenant, time)
@@ -73,7 +73,8 @@ local function earliest_visible(lane)
   end
 end
 
--- The most lanes without visible work that one claim removes from the turns. If there are more, it asks for another claim.
+-- The most lanes without visible work that one claim removes from the turns. If there are more, it asks for another
+-- claim.
 local MAX_DEPARTURES = 200
 local departures = 0
 
@@ -95,8 +96,9 @@ local function at_departure_limit(exhausted_lanes)
   return departures + exhausted_lanes >= MAX_DEPARTURES
 end
 
--- Let up to `limit` lanes with new work into the turns, at the current minimum or their own time if that is later. Returns
--- their own times, by tenant. Whether they have visible work shows when their turn comes; `check_entered` checks the others.
+-- Let up to `limit` lanes with new work into the turns, at the current minimum or their own time if that is later.
+-- Returns their own times, by tenant. Whether they have visible work shows when their turn comes; `check_entered`
+-- checks the others.
 local function enter_turns(queue, limit)
   local turns, next_up = shard .. 'T:' .. queue, shard .. 'N:' .. queue
   local minimum = tonumber(call('HGET', shard .. 'f', queue)) or 0

@@ -1,8 +1,8 @@
 -- Reads what a tenant keeps, as far as it is counted. [TENANT-5]   uses: lanes
 --
 -- request: { tenant }
--- Answers { jobs, lasting keys, bytes, queues that have jobs or are paused, events }. The queues of a tenant with more than
---   MAX_QUEUES are estimated from a sample. Safe to repeat.
+-- Answers { jobs, lasting keys, bytes, queues that have jobs or are paused, events }. The queues of a tenant with more
+--   than MAX_QUEUES are estimated from a sample. Safe to repeat.
 
 local MAX_QUEUES = 1000
 local tenant = request[1]

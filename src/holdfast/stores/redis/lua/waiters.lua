@@ -1,10 +1,10 @@
 -- Waiters: workers that wait for a job. An enqueue can hand a job off to one directly (`single_enqueue.lua`). [CLAIM-3]
 --
--- The hash O:QUEUE has the waiters for all tenants, o:LANE those for one tenant: inbox channel -> registration, { until,
--- room left, room, number, lease_ms, worker, tenant or false, queues }. The counters `waiters` and `own_waiters` say until
--- when there may be any. There are none on a cluster: a node cannot tell whether a channel has a subscriber.
--- The sorted set i:CHANNEL lists the jobs handed off to a worker, lane and id by token, until the worker knows of them: a
--- message may be lost.
+-- The hash O:QUEUE has the waiters for all tenants, o:LANE those for one tenant: inbox channel -> registration, {
+-- until, room left, room, number, lease_ms, worker, tenant or false, queues }. The counters `waiters` and `own_waiters`
+-- say until when there may be any. There are none on a cluster: a node cannot tell whether a channel has a subscriber.
+-- The sorted set i:CHANNEL lists the jobs handed off to a worker, lane and id by token, until the worker knows of them:
+-- a message may be lost.
 
 -- The waiter tables of a worker for these queues.
 
@@ -32,17 +32,19 @@ end
 local function end_registration(channel, tables, number, room, received)
   local raw
   for _, table_key in ipairs(tables) do
-    raw = raw or call('HGET', table_key, channel) -- An enqueue that finds no subscriber removes it from one table alone.
+    raw = raw or call('HGET', table_key, channel) -- It may be in some alone: see `find_waiter`.
   end
   if not raw then
     return max(0, room - received) -- The room is used up.
   end
   local registration = cmsgpack.unpack(raw)
   write_registration(channel, tables, false)
-  return registration[WAITER_NUMBER] == number and max(0, registration[WAITER_ROOM] - registration[WAITER_ROOM_LEFT] - received) or 0
+  local used = registration[WAITER_ROOM] - registration[WAITER_ROOM_LEFT]
+  return registration[WAITER_NUMBER] == number and max(0, used - received) or 0
 end
 
--- The jobs handed off to a worker, { lane and id, token, ... }. Those up to `known_token` are removed: it knows of them.
+-- The jobs handed off to a worker, { lane and id, token, ... }. Those up to `known_token` are removed: it knows of
+-- them.
 local function handed_off_to(channel, known_token)
   local key = shard .. 'i:' .. channel
   if known_token > 0 then
@@ -68,6 +70,7 @@ local function register_waiter(channel, tables, registration, lasts_ms)
   for _, table_key in ipairs(tables) do
     call('PEXPIRE', table_key, max(MIN_TABLE_MS, 2 * lasts_ms))
   end
+  local counter = registration[WAITER_TENANT] and 'own_waiters' or 'waiters'
   local known = tonumber(registration[WAITER_TENANT] and own_waiters_until or waiters_until) or 0
-  call('HSET', KEYS[1], registration[WAITER_TENANT] and 'own_waiters' or 'waiters', int_text(max(known, registration[WAITER_UNTIL])))
+  call('HSET', KEYS[1], counter, int_text(max(known, registration[WAITER_UNTIL])))
 end

@@ -1,7 +1,7 @@
 -- Keeps the list of live workers.   uses: lanes
 --
--- request: { 'beat', worker id, description, ttl_ms }, with 0 to sign off; or { 'list', worker id to start after, most workers
---   to read } -> { worker id to continue after or '' at the end, started_at, seen_at, description, ... }
+-- request: { 'beat', worker id, description, ttl_ms }, with 0 to sign off; or { 'list', worker id to start after, most
+--   workers to read } -> { worker id to continue after or '' at the end, started_at, seen_at, description, ... }
 -- Safe to repeat. Reads and writes the hash `h` and its indexes `H` (by the end of the last beat) and `g` (by id).
 
 local verb, name, description, ttl = unpack(request)

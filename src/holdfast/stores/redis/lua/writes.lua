@@ -1,6 +1,6 @@
 -- Part of every script: the writes of a call, its events and its notifications.
 --
--- Writes are collected and made by `commit`, with one command for each run of writes to a key: a script that fails before
+-- Writes are collected in batches, each for one command on one key, and made by `commit`: a script that fails before
 -- that, for lack of memory for example, has changed nothing. Claims write turns, and leases of lanes with one job, at
 -- once. Tables are few and short: they are what takes time.
 
@@ -19,46 +19,46 @@ clear_writes()
 
 -- The `n` arguments collected so far for the last command on a key, if that is `command`; else a new list.
 local function batch_of(changes, key, command)
-  local runs = changes[key]
-  if not runs then
-    runs = {}
-    changes[key] = runs
+  local batches = changes[key]
+  if not batches then
+    batches = {}
+    changes[key] = batches
   end
-  local run = runs[#runs]
-  if not run or run.command ~= command then
-    run = { command = command, n = 0 }
-    runs[#runs + 1] = run
+  local batch = batches[#batches]
+  if not batch or batch.command ~= command then
+    batch = { command = command, n = 0 }
+    batches[#batches + 1] = batch
   end
-  return run
+  return batch
 end
 
 -- Put a member into a sorted set. With the score `false`, remove it.
 local function zset_put(key, member, score)
   if score then
-    local run = batch_of(zsets, key, 'ZADD')
-    local n = run.n
-    run[n + 1], run[n + 2], run.n = score, member, n + 2
+    local batch = batch_of(zsets, key, 'ZADD')
+    local n = batch.n
+    batch[n + 1], batch[n + 2], batch.n = score, member, n + 2
   else
-    local run = batch_of(zsets, key, 'ZREM')
-    local n = run.n + 1
-    run[n], run.n = member, n
+    local batch = batch_of(zsets, key, 'ZREM')
+    local n = batch.n + 1
+    batch[n], batch.n = member, n
   end
 end
 
 -- Set a field of a hash. With the value `false`, remove it.
 local function hash_put(key, field, value)
-  local run = batch_of(hashes, key, value and 'HSET' or 'HDEL')
-  local n = run.n + 1
-  run[n] = field
+  local batch = batch_of(hashes, key, value and 'HSET' or 'HDEL')
+  local n = batch.n + 1
+  batch[n] = field
   if value then
     n = n + 1
-    run[n] = value
+    batch[n] = value
   end
-  run.n = n
+  batch.n = n
 end
 
--- Note that a lease (index `L`) or a retention (index `E`) of a lane ends at a time. The index has the earliest one of each
--- lane. It may be too early, never too late: the reader that finds it too early corrects it.
+-- Note that a lease (index `L`) or a retention (index `E`) of a lane ends at a time. The index has the earliest one of
+-- each lane. It may be too early, never too late: the reader that finds it too early corrects it.
 local function add_bound(index, lane, at)
   local lane_bounds = bounds[index]
   if not lane_bounds then
@@ -110,12 +110,12 @@ local function commit_waiting_counts()
 end
 
 local function write_batches(changes)
-  for key, runs in pairs(changes) do
+  for key, batches in pairs(changes) do
     local waiting = waiting_changes and sub(key, #shard + 1, #shard + 2) == 'w:' and lane_of(sub(key, #shard + 3))
-    for _, run in ipairs(runs) do
-      local changed = call_in_pieces(run.command, key, run)
+    for _, batch in ipairs(batches) do
+      local changed = call_in_pieces(batch.command, key, batch)
       if waiting then
-        count_waiting(waiting, run.command == 'ZADD' and changed or -changed)
+        count_waiting(waiting, batch.command == 'ZADD' and changed or -changed)
       end
     end
   end
@@ -140,13 +140,15 @@ end
 -- Add to what a lane's tenant keeps: jobs, keys that outlive their job, and bytes. [TENANT-5]
 local function add_usage(lane, jobs, keys, bytes)
   local usage = usage_changes[lane.name] or new_usage(lane.name)
-  usage[USAGE_JOBS], usage[USAGE_KEYS], usage[USAGE_BYTES] = usage[USAGE_JOBS] + jobs, usage[USAGE_KEYS] + keys, usage[USAGE_BYTES] + bytes
+  usage[USAGE_JOBS], usage[USAGE_KEYS] = usage[USAGE_JOBS] + jobs, usage[USAGE_KEYS] + keys
+  usage[USAGE_BYTES] = usage[USAGE_BYTES] + bytes
 end
 
 -- Log an event. `number` counts the events of the job; `a` to `d` are the values of its kind (`EVENT_DATA`).
 local function log_event(kind, lane, id, type, attempts, token, worker, number, a, b, c, d)
   local n = log_size
-  log[n + 1], log[n + 2], log[n + 3], log[n + 4] = kind, words[lane] or word_number(lane), id, words[type] or word_number(type)
+  log[n + 1], log[n + 2] = kind, words[lane] or word_number(lane)
+  log[n + 3], log[n + 4] = id, words[type] or word_number(type)
   log[n + 5], log[n + 6], log[n + 7], log[n + 8] = attempts, token, words[worker] or word_number(worker), number
   n = n + 8
   if a then
@@ -159,11 +161,12 @@ local function log_event(kind, lane, id, type, attempts, token, worker, number, 
 end
 
 local function publish(hint, data)
-  redis.pcall('PUBLISH', string.match(shard, '^(.-):{') .. ':' .. hint, data) -- A failure here must not undo the writes.
+  -- By pcall: a failure here must not fail the call, whose writes are made.
+  redis.pcall('PUBLISH', string.match(shard, '^(.-):{') .. ':' .. hint, data)
 end
 
--- The notification of a few completed jobs carries their records, so that waiters need no read. Many jobs, and jobs that
--- are not kept, are notified by name.
+-- The notification of a few completed jobs carries their records, so that waiters need no read. Many jobs, and jobs
+-- that are not kept, are notified by name.
 local MAX_FULL_RECORDS = 4
 
 local function full_records_message(texts)
@@ -178,8 +181,8 @@ local function full_records_message(texts)
   return message
 end
 
--- Add to the counts of what a tenant keeps. Only calls without events do this themselves. A log entry states what its call
--- adds, and `count_usage.lua` adds it up later: a command for each call would cost more.
+-- Add to the counts of what a tenant keeps. Only calls without events do this themselves. A log entry states what its
+-- call adds, and `count_usage.lua` adds it up later: a command for each call would cost more.
 local function store_usage(tenant, usage)
   for n, kind in ipairs({ 'n:e', 'n:j', 'n:k', 'n:b' }) do
     if usage[n] ~= 0 and call('HINCRBY', shard .. kind, tenant, usage[n]) == 0 then
@@ -246,7 +249,8 @@ end
 local function commit_call()
   for _, lane in ipairs(arrivals) do
     local tenant, queue = names_of(lane)
-    -- `N:` has the tenants that may have visible work, by the earliest time. A claim lets them into the turns. [TENANT-4]
+    -- `N:` has the tenants that may have visible work, by the earliest time. A claim lets them into the turns.
+    -- [TENANT-4]
     call('ZADD', shard .. 'N:' .. queue, 'LT', lane.arrived, tenant)
     lane.arrived = false
     hints.ready[#hints.ready + 1] = lane.name
