@@ -104,7 +104,7 @@ async def _run(plan: Plan, settings: Settings, sock: socket, greet: Callable[[],
     from holdfast.queue.queue import Queue
     from holdfast.service.server import running
     from holdfast.telemetry import http as http_metrics
-    from holdfast.worker.shutdown import on_signal
+    from holdfast.worker.signals import on_signal
 
     store = make_store(plan.store)
     worker = make_worker(plan, store)

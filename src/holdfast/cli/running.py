@@ -172,7 +172,7 @@ def configure_logs(plan: Plan) -> None:
 
 def exit_on_term() -> None:
     """Exit with 0 on SIGTERM also before a worker is there to see to it: nothing is held yet."""
-    from holdfast.worker.shutdown import exit_early
+    from holdfast.worker.signals import exit_early
 
     signal.signal(signal.SIGTERM, exit_early)
 
