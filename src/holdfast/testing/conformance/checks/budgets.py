@@ -105,7 +105,7 @@ async def over_max_queues_no_further_queue_is_made(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def a_batch_is_taken_as_far_as_a_budget_goes(h: Harness) -> None:
-    """Item by item: what fits is queued, duplicates are told so, the rest is refused; other tenants' are taken."""
+    """Item by item: what fits is queued, duplicates answer so, the rest is refused; other tenants do not notice."""
     await h.queued("a")
     await allow(h, max_jobs=3)
     ids = ("b", "c", "a", "d", "e")
