@@ -17,7 +17,11 @@ Sources = dict[str, list[tuple[str, str]]]
 # A stub and its classes, each with the modules and classes it is made of, the first one's methods first.
 STUBS: dict[str, Sources] = {
     "blocking": {
-        "Queue": [("queue/queue", "Queue"), ("queue/administration", "Administration"), ("queue/connection", "Binding")],
+        "Queue": [
+            ("queue/queue", "Queue"),
+            ("queue/administration", "Administration"),
+            ("queue/connection", "Binding"),
+        ],
         "Ticket": [("queue/ticket", "Ticket")],
         "JobContext": [("jobs/context", "JobContext")],
     },
