@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from holdfast import store as stores
+from holdfast import opening as stores
 from holdfast.testing.conformance import Check, Skipped, Spaces, all_checks, perform
 from tests.service.tenants import Behind, Tenants
 
@@ -58,7 +58,7 @@ NOT_OVER_HTTP = {
     "errors_keep_type_message_and_traceback_of_each_attempt": "a claim does not tell earlier errors",
     "purges_are_counted_by_tenant": PURGES,
     "purges_from_several_handles_have_one_order": PURGES,
-    "replays_and_what_holdfast_keeps_for_itself_are_within_every_budget": "nobody enqueues into reserved queues",
+    "what_holdfast_keeps_for_itself_is_within_every_budget": "nobody enqueues into reserved queues",
     "tenants_are_listed_in_pages_by_name": "a token is one tenant's",
     "what_is_not_purged_is_not_counted": PURGES,
     "workers_are_listed_in_pages_by_id": "the service keeps no list of workers",

@@ -35,9 +35,12 @@ from holdfast.maintenance.coordinator import DutyContext
 from holdfast.maintenance.duties import DUTIES
 from holdfast.queue.queue import Queue
 from holdfast.worker.active_job import ActiveJob
+from holdfast.worker.answers import Answers
+from holdfast.worker.callbacks import Callbacks
 from holdfast.worker.clients import Clients, HandlerQueue
 from holdfast.worker.handlers import Handler, table
 from holdfast.worker.runner import Runner
+from holdfast.worker.state import RunState
 
 DRAIN_LIMIT = 10_000
 REAP_LIMIT = 1000
@@ -169,23 +172,24 @@ class InlineQueue(Queue):
 
     async def _run(self, job: Job) -> tuple[Finish, BaseException | None]:
         ended: asyncio.Future[tuple[Finish, BaseException | None]] = asyncio.get_running_loop().create_future()
-        free = asyncio.Event()
 
-        def acknowledge(held: ActiveJob, finish: Finish) -> None:
-            ended.set_result((finish, held.error))
+        def acknowledge(active: ActiveJob, finish: Finish) -> None:
+            ended.set_result((finish, active.error))
 
-        def report(held: ActiveJob, progress: Progress) -> None:
-            self._reports.append(Report(held.key, held.token, progress))
+        def report(active: ActiveJob, progress: Progress) -> None:
+            self._reports.append(Report(active.key, active.token, progress))
 
         known = find(job.envelope.type)
         handlers = ({known.name: _inline(known)} if known is not None else {}) | self._handlers
         clients = _InlineClients(self, self._learn)
         # No other worker comes: what is unknown here fails at once.
+        state = RunState()
         runner = Runner(
-            handlers, 1, self.codec, self.blobs, acknowledge, free.set, report, unknown_ms=0, clients=clients
-        )
+            state, handlers, acknowledge, Answers(state, Callbacks(), None), report,
+            concurrency=1, codec=self.codec, blobs=self.blobs, unknown_ms=0, clients=clients,
+        )  # fmt: skip
         try:
-            runner.start(ActiveJob(job, job.key, job.token, math.inf, math.inf))
+            runner.add([ActiveJob(job, job.key, job.token, math.inf, math.inf)])
             return await ended
         finally:
             await runner.close()
