@@ -60,7 +60,8 @@ def enqueue(
 
     On a terminal, or if standard input is empty, the job gets no arguments.
     """
-    from holdfast.extensions import SingleTenant, known_types
+    from holdfast.budgets import read_counts
+    from holdfast.extensions import known_types
     from holdfast.jobs.definition import Message, with_policy
 
     if delay is not None and run_at is not None:
@@ -80,9 +81,7 @@ def enqueue(
 
     async def act(bound: Queue) -> None:
         known = await known_types(bound.store, bound.tenant)
-        if not isinstance(bound.store, SingleTenant):
-            # Budgets compare with counts that are refreshed in the background. This process ends before that.
-            await bound.usage()
+        await read_counts(bound.store, bound.tenant)
         ticket = await bound.enqueue(with_policy(message, known), **options)
         answer: dict[str, Any] = {
             "status": ticket.status,
