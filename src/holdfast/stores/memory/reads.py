@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.core import dedup
 from holdfast.core.budgets import RECORD_BYTES, Usage
-from holdfast.core.job import Job, JobKey
+from holdfast.core.job import Job, JobKey, NewJob
 from holdfast.core.names import OPERATOR, check_id, join_key
 from holdfast.paging import list_page, name_cursor, name_page, queue_stats, shown_job, tenant_cursor
 from holdfast.store import ListQuery, Page, PurgePage, QueuePage, QueueStats, TenantPage, WorkerPage
@@ -16,6 +17,13 @@ def get(tables: Tables, keys: Sequence[JobKey], now: int) -> list[Job | None]:
     """Jobs by name. [TENANT-2]"""
     found = (tables.jobs.find(key, now) for key in keys)
     return [None if job is None else shown_job(job, now) for job in found]
+
+
+def key_holders(tables: Tables, items: Sequence[NewJob], now: int) -> list[str | None]:
+    """The ids of the jobs that hold the items' idempotency keys. [ENQ-3]"""
+    scopes = (dedup.scope_of(item.key.tenant, item.key.queue, item.envelope) for item in items)
+    found = (tables.keys.get(scope) for scope in scopes)
+    return [None if binding is None or dedup.expired(binding, now) else binding.job_id for binding in found]
 
 
 def list_jobs(tables: Tables, query: ListQuery, now: int) -> Page:

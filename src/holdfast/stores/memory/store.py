@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
-from holdfast.budgets import Keeper
+from holdfast.budgets import BudgetEnforcer
 from holdfast.core import lease
 from holdfast.core.budgets import Usage
 from holdfast.core.errors import Unsupported
@@ -83,7 +83,7 @@ class MemoryStore:
 
     def __init__(self, options: CommonOptions) -> None:
         self.options = options
-        self.keeper = Keeper(self, options)
+        self.enforcer = BudgetEnforcer(self, options)
         self._lock = threading.Lock()
         self._clock = Clock(frozen=options.test_clock == "frozen")
         self._tables = Tables(options)
@@ -97,7 +97,7 @@ class MemoryStore:
 
     async def close(self) -> None:
         """Jobs are kept until the process ends."""
-        await self.keeper.close()
+        await self.enforcer.close()
 
     async def sibling(self) -> MemoryStore:
         return self
@@ -124,13 +124,13 @@ class MemoryStore:
     ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "memory")
-        if self.keeper.admits(items):
+        if self.enforcer.admits(items):
             return self._each(changes.enqueue, items, under)
 
         async def enqueue_admitted(admitted: Sequence[NewJob]) -> list[EnqueueAnswer]:
             return self._each(changes.enqueue, admitted, under)
 
-        return await self.keeper.enqueue(items, enqueue_admitted)
+        return await self.enforcer.enqueue(items, enqueue_admitted)
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         with self._lock:
@@ -153,7 +153,10 @@ class MemoryStore:
         return self._each(changes.cancel, items)
 
     async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
-        return self._each(changes.replay, keys, under)
+        async def replay_admitted(admitted: Sequence[JobKey]) -> list[ReplayAnswer]:
+            return self._each(changes.replay, admitted, under)
+
+        return await self.enforcer.replay(keys, replay_admitted)
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
         return self._each(changes.purge, items)
@@ -177,6 +180,10 @@ class MemoryStore:
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         with self._lock:
             return reads.get(self._tables, keys, self._clock.now())
+
+    async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
+        with self._lock:
+            return reads.key_holders(self._tables, items, self._clock.now())
 
     async def list(self, query: ListQuery) -> Page:
         with self._lock:
@@ -235,14 +242,14 @@ class MemoryStore:
         with self._lock:
             self._tables.settings.set(tenant, settings)
         if settings.budgets is not None:
-            await self.keeper.renew(tenant)
+            await self.enforcer.refresh(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         with self._lock:
             return self._tables.settings.of(tenant)
 
     async def usage(self, tenant: str) -> Usage:
-        return await self.keeper.counted(tenant, self._usage(tenant))
+        return await self.enforcer.take_usage(tenant, self._usage(tenant))
 
     async def _usage(self, tenant: str) -> Usage:
         with self._lock:
