@@ -20,8 +20,8 @@ from types import SimpleNamespace
 
 import pyarrow.dataset
 
+from holdfast.pipeline.connection import OpenStore
 from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.reader import OpenStore
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.servers import ValkeyServer
 from tests.log import all_events
