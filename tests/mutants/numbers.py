@@ -263,7 +263,7 @@ def a_purge_is_counted_twice_in_memory(bug: Bug) -> None:
         original(*args)
         return original(*args)
 
-    bug.around(bug.memory.MemoryStore, "_count_purge", count_purge)
+    bug.around(bug.memory("tables").Tables, "count_purge", count_purge)
 
 
 @mutant("EVENT-1", stores=FILE, seen_by=PURGES)

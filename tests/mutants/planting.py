@@ -94,10 +94,9 @@ class Bug:
 
     # The store under test ---------------------------------------------------------------------------------------
 
-    @property
-    def memory(self) -> ModuleType:
-        """The module of the memory store. Stores are never imported, only found."""
-        return import_module("holdfast.stores.memory")
+    def memory(self, part: str) -> ModuleType:
+        """A module of the memory store. Stores are never imported, only found."""
+        return import_module(f"holdfast.stores.memory.{part}")
 
     def file(self, part: str) -> ModuleType:
         """A module of the file store."""
@@ -115,7 +114,7 @@ class Bug:
     def face(self) -> Any:
         """The class of the store under test, where what it answers can be bent."""
         if self.store == "memory":
-            return self.memory.MemoryStore
+            return self.memory("store").MemoryStore
         if self.store == "postgres":
             return self.postgres("store").PostgresStore
         return self.file("store").FileStore if self.store == "file" else self.redis("store").RedisStore
@@ -132,7 +131,7 @@ class Bug:
                 original(store, logged, *rest)
 
         if self.store == "memory":
-            self.around(self.memory.MemoryStore, "_append", append)
+            self.around(self.memory("log").EventLog, "append", append)
         else:
             self.around(self.file("transaction").Transaction, "append", append)
 
@@ -176,7 +175,7 @@ class Bug:
         return self._database
 
     def _note_sql_errors(self) -> None:
-        trouble = self.postgres("trouble")
+        trouble = self.postgres("errors")
         original = trouble.translate
 
         def translate(error: BaseException, *args: Any) -> Any:

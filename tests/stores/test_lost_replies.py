@@ -34,7 +34,6 @@ from holdfast.core.job import (
     SetResultTtl,
 )
 from holdfast.store import TenantSettings
-from holdfast.stores.redis.scripts import SCRIPTS
 from tests.chaos import ledger
 from tests.chaos.workers import notes
 from tests.eventually import eventually
@@ -70,11 +69,8 @@ LINES = {"valkey": Line(b"EVALSHA", 1 / 15, 300, 300), "postgres": Line(b"", 1 /
 
 
 @pytest.fixture
-def line(kind, server):
-    if kind == "valkey":
-        # It knows all scripts, so that the first reply that is cut is not just that it does not.
-        for script in SCRIPTS.values():
-            server.command("SCRIPT", "LOAD", script.text)
+def line(kind, backend):
+    backend.load_scripts()
     return LINES[kind]
 
 

@@ -104,7 +104,7 @@ async def _run(config: WorkerConfig, settings: Settings, sock: socket, greet: Ca
     from holdfast.queue.queue import Queue
     from holdfast.service.server import running
     from holdfast.telemetry import http as http_metrics
-    from holdfast.worker.shutdown import on_signal
+    from holdfast.worker.signals import on_signal
 
     store = make_store(config.store)
     worker = make_worker(config, store)

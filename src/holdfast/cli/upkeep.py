@@ -118,7 +118,7 @@ async def _maintain(url: str, blobs: str | None) -> None:
     from holdfast.maintenance import maintain as run
     from holdfast.opening import make_store
     from holdfast.telemetry.logging import get_logger
-    from holdfast.worker.shutdown import stop_event
+    from holdfast.worker.signals import stop_event
 
     log = get_logger("holdfast.cli")
     kept = None if blobs is None else BlobStore.open(blobs)
