@@ -8,9 +8,7 @@ import pytest
 from holdfast import InvalidOption, Queue, Worker
 from holdfast.core.errors import QuotaExceeded, StoreBusy, StoreUnavailable
 from holdfast.core.job import Claimed, ClaimRequest
-from holdfast.service import context as hub
-from holdfast.service import errors
-from holdfast.service import event_cache as tails
+from holdfast.service import context, errors, event_cache
 from holdfast.service.routes import events
 from holdfast.stores.http import handoff as posts
 from holdfast.stores.http import notifications as ears
@@ -36,7 +34,7 @@ async def test_a_claim_tells_nothing_of_others_leases():
 
 async def test_a_stream_tells_what_others_do_only_with_the_beat(monkeypatch):
     """[TENANT-2, EVENT-2]"""
-    monkeypatch.setattr(tails, "IDLE_S", 0.0)
+    monkeypatch.setattr(event_cache, "IDLE_S", 0.0)
     async with serving("memory:others-events") as service:
         alice, bob = await service.client("alice"), await service.client("bob")
         async with asyncio.timeout(PATIENCE_S), alice.stream("GET", "/v1/events") as answer:
@@ -49,11 +47,11 @@ async def test_a_stream_tells_what_others_do_only_with_the_beat(monkeypatch):
             offset = await anext(lines)
             assert await anext(lines) == "event: enqueued"
             assert (await anext(lines)).startswith("data: ")
-            assert [offset, await anext(lines)] == [f"id: {await service.hub.store.last_offset()}", ""]
+            assert [offset, await anext(lines)] == [f"id: {await service.context.store.last_offset()}", ""]
         monkeypatch.setattr(events, "BEAT_S", 0.05)
         async with asyncio.timeout(PATIENCE_S), alice.stream("GET", "/v1/events", params={"after": offset[4:]}) as it:
             await bob.enqueue()
-            end = f"id: {await service.hub.store.last_offset()}"
+            end = f"id: {await service.context.store.last_offset()}"
             async for line in it.aiter_lines():
                 if line == end:
                     break
@@ -63,8 +61,8 @@ async def test_followers_of_a_quiet_tenant_look_now_and_then(monkeypatch):
     async with serving("memory:quiet-followers") as service:
         alice, bob = await service.client("alice"), await service.client("bob")
         looks = []
-        monkeypatch.setattr(tails, "IDLE_S", 1000.0)
-        store = service.hub.store
+        monkeypatch.setattr(event_cache, "IDLE_S", 1000.0)
+        store = service.context.store
         look = store.events
         monkeypatch.setattr(store, "events", lambda *args: looks.append(1) or look(*args))
         async with asyncio.timeout(PATIENCE_S), alice.stream("GET", "/v1/events") as answer:
@@ -115,9 +113,9 @@ async def test_a_finish_that_is_refused_changes_no_result_and_leaves_no_blob(tmp
 
 
 async def test_a_page_and_a_claim_end_where_they_are_large(monkeypatch):
-    monkeypatch.setattr(hub, "ANSWER_BYTES", 3500)
-    monkeypatch.setattr(hub, "LARGEST_CLAIMED", 1002)
-    monkeypatch.setattr(hub, "LARGEST_JOB", 1002)
+    monkeypatch.setattr(context, "ANSWER_BYTES", 3500)
+    monkeypatch.setattr(context, "LARGEST_CLAIMED", 1002)
+    monkeypatch.setattr(context, "LARGEST_JOB", 1002)
     async with serving("memory:large-answers") as service:
         client = await service.client()
         await client.post("/v1/jobs:batch", json={"jobs": [{"id": f"{n}", "payload": "x" * 1000} for n in range(10)]})
@@ -227,7 +225,7 @@ async def test_a_page_and_a_claim_of_small_jobs_take_two_steps(monkeypatch):
         client = await service.client()
         await client.post("/v1/jobs:batch", json={"jobs": [{"id": f"{n:03}"} for n in range(120)]})
         asked = []
-        store = service.hub.store
+        store = service.context.store
         look, claim = store.list, store.claim
         monkeypatch.setattr(store, "list", lambda query: asked.append(query.limit) or look(query))
         monkeypatch.setattr(store, "claim", lambda request: asked.append(request.limit) or claim(request))

@@ -18,7 +18,7 @@ async def test_a_tenant_whose_calls_are_all_held_holds_up_no_other_tenant(postgr
     """By counts: one tenant's calls wait for locked rows, and every request of another is answered. [LEASE-4]"""
     url = postgres.url(database, wait_s=1)  # Shorter than a call waits for a lock: without turns the other is refused.
     async with serving(url) as service:
-        calls = service.hub.store.calls
+        calls = service.context.store.calls
         client, other = await service.client("greedy"), await service.client("other")
         await client.post("/v1/jobs:batch", json={"jobs": [{"id": f"held{n}"} for n in range(HELD)] + [{"id": "own"}]})
         *held, own = sorted(await client.claim(limit=100, lease_s=600), key=lambda job: job["id"])
@@ -69,7 +69,7 @@ async def _finished(client, job):
 
 async def test_a_call_that_gets_no_turn_in_time_is_refused_with_the_time_to_come_again(postgres, database):
     async with serving(postgres.url(database)) as service:
-        calls, client = service.hub.store.calls, await service.client("late")
+        calls, client = service.context.store.calls, await service.client("late")
         calls._wait_s = 0.0
         holding, end = _hold(calls, "late", 4)
         answer = await client.get("/v1/queues")

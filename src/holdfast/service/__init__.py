@@ -13,7 +13,7 @@
     fair       calls to the store, in turns between tenants
     tails      the ends of logs that are followed
     openapi    the document, made from the table    protocol, server   uvicorn, bounded; several processes
-    hub        what all requests of a process share: the store, waiting claims, one queue for each tenant
+    context        what all requests of a process share: the store, waiting claims, one queue for each tenant
 
 The wire format is in `holdfast.protocol.requests` and `holdfast.protocol.answers`.
 """

@@ -29,14 +29,15 @@ from holdfast.service.call import (
     send_reply,
 )
 from holdfast.service.errors import AT_ONCE, Refusal, problem
-from holdfast.service.middleware import Edge
+from holdfast.service.middleware import Middleware
 from holdfast.service.routes import events, flows, health, jobs, queues, schedules, work
 from holdfast.service.shares import Hold
 from holdfast.service.tokens import Caller
+from holdfast.service.turns import TURN
 from holdfast.telemetry.logging import get_logger
 
 if TYPE_CHECKING:
-    from holdfast.service.context import Hub
+    from holdfast.service.context import ServiceContext
 
 _log = get_logger("holdfast.service")
 
@@ -45,22 +46,22 @@ ROUTES: tuple[Route, ...] = (
 )  # fmt: skip
 
 
-def make_app(hub: Hub) -> Edge:
+def make_app(context: ServiceContext) -> Middleware:
     """The application for one process."""
     app = FastAPI(
         title="Holdfast", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False,
         exception_handlers={HTTPException: _not_routed, Exception: _went_wrong},
     )  # fmt: skip
-    routes = [route for route in ROUTES if hub.settings.metrics or route.path != "/metrics"]
+    routes = [route for route in ROUTES if context.settings.metrics or route.path != "/metrics"]
     document = openapi.document(routes)
     app.openapi = lambda: document
     endpoints: dict[str, _Endpoint] = {}
     for path in dict.fromkeys(route.path for route in routes):
         by_method = {route.method: route for route in routes if route.path == path}
-        endpoints[path] = _Endpoint(hub, by_method)
+        endpoints[path] = _Endpoint(context, by_method)
         app.router.routes.append(_exactly(path, endpoints[path], list(by_method)))
     app.router.routes.append(_exactly("/openapi.json", _document(document), ["GET"]))
-    return Edge(_Table(app, endpoints), hub)
+    return Middleware(_Table(app, endpoints), context)
 
 
 class _Table:
@@ -100,8 +101,8 @@ def _exactly(path: str, endpoint: Any, methods: list[str]) -> Path:
 class _Endpoint:
     """What is at one path, by method."""
 
-    def __init__(self, hub: Hub, routes: dict[str, Route]) -> None:
-        self._hub = hub
+    def __init__(self, context: ServiceContext, routes: dict[str, Route]) -> None:
+        self._context = context
         self.routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,7 +117,7 @@ class _Endpoint:
                 body = bodies.Body(receive, headers)
                 caller = await self._caller(route, scope, headers)
                 if is_audited(route, caller):
-                    with trail(route, scope, caller, self._hub.trail) as noted:
+                    with trail(route, scope, caller, self._context.trail) as noted:
                         reply = await self._reply(route, scope, caller, body, holds, noted)
                 else:
                     reply = await self._reply(route, scope, caller, body, holds)
@@ -139,7 +140,7 @@ class _Endpoint:
         """Who calls, by a good token. Raises a refusal."""
         if route.scope is None:
             return NOBODY
-        caller = await self._hub.tokens.caller(headers.get(b"authorization"), _address(scope))
+        caller = await self._context.tokens.caller(headers.get(b"authorization"), _address(scope))
         scope["holdfast.tenant"] = caller.tenant
         scope["holdfast.belong"](caller.tenant)
         return caller
@@ -147,13 +148,18 @@ class _Endpoint:
     async def _admit(self, route: Route, caller: Caller) -> None:
         """Raise a refusal unless the token is not revoked, has room for a request, and is for this route."""
         if route.scope is not None:
-            hub = self._hub
-            if not hub.revoked.is_fresh():
-                await hub.revoked.renew()
-            hub.revoked.refuse(caller)
-            hub.rates.take(caller.digest)
-            hub.requests.check(caller.tenant)
-            hub.requests.take(caller.tenant)
+            context = self._context
+            if not context.revoked.is_fresh():
+                await context.revoked.renew()
+            context.revoked.refuse(caller)
+            if not route.is_never_refused:
+                context.token_rates.check(caller.digest)
+                context.requests.check(caller.tenant)
+            elif context.requests.is_exhausted(caller.tenant):
+                # One per turn of the event loop, so that other tenants' requests come in between. [TENANT-4]
+                await context.turns.take(TURN, caller.tenant)
+            context.token_rates.take(caller.digest)
+            context.requests.take(caller.tenant)
             if route.scope:
                 caller.need(route.scope)
 
@@ -168,24 +174,24 @@ class _Endpoint:
     ) -> Reply | Stream:
         """Check everything that can be checked before the route's own work, the cheapest first; then do that."""
         await self._admit(route, caller)
-        hub, limits = self._hub, self._hub.settings.limits
-        hold, answer = (hub.memory.hold(caller.tenant, _address(scope)) for _ in range(2))
+        context, limits = self._context, self._context.settings.limits
+        hold, answer = (context.memory.hold(caller.tenant, _address(scope)) for _ in range(2))
         holds += hold, answer
         query = parse_query(scope["query_string"], route.query)
         content: Any = None
         if route.batch and route.item is not None:
             data = await body.read(limits.batch_body, limits.body_s, hold, scope)
-            content = await bodies.decode_batch(data, route.batch, route.item, hub.turns, caller.tenant)
+            content = await bodies.decode_batch(data, route.batch, route.item, context.turns, caller.tenant)
         elif route.body is not None:
             data = await body.read(limits.body, limits.body_s, hold, scope)
-            content = await bodies.decode(data, route.body, hub.turns, caller.tenant)
+            content = await bodies.decode(data, route.body, context.turns, caller.tenant)
         elif not body.ended:
             raise Refusal("invalid_request", "this route takes no body")
         if route.method != "GET":
             if not route.is_never_refused:
-                hub.changes.check(caller.tenant)
-            hub.changes.take(caller.tenant, len(content) if route.batch else 1)
-        call = Call(hub, scope, caller, content, query, holds)
+                context.changes.check(caller.tenant)
+            context.changes.take(caller.tenant, len(content) if route.batch else 1)
+        call = Call(context, scope, caller, content, query, holds)
         if noted is not None:
             noted.asked(call)
         reply = await route.handler(call)
@@ -203,7 +209,7 @@ class _Endpoint:
         try:
             async for part in stream.parts:
                 hold.resize(len(part))
-                async with asyncio.timeout(self._hub.settings.limits.send_s):
+                async with asyncio.timeout(self._context.settings.limits.send_s):
                     await send({"type": "http.response.body", "body": part, "more_body": True})
         except TimeoutError:
             scope["holdfast.abort"]()

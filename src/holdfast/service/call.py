@@ -21,7 +21,7 @@ from holdfast.service.shares import Hold
 from holdfast.service.tokens import ADMIN, Caller
 
 if TYPE_CHECKING:
-    from holdfast.service.context import Hub
+    from holdfast.service.context import ServiceContext
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -55,8 +55,10 @@ class Stream(Struct):
 class Call(Generic[B, Q]):
     """One request to one route. `B` is its body, `Q` its query."""
 
-    def __init__(self, hub: Hub, scope: Scope, caller: Caller, body: B, query: Q, holds: list[Hold]) -> None:
-        self.hub = hub
+    def __init__(
+        self, context: ServiceContext, scope: Scope, caller: Caller, body: B, query: Q, holds: list[Hold]
+    ) -> None:
+        self.context = context
         self.caller = caller
         self.body = body
         self.query = query
@@ -104,7 +106,7 @@ class Call(Generic[B, Q]):
 
     def wait(self, *, stream: bool = False) -> None:
         """Count as one that waits, or as a stream, to the end; its connection counts no more. Raises a refusal."""
-        hold = (self.hub.streams if stream else self.hub.waits).hold(self.tenant)
+        hold = (self.context.streams if stream else self.context.waits).hold(self.tenant)
         hold.take(1)
         self._holds.append(hold)
         self._scope["holdfast.belong"]("")
@@ -120,12 +122,12 @@ class Call(Generic[B, Q]):
 
         lost: set[Callable[[], None]] = self._scope["holdfast.lost"]
         lost.add(leave)
-        self.hub.stopping.add_done_callback(leave)
+        self.context.stopping.add_done_callback(leave)
         try:
             yield gone
         finally:
             lost.discard(leave)
-            self.hub.stopping.remove_done_callback(leave)
+            self.context.stopping.remove_done_callback(leave)
 
     @property
     def client_left(self) -> bool:
@@ -163,7 +165,7 @@ class Route(Struct, frozen=True, kw_only=True):
     action: str = ""
     """What it is called in the audit trail; "": it is no act of an operator."""
     is_never_refused: bool = False
-    """By `changes_per_s`: what ends or keeps a lease is counted alone. [TENANT-5]"""
+    """Whether the rates of its tenant and token only count it: a request that ends or keeps a lease. [TENANT-5]"""
     refuses: tuple[str, ...] = ()
     """The codes of its own problems; those that every route has are added."""
 

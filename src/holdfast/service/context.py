@@ -38,10 +38,10 @@ from holdfast.queue.coalesce import Coalescer
 from holdfast.queue.queue import Queue
 from holdfast.queue.waiting import Waits
 from holdfast.service.audit import TrailQueue
-from holdfast.service.event_cache import Tails
+from holdfast.service.event_cache import EventCaches
 from holdfast.service.fair import CallsExhausted, fair
 from holdfast.service.keys import Keys
-from holdfast.service.limits import Rates, TenantRates
+from holdfast.service.limits import TenantRates, TokenRates
 from holdfast.service.proofs import Proofs
 from holdfast.service.revoked import Revoked
 from holdfast.service.settings import Settings
@@ -77,7 +77,7 @@ class _Tenant(NamedTuple):
     """The largest job of its last claim and of its last page, in bytes."""
 
 
-class Hub:
+class ServiceContext:
     """One process of the service, without HTTP: a store, open; claims that wait; one Queue for each tenant.
 
     Concurrent requests of a tenant share round trips. Whose they are came from a token. [TENANT-1]
@@ -92,11 +92,11 @@ class Hub:
         self.blobs = None if settings.blobs is None else Blobs.open(settings.blobs)
         self.keys = Keys(settings.tokens.hs256_key, settings.tokens.jwks)
         self.tokens = Tokens(settings.tokens.check(), self.keys, settings.limits)
-        self.rates = Rates(settings.limits.rate)
+        self.token_rates = TokenRates(settings.limits.rate)
         self.proofs = Proofs(store)
         self.revoked = Revoked(store)
         self.claimer = Claimer(self.store)
-        self.tails = Tails(self.store)
+        self.event_caches = EventCaches(self.store)
         self.types = Types(self.store)
         self.trail = TrailQueue(store) if settings.audit_queue else None
         self.turns = Turns()
@@ -326,10 +326,13 @@ class Hub:
         return RESULT_LIMIT if self.blobs is None else self.settings.limits.batch_body
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[FinishAnswer]:
-        """Acknowledge. A result over the limit of a store goes to the blob store. [RESULT-1]"""
-        small = [await self._small(item) for item in items]
-        answers = await self.store.finish(small)
-        await self._tidy(small)
+        """Acknowledge. A result that is too large for the store is put into the blob store. [RESULT-1]"""
+        if self.blobs is None:
+            answers = await self.store.finish(items)
+        else:
+            small = [await self._small(item, self.blobs) for item in items]
+            answers = await self.store.finish(small)
+            await self._delete_unused(small, self.blobs)
         if http_metrics.current is not None:
             http_metrics.current.jobs("finish", answers)
         return answers
@@ -390,27 +393,27 @@ class Hub:
     async def _cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         return await self.store.cancel(items)
 
-    async def _small(self, item: Finish) -> Finish:
-        if item.result is None or len(item.result.data) <= RESULT_LIMIT or self.blobs is None:
+    async def _small(self, item: Finish, blobs: Blobs) -> Finish:
+        if item.result is None or len(item.result.data) <= RESULT_LIMIT:
             return item
-        # Of its own: whether the lease still holds is not known yet, and what was accepted must not change.
+        # A name of its own: the lease may be lost already, and an accepted result must not be overwritten.
         name = f"{result_name(item.key, item.token)}-{new_id()}"
-        await self.blobs.put(name, item.result.data)
+        await blobs.put(name, item.result.data)
         return Finish(item.key, item.token, "complete", Result(b"", item.result.codec, name))
 
-    async def _tidy(self, items: Sequence[Finish]) -> None:
-        """Delete the blobs of results that were refused, or that repeat one which is there. [LEASE-1]"""
+    async def _delete_unused(self, items: Sequence[Finish], blobs: Blobs) -> None:
+        """Delete the blobs of results that were refused, or that repeat an accepted one. [LEASE-1]"""
         written = {item.key: item.result.blob for item in items if item.result is not None and item.result.blob}
-        if not written or self.blobs is None:
+        if not written:
             return
         try:
             jobs = await self.store.get(list(written))
             kept = {job.result.blob for job in jobs if job is not None and job.result is not None}
             names = [item.result.blob for item in items if item.result is not None and item.result.blob]
-            await self.blobs.delete(name for name in names if name not in kept)
+            await blobs.delete(name for name in names if name not in kept)
         except StoreError as error:
-            # The acknowledgements hold all the same.
-            _log.warning("blobs of refused results are left", blobs=len(written), error=error)
+            # The acknowledgements are valid all the same.
+            _log.warning("could not delete the blobs of refused results", blobs=len(written), error=error)
 
 
 class _Steps:

@@ -52,18 +52,21 @@ class _Buckets(Generic[K]):
         return min(most, level + (now - at) * rate)
 
 
-class Rates:
+class TokenRates:
     """Requests by token."""
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
         self._buckets: _Buckets[bytes] = _Buckets(clock)
 
-    def take(self, digest: bytes) -> None:
-        """Count one request. Raises a refusal that says when to come again."""
+    def check(self, digest: bytes) -> None:
+        """Raise a refusal that says when to retry, unless there is room for one request."""
         wait_s = self._buckets.wait_s(digest, self._rate)
         if wait_s:
             raise _limited(f"this token may make {self._rate:g} requests per second", wait_s)
+
+    def take(self, digest: bytes) -> None:
+        """Count one request."""
         self._buckets.take(digest, self._rate)
 
 
@@ -79,8 +82,12 @@ class TenantRates:
         """What a tenant may make in a second; 0: any number."""
         self._buckets: _Buckets[str] = _Buckets(clock)
 
+    def is_exhausted(self, tenant: str) -> bool:
+        """Whether there is no room for one."""
+        return self._buckets.wait_s(tenant, self.rate_of(tenant)) > 0
+
     def check(self, tenant: str) -> None:
-        """Raise a refusal that says when to come again, if there is not room for one."""
+        """Raise a refusal that says when to retry, unless there is room for one."""
         rate = self.rate_of(tenant)
         wait_s = self._buckets.wait_s(tenant, rate)
         if wait_s:

@@ -16,7 +16,7 @@ from holdfast.telemetry.logging import get_logger
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from holdfast.service.context import Hub
+    from holdfast.service.context import ServiceContext
 
 _access = get_logger("holdfast.access")
 _log = get_logger("holdfast.service")
@@ -30,12 +30,12 @@ _SAFE = [
 ]
 
 
-class Edge:
+class Middleware:
     """The outermost layer. What it logs has no token, no query and no body."""
 
-    def __init__(self, app: ASGIApp, hub: Hub) -> None:
+    def __init__(self, app: ASGIApp, context: ServiceContext) -> None:
         self._app = app
-        self._hub = hub
+        self._context = context
         self._most = (0, 0, 0, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,11 +73,11 @@ class Edge:
         route = scope.get("holdfast.route", "")
         if http_metrics.current is not None:
             http_metrics.current.answered(scope["method"], route, status, took_s)
-            most = self._hub.most()
+            most = self._context.most()
             if most != self._most:
                 self._most = most
                 http_metrics.current.most(*most)
-        if not self._hub.settings.access_log:
+        if not self._context.settings.access_log:
             return
         client = scope.get("client")
         trace = scope["holdfast.trace"]

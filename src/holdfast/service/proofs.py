@@ -18,6 +18,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
@@ -169,12 +170,17 @@ class Proofs:
 
 
 def _proof(kid: str, halves: _Halves, tenant: str, queue: str, id: str, fence: int) -> str:
-    message = f"{_LABEL}{len(tenant)}:{tenant}{len(queue)}:{queue}{len(id)}:{id}{fence}".encode(errors="surrogatepass")
     # What `hmac.digest` does, in less than half the time: the two halves of the key are hashed already.
     inner, outer = halves[0].copy(), halves[1].copy()
-    inner.update(message)
+    inner.update(f"{_scope(tenant, queue)}{len(id)}:{id}{fence}".encode())
     outer.update(inner.digest())
     return f"{kid}.{fence}.{outer.hexdigest()[:_MAC_DIGITS]}"
+
+
+@lru_cache
+def _scope(tenant: str, queue: str) -> str:
+    """The part of a message that the proofs of a claim share."""
+    return f"{_LABEL}{len(tenant)}:{tenant}{len(queue)}:{queue}"
 
 
 def _halves(secret: bytes) -> _Halves:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from holdfast.core.errors import InvalidOption
 from holdfast.opening import make_store
 from holdfast.service.app import make_app
-from holdfast.service.context import Hub
+from holdfast.service.context import ServiceContext
 from holdfast.service.protocol import bounded
 from holdfast.service.settings import Settings
 from holdfast.store import Store
@@ -64,13 +64,13 @@ def check(settings: Settings, processes: int) -> None:
     """Raise what each of so many processes would: said once, and not again and again by every child."""
 
     async def look() -> None:
-        hub = Hub(replace(settings, upkeep=False), make_store(settings.store))
-        if processes > 1 and not hub.store.capabilities.many_processes:
-            raise InvalidOption("processes", f"{hub.store.capabilities.name} is for one process alone")
+        context = ServiceContext(replace(settings, upkeep=False), make_store(settings.store))
+        if processes > 1 and not context.store.capabilities.many_processes:
+            raise InvalidOption("processes", f"{context.store.capabilities.name} is for one process alone")
         try:
-            await hub.open()
+            await context.open()
         finally:
-            await hub.close()
+            await context.close()
 
     asyncio.run(look())
 
@@ -89,9 +89,9 @@ async def serve(settings: Settings, sock: socket.socket, *, ready: Callable[[], 
 class Running:
     """A server at work."""
 
-    def __init__(self, server: uvicorn.Server, hub: Hub, ended: asyncio.Task[None], port: int) -> None:
+    def __init__(self, server: uvicorn.Server, context: ServiceContext, ended: asyncio.Task[None], port: int) -> None:
         self._server = server
-        self.hub = hub
+        self.context = context
         self.ended = ended
         self.port = port
 
@@ -100,19 +100,19 @@ class Running:
         if self._server.should_exit:
             self._server.force_exit = True
         self._server.should_exit = True
-        self.hub.stop()
+        self.context.stop()
 
 
 @asynccontextmanager
 async def running(settings: Settings, sock: socket.socket, store: Store | None = None) -> AsyncGenerator[Running]:
     """A server in the current event loop, serving as long as the block lasts, and stopped in peace after it."""
-    hub = Hub(settings, make_store(settings.store) if store is None else store)
+    context = ServiceContext(settings, make_store(settings.store) if store is None else store)
     try:
-        await hub.open()
-        server = _Server(_config(settings, hub))
+        await context.open()
+        server = _Server(_config(settings, context))
         ended = asyncio.create_task(server.serve(sockets=[sock]))
         await server.up.wait()
-        control = Running(server, hub, ended, sock.getsockname()[1])
+        control = Running(server, context, ended, sock.getsockname()[1])
         try:
             yield control
         finally:
@@ -120,7 +120,7 @@ async def running(settings: Settings, sock: socket.socket, store: Store | None =
                 control.stop()
             await asyncio.wait([ended])
     finally:
-        await hub.close()
+        await context.close()
 
 
 @contextmanager
@@ -151,13 +151,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(settings: Settings, hub: Hub) -> uvicorn.Config:
+def _config(settings: Settings, context: ServiceContext) -> uvicorn.Config:
     limits = settings.limits
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    app: Any = make_app(hub)
+    app: Any = make_app(context)
     return uvicorn.Config(
         app,
-        http=bounded(limits, hub.connections, settings.proxies),
+        http=bounded(limits, context.connections, settings.proxies),
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -31,18 +31,16 @@ def codec_name(codec: str) -> str:
 
 
 def claimed(answer: Claimed, waited_s: float, proofs: Proofs) -> answers.Claimed:
-    """What a claim got. When to look again is not told: the store counts other tenants' leases too. [TENANT-2]"""
-    moments: dict[int, datetime] = {}
-    jobs = [_claimed_job(job, proofs.sign(*job.key, job.token), moments) for job in answer.jobs]
+    """What a claim got. `next_at` is left out: it comes from other tenants' leases too. [TENANT-2]"""
+    # Jobs of one claim share their deadline, and often the other instants.
+    instants = {at for job in answer.jobs for at in (job.deadline, job.enqueued_at, job.visible_at)}
+    moments = {at: moment(at) for at in instants}
+    jobs = [_claimed_job(job, proofs.sign(job.tenant, job.queue, job.id, job.token), moments) for job in answer.jobs]
     return answers.Claimed(jobs=jobs, now=moment(answer.now), waited_s=waited_s)
 
 
 def _claimed_job(job: Job, proof: str, moments: dict[int, datetime]) -> answers.ClaimedJob:
-    """`moments` has those of the jobs before: jobs of one claim share their deadline, and often the others."""
     envelope = job.envelope
-    for at in (job.deadline, job.enqueued_at, job.visible_at):
-        if at not in moments:
-            moments[at] = moment(at)
     return answers.ClaimedJob(
         queue=job.queue,
         id=job.id,
@@ -54,13 +52,13 @@ def _claimed_job(job: Job, proof: str, moments: dict[int, datetime]) -> answers.
         max_attempts=envelope.max_attempts,
         deadline=moments[job.deadline],
         priority=envelope.priority,
+        enqueued_at=moments[job.enqueued_at],
+        visible_at=moments[job.visible_at],
         codec=codec_name(envelope.codec),
         version=envelope.version,
         timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
         trace=envelope.headers,
-        enqueued_at=moments[job.enqueued_at],
-        visible_at=moments[job.visible_at],
-        released=_released(job),
+        released=_released(job) if job.released_for else None,
         events=job.events,
     )
 

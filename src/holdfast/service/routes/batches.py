@@ -35,7 +35,7 @@ async def each(
     `make` and `show` answer at once for ordinary items: a coroutine for each costs a twentieth of the request.
     """
     made: list[X | HoldfastError] = []
-    turns = call.hub.turns
+    turns = call.context.turns
     for start in range(0, len(items), STEP):
         some = items[start : start + STEP]
         if not turns.try_take(ITEM_WORK * len(some)):

@@ -15,7 +15,7 @@ from holdfast.core.names import FLOWS
 from holdfast.flows.flow import flow_record
 from holdfast.jobs.options import duration_ms
 from holdfast.protocol import answers, requests
-from holdfast.service import parsing as intake
+from holdfast.service import parsing
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.routes.jobs import ended, outcome, ticket
 from holdfast.service.tokens import ADMIN, PRODUCE, READ
@@ -23,29 +23,29 @@ from holdfast.service.tokens import ADMIN, PRODUCE, READ
 
 async def start_flow(call: Call[requests.NewFlow, requests.NoQuery]) -> Reply:
     """201 for a new flow, 200 for one that was there. Its steps are enqueued in their turn. [ENQ-2]"""
-    new = await intake.flow(call.tenant, call.body, call.trace, call.hub.turns)
-    check_envelope(new.envelope, call.hub.ceiling_ms)
+    new = await parsing.flow(call.tenant, call.body, call.trace, call.context.turns)
+    check_envelope(new.envelope, call.context.ceiling_ms)
     for step in call.body.steps:
         call.caller.need_queue(step.queue)
         if step.result_ttl_s is not None:
-            check_kept("result_ttl_s", duration_ms("result_ttl_s", step.result_ttl_s), call.hub.ceiling_ms)
-    call.hub.changes.take(call.tenant, len(call.body.steps))
-    answer = await call.hub.enqueue(new)
+            check_kept("result_ttl_s", duration_ms("result_ttl_s", step.result_ttl_s), call.context.ceiling_ms)
+    call.context.changes.take(call.tenant, len(call.body.steps))
+    answer = await call.context.enqueue(new)
     if isinstance(answer, HoldfastError):
         raise answer
     if call.caller.queues is not None and not isinstance(answer, Queued):
         # The one of that id may have steps that the token is not for: then nothing is told but that it is there.
-        there = await call.hub.get(new.key._replace(id=answer.id))
+        there = await call.context.get(new.key._replace(id=answer.id))
         if there is None or not _is_for(call, there):
             return Reply(answers.Ticket(status="duplicate", id=answer.id, queue=FLOWS, state=None))
         if isinstance(answer, AlreadyCompleted):
             answer = Duplicate(there.id, there.state) if there.result is None else replace(answer, result=there.result)
-    return Reply(await ticket(call.hub, new, answer), 201 if isinstance(answer, Queued) else 200)
+    return Reply(await ticket(call.context, new, answer), 201 if isinstance(answer, Queued) else 200)
 
 
 async def get_flow(call: Call[None, requests.NoQuery]) -> Reply:
     """A step that is no job yet is `blocked`, or `ready` if its turn has come."""
-    record = await flow_record(call.hub.store, await _found(call))
+    record = await flow_record(call.context.store, await _found(call))
     return Reply(msgspec.convert(record, answers.Flow, from_attributes=True))
 
 
@@ -61,7 +61,7 @@ async def flow_result(call: Call[None, requests.WaitQuery]) -> Reply:
 async def cancel_flow(call: Call[None, requests.CancelQuery]) -> Reply:
     """Cancels its open steps too. [CANCEL-1]"""
     flow = await _found(call)
-    queue = call.hub.queue(call.tenant)
+    queue = call.context.queue(call.tenant)
     canceled = await queue.cancel(flow.id, queue=FLOWS, only_waiting=call.query.only_waiting)
     if canceled.status == "not_found":
         raise JobNotFound(FLOWS, flow.id)
@@ -71,7 +71,7 @@ async def cancel_flow(call: Call[None, requests.CancelQuery]) -> Reply:
 async def replay_flow(call: Call[None, requests.NoQuery]) -> Reply:
     """Its failed and canceled steps start again, and what hangs on them goes on. Says the tenant. [DEAD-1]"""
     flow = await _found(call)
-    await call.hub.queue(call.tenant).replay(flow.id, queue=FLOWS)
+    await call.context.queue(call.tenant).replay(flow.id, queue=FLOWS)
     item = answers.ReplayItem(id=flow.id, status="replayed")
     return Reply(answers.Replays(tenant=call.tenant, items=[item], more=False))
 
@@ -82,7 +82,7 @@ async def _found(call: Call[Any, Any]) -> Job:
     So does one with a step in a queue that the token is not for.
     """
     key = JobKey(call.tenant, FLOWS, call.id)
-    flow = await call.hub.get(key)
+    flow = await call.context.get(key)
     if flow is None or not _is_for(call, flow):
         raise JobNotFound(key.queue, key.id)
     return flow

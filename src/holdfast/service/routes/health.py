@@ -26,11 +26,11 @@ async def healthz(call: Call[None, requests.NoQuery]) -> Reply:
 
 async def readyz(call: Call[None, requests.NoQuery]) -> Reply:
     """The store answers, and the service is not about to end."""
-    if call.hub.stopping.done():
+    if call.context.stopping.done():
         raise Refusal("stopping", "the service is about to end")
     try:
         async with asyncio.timeout(READY_S):
-            await call.hub.store.now()
+            await call.context.store.now()
     except TimeoutError:
         raise StoreUnavailable("no answer in time") from None
     return Reply(answers.Health(status="ok"))
@@ -38,7 +38,7 @@ async def readyz(call: Call[None, requests.NoQuery]) -> Reply:
 
 async def session(call: Call[None, requests.NoQuery]) -> Reply:
     """A client asks once, to know whose jobs it will see."""
-    caller, store = call.caller, call.hub.store
+    caller, store = call.caller, call.context.store
     return Reply(
         answers.Session(
             tenant=caller.tenant,

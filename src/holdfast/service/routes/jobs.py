@@ -25,10 +25,9 @@ from holdfast.core.job import (
 from holdfast.core.policy import KnownTypes
 from holdfast.jobs.options import duration_ms
 from holdfast.protocol import answers, requests
-from holdfast.service import parsing as intake
-from holdfast.service import views
+from holdfast.service import parsing, views
 from holdfast.service.call import Call, Reply, Route
-from holdfast.service.context import ANSWER_BYTES, Hub
+from holdfast.service.context import ANSWER_BYTES, ServiceContext
 from holdfast.service.errors import Refusal
 from holdfast.service.routes.batches import each, each_of_queue
 from holdfast.service.tokens import PRODUCE, READ
@@ -40,19 +39,19 @@ SCANNED = 10_000
 
 async def enqueue(call: Call[requests.Enqueue, requests.NoQuery]) -> Reply:
     """201 for a new job, 200 for one that was there. [ENQ-2]"""
-    known = await call.hub.types.of(call.tenant)
-    new = _new_job(call, call.body, known, await intake.payload_of(call.body, call.hub.turns, call.tenant))
-    answer = await call.hub.enqueue(new)
+    known = await call.context.types.of(call.tenant)
+    new = _new_job(call, call.body, known, await parsing.payload_of(call.body, call.context.turns, call.tenant))
+    answer = await call.context.enqueue(new)
     if isinstance(answer, HoldfastError):
         raise answer
     if isinstance(answer, Queued):
         return Reply(_queued(new, answer, known), 201)
-    return Reply(await ticket(call.hub, new, answer), 200)
+    return Reply(await ticket(call.context, new, answer), 200)
 
 
 async def enqueue_batch(call: Call[list[requests.Enqueue | HoldfastError], requests.NoQuery]) -> Reply:
     """An item that is refused spoils no other. [ENQ-4]"""
-    known = await call.hub.types.of(call.tenant)
+    known = await call.context.types.of(call.tenant)
 
     size = 0
 
@@ -61,7 +60,7 @@ async def enqueue_batch(call: Call[list[requests.Enqueue | HoldfastError], reque
 
     async def show_other(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
         nonlocal size
-        shown = await ticket(call.hub, new, answer)
+        shown = await ticket(call.context, new, answer)
         size += 0 if shown.result is UNSET else len(bytes(shown.result))
         if size > ANSWER_BYTES:
             reason = (
@@ -72,19 +71,19 @@ async def enqueue_batch(call: Call[list[requests.Enqueue | HoldfastError], reque
         return shown
 
     def make(item: requests.Enqueue) -> NewJob | Awaitable[NewJob]:
-        payload = intake.small_value(item.payload, item.codec, PAYLOAD_LIMIT)
+        payload = parsing.small_value(item.payload, item.codec, PAYLOAD_LIMIT)
         return make_large(item) if payload is None else _new_job(call, item, known, payload)
 
     async def make_large(item: requests.Enqueue) -> NewJob:
-        payload = await intake.large_value(item.payload, item.codec, call.hub.turns, call.tenant)
+        payload = await parsing.large_value(item.payload, item.codec, call.context.turns, call.tenant)
         return _new_job(call, item, known, payload)
 
-    return Reply(await each(call.body, make, call.hub.enqueue_many, show, call))
+    return Reply(await each(call.body, make, call.context.enqueue_many, show, call))
 
 
 async def types(call: Call[None, requests.PageQuery]) -> Reply:
     """Of those queues that the token is for. What is known here may be a few seconds old."""
-    known = await call.hub.types.of(call.tenant)
+    known = await call.context.types.of(call.tenant)
     if call.caller.queues is not None:
         known = known.only(call.caller.queues)
     return Reply(views.types(known, call.query.cursor or "", call.query.limit))
@@ -93,7 +92,7 @@ async def types(call: Call[None, requests.PageQuery]) -> Reply:
 async def get(call: Call[None, requests.NoQuery]) -> Reply:
     """Its payload, its errors, its result."""
     job = await _found(call)
-    return Reply(views.job(job, await call.hub.blob(job.result, job.key)))
+    return Reply(views.job(job, await call.context.blob(job.result, job.key)))
 
 
 async def result(call: Call[None, requests.WaitQuery]) -> Reply:
@@ -108,7 +107,7 @@ async def job_events(call: Call[None, requests.EventQuery]) -> Reply:
     found: list[answers.Event] = []
     after, scanned, more = query.after or None, 0, True
     while more and scanned < SCANNED and len(found) < query.limit:
-        page = await call.hub.store.events(call.tenant, after, requests.PAGE_LIMIT)
+        page = await call.context.event_caches.history.read(call.tenant, after, requests.PAGE_LIMIT)
         scanned += requests.PAGE_LIMIT
         more = page.more
         ours = [event for event in page.events if event.job_id == key.id and event.queue == key.queue]
@@ -123,7 +122,7 @@ async def job_events(call: Call[None, requests.EventQuery]) -> Reply:
 async def cancel(call: Call[None, requests.CancelQuery]) -> Reply:
     """Cancel wins. [CANCEL-1 to CANCEL-3]"""
     key = _key(call)
-    status = await call.hub.cancel(Cancel(key, call.query.only_waiting))
+    status = await call.context.cancel(Cancel(key, call.query.only_waiting))
     if status == "not_found":
         raise JobNotFound(key.queue, key.id)
     return Reply(answers.Canceled(status=status))
@@ -135,26 +134,26 @@ async def cancel_batch(call: Call[list[requests.Cancel | HoldfastError], request
     def make(key: JobKey, item: requests.Cancel) -> Cancel:
         return Cancel(key, item.only_waiting, item.sequence)
 
-    return await each_of_queue(call, make, call.hub.store.cancel, answers.Canceled)
+    return await each_of_queue(call, make, call.context.store.cancel, answers.Canceled)
 
 
 async def retain(call: Call[list[requests.Retain | HoldfastError], requests.NoQuery]) -> Reply:
     """Counted from now. [RESULT-1]"""
 
     def make(key: JobKey, item: requests.Retain) -> SetResultTtl:
-        kept_ms = check_kept("result_ttl_s", duration_ms("result_ttl_s", item.result_ttl_s), call.hub.ceiling_ms)
+        kept_ms = check_kept("result_ttl_s", duration_ms("result_ttl_s", item.result_ttl_s), call.context.ceiling_ms)
         return SetResultTtl(key, kept_ms, item.sequence)
 
-    return await each_of_queue(call, make, call.hub.store.set_result_ttl, answers.Retained)
+    return await each_of_queue(call, make, call.context.store.set_result_ttl, answers.Retained)
 
 
 # The small steps ------------------------------------------------------------------------------------------
 
 
 def _new_job(call: Call[Any, Any], item: requests.Enqueue, known: KnownTypes, payload: bytes) -> NewJob:
-    policy = known.types.get(item.type, intake.PLAIN_TYPE)
-    new = intake.new_job(call.tenant, item, call.trace, payload, policy)
-    check_envelope(new.envelope, call.hub.ceiling_ms)
+    policy = known.types.get(item.type, parsing.PLAIN_TYPE)
+    new = parsing.new_job(call.tenant, item, call.trace, payload, policy)
+    check_envelope(new.envelope, call.context.ceiling_ms)
     call.caller.need_queue(new.key.queue)
     return new
 
@@ -166,14 +165,14 @@ def _queued(new: NewJob, answer: Queued, known: KnownTypes | None) -> answers.Ti
     return answers.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state, warnings=said)
 
 
-async def ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError) -> answers.Ticket:
+async def ticket(context: ServiceContext, new: NewJob, answer: EnqueueAnswer | HoldfastError) -> answers.Ticket:
     """The answer to one enqueue. Raises that of one which was refused."""
     queue = new.key.queue
     if isinstance(answer, Queued):
         return _queued(new, answer, None)
     if isinstance(answer, AlreadyCompleted):
         key = new.key._replace(id=answer.id)
-        value = views.value(answer.result, await hub.blob(answer.result, key))
+        value = views.value(answer.result, await context.blob(answer.result, key))
         codec = views.codec_name(answer.result.codec)
         state = JobState.COMPLETED
         return answers.Ticket(status="completed", id=answer.id, queue=queue, state=state, result=value, codec=codec)
@@ -187,13 +186,13 @@ async def ended(call: Call[Any, requests.WaitQuery], key: JobKey) -> Job | None:
     if call.query.wait_s:
         call.wait()
         with call.leaving() as gone, contextlib.suppress(WaitTimeout):
-            return await call.hub.ended(key, call.query.wait_s, gone)
+            return await call.context.ended(key, call.query.wait_s, gone)
     return None
 
 
 async def outcome(call: Call[Any, Any], job: Job) -> Reply:
     """How a job ended; 202 while it has not."""
-    blob = await call.hub.blob(job.result, job.key)
+    blob = await call.context.blob(job.result, job.key)
     return Reply(views.outcome(job, blob), 200 if job.state in TERMINAL else 202)
 
 
@@ -205,7 +204,7 @@ async def _found(call: Call[Any, Any]) -> Job:
     """The job that the path names. Another tenant's answers exactly like none. [TENANT-2]"""
     key = _key(call)
     call.hold.check()
-    job = await call.hub.get(key)
+    job = await call.context.get(key)
     if job is None:
         raise JobNotFound(key.queue, key.id)
     return job

@@ -29,7 +29,7 @@ async def queues(call: Call[None, requests.PageQuery]) -> Reply:
     """Of those that the token is for."""
     query, only = call.query, call.caller.queues
     if only is None:
-        page = await call.hub.store.queue_page(call.tenant, query.cursor or None, query.limit)
+        page = await call.context.store.queue_page(call.tenant, query.cursor or None, query.limit)
     else:
         page = await _some(call, sorted(only))
     return Reply(answers.Queues(queues=[views.stats(one) for one in page.queues], cursor=page.cursor))
@@ -39,14 +39,14 @@ async def _some(call: Call[None, requests.PageQuery], only: Sequence[str]) -> Qu
     """Of these queues, those that have jobs or are paused: the others of the tenant are not looked at."""
     after = name_cursor(call.query.cursor or None)
     names = [name for name in only if name > after]
-    found = await call.hub.store.stats(call.tenant, names[: call.query.limit])
+    found = await call.context.store.stats(call.tenant, names[: call.query.limit])
     used = [one for one in found if one.paused or any(one.counts.values())]
     return QueuePage(used, names[call.query.limit - 1] if len(names) > call.query.limit else None)
 
 
 async def stats(call: Call[None, requests.NoQuery]) -> Reply:
     """A queue that nobody has used counts nothing."""
-    return Reply(views.stats((await call.hub.store.stats(call.tenant, [call.queue]))[0]))
+    return Reply(views.stats((await call.context.store.stats(call.tenant, [call.queue]))[0]))
 
 
 async def jobs(call: Call[None, requests.ListQuery]) -> Reply:
@@ -56,7 +56,7 @@ async def jobs(call: Call[None, requests.ListQuery]) -> Reply:
     wanted = ListQuery(
         call.tenant, call.queue, states, _type(query.type), cursor=query.cursor or None, limit=query.limit
     )
-    page = await call.hub.page(wanted, call.hold)
+    page = await call.context.page(wanted, call.hold)
     return Reply(answers.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
 
 
@@ -64,7 +64,7 @@ async def usage(call: Call[None, requests.NoQuery]) -> Reply:
     """Counts that are at most 10 s old, with the limits that hold here. [TENANT-5]"""
     if call.caller.queues is not None:
         raise Refusal("queue_forbidden", "the token is for some queues, and this counts them all")
-    return Reply(await call.hub.usage(call.tenant))
+    return Reply(await call.context.usage(call.tenant))
 
 
 async def pause(call: Call[None, requests.NoQuery]) -> Reply:
@@ -83,7 +83,7 @@ async def dead_letters(call: Call[None, requests.DeadQuery]) -> Reply:
     wanted = ListQuery(
         call.tenant, call.queue, _FAILED, _type(query.type), query.error, query.cursor or None, query.limit
     )
-    page = await call.hub.page(wanted, call.hold)
+    page = await call.context.page(wanted, call.hold)
     return Reply(answers.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
 
 
@@ -96,17 +96,17 @@ async def replay(call: Call[requests.Replay, requests.NoQuery]) -> Reply:
         wanted = ListQuery(
             call.tenant, queue, _FAILED, _type(body.where.type), body.where.error, limit=requests.BATCH_LIMIT
         )
-        ids, more = await call.hub.ids(wanted)
+        ids, more = await call.context.ids(wanted)
     else:
         ids = [check_id(id) for id in (() if body.ids is UNSET else body.ids)]
-    tickets = await call.hub.queue(call.tenant).replay_many(ids, queue=queue)
+    tickets = await call.context.queue(call.tenant).replay_many(ids, queue=queue)
     return Reply(answers.Replays(tenant=call.tenant, items=[_replayed(ticket) for ticket in tickets], more=more))
 
 
 async def purge(call: Call[requests.Purge, requests.NoQuery]) -> Reply:
     """Those that ended before an instant, by default now. [DEAD-1]"""
     body = call.body
-    queue = call.hub.queue(call.tenant)
+    queue = call.context.queue(call.tenant)
     purged = await queue.purge_dead_letters(
         before=body.before, queue=call.queue, type=_type(body.type), error=body.error
     )
@@ -120,14 +120,14 @@ async def forget(call: Call[list[requests.Forget | HoldfastError], requests.NoQu
         ended = None if item.finished_at is None else instant_ms("finished_at", item.finished_at)
         return Purge(key, ended, item.sequence)
 
-    return await each_of_queue(call, make, call.hub.purge, answers.Forgotten, call.tenant)
+    return await each_of_queue(call, make, call.context.purge, answers.Forgotten, call.tenant)
 
 
 # The small steps ------------------------------------------------------------------------------------------
 
 
 async def _pause(call: Call[None, requests.NoQuery], *, paused: bool) -> Reply:
-    await call.hub.store.pause(call.tenant, call.queue, paused=paused)
+    await call.context.store.pause(call.tenant, call.queue, paused=paused)
     return Reply(answers.Paused(tenant=call.tenant, queue=call.queue, paused=paused))
 
 

@@ -15,8 +15,7 @@ from holdfast.core.names import SCHEDULES
 from holdfast.core.schedule import KEPT, Schedule
 from holdfast.protocol import answers, requests
 from holdfast.schedules.schedules import scheduling, shown
-from holdfast.service import parsing as intake
-from holdfast.service import views
+from holdfast.service import parsing, views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.context import ANSWER_BYTES
 from holdfast.service.tokens import ADMIN
@@ -50,7 +49,7 @@ async def list_schedules(call: Call[None, requests.PageQuery]) -> Reply:
     only = call.caller.queues
     if only is None:
         query_all = ListQuery(call.tenant, SCHEDULES, KEPT, cursor=query.cursor or None, limit=query.limit)
-        page = await call.hub.page(query_all, call.hold)
+        page = await call.context.page(query_all, call.hold)
         found, cursor = shown(page.jobs), page.cursor
     else:
         found, cursor = await _own(call, only)
@@ -63,12 +62,12 @@ async def _own(call: Call[None, requests.PageQuery], only: Collection[str]) -> t
 
     It goes through all of the tenant, page by page, and keeps no more than names until it knows which are shown.
     """
-    hub, query = call.hub, call.query
+    context, query = call.context, call.query
     names: set[str] = set()
     cursor: str | None = None
     while True:
         every = ListQuery(call.tenant, SCHEDULES, KEPT, cursor=cursor, limit=requests.PAGE_LIMIT)
-        page = await hub.page(every, call.hold)
+        page = await context.page(every, call.hold)
         here = {one.name for one in shown(page.jobs) if one.definition.target.queue in only}
         names = {*nsmallest(query.limit + 1, names | {name for name in here if name > (query.cursor or "")})}
         cursor = page.cursor
@@ -80,7 +79,7 @@ async def _own(call: Call[None, requests.PageQuery], only: Collection[str]) -> t
         if len(found) == query.limit or size > ANSWER_BYTES - PAYLOAD_LIMIT:
             following = found[-1].name
             break
-        one = await scheduling(hub.store).get_schedule(call.tenant, name)
+        one = await scheduling(context.store).get_schedule(call.tenant, name)
         if one is not None and one.definition.target.queue in only:
             found.append(one)
             size += len(one.definition.target.envelope.payload)
@@ -92,9 +91,9 @@ async def _own(call: Call[None, requests.PageQuery], only: Collection[str]) -> t
 async def put_schedule(call: Call[requests.PutSchedule, requests.NoQuery]) -> Reply:
     """The same again changes nothing; another takes the place of the one of that name."""
     name = call.name
-    timing, target = await intake.schedule(call.tenant, call.body, call.hub.turns)
+    timing, target = await parsing.schedule(call.tenant, call.body, call.context.turns)
     call.caller.need_queue(target.queue)
-    kept = scheduling(call.hub.store)
+    kept = scheduling(call.context.store)
     if call.caller.queues is not None:
         await _check_free(call, name, target.queue)
     return Reply(views.schedule(call.tenant, await kept.put_schedule(call.tenant, name, timing, target)))
@@ -110,14 +109,14 @@ async def get_schedule(call: Call[None, requests.NoQuery]) -> Reply:
 async def remove_schedule(call: Call[None, requests.NoQuery]) -> Reply:
     """Jobs that it has enqueued stay as they are."""
     found = await _found(call)
-    if not await scheduling(call.hub.store).remove_schedule(call.tenant, found.name):
+    if not await scheduling(call.context.store).remove_schedule(call.tenant, found.name):
         raise JobNotFound(SCHEDULES, found.name)
     return Reply(answers.Unscheduled(tenant=call.tenant, name=found.name, status="removed"))
 
 
 async def _found(call: Call[Any, Any]) -> Schedule:
     name = call.name
-    found = await scheduling(call.hub.store).get_schedule(call.tenant, name)
+    found = await scheduling(call.context.store).get_schedule(call.tenant, name)
     only = call.caller.queues
     if found is None or (only is not None and found.definition.target.queue not in only):
         raise JobNotFound(SCHEDULES, name)
@@ -132,7 +131,7 @@ async def _check_free(call: Call[Any, Any], name: str, queue: str) -> None:
     if not name.removesuffix(f"@{queue}") or not name.endswith(f"@{queue}"):
         reason = f"a token for some queues names its schedules by queue: {name.partition('@')[0][:80]}@{queue}"
         raise InvalidName("schedule", name, reason)
-    found = await scheduling(call.hub.store).get_schedule(call.tenant, name)
+    found = await scheduling(call.context.store).get_schedule(call.tenant, name)
     if found is not None:
         # An operator may have given this name to another queue's.
         call.caller.need_queue(found.definition.target.queue)

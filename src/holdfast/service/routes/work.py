@@ -13,8 +13,7 @@ from holdfast.core.job import ClaimRequest, Extend, Extended, Finish, Finished, 
 from holdfast.core.names import check_id
 from holdfast.jobs.options import check_own_queue, moment
 from holdfast.protocol import answers, requests
-from holdfast.service import parsing as intake
-from holdfast.service import views
+from holdfast.service import parsing, views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.routes.batches import each
 from holdfast.service.tokens import WORK, refused
@@ -30,30 +29,30 @@ async def claim(call: Call[requests.Claim, requests.NoQuery]) -> Reply:
     for queue in queues:
         call.caller.need_queue(queue)
     worker_id = _subject(call) if body.worker_id is None else check_id(body.worker_id, "worker id")
-    lease_ms = intake.lease_ms(body.lease_s)
+    lease_ms = parsing.lease_ms(body.lease_s)
     chance = random.random()  # noqa: S311 - jitter, no secret
     request = ClaimRequest(call.tenant, queues, body.limit, lease_ms, worker_id, chance)
     if body.wait_s:
         call.wait()
     with call.leaving() as gone:
-        claimed, waited_s = await call.hub.claim(request, body.wait_s, gone, call.hold)
-    call.hub.changes.take(call.tenant, len(claimed.jobs))
+        claimed, waited_s = await call.context.claim(request, body.wait_s, gone, call.hold)
+    call.context.changes.take(call.tenant, len(claimed.jobs))
     # The token may have been revoked while the claim waited.
-    revoked = bool(claimed.jobs) and body.wait_s > 0 and await call.hub.revoked.is_revoked(call.caller)
+    revoked = bool(claimed.jobs) and body.wait_s > 0 and await call.context.revoked.is_revoked(call.caller)
     if call.client_left or revoked:
-        await call.hub.give_back(claimed.jobs)
+        await call.context.give_back(claimed.jobs)
     if revoked:
         raise refused("it was revoked")
     with suppress(StoreError):
         # After the wait, which may be longer than a key lives. Without the store the keys at hand sign: what is leased
         # must be answered.
-        await call.hub.proofs.renew()
-    return Reply(views.claimed(claimed, waited_s, call.hub.proofs))
+        await call.context.proofs.renew()
+    return Reply(views.claimed(claimed, waited_s, call.context.proofs))
 
 
 async def finish(call: Call[list[requests.Finish | HoldfastError], requests.NoQuery]) -> Reply:
     """Complete, fail, retry or release. [LEASE-1]"""
-    tenant, turns, limit = call.tenant, call.hub.turns, call.hub.result_limit
+    tenant, turns, limit = call.tenant, call.context.turns, call.context.result_limit
 
     def show(_: Finish, answer: Finished) -> Any:
         return answers.Finished(status=answer.state)
@@ -61,17 +60,17 @@ async def finish(call: Call[list[requests.Finish | HoldfastError], requests.NoQu
     def read(tenant: str, item: requests.Finish, fence: int) -> Finish | Awaitable[Finish]:
         result = None
         if item.outcome == "complete":
-            result = intake.small_result(item, limit)
+            result = parsing.small_result(item, limit)
             if result is None:
                 return read_large(item, fence)
-        return intake.finish(tenant, item, fence, result)
+        return parsing.finish(tenant, item, fence, result)
 
     async def read_large(item: requests.Finish, fence: int) -> Finish:
-        return intake.finish(tenant, item, fence, await intake.large_result(item, turns, tenant, limit))
+        return parsing.finish(tenant, item, fence, await parsing.large_result(item, turns, tenant, limit))
 
     hit("service.before_finish")
     make = await _proved(call, read)
-    return Reply(await each(call.body, make, call.hub.finish, show, call))  # pyright: ignore[reportArgumentType]
+    return Reply(await each(call.body, make, call.context.finish, show, call))  # pyright: ignore[reportArgumentType]
 
 
 async def extend(call: Call[list[requests.Extend | HoldfastError], requests.NoQuery]) -> Reply:
@@ -80,8 +79,8 @@ async def extend(call: Call[list[requests.Extend | HoldfastError], requests.NoQu
     def show(_: Extend, answer: Extended) -> Any:
         return answers.Extended(status="extended", deadline=moment(answer.deadline), now=moment(answer.now))
 
-    make = await _proved(call, intake.extend)
-    return Reply(await each(call.body, make, call.hub.extend, show, call))  # pyright: ignore[reportArgumentType]
+    make = await _proved(call, parsing.extend)
+    return Reply(await each(call.body, make, call.context.extend, show, call))  # pyright: ignore[reportArgumentType]
 
 
 async def report(call: Call[list[requests.Report | HoldfastError], requests.NoQuery]) -> Reply:
@@ -90,23 +89,23 @@ async def report(call: Call[list[requests.Report | HoldfastError], requests.NoQu
     def show(_: Report, __: Reported) -> Any:
         return answers.Reported(status="reported")
 
-    make = await _proved(call, intake.report)
-    return Reply(await each(call.body, make, call.hub.store.report, show, call))  # pyright: ignore[reportArgumentType]
+    make = await _proved(call, parsing.report)
+    return Reply(await each(call.body, make, call.context.store.report, show, call))  # pyright: ignore[reportArgumentType]
 
 
 async def beat(call: Call[requests.Beat, requests.NoQuery]) -> Reply:
     """So that enqueues get what its jobs say, and no warning. A worker can do without."""
-    worker = intake.worker(call.tenant, call.body)
+    worker = parsing.worker(call.tenant, call.body)
     for queue in worker.queues:
         call.caller.need_queue(queue)
     if call.caller.queues is not None and worker.types:
         # Enqueues that name no queue go where the type's worker says: not away from workers of other queues.
-        known = (await call.hub.types.of(call.tenant)).types
+        known = (await call.context.types.of(call.tenant)).types
         for one in worker.types:
             call.caller.need_queue(one.queue)
             call.caller.need_queue(known.get(one.name, one).queue)
-    await call.hub.types.admit(worker, call.hub.budgets(call.tenant), lives=call.body.ttl_s > 0)
-    await call.hub.store.beat(worker, int(call.body.ttl_s * 1000))
+    await call.context.types.admit(worker, call.context.budgets(call.tenant), lives=call.body.ttl_s > 0)
+    await call.context.store.beat(worker, int(call.body.ttl_s * 1000))
     return Reply(answers.Beaten())
 
 
@@ -122,7 +121,7 @@ async def _proved(
     call: Call[list[Item | HoldfastError], Any], read: Callable[[str, Item, int], Made | Awaitable[Made]]
 ) -> Callable[[Item], Made | Awaitable[Made]]:
     """Reads an item as one of the caller's tenant. Raises LeaseLost before anything else, then a refusal. [LEASE-1]"""
-    tenant, caller, proofs = call.tenant, call.caller, call.hub.proofs
+    tenant, caller, proofs = call.tenant, call.caller, call.context.proofs
     await proofs.renew(item.token for item in call.body if not isinstance(item, HoldfastError))
 
     def make(item: Item) -> Made | Awaitable[Made]:
