@@ -17,18 +17,22 @@ Sources = dict[str, list[tuple[str, str]]]
 # A stub and its classes, each with the modules and classes it is made of, the first one's methods first.
 STUBS: dict[str, Sources] = {
     "blocking": {
-        "Queue": [("queue", "Queue"), ("administration", "Administration"), ("binding", "Binding")],
-        "Ticket": [("ticket", "Ticket")],
-        "JobContext": [("context", "JobContext")],
+        "Queue": [
+            ("queue/queue", "Queue"),
+            ("queue/administration", "Administration"),
+            ("queue/connection", "Binding"),
+        ],
+        "Ticket": [("queue/ticket", "Ticket")],
+        "JobContext": [("jobs/context", "JobContext")],
     },
     "testing/blocking": {"InlineQueue": [("testing/inline", "InlineQueue")]},
 }
 BASES = {"Ticket": ["Generic[_R]"], "InlineQueue": ["Queue"]}
-# What a module has besides, written as it stands in the stub.
+# What a module has besides, copied as it is into the stub.
 BESIDES = {
     "blocking": [
         "def current_job() -> JobContext: ...",
-        "def bounds(queue: Any, home: Any) -> Any: ...",
+        "def reach(queue: Any, home: Any) -> Any: ...",
         "def open_in_background(queue: Any) -> Any: ...",
     ],
     "testing/blocking": ["inline_queue = InlineQueue"],

@@ -176,7 +176,7 @@ class Bug:
         return self._database
 
     def _note_sql_errors(self) -> None:
-        trouble = self.postgres("trouble")
+        trouble = self.postgres("errors")
         original = trouble.translate
 
         def translate(error: BaseException, *args: Any) -> Any:
@@ -198,7 +198,7 @@ class Bug:
         self._scripts.edit(part, old, new)
 
     def _note_script_errors(self) -> None:
-        trouble = self.redis("trouble")
+        trouble = self.redis("errors")
         original = trouble.translate
 
         def translate(error: BaseException, *args: Any) -> Any:

@@ -96,7 +96,7 @@ async def test_a_result_that_cannot_be_kept_fails_the_job_at_once(client):
     assert await client.finish(job, result={"a": "b\0"}) == {"status": "failed"}
     found = (await client.get("/v1/queues/default/jobs/x")).json()
     assert (found["reason"], found["errors"][0]["type"]) == ("permanent", "InvalidPayload")
-    assert found["errors"][0]["message"] == "the result cannot be kept: NUL characters cannot be stored (at $.a)"
+    assert found["errors"][0]["message"] == "the result cannot be stored: NUL characters cannot be stored (at $.a)"
 
 
 async def test_a_release_can_say_why(client):

@@ -58,6 +58,25 @@ async def test_jobs_over_max_jobs_are_refused_by_name_and_completions_are_not(se
     assert (await client.enqueue(id="c"))["status"] == "queued"
 
 
+async def test_replays_above_max_jobs_are_refused_and_held_keys_are_answered(service, client, tenant):
+    """[TENANT-5, ENQ-3]"""
+    await client.enqueue(id="dead")
+    (job,) = await client.claim()
+    await client.finish(job, outcome="fail", error={"type": "E", "message": "no"})
+    await client.enqueue(id="a", type="t", idempotency_key="once")
+    await service.hub.store.shift_clock(10_000)  # Upkeep counts every 10 s.
+    await forget_all(service.hub.store, tenant)
+    await allow(service, tenant, max_jobs=1)
+    again = await client.post("/v1/jobs", json={"id": "b", "type": "t", "idempotency_key": "once"})
+    assert (again.json()["status"], again.json()["id"]) == ("duplicate", "a")
+    replay = {"url": "/v1/queues/default/dead-letters:replay", "json": {"ids": ["dead", "none"]}}
+    refused, missing = (await client.post(**replay)).json()["items"]
+    assert (refused["error"]["code"], refused["error"]["budget"]) == ("quota_exceeded", "max_jobs")
+    assert missing["error"]["code"] == "job_not_found"
+    await allow(service, tenant, max_jobs=2)
+    assert (await client.post(**replay)).json()["items"][0]["status"] == "replayed"
+
+
 async def test_bytes_and_queues_have_budgets(service, client, tenant):
     """[TENANT-5]"""
     await allow(service, tenant, max_bytes=10_000, max_queues=2)

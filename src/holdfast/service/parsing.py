@@ -45,7 +45,7 @@ from holdfast.service import scan
 from holdfast.service.errors import invalid
 from holdfast.service.turns import FEW_BYTES, Turns, is_simple
 from holdfast.store import WorkerInfo
-from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end, describe, unkeepable
+from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end, describe, unstorable
 
 W = TypeVar("W")
 
@@ -171,7 +171,7 @@ async def large_result(item: requests.Finish, turns: Turns, tenant: str, limit: 
 def _unkept(refusal: PayloadTooLarge | InvalidPayload, limit: int) -> AttemptError:
     if isinstance(refusal, PayloadTooLarge):
         return describe(ResultTooLarge(refusal.size, limit))
-    error = unkeepable(refusal).error
+    error = unstorable(refusal).error
     assert error is not None  # noqa: S101 - it says why
     return error
 

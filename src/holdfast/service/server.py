@@ -24,7 +24,7 @@ from holdfast.service.settings import Settings
 from holdfast.store import Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
-from holdfast.worker.shutdown import on_signal
+from holdfast.worker.signals import on_signal
 
 _log = get_logger("holdfast.service")
 

@@ -200,7 +200,7 @@ async def test_a_store_that_cannot_post_here_gives_a_plain_place():
     assert posted.asked == [deliver]
     assert isinstance(place, PollingInbox)
     assert await place.claim("a request") == "a request"
-    assert not place.low
+    assert not place.needs_claim
 
 
 async def test_a_store_that_knows_nothing_of_posts_gives_a_plain_place(store):
@@ -211,7 +211,7 @@ async def test_a_store_that_knows_nothing_of_posts_gives_a_plain_place(store):
     assert [job.id for job in (await place.claim(request())).jobs] == ["x"]
     await enqueue(store, "y")
     await asyncio.sleep(0)
-    assert not place.low
+    assert not place.needs_claim
     for _ in range(2):
         await place.close()
     assert [job.id for job in (await store.claim(request())).jobs] == ["y"]
