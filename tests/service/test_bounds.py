@@ -10,8 +10,7 @@ from holdfast.core.errors import QuotaExceeded, StoreBusy, StoreUnavailable
 from holdfast.core.job import Claimed, ClaimRequest
 from holdfast.service import context, errors, event_cache
 from holdfast.service.routes import events
-from holdfast.stores.http import handoff as posts
-from holdfast.stores.http import notifications as ears
+from holdfast.stores.http import handoff, notifications
 from tests.service.support import PATIENCE_S, problem, serving, token
 
 FAR = "9999-12-31T23:59:59.999999Z"
@@ -130,7 +129,7 @@ async def test_a_page_and_a_claim_end_where_they_are_large(monkeypatch):
 
 
 async def test_a_worker_outlives_a_token_that_cannot_be_had(monkeypatch):
-    monkeypatch.setattr(posts, "WAIT_S", 0.05)
+    monkeypatch.setattr(handoff, "WAIT_S", 0.05)
     async with serving("memory:token-away") as service:
         done, often, broken, raised = asyncio.Event(), asyncio.Event(), False, []
 
@@ -184,13 +183,13 @@ async def test_who_ends_every_stream_at_once_is_not_asked_in_a_loop(monkeypatch)
         if len(pauses) == 10:
             raise asyncio.CancelledError
 
-    heard = ears.Ears(None)
-    monkeypatch.setattr(ears.Ears, "_follow", follow)
-    monkeypatch.setattr(ears.asyncio, "sleep", sleep)
+    heard = notifications.HttpListener(None)
+    monkeypatch.setattr(notifications.HttpListener, "_follow", follow)
+    monkeypatch.setattr(notifications.asyncio, "sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
         await heard._hear()
-    assert pauses[0] >= ears.FIRST_S / 2
-    assert pauses[-1] >= ears.LAST_S / 2
+    assert pauses[0] >= notifications.FIRST_S / 2
+    assert pauses[-1] >= notifications.LAST_S / 2
 
 
 async def test_who_ends_every_claim_at_once_is_not_asked_in_a_loop(monkeypatch):
@@ -203,13 +202,13 @@ async def test_who_ends_every_claim_at_once_is_not_asked_in_a_loop(monkeypatch):
     async def sleep(pause_s):
         pauses.append(pause_s)
 
-    post = posts.WaitingPost(claim, None, lambda claimed, _: delivered.append(claimed.jobs), lambda: None)
-    monkeypatch.setattr(posts.asyncio, "sleep", sleep)
-    await post._wait(ClaimRequest("acme", ("a", "b"), 1, 1000, "w", 0.5))
+    inbox = handoff.HttpInbox(claim, None, lambda claimed, _: delivered.append(claimed.jobs), lambda: None)
+    monkeypatch.setattr(handoff.asyncio, "sleep", sleep)
+    await inbox._wait(ClaimRequest("acme", ("a", "b"), 1, 1000, "w", 0.5))
     assert delivered == [["job"]]
     assert len(pauses) == 10
     assert all(
-        min(posts.FIRST_S * 2**n, posts.LAST_S) / 2 <= pause_s <= posts.LAST_S for n, pause_s in enumerate(pauses)
+        min(handoff.FIRST_S * 2**n, handoff.LAST_S) / 2 <= pause_s <= handoff.LAST_S for n, pause_s in enumerate(pauses)
     )
 
 
