@@ -168,7 +168,7 @@ def test_an_address_stands_for_whoever_can_have_it(first, second, same):
 
 
 def test_addresses_are_forgotten_before_there_are_too_many(monkeypatch):
-    monkeypatch.setattr(limits, "REMEMBERED", 10)
+    monkeypatch.setattr(limits, "MAX_KEYS", 10)
     bad = limits.BadTokens(0.001, lambda: 0.0)
     for number in range(100):
         assert sent(bad, f"192.0.2.{number}")

@@ -8,7 +8,7 @@ import pytest
 from holdfast import InvalidOption, Queue, Worker
 from holdfast.core.errors import QuotaExceeded, StoreBusy, StoreUnavailable
 from holdfast.core.job import Claimed, ClaimRequest
-from holdfast.service import context, errors, event_cache
+from holdfast.service import answer_size, errors, event_cache
 from holdfast.service.routes import events
 from holdfast.stores.http import handoff, notifications
 from tests.service.support import PATIENCE_S, problem, serving, token
@@ -112,9 +112,8 @@ async def test_a_finish_that_is_refused_changes_no_result_and_leaves_no_blob(tmp
 
 
 async def test_a_page_and_a_claim_end_where_they_are_large(monkeypatch):
-    monkeypatch.setattr(context, "ANSWER_BYTES", 3500)
-    monkeypatch.setattr(context, "LARGEST_CLAIMED", 1002)
-    monkeypatch.setattr(context, "LARGEST_JOB", 1002)
+    monkeypatch.setattr(answer_size, "ANSWER_BYTES", 3500)
+    monkeypatch.setattr(answer_size, "MAX_BYTES", {"claim": 1002, "page": 1002})
     async with serving("memory:large-answers") as service:
         client = await service.client()
         await client.post("/v1/jobs:batch", json={"jobs": [{"id": f"{n}", "payload": "x" * 1000} for n in range(10)]})

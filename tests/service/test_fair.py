@@ -29,7 +29,7 @@ async def test_a_tenant_whose_calls_are_all_held_holds_up_no_other_tenant(postgr
         await blocker.execute("SELECT FROM holdfast.jobs WHERE id LIKE 'held%' FOR UPDATE")
         finishing = [asyncio.create_task(_finished(client, job)) for job in held]
         await eventually(lambda: calls.waiting >= HELD - 8)
-        assert calls.under_way == {"greedy": 4}
+        assert calls.in_flight == {"greedy": 4}
         for number in range(5):
             answers = [
                 await other.post("/v1/jobs", json={"id": f"j{number}"}),
@@ -45,7 +45,7 @@ async def test_a_tenant_whose_calls_are_all_held_holds_up_no_other_tenant(postgr
             answers.append(await other.post("/v1/leases:finish", json={"leases": [{**lease, "outcome": "complete"}]}))
             assert [answer.status_code for answer in answers] == [201, *[200] * 7], [one.text for one in answers]
             assert answers[-1].json()["items"] == [{"status": "completed"}]
-            assert calls.under_way.get("greedy", 0) <= 4
+            assert calls.in_flight.get("greedy", 0) <= 4
         lease = {"queue": "default", "id": own["id"], "token": own["token"]}
         renewed = await client.post("/v1/leases:extend", json={"leases": [lease]})
         assert renewed.json()["items"][0]["status"] == "extended"
@@ -53,7 +53,7 @@ async def test_a_tenant_whose_calls_are_all_held_holds_up_no_other_tenant(postgr
         await transaction.rollback()
         await blocker.close()
         assert await asyncio.gather(*finishing) == ["completed"] * HELD
-        assert (calls.under_way, calls.total, calls.waiting) == ({}, 0, 0)
+        assert (calls.in_flight, calls.total, calls.waiting) == ({}, 0, 0)
 
 
 async def _finished(client, job):
@@ -103,7 +103,7 @@ async def test_only_a_store_with_a_pool_needs_turns(kind, request, tmp_path):
     assert found.calls._share == {"valkey": 15, "postgres": 4}[kind]
 
 
-async def test_a_turn_goes_to_the_tenant_with_the_fewest_calls_under_way():
+async def test_a_turn_goes_to_the_tenant_with_the_fewest_calls_in_flight():
     calls, order, ends = Calls(4), [], {}
 
     async def call(name):
@@ -145,7 +145,7 @@ async def test_a_call_that_waited_too_long_leaves_nothing_behind():
     assert isinstance(late.value, StoreBusy)
     end.set_result(None)
     await holding
-    assert (calls.under_way, calls.total, calls.waiting) == ({}, 0, 0)
+    assert (calls.in_flight, calls.total, calls.waiting) == ({}, 0, 0)
 
 
 @pytest.mark.parametrize("steps", range(6))
@@ -161,4 +161,4 @@ async def test_a_call_that_is_canceled_before_or_after_its_turn_came_passes_it_o
     waiting[0].cancel()
     await asyncio.gather(holding, *waiting, return_exceptions=True)
     assert [task.cancelled() for task in waiting[1:]] == [False, False]
-    assert (calls.under_way, calls.total, calls.waiting) == ({}, 0, 0)
+    assert (calls.in_flight, calls.total, calls.waiting) == ({}, 0, 0)

@@ -175,7 +175,7 @@ async def test_the_ring_is_read_again_for_an_unknown_key_but_not_often(monkeypat
     await proofs.renew([proof])
     with pytest.raises(LeaseLost):
         proofs.fence("t", "q", "x", proof)
-    monkeypatch.setattr(module, "LEAST_S", 0.0)
+    monkeypatch.setattr(module, "MIN_RENEW_S", 0.0)
     await proofs.renew(["1.7.x"])  # Known: not read again.
     with pytest.raises(LeaseLost):
         proofs.fence("t", "q", "x", proof)

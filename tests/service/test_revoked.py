@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def at_once(monkeypatch):
     """Every request reads what is revoked."""
     monkeypatch.setattr(module, "RENEW_S", 0.0)
-    monkeypatch.setattr(module, "OLDEST_S", 0.0)
+    monkeypatch.setattr(module, "MAX_AGE_S", 0.0)
 
 
 async def answers(service, tenant, **claims):

@@ -1,4 +1,4 @@
-"""The ASGI application: one table of routes, and what happens to every request on its way to one."""
+"""The ASGI application: the table of routes, and the checks of every request before its route."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.service import bodies, openapi
 from holdfast.service.audit import Trail, is_audited, trail
 from holdfast.service.call import (
-    NOBODY,
+    ANONYMOUS,
     STREAM,
     Call,
     Receive,
@@ -47,7 +47,7 @@ ROUTES: tuple[Route, ...] = (
 
 
 def make_app(context: ServiceContext) -> Middleware:
-    """The application for one process."""
+    """Make the application of one process."""
     app = FastAPI(
         title="Holdfast", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False,
         exception_handlers={HTTPException: _not_routed, Exception: _went_wrong},
@@ -65,9 +65,9 @@ def make_app(context: ServiceContext) -> Middleware:
 
 
 class _Table:
-    """Finds the endpoint of a path by one look: a router that tries all takes a fifth of a small request's time.
+    """Finds the endpoint of a path in one lookup. Trying each path takes a fifth of a small request's time.
 
-    What is not in the table goes to that router, which says why.
+    Other paths are left to FastAPI's router, which answers 404 or 405.
     """
 
     def __init__(self, app: FastAPI, endpoints: dict[str, _Endpoint]) -> None:
@@ -87,19 +87,19 @@ class _Table:
 
 
 def _shape(parts: list[str]) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
-    """What is fixed of a path: in the table, the fourth and the sixth part are names of something."""
+    """The constant parts of a path. In the table, the fourth and the sixth part are parameters."""
     return len(parts), tuple(parts[:3]), tuple(parts[4::2])
 
 
 def _exactly(path: str, endpoint: Any, methods: list[str]) -> Path:
-    """Starlette adds HEAD wherever there is GET; the document does not have it."""
+    """A route with these methods only: Starlette adds HEAD to GET, and the document does not have it."""
     entry = Path(path, endpoint=endpoint, methods=methods)
     entry.methods = set(methods)
     return entry
 
 
 class _Endpoint:
-    """What is at one path, by method."""
+    """The routes of one path, by method."""
 
     def __init__(self, context: ServiceContext, routes: dict[str, Route]) -> None:
         self._context = context
@@ -117,8 +117,8 @@ class _Endpoint:
                 body = bodies.Body(receive, headers)
                 caller = await self._caller(route, scope, headers)
                 if is_audited(route, caller):
-                    with trail(route, scope, caller, self._context.trail) as noted:
-                        reply = await self._reply(route, scope, caller, body, holds, noted)
+                    with trail(route, scope, caller, self._context.trail) as audit:
+                        reply = await self._reply(route, scope, caller, body, holds, audit)
                 else:
                     reply = await self._reply(route, scope, caller, body, holds)
             except HoldfastError as error:
@@ -127,7 +127,7 @@ class _Endpoint:
             if isinstance(reply, Stream):
                 await self._stream(scope, send, reply, holds[0])
                 return
-            # What was asked, and what the answer was made of, is gone.
+            # The request and the objects of the answer are freed: only the encoded answer counts now.
             holds[0].resize(len(reply.value))
             await send_reply(send, reply)
             if scope["holdfast.flow"].write_paused:
@@ -137,16 +137,16 @@ class _Endpoint:
                 hold.resize(0)
 
     async def _caller(self, route: Route, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
-        """Who calls, by a good token. Raises a refusal."""
+        """The caller that the token names. Raises a refusal."""
         if route.scope is None:
-            return NOBODY
+            return ANONYMOUS
         caller = await self._context.tokens.caller(headers.get(b"authorization"), _address(scope))
         scope["holdfast.tenant"] = caller.tenant
         scope["holdfast.belong"](caller.tenant)
         return caller
 
     async def _admit(self, route: Route, caller: Caller) -> None:
-        """Raise a refusal unless the token is not revoked, has room for a request, and is for this route."""
+        """Raise a refusal if the token is revoked, has no scope for this route, or exceeds a rate."""
         if route.scope is not None:
             context = self._context
             if not context.revoked.is_fresh():
@@ -170,9 +170,9 @@ class _Endpoint:
         caller: Caller,
         body: bodies.Body,
         holds: list[Hold],
-        noted: Trail | None = None,
+        audit: Trail | None = None,
     ) -> Reply | Stream:
-        """Check everything that can be checked before the route's own work, the cheapest first; then do that."""
+        """Check the request, cheapest checks first, and call the route's handler."""
         await self._admit(route, caller)
         context, limits = self._context, self._context.settings.limits
         hold, answer = (context.memory.hold(caller.tenant, _address(scope)) for _ in range(2))
@@ -192,11 +192,11 @@ class _Endpoint:
                 context.changes.check(caller.tenant)
             context.changes.take(caller.tenant, len(content) if route.batch else 1)
         call = Call(context, scope, caller, content, query, holds)
-        if noted is not None:
-            noted.asked(call)
+        if audit is not None:
+            audit.asked(call)
         reply = await route.handler(call)
-        if noted is not None:
-            noted.answered(reply)
+        if audit is not None:
+            audit.answered(reply)
         if isinstance(reply, Stream):
             return reply
         reply = encoded(reply)
@@ -214,7 +214,7 @@ class _Endpoint:
         except TimeoutError:
             scope["holdfast.abort"]()
         except HoldfastError as error:
-            # Too late for a status: the client comes again with the last id it saw, and is told then.
+            # Too late for a status. The client reconnects with the last id that it saw, and gets the error then.
             _log.warning("a stream ended early", code=error.code)
         finally:
             await stream.parts.aclose()
@@ -225,7 +225,7 @@ async def _refuse(send: Send, error: HoldfastError, body: bodies.Body) -> None:
     if error.code in AT_ONCE:
         await send_problem(send, error, close=True, then=body.drain)
         return
-    # Who is slow has had his time.
+    # Timed out: do not drain the body.
     all_read = error.code != "request_timeout" and await body.drain()
     await send_problem(send, error, close=not all_read)
 
@@ -236,18 +236,18 @@ def _address(scope: Scope) -> str:
 
 
 def _gather(lines: Iterable[tuple[bytes, bytes]], headers: dict[bytes, bytes]) -> None:
-    """Headers by name. Those that decide who calls and what is read must stand once."""
+    """Collect headers by name. Those that decide about the caller and the body must not occur twice."""
     for name, value in lines:
         if name in _ONCE and name in headers:
-            raise _misread(f"the header {name.decode('latin-1')} stands twice")
+            raise _misread(f"the header {name.decode('latin-1')} occurs twice")
         headers[name] = value
 
     if b"host" not in headers:
-        raise _misread("there is no header host")
+        raise _misread("the header host is missing")
 
 
 def _misread(detail: str) -> Refusal:
-    """The refusal of what another server on the way may read otherwise: nothing more is read from that connection."""
+    """A refusal that closes the connection: a proxy may have understood the request differently."""
     return Refusal("invalid_request", detail, {"connection": "close"})
 
 
@@ -279,13 +279,13 @@ async def _not_routed(request: Request, error: Exception) -> Response:
         return Response(body, status, headers, media_type="application/problem+json")
     status = error.status_code if isinstance(error, HTTPException) else 500
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
-    detail = {404: "there is nothing at this path", 405: "not with this method"}.get(status, "refused")
+    detail = {404: "no such path", 405: "this path has other methods"}.get(status, "refused")
     headers = dict((error.headers or {}) if isinstance(error, HTTPException) else {})
     body = problem(Refusal(code, detail))[1]
     return Response(body, status, headers, media_type="application/problem+json")
 
 
 async def _went_wrong(_: Request, error: Exception) -> Response:
-    """What the client is told; the edge logs the rest."""
+    """The answer to an unexpected error. The middleware logs it."""
     status, body, headers = problem(error)
     return Response(body, status, {**headers, "connection": "close"}, media_type="application/problem+json")

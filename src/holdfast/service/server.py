@@ -1,4 +1,4 @@
-"""Serving: sockets, uvicorn, signals, several processes."""
+"""Runs the service: sockets, uvicorn, signals, several processes."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ BACKLOG = 2048
 
 
 def listen(host: str, port: int, stalled_s: float) -> socket.socket:
-    """A socket to serve at. Raises InvalidOption."""
+    """A listening socket. Raises InvalidOption."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Connections inherit all of it. Without TCP_NODELAY an answer in two pieces waits 40 ms for the other end to say
-    # that it got the first; asyncio sets it by itself only where the protocol is named.
+    # Connections inherit the options. Without TCP_NODELAY an answer in two packets waits 40 ms for the acknowledgement
+    # of the first; asyncio sets it only on sockets whose protocol is named.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(AttributeError, OSError):
-            # One whose other end takes nothing any more is ended by the kernel.
+            # The kernel closes a connection whose peer accepts no more data.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stalled_s * 1000))
         sock.bind((host, port))
         sock.listen(BACKLOG)
@@ -61,12 +61,12 @@ def run(settings: Settings, sock: socket.socket, ready: Callable[[], None]) -> N
 
 
 def check(settings: Settings, processes: int) -> None:
-    """Raise what each of so many processes would: said once, and not again and again by every child."""
+    """Open and close the service once, so that a wrong setting is reported once and not by every process."""
 
     async def look() -> None:
         context = ServiceContext(replace(settings, upkeep=False), make_store(settings.store))
         if processes > 1 and not context.store.capabilities.many_processes:
-            raise InvalidOption("processes", f"{context.store.capabilities.name} is for one process alone")
+            raise InvalidOption("processes", f"{context.store.capabilities.name} works in one process only")
         try:
             await context.open()
         finally:
@@ -76,7 +76,7 @@ def check(settings: Settings, processes: int) -> None:
 
 
 async def serve(settings: Settings, sock: socket.socket, *, ready: Callable[[], None] | None = None) -> None:
-    """Serve in this process until SIGTERM or SIGINT; then let requests end, and answer those that wait."""
+    """Serve until SIGTERM or SIGINT. Then requests in progress finish, and waiting ones are answered."""
     _raise_file_limit(settings.limits.connections)
     http_metrics.enable()
     async with running(settings, sock) as server:
@@ -87,7 +87,7 @@ async def serve(settings: Settings, sock: socket.socket, *, ready: Callable[[], 
 
 
 class Running:
-    """A server at work."""
+    """A running server."""
 
     def __init__(self, server: uvicorn.Server, context: ServiceContext, ended: asyncio.Task[None], port: int) -> None:
         self._server = server
@@ -96,7 +96,7 @@ class Running:
         self.port = port
 
     def stop(self) -> None:
-        """Take no more connections, let requests end; the second time: at once."""
+        """Accept no more connections and let requests finish. A second call ends them at once."""
         if self._server.should_exit:
             self._server.force_exit = True
         self._server.should_exit = True
@@ -105,7 +105,7 @@ class Running:
 
 @asynccontextmanager
 async def running(settings: Settings, sock: socket.socket, store: Store | None = None) -> AsyncGenerator[Running]:
-    """A server in the current event loop, serving as long as the block lasts, and stopped in peace after it."""
+    """Run a server in the current event loop during the block, and stop it gracefully afterwards."""
     context = ServiceContext(settings, make_store(settings.store) if store is None else store)
     try:
         await context.open()
@@ -125,7 +125,7 @@ async def running(settings: Settings, sock: socket.socket, store: Store | None =
 
 @contextmanager
 def shared_metrics() -> Generator[None]:
-    """A directory by which several processes show their metrics as one. Set up before they start."""
+    """A directory in which several processes share their metrics. Create it before they start."""
     import os
 
     with tempfile.TemporaryDirectory(prefix="holdfast-metrics-") as directory:
@@ -147,7 +147,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Ours: uvicorn would raise the signal again at the end, and spoil the exit code."""
+        """Leave signals to `serve`: uvicorn would raise the signal again at the end and change the exit code."""
         yield
 
 
@@ -177,4 +177,4 @@ def _raise_file_limit(connections: int) -> None:
     if wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     if wanted < connections:
-        _log.warning("fewer files can be open than connections", files=wanted, connections=connections)
+        _log.warning("the limit of open files is below the limit of connections", files=wanted, connections=connections)

@@ -1,4 +1,4 @@
-"""Schedules, for operators of one tenant: what is enqueued by the clock."""
+"""Schedules of one tenant: jobs that are enqueued by the clock."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from holdfast.core.schedule import KEPT, Schedule
 from holdfast.protocol import answers, requests
 from holdfast.schedules.schedules import scheduling, shown
 from holdfast.service import parsing, views
+from holdfast.service.answer_size import ANSWER_BYTES
 from holdfast.service.call import Call, Reply, Route
-from holdfast.service.context import ANSWER_BYTES
 from holdfast.service.tokens import ADMIN
 from holdfast.store import ListQuery
 
 EVEN_S = 0.05
-"""What a token for some queues asks of schedules takes a multiple of this: the schedules of others do not show."""
+"""Requests with a token for some queues take a multiple of this, so that their time does not reveal other schedules."""
 
 Handler = Callable[[Call[Any, Any]], Awaitable[Reply]]
 
 
 def _evenly(handler: Handler) -> Handler:
-    """A route that tells a token for some queues nothing of other schedules by the time it takes."""
+    """Pad the time of a route, so that it reveals nothing to a token for some queues."""
 
     @wraps(handler)
     async def handle(call: Call[Any, Any]) -> Reply:
@@ -44,7 +44,7 @@ def _evenly(handler: Handler) -> Handler:
 
 @_evenly
 async def list_schedules(call: Call[None, requests.PageQuery]) -> Reply:
-    """Those whose jobs go to a queue that the token is for."""
+    """Only schedules for queues that the token is for."""
     query = call.query
     only = call.caller.queues
     if only is None:
@@ -58,9 +58,9 @@ async def list_schedules(call: Call[None, requests.PageQuery]) -> Reply:
 
 
 async def _own(call: Call[None, requests.PageQuery], only: Collection[str]) -> tuple[list[Schedule], str | None]:
-    """A page of the schedules for these queues. By name, not by the store's cursor: that would count the others.
+    """A page of the schedules for these queues. Its cursor is a name: the store's cursor would count other schedules.
 
-    It goes through all of the tenant, page by page, and keeps no more than names until it knows which are shown.
+    It reads all schedules of the tenant, page by page, and keeps only names until it knows which ones to show.
     """
     context, query = call.context, call.query
     names: set[str] = set()
@@ -89,7 +89,7 @@ async def _own(call: Call[None, requests.PageQuery], only: Collection[str]) -> t
 
 @_evenly
 async def put_schedule(call: Call[requests.PutSchedule, requests.NoQuery]) -> Reply:
-    """The same again changes nothing; another takes the place of the one of that name."""
+    """Creates or replaces the schedule of that name. An identical one changes nothing."""
     name = call.name
     timing, target = await parsing.schedule(call.tenant, call.body, call.context.turns)
     call.caller.need_queue(target.queue)
@@ -101,13 +101,13 @@ async def put_schedule(call: Call[requests.PutSchedule, requests.NoQuery]) -> Re
 
 @_evenly
 async def get_schedule(call: Call[None, requests.NoQuery]) -> Reply:
-    """Another tenant's, and one for other queues than the token's, answers exactly like none. [TENANT-2]"""
+    """Another tenant's schedule, or one for other queues, answers exactly like a missing one. [TENANT-2]"""
     return Reply(views.schedule(call.tenant, await _found(call)))
 
 
 @_evenly
 async def remove_schedule(call: Call[None, requests.NoQuery]) -> Reply:
-    """Jobs that it has enqueued stay as they are."""
+    """Jobs that it has enqueued stay."""
     found = await _found(call)
     if not await scheduling(call.context.store).remove_schedule(call.tenant, found.name):
         raise JobNotFound(SCHEDULES, found.name)
@@ -124,16 +124,16 @@ async def _found(call: Call[Any, Any]) -> Schedule:
 
 
 async def _check_free(call: Call[Any, Any], name: str, queue: str) -> None:
-    """Raise unless a token for some queues may put this name: one that ends in `@QUEUE` is taken by no other queue.
+    """Raise unless a token for some queues may use this name. It must end in `@QUEUE`.
 
-    Any other name is refused whether it is taken or not.
+    Any other name is refused whether it exists or not, so that the answer reveals nothing.
     """
     if not name.removesuffix(f"@{queue}") or not name.endswith(f"@{queue}"):
         reason = f"a token for some queues names its schedules by queue: {name.partition('@')[0][:80]}@{queue}"
         raise InvalidName("schedule", name, reason)
     found = await scheduling(call.context.store).get_schedule(call.tenant, name)
     if found is not None:
-        # An operator may have given this name to another queue's.
+        # An operator may have used this name for another queue.
         call.caller.need_queue(found.definition.target.queue)
 
 
@@ -147,19 +147,19 @@ ROUTES = (
     ),
     Route(
         method="PUT", path=_SCHEDULE, handler=put_schedule, action="schedule.put", scope=ADMIN,
-        body=requests.PutSchedule, summary="Have a job enqueued by the clock", answers={200: answers.Schedule},
+        body=requests.PutSchedule, summary="Create or replace a schedule", answers={200: answers.Schedule},
         refuses=(
             "invalid_name", "invalid_option", "invalid_payload", "unknown_codec", "payload_too_large",
             "quota_exceeded", "queue_forbidden",
         ),
     ),
     Route(
-        method="GET", path=_SCHEDULE, handler=get_schedule, scope=ADMIN, summary="A schedule as it is",
+        method="GET", path=_SCHEDULE, handler=get_schedule, scope=ADMIN, summary="A schedule",
         answers={200: answers.Schedule}, refuses=_NO_SUCH,
     ),
     Route(
         method="DELETE", path=_SCHEDULE, handler=remove_schedule, scope=ADMIN,
-        action="schedule.remove", summary="End a schedule",
+        action="schedule.remove", summary="Remove a schedule",
         answers={200: answers.Unscheduled}, refuses=_NO_SUCH,
     ),
 )  # fmt: skip

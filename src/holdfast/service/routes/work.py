@@ -1,4 +1,4 @@
-"""Workers' routes: claim, finish, extend, report. A worker in any language can run on these alone."""
+"""Routes for workers: claim, finish, extend, report. They are enough for a worker in any language."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from holdfast.service.call import Call, Reply, Route
 from holdfast.service.routes.batches import each
 from holdfast.service.tokens import WORK, refused
 
-Item = TypeVar("Item", bound=requests.Lot)
+Item = TypeVar("Item", bound=requests.LeaseItem)
 Made = TypeVar("Made", Finish, Extend, Report)
 
 
 async def claim(call: Call[requests.Claim, requests.NoQuery]) -> Reply:
-    """Never repeated: a lost reply costs one lease. What nobody is there to take is given back. [CLAIM-1 to CLAIM-5]"""
+    """Do not repeat a claim: a lost answer costs one lease. [CLAIM-1 to CLAIM-5]"""
     body = call.body
     queues = tuple(dict.fromkeys(map(check_own_queue, body.queues)))
     for queue in queues:
@@ -40,18 +40,18 @@ async def claim(call: Call[requests.Claim, requests.NoQuery]) -> Reply:
     # The token may have been revoked while the claim waited.
     revoked = bool(claimed.jobs) and body.wait_s > 0 and await call.context.revoked.is_revoked(call.caller)
     if call.client_left or revoked:
-        await call.context.give_back(claimed.jobs)
+        await call.context.release(claimed.jobs)
     if revoked:
         raise refused("it was revoked")
     with suppress(StoreError):
-        # After the wait, which may be longer than a key lives. Without the store the keys at hand sign: what is leased
-        # must be answered.
+        # After the wait, which may outlast a key. If the store is away, sign with the known keys: leased jobs must be
+        # answered.
         await call.context.proofs.renew()
     return Reply(views.claimed(claimed, waited_s, call.context.proofs))
 
 
 async def finish(call: Call[list[requests.Finish | HoldfastError], requests.NoQuery]) -> Reply:
-    """Complete, fail, retry or release. [LEASE-1]"""
+    """Never refused by a rate or budget of the tenant. [LEASE-1, TENANT-5]"""
     tenant, turns, limit = call.tenant, call.context.turns, call.context.result_limit
 
     def show(_: Finish, answer: Finished) -> Any:
@@ -74,7 +74,7 @@ async def finish(call: Call[list[requests.Finish | HoldfastError], requests.NoQu
 
 
 async def extend(call: Call[list[requests.Extend | HoldfastError], requests.NoQuery]) -> Reply:
-    """Renew leases; a canceled job says so here. [LEASE-2, CANCEL-2]"""
+    """The answer for a canceled job is `job_canceled`. [LEASE-2, CANCEL-2]"""
 
     def show(_: Extend, answer: Extended) -> Any:
         return answers.Extended(status="extended", deadline=moment(answer.deadline), now=moment(answer.now))
@@ -84,7 +84,7 @@ async def extend(call: Call[list[requests.Extend | HoldfastError], requests.NoQu
 
 
 async def report(call: Call[list[requests.Report | HoldfastError], requests.NoQuery]) -> Reply:
-    """Record progress."""
+    """Progress is part of the job, and an event where the store records all events."""
 
     def show(_: Report, __: Reported) -> Any:
         return answers.Reported(status="reported")
@@ -94,12 +94,12 @@ async def report(call: Call[list[requests.Report | HoldfastError], requests.NoQu
 
 
 async def beat(call: Call[requests.Beat, requests.NoQuery]) -> Reply:
-    """So that enqueues get what its jobs say, and no warning. A worker can do without."""
+    """Optional. Enqueues then use the options of the worker's job types, and get no warning about them."""
     worker = parsing.worker(call.tenant, call.body)
     for queue in worker.queues:
         call.caller.need_queue(queue)
     if call.caller.queues is not None and worker.types:
-        # Enqueues that name no queue go where the type's worker says: not away from workers of other queues.
+        # An enqueue without a queue uses that of its type: this token must not redirect jobs of other queues.
         known = (await call.context.types.of(call.tenant)).types
         for one in worker.types:
             call.caller.need_queue(one.queue)
@@ -110,7 +110,7 @@ async def beat(call: Call[requests.Beat, requests.NoQuery]) -> Reply:
 
 
 def _subject(call: Call[Any, Any]) -> str:
-    """The worker that the token names, if it names one that can be."""
+    """The token's subject as a worker id, if it is a valid one."""
     try:
         return check_id(call.caller.subject, "worker id")
     except InvalidName:
@@ -120,7 +120,7 @@ def _subject(call: Call[Any, Any]) -> str:
 async def _proved(
     call: Call[list[Item | HoldfastError], Any], read: Callable[[str, Item, int], Made | Awaitable[Made]]
 ) -> Callable[[Item], Made | Awaitable[Made]]:
-    """Reads an item as one of the caller's tenant. Raises LeaseLost before anything else, then a refusal. [LEASE-1]"""
+    """A function that converts an item after it has verified its proof. LeaseLost comes before all errors. [LEASE-1]"""
     tenant, caller, proofs = call.tenant, call.caller, call.context.proofs
     await proofs.renew(item.token for item in call.body if not isinstance(item, HoldfastError))
 
@@ -135,7 +135,7 @@ async def _proved(
 ROUTES = (
     Route(
         method="POST", path="/v1/claims", handler=claim, scope=WORK, body=requests.Claim,
-        summary="Lease jobs, and wait while there are none", answers={200: answers.Claimed},
+        summary="Lease jobs, and wait for them if there are none", answers={200: answers.Claimed},
         refuses=("invalid_name", "invalid_option"),
     ),
     Route(
@@ -156,7 +156,7 @@ ROUTES = (
     ),
     Route(
         method="POST", path="/v1/workers:beat", handler=beat, scope=WORK, body=requests.Beat,
-        summary="Say that a worker lives, and what it runs", answers={200: answers.Beaten},
+        summary="Report that a worker is alive, and its job types", answers={200: answers.Beaten},
         refuses=("invalid_name", "invalid_option", "quota_exceeded"),
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
-from holdfast.protocol import answers, requests
+from holdfast.protocol import answers, problems, requests
 from holdfast.stores.http.client import HttpClient
 from holdfast.stores.http.errors import TooLarge, not_ours
 
@@ -27,9 +27,9 @@ async def send(
     *,
     headers: Mapping[str, str] | None = None,
     repeat: bool = True,
-) -> list[A | answers.ErrorInfo]:
+) -> list[A | problems.ErrorInfo]:
     """Return the answers to all items, in order."""
-    found: list[A | answers.ErrorInfo] = []
+    found: list[A | problems.ErrorInfo] = []
     parts = _parts(items)
     while parts:
         part = parts.pop(0)
@@ -59,10 +59,10 @@ def _parts(items: Sequence[bytes]) -> list[list[bytes]]:
     return parts
 
 
-def _item(answer: Raw, type: type[A], client: HttpClient) -> A | answers.ErrorInfo:
+def _item(answer: Raw, type: type[A], client: HttpClient) -> A | problems.ErrorInfo:
     try:
         if bytes(answer).startswith(b'{"error"'):
-            return msgspec.json.decode(answer, type=answers.Refused).error
+            return msgspec.json.decode(answer, type=problems.Refused).error
         return msgspec.json.decode(answer, type=type)
     except msgspec.MsgspecError:
         raise not_ours(client.shown) from None

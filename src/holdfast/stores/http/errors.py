@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.core import errors
 from holdfast.core.errors import AccessRefused, HoldfastError, StoreBusy, StoreError, StoreMismatch, StoreUnavailable
-from holdfast.protocol import answers
+from holdfast.protocol import problems
 
 BODY_TOO_LARGE, RATE_LIMITED = "body_too_large", "rate_limited"
 
@@ -32,14 +32,14 @@ _AWAY = ("store_unavailable", "stopping", "internal_error", "request_timeout")
 _GATEWAY = range(500, 600)
 _REDIRECT = range(300, 400)
 
-_problem = msgspec.json.Decoder(answers.Problem)
+_problem = msgspec.json.Decoder(problems.Problem)
 
 
 class TooLarge(StoreError):
     """The body is too long. The request had no effect; a batch is sent again in parts."""
 
 
-def of_item(info: answers.ErrorInfo) -> HoldfastError:
+def of_item(info: problems.ErrorInfo) -> HoldfastError:
     """The error of one refused item of a batch."""
     return _known(info.code, info.message, info.args)
 

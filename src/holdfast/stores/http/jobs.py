@@ -30,7 +30,7 @@ from holdfast.core.job import (
     TtlStatus,
 )
 from holdfast.core.names import FLOWS
-from holdfast.protocol import answers, requests
+from holdfast.protocol import answers, problems, requests
 from holdfast.store import JOINING, EnqueueAnswer, ExtendAnswer, FinishAnswer, ReplayAnswer, ReportAnswer
 from holdfast.stores.http import batches, flows, incoming, outgoing
 from holdfast.stores.http.client import HttpClient
@@ -62,7 +62,7 @@ class Jobs(Session):
                 headers=headers, repeat=all(item.envelope.request_id for item in run),
             )  # fmt: skip
             for answer in replies:
-                refused = isinstance(answer, answers.ErrorInfo)
+                refused = isinstance(answer, problems.ErrorInfo)
                 found.append(cast("EnqueueAnswer", of_item(answer)) if refused else incoming.ticket(answer))
         return found
 
@@ -117,17 +117,17 @@ class Jobs(Session):
         return found
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
-        def forget(item: Purge) -> requests.Forget:
+        def forget(item: Purge) -> requests.PurgeJob:
             ended = None if item.finished_at is None else outgoing.instant(item.finished_at)
-            return requests.Forget(id=item.key.id, finished_at=ended, sequence=item.seq)
+            return requests.PurgeJob(id=item.key.id, finished_at=ended, sequence=item.seq)
 
-        return await self._by_queue("jobs:purge", items, forget, answers.Forgotten, repeat=False)
+        return await self._by_queue("jobs:purge", items, forget, answers.JobPurged, repeat=False)
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
-        def retain(item: SetResultTtl) -> requests.Retain:
-            return requests.Retain(id=item.key.id, result_ttl_s=item.ttl_ms / 1000, sequence=item.seq)
+        def retain(item: SetResultTtl) -> requests.SetResultTtl:
+            return requests.SetResultTtl(id=item.key.id, result_ttl_s=item.ttl_ms / 1000, sequence=item.seq)
 
-        return await self._by_queue("jobs:set-result-ttl", items, retain, answers.Retained)
+        return await self._by_queue("jobs:set-result-ttl", items, retain, answers.ResultTtlSet)
 
     async def _claim(
         self, request: ClaimRequest, wait_s: float = 0.0, client: HttpClient | None = None
@@ -155,7 +155,7 @@ class Jobs(Session):
         """Acknowledge. The token makes a repeated request answer as the first one did. [LEASE-1]"""
         made = [encode(make(item)) for item in self._own(items, lambda item: item.key)]
         replies = await batches.send(self._client, f"/v1/leases:{verb}", "leases", made, type)
-        return [of_item(answer) if isinstance(answer, answers.ErrorInfo) else show(answer) for answer in replies]
+        return [of_item(answer) if isinstance(answer, problems.ErrorInfo) else show(answer) for answer in replies]
 
     async def _by_queue(
         self, path: str, items: Sequence[Any], make: Callable[[Any], Any], type: type[Any], *, repeat: bool = True
@@ -166,7 +166,7 @@ class Jobs(Session):
             made = [encode(make(item)) for item in run]
             replies = await batches.send(self._client, f"{queue_path(queue)}/{path}", "jobs", made, type, repeat=repeat)
             for answer in replies:
-                if isinstance(answer, answers.ErrorInfo):
+                if isinstance(answer, problems.ErrorInfo):
                     raise of_item(answer)
                 statuses.append(answer.status)
         return statuses
