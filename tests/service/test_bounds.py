@@ -211,7 +211,7 @@ async def test_who_ends_every_claim_at_once_is_not_asked_in_a_loop(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("code", sorted(errors._AGAIN))
+@pytest.mark.parametrize("code", sorted(errors._RETRYABLE))
 def test_who_is_to_come_again_is_told_when_and_never_at_once(code):
     ours = [error for error in (QuotaExceeded(None, 1, 1), StoreBusy(""), StoreUnavailable("")) if error.code == code]
     for error in (errors.Refusal(code, "x"), *ours):

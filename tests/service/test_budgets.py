@@ -64,8 +64,8 @@ async def test_replays_above_max_jobs_are_refused_and_held_keys_are_answered(ser
     (job,) = await client.claim()
     await client.finish(job, outcome="fail", error={"type": "E", "message": "no"})
     await client.enqueue(id="a", type="t", idempotency_key="once")
-    await service.hub.store.shift_clock(10_000)  # Upkeep counts every 10 s.
-    await forget_all(service.hub.store, tenant)
+    await service.context.store.shift_clock(10_000)  # Upkeep counts every 10 s.
+    await forget_all(service.context.store, tenant)
     await allow(service, tenant, max_jobs=1)
     again = await client.post("/v1/jobs", json={"id": "b", "type": "t", "idempotency_key": "once"})
     assert (again.json()["status"], again.json()["id"]) == ("duplicate", "a")
