@@ -32,7 +32,7 @@ def on_valkey(fast):
 def on_cluster():
     with ValkeyCluster(3) as cluster, pytest.MonkeyPatch.context() as patch:
         # None of its servers hangs: one that is slow on a busy machine is not left out of a claim.
-        patch.setattr("holdfast.stores.redis.claims.LOOK_S", 60.0)
+        patch.setattr("holdfast.stores.redis.claims.PROBE_S", 60.0)
         yield Spaces(cluster.url())
 
 

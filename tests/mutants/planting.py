@@ -198,15 +198,15 @@ class Bug:
         self._scripts.edit(part, old, new)
 
     def _note_script_errors(self) -> None:
-        trouble = self.redis("errors")
-        original = trouble.translate
+        errors = self.redis("errors")
+        original = errors.translate
 
         def translate(error: BaseException, *args: Any) -> Any:
             if "script" in str(error):
                 self.script_errors.append(str(error))
             return original(error, *args)
 
-        self._put(trouble, "translate", original, translate)
+        self._put(errors, "translate", original, translate)
 
 
 class _Scripts(dict[str, Any]):

@@ -34,7 +34,7 @@ class ValkeyBackend:
 
     async def inboxes(self) -> int:
         """How many workers can be sent jobs."""
-        return len(self.server.command("PUBSUB", "CHANNELS", f"{self.prefix}:post:*"))
+        return len(self.server.command("PUBSUB", "CHANNELS", f"{self.prefix}:inbox:*"))
 
     async def hang_up(self) -> int:
         """Cut the connections that workers are sent jobs on, at the server's end; how many there were."""
