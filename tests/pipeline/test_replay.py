@@ -121,7 +121,7 @@ def test_a_missing_store_is_said_plainly(spark, tmp_path):
 
 def test_a_rate_is_kept_by_all_tasks_together():
     task = replaying.ReplayTask("file:x", "turn", 8.0, 0)
-    assert task._at_once == 2
+    assert task._step == 2
     with pytest.raises(InvalidOption, match="rate"):
         ReplayPlan("file:x", "true", rate=0)
 

@@ -42,7 +42,7 @@ def test_what_a_killed_worker_held_is_done_by_others(spark, valkey_url, tmp_path
     of_store(valkey_url, lambda store: fill(store, 40, tmp_path))
     real = working.WorkerTask
     faults = [("worker.before_ack", 1, "kill")]
-    monkeypatch.setattr(working, "Crew", lambda *args: Faulty(real(*args), tmp_path, faults))
+    monkeypatch.setattr(working, "WorkerTask", lambda *args: Faulty(real(*args), tmp_path, faults))
     done = work(spark, WorkPlan(valkey_url, 2, until_empty=True), making(valkey_url, module, lease_s=2.0), code)
     assert (tmp_path / "worker.before_ack.0").exists()
     assert of_store(valkey_url, endings) == {f"crunch-{n}": 1 for n in range(40)}
