@@ -50,11 +50,11 @@ def test_an_instant_without_a_zone_is_local_time():
         instant("run_at", "tomorrow")
 
 
-def test_a_moment_or_an_age():
+def test_a_time_or_an_age():
     assert time_or_age("before", "7d") == timedelta(days=7)
     assert time_or_age("before", "2030-01-31T18:00Z") == datetime(2030, 1, 31, 18, tzinfo=UTC)
     assert time_or_age("before", None) is None
-    with pytest.raises(InvalidOption, match="neither a duration such as 7d nor a moment"):
+    with pytest.raises(InvalidOption, match="neither a duration such as 7d nor a time"):
         time_or_age("before", "yesterday")
 
 
