@@ -17,11 +17,7 @@ Sources = dict[str, list[tuple[str, str]]]
 # A stub and its classes, each with the modules and classes it is made of, the first one's methods first.
 STUBS: dict[str, Sources] = {
     "blocking": {
-        "Queue": [
-            ("queue/queue", "Queue"),
-            ("queue/administration", "Administration"),
-            ("queue/connection", "Binding"),
-        ],
+        "Queue": [("queue/queue", "Queue")],
         "Ticket": [("queue/ticket", "Ticket")],
         "JobContext": [("jobs/context", "JobContext")],
     },
@@ -32,7 +28,7 @@ BASES = {"Ticket": ["Generic[_R]"], "InlineQueue": ["Queue"]}
 BESIDES = {
     "blocking": [
         "def current_job() -> JobContext: ...",
-        "def reach(queue: Any, home: Any) -> Any: ...",
+        "def for_caller(queue: Any, home: Any) -> Any: ...",
         "def open_in_background(queue: Any) -> Any: ...",
     ],
     "testing/blocking": ["inline_queue = InlineQueue"],
