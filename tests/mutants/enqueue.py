@@ -164,7 +164,8 @@ def replay_leaves_its_key(bug: Bug) -> None:
 
 async def _drop_key(bug: Bug, store: Any, job: Job) -> None:
     if bug.store == "memory":
-        store._tables.keys.release(job)
+        keys = store.tables.keys
+        del keys._bindings[dedup.scope_of(job.tenant, job.queue, job.envelope)]
         return
 
     def change(transaction: Any) -> None:

@@ -13,6 +13,7 @@ from holdfast.core.errors import EventsTrimmed, NotReplayable
 from holdfast.core.events import Event
 from holdfast.core.job import DAY, Job, JobKey, JobState, Replayed
 from holdfast.store import EVENTS_BOUND_MS, EventPage, ListQuery, Page
+from holdfast.tables import EventLog
 from tests.mutants.planting import CORE, FACES, IN_PYTHON, Bug, Planted, mutant
 
 _FOR_EVER = 100 * 365 * DAY
@@ -75,7 +76,7 @@ def trimming_ignores_readers(bug: Bug) -> None:
         return gone
 
     if bug.store == "memory":
-        bug.around(bug.memory("log").EventLog, "trim", trim)
+        bug.around(EventLog, "trim", trim)
     else:
         bug.sql("slowest_readers", "FROM readers", "FROM readers WHERE 0")
 
@@ -89,7 +90,7 @@ def one_old_event_takes_all_before_it(bug: Bug) -> None:
         return original(log, keep_events, now + EVENTS_BOUND_MS if old else now)
 
     if bug.store == "memory":
-        bug.around(bug.memory("log").EventLog, "trim", trim)
+        bug.around(EventLog, "trim", trim)
     else:
         bug.sql("log_behind", "first, at,", "first, (SELECT min(at) FROM events AS e WHERE e.last >= events.last),")
 
@@ -134,7 +135,7 @@ def a_reader_holds_the_events_of_all_tenants(bug: Bug) -> None:
         def slowest(_: Planted, log: Any, __: str) -> float:
             return min(log._readers.values(), default=math.inf)
 
-        bug.around(bug.memory("log").EventLog, "_slowest_reader", slowest)
+        bug.around(EventLog, "_slowest_reader", slowest)
     else:
         bug.sql("slowest_readers", "SELECT tenant, min(n)", "SELECT '', (SELECT min(n) FROM readers)")
 
@@ -218,7 +219,7 @@ def retention_deletes_a_waiting_job(bug: Bug) -> None:
 
     async def prune(original: Planted, store: Any, limit: int) -> Any:
         old = await store.now() - 7 * DAY
-        for queue in store._tables.jobs.tenant_queues():
+        for queue in store.tables.jobs.tenant_queues():
             queue.jobs = {id_: job for id_, job in queue.jobs.items() if job.claimed_at or job.enqueued_at > old}
         return await original(store, limit)
 

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core import events, lifecycle
+from holdfast.tables import PurgeTable
 from tests.mutants.planting import CORE, IN_PYTHON, POSTGRES, REDIS, Bug, Planted, mutant
 
 IN_TURN = "every_kind_of_event_takes_the_next_number_of_its_job"
@@ -263,7 +264,7 @@ def a_purge_is_counted_twice_in_memory(bug: Bug) -> None:
         original(*args)
         return original(*args)
 
-    bug.around(bug.memory("tables").Tables, "count_purge", count_purge)
+    bug.around(PurgeTable, "count", count_purge)
 
 
 @mutant("EVENT-1", stores=FILE, seen_by=PURGES)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from holdfast.core import fairness
 from holdfast.core.job import Claimed, ClaimRequest, Job, JobKey
 from holdfast.store import Hint, Listener, QueueStats, Signal
+from holdfast.tables import SettingsTable
 from tests.mutants.planting import FACES, Bug, Planted, mutant
 
 # Order --------------------------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def claim_gives_more_than_was_asked_for(bug: Bug) -> None:
 
 def _around_cost(bug: Bug, cost: Planted) -> None:
     if bug.store == "memory":
-        bug.around(bug.memory("settings").SettingsTable, "turn_cost", cost)
+        bug.around(SettingsTable, "turn_cost", cost)
     else:
         bug.around(bug.file("transaction").Transaction, "cost", cost)
 

@@ -2,20 +2,16 @@
 
 The parts:
 
-    store           the `Store` methods: each takes the lock and calls one of the next four
+    store           the `Store` methods for jobs: each takes the lock and calls one of the next four
     changes         operations on named jobs: enqueue, finish, extend, report, cancel, replay, purge, set_result_ttl
     claims          claim and reap
-    reads           get, list, counts, pages
+    reads           get, list, counts
     upkeep          pause and prune
     tables          everything the store keeps, and the steps `add`, `change` and `forget` that keep the tables in line
     jobs, queues    the job records; per queue name: what is ready, what is due later, whose turn it is
     heaps           a heap whose entries can become stale
-    keys            idempotency keys
-    log             the event log, its readers, trimming
-    settings        weights, quotas and budgets of tenants
-    workers         workers that are alive
-    notifications   hints to listeners, after each change
-    clock           the store clock
+
+What is not about jobs is in `holdfast.tables`: keys, the event log, settings, workers, notifications, the clock.
 """
 
 from __future__ import annotations

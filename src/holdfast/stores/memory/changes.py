@@ -119,7 +119,7 @@ def purge(tables: Tables, item: Purge, now: int) -> PurgeStatus:
     answer = requests.check_purge(job, item)
     if job is None or answer is not None:
         return answer or "not_found"
-    tables.append(lifecycle.purge(job, now, tables.count_purge(job, now)))
+    tables.append(lifecycle.purge(job, now, tables.purges.count(job, now)))
     tables.forget(job)
     return "purged"
 

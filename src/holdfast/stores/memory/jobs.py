@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from holdfast.core import lifecycle
@@ -22,7 +23,7 @@ class JobTable:
         """(expires_at, seq, job) of every ended job. [KEEP-1]"""
         self.leased = 0
         self.ended = 0
-        self.waiting: dict[str, int] = {}
+        self.waiting: Counter[str] = Counter()
         """Waiting jobs by tenant."""
         self.bytes: dict[str, int] = {}
         """Bytes of all jobs by tenant; see `core.budgets.Usage`."""
@@ -61,7 +62,7 @@ class JobTable:
             index = self.queues[job.queue]
             index.waiting += by
             index.tenants[job.tenant].waiting += by
-            self.waiting[job.tenant] = self.waiting.get(job.tenant, 0) + by
+            self.waiting[job.tenant] += by
         elif job.state is JobState.LEASED:
             self.leased += by
         else:

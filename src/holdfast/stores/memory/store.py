@@ -1,15 +1,15 @@
-"""The `Store` methods. Each one takes the lock, reads the clock once, and calls one function on the tables."""
+"""The `Store` methods for jobs. Each one takes the lock, reads the clock once, and calls one function on the tables.
+
+The methods for everything else are those of `holdfast.tables.LocalStore`.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
-from holdfast.budgets import BudgetEnforcer
-from holdfast.core import lease
 from holdfast.core.budgets import Usage
-from holdfast.core.errors import Unsupported
 from holdfast.core.job import (
     Cancel,
     CancelStatus,
@@ -19,7 +19,6 @@ from holdfast.core.job import (
     Finish,
     Job,
     JobKey,
-    Lease,
     NewJob,
     Purge,
     PurgeStatus,
@@ -29,35 +28,22 @@ from holdfast.core.job import (
 )
 from holdfast.opening import CommonOptions
 from holdfast.store import (
-    ALL_HINTS,
-    JOINING,
-    PAGE_LIMIT,
     Capabilities,
     EnqueueAnswer,
-    EventPage,
     ExtendAnswer,
     Finding,
     FinishAnswer,
-    Hint,
-    Listener,
     ListQuery,
     Page,
     Pruned,
-    PurgePage,
-    QueuePage,
     QueueStats,
-    Reader,
     Reaped,
     ReplayAnswer,
     ReportAnswer,
-    TenantPage,
-    TenantSettings,
-    WorkerInfo,
-    WorkerPage,
 )
 from holdfast.stores.memory import changes, claims, reads, upkeep
-from holdfast.stores.memory.clock import Clock
 from holdfast.stores.memory.tables import Tables
+from holdfast.tables import LocalStore
 
 CAPABILITIES = Capabilities(
     name="memory",
@@ -74,212 +60,98 @@ CAPABILITIES = Capabilities(
     },
 )
 
-I = TypeVar("I")  # noqa: E741 - an item
-A = TypeVar("A")
 
-
-class MemoryStore:
+class MemoryStore(LocalStore):
     """Jobs in this process. Safe from several threads and event loops at once."""
 
+    name = "memory"
+
     def __init__(self, options: CommonOptions) -> None:
-        self.options = options
-        self.enforcer = BudgetEnforcer(self, options)
-        self._lock = threading.Lock()
-        self._clock = Clock(frozen=options.test_clock == "frozen")
-        self._tables = Tables(options)
+        self.tables = Tables(options)
+        super().__init__(options, self.tables)
 
     @property
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
 
-    async def open(self) -> None:
-        """Nothing to connect to."""
-
-    async def close(self) -> None:
-        """Jobs are kept until the process ends."""
-        await self.enforcer.close()
-
-    async def sibling(self) -> MemoryStore:
-        return self
-
-    async def now(self) -> int:
-        return self._clock.now()
-
-    async def shift_clock(self, ms: int) -> None:
-        if self.options.test_clock == "0":
-            raise Unsupported("shifting the clock (open it with test_clock=1)", "memory")
-        with self._lock:
-            self._clock.shift += ms
-            self._tables.notifier.add(Hint.READY)
-            self._tables.notifier.add(Hint.DONE)
-            self._tables.notifier.send()
-
-    def listen(self, listener: Listener, hints: Collection[Hint] = ALL_HINTS) -> Callable[[], None]:
-        return self._tables.notifier.listen(listener, hints)
-
     # Jobs -----------------------------------------------------------------------------------------------------
 
-    async def enqueue(
-        self, items: Sequence[NewJob], *, connection: Any = None, under: Lease | None = None
-    ) -> list[EnqueueAnswer]:
-        if connection is not None:
-            raise Unsupported(JOINING, "memory")
-        if self.enforcer.admits(items):
-            return self._each(changes.enqueue, items, under)
-
-        async def enqueue_admitted(admitted: Sequence[NewJob]) -> list[EnqueueAnswer]:
-            return self._each(changes.enqueue, admitted, under)
-
-        return await self.enforcer.enqueue(items, enqueue_admitted)
+    def enqueue_one(self, new: NewJob, now: int) -> EnqueueAnswer:
+        return changes.enqueue(self.tables, new, now)
 
     async def claim(self, request: ClaimRequest) -> Claimed:
-        with self._lock:
-            claimed = claims.claim(self._tables, request, self._clock.now())
-            self._tables.notifier.send()
+        with self.lock:
+            claimed = claims.claim(self.tables, request, self.clock.now())
+            self.tables.notifier.send()
             return claimed
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
-        if connection is not None:
-            raise Unsupported(JOINING, "memory")
-        return self._each(changes.finish, items)
+        return self.each(partial(changes.finish, self.tables), items, connection=connection)
 
     async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
-        return self._each(changes.extend, items)
+        return self.each(partial(changes.extend, self.tables), items)
 
     async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
-        return self._each(changes.report, items)
+        return self.each(partial(changes.report, self.tables), items)
 
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
-        return self._each(changes.cancel, items)
+        return self.each(partial(changes.cancel, self.tables), items)
 
-    async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
-        async def replay_admitted(admitted: Sequence[JobKey]) -> list[ReplayAnswer]:
-            return self._each(changes.replay, admitted, under)
-
-        return await self.enforcer.replay(keys, replay_admitted)
+    def replay_one(self, key: JobKey, now: int) -> ReplayAnswer:
+        return changes.replay(self.tables, key, now)
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
-        return self._each(changes.purge, items)
+        return self.each(partial(changes.purge, self.tables), items)
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
-        return self._each(changes.set_result_ttl, items)
-
-    def _each(self, change: Callable[[Tables, I, int], A], items: Sequence[I], under: Lease | None = None) -> list[A]:
-        """Make one change for each item, all at the same instant, and then notify the listeners."""
-        with self._lock:
-            now = self._clock.now()
-            tables = self._tables
-            if under is not None:
-                lease.check_under(tables.jobs.find(under.key, now), under, now)
-            answers = [change(tables, item, now) for item in items]
-            tables.notifier.send()
-            return answers
+        return self.each(partial(changes.set_result_ttl, self.tables), items)
 
     # Reading --------------------------------------------------------------------------------------------------
 
-    async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
-        with self._lock:
-            return reads.get(self._tables, keys, self._clock.now())
+    def find(self, key: JobKey, now: int) -> Job | None:
+        return self.tables.jobs.find(key, now)
 
-    async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
-        with self._lock:
-            return reads.key_holders(self._tables, items, self._clock.now())
+    async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
+        with self.lock:
+            return reads.get(self.tables, keys, self.clock.now())
 
     async def list(self, query: ListQuery) -> Page:
-        with self._lock:
-            return reads.list_jobs(self._tables, query, self._clock.now())
+        with self.lock:
+            return reads.list_jobs(self.tables, query, self.clock.now())
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
-        with self._lock:
-            return reads.stats(self._tables, tenant, queues, self._clock.now())
+        with self.lock:
+            return reads.stats(self.tables, tenant, queues, self.clock.now())
 
-    async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage:
-        with self._lock:
-            return reads.queue_page(self._tables, tenant, cursor, limit, self._clock.now())
+    def queue_names(self, tenant: str) -> list[str]:
+        return reads.queue_names(self.tables, tenant)
 
-    async def tenants(self) -> list[str]:
-        with self._lock:
-            return reads.tenants(self._tables)
+    def tenants_with_jobs(self) -> set[str]:
+        return {tenant_queue.tenant for tenant_queue in self.tables.jobs.tenant_queues() if tenant_queue.jobs}
 
-    async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
-        with self._lock:
-            return reads.tenant_page(self._tables, cursor, limit)
+    def count_usage(self, tenant: str) -> Usage:
+        return reads.usage(self.tables, tenant)
 
-    async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
-        with self._lock:
-            return reads.purge_counts(self._tables, tenant, cursor, limit)
-
-    # Events ---------------------------------------------------------------------------------------------------
-
-    async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
-        with self._lock:
-            return self._tables.log.read(tenant, after, limit)
-
-    async def last_offset(self) -> str:
-        with self._lock:
-            return self._tables.log.last_offset
-
-    async def set_reader(self, reader: Reader) -> None:
-        with self._lock:
-            self._tables.log.set_reader(reader)
-
-    async def drop_reader(self, tenant: str | None, name: str) -> bool:
-        with self._lock:
-            return self._tables.log.drop_reader(tenant, name)
-
-    async def readers(self, tenant: str | None) -> list[Reader]:
-        with self._lock:
-            return self._tables.log.readers(tenant)
-
-    # Settings, workers, upkeep ----------------------------------------------------------------------------------
+    # Upkeep ---------------------------------------------------------------------------------------------------
 
     async def pause(self, tenant: str, queue: str, *, paused: bool) -> None:
-        with self._lock:
-            upkeep.pause(self._tables, tenant, queue, paused=paused)
-            self._tables.notifier.send()
-
-    async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
-        with self._lock:
-            self._tables.settings.set(tenant, settings)
-        if settings.budgets is not None:
-            await self.enforcer.refresh(tenant)
-
-    async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
-        with self._lock:
-            return self._tables.settings.of(tenant)
-
-    async def usage(self, tenant: str) -> Usage:
-        return await self.enforcer.take_usage(tenant, self._usage(tenant))
-
-    async def _usage(self, tenant: str) -> Usage:
-        with self._lock:
-            return reads.usage(self._tables, tenant)
-
-    async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
-        with self._lock:
-            self._tables.workers.beat(worker, ttl_ms, self._clock.now())
-
-    async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
-        with self._lock:
-            return self._tables.workers.serving(tenant, self._clock.now())
-
-    async def worker_page(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> WorkerPage:
-        with self._lock:
-            return reads.worker_page(self._tables, tenant, cursor, limit, self._clock.now())
+        with self.lock:
+            upkeep.pause(self.tables, tenant, queue, paused=paused)
+            self.tables.notifier.send()
 
     async def reap(self, limit: int, random: float) -> Reaped:
-        with self._lock:
-            reaped = claims.reap(self._tables, limit, random, self._clock.now())
-            self._tables.notifier.send()
+        with self.lock:
+            reaped = claims.reap(self.tables, limit, random, self.clock.now())
+            self.tables.notifier.send()
             return reaped
 
     async def prune(self, limit: int, *, blobs: bool = True) -> Pruned:
-        with self._lock:
-            return upkeep.prune(self._tables, limit, self._clock.now(), blobs=blobs)
+        with self.lock:
+            return upkeep.prune(self.tables, limit, self.clock.now(), blobs=blobs)
 
     async def doctor(self) -> Sequence[Finding]:
-        with self._lock:
-            count = sum(len(tenant_queue.jobs) for tenant_queue in self._tables.jobs.tenant_queues())
+        with self.lock:
+            count = sum(len(tenant_queue.jobs) for tenant_queue in self.tables.jobs.tenant_queues())
         return [
             Finding("ok", "store", f"{count} jobs in this process"),
             Finding("warn", "durability", "everything is gone when the process ends", "use file:DIR or a server"),

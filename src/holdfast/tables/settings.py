@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from holdfast.core import fairness
+from holdfast.core.errors import QuotaExceeded
 from holdfast.store import TenantSettings
 
 
@@ -28,10 +29,18 @@ class SettingsTable:
         """The tenants that have settings, some more than once."""
         return (tenant for tenant, _ in self._settings)
 
-    def max_waiting(self, tenant: str, queue: str | None) -> int | None:
-        """The quota of a queue, or with None that of the whole tenant."""
-        settings = self._settings.get((tenant, queue))
-        return None if settings is None else settings.max_waiting
+    def over_quota(self, tenant: str, queue: str, waiting: Callable[[str | None], int]) -> QuotaExceeded | None:
+        """The refusal if a queue, or its tenant as a whole, has all the waiting jobs that it may. [TENANT-5]
+
+        `waiting` counts the waiting jobs of a queue, or with None those of the tenant.
+        """
+        for scope in (queue, None):
+            settings = self._settings.get((tenant, scope))
+            if settings is not None and settings.max_waiting is not None:
+                count = waiting(scope)
+                if count >= settings.max_waiting:
+                    return QuotaExceeded(scope, count, settings.max_waiting)
+        return None
 
     def turn_cost(self, tenant: str, queue: str) -> int:
         """What one turn costs a tenant in a queue, by its weight there. [TENANT-4]"""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.store import WorkerInfo
+from holdfast.core.names import check_id
+from holdfast.paging import name_cursor, name_page
+from holdfast.store import WorkerInfo, WorkerPage
 
 
 class WorkerTable:
@@ -27,3 +29,9 @@ class WorkerTable:
         self._workers = {name: entry for name, entry in self._workers.items() if entry[0] > now}
         living = (worker for _, (_, worker) in sorted(self._workers.items()))
         return [worker for worker in living if tenant is None or worker.tenant in (None, tenant)]
+
+    def page(self, tenant: str | None, cursor: str | None, limit: int, now: int) -> WorkerPage:
+        """Some of them, by id."""
+        living = {worker.worker_id: worker for worker in self.serving(tenant, now)}
+        names, following = name_page(living, name_cursor(cursor, check_id), limit)
+        return WorkerPage([living[name] for name in names], following)
