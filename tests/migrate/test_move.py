@@ -23,8 +23,8 @@ from holdfast.core.job import (
 )
 from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.core.schedule import Definition, Target, Timing
-from holdfast.maintenance.coordinator import DutyContext
 from holdfast.maintenance.scheduler import tick
+from holdfast.maintenance.system_jobs import SystemContext
 from holdfast.migrate import MovePlan, move, notes, steps
 from holdfast.store import TenantSettings
 from tests.migrate.filling import HOUR, RICH, TENANT, both, fill, names, new, run_all, waiting
@@ -257,7 +257,7 @@ async def put_schedule(store, every=HOUR):
 async def fire(store):
     """Do what the upkeep does; the ids of the jobs that came of it and ran."""
     while jobs := (await store.claim(ClaimRequest(TENANT, (SCHEDULES,), 10, 30_000, "upkeep"))).jobs:
-        await store.finish([await tick(job, DutyContext(store)) for job in jobs])
+        await store.finish([await tick(job, SystemContext(store)) for job in jobs])
     return await run_all(store, "reports")
 
 
@@ -283,7 +283,7 @@ async def test_a_tick_whose_holder_died_is_fired_once(file_url, other_url, plan,
         (job,) = (await here.claim(ClaimRequest(TENANT, (SCHEDULES,), 1, 30_000, "upkeep"))).jobs
         ran = []
         if fired:
-            await tick(job, DutyContext(here))
+            await tick(job, SystemContext(here))
             ran += await run_all(here, "reports")
         for store in (here, there):
             await store.shift_clock(31_000)

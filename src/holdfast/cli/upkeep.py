@@ -127,7 +127,12 @@ async def _maintain(url: str, blobs: str | None) -> None:
         await open_and_log(opened, url)
         with stop_event() as stop:
             log.info("maintenance started", store=shown_url(url))
-            await run(opened, stop=stop, blobs=kept, on_error=lambda error: log.warning("upkeep failed", error=error))
+            await run(
+                opened,
+                stop=stop,
+                blobs=kept,
+                on_error=lambda error: log.warning("a maintenance task failed", error=error),
+            )
         ignore_signals()
         log.info("maintenance stopped")
     finally:
