@@ -25,7 +25,7 @@ from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.core.schedule import Definition, Target, Timing
 from holdfast.maintenance.scheduler import tick
 from holdfast.maintenance.system_jobs import SystemContext
-from holdfast.migrate import MovePlan, move, notes, steps
+from holdfast.migrate import MovePlan, move, steps
 from holdfast.store import TenantSettings
 from tests.migrate.filling import HOUR, RICH, TENANT, both, fill, names, new, run_all, waiting
 
@@ -52,7 +52,7 @@ def between(here, there, step, act):
     told = []
 
     async def walker(step_input, queues, tell):
-        receipts = [await steps.walk(step_input, here, there, queue, tell) for queue in queues]
+        receipts = [await steps.run_step(step_input, here, there, queue, tell) for queue in queues]
         if step_input.step == step and not told:
             told.append(step)
             await act()
@@ -211,7 +211,7 @@ async def test_flows_that_have_begun_refuse_the_move_and_others_move(stores, pla
 
 async def test_one_mover_at_a_time(stores, plan, monkeypatch):
     here, there = stores
-    monkeypatch.setattr(notes, "SLACK_S", 0.0)
+    monkeypatch.setattr(move_log, "SLACK_S", 0.0)
     refused = []
 
     async def another():
@@ -234,7 +234,7 @@ async def test_what_cannot_be_moved_is_said(stores, plan, file_url, other_url, f
         await move(MovePlan(file_url, other_url, "nobody"))
     with pytest.raises(StoreUnavailable) as told:
         await move(MovePlan(file_url, "redis://127.0.0.1:1/0", TENANT))
-    assert "That is DST" in told.value.__notes__[0]
+    assert "The store is DST" in told.value.__notes__[0]
     with pytest.raises(InvalidOption, match="a service does not show all of a job"):
         await move(MovePlan(file_url, "http://localhost:1", TENANT))
     await there.set_tenant(TENANT, TenantSettings("mail", None, 3))

@@ -236,8 +236,8 @@ async def test_a_schedule_that_is_put_anew_while_it_is_woken_up_stays(url):
 async def test_upkeep_notices_that_the_clock_was_set_back(url, monkeypatch):
     """It looks at sleeping schedules when it begins, and then when the clock goes back."""
     monkeypatch.setattr("holdfast.maintenance.reaper.MAX_WAIT_S", 0.05)
-    seen, saw = [], StoreClock.saw
-    monkeypatch.setattr(StoreClock, "saw", lambda clock, now: (saw(clock, now), seen.append(now)))
+    seen, observe = [], StoreClock.observe
+    monkeypatch.setattr(StoreClock, "observe", lambda clock, now: (observe(clock, now), seen.append(now)))
     async with Queue(url, tenant="acme") as queue:
         await queue.schedule("it", 1, every=60)
         stop = asyncio.Event()

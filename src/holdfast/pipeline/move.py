@@ -19,8 +19,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from holdfast.core.errors import InvalidOption
 from holdfast.migrate import MovePlan
-from holdfast.migrate.mover import Walker
-from holdfast.migrate.steps import Receipt, StepInput, Tell, walk
+from holdfast.migrate.mover import StepRunner
+from holdfast.migrate.steps import Advance, Receipt, StepInput, run_step
 from holdfast.opening import existing, open_store, parse_url
 from holdfast.pipeline.errors import plainly
 
@@ -36,7 +36,7 @@ def check_stores(plan: MovePlan) -> None:
             raise InvalidOption(name, "memory: lives in one process and Spark runs in several; use another store")
 
 
-def spark_walker(spark: SparkSession, plan: MovePlan) -> Walker:
+def spark_walker(spark: SparkSession, plan: MovePlan) -> StepRunner:
     """Does the steps of a move in tasks. A move that is stopped interrupts all that the session runs."""
     check_stores(plan)
 
@@ -46,7 +46,7 @@ def spark_walker(spark: SparkSession, plan: MovePlan) -> Walker:
         with plainly(f"{step_input.step} the jobs"):
             return [msgjson.decode(row["receipt"], type=Receipt) for row in told.collect()]
 
-    async def walker(step_input: StepInput, queues: Sequence[str], tell: Tell) -> Sequence[Receipt]:
+    async def walker(step_input: StepInput, queues: Sequence[str], advance: Advance) -> Sequence[Receipt]:
         # In a thread, so that the turn is renewed meanwhile.
         running = asyncio.ensure_future(asyncio.to_thread(run, step_input, queues))
         try:
@@ -59,7 +59,7 @@ def spark_walker(spark: SparkSession, plan: MovePlan) -> Walker:
                 await asyncio.wait([running], timeout=1)
             await asyncio.gather(running, return_exceptions=True)
             raise
-        tell(sum(receipt.seen for receipt in receipts))
+        advance(sum(receipt.seen for receipt in receipts))
         return receipts
 
     return walker
@@ -72,7 +72,7 @@ class Walk:
     """Does a step to the queue of each row."""
 
     def __init__(self, plan: MovePlan, step_input: StepInput, queues: tuple[str, ...]) -> None:
-        self._plan, self._errand, self._queues = plan, step_input, queues
+        self._plan, self._step_input, self._queues = plan, step_input, queues
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark.sql.pandas import types
@@ -91,7 +91,7 @@ class Walk:
         try:
             target = await open_store(existing(self._plan.target))
             try:
-                return await walk(self._errand, source, target, queue)
+                return await run_step(self._step_input, source, target, queue)
             finally:
                 await target.close()
         finally:
