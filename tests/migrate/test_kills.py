@@ -23,7 +23,8 @@ from tests.migrate.filling import HOUR, TENANT, both, fill, names, new, run_all
 ALL = ("mail", "video", "odd")
 STEPS = [
     "move.logged_in_source", "move.logged", "move.source_paused", "move.target_paused", "move.copy:kill:2",
-    "move.copied", "move.verified", "move.take", "move.taken", "move.before_resume", "move.target_resumed", "move.resumed",
+    "move.copied", "move.verified", "move.take", "move.taken", "move.before_resume", "move.target_resumed",
+    "move.resumed",
 ]  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.core.schedule import Definition, Target, Timing
 from holdfast.maintenance.scheduler import tick
 from holdfast.maintenance.system_jobs import SystemContext
-from holdfast.migrate import MovePlan, move, steps
+from holdfast.migrate import MovePlan, move, move_log, steps
 from holdfast.store import TenantSettings
 from tests.migrate.filling import HOUR, RICH, TENANT, both, fill, names, new, run_all, waiting
 

@@ -85,7 +85,7 @@ def nobody_is_told_of_an_end(bug: Bug) -> None:
     def hints(original: Planted, news: Any, *args: Any) -> Any:
         return [told for told in original(news, *args) if told[0].value != "done"]
 
-    bug.around(bug.postgres("unit").News, "hints", hints)
+    bug.around(bug.postgres("unit_of_work").News, "hints", hints)
 
 
 @mutant("CLAIM-3", stores=POSTGRES, seen_by="a_hint_comes_whenever_a_job_may_have_become_visible")
@@ -95,7 +95,7 @@ def nobody_is_told_of_a_job_that_waits(bug: Bug) -> None:
     def hints(original: Planted, news: Any, *args: Any) -> Any:
         return [told for told in original(news, *args) if told[0].value != "ready"]
 
-    bug.around(bug.postgres("unit").News, "hints", hints)
+    bug.around(bug.postgres("unit_of_work").News, "hints", hints)
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="a_hint_comes_when_the_log_grew")
@@ -105,7 +105,7 @@ def nobody_is_told_that_the_log_grew(bug: Bug) -> None:
     def hints(original: Planted, news: Any, *args: Any) -> Any:
         return [told for told in original(news, *args) if told[0].value != "events"]
 
-    bug.around(bug.postgres("unit").News, "hints", hints)
+    bug.around(bug.postgres("unit_of_work").News, "hints", hints)
 
 
 # Other outcomes -----------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def _lock_before_it_is_there(bug: Bug, method: str, least: int) -> None:
         return unit
 
     bug.around(bug.face, method, call)
-    bug.around(bug.postgres("unit").Unit, "begin", begin)
+    bug.around(bug.postgres("unit_of_work").Unit, "begin", begin)
     bug.function("hold", "ORDER BY ids.lane, ids.id FOR UPDATE OF ids", "")
     bug.function("hold", "ORDER BY j.seq FOR UPDATE OF j", "")
 

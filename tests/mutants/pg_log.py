@@ -168,7 +168,7 @@ def a_completion_is_filed_under_its_own_transaction(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_an_old_transaction_are_in_the_order_of_the_job")
 def a_change_is_filed_under_its_own_transaction(bug: Bug) -> None:
     """A failure in a transaction that began early stands in the log before the lease."""
-    bug.computed(bug.postgres("unit").Unit, "place", lambda unit: unit.xid)
+    bug.computed(bug.postgres("unit_of_work").Unit, "place", lambda unit: unit.xid)
 
 
 @mutant("EVENT-3", stores=POSTGRES)
@@ -332,4 +332,4 @@ def forgotten_jobs_are_still_counted(bug: Bug) -> None:
 @mutant("TENANT-5", stores=POSTGRES, seen_by="keys_that_outlive_their_job_are_counted")
 def a_key_that_is_taken_again_is_not_counted(bug: Bug) -> None:
     """A key whose time was over counts as one that is there."""
-    bug.around(bug.postgres("unit").Unit, "_count_keys", lambda *_: None)
+    bug.around(bug.postgres("unit_of_work").Unit, "_count_keys", lambda *_: None)

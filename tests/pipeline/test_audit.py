@@ -11,8 +11,9 @@ from holdfast.opening import open_store
 from holdfast.pipeline import comparing
 from holdfast.pipeline.audit import StoreJobs, audit_events
 from holdfast.pipeline.comparing import store_jobs
-from holdfast.pipeline.ingest import Plan, ingest
-from holdfast.pipeline.lake import Lake, positions
+from holdfast.pipeline.ingest import IngestPlan, ingest
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.positions import positions
 from holdfast.pipeline.schemas import GAPS, JOBS
 from holdfast.pipeline.transforms.violations import FINDINGS
 from tests.log import all_events
@@ -210,7 +211,7 @@ def test_an_audit_with_the_store_waits_for_the_ingest_that_follows_the_log(spark
     lake = Lake(tmp_path / "lake", create=True)
     of_store(file_url, lambda store: make_traffic(store, 10))
     stop, began = threading.Event(), threading.Event()
-    plan = Plan(file_url, follow=True, interval_s=0.2)
+    plan = IngestPlan(file_url, follow=True, interval_s=0.2)
     follow = threading.Thread(target=ingest, args=(spark, lake, plan, lambda _: began.set(), stop.is_set))
     follow.start()
     try:

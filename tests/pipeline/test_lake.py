@@ -6,8 +6,9 @@ import pytest
 
 from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch
 from holdfast.pipeline import replay
+from holdfast.pipeline.batches import Batch
 from holdfast.pipeline.build import progress
-from holdfast.pipeline.lake import Batch, Lake
+from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.origin import read_origin
 
 
@@ -67,7 +68,7 @@ NOTES = {
 @pytest.mark.parametrize("text", [b"", b'{"ba', b"[]", b"\xff\xfe"])
 @pytest.mark.parametrize("name", NOTES)
 def test_a_damaged_note_is_named_with_what_to_do(lake, name, text):
-    lake.mark_batch(Batch(2, 10))
+    lake.record_batch(Batch(2, 10))
     note = lake.root / name
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_bytes(text)

@@ -7,11 +7,13 @@ import pytest
 
 from holdfast.core.errors import StoreMismatch
 from holdfast.opening import parse_url
-from holdfast.pipeline.ingest import Plan
-from holdfast.pipeline.lake import Lake, batch_of
+from holdfast.pipeline.batches import batch_of
+from holdfast.pipeline.connection import OpenStore
+from holdfast.pipeline.ingest import IngestPlan
+from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.landing import land
-from holdfast.pipeline.origin import check_known, settle
-from holdfast.pipeline.reader import OpenStore, Wanted
+from holdfast.pipeline.origin import check_known, establish_origin
+from holdfast.pipeline.reader import EventFilter
 from tests.pipeline.traffic import make_traffic, of_store
 from tests.stores.file.test_restore import copy
 
@@ -26,7 +28,7 @@ def lake(tmp_path):
 def origin_of(lake, url, **options):
     """What an ingest settles before it begins."""
     with OpenStore(url) as opened:
-        return settle(opened, lake, Plan(url, **options))
+        return establish_origin(opened, lake, IngestPlan(url, **options))
 
 
 def take_in(lake, url):
@@ -36,13 +38,13 @@ def take_in(lake, url):
     with OpenStore(url) as opened:
         start, end = opened.run(opened.log.bounds(lake.read_up_to()))
         stretches = opened.run(opened.log.split(start, end, 100))
-        files = [file for stretch in stretches for file in land(url, stretch, Wanted(), str(lake.landing))]
+        files = [file for stretch in stretches for file in land(url, stretch, EventFilter(), str(lake.landing))]
         check_known(opened, origin)
     files = [file for file in files if file[1]]
     lake.take_files("events", number, [(day, name) for day, name, *_ in files])
     (lake.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     (lake.checkpoint / "offsets" / str(number)).write_text(json.dumps({"offset": end}))
-    lake.mark_batch(batch_of(number, [(day, rows, checksum) for day, _, rows, checksum, _ in files]))
+    lake.record_batch(batch_of(number, [(day, rows, checksum) for day, _, rows, checksum, _ in files]))
     return origin
 
 

@@ -9,7 +9,7 @@ from holdfast.core.job import PURGE_COUNT_MS, Cancel, Envelope, JobKey, NewJob, 
 from holdfast.opening import open_store
 from holdfast.pipeline.audit import StoreJobs, audit, audit_events
 from holdfast.pipeline.comparing import store_jobs
-from holdfast.pipeline.ingest import Plan, ingest
+from holdfast.pipeline.ingest import IngestPlan, ingest
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import GAPS, JOBS
 from tests.log import all_events
@@ -61,7 +61,7 @@ def test_a_purge_that_was_lost_or_doubled_before_the_ingest_is_found(spark, url,
         remove_from_log(url, purged[tenant][place])
     double_in_log(url, purged["doubled"][2])
     double_in_log(url, purged["again"][0])
-    ingest(spark, lake, Plan(url))
+    ingest(spark, lake, IngestPlan(url))
 
     known = store_jobs(spark, lake, url)
     found = audit(spark, lake, store=known)

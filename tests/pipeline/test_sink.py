@@ -10,7 +10,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from holdfast.core.errors import InvalidName, InvalidOption, InvalidPayload, QuotaExceeded
 from holdfast.core.job import ClaimRequest, Finish, JobKey, JobState
-from holdfast.pipeline.reader import OpenStore
+from holdfast.pipeline.connection import OpenStore
 from holdfast.pipeline.sink import Sink, WriteOptions
 from holdfast.store import TenantSettings
 from tests.log import all_events

@@ -9,6 +9,7 @@ See `tests.service.tenants` for what goes over HTTP.
 import asyncio
 import os
 import zlib
+from functools import cache
 from urllib.parse import parse_qsl
 
 import pytest
@@ -102,15 +103,13 @@ def behind():
 def bases(request, tmp_path_factory):
     """Where the stores behind the service are, by their kind; a server starts when it is first asked for."""
 
-    def base(store):
-        if store == "memory":
-            return "memory:behind"
-        if store == "file":
-            return f"file:{tmp_path_factory.mktemp('behind')}"
-        return request.getfixturevalue(store).url()
-
-    made = {}
-    return lambda store: made.setdefault(store, Spaces(base(store)))
+    bases = {
+        "memory": lambda: "memory:behind",
+        "file": lambda: f"file:{tmp_path_factory.mktemp('behind')}",
+        "valkey": lambda: request.getfixturevalue("valkey").url(),
+        "postgres": lambda: request.getfixturevalue("postgres").url(),
+    }
+    return cache(lambda store: Spaces(bases[store]()))
 
 
 @pytest.fixture

@@ -91,16 +91,15 @@ def _hold(calls, tenant, count):
     return asyncio.gather(*(calls.run(tenant, 0, call) for _ in range(count))), end
 
 
-@pytest.mark.parametrize("kind", ["file", "valkey", "postgres"])
-async def test_only_a_store_with_a_pool_needs_turns(kind, request, tmp_path):
-    if kind == "file":
-        store = make_store(f"file:{tmp_path}/data")
-        assert fair(store) is store
-        return
-    server = request.getfixturevalue(kind)
-    url = server.url(request.getfixturevalue("database")) if kind == "postgres" else server.url(prefix="fair")
-    found = fair(make_store(url))
-    assert found.calls._share == {"valkey": 15, "postgres": 4}[kind]
+@pytest.mark.parametrize("kind, share", [("valkey", 15), ("postgres", 4)])
+async def test_a_store_with_a_pool_makes_its_calls_in_turns(plain_url, share):
+    assert fair(make_store(plain_url)).calls._share == share
+
+
+@pytest.mark.parametrize("kind", ["file"])
+async def test_a_store_without_a_pool_needs_no_turns(plain_url):
+    store = make_store(plain_url)
+    assert fair(store) is store
 
 
 async def test_a_turn_goes_to_the_tenant_with_the_fewest_calls_under_way():

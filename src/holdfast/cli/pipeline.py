@@ -49,7 +49,7 @@ def register(parent: typer.Typer) -> None:
 
 def session(master: str | None, remote: str | None, conf: list[str] | None) -> Any:
     """The SparkSession that a command was told to use. Raises InvalidOption."""
-    from holdfast.pipeline.session import hush, make_session
+    from holdfast.pipeline.session import make_session, silence_query_errors
 
     settings: dict[str, str] = {}
     for pair in conf or ():
@@ -57,7 +57,7 @@ def session(master: str | None, remote: str | None, conf: list[str] | None) -> A
         if not equals:
             raise InvalidOption("conf", f"{pair!r} is not NAME=VALUE")
         settings[name.strip()] = value.strip()
-    hush()
+    silence_query_errors()
     return make_session(master, remote, conf=settings)
 
 
@@ -97,14 +97,14 @@ def ingest(
     Ctrl-C lets the batch under way finish; a second one ends it at once. Without --follow it exits with 1 then.
     """
     check_spark(remote)
-    from holdfast.pipeline.ingest import Plan, check_payloads
+    from holdfast.pipeline.connection import OpenStore
+    from holdfast.pipeline.ingest import IngestPlan, check_payloads
     from holdfast.pipeline.ingest import ingest as take_in
     from holdfast.pipeline.lake import Lake
-    from holdfast.pipeline.reader import OpenStore
 
     url = store_url(store)
     every = duration("interval", interval)
-    plan = Plan(
+    plan = IngestPlan(
         url, tenant, check_payloads(payloads), follow, every.total_seconds() if every else 0.0, max_events,
         accept_gap=accept_gap, moved=moved,
     )  # fmt: skip

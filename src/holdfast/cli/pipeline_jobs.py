@@ -34,7 +34,7 @@ from holdfast.cli.pipeline import Conf, Master, Remote, check_spark, stop_by
 from holdfast.cli.pipeline_tables import Yes, spark_session
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.replay import Preview, Receipt
+    from holdfast.pipeline.replay import ReplayPreview, ReplayReceipt
 
 ALL = "(all)"
 """As a tenant in the audit trail."""
@@ -81,7 +81,7 @@ def replay(
     from holdfast.pipeline import replay as replaying
 
     waits = duration("patience", patience)
-    plan = replaying.Plan(store_url(store), where, tenant, rate, tasks, waits.total_seconds() if waits else 0.0)
+    plan = replaying.ReplayPlan(store_url(store), where, tenant, rate, tasks, waits.total_seconds() if waits else 0.0)
     with spark_session(master, remote, conf) as spark:
         if yes:
             place = (receipt or Path(f"holdfast-replay-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")).absolute()
@@ -98,7 +98,7 @@ def replay(
         _tell_chosen(found, json)
 
 
-def _tell_chosen(found: Preview, json: bool) -> None:
+def _tell_chosen(found: ReplayPreview, json: bool) -> None:
     if json:
         emit({"dry_run": True, "matching": found.total, "groups": found.groups, "sample": found.sample})
         return
@@ -116,7 +116,7 @@ def _tell_chosen(found: Preview, json: bool) -> None:
     say(f"would replay {found.total}; --yes does it")
 
 
-def _tell_replayed(done: Receipt, place: Path, json: bool) -> None:
+def _tell_replayed(done: ReplayReceipt, place: Path, json: bool) -> None:
     check = done.check
     agrees = check is not None and check.ok
     if json:
@@ -136,7 +136,7 @@ def _tell_replayed(done: Receipt, place: Path, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _document(done: Receipt) -> dict[str, Any]:
+def _document(done: ReplayReceipt) -> dict[str, Any]:
     import msgspec
 
     return msgspec.to_builtins(done)
@@ -187,7 +187,7 @@ def work(
         concurrency=concurrency, lease=lease, grace=grace, blobs=blobs,
     )  # fmt: skip
     stop = (stop_file or Path(tempfile.gettempdir()) / f"holdfast-stop-{uuid.uuid4().hex}").absolute()
-    crew = working.Plan(plan.store, tasks, until_empty, None if for_s is None else for_s.total_seconds(), str(stop))
+    crew = working.WorkPlan(plan.store, tasks, until_empty, None if for_s is None else for_s.total_seconds(), str(stop))
     named = [name.partition(":")[0].partition(".")[0] for name in (*plan.modules, handler or "")]
     packed = working.pack(code if code is not None else _found_here(named))
     with spark_session(master, remote, conf) as spark:

@@ -72,7 +72,7 @@ def build(
     within = duration("start_within", start_within)
     objective = Objective(target, within.total_seconds() if within else 0.0)
     with spark_session(master, remote, conf) as spark:
-        built = make(spark, place, full=full, objective=objective, tell=note)
+        built = make(spark, place, full=full, objective=objective, on_step=note)
     if json:
         emit(built)
     elif built.full:
@@ -107,7 +107,7 @@ def audit(
         if store is not None:
             note("reading the store's jobs, and the rest of its log")
         known = None if store is None else store_jobs(spark, place, store, payloads)
-        found = judge(spark, place, store=known, limit=limit, tell=note)
+        found = judge(spark, place, store=known, limit=limit, on_step=note)
         if json:
             emit(found.document())
         else:
@@ -216,7 +216,7 @@ def compact(
     from holdfast.pipeline.compact import compact as press
 
     with spark_session(master, remote, conf) as spark:
-        done = press(spark, place, file_bytes=file_size * 1024 * 1024, least_files=least_files)
+        done = press(spark, place, file_bytes=file_size * 1024 * 1024, min_files=least_files)
     if json:
         emit(done)
     else:

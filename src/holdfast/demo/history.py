@@ -52,7 +52,7 @@ def prove(console: Console, directory: Path, store: str, get_spark: str = "") ->
     line(console, "\n[bold]The same from the event log alone[/], on Spark:")
     from holdfast.pipeline.audit import audit
     from holdfast.pipeline.build import build
-    from holdfast.pipeline.ingest import Plan, ingest
+    from holdfast.pipeline.ingest import IngestPlan, ingest
     from holdfast.pipeline.lake import Lake
     from holdfast.pipeline.report import report
     from holdfast.pipeline.session import make_session
@@ -60,7 +60,7 @@ def prove(console: Console, directory: Path, store: str, get_spark: str = "") ->
     spark = make_session("local[2]", app="holdfast demo")
     try:
         lake = Lake(directory / "lake", create=True)
-        done = ingest(spark, lake, Plan(store))
+        done = ingest(spark, lake, IngestPlan(store))
         line(console, f"  ingest  {done.events:,} events, as Parquet in {escape(str(directory / 'lake'))}")
         build(spark, lake)
         runs = lake.read(spark, "job_runs").count()

@@ -23,14 +23,13 @@ from holdfast.core.job import (
     Job,
     JobKey,
     JobState,
-    NewJob,
     Progress,
     Report,
 )
 from holdfast.core.names import RESERVED
 from holdfast.ids import new_id
 from holdfast.jobs.definition import JobDefinition, Message, find
-from holdfast.jobs.options import Resolved, duration_ms, instant_ms
+from holdfast.jobs.options import duration_ms, instant_ms
 from holdfast.maintenance.handlers import SYSTEM_HANDLERS
 from holdfast.maintenance.system_jobs import SystemContext
 from holdfast.queue.queue import Queue
@@ -96,6 +95,7 @@ class InlineQueue(Queue):
         super().__init__(f"memory:inline-{new_id()}?test_clock=frozen", tenant=tenant, name=name, blobs=blobs)
         self._handlers = table([], handler)
         self._reports: list[Report] = []
+        self._producer.on_message = self._learn
 
     async def drain(self, *, raise_errors: bool = False) -> Drained:
         """Run every job that is claimable now, in claim order, and those they enqueue; how many runs it took.
@@ -139,10 +139,6 @@ class InlineQueue(Queue):
             await self._take_care()
             if stop == end:
                 return
-
-    def _new_job(self, message: Message[Any], options: Resolved, headers: dict[str, str] | None) -> NewJob:
-        self._learn(message)
-        return super()._new_job(message, options, headers)
 
     def _learn(self, message: Message[Any]) -> None:
         """Remember the handler of the message."""
@@ -202,11 +198,7 @@ class _Client(HandlerQueue):
         super().__init__(
             store=inline.store, tenant=inline.tenant, name=inline.name, codec=inline.codec, blobs=inline.blobs
         )
-        self._learn = learn
-
-    def _new_job(self, message: Message[Any], options: Resolved, headers: dict[str, str] | None) -> NewJob:
-        self._learn(message)
-        return super()._new_job(message, options, headers)
+        self._producer.on_message = learn
 
 
 class _InlineClients(Clients):

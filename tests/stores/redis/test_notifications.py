@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from holdfast.core.errors import StoreUnavailable
 from holdfast.opening import parse_url
 from holdfast.store import ALL_HINTS, Hint, Signal
-from holdfast.stores.redis.address import read
-from holdfast.stores.redis.client import Link
-from holdfast.stores.redis.notifications import Ears
+from holdfast.stores.redis.address import parse_address
+from holdfast.stores.redis.client import RedisClient
+from holdfast.stores.redis.notifications import RedisListener
 from holdfast.testing.servers import HOST, ValkeyCluster, ValkeySentinel, ValkeyServer
 from tests.eventually import eventually
 
@@ -25,52 +25,52 @@ def decode(hint, data):
 
 
 class Listening:
-    """A listener that keeps what it heard."""
+    """A listener that keeps its signals."""
 
     def __init__(self):
-        self.heard = []
+        self.signals = []
         self.came = asyncio.Event()
 
     def __call__(self, signal):
-        self.heard.append(signal)
+        self.signals.append(signal)
         self.came.set()
 
     async def until(self, *signals):
         """Wait until exactly these have come since the last time."""
         async with asyncio.timeout(20):
-            while len(self.heard) < len(signals):
+            while len(self.signals) < len(signals):
                 self.came.clear()
                 await self.came.wait()
-        heard, self.heard = self.heard, []
-        assert sorted(heard, key=str) == sorted(signals, key=str)
+        received, self.signals = self.signals, []
+        assert sorted(received, key=str) == sorted(signals, key=str)
 
 
-class Place:
-    """Ears on a link, and a way to publish beside them."""
+class Setting:
+    """A RedisListener and its client."""
 
     def __init__(self, url, prefix, **changes):
         linger_s = changes.pop("linger_s", 1.0)
-        self.link = Link(replace(read(parse_url(url)), **changes))
+        self.client = RedisClient(replace(parse_address(parse_url(url)), **changes))
         self.prefix = prefix
-        self.ears = Ears(self.link, prefix, decode, linger_s=linger_s)
+        self.listener = RedisListener(self.client, prefix, decode, linger_s=linger_s)
 
     async def __aenter__(self):
         return self
 
     async def __aexit__(self, *_):
-        await self.ears.close()
-        await self.link.close()
+        await self.listener.close()
+        await self.client.close()
 
 
 @pytest.fixture
-async def place(url, prefix):
-    async with Place(url, prefix) as place:
-        yield place
+async def setting(url, prefix):
+    async with Setting(url, prefix) as setting:
+        yield setting
 
 
 @pytest.fixture
 def publish(valkey, prefix):
-    """Publish as somebody else; how many heard it."""
+    """Publish from another client; returns the number of subscribers."""
 
     def publish(hint, text):
         return valkey.command("PUBLISH", f"{prefix}:{hint.value}", text)
@@ -85,35 +85,35 @@ def channels(server, prefix):
 READY, DONE = Hint.READY, Hint.DONE
 
 
-async def test_what_is_published_is_heard(place, publish):
+async def test_published_messages_arrive(setting, publish):
     listening = Listening()
-    place.ears.listen(listening, {READY, DONE})
-    await place.ears.ready()
+    setting.listener.listen(listening, {READY, DONE})
+    await setting.listener.ready()
     await listening.until(Signal(READY), Signal(DONE))
     assert publish(READY, "a b") == 1
     assert publish(DONE, "c") == 1
     await listening.until(Signal(READY, queue="a"), Signal(READY, queue="b"), Signal(DONE, queue="c"))
 
 
-async def test_a_subscription_that_begins_says_look_again(place, publish):
-    """A change may fall between the look at the store and the moment from which hints come."""
+async def test_a_new_subscription_notifies_its_listeners(setting, publish):
+    """A change may happen between reading the store and the start of the subscription."""
     listening = Listening()
-    place.ears.listen(listening, {READY})
+    setting.listener.listen(listening, {READY})
     assert publish(READY, "missed") == 0
     await listening.until(Signal(READY))
     later = Listening()
-    place.ears.listen(later, {READY, DONE})
+    setting.listener.listen(later, {READY, DONE})
     await later.until(Signal(DONE))  # READY was there all the time: nothing can have been missed.
     publish(READY, "a")
     await later.until(Signal(READY, queue="a"))
     await listening.until(Signal(READY, queue="a"))
 
 
-async def test_the_server_sends_only_what_somebody_wants(place, publish, valkey, prefix):
+async def test_the_server_sends_only_wanted_hints(setting, publish, valkey, prefix):
     everything, done = Listening(), Listening()
-    stop = place.ears.listen(everything, ALL_HINTS)
-    place.ears.listen(done, {DONE})
-    await place.ears.ready()
+    stop = setting.listener.listen(everything, ALL_HINTS)
+    setting.listener.listen(done, {DONE})
+    await setting.listener.ready()
     assert channels(valkey, prefix) == {f"{prefix}:{hint.value}" for hint in Hint}
     stop()
     stop()
@@ -121,29 +121,29 @@ async def test_the_server_sends_only_what_somebody_wants(place, publish, valkey,
     await done.until(Signal(DONE))
     publish(DONE, "a")
     await done.until(Signal(DONE, queue="a"))
-    assert Signal(DONE, queue="a") not in everything.heard
+    assert Signal(DONE, queue="a") not in everything.signals
 
 
-async def test_a_hint_left_and_wanted_again_at_once_goes_on(place, publish, valkey, prefix):
-    """Its subscription lingers, so whoever comes back has nothing to wait for and nothing to look at again."""
+async def test_a_hint_left_and_wanted_again_at_once_continues(setting, publish, valkey, prefix):
+    """Its subscription lingers: a listener that returns does not wait and is not notified again."""
     stays, listening = Listening(), Listening()
-    place.ears.listen(stays, {DONE})
-    stop = place.ears.listen(listening, {READY})
+    setting.listener.listen(stays, {DONE})
+    stop = setting.listener.listen(listening, {READY})
     await listening.until(Signal(READY))
     for _ in range(50):
         stop()
-        stop = place.ears.listen(listening, {READY})
-        await place.ears.ready()
+        stop = setting.listener.listen(listening, {READY})
+        await setting.listener.ready()
         assert publish(READY, "a") == 1
         await listening.until(Signal(READY, queue="a"))
 
 
 async def test_a_hint_left_and_wanted_again_after_it_was_given_up_is_confirmed_anew(url, prefix, publish, valkey):
-    async with Place(url, prefix, linger_s=0) as place:
-        place.ears.listen(Listening(), {DONE})
+    async with Setting(url, prefix, linger_s=0) as setting:
+        setting.listener.listen(Listening(), {DONE})
         listening = Listening()
         for _ in range(20):
-            stop = place.ears.listen(listening, {READY})
+            stop = setting.listener.listen(listening, {READY})
             await listening.until(Signal(READY))
             assert publish(READY, "a") == 1
             await listening.until(Signal(READY, queue="a"))
@@ -152,21 +152,21 @@ async def test_a_hint_left_and_wanted_again_after_it_was_given_up_is_confirmed_a
 
 
 async def test_the_connection_ends_with_the_last_listener(url, prefix, valkey):
-    async with Place(url, prefix, linger_s=0) as place:
+    async with Setting(url, prefix, linger_s=0) as setting:
         for _ in range(3):
-            stop = place.ears.listen(Listening(), {READY})
-            await place.ears.ready()
+            stop = setting.listener.listen(Listening(), {READY})
+            await setting.listener.ready()
             assert channels(valkey, prefix) == {f"{prefix}:ready"}
             stop()
             await eventually(lambda: channels(valkey, prefix), lambda found: not found)
-            assert await eventually(lambda: not place.ears._tasks)
+            assert await eventually(lambda: not setting.listener._tasks)
 
 
-async def test_a_listener_that_comes_soon_finds_the_connection_open(place, valkey):
+async def test_a_listener_that_comes_soon_finds_the_connection_open(setting, valkey):
     before = int(valkey.info("stats")["total_connections_received"])
     for _ in range(5):
-        stop = place.ears.listen(Listening(), {READY})
-        await place.ears.ready()
+        stop = setting.listener.listen(Listening(), {READY})
+        await setting.listener.ready()
         stop()
     made = int(valkey.info("stats")["total_connections_received"]) - before
     assert made == 2  # Ours, and the one that asked just now.
@@ -182,27 +182,27 @@ class At:
 
 async def test_listeners_that_come_and_go_for_long_find_the_connection_open(url, prefix, valkey):
     """The connection's time to linger is counted from the last listener that left, not from the first."""
-    async with Place(url, prefix, linger_s=600) as place:
+    async with Setting(url, prefix, linger_s=600) as setting:
         for _ in range(2):
-            stop = place.ears.listen(Listening(), {READY})
-            await place.ears.ready()
+            stop = setting.listener.listen(Listening(), {READY})
+            await setting.listener.ready()
             stop()
-        timer = place.ears._relaxing
+        timer = setting.listener._linger_timer
         timer.cancel()
-        place.ears._relax(At(timer.when()))  # 600 s after the first has left.
+        setting.listener._stop_lingering(At(timer.when()))  # 600 s after the first has left.
         assert channels(valkey, prefix)
-        place.ears._relaxing.cancel()
-        place.ears._relax(At(place.ears._left_at + 600))
+        setting.listener._linger_timer.cancel()
+        setting.listener._stop_lingering(At(setting.listener._left_at + 600))
         await eventually(lambda: not channels(valkey, prefix))
 
 
-async def test_a_listener_that_fails_takes_nothing_from_the_others(place, publish, caplog):
+async def test_a_listener_that_fails_does_not_affect_the_others(setting, publish, caplog):
     def fails(signal):
         raise ValueError(signal)
 
     listening = Listening()
-    place.ears.listen(fails, {READY})
-    place.ears.listen(listening, {READY})
+    setting.listener.listen(fails, {READY})
+    setting.listener.listen(listening, {READY})
     await listening.until(Signal(READY))
     publish(READY, "a")
     publish(READY, "b")
@@ -210,36 +210,36 @@ async def test_a_listener_that_fails_takes_nothing_from_the_others(place, publis
     assert [record.name for record in caplog.records] == ["holdfast"] * 3
 
 
-async def test_a_listener_may_end_itself_and_others(place, publish):
-    heard = []
+async def test_a_listener_may_stop_itself_and_others(setting, publish):
+    received = []
 
     def once(signal):
-        heard.append(signal)
+        received.append(signal)
         for stop in stops:
             stop()
 
     last = Listening()
-    stops = [place.ears.listen(once, {READY}) for _ in range(3)]
-    place.ears.listen(last, {READY})
+    stops = [setting.listener.listen(once, {READY}) for _ in range(3)]
+    setting.listener.listen(last, {READY})
     await last.until(Signal(READY))
-    assert heard == [Signal(READY)]
+    assert received == [Signal(READY)]
 
 
-async def test_a_message_that_cannot_be_read_means_look(place, publish, caplog):
+async def test_an_unreadable_message_notifies_all_listeners(setting, publish, caplog):
     listening = Listening()
-    place.ears.listen(listening, {READY})
+    setting.listener.listen(listening, {READY})
     await listening.until(Signal(READY))
     publish(READY, "broken")
     await listening.until(Signal(READY))
-    assert "cannot be read" in caplog.text
+    assert "cannot read a notification" in caplog.text
 
 
-async def test_after_a_lost_connection_everybody_looks_again(far_url, prefix, proxy, publish, caplog):
-    async with Place(far_url, prefix) as place:
+async def test_after_a_lost_connection_all_listeners_are_notified(far_url, prefix, proxy, publish, caplog):
+    async with Setting(far_url, prefix) as setting:
         listening, done = Listening(), Listening()
-        place.ears.listen(listening, {READY, DONE})
-        place.ears.listen(done, {DONE})
-        await place.ears.ready()
+        setting.listener.listen(listening, {READY, DONE})
+        setting.listener.listen(done, {DONE})
+        await setting.listener.ready()
         await listening.until(Signal(READY), Signal(DONE))
         await done.until(Signal(DONE))
         for _ in range(3):
@@ -249,14 +249,14 @@ async def test_after_a_lost_connection_everybody_looks_again(far_url, prefix, pr
             await done.until(Signal(DONE))
         publish(DONE, "a")
         await done.until(Signal(DONE, queue="a"))
-        assert caplog.text.count("hints may be late") == 3
+        assert caplog.text.count("notifications may be late") == 3
 
 
-async def test_a_server_killed_and_restarted_is_heard_again(prefix):
+async def test_a_server_killed_and_restarted_is_subscribed_to_again(prefix):
     with ValkeyServer() as server:
-        async with Place(server.url(), prefix) as place:
+        async with Setting(server.url(), prefix) as setting:
             listening = Listening()
-            place.ears.listen(listening, {READY})
+            setting.listener.listen(listening, {READY})
             await listening.until(Signal(READY))
             server.kill()
             server.restart()
@@ -266,9 +266,9 @@ async def test_a_server_killed_and_restarted_is_heard_again(prefix):
 
 
 async def test_a_connection_that_is_half_open_is_left(far_url, prefix, proxy, publish):
-    async with Place(far_url, prefix, timeout_s=0.2) as place:
+    async with Setting(far_url, prefix, timeout_s=0.2) as setting:
         listening = Listening()
-        place.ears.listen(listening, {READY})
+        setting.listener.listen(listening, {READY})
         await listening.until(Signal(READY))
         proxy.freeze(new=False)
         publish(READY, "missed")
@@ -279,9 +279,9 @@ async def test_a_connection_that_is_half_open_is_left(far_url, prefix, proxy, pu
 
 
 async def test_silence_alone_ends_no_connection(far_url, prefix, proxy, publish):
-    async with Place(far_url, prefix, timeout_s=0.1) as place:
+    async with Setting(far_url, prefix, timeout_s=0.1) as setting:
         listening = Listening()
-        place.ears.listen(listening, {READY})
+        setting.listener.listen(listening, {READY})
         await listening.until(Signal(READY))
         asked = proxy.counts.requests
         await eventually(lambda: proxy.counts.requests, lambda requests: requests >= asked + 4)
@@ -291,34 +291,34 @@ async def test_silence_alone_ends_no_connection(far_url, prefix, proxy, publish)
 
 
 async def test_ready_does_not_wait_for_a_server_that_is_away(far_url, prefix, proxy):
-    async with Place(far_url, prefix) as place:
+    async with Setting(far_url, prefix) as setting:
         proxy.refuse()
         listening = Listening()
-        place.ears.listen(listening, {READY})
-        await place.ears.ready()
-        assert listening.heard == []
+        setting.listener.listen(listening, {READY})
+        await setting.listener.ready()
+        assert listening.signals == []
         await proxy.accept()
         await listening.until(Signal(READY))
 
 
-async def test_a_user_who_may_not_listen_is_told_so_once(prefix, caplog):
+async def test_a_user_without_the_right_to_subscribe_gets_one_warning(prefix, caplog):
     caplog.set_level(logging.DEBUG, "holdfast")
     with ValkeyServer() as server:
         server.command("ACL", "SETUSER", "ann", "on", ">secret", "~*", "+@all", "resetchannels")
-        async with Place(f"redis://ann:secret@{HOST}:{server.port}", prefix) as place:
+        async with Setting(f"redis://ann:secret@{HOST}:{server.port}", prefix) as setting:
             listening = Listening()
-            place.ears.listen(listening, {READY})
-            await place.ears.ready()
-            await eventually(lambda: caplog.text.count("refuses to send hints"), lambda times: times >= 3)
+            setting.listener.listen(listening, {READY})
+            await setting.listener.ready()
+            await eventually(lambda: caplog.text.count("refuses to send notifications"), lambda times: times >= 3)
             assert [record.levelname for record in caplog.records][:3] == ["WARNING", "DEBUG", "DEBUG"]
             server.command("ACL", "SETUSER", "ann", f"&{prefix}:*")
             await listening.until(Signal(READY))
 
 
 async def test_a_cluster_carries_hints_from_any_node_to_any(cluster, prefix):
-    async with Place(cluster.url(), prefix) as place:
+    async with Setting(cluster.url(), prefix) as setting:
         listening = Listening()
-        place.ears.listen(listening, {READY})
+        setting.listener.listen(listening, {READY})
         await listening.until(Signal(READY))
         for number, node in enumerate(cluster.nodes):
             node.command("PUBLISH", f"{prefix}:ready", f"q{number}")
@@ -327,13 +327,13 @@ async def test_a_cluster_carries_hints_from_any_node_to_any(cluster, prefix):
 
 async def test_a_node_that_died_is_left_for_another(prefix):
     with ValkeyCluster(3, cluster_require_full_coverage=False) as cluster:
-        async with Place(cluster.url(), prefix) as place:
+        async with Setting(cluster.url(), prefix) as setting:
             listening = Listening()
-            place.ears.listen(listening, {READY})
+            setting.listener.listen(listening, {READY})
             await listening.until(Signal(READY))
-            heard_by = [node for node in cluster.nodes if channels(node, prefix)]
-            assert len(heard_by) == 1
-            heard_by[0].kill()
+            subscribed = [node for node in cluster.nodes if channels(node, prefix)]
+            assert len(subscribed) == 1
+            subscribed[0].kill()
             await listening.until(Signal(READY))
             other = next(node for node in cluster.nodes if node.alive)
             other.command("PUBLISH", f"{prefix}:ready", "a")
@@ -342,9 +342,9 @@ async def test_a_node_that_died_is_left_for_another(prefix):
 
 async def test_a_failover_of_sentinel_is_followed(prefix):
     with ValkeySentinel() as sentinel:
-        async with Place(sentinel.url(), prefix, connect_timeout_s=1) as place:
+        async with Setting(sentinel.url(), prefix, connect_timeout_s=1) as setting:
             listening = Listening()
-            place.ears.listen(listening, {READY})
+            setting.listener.listen(listening, {READY})
             await listening.until(Signal(READY))
             new = await asyncio.to_thread(sentinel.failover)
             await listening.until(Signal(READY))
@@ -352,26 +352,26 @@ async def test_a_failover_of_sentinel_is_followed(prefix):
             await listening.until(Signal(READY, queue="a"))
 
 
-async def test_closed_ears_are_deaf(place, publish):
+async def test_a_closed_listener_gets_nothing(setting, publish):
     listening = Listening()
-    stop = place.ears.listen(listening, {READY})
+    stop = setting.listener.listen(listening, {READY})
     await listening.until(Signal(READY))
-    await place.ears.close()
-    await place.ears.close()
+    await setting.listener.close()
+    await setting.listener.close()
     assert publish(READY, "a") == 0
-    assert listening.heard == []
+    assert listening.signals == []
     stop()
-    await place.ears.ready()
+    await setting.listener.ready()
     with pytest.raises(StoreUnavailable, match="closed"):
-        place.ears.listen(listening, {READY})
+        setting.listener.listen(listening, {READY})
 
 
 async def test_closing_ends_an_attempt_to_connect(far_url, prefix, proxy):
-    async with Place(far_url, prefix) as place:
+    async with Setting(far_url, prefix) as setting:
         proxy.freeze()
-        place.ears.listen(Listening(), {READY})
-        waiting = asyncio.create_task(place.ears.ready())
+        setting.listener.listen(Listening(), {READY})
+        waiting = asyncio.create_task(setting.listener.ready())
         await eventually(lambda: proxy.open_connections)
-        await place.ears.close()
+        await setting.listener.close()
         await waiting
-        assert not place.ears._tasks
+        assert not setting.listener._tasks
