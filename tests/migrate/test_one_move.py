@@ -327,7 +327,7 @@ async def test_a_target_that_has_lost_what_was_taken_away_is_not_filled_with_the
     out = move_log.MoveLog(here, TENANT, "SRC")
     info = (await out.read()).info
     monkeypatch.setattr("holdfast.migrate.mover.shown_url", lambda url: info.target if url == empty else info.source)
-    with pytest.raises(StoreMismatch, match=r"has taken jobs away from SRC: it is another store, or has lost its data"):
+    with pytest.raises(StoreMismatch, match=r"has removed jobs from SRC: it is another store, or it has lost its data"):
         await move(lost)
     assert [job.id for job in await waiting(here, "mail")] == left
     monkeypatch.undo()
@@ -458,7 +458,7 @@ async def test_a_preview_tells_of_a_move_that_was_stopped_and_changes_nothing(st
 async def test_a_page_has_no_more_than_a_bound_of_bytes(stores, plan, monkeypatch):
     """Also where small jobs stand before large ones, and one alone is over it."""
     here, there = stores
-    monkeypatch.setattr(steps, "BYTES", 10_000)
+    monkeypatch.setattr(steps, "MAX_PAGE_BYTES", 10_000)
     await here.enqueue([new(f"k{n}", payload=b'"' + b"x" * 4_000 + b'"') for n in range(7)])
     await here.enqueue([new("l", payload=b'"' + b"x" * 20_000 + b'"')])
     sizes = []
@@ -514,7 +514,7 @@ async def test_a_mover_that_slept_leaves_the_turn_of_the_next_one_alone(stores, 
     second = await move_log.MoverLease.take(here, TENANT, "here", "second")
     with monkeypatch.context() as patched:
         patched.setattr(move_log.MoverLease, "is_held", as_it_was_before)  # It looked, and fell asleep.
-        await first.give_back()
+        await first.release()
     assert await second.is_held()
-    await second.give_back()
+    await second.release()
     assert not await second.is_held()
