@@ -529,7 +529,7 @@ def single_completion_wakes_nobody(bug: Bug) -> None:
     bug.lua(
         "single_finish",
         "redis.pcall('PUBLISH', prefix .. ':done', in_full or cmsgpack.pack({ lane, id }))",
-        "local _ = told",
+        "local _ = in_full",
     )
 
 

@@ -87,7 +87,7 @@ def test_a_planted_fault_is_found_with_its_events_and_nothing_else(planted, faul
 def test_what_a_cut_log_lacks_is_reported_as_such_and_not_as_loss(planted):
     audit, _ = planted
     assert found_in(audit, CUT) == set()
-    assert any("the log was cut" in note for note in audit.notes)
+    assert any("the log was trimmed" in note for note in audit.notes)
 
 
 def test_a_clock_that_was_set_back_is_stated_and_breaks_nothing(planted):

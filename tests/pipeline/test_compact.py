@@ -164,7 +164,7 @@ def test_damage_is_found_before_and_after_a_compaction_and_a_dropped_day_is_none
     assert damages(spark, lake) == []
     # A batch without its note is in no table.
     (lake.root / "_batches" / "00000000.json").unlink()
-    assert damages(spark, lake) == ["the note of batch 0 is gone, and its events with it"]
+    assert damages(spark, lake) == ["the record of batch 0 is gone, and its events with it"]
 
 
 def damages(spark, lake):

@@ -26,7 +26,7 @@ async def test_an_ingest_that_came_late_notes_what_was_trimmed_before_and_the_au
     ingest(spark, lake, IngestPlan(url.partition("?")[0]))
     found = audit(spark, lake)
     assert found.counts == {}
-    assert found.notes == ["the log was cut before it was read: 2 events follow on what is missing, and are not judged"]
+    assert found.notes == ["the log was trimmed before it was read: 2 events follow a gap and are not judged"]
 
 
 async def test_what_single_tenants_lost_is_noted_by_their_name_and_exempts_nothing_else(spark, tmp_path):

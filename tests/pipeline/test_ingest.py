@@ -128,7 +128,7 @@ def test_a_log_that_was_cut_is_told_noted_and_gone_on_behind(spark, valkey_url, 
 
     of_store(url, cut)
     of_store(url, lambda store: make_traffic(store, 5, seed=3))
-    with pytest.raises(StoreMismatch, match="nothing shows"):
+    with pytest.raises(StoreMismatch, match="it cannot be shown that"):
         ingest(spark, lake, IngestPlan(url))
     # As if trimming had not waited any longer, and the reader were still there.
     of_store(url, lambda store: store.set_reader(reader))

@@ -72,7 +72,7 @@ def test_a_damaged_note_is_named_with_what_to_do(lake, name, text):
     note = lake.root / name
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_bytes(text)
-    with pytest.raises(StoreMismatch, match=f"{note.name} is damaged: .+[.] (Bring|Build|Begin) ") as error:
+    with pytest.raises(StoreMismatch, match=f"{note.name} is damaged: .+[.] (Restore|Build|Start) ") as error:
         NOTES[name](lake)
     assert "\n" not in str(error.value)
 
@@ -90,5 +90,5 @@ def test_a_lake_cannot_be_a_file_or_in_one(tmp_path):
     (tmp_path / "letter.txt").touch()
     with pytest.raises(InvalidOption, match=r"letter\.txt is a file; name a directory"):
         Lake(tmp_path / "letter.txt", create=True)
-    with pytest.raises(InvalidOption, match="cannot be made: Not a directory"):
+    with pytest.raises(InvalidOption, match="cannot be created: Not a directory"):
         Lake(tmp_path / "letter.txt" / "lake", create=True)

@@ -20,7 +20,7 @@ DAY_MS = 24 * 60 * 60 * 1000
 def piece(file_url, monkeypatch):
     """A store, a piece that is all of its log, over two days, and pages that are shorter than either."""
     monkeypatch.setattr(reader, "PAGE", 7)
-    monkeypatch.setattr(landing, "GROUP", 20)
+    monkeypatch.setattr(landing, "GROUP_ROWS", 20)
     url = f"{file_url}?test_clock=1"
 
     async def fill(store):

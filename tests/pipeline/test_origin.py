@@ -66,7 +66,7 @@ def made_anew(request, tmp_path, lake):
 def test_a_store_made_anew_is_not_gone_on_with_however_long_its_log(made_anew, lake, jobs):
     of_store(made_anew, lambda store: make_traffic(store, jobs, seed=2))
     before = (lake.root / "_origin.json").read_bytes()
-    with pytest.raises(StoreMismatch, match=r"is not in the log of the store.* Take it into another --lake"):
+    with pytest.raises(StoreMismatch, match=r"is not in the log of the store.* Ingest it into another --lake"):
         origin_of(lake, made_anew, moved=True)
     with pytest.raises(StoreMismatch, match="is not in the log of the store"):
         origin_of(lake, made_anew, moved=True, accept_gap=True)
@@ -109,7 +109,7 @@ def test_a_store_that_no_longer_has_what_was_read_is_known_by_its_reader(valkey_
     of_store(url, prune)
     assert origin_of(lake, url).reader == name
     of_store(url, drop)
-    with pytest.raises(StoreMismatch, match=r"nothing shows that .* go on with --accept-gap"):
+    with pytest.raises(StoreMismatch, match=r"it cannot be shown that .* continue with --accept-gap"):
         origin_of(lake, url)
     assert origin_of(lake, url, accept_gap=True).reader == name
     assert [reader.name for reader in of_store(url, lambda store: store.readers(None))] == [name]

@@ -120,8 +120,8 @@ def test_a_missing_store_is_said_plainly(spark, tmp_path):
 
 
 def test_a_rate_is_kept_by_all_tasks_together():
-    task = replaying.Replay("file:x", "turn", 8.0, 0)
-    assert task._at_once == 2
+    task = replaying.ReplayTask("file:x", "turn", 8.0, 0)
+    assert task._step == 2
     with pytest.raises(InvalidOption, match="rate"):
         ReplayPlan("file:x", "true", rate=0)
 
@@ -132,8 +132,8 @@ def test_retried_tasks_replay_nothing_twice_even_if_the_job_failed_again_meanwhi
     keys = of_store(file_url, make_dead)
     # The store has replayed some each time the task dies: twice they fail again at once, once the process is killed.
     faults = [("replay.after_call", 2, "fail again"), ("replay.after_part", 1, "kill")]
-    real = replaying.Replay
-    monkeypatch.setattr(replaying, "Replay", lambda *args: Faulty(real(*args), tmp_path, faults, file_url))
+    real = replaying.ReplayTask
+    monkeypatch.setattr(replaying, "ReplayTask", lambda *args: Faulty(real(*args), tmp_path, faults, file_url))
     receipt = replay(spark, ReplayPlan(file_url, VALUE_ERRORS, rate=200, tasks=2), tmp_path / "receipt")
     assert (receipt.state, receipt.answers) == ("done", {"replayed": 20})
     assert receipt.check.ok
@@ -151,7 +151,7 @@ def test_a_task_that_was_taken_for_dead_waits_for_its_turn_and_replays_nothing_t
     answers, other, waits = [], [], threading.Event()
 
     def run():
-        task = replaying.Replay(file_url, str(tmp_path / "turn"), None, 60)
+        task = replaying.ReplayTask(file_url, str(tmp_path / "turn"), None, 60)
         for batch in task(iter([pa.RecordBatch.from_pylist([row], schema=arrow)])):
             answers.extend(batch.to_pylist())
 

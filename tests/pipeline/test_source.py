@@ -77,7 +77,7 @@ def test_filters_are_taken_over_where_they_can_be():
     assert list(reader.pushFilters([*mine, *shared, *foreign])) == [*shared, *foreign]
     instant = round(since.timestamp() * 1000)
     kinds = frozenset({"failed", "retried"})
-    assert reader._wanted == EventFilter(frozenset({"acme"}), None, kinds, since=instant, until=instant + 1)
+    assert reader._event_filter == EventFilter(frozenset({"acme"}), None, kinds, since=instant, until=instant + 1)
 
 
 @only_full
@@ -137,8 +137,8 @@ def test_a_wrong_option_is_told_without_the_password():
         ({"store": "secret-word"}, "that is not a store URL"),
         ({"store": "file:x", "tabel": "jobs"}, "tabel: there is no such option"),
         ({"store": "file:x", "table": "job"}, "'job' is neither"),
-        ({"store": "file:x", "kind": "claimed,done"}, "'done' is none"),
-        ({"store": "file:x", "states": "dead"}, "'dead' is none"),
+        ({"store": "file:x", "kind": "claimed,done"}, "'done' is unknown"),
+        ({"store": "file:x", "states": "dead"}, "'dead' is unknown"),
         ({"store": "file:x", "eventsPerPartition": "0"}, "whole number from 1"),
     ]:
         with pytest.raises(InvalidOption) as error:
@@ -150,7 +150,7 @@ def test_a_wrong_option_is_told_without_the_password():
 @pytest.mark.parametrize(
     "url, said",
     [
-        ("memory:", "memory: lives in one process"),
+        ("memory:", "a memory: store exists in one process"),
         ("file:/nowhere/at/all", "there is no store in /nowhere/at/all"),
         ("postgresql://someone:secret-word@127.0.0.1:1/x?connect_timeout_s=1", "127.0.0.1:1"),
         ("ftp://someone:secret-word@x", "no store is registered for ftp:"),

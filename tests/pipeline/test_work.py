@@ -40,9 +40,9 @@ def test_workers_in_two_tasks_drain_a_queue_and_each_job_is_done_once(spark, url
 def test_what_a_killed_worker_held_is_done_by_others(spark, valkey_url, tmp_path, jobs, monkeypatch):
     module, code = jobs
     of_store(valkey_url, lambda store: fill(store, 40, tmp_path))
-    real = working.Crew
+    real = working.WorkerTask
     faults = [("worker.before_ack", 1, "kill")]
-    monkeypatch.setattr(working, "Crew", lambda *args: Faulty(real(*args), tmp_path, faults))
+    monkeypatch.setattr(working, "WorkerTask", lambda *args: Faulty(real(*args), tmp_path, faults))
     done = work(spark, WorkPlan(valkey_url, 2, until_empty=True), making(valkey_url, module, lease_s=2.0), code)
     assert (tmp_path / "worker.before_ack.0").exists()
     assert of_store(valkey_url, endings) == {f"crunch-{n}": 1 for n in range(40)}
@@ -59,7 +59,7 @@ def test_they_end_when_the_file_appears_or_their_time_is_over(spark, file_url, t
     assert done.totals["completed"] == 2
     done = work(spark, WorkPlan(file_url, 1, duration_s=0.5), making(file_url, module), code)
     assert done.totals["completed"] == 0
-    with pytest.raises(InvalidOption, match="is there already"):
+    with pytest.raises(InvalidOption, match="exists already"):
         work(spark, WorkPlan(file_url, 1, stop_file=str(stop)), making(file_url, module), code)
 
 

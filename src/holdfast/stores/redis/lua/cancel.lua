@@ -1,5 +1,5 @@
--- Cancels jobs. Cancel wins over any state that is not terminal. [CANCEL-1 to CANCEL-3]   uses: records keys jobs
--- replies
+-- Cancels jobs. Cancel wins over any state that is not terminal. [CANCEL-1 to CANCEL-3]
+--   uses: records keys jobs replies
 --
 -- request: { number of the request, items }; each item { lane, id, only_waiting, sequence number or NONE }
 -- Answers each item with the state that it led to or found. Of a running job that was left alone that is leased, of a

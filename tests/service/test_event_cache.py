@@ -12,8 +12,8 @@ import pytest_asyncio
 from holdfast import Queue
 from holdfast.core.errors import StoreUnavailable
 from holdfast.opening import open_store
-from holdfast.service import event_cache as tails_module
-from holdfast.service.event_cache import Tails
+from holdfast.service import event_cache
+from holdfast.service.event_cache import EventCaches
 from tests.eventually import eventually
 from tests.service.support import PATIENCE_S, serving, token
 
@@ -57,22 +57,22 @@ async def test_many_followers_cost_as_many_looks_as_one(looks):
                 readers.append(reader)
             for reader in readers:
                 await reader.readuntil(b'"job_id":"before"')
-            made = looks(service.hub.store)
+            made = looks(service.context.store)
             for number in range(10):
                 await client.enqueue(id=f"job-{number}")
                 for reader in readers:
                     seen = await reader.readuntil(f'"job_id":"job-{number}"'.encode())
                     assert seen.count(b"\nevent: ") == 1
         assert len(made) <= 60  # A hint or a few for each job, whoever follows.
-        await eventually(lambda: service.hub.tails._tails, lambda tails: not tails)
+        await eventually(lambda: service.context.event_caches._caches, lambda caches: not caches)
 
 
 class Follower:
     """Follows as a stream does, leaves now and then, and goes on from the last offset it saw."""
 
-    def __init__(self, tails, tenant, start):
+    def __init__(self, caches, tenant, start):
         self.tenant, self.start, self.seen = tenant, start, []
-        self._tails, self._last = tails, start
+        self._caches, self._last = caches, start
         self.task = asyncio.create_task(self._run())
 
     async def _run(self):
@@ -82,10 +82,10 @@ class Follower:
 
     async def _follow(self, looks):
         after = self._last
-        with self._tails.follow(self.tenant) as (tail, grown):
+        with self._caches.follow(self.tenant) as (cache, grown):
             while looks:
                 grown.clear()
-                page = await tail.after(after)
+                page = await cache.after(after)
                 after = self._last = page.next
                 self.seen += page.events
                 if page.events and random.random() < 0.5:
@@ -111,8 +111,9 @@ def told(events):
 @pytest.mark.parametrize("seed", range(3))
 async def test_each_follower_sees_each_event_once_wherever_it_began(url, looks, monkeypatch, seed):
     """[EVENT-2] Pages are small, looks overlap, one of them fails now and then, and others write as well."""
-    monkeypatch.setattr(tails_module, "PAGE", 3)
-    monkeypatch.setattr(tails_module, "KEPT", 6)
+    monkeypatch.setattr(event_cache, "PAGE", 3)
+    monkeypatch.setattr(event_cache, "HISTORY_PAGE", 3)
+    monkeypatch.setattr(event_cache, "MAX_CACHED", 6)
     rng = random.Random(seed)
     random.seed(seed)
     names = [f"{seed}-busy", f"{seed}-quiet", f"{seed}-other"]
@@ -120,14 +121,14 @@ async def test_each_follower_sees_each_event_once_wherever_it_began(url, looks, 
     followers = []
     try:
         queues = [Queue(store=store, tenant=name) for name in names]
-        tails, offsets = Tails(store), [None, await store.last_offset()]
+        caches, offsets = EventCaches(store), [None, await store.last_offset()]
         looks(store, rng)
         for step in range(60):
             (queue,) = rng.choices(queues, [6, 1, 6])
             await queue.enqueue_many([step] * rng.choice([1, 1, 2, 7]))
             offsets.append(await store.last_offset())
             if step % 4 == 0:
-                followers.append(Follower(tails, rng.choice(names[:2]), rng.choice(offsets)))
+                followers.append(Follower(caches, rng.choice(names[:2]), rng.choice(offsets)))
             if step % 15 == 7:
                 fail_once(monkeypatch, store)
             await asyncio.sleep(rng.choice([0, 0, 0.01]))
@@ -154,10 +155,10 @@ def fail_once(monkeypatch, store):
 
 
 class Scene:
-    """A tail on a memory store, hints or no hints, with what is to happen at the end of a look from some offset."""
+    """A cache on a memory store, hints or no hints, with what is to happen at the end of a look from some offset."""
 
-    def __init__(self, store, tails, monkeypatch):
-        self.store, self.tails = store, tails
+    def __init__(self, store, caches, monkeypatch):
+        self.store, self.caches = store, caches
         self.meanwhile = {}
         look = store.events
 
@@ -174,72 +175,72 @@ class Scene:
         await Queue(store=self.store, tenant=tenant).enqueue(1, id=id)
         return await self.store.last_offset()
 
-    async def follower(self, tail, offset):
+    async def follower(self, cache, offset):
         """Follows from an offset, told to look again and again; gives what came."""
         ids = []
         for _ in range(6):
-            page = await tail.after(offset)
+            page = await cache.after(offset)
             offset, ids = page.next, [*ids, *(event.job_id for event in page.events)]
-            tail._hints += 1
+            cache._hints += 1
         return offset, ids
 
 
 @pytest_asyncio.fixture
 async def scene(monkeypatch):
     store = await open_store(f"memory:{uuid.uuid4()}")
-    yield Scene(store, Tails(store), monkeypatch)
+    yield Scene(store, EventCaches(store), monkeypatch)
     await store.close()
 
 
 @pytest_asyncio.fixture
-async def tail(scene):
+async def cache(scene):
     """Somebody has followed it to the end."""
-    with scene.tails.follow("acme") as (tail, _):
-        tail._stop()
-        await scene.follower(tail, None)
-        yield tail
+    with scene.caches.follow("acme") as (cache, _):
+        cache._unlisten()
+        await scene.follower(cache, None)
+        yield cache
 
 
-async def test_what_came_before_is_seen_though_no_hint_told_of_it(scene, tail):
-    _, seen = await scene.follower(tail, None)
+async def test_what_came_before_is_seen_though_no_hint_told_of_it(scene, cache):
+    _, seen = await scene.follower(cache, None)
     end = await scene.store.last_offset()
-    await tail.after(end)
+    await cache.after(end)
     await scene.happens("unheard")
-    with scene.tails.follow("acme") as (same, _):
-        assert same is tail
+    with scene.caches.follow("acme") as (same, _):
+        assert same is cache
         assert [event.job_id for event in (await same.after(end)).events] == ["unheard"]
     assert seen == []
 
 
-async def test_what_comes_while_a_follower_joins_is_not_missed(scene, tail):
+async def test_what_comes_while_a_follower_joins_is_not_missed(scene, cache):
     """[EVENT-2]"""
     offset = await scene.happens("x", "other")
     scene.meanwhile[offset] = partial(scene.happens, "meanwhile")
-    assert (await scene.follower(tail, offset))[1] == ["meanwhile"]
+    assert (await scene.follower(cache, offset))[1] == ["meanwhile"]
 
 
-async def test_a_follower_that_is_ahead_of_the_others_sees_nothing_twice(scene, tail):
+async def test_a_follower_that_is_ahead_of_the_others_sees_nothing_twice(scene, cache):
     """[EVENT-2]"""
     offset = await scene.happens("unheard")
-    offset, seen = await scene.follower(tail, await scene.happens("x", "other"))
+    offset, seen = await scene.follower(cache, await scene.happens("x", "other"))
     assert seen == []
     await scene.happens("next")
-    assert (await scene.follower(tail, offset))[1] == ["next"]
+    assert (await scene.follower(cache, offset))[1] == ["next"]
 
 
-async def test_a_follower_that_has_read_further_than_the_others_sees_nothing_twice(scene, tail):
+async def test_a_follower_that_has_read_further_than_the_others_sees_nothing_twice(scene, cache):
     """[EVENT-2]"""
     offset = await scene.happens("x", "other")
     await scene.happens("unheard")
-    offset, seen = await scene.follower(tail, offset)
+    offset, seen = await scene.follower(cache, offset)
     assert seen == ["unheard"]
     await scene.happens("next")
-    assert (await scene.follower(tail, offset))[1] == ["next"]
+    assert (await scene.follower(cache, offset))[1] == ["next"]
 
 
-async def test_a_follower_that_joins_while_the_others_begin_anew_misses_nothing(scene, tail):
+async def test_a_follower_that_joins_while_the_others_begin_anew_misses_nothing(scene, cache):
     """[EVENT-2] After a look that failed, at a place that is further on."""
-    end = tail._end
+    end = cache._end
     offset = await scene.happens("x", "other")
 
     async def fail():
@@ -247,27 +248,27 @@ async def test_a_follower_that_joins_while_the_others_begin_anew_misses_nothing(
 
     async def begin_anew():
         scene.meanwhile[end] = fail
-        tail._hints += 1
+        cache._hints += 1
         with pytest.raises(StoreUnavailable):
-            await tail.after(end)
-        await tail.after(await scene.happens("meanwhile"))
+            await cache.after(end)
+        await cache.after(await scene.happens("meanwhile"))
 
     scene.meanwhile[offset] = begin_anew
-    assert (await scene.follower(tail, offset))[1] == ["meanwhile"]
+    assert (await scene.follower(cache, offset))[1] == ["meanwhile"]
 
 
-async def test_a_follower_that_is_given_what_others_found_looks_for_more(scene, tail):
+async def test_a_follower_that_is_given_what_others_found_looks_for_more(scene, cache):
     """[EVENT-2] One hint woke both: he comes late, when more has happened than the first one found."""
-    start = tail._end
+    start = cache._end
     await scene.happens("first")
-    tail._hints += 1
-    await tail.after(start)
+    cache._hints += 1
+    await cache.after(start)
     await scene.happens("second")
-    tail._hints += 1
-    seen, page = [], await tail.after(start)
+    cache._hints += 1
+    seen, page = [], await cache.after(start)
     seen += page.events
     while page.more:
-        page = await tail.after(page.next)
+        page = await cache.after(page.next)
         seen += page.events
     assert [event.job_id for event in seen] == ["first", "second"]
 
@@ -278,7 +279,7 @@ async def test_an_end_of_the_log_is_read_from_the_store(looks):
         client = await service.client()
         async with asyncio.timeout(PATIENCE_S), client.stream("GET", "/v1/events") as following:
             await anext(following.aiter_lines())
-            made = looks(service.hub.store)
+            made = looks(service.context.store)
             await client.enqueue(id="x")
             assert '"job_id":"x"' in (await client.get("/v1/events", params={"follow": "false"})).text
             assert made
