@@ -139,7 +139,7 @@ def test_a_wrong_option_is_told_without_the_password():
         ({"store": "file:x", "table": "job"}, "'job' is neither"),
         ({"store": "file:x", "kind": "claimed,done"}, "'done' is unknown"),
         ({"store": "file:x", "states": "dead"}, "'dead' is unknown"),
-        ({"store": "file:x", "eventsPerPartition": "0"}, "whole number from 1"),
+        ({"store": "file:x", "eventsPerPartition": "0"}, "whole number above 0"),
     ]:
         with pytest.raises(InvalidOption) as error:
             ReadOptions(options)

@@ -186,7 +186,7 @@ async def test_who_ends_every_stream_at_once_is_not_asked_in_a_loop(monkeypatch)
     monkeypatch.setattr(notifications.HttpListener, "_follow", follow)
     monkeypatch.setattr(notifications.asyncio, "sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
-        await heard._hear()
+        await heard._read()
     assert pauses[0] >= notifications.FIRST_S / 2
     assert pauses[-1] >= notifications.LAST_S / 2
 

@@ -15,7 +15,7 @@ from holdfast.cli.session import shown_url
 
 if TYPE_CHECKING:
     from holdfast.migrate import Moved, MovePlan
-    from holdfast.migrate.mover import Walker
+    from holdfast.migrate.mover import StepRunner
     from holdfast.store import QueueStats
 
 Source = Annotated[str, typer.Argument(metavar="SRC", help="The store that has the tenant's jobs.")]
@@ -73,7 +73,7 @@ def make_plan(source: str, target: str, tenant: str | None, wait: str) -> MovePl
     return MovePlan(source, target, tenant_name(tenant), waits.total_seconds() if waits else 0.0)
 
 
-def run(plan: MovePlan, walker: Walker | None, json: bool) -> Moved:
+def run(plan: MovePlan, run_steps: StepRunner | None, json: bool) -> Moved:
     """Move, with a progress bar."""
     import asyncio
 
@@ -81,7 +81,7 @@ def run(plan: MovePlan, walker: Walker | None, json: bool) -> Moved:
 
     try:
         with audited("tenant.move", plan.source, plan.tenant, target=shown_url(plan.target)) as facts:
-            done = asyncio.run(move(plan, walker, partial(progress, quiet=json)))
+            done = asyncio.run(move(plan, run_steps, partial(progress, quiet=json)))
             facts["count"] = done.jobs
         return done
     except KeyboardInterrupt:

@@ -128,7 +128,10 @@ async def _maintain(url: str, blobs: str | None) -> None:
         with stop_event() as stop:
             log.info("maintenance started", store=shown_url(url))
             await run(
-                opened, stop=stop, blobs=blob_store, on_error=lambda error: log.warning("upkeep failed", error=error)
+                opened,
+                stop=stop,
+                blobs=blob_store,
+                on_error=lambda error: log.warning("a maintenance task failed", error=error),
             )
         ignore_signals()
         log.info("maintenance stopped")

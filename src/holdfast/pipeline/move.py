@@ -19,8 +19,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from holdfast.core.errors import InvalidOption
 from holdfast.migrate import MovePlan
-from holdfast.migrate.mover import Walker
-from holdfast.migrate.steps import Receipt, StepInput, Tell, walk
+from holdfast.migrate.mover import StepRunner
+from holdfast.migrate.steps import Advance, Receipt, StepInput, run_step
 from holdfast.opening import existing, open_store, parse_url
 from holdfast.pipeline.errors import plainly
 
@@ -38,7 +38,7 @@ def check_stores(plan: MovePlan) -> None:
             )
 
 
-def spark_walker(spark: SparkSession, plan: MovePlan) -> Walker:
+def spark_walker(spark: SparkSession, plan: MovePlan) -> StepRunner:
     """Runs the steps of a move in Spark tasks. A move that is stopped interrupts everything that the session runs."""
     check_stores(plan)
 
@@ -48,8 +48,8 @@ def spark_walker(spark: SparkSession, plan: MovePlan) -> Walker:
         with plainly(f"{step_input.step} the jobs"):
             return [msgjson.decode(row["receipt"], type=Receipt) for row in done.collect()]
 
-    async def walker(step_input: StepInput, queues: Sequence[str], tell: Tell) -> Sequence[Receipt]:
-        # Run in a thread, so that the event loop keeps renewing the lock.
+    async def walker(step_input: StepInput, queues: Sequence[str], advance: Advance) -> Sequence[Receipt]:
+        # Run in a thread, so that the event loop keeps renewing the lease.
         running = asyncio.ensure_future(asyncio.to_thread(run, step_input, queues))
         try:
             receipts = await asyncio.shield(running)
@@ -61,7 +61,7 @@ def spark_walker(spark: SparkSession, plan: MovePlan) -> Walker:
                 await asyncio.wait([running], timeout=1)
             await asyncio.gather(running, return_exceptions=True)
             raise
-        tell(sum(receipt.seen for receipt in receipts))
+        advance(sum(receipt.seen for receipt in receipts))
         return receipts
 
     return walker
@@ -93,7 +93,7 @@ class Walk:
         try:
             target = await open_store(existing(self._plan.target))
             try:
-                return await walk(self._step_input, source, target, queue)
+                return await run_step(self._step_input, source, target, queue)
             finally:
                 await target.close()
         finally:

@@ -30,8 +30,8 @@ from holdfast.core.names import RESERVED
 from holdfast.ids import new_id
 from holdfast.jobs.definition import JobDefinition, Message, find
 from holdfast.jobs.options import duration_ms, instant_ms
-from holdfast.maintenance.coordinator import DutyContext
-from holdfast.maintenance.duties import DUTIES
+from holdfast.maintenance.handlers import SYSTEM_HANDLERS
+from holdfast.maintenance.system_jobs import SystemContext
 from holdfast.queue.queue import Queue
 from holdfast.worker.active_job import ActiveJob
 from holdfast.worker.answers import Answers
@@ -158,13 +158,13 @@ class InlineQueue(Queue):
 
     async def _take_care(self) -> None:
         """What the coordinator does in a worker, once for each schedule and flow that is due, and without waiting."""
-        request = ClaimRequest(self.tenant, tuple(DUTIES), DRAIN_LIMIT, LEASE_MAX, "inline")
+        request = ClaimRequest(self.tenant, tuple(SYSTEM_HANDLERS), DRAIN_LIMIT, LEASE_MAX, "inline")
         for job in (await self.store.claim(request)).jobs:
-            duty, context = DUTIES[job.queue], _InlineDuty(self.store)
-            finish = await duty.run(job, context)
+            handler, context = SYSTEM_HANDLERS[job.queue], _InlineContext(self.store)
+            finish = await handler.run(job, context)
             (answer,) = await self.store.finish([replace(finish, delay_ms=None) if context.waits else finish])
-            if duty.after is not None and isinstance(answer, Finished) and answer.state in TERMINAL:
-                await duty.after(job, context, answer.state)
+            if handler.clean_up is not None and isinstance(answer, Finished) and answer.state in TERMINAL:
+                await handler.clean_up(job, context, answer.state)
 
     async def _run(self, job: Job) -> tuple[Finish, BaseException | None]:
         ended: asyncio.Future[tuple[Finish, BaseException | None]] = asyncio.get_running_loop().create_future()
@@ -211,7 +211,7 @@ class _InlineClients(Clients):
         return _Client(self._inline, self._learn)
 
 
-class _InlineDuty(DutyContext):
+class _InlineContext(SystemContext):
     """A duty that would have to wait gives its job back instead."""
 
     waits = False

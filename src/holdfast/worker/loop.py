@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.extensions import SingleTenant
 from holdfast.maintenance import Maintenance
 from holdfast.maintenance.coordinator import Coordinator
-from holdfast.maintenance.duties import DUTIES
+from holdfast.maintenance.handlers import SYSTEM_HANDLERS
 from holdfast.store import Store, WorkerInfo
 from holdfast.worker.acks import Acknowledger
 from holdfast.worker.answers import Answers
@@ -85,7 +85,7 @@ class Loop:
             tenant=self._settings.tenant,
             blobs=self._settings.blobs,
             on_error=partial(self._callbacks.store_failed, "maintain"),
-            leads=False,
+            coordinate=False,
         )
         self._heartbeat.start()
         _, acknowledging, claiming = tasks = [
@@ -134,7 +134,7 @@ class Loop:
     async def _coordinate(self, store: Store) -> None:
         """Serve schedules and flows, in the heartbeat's thread and on its connection to the store."""
         on_error = partial(self._heartbeat.call_in_loop, self._callbacks.store_failed, "maintain")
-        await Coordinator(store, self._settings.tenant, DUTIES, on_error=on_error).run()
+        await Coordinator(store, self._settings.tenant, SYSTEM_HANDLERS, on_error=on_error).run()
 
     def _describe(self) -> WorkerInfo:
         settings = self._settings

@@ -79,7 +79,7 @@ def test_what_is_wrong_is_said_with_its_exit_code(cli, filled, target, url):
         ((filled, filled), 2, "is SRC itself"),
         ((filled, target, "--tenant", "nobody"), 2, "no jobs or settings of 'nobody'"),
         (("file:./mistyped", target), 1, "mistyped"),
-        ((filled, "redis://127.0.0.1:1"), 1, "That is DST, redis://127.0.0.1:1"),
+        ((filled, "redis://127.0.0.1:1"), 1, "The store is DST, redis://127.0.0.1:1"),
         ((filled, target, "--wait", "soon"), 2, "is not a duration"),
     ):
         answer = cli("move", *args)
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_said_with_its_exit_code(cli, filled, target, url):
 
 def test_a_move_that_cannot_be_finished_is_given_up(cli, filled, target):
     answer = cli("move", filled, target, "--forget")
-    assert (answer.code, "knows of this move of 'acme'" in answer.err) == (2, True)
+    assert (answer.code, "knows this move of 'acme'" in answer.err) == (2, True)
     asyncio.run(_begin(filled, target))
     shutil.rmtree(target.removeprefix("file:"))
     answer = cli("move", filled, f"{target}2")
