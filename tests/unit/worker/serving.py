@@ -24,7 +24,7 @@ async def serving(queue, *jobs, **options):
 @asynccontextmanager
 async def run(worker):
     """The worker runs inside the block; after it nothing of it is left."""
-    listeners = worker._source.store.inner._listeners
+    listeners = worker._source.store.inner.side.notifier._listeners
     known = set(listeners)
     before = (threads(), children())
     task = asyncio.create_task(worker.run(signals=False))
