@@ -88,7 +88,7 @@ async def held_open(server: PostgresServer, jobs: int, tenants: int) -> None:
     async with place(server, f"free_{tenants}") as (free, _), place(server, f"held_{tenants}") as (held, url):
         connection: Any = await connect(url)
         await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        await connection.fetchval("SELECT count(*) FROM holdfast.jobs.definition")
+        await connection.fetchval("SELECT count(*) FROM holdfast.jobs")
         for store in (free, held):
             await fill(store, jobs, tenants)
         times: list[list[float]] = [[], []]

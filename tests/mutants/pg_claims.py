@@ -329,4 +329,4 @@ def a_pause_stops_all_queues(bug: Bug) -> None:
 @mutant("CLAIM-5", stores=POSTGRES)
 def a_pause_does_not_show(bug: Bug) -> None:
     """The stats of a paused queue do not say so."""
-    bug.statement("counts", "l.paused,", "false AS paused,")
+    bug.statement("queues_named", "paused FROM", "false AS paused FROM")

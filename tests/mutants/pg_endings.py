@@ -85,7 +85,7 @@ def nobody_is_told_of_an_end(bug: Bug) -> None:
     def hints(original: Planted, news: Any, *args: Any) -> Any:
         return [told for told in original(news, *args) if told[0].value != "done"]
 
-    bug.around(bug.postgres("unit").News, "hints", hints)
+    bug.around(bug.postgres("unit_of_work").News, "hints", hints)
 
 
 @mutant("CLAIM-3", stores=POSTGRES, seen_by="a_hint_comes_whenever_a_job_may_have_become_visible")
@@ -95,7 +95,7 @@ def nobody_is_told_of_a_job_that_waits(bug: Bug) -> None:
     def hints(original: Planted, news: Any, *args: Any) -> Any:
         return [told for told in original(news, *args) if told[0].value != "ready"]
 
-    bug.around(bug.postgres("unit").News, "hints", hints)
+    bug.around(bug.postgres("unit_of_work").News, "hints", hints)
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="a_hint_comes_when_the_log_grew")
@@ -105,7 +105,7 @@ def nobody_is_told_that_the_log_grew(bug: Bug) -> None:
     def hints(original: Planted, news: Any, *args: Any) -> Any:
         return [told for told in original(news, *args) if told[0].value != "events"]
 
-    bug.around(bug.postgres("unit").News, "hints", hints)
+    bug.around(bug.postgres("unit_of_work").News, "hints", hints)
 
 
 # Other outcomes -----------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def _lock_before_it_is_there(bug: Bug, method: str, least: int) -> None:
         return unit
 
     bug.around(bug.face, method, call)
-    bug.around(bug.postgres("unit").Unit, "begin", begin)
+    bug.around(bug.postgres("unit_of_work").Unit, "begin", begin)
     bug.function("hold", "ORDER BY ids.lane, ids.id FOR UPDATE OF ids", "")
     bug.function("hold", "ORDER BY j.seq FOR UPDATE OF j", "")
 
@@ -365,7 +365,7 @@ def prune_takes_more_than_its_limit(bug: Bug) -> None:
 @mutant("KEEP-1", "RESULT-1", stores=POSTGRES)
 def stats_count_what_is_forgotten(bug: Bug) -> None:
     """Jobs past their retention are counted until they are pruned."""
-    bug.statement("counts", "d.expires_at > $3", "true")
+    bug.function("count_jobs", "d.expires_at <= v_now", "d.expires_at <= 0")
 
 
 @mutant("RESULT-1", stores=POSTGRES, seen_by="a_result_in_a_blob_is_named_when_it_is_forgotten")
@@ -404,7 +404,7 @@ def an_id_is_looked_up_in_all_lanes(bug: Bug) -> None:
 @mutant("TENANT-1", stores=POSTGRES, seen_by="settings_and_pauses_are_the_tenants_own")
 def stats_are_those_of_all_tenants(bug: Bug) -> None:
     """The counts of a queue are looked up by its name alone."""
-    bug.statement("counts", "l.tenant = $1 AND", "$1 <> '' AND")
+    bug.statement("queues_named", "tenant = $1 AND", "$1 <> '' AND")
 
 
 @mutant("TENANT-1", stores=POSTGRES, seen_by="counts_and_lists_are_the_tenants_own")
@@ -434,13 +434,13 @@ def running_jobs_are_listed_by_sequence(bug: Bug) -> None:
 @mutant("STATE-1", stores=POSTGRES, seen_by="becoming_due_shows_as_ready_and_makes_no_event")
 def due_jobs_are_counted_as_scheduled(bug: Bug) -> None:
     """A job whose time has come is counted in the state in which it was written."""
-    bug.statement("counts", "state IN (1, 3) AND", "false AND")
+    bug.function("count_jobs", "later.read < p_scan THEN later.scheduled", "later.read < p_scan THEN s.scheduled")
 
 
 @mutant("STATE-1", stores=POSTGRES, seen_by="the_oldest_ready_job_is_the_oldest_of_all_priorities")
 def the_newest_is_told_as_the_oldest(bug: Bug) -> None:
     """Since when a queue has been waiting is said by its newest job."""
-    bug.statement("counts", "min(visible_at)", "max(visible_at)")
+    bug.function("count_jobs", "min(x.visible_at)", "max(x.visible_at)")
 
 
 @mutant("TENANT-1", stores=POSTGRES, seen_by="a_tenant_is_listed_while_it_has_jobs_or_settings")

@@ -50,7 +50,7 @@ def request_id_is_not_kept_with_a_key(bug: Bug) -> None:
         row = original(held, place)
         return (*row[:11], "", *row[12:])
 
-    bug.around(bug.postgres("unit"), "_new", new_row)
+    bug.around(bug.postgres("unit_of_work"), "_new", new_row)
 
 
 # Delays -------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def keys_of_all_types_are_one_in_postgres(bug: Bug) -> None:
         lane, _, key = original(*args)
         return lane, "", key
 
-    bug.around(bug.postgres("unit"), "scope_of", scope_of)
+    bug.around(bug.postgres("unit_of_work"), "scope_of", scope_of)
 
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="a_key_until_started_is_free_once_the_job_runs")

@@ -233,7 +233,7 @@ def what_was_claimed_takes_up_no_room(bug: Bug) -> None:
     def settle(original: Planted, post: Any, request: Any, count: int, heard_as: int) -> Any:
         return original(post, request, request.limit if count else 0, heard_as)
 
-    bug.around(bug.postgres("offers").PostgresInbox, "_settle", settle)
+    bug.around(bug.postgres("handoff").PostgresInbox, "_settle", settle)
 
 
 @mutant("CLAIM-1", stores=POSTGRES)
@@ -243,4 +243,4 @@ def who_is_full_leaves_his_offer(bug: Bug) -> None:
     async def take_back(_: Planted, *_args: object, **_options: object) -> tuple[int, int]:
         return 0, 0
 
-    bug.around(bug.postgres("offers").PostgresInbox, "_take_back", take_back)
+    bug.around(bug.postgres("handoff").PostgresInbox, "_take_back", take_back)

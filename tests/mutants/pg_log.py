@@ -168,7 +168,7 @@ def a_completion_is_filed_under_its_own_transaction(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="what_an_old_transaction_does_is_told_in_its_place")
 def a_change_is_filed_under_its_own_transaction(bug: Bug) -> None:
     """A failure in a transaction that began early stands in the log before the lease."""
-    bug.computed(bug.postgres("unit").Unit, "place", lambda unit: unit.xid)
+    bug.computed(bug.postgres("unit_of_work").Unit, "place", lambda unit: unit.xid)
 
 
 @mutant("EVENT-3", stores=POSTGRES)
@@ -178,7 +178,7 @@ def a_stream_is_that_of_all_tenants(bug: Bug) -> None:
     async def events(original: Planted, link: Any, memory: Any, _: str | None, *rest: Any) -> Any:
         return await original(link, memory, None, *rest)
 
-    bug.around(bug.postgres("reads"), "events", events)
+    bug.around(bug.postgres("log_reads"), "events", events)
 
 
 # Trimming and readers -----------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def a_gap_is_not_told_in_postgres(bug: Bug) -> None:
         except EventsTrimmed:
             return await original(link, memory, tenant, None, limit)
 
-    bug.around(bug.postgres("reads"), "events", events)
+    bug.around(bug.postgres("log_reads"), "events", events)
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_waits_for_the_slowest_reader")
@@ -313,23 +313,60 @@ def what_is_kept_never_grows_old(bug: Bug) -> None:
 @mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_batches_and_attempts")
 def a_batch_counts_as_one_job(bug: Bug) -> None:
     """Of many jobs in one call, one is counted."""
-    bug.function("usage_of", "p_jobs * v_count, 0,", "p_jobs, 0,")
+    bug.function("usage_enqueued", "count(*) FILTER (WHERE NOT later)", "1")
 
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_what_a_tenant_keeps")
 def results_are_not_counted(bug: Bug) -> None:
     """The result of a job costs its tenant nothing."""
-    bug.function("complete_one", "ARRAY[p_lane, 0, 0, octet_length(p_result)]", "ARRAY[p_lane, 0, 0, 0]")
+    bug.function("complete_one", "coalesce(octet_length(p_result), 0)", "0")
 
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_what_a_tenant_keeps")
 def forgotten_jobs_are_still_counted(bug: Bug) -> None:
     """What retention has taken away counts for ever."""
-    bug.statement("change_usage", "SELECT * FROM unnest(", "SELECT l, 0, k, b FROM unnest(")
-    bug.statement("change_usage", "$4::bigint[])", "$4::bigint[]) AS u (l, j, k, b)")
+    bug.statement("change_usage", "VALUES ($1::int[])", "SELECT $1::int[] WHERE false")
 
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="keys_that_outlive_their_job_are_counted")
 def a_key_that_is_taken_again_is_not_counted(bug: Bug) -> None:
     """A key whose time was over counts as one that is there."""
-    bug.around(bug.postgres("unit").Unit, "_count_keys", lambda *_: None)
+    bug.around(bug.postgres("unit_of_work").Unit, "_count_keys", lambda *_: None)
+
+
+# Counts of a queue ----------------------------------------------------------------------------------------------
+
+
+@mutant("STATE-1", stores=POSTGRES)
+def a_claim_is_not_counted(bug: Bug) -> None:
+    """A leased job counts as ready."""
+    bug.function("claim", "v_numbers, v_usage)", "v_numbers, NULL)")
+
+
+@mutant("STATE-1", stores=POSTGRES)
+def a_change_of_state_is_not_counted(bug: Bug) -> None:
+    """A job that fails, is canceled or is released counts under the state that it had."""
+
+    def job(original: Planted, changes: Any, lane: int, before: int | None, after: int | None, size: int = 0) -> None:
+        original(changes, lane, before, after if before is None or after is None else before, size)
+
+    bug.around(bug.postgres("usage").Changes, "job", job)
+
+
+@mutant("STATE-1", stores=POSTGRES)
+def uncounted_changes_are_missed(bug: Bug) -> None:
+    """Counts are as old as the last run of upkeep."""
+    bug.function("count_jobs", "FROM {s}.uncounted() x", "FROM {s}.uncounted() x WHERE false")
+
+
+@mutant("CLAIM-3", "STATE-1", stores=POSTGRES)
+def a_handed_over_job_counts_as_ready(bug: Bug) -> None:
+    """A job that goes to a waiting worker at once is counted among the waiting ones."""
+    bug.function("enqueue_one", "0, 0, 0, 0, 1, 0, 0, 0]", "0, 0, 1, 0, 0, 0, 0, 0]")
+
+
+@mutant("STATE-1", stores=POSTGRES)
+def a_completion_is_not_counted(bug: Bug) -> None:
+    """A completed job counts as leased."""
+    bug.function("complete_one", "0, 0, 0, 0, -1, 1, 0, 0]", "0, 0, 0, 0, 0, 0, 0, 0]")
+    bug.function("usage_completed", "-count(*), count(*)", "0, 0")

@@ -26,7 +26,7 @@ async def test_a_tenant_whose_calls_are_all_held_holds_up_no_other_tenant(postgr
         blocker = await asyncpg.connect(postgres.url(database))
         transaction = blocker.transaction()
         await transaction.start()
-        await blocker.execute("SELECT FROM holdfast.jobs.definition WHERE id LIKE 'held%' FOR UPDATE")
+        await blocker.execute("SELECT FROM holdfast.jobs WHERE id LIKE 'held%' FOR UPDATE")
         finishing = [asyncio.create_task(_finished(client, job)) for job in held]
         await eventually(lambda: calls.waiting >= HELD - 8)
         assert calls.under_way == {"greedy": 4}

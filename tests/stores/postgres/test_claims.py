@@ -43,7 +43,7 @@ async def locked(url):
     connection = await asyncpg.connect(url)
     try:
         async with connection.transaction():
-            await connection.execute("SELECT FROM holdfast.jobs.definition FOR UPDATE")
+            await connection.execute("SELECT FROM holdfast.jobs FOR UPDATE")
             yield
     finally:
         await connection.close()

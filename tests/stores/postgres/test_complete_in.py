@@ -196,7 +196,7 @@ async def test_a_renewal_since_the_transaction_began_is_told_apart_by_its_level(
         deadline = current_job().deadline
         try:
             async with connection.transaction(isolation=isolation):
-                await connection.fetchval("SELECT count(*) FROM holdfast.jobs.definition")
+                await connection.fetchval("SELECT count(*) FROM holdfast.jobs")
                 await eventually(lambda: current_job().deadline > deadline)
                 await current_job().complete_in(connection, "from the transaction")
         except StoreBusy as error:

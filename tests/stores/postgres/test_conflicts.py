@@ -175,7 +175,7 @@ async def test_a_job_that_ends_while_a_cancel_waits_is_not_waited_for_in_a_circl
     await store.enqueue([new("y", result_ttl_ms=0), new("z")])
     jobs = {job.id: job for job in (await store.claim(wish(2))).jobs}
     async with admin.transaction():
-        await admin.execute("SELECT FROM holdfast.jobs.definition WHERE id = 'z' FOR UPDATE")
+        await admin.execute("SELECT FROM holdfast.jobs WHERE id = 'z' FOR UPDATE")
         async with store.own_transaction() as connection:
             await store.finish([complete(jobs["y"])], connection=connection)
             canceling = asyncio.create_task(other.cancel([Cancel(key("y")), Cancel(key("z"))]))

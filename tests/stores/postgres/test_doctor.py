@@ -128,7 +128,7 @@ async def test_dead_rows_are_noticed(postgres, database, monkeypatch):
     async with opened(postgres.url(database)) as store:
         await fill(store, 200)
         postgres.sql(
-            "ALTER TABLE holdfast.jobs.definition SET (autovacuum_enabled = off); DELETE FROM holdfast.jobs.definition",
+            "ALTER TABLE holdfast.jobs SET (autovacuum_enabled = off); DELETE FROM holdfast.jobs",
             database,
         )
         postgres.sql("SELECT pg_stat_force_next_flush()", database)
@@ -244,7 +244,7 @@ async def test_nothing_is_decided_from_a_replica(pair):
     primary, standby = pair
     async with opened(primary.url()) as store:
         await fill(store, 1)
-    await eventually(lambda: standby.sql("SELECT to_regclass('holdfast.jobs.definition')"), lambda rows: rows[0][0])
+    await eventually(lambda: standby.sql("SELECT to_regclass('holdfast.jobs')"), lambda rows: rows[0][0])
     with pytest.raises(StoreUnavailable, match=r"is a replica.*connect to its primary"):
         await make_store(standby.url()).open()
     found = await look(standby.url())

@@ -26,7 +26,7 @@ FAR = 10**15
 def restore(postgres, database):
     """As if all that is here had been logged in a cluster where transactions have larger numbers."""
     postgres.sql(
-        f"UPDATE holdfast.events SET xid = {FAR}; UPDATE holdfast.jobs.definition SET logged = {FAR};"
+        f"UPDATE holdfast.events SET xid = {FAR}; UPDATE holdfast.jobs SET logged = {FAR};"
         f"UPDATE holdfast.done SET logged = {FAR}; SELECT setval('holdfast.freed', {FAR});"
         "DELETE FROM holdfast.generation",
         database,

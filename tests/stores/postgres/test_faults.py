@@ -95,7 +95,7 @@ async def test_a_full_pool_says_so_and_renewals_go_on(postgres, database):
         job, other = await claim(store, 2)
         connection = await asyncpg.connect(postgres.url(database))
         async with connection.transaction():
-            await connection.execute("SELECT FROM holdfast.jobs.definition WHERE seq = $1 FOR UPDATE", other.seq)
+            await connection.execute("SELECT FROM holdfast.jobs WHERE seq = $1 FOR UPDATE", other.seq)
             calls = [asyncio.create_task(complete(store, [other])) for _ in range(100)]
             # One connection waits for the lock; the other one is for renewals.
             await eventually(lambda: connection.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted LIMIT 1"))

@@ -61,7 +61,7 @@ async def failed(store, **fields):
 
 
 async def lives(asked):
-    tables = "(SELECT id FROM holdfast.jobs.definition UNION ALL SELECT id FROM holdfast.done) j"
+    tables = "(SELECT id FROM holdfast.jobs UNION ALL SELECT id FROM holdfast.done) j"
     return await asked(f"SELECT count(*) FROM {tables} WHERE id = 'x'")
 
 

@@ -228,9 +228,7 @@ async def test_a_lane_that_is_another_by_name_is_never_used(postgres, database, 
             await store.get([JobKey("acme", "mail", "x"), JobKey("beta", "mail", "x")])
             postgres.sql(swap, database)
             await act()
-            assert postgres.sql("SELECT state FROM holdfast.jobs.definition WHERE id = 'a' AND lane = 1", database) == [
-                ["4"]
-            ]
+            assert postgres.sql("SELECT state FROM holdfast.jobs WHERE id = 'a' AND lane = 1", database) == [["4"]]
 
 
 async def test_a_callers_transaction_is_told_to_begin_again(postgres, database):
@@ -251,7 +249,7 @@ async def test_a_new_generation_takes_as_long_however_many_jobs_there_are(postgr
     """No job is written anew."""
     async with opened(postgres.url(database)) as store:
         await fill(store, 3000)
-        rows = "SELECT count(DISTINCT xmin::text), min(ctid)::text, max(ctid)::text FROM holdfast.jobs.definition"
+        rows = "SELECT count(DISTINCT xmin::text), min(ctid)::text, max(ctid)::text FROM holdfast.jobs"
         before = postgres.sql(rows, database)
         postgres.sql("DELETE FROM holdfast.generation", database)
         await store.events(None, None, 1)

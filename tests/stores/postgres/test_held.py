@@ -65,7 +65,7 @@ async def held(url, id_):
     connection = await asyncpg.connect(url)
     try:
         async with connection.transaction():
-            await connection.execute("SELECT FROM holdfast.jobs.definition WHERE id = $1 FOR UPDATE", id_)
+            await connection.execute("SELECT FROM holdfast.jobs WHERE id = $1 FOR UPDATE", id_)
             yield connection
     finally:
         await connection.close()

@@ -124,7 +124,7 @@ async def test_the_time_of_an_event_is_when_its_job_was_free(postgres, database,
             await store.enqueue([new("a")], connection=connection)
             acting = asyncio.create_task(store.enqueue([new("a")]))
         else:
-            await connection.execute("SELECT FROM holdfast.jobs.definition FOR UPDATE")
+            await connection.execute("SELECT FROM holdfast.jobs FOR UPDATE")
             acting = asyncio.create_task(complete(store, jobs))
         waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
         await eventually(lambda: connection.fetchval(waiting), lambda count: count > 0)

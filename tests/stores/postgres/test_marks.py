@@ -15,7 +15,7 @@ async def test_what_commits_behind_the_marks_is_found_within_a_second(postgres, 
         assert max(lane.marks) > 0
         connection = await asyncpg.connect(postgres.url(database))
         await fill(store, 1, start=10)
-        await connection.execute("UPDATE holdfast.jobs.definition SET visible_at = visible_at - 60000 WHERE state < 4")
+        await connection.execute("UPDATE holdfast.jobs SET visible_at = visible_at - 60000 WHERE state < 4")
         await connection.close()
         lane.marks = [2**60] * 10
         async with asyncio.timeout(60):

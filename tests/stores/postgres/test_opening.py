@@ -95,7 +95,7 @@ async def test_a_table_in_use_is_not_waited_for_long_and_nothing_is_half_done(po
     monkeypatch.setattr(schema, "migrations", lambda: [*migrations(), step])
     other = await asyncpg.connect(postgres.url(database))
     async with other.transaction():
-        await other.fetch("SELECT * FROM holdfast.jobs.definition")
+        await other.fetch("SELECT * FROM holdfast.jobs")
         with pytest.raises(StoreBusy, match=f"in use \\(pid {other.get_server_pid()}\\).*pg_terminate_backend"):
             await make_store(postgres.url(database)).migrate()
     await other.close()

@@ -48,7 +48,7 @@ async def test_stale_statistics_change_no_plan(postgres, database):
     """Analyzed when it was empty, then filled: completions still go by the primary key."""
     async with opened(postgres.url(database)) as store:
         connection = await asyncpg.connect(postgres.url(database))
-        await connection.execute("ALTER TABLE holdfast.jobs.definition SET (autovacuum_enabled = off)")
+        await connection.execute("ALTER TABLE holdfast.jobs SET (autovacuum_enabled = off)")
         for table in ("jobs", "ids", "done"):
             await connection.execute(f"VACUUM ANALYZE holdfast.{table}")
         await fill(store, 5000)

@@ -76,7 +76,7 @@ async def test_what_is_counted_inside_a_callers_transaction_is_not_remembered(po
         await store.set_tenant("acme", TenantSettings("mail", None, WAITING + 600))
         async with store.own_transaction() as connection:
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            await connection.fetchval("SELECT count(*) FROM holdfast.jobs.definition")
+            await connection.fetchval("SELECT count(*) FROM holdfast.jobs")
             await store.enqueue([new(f"before-{n}") for n in range(500)])
             quotas._counted.clear()
             assert isinstance((await store.enqueue([new("joined")], connection=connection))[0], Queued)

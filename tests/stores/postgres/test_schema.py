@@ -63,7 +63,7 @@ async def test_a_schema_of_another_layout_is_refused_with_what_to_do(postgres, d
     found = {finding.subject: finding for finding in await store.doctor()}
     await store.close()
     assert (found["schema"].level, "another layout" in found["schema"].text) == ("bad", True)
-    assert postgres.sql("SELECT count(*) FROM holdfast.jobs.definition", database) == [["1"]]
+    assert postgres.sql("SELECT count(*) FROM holdfast.jobs", database) == [["1"]]
 
 
 async def test_a_frozen_clock_is_not_mistaken_for_a_running_one(postgres, database):

@@ -33,7 +33,7 @@ TENANTS = ("acme", "globex", "initech")
 def small(monkeypatch):
     """Every prune goes on to the next partition, and reads and trims in small bits."""
     monkeypatch.setattr(upkeep, "PARTITION_BYTES", 1)
-    monkeypatch.setattr(upkeep, "STRETCH", 3)
+    monkeypatch.setattr(upkeep, "COUNT_ROWS", 3)
     monkeypatch.setattr(reads, "CHUNKS", 2)
 
 
@@ -168,7 +168,7 @@ async def test_what_is_kept_of_an_earlier_epoch_is_read_before_the_next(postgres
 
 async def test_trimming_does_not_look_again_at_what_it_has_kept(postgres, database, monkeypatch):
     """[EVENT-2] However much others keep: a flood is cut by looking at the flood."""
-    monkeypatch.setattr(upkeep, "STRETCH", 50)
+    monkeypatch.setattr(upkeep, "COUNT_ROWS", 50)
     url = postgres.url(database, keep_events=700)
     async with opened(url) as store:
         for n in range(20):

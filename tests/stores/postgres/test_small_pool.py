@@ -40,7 +40,7 @@ async def test_a_worker_keeps_its_leases_while_a_hundred_callers_wait(postgres, 
         held = await claim_one(beside.store)
         blocker = await asyncpg.connect(postgres.url(database))
         async with blocker.transaction():
-            await blocker.execute("SELECT FROM holdfast.jobs.definition WHERE id = 'held' FOR UPDATE")
+            await blocker.execute("SELECT FROM holdfast.jobs WHERE id = 'held' FOR UPDATE")
             refused = []
 
             async def insist():

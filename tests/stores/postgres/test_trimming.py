@@ -19,7 +19,7 @@ from tests.stores.postgres.support import fill, new, opened
 def small(monkeypatch):
     """Every prune goes on to the next partition, and reads and trims in small bits."""
     monkeypatch.setattr(upkeep, "PARTITION_BYTES", 1)
-    monkeypatch.setattr(upkeep, "STRETCH", 3)
+    monkeypatch.setattr(upkeep, "COUNT_ROWS", 3)
     monkeypatch.setattr(reads, "CHUNKS", 2)
 
 
@@ -226,7 +226,7 @@ async def test_a_log_that_was_emptied_begins_a_new_epoch_in_another_cluster(post
 
 async def test_reading_and_trimming_go_along_the_index_whatever_the_statistics_say(postgres, database, monkeypatch):
     """None of their statements looks at more of the log than it was asked for; there are no statistics here."""
-    monkeypatch.setattr(upkeep, "STRETCH", 1000)
+    monkeypatch.setattr(upkeep, "COUNT_ROWS", 1000)
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
         connection = await asyncpg.connect(postgres.url(database))

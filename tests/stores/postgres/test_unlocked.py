@@ -114,12 +114,7 @@ async def test_a_late_purge_leaves_the_next_life_alone(late, stores, asked):
     assert await late.end() == "not_found"
     assert type((await store.enqueue([new("x")]))[0]) is Duplicate
     assert (await judge(store))[KEY].state is JobState.READY
-    assert (
-        await asked(
-            "SELECT count(*) FROM holdfast.jobs.definition j LEFT JOIN holdfast.ids i USING (seq) WHERE i IS NULL"
-        )
-        == 0
-    )
+    assert await asked("SELECT count(*) FROM holdfast.jobs j LEFT JOIN holdfast.ids i USING (seq) WHERE i IS NULL") == 0
 
 
 async def test_a_change_of_the_ttl_does_not_answer_for_a_job_that_is_gone(late, stores):
@@ -153,7 +148,7 @@ async def test_a_write_that_reaches_less_than_it_means_is_taken_back_and_tried_a
     async def lose_it_before(session, name, *args):
         if name == "end_jobs" and len(tries) < limit:
             tries.append(name)
-            await session.execute("DELETE FROM holdfast.jobs.definition WHERE id = 'x'")
+            await session.execute("DELETE FROM holdfast.jobs WHERE id = 'x'")
         return await rows(session, name, *args)
 
     monkeypatch.setattr(link.Direct, "rows", lose_it_before)

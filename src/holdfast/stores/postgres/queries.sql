@@ -266,25 +266,16 @@ SELECT {cold} FROM {s}.done WHERE lane = $2 AND (finished_at, seq) > ($3, $4) AN
 SELECT {cold} FROM {s}.done WHERE lane = $2 AND state = 6 AND (finished_at, seq) > ($3, $4) AND line = $1
     AND {known:6} ORDER BY finished_at, seq LIMIT $5;
 -- name: queues_of
-SELECT l.queue, l.paused
-    OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < 4)
-    OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.state = 4)
-    OR EXISTS (SELECT FROM {s}.done d WHERE d.lane = l.lane) AS used
-FROM (SELECT * FROM {s}.lanes l WHERE l.tenant = $1 AND l.queue > $2 ORDER BY l.queue LIMIT $3) l ORDER BY l.queue;
--- name: counts
-SELECT l.queue, l.paused, x.state, x.count, x.oldest FROM {s}.lanes l LEFT JOIN LATERAL (
-    SELECT CASE WHEN state IN (1, 3) AND visible_at <= $3 THEN 2 ELSE state END AS state, count(*) AS count,
-        min(visible_at) AS oldest
-    FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < 4 GROUP BY 1
-    UNION ALL
-    SELECT 4, count(*), NULL FROM {s}.jobs j WHERE j.lane = l.lane AND j.state = 4
-    UNION ALL
-    SELECT state, count(*), NULL FROM {s}.done d WHERE d.lane = l.lane AND d.expires_at > $3 GROUP BY 1
-) x ON true
-WHERE l.tenant = $1 AND l.queue = ANY ($2::text[]);
+SELECT lane, queue, paused FROM {s}.lanes WHERE tenant = $1 AND queue > $2 ORDER BY queue LIMIT $3;
+-- name: queues_named
+SELECT lane, queue, paused FROM {s}.lanes WHERE tenant = $1 AND queue = ANY ($2::text[]);
+-- name: count_jobs
+SELECT lane, now, counts, oldest, uncounted FROM {s}.count_jobs($1::int[], $2, $3);
 -- Behind a place, tenant by tenant, to the first queue of each that has jobs: up to $4 of these, and $5 looks.
 -- name: lanes_behind
-WITH RECURSIVE walk AS (
+WITH RECURSIVE changed AS MATERIALIZED (
+    SELECT u.lane, sum(u.leased) AS leased FROM {s}.uncounted() x CROSS JOIN LATERAL {s}.usage_rows(x.usage) u GROUP BY u.lane
+), walk AS (
     SELECT $1::text COLLATE "C" AS tenant, $2::text COLLATE "C" AS queue, false AS used, 0 AS found, 0 AS looks
     UNION ALL
     SELECT l.tenant, l.queue, u.used, w.found + u.used::int, w.looks + 1
@@ -293,9 +284,10 @@ WITH RECURSIVE walk AS (
         WHERE (l.tenant, l.queue) > (w.tenant, CASE WHEN w.used THEN $3::text COLLATE "C" ELSE w.queue END)
         ORDER BY l.tenant, l.queue LIMIT 1
     ) l CROSS JOIN LATERAL (
-        SELECT EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < 4)
-            OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.state = 4)
-            OR EXISTS (SELECT FROM {s}.done d WHERE d.lane = l.lane) AS used
+        SELECT EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < {state:leased})
+            OR EXISTS (SELECT FROM {s}.done d WHERE d.lane = l.lane)
+            OR coalesce((SELECT c.leased FROM {s}.lane_counts c WHERE c.lane = l.lane), 0)
+                + coalesce((SELECT c.leased FROM changed c WHERE c.lane = l.lane), 0) > 0 AS used
     ) u
     WHERE w.found < $4 AND w.looks < $5
 ) SELECT tenant, queue, used FROM walk WHERE looks > 0 ORDER BY looks;
@@ -388,11 +380,11 @@ SELECT gone, more FROM {s}.trim_stretch($1, $2::text[], $3::bigint[], $4::bigint
 SELECT greatest(u.jobs, 0), greatest(u.keys, 0), greatest(u.bytes, 0), greatest(u.queues, 0) + p.queues,
     greatest(u.events, 0)
 FROM (SELECT count(*) AS queues FROM (
-    SELECT FROM {s}.lanes l LEFT JOIN {s}.lane_jobs j ON j.lane = l.lane
+    SELECT FROM {s}.lanes l LEFT JOIN {s}.lane_counts j ON j.lane = l.lane
     WHERE l.tenant = $1 AND l.paused AND coalesce(j.jobs, 0) <= 0 LIMIT $2) x) p
 LEFT JOIN {s}.usage u ON u.tenant = $1;
 -- name: change_usage
-INSERT INTO {s}.usage_changes (lane, jobs, keys, bytes) SELECT * FROM unnest($1::int[], $2::int[], $3::int[], $4::bigint[]);
+INSERT INTO {s}.usage_changes (usage) VALUES ($1::int[]);
 -- The partitions: whether all in them is past, which one is written to, and its size.
 -- name: slots
 SELECT ring.slot, e.n IS NULL AS empty, ring.slot = m.slot AS written,
@@ -429,7 +421,7 @@ DELETE FROM {s}.workers WHERE worker_id = $1;
 DELETE FROM {s}.workers WHERE expires_at <= $1;
 -- Waits for nobody, also not for the ids of what has ended just now.
 -- name: forgotten_jobs
-SELECT d.lane, d.id, d.seq, d.logged, d.result,
+SELECT d.lane, d.state, d.id, d.seq, d.logged, d.result,
     octet_length(d.payload) + coalesce(octet_length(d.extra), 0) + coalesce(octet_length(d.result), 0) AS size FROM {s}.done d
 JOIN {s}.ids ON ids.lane = d.lane AND ids.id = d.id AND ids.seq = d.seq
 WHERE d.expires_at <= $1 AND {known:3} ORDER BY d.expires_at, d.seq LIMIT $2 FOR UPDATE OF ids, d SKIP LOCKED;

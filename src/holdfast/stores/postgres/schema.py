@@ -8,7 +8,7 @@ from holdfast.core.errors import StoreBusy, StoreMismatch, StoreUnavailable
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.connection import Link
 from holdfast.stores.postgres.errors import TROUBLES, is_blocked, translate
-from holdfast.stores.postgres.sql import digest, migrations, quoted
+from holdfast.stores.postgres.sql import digest, fill, migrations, quoted
 
 LEAST_VERSION = 130000
 LOCK = 0x686F6C64
@@ -81,7 +81,7 @@ async def _migrate(connection: Any, address: Address, frozen_at: int | None) -> 
             " digest text)"
         )
     for number, name, text in steps:
-        await connection.execute(text.replace("{s}", schema))
+        await connection.execute(fill(text, address.schema))
         record = f"INSERT INTO {schema}.migrations (number, name, digest) VALUES ($1, $2, $3)"  # noqa: S608 - quoted
         await connection.execute(record, number, name, digest(text))
     if done == 0 and frozen_at is not None:

@@ -7,12 +7,19 @@ import re
 from functools import cache
 from importlib.resources import files
 
+from holdfast.core.budgets import RECORD_BYTES
+from holdfast.core.codes import EVENT_CODES, STATE_CODES
 from holdfast.stores.postgres.rows import COLUMNS
 
 _NAMED = re.compile(r"^-- name: ([\w{}]+)\n", re.MULTILINE)
 SLOTS = 8
 """How many partitions the log has."""
 _COMMENT = re.compile(r"^--.*\n?", re.MULTILINE)
+_CODE = re.compile(r"\{(state|event):([a-z_]+)\}")
+_CODES: dict[str, dict[str, int]] = {
+    "state": {state.value: code for state, code in STATE_CODES.items()},
+    "event": EVENT_CODES,
+}
 _KNOWN = re.compile(r"\{known:([0-9]+)\}")
 _COLD = {"deadline": "0::bigint AS deadline"}
 _HOT = {
@@ -34,11 +41,17 @@ def statements(schema: str) -> Statements:
     for name, body in zip(parts[::2], parts[1::2], strict=True):
         bare = _COMMENT.sub("", body).strip().removesuffix(";")
         bare = _KNOWN.sub(r"{s}.known($\1::text::text[])", bare)
-        text = bare.replace("{s}", quoted(schema)).replace("{hot}", hot).replace("{cold}", cold)
+        text = fill(bare.replace("{hot}", hot).replace("{cold}", cold), schema)
         text = text.replace("{slots}", str(SLOTS))
         for slot in range(SLOTS if "{slot}" in name else 1):
             found[name.replace("{slot}", str(slot))] = text.replace("{slot}", str(slot))
     return found
+
+
+def fill(text: str, schema: str) -> str:
+    """SQL with the name of its schema and the numbers of states and events: {s}, {state:leased}, {event:claimed}."""
+    coded = _CODE.sub(lambda match: str(_CODES[match[1]][match[2]]), text)
+    return coded.replace("{record_bytes}", str(RECORD_BYTES)).replace("{s}", quoted(schema))
 
 
 @cache

@@ -66,7 +66,19 @@ from holdfast.store import (
     WorkerInfo,
     WorkerPage,
 )
-from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, requests, schema, upkeep, usage
+from holdfast.stores.postgres import (
+    changes,
+    doctor,
+    enqueue,
+    lanes,
+    log,
+    log_reads,
+    reads,
+    requests,
+    schema,
+    upkeep,
+    usage,
+)
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.claims import Claims
 from holdfast.stores.postgres.connection import LOCK_MS, PATIENT_LOCK_MS, Link, Session
@@ -492,11 +504,14 @@ class PostgresStore:
         if queues is None:
             return [stats async for page in pages(partial(self.queue_page, tenant)) for stats in page.queues]
         firsts = range(0, len(queues), PAGE_LIMIT)
-        parts = [await reads.stats(self._opened, tenant, queues[first : first + PAGE_LIMIT]) for first in firsts]
+        parts = [await self._stats(tenant, queues[first : first + PAGE_LIMIT]) for first in firsts]
         return [stats for part in parts for stats in part]
 
+    async def _stats(self, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
+        return await again(lambda: reads.stats(self._opened, self._memory, tenant, queues))
+
     async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage:
-        return await reads.queue_page(self._opened, tenant, cursor, limit)
+        return await again(lambda: reads.queue_page(self._opened, self._memory, tenant, cursor, limit))
 
     async def tenants(self) -> list[str]:
         return [name async for page in pages(self.tenant_page) for name in page.tenants]
@@ -510,7 +525,7 @@ class PostgresStore:
     # Events -----------------------------------------------------------------------------------------------
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
-        read = partial(reads.events, self._opened, self._memory, tenant, after, limit)
+        read = partial(log_reads.events, self._opened, self._memory, tenant, after, limit)
         page, held = await again(read)
         for pause_s in HELD_PAUSES_S:
             if not held or page.more:
@@ -537,24 +552,24 @@ class PostgresStore:
             ends = await self._ends()
         return str(ends.end)
 
-    async def _ends(self) -> reads.Ends:
-        return await again(lambda: reads.ends(self._opened, self._memory))
+    async def _ends(self) -> log_reads.Ends:
+        return await again(lambda: log_reads.ends(self._opened, self._memory))
 
     async def bounds(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
         last = end or await self.last_offset()
-        return await again(lambda: reads.bounds(self._opened, self._memory, after, most, last))
+        return await again(lambda: log_reads.bounds(self._opened, self._memory, after, most, last))
 
     async def written(self) -> str:
-        return str(await again(lambda: reads.written(self._opened, self._memory)))
+        return str(await again(lambda: log_reads.written(self._opened, self._memory)))
 
     async def split(self, after: str, end: str, size: int) -> Sequence[LogRange]:
-        return await again(lambda: reads.split(self._opened, self._memory, after, end, size))
+        return await again(lambda: log_reads.split(self._opened, self._memory, after, end, size))
 
     async def read(self, stretch: LogRange, limit: int) -> LogPage:
-        return await again(lambda: reads.read(self._opened, self._memory, stretch, limit))
+        return await again(lambda: log_reads.read(self._opened, self._memory, stretch, limit))
 
     async def set_reader(self, reader: Reader) -> None:
-        place = await again(lambda: reads.readable(self._opened, self._memory, reader.offset))
+        place = await again(lambda: log_reads.readable(self._opened, self._memory, reader.offset))
         await self._opened.rows("set_reader", reader.tenant or "", reader.name, *place, repeat=True)
 
     async def drop_reader(self, tenant: str | None, name: str) -> bool:

@@ -86,6 +86,8 @@ class Held(Struct):
     locked: bool
     size: int = 0
     """Stored bytes, as it was found."""
+    state: int | None = None
+    """The code of its state, as it was found. None: it is new."""
     changed: bool = False
     new: bool = False
 
@@ -139,7 +141,7 @@ class Unit:
         """A job as it was read."""
         lane = self.lanes[row["lane"]]
         job = rows.to_job(row, lane.tenant, lane.queue)
-        held = Held(lane, job, job.state not in TERMINAL, row["logged"], locked, size_of(row))
+        held = Held(lane, job, job.state not in TERMINAL, row["logged"], locked, size_of(row), row["state"])
         self.found[lane.number, job.id] = held
         return held
 
@@ -246,11 +248,9 @@ class Unit:
         """Changes of what tenants keep."""
         usage = Changes()
         for held in changed:
-            more = size_to_be(held.job) - held.size
-            if held.new or more:
-                usage.add(held.lane.number, jobs=int(held.new), bytes_=more)
+            usage.job(held.lane.number, held.state, CODES[held.job.state], size_to_be(held.job) - held.size)
         for held in self._gone:
-            usage.add(held.lane.number, jobs=-1, bytes_=-held.size)
+            usage.job(held.lane.number, held.state, None, -held.size)
         return usage
 
     def _bindings(self) -> Iterable[tuple[Any, ...]]:
@@ -263,15 +263,15 @@ class Unit:
             before = self.bound_before.get(scope) if row["was_there"] else None
             more = (self.bound[scope].policy in LASTING) - (before is not None and before.policy in LASTING)
             if more:
-                usage.add(scope[0], keys=more)
+                usage.keys(scope[0], more)
 
     async def _save_log(self, place: int, usage: Changes) -> None:
+        changes = usage.flat() or None
         if self.events:
             at = self.events[0][0].at
-            columns = log.pack(self.events)
-            await self.session.value("log", place, at, len(self.events), *columns, usage.flat() or None)
-        elif usage:
-            await self.session.rows("change_usage", *usage.columns())
+            await self.session.value("log", place, at, len(self.events), *log.pack(self.events), changes)
+        elif changes:
+            await self.session.rows("change_usage", changes)
 
     @property
     def _freed(self) -> list[tuple[int, str, int]]:

@@ -13,16 +13,14 @@ from holdfast.core.lifecycle import Retention
 from holdfast.core.retry import spread
 from holdfast.core.trimming import Excess, level
 from holdfast.store import EVENTS_BOUND, EVENTS_BOUND_MS, Pruned, Reaped
-from holdfast.stores.postgres import reads, rows
+from holdfast.stores.postgres import log_reads, rows
 from holdfast.stores.postgres.connection import Link, Session
 from holdfast.stores.postgres.lanes import Memory
 from holdfast.stores.postgres.log import END, Place
 from holdfast.stores.postgres.sql import SLOTS
 from holdfast.stores.postgres.unit_of_work import News, Unit
-from holdfast.stores.postgres.usage import Changes
+from holdfast.stores.postgres.usage import COUNT_ROWS, Changes
 
-STRETCH = 2000
-"""How many rows of the log one statement looks through."""
 PARTITION_BYTES = 64 << 20
 """How large a partition of the log is, indexes included, before the next one is written to.
 
@@ -74,11 +72,11 @@ async def forget(session: Session, memory: Memory, limit: int, *, blobs: bool) -
     dropped = await session.rows("drop_expired_keys", now, limit)
     changes = Changes()
     for row in gone:
-        changes.add(row["lane"], jobs=-1, bytes_=-row["size"])
+        changes.job(row["lane"], row["state"], None, -row["size"])
     for row in dropped:
-        changes.add(row["lane"], keys=-1)
-    if changes:
-        await session.rows("change_usage", *changes.columns())
+        changes.keys(row["lane"], -1)
+    if flat := changes.flat():
+        await session.rows("change_usage", flat)
     await session.rows("forget_workers", now)
     await session.rows("forget_offers", now - OFFERS_KEPT_MS)
     await session.rows("forget_offer_places")
@@ -94,8 +92,8 @@ async def trim(link: Link, memory: Memory, keep_events: int) -> int:
 
     Each row is read twice, in bounded steps: when it is counted, and when its events are removed or kept.
     """
-    end = (await reads.ends(link, memory)).end
-    while await link.value("count_stretch", *end[:3], STRETCH, repeat=True):
+    end = (await log_reads.ends(link, memory)).end
+    while await link.value("count_stretch", *end[:3], COUNT_ROWS, repeat=True):
         pass
     old = await link.value("now", repeat=True) - EVENTS_BOUND_MS
     soft, hard = await _levels(link, keep_events)
@@ -107,7 +105,7 @@ async def trim(link: Link, memory: Memory, keep_events: int) -> int:
             list(over), [one.soft for one in over.values()], [one.hard for one in over.values()],
             *([place[n] for place in places] for n in range(len(Place._fields))),
         )  # fmt: skip
-        (found,) = await link.rows("trim_stretch", version, *columns, old, STRETCH)
+        (found,) = await link.rows("trim_stretch", version, *columns, old, COUNT_ROWS)
         events, more = found.values()
         gone += events or 0
     await _clear(link)

@@ -165,7 +165,7 @@ CREATE TABLE {s}.events (
     types    text[] NOT NULL,
     workers  text[] NOT NULL,
     more     bytea[],
-    usage    int[]                               -- changes of what tenants keep: lane, jobs, keys, bytes, lane ...
+    usage    int[]                               -- changes of the counts, see usage_rows()
 ) PARTITION BY LIST (slot);
 ALTER TABLE {s}.events ALTER ids SET STORAGE EXTERNAL, ALTER tokens SET STORAGE EXTERNAL,
     ALTER xs SET STORAGE EXTERNAL, ALTER ys SET STORAGE EXTERNAL, ALTER zs SET STORAGE EXTERNAL;
@@ -215,8 +215,9 @@ CREATE TABLE {s}.cuts (
 );
 CREATE INDEX cuts_place ON {s}.cuts (epoch, xid, n, k);
 
--- What tenants keep, up to the last counted row of the log. Only upkeep writes here: calls put their changes into their row of the
--- log, and into `usage_changes` if they make no event. [TENANT-5]
+-- What tenants keep, and the jobs of each lane by their stored state, up to the last counted row of the log. A call puts its
+-- changes into its row of the log, or into `usage_changes` if it makes no event. Only `count_stretch` writes to these two
+-- tables. Exact counts are these plus the rows of the log that are not counted yet, see count_jobs(). [TENANT-5]
 CREATE TABLE {s}.usage (
     tenant text COLLATE "C" PRIMARY KEY,
     jobs   bigint NOT NULL,
@@ -225,15 +226,21 @@ CREATE TABLE {s}.usage (
     queues bigint NOT NULL,
     events bigint NOT NULL
 ) WITH (fillfactor = 50);
-CREATE TABLE {s}.lane_jobs (
-    lane int PRIMARY KEY,
-    jobs bigint NOT NULL
+CREATE TABLE {s}.lane_counts (
+    lane      int PRIMARY KEY,
+    blocked   bigint NOT NULL,
+    scheduled bigint NOT NULL,
+    ready     bigint NOT NULL,
+    retrying  bigint NOT NULL,
+    leased    bigint NOT NULL,
+    completed bigint NOT NULL,
+    failed    bigint NOT NULL,
+    canceled  bigint NOT NULL,
+    jobs      bigint NOT NULL GENERATED ALWAYS AS
+        (blocked + scheduled + ready + retrying + leased + completed + failed + canceled) STORED
 ) WITH (fillfactor = 50);
 CREATE TABLE {s}.usage_changes (
-    bytes bigint NOT NULL,
-    lane  int NOT NULL,
-    jobs  int NOT NULL,
-    keys  int NOT NULL
+    usage int[] NOT NULL
 ) WITH (autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0);
 
 -- Where each epoch but the first begins, and where the log ended then. An offset in between belongs to events that are lost.

@@ -146,19 +146,40 @@ EXCEPTION WHEN SQLSTATE 'HF001' THEN
     RETURN false;
 END $$;
 
--- What these payloads (p_jobs 1: each is a new job's) or results (0) add to what tenants keep, for `usage` in a row of the log.
--- 256 is RECORD_BYTES of core/budgets.py.
-CREATE FUNCTION {s}.usage_of(p_lanes int[], p_values bytea[], p_jobs int) RETURNS int[] LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    v_count int := cardinality(p_values);
+-- Changes of the counts, as they are in `usage` of a row of the log: for each lane its number, the change of keys and of
+-- bytes, and the change of the number of jobs in each state, by code.
+CREATE FUNCTION {s}.usage_rows(p_usage int[]) RETURNS TABLE (
+    lane int, keys int, bytes int, blocked int, scheduled int, ready int, retrying int, leased int, completed int,
+    failed int, canceled int
+) LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_usage[i], p_usage[i + 1], p_usage[i + 2], p_usage[i + 3], p_usage[i + 4], p_usage[i + 5], p_usage[i + 6],
+        p_usage[i + 7], p_usage[i + 8], p_usage[i + 9], p_usage[i + 10]
+    FROM generate_series(1, cardinality(p_usage), 11) AS u (i)
+$$;
+
+-- The change that new jobs with these payloads make: p_later says which of them are scheduled. {record_bytes} is the size
+-- that a record counts for, beside its payload.
+CREATE FUNCTION {s}.usage_enqueued(p_lanes int[], p_payloads bytea[], p_later boolean[]) RETURNS int[]
+LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
-    IF cardinality(p_lanes) = 1 THEN
-        RETURN ARRAY[p_lanes[1], p_jobs * v_count, 0, p_jobs * 256 * v_count
-            + (SELECT coalesce(sum(octet_length(v)), 0) FROM unnest(p_values) AS v)];
-    END IF;
     RETURN ARRAY(
-        SELECT unnest(ARRAY[lane, p_jobs * count(*), 0, p_jobs * 256 * count(*) + coalesce(sum(octet_length(v)), 0)]::int[])
-        FROM unnest(p_lanes, p_values) AS u (lane, v) GROUP BY lane
+        SELECT unnest(ARRAY[lane, 0, {record_bytes} * count(*) + sum(octet_length(payload)), 0, count(*) FILTER (WHERE later),
+            count(*) FILTER (WHERE NOT later), 0, 0, 0, 0, 0]::int[])
+        FROM (
+            SELECT coalesce(u.lane, p_lanes[1]) AS lane, u.payload, u.later
+            FROM unnest(p_lanes, p_payloads, p_later) AS u (lane, payload, later)
+        ) x GROUP BY lane
+    );
+END $$;
+
+-- The change that completing jobs with these results makes.
+CREATE FUNCTION {s}.usage_completed(p_lanes int[], p_results bytea[]) RETURNS int[] LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT unnest(ARRAY[lane, 0, coalesce(sum(octet_length(result)), 0), 0, 0, 0, 0, -count(*), count(*), 0, 0]::int[])
+        FROM (
+            SELECT coalesce(u.lane, p_lanes[1]) AS lane, u.result FROM unnest(p_lanes, p_results) AS u (lane, result)
+        ) x GROUP BY lane
     );
 END $$;
 
@@ -291,7 +312,8 @@ BEGIN
     FROM unnest(v_seqs, v_visible, p_ttls, p_lines, p_lanes, p_ranks, p_ids, p_types, p_requests, p_heads, p_payloads)
         AS u (seq, visible_at, ttl, line, lane, rank, id, type, request, head, payload);
     PERFORM {s}.log(v_xid, v_now, v_count, '{0}', p_lanes, p_ids, p_types, '{0}', '{0}', '{""}',
-        p_ranks::bigint[], p_attempts::bigint[], v_visible, NULL, '{1}', {s}.usage_of(p_lanes, p_payloads, 1));
+        p_ranks::bigint[], p_attempts::bigint[], v_visible, NULL, '{1}',
+        {s}.usage_enqueued(p_lanes, p_payloads, ARRAY(SELECT at > v_now FROM unnest(v_visible) AS u (at))));
     RETURN v_now;
 END $$;
 
@@ -370,7 +392,7 @@ BEGIN
             AND k.type = d.type AND k.key = d.key AND k.job_id = d.id AND k.policy IN ('until_terminal', 'until_started');
     END IF;
     PERFORM {s}.log(v_xid, v_now, v_count, '{7}', v_lanes, p_ids, v_types, v_attempts, p_tokens, v_workers,
-        NULL, NULL, NULL, NULL, v_numbers, {s}.usage_of(p_lanes, p_results, 0));
+        NULL, NULL, NULL, NULL, v_numbers, {s}.usage_completed(p_lanes, p_results));
     RETURN v_now;
 EXCEPTION WHEN SQLSTATE 'HF001' THEN
     RETURN NULL;

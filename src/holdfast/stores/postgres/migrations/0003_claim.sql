@@ -48,6 +48,7 @@ DECLARE
     v_soon bigint[];
     v_xid bigint;
     v_keyed boolean;
+    v_usage int[];
     v_next bigint;
 BEGIN
     PERFORM {s}.known(p_known);
@@ -66,7 +67,7 @@ BEGIN
             SELECT x.* FROM {s}.lanes l
             CROSS JOIN generate_series(0, 9) AS p (rank)
             CROSS JOIN LATERAL (
-                SELECT j.seq, j.rank, j.visible_at, j.lane, j.id, j.type, j.attempts, j.events, j.logged, j.key FROM {s}.jobs j
+                SELECT j.seq, j.rank, j.visible_at, j.lane, j.id, j.type, j.attempts, j.events, j.logged, j.key, j.state FROM {s}.jobs j
                 WHERE j.line = p_lines[1] AND j.lane = p_lanes[1] AND j.state < 4 AND j.rank = p.rank
                     AND j.visible_at >= p_marks[p.rank + 1] AND j.visible_at <= v_now
                 ORDER BY j.visible_at, j.seq LIMIT p_ks[1] FOR UPDATE SKIP LOCKED
@@ -82,8 +83,10 @@ BEGIN
                 LEFT JOIN {s}.settings sq ON sq.tenant = l.tenant AND sq.queue = l.queue
                 LEFT JOIN {s}.settings st ON st.tenant = l.tenant AND st.queue = ''
                 WHERE l.lane = p_lanes[1]
-            )
-        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_numbers, v_visible, v_xid, v_keyed, v_tokens, v_costs
+            ), ARRAY[p_lanes[1], 0, 0, 0, -count(*) FILTER (WHERE f.state = {state:scheduled}),
+                -count(*) FILTER (WHERE f.state = {state:ready}), -count(*) FILTER (WHERE f.state = {state:retrying}), count(*),
+                0, 0, 0]
+        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_numbers, v_visible, v_xid, v_keyed, v_tokens, v_costs, v_usage
         FROM (SELECT * FROM found ORDER BY rank, visible_at, seq) f;
         v_founds := ARRAY[v_count::bigint];
     ELSE
@@ -99,7 +102,7 @@ BEGIN
             SELECT c.i, c.q, c.time, c.inn, c.tie, c.k, c.cost, x.*
             FROM cand c LEFT JOIN LATERAL (
                 SELECT y.* FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
-                    SELECT j.seq, j.rank, j.visible_at, j.lane, j.id, j.type, j.attempts, j.events, j.logged, j.key
+                    SELECT j.seq, j.rank, j.visible_at, j.lane, j.id, j.type, j.attempts, j.events, j.logged, j.key, j.state
                     FROM {s}.jobs j
                     WHERE j.line = c.line AND j.lane = c.lane AND j.state < 4 AND j.rank = p.rank
                         AND j.visible_at >= p_marks[10 * (c.i - 1) + p.rank + 1] AND j.visible_at <= v_now
@@ -144,8 +147,15 @@ BEGIN
             array_agg(p.attempts + 1), array_agg(p.events + 1), array_agg(p.visible_at), max(p.logged), bool_or(p.key IS NOT NULL),
             array_agg(nextval('{s}.tokens')),
             (SELECT array_agg(f.n ORDER BY f.i) FROM (SELECT i, count(seq) AS n FROM found GROUP BY i) f),
-            (SELECT array_agg(c.cost ORDER BY c.i) FROM cand c)
-        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_numbers, v_visible, v_xid, v_keyed, v_tokens, v_founds, v_costs
+            (SELECT array_agg(c.cost ORDER BY c.i) FROM cand c),
+            ARRAY(
+                SELECT unnest(ARRAY[g.lane, 0, 0, 0, -count(*) FILTER (WHERE g.state = {state:scheduled}),
+                    -count(*) FILTER (WHERE g.state = {state:ready}), -count(*) FILTER (WHERE g.state = {state:retrying}), count(*),
+                    0, 0, 0]::int[])
+                FROM picked g GROUP BY g.lane
+            )
+        INTO v_count, v_seqs, v_in, v_ids, v_types, v_attempts, v_numbers, v_visible, v_xid, v_keyed, v_tokens, v_founds, v_costs,
+            v_usage
         FROM (SELECT * FROM picked ORDER BY place) p;
     END IF;
     IF v_count > 0 THEN
@@ -163,7 +173,7 @@ BEGIN
                 AND k.type = j.type AND k.key = j.key AND k.job_id = j.id AND k.policy = 'until_started';
         END IF;
         PERFORM {s}.log(v_xid, v_now, v_count, '{1}', v_in, v_ids, v_types, v_attempts, v_tokens, ARRAY[p_worker],
-            v_visible, ARRAY[v_now + p_lease], NULL, NULL, v_numbers);
+            v_visible, ARRAY[v_now + p_lease], NULL, NULL, v_numbers, v_usage);
     END IF;
     -- Visible jobs that are left in a lane which found less than it looked for are locked: they count as due.
     IF v_lanes = 1 AND v_count = p_ks[1] THEN

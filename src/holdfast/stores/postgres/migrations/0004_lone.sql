@@ -16,7 +16,6 @@ DECLARE
     v_offer {s}.offers;
     v_token bigint;
     v_deadline bigint;
-    v_usage int[] := ARRAY[p_lane, 1, 0, 256 + octet_length(p_payload)];
 BEGIN
     PERFORM {s}.known(p_known);
     IF EXISTS (SELECT FROM {s}.settings WHERE tenant = p_tenant AND max_waiting IS NOT NULL) THEN
@@ -51,7 +50,9 @@ BEGIN
         VALUES (v_seq, v_visible, now, p_ttl, v_xid, p_line, p_lane, CASE WHEN v_visible > now THEN 1 ELSE 2 END, p_rank,
             p_id, p_type, p_request, p_head, p_payload);
         PERFORM {s}.log(v_xid, now, 1, '{0}', ARRAY[p_lane], ARRAY[p_id], ARRAY[p_type], '{0}', '{0}', '{""}',
-            ARRAY[p_rank::bigint], ARRAY[p_attempts::bigint], ARRAY[v_visible], NULL, '{1}', v_usage);
+            ARRAY[p_rank::bigint], ARRAY[p_attempts::bigint], ARRAY[v_visible], NULL, '{1}',
+            ARRAY[p_lane, 0, {record_bytes} + octet_length(p_payload), 0, (v_visible > now)::int, (v_visible <= now)::int, 0, 0,
+                0, 0, 0]);
     ELSE
         INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, line, lane, state, rank, id, type,
             request_id, head, payload, token, deadline, claimed_at, attempts, events, worker)
@@ -59,7 +60,8 @@ BEGIN
             v_token, v_deadline, now, 1, 2, v_offer.worker);
         PERFORM {s}.log(v_xid, now, 2, '{0,1}', ARRAY[p_lane], ARRAY[p_id, p_id], ARRAY[p_type], '{0,1}',
             ARRAY[0, v_token], ARRAY['', v_offer.worker], ARRAY[p_rank, v_visible], ARRAY[p_attempts, v_deadline],
-            ARRAY[v_visible, NULL], NULL, '{1,2}', v_usage);
+            ARRAY[v_visible, NULL], NULL, '{1,2}',
+            ARRAY[p_lane, 0, {record_bytes} + octet_length(p_payload), 0, 0, 0, 0, 1, 0, 0, 0]);
     END IF;
 END $$;
 
@@ -104,7 +106,7 @@ BEGIN
     END IF;
     PERFORM {s}.log(v_xid, now, 1, '{7}', ARRAY[p_lane], ARRAY[p_id], ARRAY[v_job.type], ARRAY[v_job.attempts],
         ARRAY[p_token], ARRAY[v_job.worker], NULL, NULL, NULL, NULL, ARRAY[v_job.events + 1],
-        CASE WHEN p_result IS NOT NULL THEN ARRAY[p_lane, 0, 0, octet_length(p_result)] END);
+        ARRAY[p_lane, 0, coalesce(octet_length(p_result), 0), 0, 0, 0, 0, -1, 1, 0, 0]);
     IF p_tell AND v_job.result_ttl > 0
         AND octet_length(v_job.payload) + octet_length(v_job.head) + coalesce(octet_length(v_job.extra), 0)
             + coalesce(octet_length(p_result), 0) <= 4000 THEN
