@@ -73,7 +73,7 @@ async def claim(store: Store, tenant: str | None) -> tuple[float, int]:
 
 
 async def drain(store: Store, jobs: int) -> list[float]:
-    """Claim and complete so many jobs of one tenant; the milliseconds of each claim."""
+    """Claim and complete `jobs` jobs of one tenant; return the milliseconds of each claim."""
     times: list[float] = []
     while jobs > 0:
         took, got = await claim(store, "t0")
@@ -102,7 +102,7 @@ async def held_open(server: PostgresServer, jobs: int, tenants: int) -> None:
         await connection.close()
     print(f"{tenants:,} tenants, {jobs:,} jobs: a claim of {CLAIM}, ms")
     ends = [part[-int(len(part) * LAST) :] for part in times]
-    for name, all_, end in zip(("nobody holds anything open", "a transaction held open"), times, ends, strict=True):
+    for name, all_, end in zip(("no transaction held open", "a transaction held open"), times, ends, strict=True):
         print(
             f"    {name:28} p50 {percentile(all_, 50):6.2f}   in the last fifth p50 {percentile(end, 50):6.2f}"
             f"   p99 {percentile(end, 99):6.2f}"
@@ -112,7 +112,7 @@ async def held_open(server: PostgresServer, jobs: int, tenants: int) -> None:
 
 
 async def many_finished(server: PostgresServer, finished: int) -> None:
-    """Claims beside so many finished jobs."""
+    """Claims beside `finished` finished jobs."""
     async with place(server, "finished") as (store, url):
         await fill(store, 1, 1)
         await drain(store, 1)
@@ -130,7 +130,7 @@ async def many_finished(server: PostgresServer, finished: int) -> None:
 
 
 async def multiply(connection: Any, count: int) -> None:
-    """Make so many finished jobs of one, below the store: much faster than working them off."""
+    """Copy one finished job many times in the tables: much faster than running that many."""
     rows = await connection.fetch(
         "SELECT column_name FROM information_schema.columns WHERE table_schema = 'holdfast' AND table_name = 'done'"
     )
@@ -156,7 +156,7 @@ WHERE n.nspname = 'holdfast' AND c.relkind = 'r' AND pg_total_relation_size(c.oi
 
 
 async def passed_through(server: PostgresServer, jobs: int) -> None:
-    """So many jobs pass, and are forgotten a second later; what is left on the disk, again and again."""
+    """Run jobs that are forgotten a second later; measure repeatedly what is left on the disk."""
     async with place(server, "passed", keep_events=100_000) as (store, url):
         connection: Any = await connect(url)
         stop = asyncio.Event()

@@ -130,8 +130,8 @@ def _measure_peer(figures: Figures, peer: Peer, server: Any, parts: frozenset[st
         if "crowd" in parts and peer.crowded is not None:
             peer.crowd(figures, server)
     except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
-        told = "\n".join([f"{peer.name} failed: {error}", *getattr(error, "__notes__", [])])
-        console.print(told, style="yellow", highlight=False, markup=False)
+        lines = "\n".join([f"{peer.name} failed: {error}", *getattr(error, "__notes__", [])])
+        console.print(lines, style="yellow", highlight=False, markup=False)
         return {peer.name: f"failed, {_reason(error)}"}
     return {}
 

@@ -1,4 +1,4 @@
-"""What budgets cost an enqueue: a store with and without its keeper, in turns. `python -m bench.budgets [URL]`."""
+"""What budgets cost an enqueue: a store with and without its enforcer, in turns. `python -m bench.budgets [URL]`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 import uuid
 
 from holdfast import Queue
-from holdfast.budgets import Keeper
+from holdfast.budgets import BudgetEnforcer
 
 ROUNDS, BATCH, SINGLE = 15, 10_000, 1_000
 
@@ -26,12 +26,12 @@ async def measure(queue: Queue) -> tuple[float, float]:
 
 
 async def main(url: str) -> None:
-    admits = Keeper.admits
+    admits = BudgetEnforcer.admits
     ratios: list[tuple[float, float]] = []
     for number in range(ROUNDS):
         seconds: dict[bool, tuple[float, float]] = {}
         for kept in (True, False) if number % 2 else (False, True):
-            Keeper.admits = admits if kept else lambda _keeper, _items: True  # pyright: ignore[reportAttributeAccessIssue]
+            BudgetEnforcer.admits = admits if kept else lambda _enforcer, _items: True  # pyright: ignore[reportAttributeAccessIssue]
             async with Queue(url, tenant=f"t{uuid.uuid4().hex[:8]}") as queue:
                 seconds[kept] = await measure(queue)
         ratios.append((seconds[True][0] / seconds[False][0], seconds[True][1] / seconds[False][1]))

@@ -44,8 +44,8 @@ class Bars(NamedTuple):
         return TOP + ROW * len(self.bars)
 
     def draw(self) -> list[str]:
-        told = "less is better" if self.less_is_better else "more is better"
-        parts = _heading(self.title, f"{self.unit}, {told}")
+        direction = "less is better" if self.less_is_better else "more is better"
+        parts = _heading(self.title, f"{self.unit}, {direction}")
         room = PANEL - LABEL - 72
         top = max((bar.most for bar in self.bars), default=1) or 1
         for number, bar in enumerate(sorted(self.bars, key=lambda bar: bar.value, reverse=not self.less_is_better)):

@@ -82,7 +82,7 @@ async def on_server(figures: Figures, subject: str, url: str) -> None:
 
 
 async def recovery(figures: Figures, subject: str, url: str, leases: int) -> None:
-    """How long it takes to end so many expired leases, as the upkeep of a worker does."""
+    """How long it takes to end `leases` expired leases, as the upkeep of a worker does."""
     store = await open_store(url)
     await _fill(store, [JobKey("bench", "recovery", f"{n:07}") for n in range(leases)])
     held = 0

@@ -1,4 +1,4 @@
-"""The disk, for whoever is next: a folder that can be emptied as a server can, and what SQLite alone does there."""
+"""The disk, for one queue at a time: a folder that can be emptied like a server, and what SQLite alone does there."""
 
 from __future__ import annotations
 

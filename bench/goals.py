@@ -42,23 +42,23 @@ def on_disk(figures: Figures) -> Iterator[Goal]:
 
 def on_valkey(figures: Figures, python: Sequence[str], others: Sequence[str]) -> Iterator[Goal]:
     """Beside the peers in Python, and those in Node."""
-    everybody = [*python, *others]
+    all_peers = [*python, *others]
     first = best(figures, "drain", python)
     yield _least("drain / best in Python", _ratio(figures, "drain", "valkey", first.name if first else ""), 7)
     yield _least("drain / BullMQ", _ratio(figures, "drain", "valkey", "BullMQ"), 3)
     yield _least("drain / ids moved and removed", _of_limit(figures, "Valkey", "valkey"), 0.4)
-    yield from (not_below(figures, measure, "valkey", everybody) for measure in ("bulk enqueue", IDLE, ANSWER))
-    yield _cheaper(figures, "valkey", everybody)
+    yield from (not_below(figures, measure, "valkey", all_peers) for measure in ("bulk enqueue", IDLE, ANSWER))
+    yield _cheaper(figures, "valkey", all_peers)
     yield from _alone(figures, "valkey")
 
 
 def on_postgres(figures: Figures, python: Sequence[str], others: Sequence[str]) -> Iterator[Goal]:
     """Beside PgQueuer, graphile-worker and the rest."""
-    everybody = [*python, *others]
+    all_peers = [*python, *others]
     yield _least("drain / PgQueuer", _ratio(figures, "drain", "postgres", "PgQueuer"), 2.5)
     yield not_below(figures, "drain", "postgres", ["graphile-worker"])
-    yield from (not_below(figures, measure, "postgres", everybody) for measure in ("bulk enqueue", IDLE))
-    answering = best(figures, ANSWER, everybody)
+    yield from (not_below(figures, measure, "postgres", all_peers) for measure in ("bulk enqueue", IDLE))
+    answering = best(figures, ANSWER, all_peers)
     ratio = _ratio(figures, ANSWER, "postgres", answering.name if answering else "")
     yield _most("request/response p50 / best that has it", ratio, 0.3)
     yield _cheaper(figures, "postgres", ["graphile-worker"])

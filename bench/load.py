@@ -109,7 +109,7 @@ class Seen:
 
 
 async def each(port: int, connections: int, act: Callable[[Connection, int], Awaitable[None]]) -> None:
-    """So many connections, each with a task of its own; returns when all have ended."""
+    """Run each connection in a task of its own; return when all have ended."""
     made = [await Connection.open(port) for _ in range(connections)]
     try:
         await asyncio.gather(*(act(connection, number) for number, connection in enumerate(made)))

@@ -24,7 +24,7 @@ SMALL = "small tenants beside a big one"
 NAPS = 2_000
 CROWD = 50
 EVERY = 0.02
-"""Jobs of 10 ms of the big one, then jobs of the small ones, one every so many seconds."""
+"""NAPS jobs of 10 ms of the big tenant, then CROWD jobs of the small ones, one every EVERY seconds."""
 
 
 class Place(Protocol):
@@ -73,10 +73,10 @@ class Figures:
         return statistics.median(values) if values else float("nan")
 
     @classmethod
-    def read(cls, told: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Self:
+    def read(cls, data: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Self:
         """What `as_dict` gave."""
         figures = cls()
-        for measure, subjects in told.items():
+        for measure, subjects in data.items():
             for subject, values in subjects.items():
                 figures.add(measure, subject, *values["all"])
         return figures

@@ -21,7 +21,7 @@ CHUNK = 1000
 
 async def fill(url, jobs, queues):
     store = await open_store(url)
-    payload = b'{"to":"somebody@example.com","template":"welcome","n":%d}'
+    payload = b'{"to":"customer@example.com","template":"welcome","n":%d}'
     for start in range(0, jobs, CHUNK):
         await store.enqueue([
             NewJob(JobKey(TENANT, f"q{n % queues}", f"job-{n}"), Envelope("send", payload % n, request_id=str(n)))

@@ -53,7 +53,7 @@ class Peer:
     environment: str
     driver: tuple[str, ...]
     worker: tuple[str, ...]
-    """Where it says {processes}, it starts so many itself; else so many of it are started."""
+    """A command with {processes} starts that many itself; otherwise the benchmark starts several of it."""
     left: Callable[[Any], int]
     """How many jobs are not yet acknowledged (without acknowledgements: not yet taken), asked of a client."""
     settings: str

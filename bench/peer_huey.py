@@ -27,7 +27,7 @@ def version() -> str:
     return importlib.metadata.version("huey")
 
 
-def told() -> dict[str, str]:
+def about() -> dict[str, str]:
     return {"versions": f"huey=={version()}", "settings": SETTINGS, "lacks": LACKS}
 
 

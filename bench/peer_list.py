@@ -132,7 +132,7 @@ ARQ = Peer(
     ("python", "arq_app.py"),
     _arq_left,
     "max_jobs=100, poll_delay=0.01, uvloop, keep_result=0 but where it is waited for, then polled every 1 ms",
-    "bulk enqueue and no events; nobody is told that a job has ended: they poll",
+    "bulk enqueue and no events; waiting for a job means polling",
     1_000,
     together=1_000,
 )

@@ -100,7 +100,7 @@ def noop(frame):
 
 
 async def fill(url, events):
-    """Enqueue, claim and complete, so that the log has so many events."""
+    """Enqueue, claim and complete, until the log has `events` events."""
     store = await open_store(url)
     jobs = events // 3
     for first in range(0, jobs, BATCH):

@@ -1,4 +1,4 @@
-"""A PostgreSQL server whose commits are on the disk, for whoever is measured next; and what it used."""
+"""A PostgreSQL server whose commits are on the disk, for one queue at a time; and what it used."""
 
 from __future__ import annotations
 

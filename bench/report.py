@@ -67,8 +67,8 @@ def write(results: Path, page: Path = PAGE) -> None:
     text = page.read_text()
     folder = page.parent / CHARTS
     folder.mkdir(exist_ok=True)
-    for group, told in json.loads(results.read_text()).items():
-        section, charts = made(group, told["settings"], Figures.read(told["figures"]))
+    for group, data in json.loads(results.read_text()).items():
+        section, charts = made(group, data["settings"], Figures.read(data["figures"]))
         text = between(text, group, section)
         for name, drawing in charts.items():
             (folder / name).write_text(drawing)
@@ -116,7 +116,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _subjects(ground: Ground | None, about: Mapping[str, Any], figures: Figures) -> list[str]:
-    """Ours, then whoever was asked."""
+    """Holdfast, then the peers that were measured."""
     if ground is None:
         return [
             name for name in ("file", "memory", *HUEYS) if any(figures.values(one, name) for one in (*RATES, *WAITS))
@@ -254,12 +254,12 @@ def _limits(ground: Ground | None, figures: Figures) -> str:
 def _peers(about: Mapping[str, Any]) -> str:
     """How each was set, and what it does not do."""
     lines: list[str] = []
-    for name, told in about.get("peers", {}).items():
+    for name, peer in about.get("peers", {}).items():
         if name in about["missing"]:
-            lines.append(f"- {name} ({told['versions']}): {about['missing'][name]}.")
+            lines.append(f"- {name} ({peer['versions']}): {about['missing'][name]}.")
             continue
-        lacks = f" It has no {told['lacks']}." if told["lacks"] else ""
-        lines.append(f"- {name} ({told['versions']}): {told['settings']}.{lacks}")
+        lacks = f" It has no {peer['lacks']}." if peer["lacks"] else ""
+        lines.append(f"- {name} ({peer['versions']}): {peer['settings']}.{lacks}")
     return "\n".join(lines)
 
 

@@ -77,7 +77,7 @@ def run(chosen: Run) -> Path:
         figures, about = Figures(), _about(arguments, settings)
         began = time.monotonic()
         if group == DISK:
-            about |= {"peers": {"huey": peer_huey.told()} if "huey" in arguments.parts else {}, "missing": {}}
+            about |= {"peers": {"huey": peer_huey.about()} if "huey" in arguments.parts else {}, "missing": {}}
             with tempfile.TemporaryDirectory(prefix="run-", dir=HERE / "out") as directory:
                 asyncio.run(_measure(figures, Path(directory), arguments, console, settings))
             _show(console, figures, arguments, settings)
@@ -92,9 +92,9 @@ def run(chosen: Run) -> Path:
 
 def keep(path: Path, group: str, about: Mapping[str, Any], figures: Figures) -> None:
     """In place of what the last run said of this group; what it said of others stays."""
-    told = json.loads(path.read_text()) if path.exists() else {}
-    told[group] = {"settings": about, "figures": figures.as_dict()}
-    path.write_text(json.dumps({name: told[name] for name in (DISK, *GROUNDS) if name in told}, indent=1) + "\n")
+    groups = json.loads(path.read_text()) if path.exists() else {}
+    groups[group] = {"settings": about, "figures": figures.as_dict()}
+    path.write_text(json.dumps({name: groups[name] for name in (DISK, *GROUNDS) if name in groups}, indent=1) + "\n")
 
 
 def _arguments(chosen: Run) -> argparse.Namespace:

@@ -39,7 +39,7 @@ LESS_IS_BETTER = {
 
 def beside_peers(ground: Ground, figures: Figures, rounds: int, missing: Mapping[str, str]) -> Iterator[Table]:
     """A few peers in each, and in the last one ours beside the best of each group."""
-    names = [peer.name for peer in told(ground, figures, missing)]
+    names = [peer.name for peer in measured(ground, figures, missing)]
     rivals = {group: peers for group, peers in ground.rivals.items() if any(peer.name in names for peer in peers)}
     title = f"On {ground.name}: jobs per second, then times, median of {rounds} rounds"
     for start in range(0, len(names) or 1, BESIDE):
@@ -126,14 +126,14 @@ def alone(figures: Figures, name: str, subject: str, batch: int, more: Sequence[
     return table
 
 
-def told(ground: Ground, figures: Figures, missing: Mapping[str, str]) -> list[Peer]:
+def measured(ground: Ground, figures: Figures, missing: Mapping[str, str]) -> list[Peer]:
     """Those that were asked for."""
     return [peer for peer in ground.peers if peer.name in missing or figures.values("drain", peer.name)]
 
 
 def notes(ground: Ground, figures: Figures, missing: Mapping[str, str]) -> str:
     """How each peer was set."""
-    return "\n".join(note(peer, missing) for peer in told(ground, figures, missing))
+    return "\n".join(note(peer, missing) for peer in measured(ground, figures, missing))
 
 
 def note(peer: Peer, missing: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A Valkey server without persistence, for whoever is measured next; and what it used."""
+"""A Valkey server without persistence, for one queue at a time; and what it used."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from bench import load
 from bench.load import Connection, Form, Seen
 from bench.measure import percentile
 from bench.served import SCOPES
-from bench.worst import KEY, told
+from bench.worst import KEY, read_line
 from holdfast.service.settings import TokenSettings
 from holdfast.service.signing import new_secret, sign
 
@@ -78,7 +78,7 @@ def flood(console: Console, stores: dict[str, str], seconds: float, size: Callab
 class _Service:
     def __init__(self, process: subprocess.Popen[str], key: str) -> None:
         self._process = process
-        self.port = int(told(process))
+        self.port = int(read_line(process))
         self._settings = TokenSettings(hs256_key=key)
 
     def token(self, tenant: str) -> str:
@@ -86,7 +86,7 @@ class _Service:
 
     def ask(self, command: str) -> dict[str, float]:
         self._process.stdin.write(f"{command}\n")
-        return json.loads(told(self._process))
+        return json.loads(read_line(self._process))
 
     def most(self) -> float:
         """MiB."""

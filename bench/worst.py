@@ -45,7 +45,7 @@ def measure(console: Console, directory: str) -> dict[str, Any]:
         command, env={**os.environ, KEY: key}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
     try:
-        form = Form(int(told(server)), token)
+        form = Form(int(read_line(server)), token)
         found = {
             f"{name}, {size}": load.run(_send(form, server, shape, SIZES[size]))
             for name, shape in SHAPES.items()
@@ -72,16 +72,16 @@ async def _send(form: Form, server: subprocess.Popen[str], shape: Shape, size: i
         body = body.replace(LEASE, b'"id":"%s","token":"%s"' % (job["id"].encode(), job["token"].encode()))
     request = form.post(path, body)
     server.stdin.write("begin\n")
-    told(server)
+    read_line(server)
     began = time.perf_counter()
     answer = await connection.ask(request)
     took_ms = (time.perf_counter() - began) * 1000
     connection.close()
     server.stdin.write("end\n")
-    return {"status": answer.status, "bytes": len(body), "ms": took_ms, **json.loads(told(server))}
+    return {"status": answer.status, "bytes": len(body), "ms": took_ms, **json.loads(read_line(server))}
 
 
-def told(server: subprocess.Popen[str]) -> str:
+def read_line(server: subprocess.Popen[str]) -> str:
     line = server.stdout.readline()
     if not line:
         raise RuntimeError("the service has ended")

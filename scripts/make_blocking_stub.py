@@ -24,7 +24,7 @@ STUBS: dict[str, Sources] = {
     "testing/blocking": {"InlineQueue": [("testing/inline", "InlineQueue")]},
 }
 BASES = {"Ticket": ["Generic[_R]"], "InlineQueue": ["Queue"]}
-# What a module has besides, written as it stands in the stub.
+# What a module has besides, copied as it is into the stub.
 BESIDES = {
     "blocking": [
         "def current_job() -> JobContext: ...",

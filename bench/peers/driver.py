@@ -2,13 +2,13 @@
 
 APP is one of the modules beside this one. It has `one(n)`, which enqueues a job, and `ask()`, which enqueues one, waits
 for its result and gives back when its handler began; `many(values)` if the peer has a bulk call, and `TOGETHER` if it
-has an asyncio interface. `ANSWERS = False`: the peer tells nobody when a job has ended. WHAT is one of
+has an asyncio interface. `ANSWERS = False`: the peer does not notify when a job has ended. WHAT is one of
 
     install                         make the peer's tables
     enqueue BULK SINGLES TOGETHER   jobs a second, in each of the ways there are
-    fill JOBS SIZE                  so many jobs, with a text of SIZE characters if that is not 0
+    fill JOBS SIZE                  JOBS jobs, with a text of SIZE characters if that is not 0
     waits TIMES                     milliseconds on an idle queue
-    naps JOBS                       so many jobs of 10 ms each, by the app's `nap()`
+    naps JOBS                       JOBS jobs of 10 ms each, by the app's `nap()`
     crowd TIMES                     milliseconds until each of TIMES jobs began, one enqueued every 20 ms
 """
 

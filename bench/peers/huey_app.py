@@ -1,4 +1,4 @@
-"""huey on Redis, with blocking reads and, for whoever waits, a notice of the result."""
+"""huey on Redis, with blocking reads and a notification of the result for waiters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PgQueuer on asyncpg. It keeps no results: whoever waits learns that a job has ended, and how."""
+"""PgQueuer on asyncpg. It keeps no results: a waiter learns that a job has ended, and how."""
 
 from __future__ import annotations
 

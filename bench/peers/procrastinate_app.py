@@ -1,4 +1,4 @@
-"""Procrastinate on psycopg. It keeps no results and nobody is told when a job has ended."""
+"""Procrastinate on psycopg. It keeps no results and does not notify when a job has ended."""
 
 from __future__ import annotations
 

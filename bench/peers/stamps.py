@@ -1,4 +1,4 @@
-"""For peers that keep no results: a handler sends the moment it began to whoever asked, past the queue.
+"""For peers that keep no results: a handler sends the moment it began to the benchmark, past the queue.
 
 Datagrams to the port BENCH_STAMPS of this machine. The moment is taken before anything is sent.
 """

@@ -1,16 +1,16 @@
-"""Budgets at work: what this process knows of its tenants, and what it refuses. One keeper for each open store.
+"""Budgets at work: what this process knows about its tenants, and what it refuses. One enforcer per open store.
 
-An enqueue looks its tenant up in a dictionary, and asks the store nothing. What a tenant keeps is read in the
-background, at most every 10 s while the tenant is active; what was enqueued here since then is added. Until the first
-answer nothing is refused. Only an enqueue that is over a budget costs more: it looks for ids and queues that exist, and
-lets those through. [TENANT-5]
+An enqueue or a replay looks its tenant up in a dictionary and reads nothing from the store. A background task reads
+what each active tenant keeps, at most every 10 s; the enforcer adds what this process has enqueued since then. It
+refuses nothing until the first read has finished. Only a call over a budget costs more: it looks up the ids,
+idempotency keys and queues that it names, because those that exist already need no room. [TENANT-5]
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Protocol, runtime_checkable
@@ -22,23 +22,24 @@ from holdfast.core.errors import HoldfastError, QuotaExceeded, Unsupported
 from holdfast.core.job import TERMINAL, Job, JobKey, JobState, NewJob
 from holdfast.core.names import FLOWS, OPERATOR, RESERVED, SCHEDULES
 from holdfast.opening import CommonOptions
-from holdfast.store import EnqueueAnswer, ListQuery, Page, QueueStats, Store, TenantSettings
+from holdfast.store import EnqueueAnswer, ListQuery, Page, QueueStats, ReplayAnswer, Store, TenantSettings
 
 REFRESH_S = 10.0
-DELAY_S = 0.1
-TENANTS = 10_000
-"""How many tenants' counts are kept at hand."""
-QUEUES_LOOKED_FOR = 16
-"""How many queues of one enqueue are looked for, of a tenant that has as many as it may; further ones are refused."""
-QUEUES_KNOWN = 10_000
-"""How many queues of a tenant are kept at hand that may have any number."""
-IDS_AT_ONCE = 32
-"""How many ids are looked up at a time, each with up to half a MiB."""
-_NONE: set[str] = set()
+"""How often to read what an active tenant keeps."""
+FIRST_READ_DELAY_S = 0.1
+MAX_TENANTS = 10_000
+"""The most tenants whose counts are cached."""
+MAX_QUEUE_LOOKUPS = 16
+"""The most queues that one enqueue over `max_queues` looks up; it refuses the others."""
+MAX_QUEUES = 10_000
+"""The most queue names cached for a tenant without `max_queues`."""
+IDS_PER_READ = 32
+"""Jobs read at a time: each can have half a MiB."""
+_NO_QUEUES: set[str] = set()
 
 
-class Counted(Protocol):
-    """What a keeper asks of its store."""
+class CountedStore(Protocol):
+    """What an enforcer needs from its store."""
 
     async def usage(self, tenant: str) -> Usage: ...
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]: ...
@@ -46,87 +47,101 @@ class Counted(Protocol):
     async def list(self, query: ListQuery) -> Page: ...
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]: ...
 
+    async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
+        """For each item, the id of the job that holds its idempotency key now. None if the key is free. [ENQ-3]
+
+        Every item has a key. The id may be that of a forgotten job: some keys outlive their job.
+        """
+        ...
+
 
 @runtime_checkable
-class UsageShowing(Protocol):
-    """A store whose budgets are kept elsewhere: a service."""
+class UsageReporter(Protocol):
+    """A store whose budgets are enforced elsewhere: the HTTP service."""
 
     async def tenant_usage(self, tenant: str) -> TenantUsage:
         """What a tenant keeps and may keep."""
         ...
 
 
-class Account(Struct, eq=False):
-    """One tenant, as far as this process knows."""
+class TenantCounts(Struct, eq=False):
+    """What this process knows about one tenant."""
 
     budgets: Budgets
     usage: Usage | None = None
-    """None: not read yet."""
-    asked_at: float = -inf
-    jobs_room: float = inf
-    bytes_room: float = inf
-    queues_room: float = inf
-    """Up to where the next three may go."""
+    """None before the first read."""
+    read_at: float = -inf
+    """When the last read began."""
+    max_jobs: float = inf
+    max_bytes: float = inf
+    max_queues: float = inf
+    """Limits for the next three counters."""
     jobs: int = 0
     bytes: int = 0
     new_queues: int = 0
-    """What came here, ever."""
-    before: tuple[int, int, int] = (0, 0, 0)
-    """The same when `usage` was asked for. Of two answers either may come last: each is right with its own."""
+    """What this process has enqueued since it started."""
+    counted: tuple[int, int, int] = (0, 0, 0)
+    """The same counters when the read of `usage` began. Reads may overlap: each belongs to its own counters."""
     queues: set[str] = field(default_factory=set[str])
-    """Some that this process has enqueued to, no more than the tenant may have: they may be gone by now."""
+    """Queues that this process has enqueued to, at most as many as the tenant may have. Some may be gone by now."""
     flows: int | None = None
-    """Under way, as last read, and those started here since. None: not read yet."""
+    """Running flows: those read, and those started here since. None before the first read."""
     starts_flows: bool = False
 
-    def over(self, jobs: int, size: int, queues: int, flows: int) -> str:
-        """The budget that is used up if there is so much more; "": none."""
-        if jobs and self.jobs + jobs > self.jobs_room:
+    def budget_without_room(self, jobs: int, size: int, queues: int, flows: int) -> str:
+        """The first budget that adding this much would exceed, or "" if there is room in all of them."""
+        if jobs and self.jobs + jobs > self.max_jobs:
             return "max_jobs"
-        if self.bytes + size > self.bytes_room:
+        if self.bytes + size > self.max_bytes:
             return "max_bytes"
-        if queues and self.new_queues + queues > self.queues_room:
+        if queues and self.new_queues + queues > self.max_queues:
             return "max_queues"
         if flows and self.flows is not None and self.flows + flows > (self.budgets.max_flows or inf):
             return "max_flows"
         return ""
 
+    def exceeded_budget(self) -> str:
+        """The first budget of jobs or bytes that the tenant is above, not merely at, or "" if there is none."""
+        if self.jobs > self.max_jobs:
+            return "max_jobs"
+        return "max_bytes" if self.bytes > self.max_bytes else ""
+
     def add(self, jobs: int, size: int, queues: set[str], flows: int) -> None:
-        """So much more was let through."""
+        """Count what is about to be enqueued."""
         self.jobs += jobs
         self.bytes += size
         if queues:
-            self.learn(queues)
+            self.remember_queues(queues)
             self.new_queues += len(queues)
         if flows:
             if not self.starts_flows:
-                self.starts_flows, self.asked_at = True, -inf
+                self.starts_flows, self.read_at = True, -inf
             if self.flows is not None:
                 self.flows += flows
 
-    def learn(self, queues: set[str]) -> None:
-        """These have jobs. Where there are too many, the others are forgotten: they were not all there at once."""
+    def remember_queues(self, queues: set[str]) -> None:
+        """Cache queues that have jobs. Over the limit, drop the others: they did not all exist at once."""
         self.queues |= queues
-        if len(self.queues) > (self.budgets.max_queues or QUEUES_KNOWN):
+        if len(self.queues) > (self.budgets.max_queues or MAX_QUEUES):
             self.queues = queues
 
-    def fresh(self, usage: Usage, jobs: int, size: int, queues: int) -> None:
-        """The tenant keeps this by now; the rest is what had come before it was asked."""
-        self.usage, self.before = usage, (jobs, size, queues)
-        self.set(self.budgets)
+    def set_usage(self, usage: Usage, jobs: int, size: int, queues: int) -> None:
+        """Take over what was read, with this process's counters when the read began."""
+        self.usage, self.counted = usage, (jobs, size, queues)
+        self.set_budgets(self.budgets)
 
-    def set(self, budgets: Budgets) -> None:
-        """These hold from now on."""
+    def set_budgets(self, budgets: Budgets) -> None:
+        """Judge by these budgets from now on."""
         self.budgets = budgets
         if self.usage is not None:
-            jobs, size, queues = self.before
-            self.jobs_room = (budgets.max_jobs or inf) - self.usage.jobs - self.usage.keys + jobs
-            self.bytes_room = (budgets.max_bytes or inf) - self.usage.bytes + size
-            self.queues_room = (budgets.max_queues or inf) - self.usage.queues + queues
+            jobs, size, queues = self.counted
+            self.max_jobs = (budgets.max_jobs or inf) - self.usage.jobs - self.usage.keys + jobs
+            self.max_bytes = (budgets.max_bytes or inf) - self.usage.bytes + size
+            self.max_queues = (budgets.max_queues or inf) - self.usage.queues + queues
 
     def refusal(self, budget: str) -> QuotaExceeded:
-        """What an enqueue is answered that is over this budget."""
-        usage, (jobs, size, queues) = self.usage or Usage(), self.before
+        """The answer to an enqueue or a replay over this budget."""
+        usage, (jobs, size, queues) = self.usage or Usage(), self.counted
         used = {
             "max_jobs": usage.jobs + usage.keys + self.jobs - jobs,
             "max_bytes": usage.bytes + self.bytes - size,
@@ -136,29 +151,29 @@ class Account(Struct, eq=False):
         return QuotaExceeded(None, used[budget], getattr(self.budgets, budget), budget)
 
 
-class Keeper:
-    """What the tenants of one store keep, and what they may. For as many event loops as its store."""
+class BudgetEnforcer:
+    """Judges the enqueues and replays of one store's tenants. Serves as many event loops as its store."""
 
-    def __init__(self, store: Counted, options: CommonOptions) -> None:
+    def __init__(self, store: CountedStore, options: CommonOptions) -> None:
         self.defaults = options.budgets
         self.max_result_ttl_ms = options.max_result_ttl_ms
         self._store = store
-        self._accounts: dict[str, Account] = {}
+        self._tenants: dict[str, TenantCounts] = {}
         self._reads: set[asyncio.Task[None]] = set()
 
     def budgets(self, tenant: str) -> Budgets:
-        """What holds for a tenant, as far as it is known by now."""
-        return self._account(tenant).budgets
+        """The budgets of a tenant, as last read."""
+        return self._counts(tenant).budgets
 
     def admits(self, items: Sequence[NewJob]) -> bool:
-        """Whether a batch of one tenant is within its budgets; then it is counted. Asks the store nothing.
+        """Whether a batch of one tenant is within its budgets. If so, count it. Reads nothing from the store.
 
-        False for one of several tenants, which `enqueue` takes apart.
+        False for a batch of several tenants: `enqueue` judges it item by item.
         """
         if not items or items[0].key.tenant == OPERATOR:
             return True
         tenant, queue, _ = items[0].key
-        account = self._account(tenant)
+        counts = self._counts(tenant)
         jobs, size, queues, flows = len(items), 0, {queue}, 0
         for item in items:
             key = item.key
@@ -168,122 +183,158 @@ class Keeper:
                 queue = key.queue
                 queues.add(queue)
             size += len(item.envelope.payload)
-        if not queues <= account.queues:
+        if not queues <= counts.queues:
             if any(is_exempt(tenant, name) for name in queues):
                 return len(queues) == 1
             if FLOWS in queues:
                 flows = sum(item.key.queue == FLOWS for item in items)
-            queues -= {FLOWS, *account.queues}
+            queues -= {FLOWS, *counts.queues}
         else:
-            queues = _NONE
+            queues = _NO_QUEUES
         size += RECORD_BYTES * jobs
-        if account.over(jobs, size, len(queues), flows):
+        if counts.budget_without_room(jobs, size, len(queues), flows):
             return False
-        account.add(jobs, size, queues, flows)
+        counts.add(jobs, size, queues, flows)
         return True
 
     async def enqueue(
-        self, items: Sequence[NewJob], take: Callable[[Sequence[NewJob]], Awaitable[list[EnqueueAnswer]]]
+        self, items: Sequence[NewJob], enqueue_admitted: Callable[[Sequence[NewJob]], Awaitable[list[EnqueueAnswer]]]
     ) -> list[EnqueueAnswer]:
-        """Have those taken in that are within the budgets, or there already; refuse the others, item by item."""
+        """Enqueue the items that are within the budgets or need no room; refuse the others, item by item."""
         refused = await self._refused(items)
-        let = [item for n, item in enumerate(items) if n not in refused]
-        taken = iter(await take(let) if let else ())
-        return [refused[n] if n in refused else next(taken) for n in range(len(items))]
+        admitted = [item for n, item in enumerate(items) if n not in refused]
+        answers = iter(await enqueue_admitted(admitted) if admitted else ())
+        return [refused[n] if n in refused else next(answers) for n in range(len(items))]
 
     async def _refused(self, items: Sequence[NewJob]) -> dict[int, QuotaExceeded]:
-        """Which items are over a budget, by place."""
-        looked_for: dict[tuple[str, str], bool] = {}
-        over: dict[int, QuotaExceeded] = {}
+        """The refusals, by place in the batch. Counts the other items."""
+        looked_up: dict[tuple[str, str], bool] = {}
+        refused: dict[int, QuotaExceeded] = {}
         for n, item in enumerate(items):
             tenant, queue, _ = item.key
             if is_exempt(tenant, queue):
                 continue
-            account = self._account(tenant)
+            counts = self._counts(tenant)
             size, flows = len(item.envelope.payload) + RECORD_BYTES, int(queue == FLOWS)
-            new = {queue} - {FLOWS} - account.queues
-            full = account.over(1, size, len(new), flows)
-            if full == "max_queues" and await self._has_jobs(tenant, queue, looked_for):
-                account.learn(new)
-                new, full = _NONE, ""
-            if full:
-                over[n] = account.refusal(full)
+            new = {queue} - {FLOWS} - counts.queues
+            budget = counts.budget_without_room(1, size, len(new), flows)
+            if budget == "max_queues" and await self._has_jobs(tenant, queue, looked_up):
+                counts.remember_queues(new)
+                new, budget = _NO_QUEUES, ""
+            if budget:
+                refused[n] = counts.refusal(budget)
             else:
-                account.add(1, size, new, flows)
-        # An id that exists makes no new record, and is answered as what it is. One that comes to life again must have
-        # room for its payload. [ENQ-2]
-        places = list(over)
-        for start in range(0, len(places), IDS_AT_ONCE):
-            part = places[start : start + IDS_AT_ONCE]
-            for n, job in zip(part, await self._store.get([items[n].key for n in part]), strict=True):
-                if job is None:
-                    continue
-                if job.state is JobState.CANCELED or (job.state is JobState.FAILED and items[n].replace_failed):
-                    account = self._account(job.tenant)
-                    size, flows = len(items[n].envelope.payload) + RECORD_BYTES, int(job.queue == FLOWS)
-                    full = account.over(0, size, 0, flows)
-                    if full:
-                        over[n] = account.refusal(full)
-                        continue
-                    account.add(0, size, _NONE, flows)
-                del over[n]
-        return over
+                counts.add(1, size, new, flows)
+        await self._admit_known(items, refused)
+        return refused
+
+    async def _admit_known(self, items: Sequence[NewJob], refused: dict[int, QuotaExceeded]) -> None:
+        """Take back the refusals of ids and keys that exist: they need no new record. [ENQ-2, ENQ-3]"""
+        # The first item with a key makes the later ones in the same batch its duplicates.
+        coming = {scope for n, item in enumerate(items) if n not in refused and (scope := _key_scope(item))}
+        for places in _parts(list(refused)):
+            keyed = [n for n in places if items[n].envelope.idempotency is not None]
+            found = await self._store.key_holders([items[n] for n in keyed]) if keyed else ()
+            holders = dict(zip(keyed, found, strict=True))
+            for n, job in zip(places, await self._store.get([items[n].key for n in places]), strict=True):
+                item, holder = items[n], holders.get(n)
+                if _key_scope(item) in coming or (holder is not None and (job is None or job.id != holder)):
+                    del refused[n]
+                elif job is not None:
+                    refusal = self._refusal_of_new_life(job, item)
+                    if refusal is None:
+                        del refused[n]
+                    else:
+                        refused[n] = refusal
+
+    def _refusal_of_new_life(self, job: Job, item: NewJob) -> QuotaExceeded | None:
+        """The refusal if `item` makes a fresh job from an ended one and its payload has no room. [ENQ-2]"""
+        if job.state is not JobState.CANCELED and not (job.state is JobState.FAILED and item.replace_failed):
+            return None
+        counts = self._counts(job.tenant)
+        size, flows = len(item.envelope.payload) + RECORD_BYTES, int(job.queue == FLOWS)
+        budget = counts.budget_without_room(0, size, 0, flows)
+        if budget:
+            return counts.refusal(budget)
+        counts.add(0, size, _NO_QUEUES, flows)
+        return None
+
+    async def replay(
+        self, keys: Sequence[JobKey], replay_admitted: Callable[[Sequence[JobKey]], Awaitable[list[ReplayAnswer]]]
+    ) -> list[ReplayAnswer]:
+        """Replay jobs, except the failed ones of tenants above `max_jobs` or `max_bytes`. [TENANT-5]
+
+        A replay adds no record, so a tenant exactly at its budget can replay. A key without a failed job gets the
+        store's own answer.
+        """
+        exceeded = {tenant: self._counts(tenant).exceeded_budget() for tenant in {key.tenant for key in keys}}
+        judged = [n for n, key in enumerate(keys) if exceeded[key.tenant] and not is_exempt(key.tenant, key.queue)]
+        refused: dict[int, QuotaExceeded] = {}
+        for places in _parts(judged):
+            for n, job in zip(places, await self._store.get([keys[n] for n in places]), strict=True):
+                if job is not None and job.state is JobState.FAILED:
+                    refused[n] = self._counts(job.tenant).refusal(exceeded[job.tenant])
+        if not refused:
+            return await replay_admitted(keys)
+        admitted = [key for n, key in enumerate(keys) if n not in refused]
+        answers = iter(await replay_admitted(admitted) if admitted else ())
+        return [refused[n] if n in refused else next(answers) for n in range(len(keys))]
 
     def admit_schedule(self, tenant: str, size: int) -> None:
-        """Count a schedule that is about to be put. Raises QuotaExceeded: removed ones are kept for a while, too."""
-        account = self._account(tenant)
+        """Count a new schedule. Raises QuotaExceeded. Removed schedules are kept for a while, so they count too."""
+        counts = self._counts(tenant)
         size += RECORD_BYTES
-        full = account.over(1, size, 0, 0)
-        if full:
-            raise account.refusal(full)
-        account.add(1, size, _NONE, 0)
+        budget = counts.budget_without_room(1, size, 0, 0)
+        if budget:
+            raise counts.refusal(budget)
+        counts.add(1, size, _NO_QUEUES, 0)
 
-    async def _has_jobs(self, tenant: str, queue: str, looked_for: dict[tuple[str, str], bool]) -> bool:
-        found = looked_for.get((tenant, queue))
+    async def _has_jobs(self, tenant: str, queue: str, looked_up: dict[tuple[str, str], bool]) -> bool:
+        found = looked_up.get((tenant, queue))
         if found is None:
             found = False
-            if len(looked_for) < QUEUES_LOOKED_FOR:
+            if len(looked_up) < MAX_QUEUE_LOOKUPS:
                 found = bool((await self._store.list(ListQuery(tenant, queue, limit=1))).jobs)
-            looked_for[tenant, queue] = found
+            looked_up[tenant, queue] = found
         return found
 
-    async def counted(self, tenant: str, read: Awaitable[Usage]) -> Usage:
-        """What a tenant keeps, as it is read; from now on it is judged by that."""
-        account = self._account(tenant, renewed=True)
-        before = (account.jobs, account.bytes, account.new_queues)
+    async def take_usage(self, tenant: str, read: Awaitable[Usage]) -> Usage:
+        """Await a read of what a tenant keeps, and judge by it from then on."""
+        counts = self._counts(tenant, reading=True)
+        counted = (counts.jobs, counts.bytes, counts.new_queues)
         usage = await read
-        account.fresh(usage, *before)
+        counts.set_usage(usage, *counted)
         return usage
 
-    async def renew(self, tenant: str) -> tuple[Budgets, Usage]:
-        """Read a tenant's budgets, and what it keeps: those set for it, and that."""
-        account = self._account(tenant, renewed=True)
+    async def refresh(self, tenant: str) -> tuple[Budgets, Usage]:
+        """Read the budgets set for a tenant, and what it keeps."""
+        counts = self._counts(tenant, reading=True)
         settings = await self._store.tenant_settings(tenant)
-        said = next((one.budgets for one in settings if one.queue is None), None) or Budgets()
-        account.set(merged(self.defaults, said) or self.defaults)
+        own = next((one.budgets for one in settings if one.queue is None), None) or Budgets()
+        counts.set_budgets(merged(self.defaults, own) or self.defaults)
         usage = await self._store.usage(tenant)
-        if account.starts_flows:
-            account.flows = await _under_way(self._store, tenant, FLOWS)
-        return said, usage
+        if counts.starts_flows:
+            counts.flows = await _count_unfinished(self._store, tenant, FLOWS)
+        return own, usage
 
-    async def shown(self, tenant: str) -> TenantUsage:
+    async def report(self, tenant: str) -> TenantUsage:
         """What a tenant keeps and may keep, budget by budget, read now."""
-        said, usage = await self.renew(tenant)
-        holds = merged(self.defaults, said) or self.defaults
+        own, usage = await self.refresh(tenant)
+        limits = merged(self.defaults, own) or self.defaults
         used: dict[str, int] = {
             "max_jobs": usage.jobs + usage.keys,
             "max_bytes": usage.bytes,
             "max_queues": usage.queues,
-            "max_schedules": await _under_way(self._store, tenant, SCHEDULES),
-            "max_flows": await _under_way(self._store, tenant, FLOWS),
+            "max_schedules": await _count_unfinished(self._store, tenant, SCHEDULES),
+            "max_flows": await _count_unfinished(self._store, tenant, FLOWS),
         }
         budgets = [
-            BudgetUse(name, used.get(name), getattr(holds, name), getattr(said, name) is not None) for name in FIELDS
+            BudgetUse(name, used.get(name), getattr(limits, name), getattr(own, name) is not None) for name in FIELDS
         ]
         return TenantUsage(tenant, budgets, usage.keys, usage.events)
 
     async def close(self) -> None:
-        """End what is being read in this event loop."""
+        """Cancel the reads of this event loop."""
         loop = asyncio.get_running_loop()
         reads = [task for task in list(self._reads) if task.get_loop() is loop]
         for task in reads:
@@ -291,71 +342,87 @@ class Keeper:
         if reads:
             await asyncio.wait(reads)
 
-    def _account(self, tenant: str, *, renewed: bool = False) -> Account:
-        """What is known of a tenant; if that is old, it is read anew in the background."""
+    def _counts(self, tenant: str, *, reading: bool = False) -> TenantCounts:
+        """The cached counts of a tenant. If they are old and the caller does not read them itself, start a read."""
         now = time.monotonic()
-        account = self._accounts.get(tenant)
-        if account is None:
-            if len(self._accounts) >= TENANTS:
-                self._accounts.pop(next(iter(self._accounts)), None)
-            account = self._accounts[tenant] = Account(self.defaults)
-        if renewed:
-            account.asked_at = now
-        elif now >= account.asked_at + REFRESH_S:
-            account.asked_at = now
+        counts = self._tenants.get(tenant)
+        if counts is None:
+            if len(self._tenants) >= MAX_TENANTS:
+                self._tenants.pop(next(iter(self._tenants)), None)
+            counts = self._tenants[tenant] = TenantCounts(self.defaults)
+        if reading:
+            counts.read_at = now
+        elif now >= counts.read_at + REFRESH_S:
+            counts.read_at = now
             task = asyncio.get_running_loop().create_task(self._read(tenant), name=f"budgets of {tenant}")
             self._reads.add(task)
             task.add_done_callback(self._reads.discard)
-        return account
+        return counts
 
     async def _read(self, tenant: str) -> None:
-        # Not beside the enqueue that it is for, and not at all in a process that is gone by then.
-        await asyncio.sleep(DELAY_S)
-        # What is known stays in force while the store cannot be read.
+        # Do not compete with the enqueue that caused the read; a process that ends at once reads nothing.
+        await asyncio.sleep(FIRST_READ_DELAY_S)
+        # While the store cannot be read, the last known counts stay in force.
         with suppress(HoldfastError):
-            await self.renew(tenant)
+            await self.refresh(tenant)
 
 
 def is_exempt(tenant: str, queue: str) -> bool:
-    """Whether a queue is for what Holdfast itself keeps as jobs. Schedules are judged where they are put."""
+    """Whether a queue holds Holdfast's own records, which no budget of jobs covers. Schedules have their own budget."""
     return tenant == OPERATOR or (queue.startswith(RESERVED) and queue != FLOWS)
 
 
-async def _under_way(store: Counted, tenant: str, queue: str) -> int:
-    """How many jobs of a queue have not ended."""
+def _key_scope(item: NewJob) -> tuple[str, str, str, str] | None:
+    """What an idempotency key belongs to. [ENQ-3]"""
+    idempotency = item.envelope.idempotency
+    return None if idempotency is None else (*item.key[:2], item.envelope.type, idempotency.key)
+
+
+def _parts(places: Sequence[int]) -> Iterable[Sequence[int]]:
+    return (places[start : start + IDS_PER_READ] for start in range(0, len(places), IDS_PER_READ))
+
+
+async def _count_unfinished(store: CountedStore | Store, tenant: str, queue: str) -> int:
     (stats,) = await store.stats(tenant, [queue])
     return sum(count for state, count in stats.counts.items() if state not in TERMINAL)
 
 
-def keeper_of(store: Store) -> Keeper | None:
-    """The keeper of a store; None: it judges elsewhere, or not at all."""
-    found = getattr(store, "keeper", None)
-    return found if isinstance(found, Keeper) else None
+def enforcer_of(store: Store) -> BudgetEnforcer | None:
+    """The enforcer of a store. None if its budgets are enforced elsewhere, or not at all."""
+    found = getattr(store, "enforcer", None)
+    return found if isinstance(found, BudgetEnforcer) else None
 
 
 def ceiling_ms(store: Store) -> int:
-    """The longest that a finished job or a key can be told to be kept at a store; 0: as long as it says itself."""
-    keeper = keeper_of(store)
-    return 0 if keeper is None else keeper.max_result_ttl_ms
+    """The longest time that a store keeps a finished job or a key. 0 if this process knows no ceiling."""
+    enforcer = enforcer_of(store)
+    return 0 if enforcer is None else enforcer.max_result_ttl_ms
+
+
+async def read_counts(store: Store, tenant: str) -> None:
+    """Read what a tenant keeps now. A process that ends before its first background read would not be judged."""
+    enforcer = enforcer_of(store)
+    if enforcer is not None:
+        await enforcer.refresh(tenant)
 
 
 async def usage_of(store: Store, tenant: str) -> TenantUsage:
     """What a tenant keeps and may keep. Raises Unsupported."""
-    if isinstance(store, UsageShowing):
+    if isinstance(store, UsageReporter):
         return await store.tenant_usage(tenant)
-    keeper = keeper_of(store)
-    if keeper is None:
+    enforcer = enforcer_of(store)
+    if enforcer is None:
         raise Unsupported("budgets", store.capabilities.name)
-    return await keeper.shown(tenant)
+    return await enforcer.report(tenant)
 
 
 async def check_schedules(store: Store, tenant: str, size: int) -> None:
-    """Raise QuotaExceeded if the tenant has as many schedules as it may, or no room for one of this size. [TENANT-5]"""
-    keeper = keeper_of(store)
-    if keeper is None:
+    """Count a new schedule. Raises QuotaExceeded if the tenant has too many or no room for its bytes. [TENANT-5]"""
+    enforcer = enforcer_of(store)
+    if enforcer is None:
         return
-    limit = keeper.budgets(tenant).max_schedules
-    used = await _under_way(store, tenant, SCHEDULES) if limit else 0
+    limit = enforcer.budgets(tenant).max_schedules
+    used = await _count_unfinished(store, tenant, SCHEDULES) if limit else 0
     if limit and used >= limit:
         raise QuotaExceeded(SCHEDULES, used, limit, "max_schedules")
-    keeper.admit_schedule(tenant, size)
+    enforcer.admit_schedule(tenant, size)

@@ -52,6 +52,16 @@ class DirectHandoff(Protocol):
 
 
 @runtime_checkable
+class SelfCreating(Protocol):
+    """A store that `open` creates where none exists."""
+
+    @property
+    def created(self) -> bool:
+        """Whether `open` created the store."""
+        ...
+
+
+@runtime_checkable
 class Pooled(Protocol):
     """A store whose calls take a connection from a pool: further calls wait."""
 

@@ -189,7 +189,7 @@ def test_the_role_of_the_postgres_page_has_the_rights_it_needs(tmp_path, postgre
         url = database.replace("postgres@", "app@")
         write_files(page, tmp_path, DATABASE, f"{url}?migrate=0")
         assert "sent to a@example.com" in run(tmp_path, sys.executable, "on_postgres.py")
-        code = "import asyncio\nfrom holdfast.store import open_store\n"
+        code = "import asyncio\nfrom holdfast.opening import open_store\n"
         code += f"async def main():\n    store = await open_store({url!r})\n    print(await store.prune(10))\n"
         code += "    await store.close()\nasyncio.run(main())\n"
         assert "Pruned" in run(tmp_path, sys.executable, "-c", code)

@@ -22,61 +22,61 @@ def budgets_are_never_judged(bug: Bug) -> None:
         del original
         return True
 
-    bug.around(budgets.Keeper, "admits", admits)
+    bug.around(budgets.BudgetEnforcer, "admits", admits)
 
 
 @mutant("TENANT-5", stores=FACES)
 def a_budget_holds_one_too_many(bug: Bug) -> None:
     """The budget of jobs is off by one."""
 
-    def set_(original: Planted, account: Any, said: Budgets) -> None:
-        original(account, said)
-        account.jobs_room += 1
+    def set_budgets(original: Planted, counts: Any, said: Budgets) -> None:
+        original(counts, said)
+        counts.max_jobs += 1
 
-    bug.around(budgets.Account, "set", set_)
+    bug.around(budgets.TenantCounts, "set_budgets", set_budgets)
 
 
 @mutant("TENANT-5", stores=FACES)
 def no_limit_is_a_limit_of_none(bug: Bug) -> None:
     """A budget of 0 lets nothing in."""
 
-    def set_(original: Planted, account: Any, said: Budgets) -> None:
-        original(account, said)
+    def set_budgets(original: Planted, counts: Any, said: Budgets) -> None:
+        original(counts, said)
         if said.max_jobs == 0:
-            account.jobs_room = 0
+            counts.max_jobs = 0
 
-    bug.around(budgets.Account, "set", set_)
+    bug.around(budgets.TenantCounts, "set_budgets", set_budgets)
 
 
 @mutant("TENANT-5", stores=FACES)
 def what_this_process_enqueues_is_not_added(bug: Bug) -> None:
     """Between two reads of its usage a tenant may enqueue as much as it likes."""
 
-    def add(original: Planted, account: Any, *more: Any) -> None:
-        original(account, 0, 0, *more[2:])
+    def add(original: Planted, counts: Any, *more: Any) -> None:
+        original(counts, 0, 0, *more[2:])
 
-    bug.around(budgets.Account, "add", add)
+    bug.around(budgets.TenantCounts, "add", add)
 
 
 @mutant("TENANT-5", stores=FACES)
 def kept_keys_are_free(bug: Bug) -> None:
     """Keys that are held for ever count nowhere."""
 
-    def fresh(original: Planted, account: Any, usage: Usage, *before: int) -> None:
-        original(account, replace(usage, keys=0), *before)
+    def set_usage(original: Planted, counts: Any, usage: Usage, *before: int) -> None:
+        original(counts, replace(usage, keys=0), *before)
 
-    bug.around(budgets.Account, "fresh", fresh)
+    bug.around(budgets.TenantCounts, "set_usage", set_usage)
 
 
 @mutant("TENANT-5", stores=FACES)
 def known_ids_are_refused_too(bug: Bug) -> None:
     """Over a budget an id that exists is refused, and not answered as what it is."""
 
-    async def refused(original: Planted, keeper: Any, items: Sequence[NewJob]) -> dict[int, QuotaExceeded]:
-        found = await original(keeper, items)
+    async def refused(original: Planted, enforcer: Any, items: Sequence[NewJob]) -> dict[int, QuotaExceeded]:
+        found = await original(enforcer, items)
         return {n: QuotaExceeded(None, 0, 0, "max_jobs") for n in range(len(items))} if found else found
 
-    bug.around(budgets.Keeper, "_refused", refused)
+    bug.around(budgets.BudgetEnforcer, "_refused", refused)
 
 
 @mutant("TENANT-5", stores=FACES[1:])
@@ -86,18 +86,18 @@ def known_queues_are_refused_too(bug: Bug) -> None:
     async def has_jobs(_original: Planted, *_: Any) -> bool:
         return False
 
-    bug.around(budgets.Keeper, "_has_jobs", has_jobs)
+    bug.around(budgets.BudgetEnforcer, "_has_jobs", has_jobs)
 
 
 @mutant("TENANT-5", stores=FACES)
 def the_wrong_budget_is_named(bug: Bug) -> None:
     """A refusal says that the jobs are too many, whatever it was."""
 
-    def refusal(original: Planted, account: Any, budget: str) -> QuotaExceeded:
-        found = original(account, budget)
+    def refusal(original: Planted, counts: Any, budget: str) -> QuotaExceeded:
+        found = original(counts, budget)
         return QuotaExceeded(found.queue, found.used, found.limit, "max_jobs")
 
-    bug.around(budgets.Account, "refusal", refusal)
+    bug.around(budgets.TenantCounts, "refusal", refusal)
 
 
 @mutant("TENANT-5", stores=FACES)
@@ -115,8 +115,29 @@ def what_is_reserved_is_refused(bug: Bug) -> None:
 def budgets_are_for_all_tenants_together(bug: Bug) -> None:
     """What one tenant keeps is held against another."""
 
-    def account(original: Planted, keeper: Any, tenant: str, **more: Any) -> Any:
+    def counts(original: Planted, enforcer: Any, tenant: str, **more: Any) -> Any:
         del tenant
-        return original(keeper, "all", **more)
+        return original(enforcer, "all", **more)
 
-    bug.around(budgets.Keeper, "_account", account)
+    bug.around(budgets.BudgetEnforcer, "_counts", counts)
+
+
+@mutant("TENANT-5", stores=FACES)
+def replays_are_within_every_budget(bug: Bug) -> None:
+    """A tenant above its budgets may replay its dead letters."""
+
+    def exceeded_budget(original: Planted, *_: Any) -> str:
+        del original
+        return ""
+
+    bug.around(budgets.TenantCounts, "exceeded_budget", exceeded_budget)
+
+
+@mutant("ENQ-3", stores=FACES)
+def held_keys_are_refused_too(bug: Bug) -> None:
+    """Over a budget, an enqueue whose key is held is refused, and not answered with the first job."""
+
+    async def admit_known(original: Planted, enforcer: Any, items: Sequence[NewJob], refused: Any) -> None:
+        await original(enforcer, [replace(i, envelope=replace(i.envelope, idempotency=None)) for i in items], refused)
+
+    bug.around(budgets.BudgetEnforcer, "_admit_known", admit_known)

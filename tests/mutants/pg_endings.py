@@ -152,7 +152,7 @@ def _lock_before_it_is_there(bug: Bug, method: str, least: int) -> None:
     bug.function("hold", "ORDER BY j.seq FOR UPDATE OF j", "")
 
 
-@mutant("CANCEL-1", "STATE-2", stores=POSTGRES, seen_by="of_a_cancel_and_an_enqueue_at_once_both_tell_the_truth")
+@mutant("CANCEL-1", "STATE-2", stores=POSTGRES, seen_by="of_a_cancel_and_an_enqueue_at_once_both_answer_the_truth")
 def a_cancel_acts_on_what_it_has_not_locked(bug: Bug) -> None:
     """A job that is enqueued beside its cancel is canceled in the log, and completed."""
     _lock_before_it_is_there(bug, "cancel", least=0)
@@ -282,7 +282,7 @@ def a_replayed_job_keeps_its_attempts(bug: Bug) -> None:
     bug.statement("revive_jobs", "u.attempts,", "d.attempts,")
 
 
-@mutant("CLAIM-2", "DEAD-1", stores=POSTGRES, seen_by="a_job_that_comes_back_stands_where_it_became_visible")
+@mutant("CLAIM-2", "DEAD-1", stores=POSTGRES, seen_by="a_job_that_comes_back_is_ordered_by_when_it_became_visible")
 def a_replayed_job_stands_where_it_stood(bug: Bug) -> None:
     """A replayed job overtakes all that came after its first enqueue."""
     bug.statement("revive_jobs", "u.visible_at,", "d.visible_at,")

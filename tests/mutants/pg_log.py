@@ -40,7 +40,7 @@ def a_claim_is_logged_with_the_attempt_before(bug: Bug) -> None:
     bug.function("claim", "array_agg(f.attempts + 1)", "array_agg(f.attempts)")
 
 
-@mutant("EVENT-3", "EVENT-1", stores=POSTGRES, seen_by="a_batch_over_several_tenants_tells_each_its_own")
+@mutant("EVENT-3", "EVENT-1", stores=POSTGRES, seen_by="a_batch_over_several_tenants_shows_each_its_own")
 def a_turn_is_logged_with_the_attempt_before(bug: Bug) -> None:
     """The event of a lease that was given in turns does not count the attempt that it is."""
     bug.function("claim", "array_agg(p.attempts + 1)", "array_agg(p.attempts)")
@@ -87,7 +87,7 @@ def events_lose_their_data(bug: Bug) -> None:
     bug.around(bug.postgres("log"), "pack", pack)
 
 
-@mutant("EVENT-3", "EVENT-1", stores=POSTGRES, seen_by="a_batch_over_several_tenants_tells_each_its_own")
+@mutant("EVENT-3", "EVENT-1", stores=POSTGRES, seen_by="a_batch_over_several_tenants_shows_each_its_own")
 def a_batch_is_told_as_the_first_tenants(bug: Bug) -> None:
     """Events of one call all stand in the stream of the tenant that it named first."""
 
@@ -159,13 +159,13 @@ def every_transaction_is_taken_for_one_of_another_database(bug: Bug) -> None:
     bug.function("horizon", "WHERE datid <> (", "WHERE datid IS NOT NULL OR datid <> (")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="what_an_old_transaction_does_is_told_in_its_place")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_an_old_transaction_are_in_the_order_of_the_job")
 def a_completion_is_filed_under_its_own_transaction(bug: Bug) -> None:
     """A completion in a transaction that began early stands in the log before the lease."""
     bug.function("complete", "v_last > v_xid", "false")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="what_an_old_transaction_does_is_told_in_its_place")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_an_old_transaction_are_in_the_order_of_the_job")
 def a_change_is_filed_under_its_own_transaction(bug: Bug) -> None:
     """A failure in a transaction that began early stands in the log before the lease."""
     bug.computed(bug.postgres("unit_of_work").Unit, "place", lambda unit: unit.xid)
@@ -184,13 +184,13 @@ def a_stream_is_that_of_all_tenants(bug: Bug) -> None:
 # Trimming and readers -----------------------------------------------------------------------------------------
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_leaves_a_gap_that_is_told")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_reports_the_gap_that_it_leaves")
 def the_mark_of_what_is_past_is_too_early(bug: Bug) -> None:
     """The last event that is gone is said to be there yet."""
     bug.function("note_gone", "first + gone FROM", "first + gone - 1 FROM")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_leaves_a_gap_that_is_told")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_reports_the_gap_that_it_leaves")
 def a_gap_is_not_told_in_postgres(bug: Bug) -> None:
     """Who comes from before what is kept reads on as if nothing were missing."""
 
@@ -249,7 +249,7 @@ def readers_of_all_tenants_are_told(bug: Bug) -> None:
     bug.statement("readers", "WHERE tenant = $1", "WHERE $1::text IS NOT NULL")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_leaves_a_gap_that_is_told")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_reports_the_gap_that_it_leaves")
 def more_is_trimmed_than_may_go(bug: Bug) -> None:
     """Fewer events are kept than was asked for."""
 
@@ -291,7 +291,7 @@ def readers_of_all_tenants_get_no_gaps(bug: Bug) -> None:
     bug.statement("cuts", "WHERE (epoch", "WHERE false AND (epoch")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="a_reader_holds_the_events_of_its_tenant_and_nobody_elses")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="a_reader_holds_the_events_of_its_tenant_alone")
 def any_tenants_reader_holds_the_log(bug: Bug) -> None:
     """Trimming waits for readers of other tenants."""
     bug.statement("slowest_readers", "DISTINCT ON (tenant) tenant,", "'' AS tenant,")

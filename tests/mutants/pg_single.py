@@ -100,7 +100,7 @@ def the_completion_of_one_is_logged_as_another_end(bug: Bug) -> None:
     bug.function("complete_one", "'{7}'", "'{8}'")
 
 
-@mutant("EVENT-2", stores=POSTGRES, seen_by="what_an_old_transaction_does_is_told_in_its_place")
+@mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_an_old_transaction_are_in_the_order_of_the_job")
 def the_completion_of_one_is_filed_under_its_own_transaction(bug: Bug) -> None:
     """A completion in a transaction that began early stands in the log before the lease."""
     bug.function("complete_one", "greatest(v_job.logged, {s}.xid())", "{s}.xid()")
@@ -108,7 +108,7 @@ def the_completion_of_one_is_filed_under_its_own_transaction(bug: Bug) -> None:
 
 # What is told of it ---------------------------------------------------------------------------------------------
 
-_IN_FULL = "an_end_that_is_told_in_full_is_told_as_it_is_kept"
+_IN_FULL = "a_record_in_a_hint_is_the_record_that_is_kept"
 
 
 @mutant("RESULT-2", stores=POSTGRES, seen_by=_IN_FULL)

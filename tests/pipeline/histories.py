@@ -9,7 +9,7 @@ from holdfast.pipeline.lake import positions
 from holdfast.pipeline.schemas import BRONZE_EVENTS
 from holdfast.testing.conformance.spaces import Spaces
 from holdfast.testing.traces import draw, open_pair
-from holdfast.testing.traces.steps import Step
+from holdfast.testing.traces.steps import TraceStep
 
 
 async def random_history(seeds, steps=80, back_ms=0):
@@ -32,7 +32,7 @@ async def _trace(seed, steps, back_ms):
             if back_ms and step == steps // 2:
                 # The traces' own check knows no clock that goes back.
                 pair._history = SimpleNamespace(add=lambda _: None, check=lambda *_: None)
-                await pair.perform(Step("advance", (-back_ms,)))
+                await pair.perform(TraceStep("advance", (-back_ms,)))
             await pair.perform(draw(random, pair.world))
         return pair.store.log
     finally:

@@ -13,8 +13,7 @@ from pathlib import Path
 from pyspark.sql import functions as fn
 from pyspark.sql.types import MapType
 
-from holdfast.cli.running import Plan as WorkerPlan
-from holdfast.cli.running import make_worker
+from holdfast.cli.running import WorkerConfig, make_worker
 from holdfast.pipeline import work as working
 from holdfast.pipeline.audit import audit
 from holdfast.pipeline.build import build
@@ -56,7 +55,7 @@ def digest(frame):
 def worked(spark, url, module):
     """What workers left, and how many there were."""
     sys.path.insert(0, str(Path(module).parent))
-    make = partial(make_worker, WorkerPlan(url, "acme", [Path(module).stem], concurrency=4, lease_s=3.0))
+    make = partial(make_worker, WorkerConfig(url, "acme", [Path(module).stem], concurrency=4, lease_s=3.0))
     done = work(spark, working.Plan(url, 2, until_empty=True), make, pack([Path(module)]))
     return {"left": sum(done.left.values()), "workers": len(done.workers)}
 

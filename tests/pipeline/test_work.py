@@ -4,8 +4,7 @@ from functools import partial
 
 import pytest
 
-from holdfast.cli.running import Plan as WorkerPlan
-from holdfast.cli.running import make_worker
+from holdfast.cli.running import WorkerConfig, make_worker
 from holdfast.core.errors import InvalidOption, StoreError
 from holdfast.core.job import Envelope
 from holdfast.pipeline import work as working
@@ -24,7 +23,7 @@ def jobs(tmp_path, monkeypatch):
 
 
 def making(url, module, **options):
-    return partial(make_worker, WorkerPlan(url, "acme", [module], concurrency=4, **options))
+    return partial(make_worker, WorkerConfig(url, "acme", [module], concurrency=4, **options))
 
 
 def test_workers_in_two_tasks_drain_a_queue_and_each_job_is_done_once(spark, url, tmp_path, jobs):

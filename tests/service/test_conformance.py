@@ -33,11 +33,11 @@ PURGES = "the counts of purges are for the audit, which reads the store"
 EVERY = "it reads the events of all tenants: a token is one tenant's"
 
 NOT_OVER_HTTP = {
-    "a_reader_holds_the_events_of_its_tenant_and_nobody_elses": EVERY,
+    "a_reader_holds_the_events_of_its_tenant_alone": EVERY,
     "age_takes_the_events_of_every_tenant": EVERY,
     "deliveries_are_counted_in_the_log": LOG,
     "one_tenants_flood_takes_no_event_from_another": EVERY,
-    "the_log_is_told_and_counted_in_calls_of_one_and_of_many": LOG,
+    "the_log_hints_and_counts_in_calls_of_one_and_of_many": LOG,
     "a_claim_gives_token_deadline_and_attempt": WHOLE,
     "a_completion_of_one_does_what_it_does_among_others": WHOLE,
     "a_message_comes_back_as_it_was_sent": JSON,
@@ -66,7 +66,7 @@ NOT_OVER_HTTP = {
     "the_delay_follows_the_policy_of_the_message": CHANCE,
     "the_reaper_and_a_claim_use_the_stored_policy": CHANCE,
     "trimming_by_time_takes_nothing_young_where_the_clock_was_set_back": LOG,
-    "trimming_leaves_a_gap_that_is_told": LOG,
+    "trimming_reports_the_gap_that_it_leaves": LOG,
     "trimming_waits_for_the_slowest_reader": LOG,
 }
 """The checks of what HTTP has no words for, and why; the reference has their rules."""
@@ -77,7 +77,7 @@ WHOLE_RULES = {
 }
 """The rules of which HTTP has nothing at all."""
 
-SLOW = {"jobs_that_come_alone_and_together_stand_in_one_line"}
+SLOW = {"jobs_that_come_alone_and_together_share_one_order"}
 
 EXPRESSED = [check for check in all_checks() if check.rule not in WHOLE_RULES and check.name not in NOT_OVER_HTTP]
 

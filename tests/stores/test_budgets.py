@@ -5,8 +5,7 @@ import uuid
 
 import pytest
 
-from holdfast import Queue
-from holdfast import budgets as keeping
+from holdfast import Queue, budgets
 from holdfast.core.budgets import Budgets
 from holdfast.core.errors import QuotaExceeded, StoreBusy
 from holdfast.testing.servers import ValkeyServer
@@ -64,8 +63,8 @@ async def test_a_closed_store_reads_nothing_more(url):
 
 async def test_usage_is_read_in_the_background_and_then_judged(url, monkeypatch):
     """What another process has set and enqueued holds here after the next read, which no enqueue waits for."""
-    monkeypatch.setattr(keeping, "REFRESH_S", 0.05)
-    monkeypatch.setattr(keeping, "DELAY_S", 0.0)
+    monkeypatch.setattr(budgets, "REFRESH_S", 0.05)
+    monkeypatch.setattr(budgets, "FIRST_READ_DELAY_S", 0.0)
     async with Queue(url, tenant="acme") as queue:
         await queue.enqueue({})
         store = await queue.store.sibling()
@@ -93,9 +92,9 @@ async def test_a_store_that_cannot_count_takes_jobs_all_the_same(url, monkeypatc
     async def fail(self, tenant):
         raise StoreBusy("not now")
 
-    monkeypatch.setattr(keeping.Keeper, "renew", fail)
-    monkeypatch.setattr(keeping, "REFRESH_S", 0.0)
-    monkeypatch.setattr(keeping, "DELAY_S", 0.0)
+    monkeypatch.setattr(budgets.BudgetEnforcer, "refresh", fail)
+    monkeypatch.setattr(budgets, "REFRESH_S", 0.0)
+    monkeypatch.setattr(budgets, "FIRST_READ_DELAY_S", 0.0)
     async with Queue(url, tenant="acme") as queue:
         for _ in range(20):
             assert (await queue.enqueue({})).status == "queued"

@@ -13,29 +13,29 @@ DONE, FAILED, WRONG_USAGE = 0, 1, 2
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run one command (by default the one this process was started with) and exit: 0 done, 1 failed, 2 wrong usage."""
-    # Typer is loaded by whoever runs a command, not by whoever imports a part of this package.
+    # Importing a part of this package does not load Typer. Running a command does.
     try:
         from holdfast.cli.app import command
     except ModuleNotFoundError as error:
         note(f"Error: the command needs {error.name}; install it with: pip install typer rich")
         sys.exit(FAILED)
 
-    sys.exit(told(lambda: command(args, prog_name="holdfast")))
+    sys.exit(exit_code_of(lambda: command(args, prog_name="holdfast")))
 
 
-def told(act: Callable[[], object]) -> int:
-    """Do something and return the exit code for it; an error that people can act on is told in a line, not a trace."""
+def exit_code_of(act: Callable[[], object]) -> int:
+    """Call `act` and return the exit code. A user's mistake is printed as a message, without a traceback."""
     from holdfast.core.errors import HoldfastError, InvalidName, InvalidOption, InvalidPayload
 
     try:
         act()
     except (InvalidName, InvalidOption, InvalidPayload) as error:
-        return _say(error, WRONG_USAGE)
+        return _print_error(error, WRONG_USAGE)
     except (HoldfastError, OSError) as error:
-        return _say(error, FAILED)
+        return _print_error(error, FAILED)
     return DONE
 
 
-def _say(error: Exception, code: int) -> int:
+def _print_error(error: Exception, code: int) -> int:
     note("\n".join([f"Error: {error}", *getattr(error, "__notes__", ())]), lines=True)
     return code

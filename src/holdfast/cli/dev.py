@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from socket import socket
 
-    from holdfast.cli.running import Plan
+    from holdfast.cli.running import WorkerConfig
     from holdfast.service.settings import Settings
 
 PLACE, VALKEY, SOMEBODY = "file:.holdfast", "valkey", "dev"
@@ -66,7 +66,7 @@ def dev(
     """
     import asyncio
 
-    from holdfast.cli.running import Plan, configure_logs, exit_on_term
+    from holdfast.cli.running import WorkerConfig, configure_logs, exit_on_term
 
     with needing_service("dev"):
         from holdfast.service.server import listen
@@ -80,11 +80,11 @@ def dev(
     whose = tenant or os.environ.get(TENANT_VARIABLE) or SOMEBODY
     token = sign(tokens, tenant=whose, scopes=SCOPES, lifetime_s=LIFETIME_S)
     with _place(store) as url, contextlib.closing(listen(host, port, 30.0)) as sock:
-        plan = Plan(
+        config = WorkerConfig(
             store=url, tenant=whose, modules=[SAMPLES, *(words("module", modules) or [])], handler=f"{SAMPLES}:echo",
             grace_s=5.0, json_logs=json_logs, log_level=checked_level(log_level),
         )  # fmt: skip
-        configure_logs(plan)
+        configure_logs(config)
         configure_lines("holdfast.audit", *(["holdfast.access"] if access_log else []))
 
         def greet() -> None:
@@ -92,10 +92,10 @@ def dev(
 
         # The worker does the upkeep.
         settings = Settings(store=url, tokens=tokens, access_log=access_log, upkeep=False)
-        asyncio.run(_run(plan, settings, sock, greet))
+        asyncio.run(_run(config, settings, sock, greet))
 
 
-async def _run(plan: Plan, settings: Settings, sock: socket, greet: Callable[[], None]) -> None:
+async def _run(config: WorkerConfig, settings: Settings, sock: socket, greet: Callable[[], None]) -> None:
     import asyncio
 
     from holdfast.cli import samples
@@ -106,12 +106,12 @@ async def _run(plan: Plan, settings: Settings, sock: socket, greet: Callable[[],
     from holdfast.telemetry import http as http_metrics
     from holdfast.worker.shutdown import on_signal
 
-    store = make_store(plan.store)
-    worker = make_worker(plan, store)
-    log_events(worker, plan)
+    store = make_store(config.store)
+    worker = make_worker(config, store)
+    log_events(worker, config)
     http_metrics.enable()
     async with running(settings, sock, store) as server:
-        await samples.enqueue_some(Queue(store=store, tenant=plan.tenant))
+        await samples.enqueue_some(Queue(store=store, tenant=config.tenant))
         with on_signal(server.stop):
             # It watches for signals by itself.
             working = asyncio.create_task(worker.run())

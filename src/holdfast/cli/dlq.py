@@ -86,6 +86,7 @@ def replay(
     """Start dead letters again: those named, or all that match. Exits with 1 if some could not be replayed."""
     _check_choice(ids, all=all, type=type, error=error)
 
+    from holdfast.budgets import read_counts
     from holdfast.telemetry.audit import named
 
     async def act(bound: Queue) -> None:
@@ -98,6 +99,7 @@ def replay(
             _tell(matching, f"would replay {len(chosen)}", json)
             return
         facts.update(named(id for _, id in chosen))
+        await read_counts(bound.store, bound.tenant)
         refused: list[tuple[str, HoldfastError]] = []
         with progress("Replaying", len(chosen), quiet=json) as done:
             for name in dict.fromkeys(name for name, _ in chosen):

@@ -1,176 +1,30 @@
-"""Single jobs: enqueue, status, result, cancel, list."""
+"""Single jobs: status, result, cancel, list."""
 
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Awaitable, Sequence
-from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from holdfast.cli.audit import audited
-from holdfast.cli.options import (
-    AnyQueue,
-    Blobs,
-    JobId,
-    JobType,
-    Json,
-    QueueName,
-    Store,
-    Tenant,
-    duration,
-    instant,
-    words,
-)
-from holdfast.cli.output import emit, moment, note, on_terminal, say, show, show_pairs, when
-from holdfast.cli.session import pages, queues_of, with_queue
-from holdfast.core.errors import (
-    HoldfastError,
-    InvalidOption,
-    InvalidPayload,
-    JobCanceled,
-    JobFailed,
-    JobNotFound,
-    WaitTimeout,
-)
+from holdfast.cli.options import AnyQueue, Blobs, JobId, JobType, Json, Store, Tenant, Wait, wait_limit, words
+from holdfast.cli.output import emit, moment, note, say, show, show_pairs, when
+from holdfast.cli.session import find_job, job_not_found, pages, with_queue
+from holdfast.core.errors import HoldfastError, JobCanceled, JobFailed, JobNotFound, WaitTimeout
 
 if TYPE_CHECKING:
-    from holdfast.jobs.options import EnqueueOptions
     from holdfast.queue.queue import Queue
     from holdfast.queue.records import JobPage, JobRecord
-
-FOREVER = "forever"
-
-Wait = Annotated[
-    str | None, typer.Option("--wait", metavar="DURATION", help="Wait so long for the result; `forever` works too.")
-]
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    app.command()(enqueue)
     app.command()(status)
     app.command()(result)
     app.command()(cancel)
     app.command("list")(list_jobs)
-
-
-def enqueue(
-    type: Annotated[str, typer.Argument(metavar="TYPE", help="The job type, or - for a payload without one.")],
-    *,
-    store: Store = None,
-    tenant: Tenant = None,
-    queue: Annotated[
-        str | None, typer.Option("--queue", "-q", help="The queue; that of its @job if not given, else `default`.")
-    ] = None,
-    payload: Annotated[str | None, typer.Option(metavar="JSON", help="The arguments, as JSON.")] = None,
-    payload_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The same from a file; - is standard input.")
-    ] = None,
-    id: Annotated[str | None, typer.Option(help="The job's id; made up if not given.")] = None,
-    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="Run it so much later.")] = None,
-    run_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Run it at this moment (ISO 8601; local time if it has no zone).")
-    ] = None,
-    priority: Annotated[int | None, typer.Option(help="From 0 (last) to 9 (first).")] = None,
-    max_attempts: Annotated[
-        int | None, typer.Option(help="How often it may run at most; as its @job says if not given, else 4.")
-    ] = None,
-    idempotency_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="A second enqueue with this key finds the first job.")
-    ] = None,
-    wait: Wait = None,
-    blobs: Blobs = None,
-    json: Json = False,
-) -> None:
-    """Enqueue a job. Queue, attempts, retry and timeout that are not given are as the living workers say of the type.
-
-    Without --payload or --payload-file the payload is read from standard input.
-
-    On a terminal, or where standard input is empty, a job is enqueued without arguments.
-    """
-    from holdfast.extensions import SingleTenant, known_types
-    from holdfast.jobs.definition import Message, with_policy
-
-    if delay is not None and run_at is not None:
-        raise InvalidOption("delay", "give --delay or --run-at, not both")
-    value = read_payload(type, payload, payload_file)
-    patience = _patience(wait)
-    message = Message.raw(value, "" if type == "-" else type)
-    options: EnqueueOptions = {
-        "queue": queue,
-        "id": id,
-        "delay": duration("delay", delay),
-        "run_at": instant("run_at", run_at),
-        "priority": priority,
-        "max_attempts": max_attempts,
-        "idempotency_key": idempotency_key,
-    }
-
-    async def act(bound: Queue) -> None:
-        known = await known_types(bound.store, bound.tenant)
-        if not isinstance(bound.store, SingleTenant):
-            await bound.usage()  # Budgets are judged by counts that are read later: this process would end before.
-        ticket = await bound.enqueue(with_policy(message, known), **options)
-        answer: dict[str, Any] = {
-            "status": ticket.status,
-            "id": ticket.id,
-            "queue": ticket.queue,
-            "state": ticket.state,
-        }
-        if ticket.status == "completed":
-            answer["result"] = ticket.result
-        elif ticket.status == "queued" and (warnings := known.warnings(message.spec.type, ticket.queue)):
-            answer["warnings"] = warnings
-            for warning in warnings:
-                note(f"Warning: {warning}.")
-        if wait is None:
-            _tell(answer, json)
-            return
-        if not json:
-            note(_sentence(answer))
-        try:
-            answer["result"] = await ticket.wait(patience)
-        except WaitTimeout as error:
-            again = f"holdfast result {shlex.quote(ticket.id)} --queue {shlex.quote(ticket.queue)} --wait 30s"
-            error.add_note(f"Ask again with: {again}")
-            raise
-        answer["state"] = "completed"
-        emit(answer if json else answer["result"])
-
-    with_queue(store, tenant, act, blobs, create=True)
-
-
-def read_payload(type: str, text: str | None, file: str | None) -> Any:
-    """A payload as it was given: as text, in a file, or by standard input. Raises InvalidOption or InvalidPayload."""
-    import msgspec
-
-    if text is not None and file is not None:
-        raise InvalidOption("payload", "give --payload or --payload-file, not both")
-    if text is not None:
-        data, source = text.encode(), "--payload"
-    elif file is not None and file != "-":
-        try:
-            data, source = Path(file).read_bytes(), file
-        except OSError as error:
-            raise InvalidOption("payload_file", f"{file}: {error.strerror}") from None
-    elif file is None and sys.stdin.isatty():
-        data, source = b"", ""
-    else:
-        data, source = sys.stdin.buffer.read(), "standard input"
-    if not data.strip():
-        if type == "-":
-            raise InvalidPayload(
-                "a job without a type is its payload; pass --payload, --payload-file or standard input"
-            )
-        return {}
-    try:
-        return msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise InvalidPayload(f"{source} is not JSON: {error}") from None
 
 
 def status(
@@ -182,8 +36,8 @@ def status(
     blobs: Blobs = None,
     json: Json = False,
 ) -> None:
-    """Show a job: its state, attempts, errors and times. Without --queue it is looked for in all queues."""
-    record = with_queue(store, tenant, lambda bound: _find_anywhere(bound, id, queue), blobs)
+    """Show a job: its state, attempts, errors and times. Without --queue the job is looked up in all queues."""
+    record = with_queue(store, tenant, lambda bound: find_job(bound, id, queue), blobs)
     document = record.as_dict()
     if json:
         emit(document)
@@ -206,31 +60,35 @@ def result(
     *,
     store: Store = None,
     tenant: Tenant = None,
-    queue: QueueName = "default",
+    queue: AnyQueue = None,
     wait: Wait = None,
     blobs: Blobs = None,
     json: Json = False,
 ) -> None:
-    """Print a job's result, as JSON. Exits with 1 if it failed, was canceled, or is not done in time."""
-    patience = _patience(wait)
+    """Print a job's result as JSON. Without --queue the job is looked up in all queues.
+
+    Exits with 1 if the job failed, was canceled, or is not done in time.
+    """
+    limit = wait_limit(wait)
 
     async def act(bound: Queue) -> None:
-        record = await _find(bound, id, queue)
+        record = await find_job(bound, id, queue)
         if wait is None and record.finished_at is None:
             if json:
-                _give_up({"state": record.state})
-            raise InvalidState(f"job {id!r} in queue {queue!r} is {record.state.value}; wait for it with --wait 30s")
+                _exit_with({"state": record.state})
+            state = record.state.value
+            raise InvalidState(f"job {id!r} in queue {record.queue!r} is {state}; wait for it with --wait 30s")
         try:
-            value = await bound.result(id, queue=queue, timeout=patience)
+            value = await bound.result(id, queue=record.queue, timeout=limit)
         except (JobFailed, JobCanceled, WaitTimeout) as error:
             if not json:
                 raise
             if isinstance(error, WaitTimeout):
-                _give_up({"state": (await _find(bound, id, queue)).state})
+                _exit_with({"state": (await find_job(bound, id, record.queue)).state})
             if isinstance(error, JobCanceled):
-                _give_up({"state": "canceled"})
+                _exit_with({"state": "canceled"})
             why = {"type": error.error_type, "message": error.message, "reason": error.reason}
-            _give_up({"state": "failed", "error": why})
+            _exit_with({"state": "failed", "error": why})
         emit({"state": "completed", "result": value} if json else value)
 
     with_queue(store, tenant, act, blobs)
@@ -241,27 +99,38 @@ def cancel(
     *,
     store: Store = None,
     tenant: Tenant = None,
-    queue: QueueName = "default",
-    only_waiting: Annotated[bool, typer.Option("--only-waiting", help="Leave it alone if it is running.")] = False,
+    queue: AnyQueue = None,
+    only_waiting: Annotated[bool, typer.Option("--only-waiting", help="Leave the job alone if it is running.")] = False,
     json: Json = False,
 ) -> None:
-    """Cancel a job, a running one too. Exits with 1 where there was nothing to cancel."""
+    """Cancel a job, even if it is running. Without --queue the job is looked up in all queues.
 
-    async def act(bound: Queue) -> str:
-        answer = await bound.cancel(id, queue=queue, only_waiting=only_waiting)
+    Exits with 1 if there was nothing to cancel.
+    """
+
+    async def act(bound: Queue) -> tuple[str | None, str]:
+        name = queue
+        if name is None:
+            try:
+                name = (await find_job(bound, id, None)).queue
+            except JobNotFound:
+                if json:
+                    return None, "not_found"
+                raise
+        answer = await bound.cancel(id, queue=name, only_waiting=only_waiting)
         if answer.status == "not_found" and not json:
-            raise await _with_queues(bound, JobNotFound(queue, id))
-        return answer.status
+            raise await job_not_found(bound, id, name)
+        return name, answer.status
 
     with audited("job.cancel", store, tenant, queue=queue, id=id) as facts:
-        answer = with_queue(store, tenant, act)
-        facts["answers"] = {answer: 1}
+        name, answer = with_queue(store, tenant, act)
+        facts.update(queue=name, answers={answer: 1})
     if json:
-        emit({"status": answer, "id": id, "queue": queue})
+        emit({"status": answer, "id": id, "queue": name})
     elif answer == "canceled":
         say(f"canceled {id}")
     else:
-        raise InvalidState(f"job {id!r} in queue {queue!r} is {'running' if answer == 'processing' else answer}")
+        raise InvalidState(f"job {id!r} in queue {name!r} is {'running' if answer == 'processing' else answer}")
     if answer != "canceled":
         raise typer.Exit(1)
 
@@ -321,61 +190,9 @@ class InvalidState(HoldfastError):
     code = "invalid_state"
 
 
-async def _find(bound: Queue, id: str, queue: str) -> JobRecord:
-    record = await bound.get(id, queue=queue)
-    if record is None:
-        raise await _with_queues(bound, JobNotFound(queue, id))
-    return record
-
-
-async def _find_anywhere(bound: Queue, id: str, queue: str | None) -> JobRecord:
-    if queue is not None:
-        return await _find(bound, id, queue)
-    import asyncio
-
-    records = await asyncio.gather(*(bound.get(id, queue=name) for name in await queues_of(bound, None)))
-    found = [record for record in records if record is not None]
-    if len(found) > 1:
-        names = ", ".join(record.queue for record in found)
-        raise InvalidOption("queue", f"job {id!r} is in several queues: {names}; name one with --queue")
-    if not found:
-        error = JobNotFound(bound.name, id)
-        error.add_note(f"Nor in any other queue of {bound.tenant}.")
-        raise error
-    return found[0]
-
-
-async def _with_queues(bound: Queue, error: JobNotFound) -> JobNotFound:
-    """The same error, with a word on where else to look."""
-    others = [stats.queue for stats in await bound.queues() if stats.queue != error.queue]
-    if others:
-        error.add_note(f"Other queues of {bound.tenant}: {', '.join(others)}. Name one with --queue.")
-    return error
-
-
-def _give_up(document: dict[str, Any]) -> NoReturn:
+def _exit_with(document: dict[str, Any]) -> NoReturn:
     emit(document)
     raise typer.Exit(1)
-
-
-def _patience(wait: str | None) -> timedelta | None:
-    return None if wait == FOREVER else duration("wait", wait)
-
-
-def _tell(answer: dict[str, Any], json: bool) -> None:
-    if json:
-        emit(answer)
-    elif on_terminal():
-        say(_sentence(answer))
-    else:
-        # The id alone and exactly, for `id=$(holdfast enqueue ...)`.
-        sys.stdout.write(f"{answer['id']}\n")
-        note(_sentence(answer))
-
-
-def _sentence(answer: dict[str, Any]) -> str:
-    state = f" ({answer['state']})" if answer["state"] and answer["status"] != answer["state"] else ""
-    return f"{answer['status']}: {answer['id']} in queue {answer['queue']}{state}"
 
 
 def _summary(record: JobRecord) -> Sequence[tuple[str, str]]:

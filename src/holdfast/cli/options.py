@@ -25,6 +25,9 @@ Blobs = Annotated[
 QueueName = Annotated[str, typer.Option("--queue", "-q", help="The queue.")]
 AnyQueue = Annotated[str | None, typer.Option("--queue", "-q", help="The queue; all of the tenant's if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
+Wait = Annotated[
+    str | None, typer.Option("--wait", metavar="DURATION", help="Wait this long for the result, or `forever`.")
+]
 JobType = Annotated[str | None, typer.Option("--type", help="Only jobs of this type.")]
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
@@ -101,6 +104,11 @@ def duration(option: str, text: str | None) -> timedelta | None:
     except (OverflowError, ValueError):
         reason = f"{text!r} is not a duration; write for example 30s, 10m, 2h or 1d"
         raise InvalidOption(option, reason) from None
+
+
+def wait_limit(text: str | None) -> timedelta | None:
+    """How long `--wait` asks to wait; None without a limit. Raises InvalidOption."""
+    return None if text == "forever" else duration("wait", text)
 
 
 def instant(option: str, text: str | None) -> datetime | None:

@@ -178,11 +178,11 @@ def work(
     ends them at once, and their leases run out.
     """
     check_spark(remote)
-    from holdfast.cli.running import make_worker, plan_of
+    from holdfast.cli.running import make_worker, worker_config
     from holdfast.pipeline import work as working
 
     for_s = duration("for", for_)
-    plan = plan_of(
+    plan = worker_config(
         modules, handler, store=store, tenant=tenant, all_tenants=all_tenants, queues=queues,
         concurrency=concurrency, lease=lease, grace=grace, blobs=blobs,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,8 @@ import typer
 from holdfast.cli.audit import audited
 from holdfast.cli.options import Json, Store, Tenant
 from holdfast.cli.output import emit, on_terminal, rich_table, say, show, span
-from holdfast.cli.session import with_queue
+from holdfast.cli.session import all_queues, with_queue
+from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.queue.queue import Queue
@@ -49,16 +51,23 @@ def stats(
     async def look(bound: Queue) -> Sequence[Stats]:
         return await bound.queues() if queue is None else [await bound.stats(queue)]
 
+    async def first_look(bound: Queue) -> Sequence[Stats]:
+        found = await look(bound)
+        if queue is not None and not any(found[0].counts.values()) and not found[0].paused:
+            raise await _queue_not_found(bound, queue)
+        return found
+
     async def follow(bound: Queue) -> None:
         async def looks() -> AsyncIterator[Sequence[Stats]]:
+            yield await first_look(bound)
             while True:
-                yield await look(bound)
                 await asyncio.sleep(REFRESH_S)
+                yield await look(bound)
 
         await (_live(looks()) if on_terminal() and not json else _changes(looks(), json))
 
     if not watch:
-        found = with_queue(store, tenant, look)
+        found = with_queue(store, tenant, first_look)
         _print(found, json)
         return
     try:
@@ -83,15 +92,32 @@ def list_queues(*, store: Store = None, tenant: Tenant = None, json: Json = Fals
 def pause(queue: QueueArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
     """Hand out no more of a queue's jobs; it still takes new ones."""
     with audited("queue.pause", store, tenant, queue=queue):
-        with_queue(store, tenant, lambda bound: bound.pause(queue), create=True)
+        with_queue(store, tenant, lambda bound: bound.pause(queue))
     _tell(queue, json, paused=True)
 
 
 def resume(queue: QueueArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
     """Go on handing out a paused queue's jobs."""
     with audited("queue.resume", store, tenant, queue=queue):
-        with_queue(store, tenant, lambda bound: bound.resume(queue), create=True)
+        with_queue(store, tenant, lambda bound: bound.resume(queue))
     _tell(queue, json, paused=False)
+
+
+class QueueNotFound(HoldfastError):
+    """The tenant has no such queue."""
+
+    code = "queue_not_found"
+
+
+async def _queue_not_found(bound: Queue, queue: str) -> QueueNotFound:
+    """The error for a queue that has no jobs and no settings. It suggests similar names, or lists all."""
+    names = await all_queues(bound)
+    error = QueueNotFound(f"{bound.tenant} has no queue {queue!r}: no job of it is kept")
+    if similar := get_close_matches(queue, names):
+        error.add_note(f"Did you mean: {', '.join(similar)}?")
+    elif names:
+        error.add_note(f"Queues of {bound.tenant}: {', '.join(names)}.")
+    return error
 
 
 def _tell(queue: str, json: bool, *, paused: bool) -> None:

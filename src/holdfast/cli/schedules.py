@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.audit import audited
-from holdfast.cli.jobs import read_payload
+from holdfast.cli.enqueue import read_payload
 from holdfast.cli.options import Json, QueueName, Store, Tenant, duration
 from holdfast.cli.output import emit, moment, say, show, span, when
 from holdfast.cli.session import with_queue

@@ -193,11 +193,11 @@ def address(sock: socket) -> str:
 
 def _child(settings: Settings, sock: socket, logs: dict[str, Any], metrics: Metrics, number: int) -> NoReturn:
     """Be one of several processes; the first shows the metrics of all."""
-    from holdfast.cli import told
+    from holdfast.cli import exit_code_of
     from holdfast.cli.running import exit_on_term
 
     exit_on_term()
-    sys.exit(told(lambda: _serve(settings, sock, logs, None if number else metrics)))
+    sys.exit(exit_code_of(lambda: _serve(settings, sock, logs, None if number else metrics)))
 
 
 def _serve(settings: Settings, sock: socket, logs: dict[str, Any], metrics: Metrics) -> None:

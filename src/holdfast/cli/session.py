@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.cli.options import blobs_url, store_url, tenant_name
-from holdfast.core.errors import InvalidOption
+from holdfast.cli.output import note
+from holdfast.core.errors import InvalidOption, JobNotFound
 from holdfast.opening import existing, shown_url
 
 if TYPE_CHECKING:
@@ -14,7 +15,18 @@ if TYPE_CHECKING:
     from holdfast.queue.records import JobPage, JobRecord
     from holdfast.store import Store
 
-__all__ = ["existing", "pages", "queues_of", "shown_url", "with_queue", "with_store"]
+__all__ = [
+    "all_queues",
+    "existing",
+    "find_job",
+    "is_new",
+    "job_not_found",
+    "pages",
+    "queues_of",
+    "shown_url",
+    "with_queue",
+    "with_store",
+]
 
 T = TypeVar("T")
 
@@ -37,19 +49,66 @@ def with_queue(
     async def ask() -> T:
         url = store_url(store) if create else existing(store_url(store))
         async with Queue(url, tenant=tenant_name(tenant), blobs=blobs_url(blobs)) as queue:
+            if is_new(queue.store):
+                note(f"Created a new store: {shown_url(url)}")
             return await act(queue)
 
     return asyncio.run(ask())
 
 
-async def queues_of(bound: Queue, queue: str | None) -> list[str]:
-    """The queue that was named; else all of the tenant's, by name, but those that are Holdfast's own."""
+def is_new(store: Store) -> bool:
+    """Whether opening this store created it."""
+    from holdfast.extensions import SelfCreating
+
+    return isinstance(store, SelfCreating) and store.created
+
+
+async def all_queues(bound: Queue) -> list[str]:
+    """The tenant's queues by name, without those that Holdfast keeps for itself."""
     from holdfast.core.names import RESERVED
 
+    return [stats.queue for stats in await bound.queues() if not stats.queue.startswith(RESERVED)]
+
+
+async def queues_of(bound: Queue, queue: str | None) -> list[str]:
+    """The named queue alone, or all queues of the tenant."""
     if queue is not None:
         return [queue]
-    found = [stats.queue for stats in await bound.queues() if not stats.queue.startswith(RESERVED)]
-    return found or [bound.name]  # So that wrong options are noticed where there is nothing yet.
+    # A tenant without queues gets one anyway: reading it checks the other options.
+    return await all_queues(bound) or [bound.name]
+
+
+async def find_job(bound: Queue, id: str, queue: str | None) -> JobRecord:
+    """A job of the named queue, or of the one queue of the tenant that has a job of that id.
+
+    Raises JobNotFound, and InvalidOption if several queues have such a job.
+    """
+    import asyncio
+
+    if queue is not None:
+        record = await bound.get(id, queue=queue)
+        if record is None:
+            raise await job_not_found(bound, id, queue)
+        return record
+    records = await asyncio.gather(*(bound.get(id, queue=name) for name in await queues_of(bound, None)))
+    found = [record for record in records if record is not None]
+    if len(found) > 1:
+        names = ", ".join(record.queue for record in found)
+        raise InvalidOption("queue", f"several queues have a job {id!r}: {names}; name one with --queue")
+    if not found:
+        error = JobNotFound(bound.name, id)
+        error.add_note(f"Nor in any other queue of {bound.tenant}.")
+        raise error
+    return found[0]
+
+
+async def job_not_found(bound: Queue, id: str, queue: str) -> JobNotFound:
+    """The error for a job that the named queue does not have. It lists the tenant's other queues."""
+    error = JobNotFound(queue, id)
+    others = [name for name in await all_queues(bound) if name != queue]
+    if others:
+        error.add_note(f"Other queues of {bound.tenant}: {', '.join(others)}. Name one with --queue.")
+    return error
 
 
 async def pages(

@@ -114,16 +114,17 @@ def list_workers(
 
 async def _maintain(url: str, blobs: str | None) -> None:
     from holdfast.blobs import Blobs as BlobStore
-    from holdfast.cli.running import ignore_signals
+    from holdfast.cli.running import ignore_signals, open_and_log
     from holdfast.maintenance import maintain as run
-    from holdfast.opening import open_store
+    from holdfast.opening import make_store
     from holdfast.telemetry.logging import get_logger
     from holdfast.worker.shutdown import stop_event
 
     log = get_logger("holdfast.cli")
     kept = None if blobs is None else BlobStore.open(blobs)
-    opened = await open_store(url)
+    opened = make_store(url)
     try:
+        await open_and_log(opened, url)
         with stop_event() as stop:
             log.info("maintenance started", store=shown_url(url))
             await run(opened, stop=stop, blobs=kept, on_error=lambda error: log.warning("upkeep failed", error=error))

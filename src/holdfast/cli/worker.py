@@ -73,10 +73,18 @@ def worker(
 
     from msgspec.structs import replace
 
-    from holdfast.cli.running import configure_logs, exit_on_term, ignore_signals, plan_of, run_child, try_out, work
+    from holdfast.cli.running import (
+        check_start,
+        configure_logs,
+        exit_on_term,
+        ignore_signals,
+        run_child,
+        work,
+        worker_config,
+    )
 
-    plan = replace(
-        plan_of(
+    config = replace(
+        worker_config(
             modules, handler, store=store, tenant=tenant, all_tenants=all_tenants, queues=queues,
             concurrency=concurrency, lease=lease, grace=grace, blobs=blobs,
         ),
@@ -89,14 +97,14 @@ def worker(
         log_level=checked_level(log_level),
     )  # fmt: skip
     exit_on_term()
-    configure_logs(plan)
+    configure_logs(config)
     if processes == 1:
-        asyncio.run(work(plan))
+        asyncio.run(work(config))
         return
     from holdfast.worker.supervisor import supervise
 
-    asyncio.run(try_out(plan))
-    code = supervise(partial(run_child, plan), processes)
+    asyncio.run(check_start(config))
+    code = supervise(partial(run_child, config), processes)
     ignore_signals()
     raise typer.Exit(code)
 

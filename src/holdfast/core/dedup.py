@@ -65,9 +65,14 @@ def by_key(binding: Binding | None, holder: Job | None, now: int) -> Answer | No
         if holder is None or is_terminal(holder):
             return None
         return _of(holder, now)
-    if binding.expires_at is not None and binding.expires_at <= now:
+    if expired(binding, now):
         return None
     return _of(holder, now) if holder is not None else Duplicate(binding.job_id, None)
+
+
+def expired(binding: Binding, now: int) -> bool:
+    """Whether the key was held for a time that is over."""
+    return binding.expires_at is not None and binding.expires_at <= now
 
 
 def bind(new: NewJob, now: int) -> Binding | None:

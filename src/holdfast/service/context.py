@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from holdfast.blobs import Blobs, result_name
-from holdfast.budgets import ceiling_ms, keeper_of, usage_of
+from holdfast.budgets import ceiling_ms, enforcer_of, usage_of
 from holdfast.core.budgets import Budgets, BudgetUse, TenantUsage
 from holdfast.core.errors import HoldfastError, ResultExpired, StoreBusy, StoreError, StoreUnavailable
 from holdfast.core.failpoint import hit
@@ -87,7 +87,7 @@ class Hub:
         self.settings = settings
         self.store = fair(store)
         """In turns between tenants. The service's own reads are not: of each kind there is one at a time."""
-        self._keeper = keeper_of(store)
+        self._enforcer = enforcer_of(store)
         self.ceiling_ms = ceiling_ms(store)
         self.blobs = None if settings.blobs is None else Blobs.open(settings.blobs)
         self.keys = Keys(settings.tokens.hs256_key, settings.tokens.jwks)
@@ -151,7 +151,7 @@ class Hub:
 
     def budgets(self, tenant: str) -> Budgets:
         """What an operator has set for a tenant, or for all, as far as it is known by now. [TENANT-5]"""
-        return Budgets() if self._keeper is None else self._keeper.budgets(tenant)
+        return Budgets() if self._enforcer is None else self._enforcer.budgets(tenant)
 
     def _budget(self, name: str, default: int) -> Callable[[str], int]:
         """How much of a thing a tenant may have in this process; 0: any number."""

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from holdfast.budgets import Keeper
+from holdfast.budgets import BudgetEnforcer
 from holdfast.core import dedup, fairness, lease, lifecycle
 from holdfast.core.budgets import RECORD_BYTES, Usage, merged, weight
 from holdfast.core.errors import (
@@ -164,7 +164,7 @@ class MemoryStore:
 
     def __init__(self, options: CommonOptions) -> None:
         self.options = options
-        self.keeper = Keeper(self, options)
+        self.enforcer = BudgetEnforcer(self, options)
         self._lock = threading.RLock()
         self._epoch = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
         self._frozen_at = self._epoch + time.monotonic_ns() // 1_000_000
@@ -203,7 +203,7 @@ class MemoryStore:
 
     async def close(self) -> None:
         """The jobs stay as long as the process."""
-        await self.keeper.close()
+        await self.enforcer.close()
 
     async def sibling(self) -> MemoryStore:
         return self
@@ -241,8 +241,8 @@ class MemoryStore:
     ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "memory")
-        if not self.keeper.admits(items):
-            return await self.keeper.enqueue(items, lambda let: self._take_in(let, under))
+        if not self.enforcer.admits(items):
+            return await self.enforcer.enqueue(items, lambda admitted: self._take_in(admitted, under))
         return self._each(items, self._enqueue, under)
 
     async def _take_in(self, items: Sequence[NewJob], under: Lease | None) -> list[EnqueueAnswer]:
@@ -440,6 +440,9 @@ class MemoryStore:
         return "canceled"
 
     async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
+        return await self.enforcer.replay(keys, lambda admitted: self._replay_all(admitted, under))
+
+    async def _replay_all(self, keys: Sequence[JobKey], under: Lease | None) -> list[ReplayAnswer]:
         return self._each(keys, self._replay, under)
 
     def _replay(self, key: JobKey, now: int) -> ReplayAnswer:
@@ -509,6 +512,13 @@ class MemoryStore:
             now = self._now()
             found = [self._find(key, now) for key in keys]
             return [None if job is None else _shown(job, now) for job in found]
+
+    async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
+        with self._lock:
+            now = self._now()
+            scopes = [_scope(item.key.tenant, item.key.queue, item.envelope) for item in items]
+            found = [self._bindings.get(scope) if scope else None for scope in scopes]
+            return [None if b is None or dedup.expired(b, now) else b.job_id for b in found]
 
     async def list(self, query: ListQuery) -> Page:
         with self._lock:
@@ -640,7 +650,7 @@ class MemoryStore:
             budgets = merged(old.budgets, settings.budgets)
             self._settings[tenant, settings.queue] = TenantSettings(settings.queue, share, max_waiting, budgets)
         if settings.budgets is not None:
-            await self.keeper.renew(tenant)
+            await self.enforcer.refresh(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         with self._lock:
@@ -648,7 +658,7 @@ class MemoryStore:
             return sorted(mine, key=lambda settings: settings.queue or "")
 
     async def usage(self, tenant: str) -> Usage:
-        return await self.keeper.counted(tenant, self._usage(tenant))
+        return await self.enforcer.take_usage(tenant, self._usage(tenant))
 
     async def _usage(self, tenant: str) -> Usage:
         with self._lock:

@@ -1,8 +1,13 @@
-"""For the tests of programs that use Holdfast: a queue that runs its jobs when told to, on a clock that stands still.
+"""Tools for tests: an inline queue for programs that use Holdfast, and the suite that proves a store.
 
-`async with inline_queue(tenant="acme") as queue` gives one; `assert_enqueued(queue, send_email, to="a@example.com")`
-looks at what waits, `await queue.drain()` runs it, `await queue.advance(hours=1)` moves the clock.
+For a program: `async with inline_queue(tenant="acme") as queue` opens a queue in memory. Its jobs run when the test
+calls `await queue.drain()`, and its clock moves when the test calls `await queue.advance(hours=1)`.
+`assert_enqueued(queue, send_email, to="a@example.com")` checks what waits.
 Without an event loop: `from holdfast.testing.blocking import inline_queue`.
+
+For a store: `conformance` checks every rule of the contract, `traces` compares random traces with the memory store.
+For both: `servers` and `postgres` start real servers from wheels, `proxy` breaks their connections, `failpoints` kills
+a process at a named step.
 """
 
 from holdfast.testing.asserts import assert_enqueued, assert_not_enqueued, enqueued

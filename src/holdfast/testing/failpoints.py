@@ -1,15 +1,15 @@
-"""What happens at the named steps of the code: kill the process, stop it, raise, or call a function.
+"""Failpoints: at a named step of the code, kill the process, stop it, raise, or call a function.
 
     failpoints.arm("worker.before_ack", "kill", nth=3)     # dies by SIGKILL as it passes there the third time
     failpoints.arm_spec("file.before_commit:raise")        # the same from a command line
 
 The steps of a worker, in order: worker.after_claim, worker.before_run, worker.after_effect (the handler has returned),
-worker.mid_batch (an acknowledgement joins others that wait to be sent), worker.before_ack, worker.after_ack; beside
-them worker.mid_renewal, passed before and after each renewal. Who takes care of schedules and flows passes
+worker.mid_batch (an acknowledgement joins others that wait to be sent), worker.before_ack, worker.after_ack; also
+worker.mid_renewal, passed before and after each renewal. The coordinator of schedules and flows passes
 coordinator.after_claim, coordinator.before_finish and coordinator.after_finish, and with each flow flows.after_enqueue
-(steps were enqueued). The file store has file.before_commit, file.after_commit and file.after_sending (what was handed
-over has been sent). The HTTP service has service.mid_body (a part of a body has come), service.before_enqueue,
-service.after_enqueue (nothing is answered yet), service.after_claim and service.before_finish. Who moves a tenant
+(steps were enqueued). The file store has file.before_commit, file.after_commit and file.after_sending (jobs were sent
+to waiting workers). The HTTP service has service.mid_body (a part of a body has come), service.before_enqueue,
+service.after_enqueue (nothing is answered yet), service.after_claim and service.before_finish. A move of a tenant
 passes move.noted, move.source_paused and move.target_paused, in each pass move.copied, move.verified and move.taken
 (and move.copy, move.verify, move.take with each page), at the end move.before_resume, move.target_resumed and
 move.resumed.

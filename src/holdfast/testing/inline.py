@@ -1,4 +1,4 @@
-"""A Queue for tests: a memory store of its own, a clock that moves only when told, and jobs run on demand."""
+"""A Queue for tests: a memory store of its own, a clock that only the test moves, and jobs that run on demand."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class InlineQueue(Queue):
         return super()._new_job(message, options, headers)
 
     def _learn(self, message: Message[Any]) -> None:
-        """Remember who runs it."""
+        """Remember the handler of the message."""
         if message.definition is not None:
             self._handlers[message.spec.type] = _inline(message.definition)
 
@@ -161,11 +161,11 @@ class InlineQueue(Queue):
         """What the coordinator does in a worker, once for each schedule and flow that is due, and without waiting."""
         request = ClaimRequest(self.tenant, tuple(DUTIES), DRAIN_LIMIT, LEASE_MAX, "inline")
         for job in (await self.store.claim(request)).jobs:
-            duty, place = DUTIES[job.queue], _DutyContext(self.store)
-            finish = await duty.run(job, place)
-            (answer,) = await self.store.finish([replace(finish, delay_ms=None) if place.waits else finish])
+            duty, context = DUTIES[job.queue], _InlineDuty(self.store)
+            finish = await duty.run(job, context)
+            (answer,) = await self.store.finish([replace(finish, delay_ms=None) if context.waits else finish])
             if duty.after is not None and isinstance(answer, Finished) and answer.state in TERMINAL:
-                await duty.after(job, place, answer.state)
+                await duty.after(job, context, answer.state)
 
     async def _run(self, job: Job) -> tuple[Finish, BaseException | None]:
         ended: asyncio.Future[tuple[Finish, BaseException | None]] = asyncio.get_running_loop().create_future()
@@ -179,7 +179,7 @@ class InlineQueue(Queue):
 
         known = find(job.envelope.type)
         handlers = ({known.name: _inline(known)} if known is not None else {}) | self._handlers
-        clients = _Clients(self, self._learn)
+        clients = _InlineClients(self, self._learn)
         # No other worker comes: what is unknown here fails at once.
         runner = Runner(
             handlers, 1, self.codec, self.blobs, acknowledge, free.set, report, unknown_ms=0, clients=clients
@@ -192,7 +192,7 @@ class InlineQueue(Queue):
 
 
 class _Client(HandlerQueue):
-    """What a handler enqueues runs in the same drain, also where only its message knows who runs it."""
+    """What a handler enqueues runs in the same drain, also where only the message knows the handler."""
 
     def __init__(self, inline: InlineQueue, learn: Callable[[Message[Any]], None]) -> None:
         super().__init__(
@@ -205,7 +205,7 @@ class _Client(HandlerQueue):
         return super()._new_job(message, options, headers)
 
 
-class _Clients(Clients):
+class _InlineClients(Clients):
     def __init__(self, inline: InlineQueue, learn: Callable[[Message[Any]], None]) -> None:
         super().__init__(inline.store, inline.name, inline.codec, inline.blobs, asyncio.get_running_loop())
         self._inline, self._learn = inline, learn
@@ -215,8 +215,8 @@ class _Clients(Clients):
         return _Client(self._inline, self._learn)
 
 
-class _DutyContext(DutyContext):
-    """Where a duty that would have to wait gives its job back instead."""
+class _InlineDuty(DutyContext):
+    """A duty that would have to wait gives its job back instead."""
 
     waits = False
 

@@ -30,9 +30,9 @@ from pathlib import Path
 from holdfast.testing.processes import (
     HOST,
     PATIENCE_S,
-    Child,
-    Server,
+    ChildProcess,
     ServerError,
+    ServerProcess,
     on_a_free_port,
     rights_of,
     with_options,
@@ -58,7 +58,7 @@ _ROOM = 2 << 30
 """How much of the memory must be free: a container may have 64 MB of it, and several servers share it."""
 
 
-class PostgresServer(Server):
+class PostgresServer(ServerProcess):
     """A server, running from the moment it is made. Hold on to it: it ends with the object.
 
     Settings are those of postgresql.conf: `max_connections=20`, `log_statement="all"`.
@@ -83,7 +83,7 @@ class PostgresServer(Server):
             self._bin = self._programs()
             command = [str(self._bin / "postgres"), "-D", str(self._data)]
             sweep = _SWEEP.format(data=f"'{self._data}'")
-            self._child = Child(command, owned, user=self._user, sweep=sweep)
+            self._child = ChildProcess(command, owned, user=self._user, sweep=sweep)
             self._close = weakref.finalize(self, self._child.close)
             self._make()
             on_a_free_port(port, self._first_start)
@@ -125,7 +125,7 @@ class PostgresServer(Server):
         found = _installed()
         if self._user is None or _is_open(found):
             return found
-        # As in a container where everything belongs to root, below /root: nobody else may look there.
+        # As in a container where everything belongs to root, below /root: no other user may enter it.
         root = found.parent.parent
         copy = self.directory / "programs"
         for part in (found.parent, root.with_name(f"{root.name}.libs")):
@@ -183,7 +183,7 @@ def _installed() -> Path:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether everybody may enter this directory and all above it."""
+    """Whether every user may enter this directory and all above it."""
     path = path.resolve()
     return all(place.stat().st_mode & stat.S_IXOTH for place in (path, *path.parents))
 

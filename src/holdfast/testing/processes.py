@@ -23,8 +23,8 @@ PATIENCE_S = 30.0
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _PORT_TRIES = 20
 
-# It waits at a pipe for a word or for the end of whoever holds the other side; then the server goes, its children and
-# its files.
+# It reads a pipe. A line ends the watchdog; end of file means that the test process is gone: then the watchdog kills
+# the server and its children and removes its files.
 _WATCHDOG = """
 read -r word && exit 0
 kill -9 "$1" $(cat "/proc/$1/task/$1/children" 2>/dev/null || pgrep -P "$1")
@@ -38,11 +38,11 @@ class ServerError(Exception):
 
 
 class PortTaken(ServerError):
-    """Somebody else was faster."""
+    """Another process took the port first."""
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on.
+    """A port of 127.0.0.1 that no process listens on.
 
     It is outside the range from which the system draws the near ends of connections: a client that tries to reach a
     dead server there would sooner or later get that very port, connect to itself, and keep the server from coming back.
@@ -63,7 +63,7 @@ def free_port() -> int:
 
 
 def on_a_free_port(port: int | None, start: Callable[[int], None]) -> None:
-    """Start on the port that was asked for, or else on a free one: on another one when somebody was faster."""
+    """Start on the port that was asked for, or else on a free one: and on another one if a process took it first."""
     if port is not None:
         start(port)
         return
@@ -83,7 +83,7 @@ def wait_until(look: Callable[[], bool], what: str, patience_s: float = PATIENCE
         time.sleep(every_s)
 
 
-class Child:
+class ChildProcess:
     """A server's process, and a watchdog that ends it when this process is gone, however it went.
 
     `owned` is a directory that goes with it. `user` runs it, if this process may say who. `sweep` is a shell command
@@ -180,7 +180,7 @@ class Child:
         wait_until(lambda: all(map(_is_gone, family)), "the end of the server's children", every_s=0.002)
 
 
-class Server(ABC):
+class ServerProcess(ABC):
     """A server, running from the moment it is made. Hold on to it: it ends with the object."""
 
     _log_name: ClassVar[str]
@@ -190,7 +190,7 @@ class Server(ABC):
 
     port: int
     directory: Path
-    _child: Child
+    _child: ChildProcess
     _close: Callable[[], object]
 
     @property
@@ -222,7 +222,7 @@ class Server(ABC):
         self._start()
 
     def pause(self) -> None:
-        """Let all its processes stand still, by SIGSTOP: connections stay open, and nobody answers."""
+        """Stop all its processes by SIGSTOP: connections stay open without an answer."""
         self._child.stop()
 
     def resume(self) -> None:
@@ -280,7 +280,7 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 
 def _is_gone(pid: int) -> bool:
-    """Whether it has ended. It may still be in the list of processes, until whoever inherited it has looked."""
+    """Whether it has ended. It may stay in the list of processes until its parent has waited for it."""
     state = _state(pid)
     if state:
         return state in ("Z", "X")

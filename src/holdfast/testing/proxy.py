@@ -1,17 +1,17 @@
-"""A TCP proxy that breaks the line on purpose. It knows nothing of protocols: a request is what a client sent at once.
+"""A TCP proxy that breaks connections on purpose. It knows no protocol: a request is one chunk from a client.
 
     async with Proxy("127.0.0.1", server.port) as proxy:
         proxy.cut_replies(when=b"EVALSHA", after=3)      # the third such request is carried out, its reply is lost
         ...
         assert proxy.counts.replies_cut == 1             # the fault did happen
 
-    cut_replies     the request reaches the server, the reply does not reach the client: his connection is reset
+    cut_replies     the request reaches the server, the reply does not reach the client: its connection is reset
     cut_requests    the request does not even reach the server
-    freeze, thaw    a half-open line: everybody stays connected and nothing comes through
+    freeze, thaw    a half-open connection: both ends stay connected and nothing gets through
     delay           everything takes longer
     lead_to         new connections lead to another server
     drop_all        reset all connections
-    refuse, accept  nobody listens
+    refuse, accept  the port is closed
 
 Faults hold from the call on, for old and new connections alike; `heal` ends them all.
 """
@@ -34,7 +34,7 @@ When = bytes | Callable[[bytes], bool] | None
 
 _CHUNK = 1 << 16
 _TAIL = 256
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: what is closed is reset
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close sends a reset
 
 
 class Counts(Struct):
@@ -58,7 +58,7 @@ class Proxy:
         self.port = 0
         self.counts = Counts()
         self._listener: asyncio.Server | None = None
-        self._lines: set[_Line] = set()
+        self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests = _Fault()
         self._replies = _Fault()
@@ -82,7 +82,7 @@ class Proxy:
     @property
     def open_connections(self) -> int:
         """How many clients are connected now."""
-        return len(self._lines)
+        return len(self._connections)
 
     # Faults ---------------------------------------------------------------------------------------------------
 
@@ -100,14 +100,14 @@ class Proxy:
     def freeze(self, *, new: bool = True) -> None:
         """Forward nothing in either direction; `new=False` spares connections that are made from now on."""
         self._frozen_new = new
-        for line in self._lines:
-            line.gate.clear()
+        for connection in self._connections:
+            connection.gate.clear()
 
     def thaw(self) -> None:
         """Forward again, also what was sent in the meantime."""
         self._frozen_new = False
-        for line in self._lines:
-            line.gate.set()
+        for connection in self._connections:
+            connection.gate.set()
 
     def delay(self, seconds: float) -> None:
         """Hold back everything for so long, in each direction."""
@@ -119,10 +119,10 @@ class Proxy:
 
     def drop_all(self) -> int:
         """Reset all connections; how many there were."""
-        dropped = len(self._lines)
+        dropped = len(self._connections)
         self.counts.dropped += dropped
-        for line in list(self._lines):
-            line.reset()
+        for connection in list(self._connections):
+            connection.reset()
         return dropped
 
     def refuse(self) -> None:
@@ -157,63 +157,63 @@ class Proxy:
             _reset(writer)
             return
         self.counts.connections += 1
-        line = _Line(reader, writer, *there)
+        connection = _Connection(reader, writer, *there)
         if self._frozen_new:
-            line.gate.clear()
-        self._lines.add(line)
+            connection.gate.clear()
+        self._connections.add(connection)
         try:
-            await asyncio.gather(self._carry_requests(line), self._carry_replies(line))
+            await asyncio.gather(self._carry_requests(connection), self._carry_replies(connection))
         except asyncio.CancelledError:
-            line.reset()  # And no more: asyncio would report a handler that ends as canceled.
+            connection.reset()  # And no more: asyncio would report a handler that ends as canceled.
         finally:
-            self._lines.discard(line)
+            self._connections.discard(connection)
             # What was written before still gets there.
-            line.to_client.close()
-            line.to_server.close()
+            connection.to_client.close()
+            connection.to_server.close()
 
-    async def _carry_requests(self, line: _Line) -> None:
-        while chunk := await self._next(line, line.from_client):
-            if line.over or line.cut:
+    async def _carry_requests(self, connection: _Connection) -> None:
+        while chunk := await self._next(connection, connection.from_client):
+            if connection.over or connection.cut:
                 return
-            if self._requests.strikes(line.tail, chunk):
+            if self._requests.strikes(connection.tail, chunk):
                 self.counts.requests_cut += 1
-                line.reset()
+                connection.reset()
                 return
             # Decided before it leaves: the reply may come while it is still being written.
-            line.doomed = line.doomed or self._replies.strikes(line.tail, chunk)
-            line.tail = (line.tail + chunk)[-_TAIL:]
+            connection.doomed = connection.doomed or self._replies.strikes(connection.tail, chunk)
+            connection.tail = (connection.tail + chunk)[-_TAIL:]
             self.counts.requests += 1
-            await _send(line.to_server, chunk)
-        _finish(line.to_server)
+            await _send(connection.to_server, chunk)
+        _finish(connection.to_server)
 
-    async def _carry_replies(self, line: _Line) -> None:
-        while chunk := await self._next(line, line.from_server):
-            if line.over:
+    async def _carry_replies(self, connection: _Connection) -> None:
+        while chunk := await self._next(connection, connection.from_server):
+            if connection.over:
                 return
-            if line.cut:
-                continue  # Read to the end, so that the server finds somebody there and does all it was told to.
-            if line.doomed:
+            if connection.cut:
+                continue  # Read to the end, so that the server keeps its connection and does the whole request.
+            if connection.doomed:
                 self.counts.replies_cut += 1
-                line.cut = True
-                _reset(line.to_client)
-                _finish(line.to_server)
+                connection.cut = True
+                _reset(connection.to_client)
+                _finish(connection.to_server)
                 continue
             self.counts.replies += 1
-            await _send(line.to_client, chunk)
-        line.to_client.close()
+            await _send(connection.to_client, chunk)
+        connection.to_client.close()
 
-    async def _next(self, line: _Line, reader: asyncio.StreamReader) -> bytes:
+    async def _next(self, connection: _Connection, reader: asyncio.StreamReader) -> bytes:
         """What comes next; nothing at the end or after a reset. It is held back at the gate."""
         chunk = b""
         with contextlib.suppress(ConnectionError):
             chunk = await reader.read(_CHUNK)
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
-        await line.gate.wait()
+        await connection.gate.wait()
         return chunk
 
 
-class _Line:
+class _Connection:
     """A client and the server, connected."""
 
     def __init__(
@@ -228,15 +228,15 @@ class _Line:
         self.gate = asyncio.Event()
         self.gate.set()
         self.tail = b""
-        """The end of what was requested: what is looked for may be torn."""
+        """The last bytes requested: a match may be torn between two chunks."""
         self.doomed = False
         """The next reply is to be cut."""
         self.cut = False
-        """The client is gone, and the server finishes what it was told."""
+        """The client is gone, and the server finishes the request."""
         self.over = False
 
     def reset(self) -> None:
-        """Reset both sides, also of a line that is frozen."""
+        """Reset both sides, also if the connection is frozen."""
         self.over = True
         _reset(self.to_client)
         _reset(self.to_server)
@@ -266,28 +266,28 @@ class _Fault:
 
     def _meant(self, tail: bytes, chunk: bytes) -> bool:
         if isinstance(self._when, bytes):
-            # Of the tail so much that what is looked for is not found in it a second time.
+            # Only as much of the tail as a torn match needs: a whole match in it was counted before.
             torn = len(self._when) - 1
             return self._when in (tail[-torn:] if torn else b"") + chunk
         return self._when is None or self._when(chunk)
 
 
 async def _send(writer: asyncio.StreamWriter, chunk: bytes) -> None:
-    """Send on; who is gone gets nothing."""
+    """Forward; a peer that is gone gets nothing."""
     with contextlib.suppress(ConnectionError):
         writer.write(chunk)
         await writer.drain()
 
 
 def _finish(writer: asyncio.StreamWriter) -> None:
-    """Say that nothing more will come."""
+    """Send an end of file."""
     with contextlib.suppress(OSError):
         if not writer.is_closing():
             writer.write_eof()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close at once, with a reset: who is there hears an error, not an end."""
+    """Close at once, with a reset: the peer gets an error, not an end of file."""
     with contextlib.suppress(OSError):
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     writer.transport.abort()

@@ -28,9 +28,9 @@ from urllib.parse import quote
 from holdfast.testing.processes import (
     HOST,
     PATIENCE_S,
-    Child,
-    Server,
+    ChildProcess,
     ServerError,
+    ServerProcess,
     free_port,
     on_a_free_port,
     wait_until,
@@ -46,7 +46,7 @@ Option = str | int | bool | Sequence[str | int]
 Reply = str | int | None | list["Reply"]
 
 
-class ValkeyServer(Server):
+class ValkeyServer(ServerProcess):
     """A server, running from the moment it is made. Hold on to it: it ends with the object.
 
     Options are those of valkey.conf, with `_` for `-`: `appendonly=True`, `save=""`, `replicaof=(HOST, 7000)`.
@@ -66,7 +66,7 @@ class ValkeyServer(Server):
         self._lines = lines
         self._sentinel = any(line.startswith("sentinel ") for line in lines)
         command = [program, str(self.directory / "valkey.conf"), *(["--sentinel"] if self._sentinel else [])]
-        self._child = Child(command, None if directory else self.directory)
+        self._child = ChildProcess(command, None if directory else self.directory)
         self._close = weakref.finalize(self, self._child.close)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ class ValkeyServer(Server):
 
     def _is_ready(self) -> bool:
         with contextlib.suppress(OSError, ServerError):
-            # Whoever answers must be the one that was started: the port may be somebody else's.
+            # The answer must come from the server that was started: another one may have the port.
             return self.command("PING") == "PONG" and self.info("server").get("process_id") == str(self.pid)
         return False
 
@@ -144,7 +144,7 @@ class ValkeyCluster:
             if int(str(first)) <= slot <= int(str(last)):
                 port = int(str(_row(primary)[1]))
                 return next(node for node in self.nodes if node.port == port)
-        raise ServerError(f"nobody serves slot {slot}")
+        raise ServerError(f"no node serves slot {slot}")
 
     def move_slot(self, slot: int, target: ValkeyServer) -> None:
         """Hand a slot over with all its keys, as an operator does who reshards a live cluster."""
@@ -157,14 +157,14 @@ class ValkeyCluster:
             source.command("MIGRATE", HOST, target.port, "", 0, 5000, "KEYS", *map(str, keys))
         order = (target, source, *(node for node in self.nodes if node not in (source, target)))
 
-        def told() -> bool:
-            """Tell all of the new owner. News of the time before can undo it: then they are told again."""
+        def announced() -> bool:
+            """Announce the new owner to all nodes. An older message can undo it: then announce it again."""
             for node in order:
                 node.command("CLUSTER", "SETSLOT", slot, "NODE", _id(target))
             target.command("CLUSTER", "BUMPEPOCH")
             return self._agreed()
 
-        wait_until(told, "the slot's new owner")
+        wait_until(announced, "the slot's new owner")
 
     def wait(self) -> None:
         """Wait until every node that is alive finds the cluster whole, and all see the same owners of the slots."""
@@ -303,7 +303,7 @@ def _known(node: ValkeyServer, other: str) -> Callable[[], bool]:
 
 
 def _view(node: ValkeyServer) -> str:
-    """Who serves which slots, and who stands behind them, as this node sees it."""
+    """The masters with their slots and replicas, as this node sees them."""
     rows = _rows(node.command("CLUSTER", "SLOTS"))
     return repr(sorted((str(first), str(last), *sorted(map(str, places))) for first, last, *places in rows))
 

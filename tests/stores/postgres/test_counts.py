@@ -32,6 +32,7 @@ async def connected(postgres, database):
 async def blocks_read(connection, lanes, scan=usage.SCAN_LIMIT):
     """Blocks that a count of these lanes looks at, in all the statements of its function."""
     statement = f"SELECT * FROM holdfast.count_jobs(ARRAY{lanes}, {scan}, {usage.EXPIRED_LIMIT})"
+    await connection.fetch(statement)  # Planning reads the catalog, after a vacuum once more.
     (row,) = await connection.fetch(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}")
     plan = json.loads(row[0])[0]["Plan"]
     return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
@@ -42,7 +43,6 @@ async def test_the_work_of_a_count_does_not_grow_with_the_backlog(postgres, data
         await fill(store, 200)
         await complete(store, await claim(store, 50))
         await store.prune(100)
-        await blocks_read(connection, [1])  # The first call of a connection also reads the catalog.
         small = await blocks_read(connection, [1])
         await fill(store, 30_000, start=200)
         await complete(store, await claim(store, 5000))
@@ -62,7 +62,6 @@ async def test_others_leases_and_queues_add_nothing_to_a_count(postgres, databas
     async with opened(postgres.url(database)) as store, connected(postgres, database) as connection:
         await fill(store, 10)
         await store.prune(100)
-        await blocks_read(connection, [1])
         alone = await blocks_read(connection, [1])
         await fill(store, 5000, tenant="busy")
         await claim(store, 4000, tenant="busy")
@@ -134,5 +133,4 @@ async def test_the_work_of_a_count_is_bounded_for_delayed_jobs_too(postgres, dat
             await store.enqueue([replace(new(f"later-{first + n}"), delay_ms=3_600_000) for n in range(1000)])
         await store.shift_clock(2000)
         await store.prune(100)
-        await blocks_read(connection, [1], scan)
         assert await blocks_read(connection, [1], scan) < 150 + 4 * scan

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import EventsTrimmed
 from holdfast.store import Reader
-from holdfast.stores.postgres import reads, upkeep
+from holdfast.stores.postgres import log_reads, upkeep
 from holdfast.stores.postgres.log import parse_offset
 from tests.log import all_events
 from tests.stores.postgres.support import fill, new, opened
@@ -20,7 +20,7 @@ def small(monkeypatch):
     """Every prune goes on to the next partition, and reads and trims in small bits."""
     monkeypatch.setattr(upkeep, "PARTITION_BYTES", 1)
     monkeypatch.setattr(upkeep, "COUNT_ROWS", 3)
-    monkeypatch.setattr(reads, "CHUNKS", 2)
+    monkeypatch.setattr(log_reads, "CHUNKS", 2)
 
 
 async def one_by_one(store, count, start=0):

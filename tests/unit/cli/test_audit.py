@@ -79,6 +79,7 @@ def test_a_tenant_that_moves_is_in_the_trail(cli, url, place, trail):
 
 
 def test_nothing_is_done_where_it_cannot_be_noted(cli, place, monkeypatch):
+    cli("enqueue", "t")
     monkeypatch.setenv("HOLDFAST_AUDIT_LOG", str(place / "nowhere" / "audit.log"))
     answer = cli("pause", "default")
     assert (answer.code, "nothing was done" in answer.err) == (2, True)

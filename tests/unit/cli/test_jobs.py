@@ -143,10 +143,42 @@ def test_a_canceled_job_has_no_result(cli):
     assert (answer.code, answer.json) == (1, {"state": "canceled"})
 
 
-@pytest.mark.parametrize("command", ["result", "cancel"])
+@pytest.mark.parametrize("command", ["status", "result", "cancel"])
+def test_a_job_is_found_in_any_queue_of_the_tenant(cli, url, command):
+    cli("enqueue", "x", "--id", "other")
+    cli("enqueue", "x", "--id", "j", "-q", "emails")
+    if command == "result":
+        complete(url, queue="emails")
+    answer = cli(command, "j", "--json").json
+    assert answer.get("queue", "emails") == "emails"
+    state = cli("status", "j", "-q", "emails", "--json").json["state"]
+    assert state == {"status": "ready", "result": "completed", "cancel": "canceled"}[command]
+
+
+@pytest.mark.parametrize("command", ["status", "result", "cancel"])
+def test_an_id_that_two_queues_have_needs_the_queue(cli, command):
+    for queue in ("default", "emails"):
+        cli("enqueue", "x", "--id", "j", "-q", queue)
+    answer = cli(command, "j")
+    assert answer.code == 2
+    assert "several queues have a job 'j': default, emails; name one with --queue" in answer.err
+    assert [cli("status", "j", "-q", queue, "--json").json["state"] for queue in ("default", "emails")] == ["ready"] * 2
+    assert cli("cancel", "j", "-q", "emails", "--json").json == {"status": "canceled", "id": "j", "queue": "emails"}
+    assert cli("status", "j", "-q", "default", "--json").json["state"] == "ready"
+
+
+@pytest.mark.parametrize("command", ["status", "result", "cancel"])
+def test_an_unknown_id_fails(cli, command):
+    cli("enqueue", "x", "-q", "emails")
+    answer = cli(command, "j")
+    assert answer.code == 1
+    assert answer.err == "Error: no job 'j' in queue 'default'\nNor in any other queue of acme.\n"
+
+
+@pytest.mark.parametrize("command", ["status", "result", "cancel"])
 def test_an_unknown_id_fails_and_other_queues_are_named(cli, command):
     cli("enqueue", "x", "--id", "j", "-q", "emails")
-    answer = cli(command, "j")
+    answer = cli(command, "j", "-q", "default")
     assert answer.code == 1
     assert answer.err == (
         "Error: no job 'j' in queue 'default'\nOther queues of acme: emails. Name one with --queue.\n"

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from holdfast import cli
-from holdfast.cli import told
+from holdfast.cli import exit_code_of
 from holdfast.cli.output import emit, note, plain_table, progress, rich_table, say, show, show_pairs, span
 from holdfast.core.errors import InvalidOption
 
@@ -34,7 +34,7 @@ def test_lines_notes_tables_and_json_spell_control_characters_out(capsys):
     assert (printed.out + printed.err).replace("\n", "").isprintable()
     assert printed.out.startswith("canceled \\x1b[2J\\x9b\\u202e\\n\ntwo\nlines\\x1b\n")
     assert json.loads(printed.out.splitlines()[-1]) == {"id": hostile}
-    assert told(lambda: (_ for _ in ()).throw(InvalidOption("id", hostile))) == 2
+    assert exit_code_of(lambda: (_ for _ in ()).throw(InvalidOption("id", hostile))) == 2
     assert "\x1b" not in capsys.readouterr().err
 
 

@@ -46,6 +46,21 @@ def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(cli, url):
     assert claim(url) == ["j"]
 
 
+def test_stats_of_a_queue_that_is_not_there_fail_and_suggest_names(cli):
+    answer = cli("stats", "emails")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == "Error: acme has no queue 'emails': no job of it is kept\n"
+    for queue in ("emails", "reports"):
+        cli("enqueue", "x", "-q", queue)
+    answer = cli("stats", "email", "--json")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.endswith("\nDid you mean: emails?\n")
+    assert cli("stats", "quux").err.endswith("\nQueues of acme: emails, reports.\n")
+    assert cli("stats", "quux", "--watch").code == 1
+    cli("pause", "later")
+    assert cli("stats", "later", "--json").json["queues"][0]["paused"] is True
+
+
 def test_watching_prints_the_counts_again_when_they_change(cli, processes):
     cli("enqueue", "x")
     process = processes.start("stats", "--watch", "--json")
@@ -55,12 +70,28 @@ def test_watching_prints_the_counts_again_when_they_change(cli, processes):
     assert process.end(signal.SIGINT).code == 0
 
 
-@pytest.mark.parametrize("command", [["stats"], ["status", "a"], ["dlq", "list"], ["events"], ["tenants"], ["workers"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["stats"], ["status", "a"], ["result", "a"], ["cancel", "a"], ["dlq", "list"], ["events"], ["tenants"],
+        ["workers"], ["pause", "q"], ["resume", "q"], ["schedule", "list"], ["trail"],
+    ],
+)  # fmt: skip
 def test_a_mistyped_directory_is_an_error_and_makes_nothing(cli, place, command):
     answer = cli(*command, "--store", f"file:{place}/dta")
     assert answer.code == 1
     assert "there is no store in" in answer.err
     assert not (place / "dta").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["enqueue", "x"], ["tenant", "set", "acme", "--weight", "2"], ["schedule", "add", "s", "x", "--every", "1h"]],
+)
+def test_a_command_that_creates_a_store_says_so(cli, place, command):
+    url = f"file:{place}/new"
+    assert f"Created a new store: {url}" in cli(*command, "--store", url).err
+    assert "Created" not in cli(*command, "--store", url).err
 
 
 def test_doctor_does_not_call_a_missing_store_healthy(cli, place):

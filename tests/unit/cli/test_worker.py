@@ -48,6 +48,32 @@ def test_a_worker_runs_jobs_and_exits_with_0_on_sigterm(cli, processes):
     assert "No worker is alive" in cli("workers").err
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_worker_says_that_it_creates_a_store(processes, place, count):
+    args = ("worker", "shop", "--store", f"file:{place}/dta", "--json-logs", "--processes", str(count))
+    worker = processes.start(*args)
+    lines = [json.loads(line) for line in worker.wait_for("worker started", count)]
+    assert [line["store"] for line in lines if line["event"].startswith("created a new store")] == [f"file:{place}/dta"]
+    assert worker.end().code == 0
+    again = processes.start(*args)
+    assert not [line for line in again.wait_for("worker started", count) if "created" in line]
+    assert again.end().code == 0
+
+
+def test_a_worker_whose_queues_have_no_jobs_names_the_queues_that_wait(cli, processes):
+    args = ("worker", "shop", "--queues", "default", "--json-logs")
+    for id, tenant in (("a", "acme"), ("b", "acme"), ("c", "other")):
+        cli("enqueue", "x", "--id", id, "-q", f"{tenant}-mail", "--tenant", tenant)
+    worker = processes.start(*args)
+    hint = json.loads(worker.wait_for("--queues")[-1])
+    assert (hint["level"], hint["waiting"]) == ("warning", "acme-mail (2)")
+    assert cli("enqueue", "pid", "--wait", "30s").code == 0
+    assert worker.end().code == 0
+    again = processes.start(*args)
+    again.wait_for("worker started")
+    assert "--queues" not in again.end().err
+
+
 def test_all_tenants_are_served_although_the_environment_names_one(cli, processes):
     worker = processes.start("worker", "shop", "--all-tenants", "--queues", "default", "-c", "2", "--lease", "5s")
     assert "tenant=(all)" in worker.wait_for("worker started")[-1].replace("'", "")

@@ -79,8 +79,10 @@ def start_anew() -> None:
     _open.__init__()
 
 
-def prepare(directory: Path, *, frozen_at: int | None, unsafe_fs: bool = False, group: bool = False) -> None:
-    """Make the directory and the database where they are missing; refuse what is not ours. Idempotent.
+def prepare(directory: Path, *, frozen_at: int | None, unsafe_fs: bool = False, group: bool = False) -> bool:
+    """Create the directory and the database if they are missing. Returns whether it created the database.
+
+    Refuses a file that is not ours.
 
     `group`: what is made is for the directory's group too, not for its owner alone.
     """
@@ -102,9 +104,11 @@ def prepare(directory: Path, *, frozen_at: int | None, unsafe_fs: bool = False, 
     path = directory / NAME
     group = modes.is_shared(path) if path.exists() else group
     with translated(path), locked(directory, group=group):
-        if not path.exists() or path.stat().st_size == 0:
+        is_new = not path.exists() or path.stat().st_size == 0
+        if is_new:
             _create(path, frozen_at, group=group)
         check(path)
+    return is_new
 
 
 def check(path: Path) -> None:

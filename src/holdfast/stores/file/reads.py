@@ -11,9 +11,10 @@ import msgspec
 
 from holdfast.core import lifecycle
 from holdfast.core.budgets import Budgets, Usage
+from holdfast.core.dedup import Binding, expired
 from holdfast.core.errors import EventsTrimmed, InvalidOption
 from holdfast.core.events import Event, Gap, Gathered
-from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, PurgeCount
+from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, NewJob, PurgeCount
 from holdfast.core.names import check_id
 from holdfast.extensions import LogRange
 from holdfast.paging import BEHIND_ALL, QUEUES_LOOKED_AT, name_cursor, tenant_cursor, tenant_page_of
@@ -60,6 +61,20 @@ def get(db: sqlite3.Connection, keys: Sequence[JobKey]) -> list[Job | None]:
         row = None if lane is None else db.execute(SQL["find_job"], (lane, key.id)).fetchone()
         job = None if row is None else rows.to_job(row, key.tenant, key.queue)
         found.append(None if job is None or lifecycle.forgotten(job, at) else _shown(db, job, at))
+    return found
+
+
+def key_holders(db: sqlite3.Connection, items: Sequence[NewJob]) -> list[str | None]:
+    """The ids of the jobs that hold the items' idempotency keys. [ENQ-3]"""
+    at = now(db)
+    lanes: dict[tuple[str, str], int | None] = {}
+    found: list[str | None] = []
+    for item in items:
+        lane, envelope = _lane(db, item.key.tenant, item.key.queue, lanes), item.envelope
+        key = envelope.idempotency.key if envelope.idempotency else ""
+        row = None if lane is None else db.execute(SQL["find_key"], (lane, envelope.type, key)).fetchone()
+        binding = None if row is None else Binding(*row)
+        found.append(None if binding is None or expired(binding, at) else binding.job_id)
     return found
 
 

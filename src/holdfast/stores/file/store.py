@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.budgets import Keeper
+from holdfast.budgets import BudgetEnforcer
 from holdfast.core.budgets import Usage
 from holdfast.core.errors import StoreMismatch, StoreUnavailable, Unsupported
 from holdfast.core.job import (
@@ -100,10 +100,11 @@ class FileStore:
     ) -> None:
         self._directory = Path(directory).expanduser().absolute()
         self._create = create
+        self.created = False
         self._unsafe_fs = unsafe_fs
         self._group = group
         self.options = options
-        self.keeper = Keeper(self, options)
+        self.enforcer = BudgetEnforcer(self, options)
         self._engine = engine
         self._opening = asyncio.Lock()
         self._posts: weakref.WeakSet[FileInbox] = weakref.WeakSet()
@@ -125,8 +126,11 @@ class FileStore:
 
     def _start(self, frozen_at: int | None) -> Engine:
         if not self._create and not (self._directory / database.NAME).exists():
-            raise StoreUnavailable(f"there is no store in {self._directory}; it is made by the first enqueue or worker")
-        database.prepare(self._directory, frozen_at=frozen_at, unsafe_fs=self._unsafe_fs, group=self._group)
+            reason = "check the path; the first enqueue or worker creates a store"
+            raise StoreUnavailable(f"there is no store in {self._directory}: {reason}")
+        self.created = database.prepare(
+            self._directory, frozen_at=frozen_at, unsafe_fs=self._unsafe_fs, group=self._group
+        )
         settings = Settings(self.options.retention, self.options.all_events, self.options.keep_events)
         engine = Engine(self._directory, settings)
         with contextlib.ExitStack() as undo:
@@ -138,7 +142,7 @@ class FileStore:
         return engine
 
     async def close(self) -> None:
-        await self.keeper.close()
+        await self.enforcer.close()
         engine, self._engine = self._engine, None
         if engine is not None:
             # Others may go on with the engine: what is sent to this handle would not be heard any more.
@@ -170,8 +174,8 @@ class FileStore:
     ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "file")
-        if not self.keeper.admits(items):
-            return await self.keeper.enqueue(items, lambda let: self._take_in(let, under))
+        if not self.enforcer.admits(items):
+            return await self.enforcer.enqueue(items, lambda admitted: self._take_in(admitted, under))
         return await self._take_in(items, under)
 
     def _take_in(self, items: Sequence[NewJob], under: Lease | None) -> Awaitable[list[EnqueueAnswer]]:
@@ -200,7 +204,10 @@ class FileStore:
         return await self._change(changes.cancel, items)
 
     async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
-        return await self._opened.change(lambda t: changes.replay(t, keys, under))
+        return await self.enforcer.replay(keys, lambda admitted: self._replay(admitted, under))
+
+    def _replay(self, keys: Sequence[JobKey], under: Lease | None) -> Awaitable[list[ReplayAnswer]]:
+        return self._opened.change(lambda t: changes.replay(t, keys, under))
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
         return await self._change(changes.purge, items)
@@ -212,6 +219,9 @@ class FileStore:
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         return await self._opened.read(lambda db: reads.get(db, keys))
+
+    async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
+        return await self._opened.read(lambda db: reads.key_holders(db, items))
 
     async def list(self, query: ListQuery) -> Page:
         return await self._opened.read(lambda db: reads.list_jobs(db, query))
@@ -270,13 +280,13 @@ class FileStore:
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
         await self._opened.change(lambda t: upkeep.set_tenant(t, tenant, settings))
         if settings.budgets is not None:
-            await self.keeper.renew(tenant)
+            await self.enforcer.refresh(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         return await self._opened.read(lambda db: reads.settings(db, tenant))
 
     async def usage(self, tenant: str) -> Usage:
-        return await self.keeper.counted(tenant, self._opened.read(lambda db: reads.usage(db, tenant)))
+        return await self.enforcer.take_usage(tenant, self._opened.read(lambda db: reads.usage(db, tenant)))
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         await self._opened.change(lambda t: upkeep.beat(t, worker, ttl_ms))

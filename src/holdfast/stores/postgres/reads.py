@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from holdfast.core import lifecycle
 from holdfast.core.errors import InvalidOption
-from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, PurgeCount
+from holdfast.core.job import TERMINAL, WAITING, Job, JobKey, JobState, NewJob, PurgeCount
 from holdfast.core.names import check_id
 from holdfast.paging import BEHIND_ALL, QUEUES_LOOKED_AT, name_cursor, tenant_cursor, tenant_page_of
 from holdfast.store import (
@@ -86,6 +86,25 @@ async def get(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[Job | 
         if not lifecycle.forgotten(job, now):
             found[n] = _shown(job, now)
     return found
+
+
+async def key_holders(link: Link, memory: Memory, items: Sequence[NewJob]) -> list[str | None]:
+    """The ids of the jobs that hold the items' idempotency keys. [ENQ-3]"""
+    lanes = await lanes_of(link, memory, [item.key[:2] for item in items])
+    keys = [item.envelope.idempotency.key if item.envelope.idempotency else "" for item in items]
+    scopes = [
+        (lane.number if lane else 0, item.envelope.type, key)
+        for lane, item, key in zip(lanes, items, keys, strict=True)
+    ]
+    known = [lane for lane in lanes if lane is not None]
+    if not known:
+        return [None] * len(items)
+    columns = [list(column) for column in zip(*scopes, strict=True)]
+    holders: dict[tuple[int, str, str], str] = {}
+    for row in await link.rows("find_keys", *columns, memory.known(known), repeat=True):
+        if row["expires_at"] is None or row["expires_at"] > row["now"]:
+            holders[row["lane"], row["type"], row["key"]] = row["job_id"]
+    return [holders.get(scope) for scope in scopes]
 
 
 async def list_jobs(link: Link, memory: Memory, query: ListQuery) -> Page:

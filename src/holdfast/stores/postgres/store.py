@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from holdfast.budgets import Keeper
+from holdfast.budgets import BudgetEnforcer
 from holdfast.core import lease
 from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import JobNotFound, StoreBusy, StoreMismatch, StoreUnavailable, Unsupported
@@ -123,7 +123,7 @@ class PostgresStore:
     def __init__(self, address: Address, link_to: Callable[[Address], Link] = Link) -> None:
         self.address = address
         self.options = address.common
-        self.keeper = Keeper(self, self.options)
+        self.enforcer = BudgetEnforcer(self, self.options)
         self._link_to = link_to
         self._link = link_to(address)
         self._memory = lanes.memory_of(address.place)
@@ -164,7 +164,7 @@ class PostgresStore:
             raise StoreMismatch(f"the schema {self.address.schema!r} was made {made} test_clock=frozen")
 
     async def close(self) -> None:
-        await self.keeper.close()
+        await self.enforcer.close()
         if self._timer is not None:
             self._timer.cancel()
         ears, self._ears = self._ears, None
@@ -202,8 +202,8 @@ class PostgresStore:
     async def enqueue(
         self, items: Sequence[NewJob], *, connection: Any = None, under: Lease | None = None
     ) -> list[EnqueueAnswer]:
-        if not self.keeper.admits(items):
-            return await self.keeper.enqueue(items, lambda let: self._take_in(let, connection, under))
+        if not self.enforcer.admits(items):
+            return await self.enforcer.enqueue(items, lambda admitted: self._take_in(admitted, connection, under))
         return await self._take_in(items, connection, under)
 
     async def _take_in(self, items: Sequence[NewJob], connection: Any, under: Lease | None) -> list[EnqueueAnswer]:
@@ -449,7 +449,7 @@ class PostgresStore:
         return await self._each(items, lambda unit: changes.cancel(unit, items, keep), repeat=True, one_life=True)
 
     async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
-        return await again(lambda: self._replay(keys, under))
+        return await self.enforcer.replay(keys, lambda admitted: again(lambda: self._replay(admitted, under)))
 
     async def _replay(self, keys: Sequence[JobKey], under: Lease | None) -> list[ReplayAnswer]:
         found = await self._lanes(keys)
@@ -496,6 +496,9 @@ class PostgresStore:
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         return await again(lambda: reads.get(self._opened, self._memory, keys))
+
+    async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
+        return await again(lambda: reads.key_holders(self._opened, self._memory, items))
 
     async def list(self, query: ListQuery) -> Page:
         return await again(lambda: reads.list_jobs(self._opened, self._memory, query))
@@ -597,7 +600,7 @@ class PostgresStore:
         request = (tenant, settings.queue or "", settings.weight, settings.max_waiting, budgets)
         await self._opened.rows("set_settings", *request, repeat=True)
         if settings.budgets is not None:
-            await self.keeper.renew(tenant)
+            await self.enforcer.refresh(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         found = await self._opened.rows("settings", tenant, repeat=True)
@@ -612,7 +615,7 @@ class PostgresStore:
         ]
 
     async def usage(self, tenant: str) -> Usage:
-        return await self.keeper.counted(tenant, usage.usage(self._opened, tenant))
+        return await self.enforcer.take_usage(tenant, usage.usage(self._opened, tenant))
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         if ttl_ms > 0:

@@ -347,6 +347,12 @@ def _pack_error(error: AttemptError) -> tuple[str, str, str, str, str]:
     return (error.type, error.message, error.traceback, error.message[:ERROR_TEXT_LIMIT], fingerprint(error))
 
 
+def key_field(envelope: Envelope) -> str:
+    """The field of an idempotency key in its lane's hash of keys."""
+    key = envelope.idempotency.key if envelope.idempotency else ""
+    return f"{len(envelope.type.encode())}:{envelope.type}{key}"
+
+
 def _pack_key(key: IdempotencyKey) -> bytes:
     return KEY.pack(_POLICIES.index(key.policy) + 1, key.ttl_ms) + key.key.encode()
 

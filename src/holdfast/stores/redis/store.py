@@ -11,7 +11,7 @@ from uuid import uuid4
 import msgspec
 from msgspec.structs import asdict, replace
 
-from holdfast.budgets import Keeper
+from holdfast.budgets import BudgetEnforcer
 from holdfast.core import fairness, lifecycle
 from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.errors import (
@@ -118,7 +118,7 @@ class RedisStore:
 
     def __init__(self, link: Link, options: CommonOptions, *, prefix: str = "hf", shards: int | None = None) -> None:
         self.options = options
-        self.keeper = Keeper(self, options)
+        self.enforcer = BudgetEnforcer(self, options)
         self._link = link
         self._wanted = shards
         keep = options.retention
@@ -160,7 +160,7 @@ class RedisStore:
         self._capabilities = _capabilities(self._shards.count, await doctor.durability(self._link))
 
     async def close(self) -> None:
-        await self.keeper.close()
+        await self.enforcer.close()
         ears, self._ears = self._ears, None
         if ears is not None:
             await ears.close()
@@ -196,8 +196,8 @@ class RedisStore:
     ) -> list[EnqueueAnswer]:
         if connection is not None:
             raise Unsupported(JOINING, "redis")
-        if not self.keeper.admits(items):
-            return await self.keeper.enqueue(items, lambda let: self._take_in(let, under))
+        if not self.enforcer.admits(items):
+            return await self.enforcer.enqueue(items, lambda admitted: self._take_in(admitted, under))
         return await self._take_in(items, under)
 
     async def _take_in(self, items: Sequence[NewJob], under: Lease | None) -> list[EnqueueAnswer]:
@@ -268,6 +268,9 @@ class RedisStore:
         return [_CANCELED[a] for a in await self._opened.run_batch("cancel", items, _tenant_of, pack, repeat=True)]
 
     async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
+        return await self.enforcer.replay(keys, lambda admitted: self._replay(admitted, under))
+
+    async def _replay(self, keys: Sequence[JobKey], under: Lease | None) -> list[ReplayAnswer]:
         def pack(piece: Sequence[JobKey]) -> tuple[bytes]:
             return (encode(([_address(key) for key in piece], records.under_request(under))),)
 
@@ -303,6 +306,13 @@ class RedisStore:
             job = None if raw is None else records.to_job(*key, raw)
             jobs.append(None if job is None or lifecycle.forgotten(job, now) else _shown(job, now))
         return list(await self._with_payloads(jobs))
+
+    async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
+        def pack(piece: Sequence[NewJob]) -> tuple[bytes]:
+            return (encode([(lane_of(*item.key[:2]), records.key_field(item.envelope)) for item in piece]),)
+
+        holders = await self._opened.run_batch("key_holders", items, _tenant_of, pack, repeat=True)
+        return [None if holder is None else holder.decode() for holder in holders]
 
     async def list(self, query: ListQuery) -> Page:
         page = await reads.list_jobs(self._opened, query)
@@ -394,7 +404,7 @@ class RedisStore:
         while not await self._opened.run("settings", shard, request):
             request = encode(("count", tenant))
         if settings.budgets is not None:
-            await self.keeper.renew(tenant)
+            await self.enforcer.refresh(tenant)
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         found = await self._opened.run("settings", self._opened.of(tenant), encode(("get", tenant)))
@@ -413,7 +423,7 @@ class RedisStore:
         return sorted(settings, key=lambda setting: setting.queue or "")
 
     async def usage(self, tenant: str) -> Usage:
-        return await self.keeper.counted(tenant, self._usage(tenant))
+        return await self.enforcer.take_usage(tenant, self._usage(tenant))
 
     async def _usage(self, tenant: str) -> Usage:
         return Usage(*await self._opened.run("usage", self._opened.of(tenant), encode((tenant,))))

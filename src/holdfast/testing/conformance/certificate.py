@@ -99,7 +99,7 @@ async def try_check(check: Check, spaces: Spaces, transaction: Transaction | Non
     except Skipped as reason:
         return Row(check.rule, check.name, True, time.perf_counter() - started, skipped=str(reason))
     except Exception as error:  # noqa: BLE001 - whatever a store under test raises is a finding
-        return Row(check.rule, check.name, False, time.perf_counter() - started, _told(error))
+        return Row(check.rule, check.name, False, time.perf_counter() - started, _text(error))
     return Row(check.rule, check.name, True, time.perf_counter() - started)
 
 
@@ -115,7 +115,7 @@ async def perform(check: Check, spaces: Spaces, transaction: Transaction | None 
         raise Broken(f"the check had not ended after {CHECK_TIMEOUT_S:g} s") from None
 
 
-def _told(error: Exception) -> str:
+def _text(error: Exception) -> str:
     if isinstance(error, Broken):
         return str(error)
     if isinstance(error, HoldfastError):

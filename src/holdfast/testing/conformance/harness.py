@@ -1,8 +1,7 @@
-"""What a check holds in its hand: a store under test, names of its own, and short words for what it does.
+"""What a check works with: a store under test, unique names, and short methods for common calls.
 
-Each check has a place of its own, but the server may be shared with other runs, so every name is unique and nothing
-is assumed about jobs that the check did not make. Time passes by `advance` alone; a running clock moves on by itself
-as well, so exact instants are checked in a `frozen` place.
+Other runs may share the server, so every name is unique and a check assumes nothing about jobs that it did not make.
+`advance` moves the store clock. A running clock also moves by itself, so a check of exact instants uses `frozen`.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ LEASE = 30 * SECOND
 DELAY = 10 * SECOND
 FLAT = Backoff(base_ms=DELAY, factor=1.0, cap_ms=DELAY, jitter="none")
 """Unless a check says otherwise, a failed attempt waits this long: no chance in it, and on a busy machine it is not
-over before the check has looked."""
+over before the check reads the record."""
 BOOM = AttemptError("Boom", "it broke", "a traceback")
 PATIENCE_S = 10.0
 """How long a hint may take to arrive before it counts as lost."""
@@ -74,7 +73,7 @@ Transaction = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 class Harness:
-    """A store under test, and names that nobody else uses."""
+    """A store under test, and names that no other check uses."""
 
     def __init__(self, spaces: Spaces, store: Store, url: str, transaction: Transaction | None = None) -> None:
         self.spaces = spaces
@@ -105,14 +104,14 @@ class Harness:
         return self.capabilities.exact_quota or self.spaces.exact
 
     def name(self, stem: str = "n") -> str:
-        """A name that nobody has used."""
+        """A name that is not used yet."""
         self._names += 1
         return f"{stem}{self._unique}{self._names}"
 
     # The store and its clock ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin with no expired lease left over by anybody, and remember where the log is."""
+        """Begin without expired leases of other checks, and remember where the log is."""
         await self.reap_all()
         self._start = await self.store.last_offset()
 
@@ -144,7 +143,7 @@ class Harness:
 
     @asynccontextmanager
     async def frozen(self, **options: str) -> AsyncGenerator[Harness]:
-        """A harness on a place of its own whose clock stands still."""
+        """A harness on a space of its own, whose clock moves by `advance` alone."""
         async with opened(self.spaces, self.name("f"), None, test_clock="frozen", **options) as other:
             yield other
 
@@ -379,50 +378,50 @@ class Harness:
         expect_equal(made, [], f"events made {why}")
 
     @contextmanager
-    def listening(self, store: Store | None = None) -> Generator[Ear]:
-        """Hear the hints of a store."""
-        ear = Ear()
-        stop = (store or self.store).listen(ear.hear)
+    def listening(self, store: Store | None = None) -> Generator[HintRecorder]:
+        """Record the hints of a store."""
+        hints = HintRecorder()
+        stop = (store or self.store).listen(hints.add)
         try:
-            yield ear
+            yield hints
         finally:
             stop()
 
 
-class Ear:
-    """Hints that were heard, and a way to wait for one."""
+class HintRecorder:
+    """The hints that came, and a way to wait for one."""
 
     def __init__(self) -> None:
         self.signals: list[Signal] = []
-        self._rung = asyncio.Event()
+        self._added = asyncio.Event()
 
-    def hear(self, signal: Signal) -> None:
+    def add(self, signal: Signal) -> None:
         """Note a hint."""
         self.signals.append(signal)
-        self._rung.set()
+        self._added.set()
 
     async def expect(self, hint: Hint, key: JobKey, why: str, *, exactly: bool = False) -> None:
-        """Wait for a hint that covers this address; "" stands for any, unless it is to name the queue `exactly`."""
+        """Wait for a hint that covers this address; "" means any, unless it is to name the queue `exactly`."""
         wanted = (key.tenant, key.queue, key.id)
 
         def covers(signal: Signal) -> bool:
-            heard = (signal.tenant, signal.queue, signal.id)
+            named = (signal.tenant, signal.queue, signal.id)
             return (
                 signal.hint is hint
-                and all(not part or part == want for part, want in zip(heard, wanted, strict=True))
+                and all(not part or part == want for part, want in zip(named, wanted, strict=True))
                 and bool(signal.queue or not exactly)
             )
 
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while not any(covers(signal) for signal in self.signals):
-                    self._rung.clear()
-                    await self._rung.wait()
+                    self._added.clear()
+                    await self._added.wait()
         except TimeoutError:
-            raise Broken(f"no hint {hint.value!r} came {why}; heard: {self.signals}") from None
+            raise Broken(f"no hint {hint.value!r} came {why}; got: {self.signals}") from None
 
-    async def settle(self) -> None:
-        """Forget what was heard so far, and what is on its way from earlier calls in this loop."""
+    async def forget(self) -> None:
+        """Forget the hints so far, and those in flight from earlier calls in this loop."""
         for _ in range(3):
             await asyncio.sleep(0)
         self.signals.clear()

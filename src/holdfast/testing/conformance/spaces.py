@@ -1,7 +1,7 @@
-"""Where the suite works: places of its own beside the URL it was given, never the data that is there.
+"""Where the suite works: spaces of its own next to the given URL, never the data that is there.
 
 A memory store gets another name, a file store a directory below, Redis another `prefix`, PostgreSQL another
-`schema`. A store of somebody else's that knows no such option brings its own function.
+`schema`. A third-party store without such an option passes a function of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Spaces:
         """The URL of a place, with these options on top of those given."""
         head, _, query = self._locate(self.given, f"{self.run}-{place}").partition("?")
         merged = dict(parse_qsl(query, keep_blank_values=True)) | options
-        # A place can be erased by whoever may move its clock.
+        # Only a store with a test clock can be erased.
         clock = "frozen" if merged.get("test_clock") == "frozen" else "1"
         self._made.add(f"{head}?{urlencode(merged | {'test_clock': clock})}")
         return f"{head}?{urlencode(merged)}" if merged else head

@@ -1,7 +1,7 @@
 """Random traces: the same steps on a store and on the memory store, which must never differ.
 
 `await check_trace("file:./scratch", seed=17, steps=80)` draws 80 steps from the seed, takes each on a fresh place of
-the store and on a fresh memory store, both with a clock that stands still, and compares every answer, every record,
+the store and on a fresh memory store, both with a frozen clock, and compares every answer, every record,
 list and count, and the log; `history` judges the log by itself. From a shell:
 
     python -m holdfast.testing.traces file:./scratch --seed 17 --steps 80
@@ -22,7 +22,7 @@ from random import Random
 from holdfast.testing.conformance.spaces import Locate, Spaces
 from holdfast.testing.traces.history import History
 from holdfast.testing.traces.pair import Difference, Pair
-from holdfast.testing.traces.steps import MAKERS, Step, World, draw
+from holdfast.testing.traces.steps import MAKERS, TraceStep, World, draw
 
 VARIANTS: tuple[dict[str, str], ...] = (
     {},
@@ -59,4 +59,15 @@ async def open_pair(spaces: Spaces, **options: str) -> Pair:
     return await Pair.open(spaces.url("trace", **alike), reference.url("trace", **alike))
 
 
-__all__ = ["MAKERS", "VARIANTS", "Difference", "History", "Pair", "Step", "World", "check_trace", "draw", "open_pair"]
+__all__ = [
+    "MAKERS",
+    "VARIANTS",
+    "Difference",
+    "History",
+    "Pair",
+    "TraceStep",
+    "World",
+    "check_trace",
+    "draw",
+    "open_pair",
+]

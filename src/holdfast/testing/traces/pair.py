@@ -17,7 +17,7 @@ from holdfast.store import ListQuery, Reaped
 from holdfast.testing.conformance.expect import Broken, expect
 from holdfast.testing.traces.history import History, PurgeNumbers
 from holdfast.testing.traces.sides import Side, Trimmed
-from holdfast.testing.traces.steps import QUEUES, TENANTS, Step, World
+from holdfast.testing.traces.steps import QUEUES, TENANTS, TraceStep, World
 
 LOOK_EVERY = 8
 """After how many steps everything is looked at; after each one the answer, the log and the jobs that it named."""
@@ -37,7 +37,7 @@ class Pair:
         self.store = store
         self.reference = reference
         self.world = World()
-        self.steps: list[Step] = []
+        self.steps: list[TraceStep] = []
         self.seen: Counter[str] = Counter()
         """Which kinds of answers came, by verb: what a trace has reached."""
         self._purges = PurgeNumbers()
@@ -54,7 +54,7 @@ class Pair:
         await self.store.close()
         await self.reference.close()
 
-    async def perform(self, step: Step) -> None:
+    async def perform(self, step: TraceStep) -> None:
         """Take one step on both sides and compare. Raises Difference."""
         step = self._suitable(step)
         self.steps.append(step)
@@ -65,33 +65,33 @@ class Pair:
         except Broken as broken:
             raise Difference(f"step {len(self.steps)}: {step}\n{broken}") from broken
 
-    def _suitable(self, step: Step) -> Step:
+    def _suitable(self, step: TraceStep) -> TraceStep:
         """Where turns are not exact, whose job comes next is not decided: then every claim names its tenant."""
         if step.verb == "claim" and not self.store.store.capabilities.exact_turns:
             (request,) = step.arguments
             return replace(step, arguments=(replace(request, tenant=request.tenant or TENANTS[0]),))
         return step
 
-    async def _perform(self, step: Step) -> None:
+    async def _perform(self, step: TraceStep) -> None:
         got, want = await asyncio.gather(self.store.perform(step), self.reference.perform(step))
         if step.verb == "events":
             self._compare_reads(step, got, want)
         else:
-            self._compare("answers", self.store.told(got), self.reference.told(want))
+            self._compare("answers", self.store.comparable(got), self.reference.comparable(want))
         self._note(step, want)
-        await self._compare_news()
+        await self._compare_new_events()
         await self._learn(step, want)
         await self._compare_jobs(_named(step, want), step.handle)
         if step.verb == "prune":
-            await self._perform(Step("events", (None, None, 50)))
+            await self._perform(TraceStep("events", (None, None, 50)))
         if step.verb in ("claim", "reap"):
             self._check_next(step, got, self.store)
             self._check_next(step, want, self.reference)
 
-    async def _compare_news(self) -> None:
+    async def _compare_new_events(self) -> None:
         """Each step makes the same events, and the log stays legal. [EVENT-1]"""
-        got, want = await asyncio.gather(self.store.news(), self.reference.news())
-        self._compare("events", self.store.told(got), self.reference.told(want))
+        got, want = await asyncio.gather(self.store.new_events(), self.reference.new_events())
+        self._compare("events", self.store.comparable(got), self.reference.comparable(want))
         for event in got:
             self._history.add(event)
             self._purges.add(event)
@@ -101,10 +101,10 @@ class Pair:
             return
         got = await self.store.get(keys, handle)
         for key, ours, theirs in zip(keys, got, await self.reference.get(keys), strict=True):
-            self._compare(f"the job {key}", self.store.told(ours), self.reference.told(theirs))
+            self._compare(f"the job {key}", self.store.comparable(ours), self.reference.comparable(theirs))
             self._history.check(key, ours)
 
-    def _compare_reads(self, step: Step, got: Any, want: Any) -> None:
+    def _compare_reads(self, step: TraceStep, got: Any, want: Any) -> None:
         """A read shows the log as it was written; how many of a tenant's oldest events are gone may differ. [EVENT-2]
 
         A store may trim less than it could, never more.
@@ -123,14 +123,16 @@ class Pair:
                 mine = [event for event in read if event.tenant == whose]
                 if after is not None and lost is not None and whose not in lost:
                     expect(len(mine) == len(written), f"{side.name}: {len(mine)} events of {len(written)} [EVENT-2]")
-                self._compare("what was read again", side.told(mine), side.told(written[len(written) - len(mine) :]))
+                self._compare(
+                    "what was read again", side.comparable(mine), side.comparable(written[len(written) - len(mine) :])
+                )
             places = {event.offset: place for place, event in enumerate(log)}
             order = [places[event.offset] for event in read]
             expect(order == sorted(order), f"{side.name}: events out of order [EVENT-2]")
             counts.append(Counter(event.tenant for event in read))
         expect(type(want) is Trimmed or counts[0] >= counts[1], "trimmed more than the rules allow [EVENT-2]")
 
-    def _check_next(self, step: Step, answer: Claimed | Reaped, side: Side) -> None:
+    def _check_next(self, step: TraceStep, answer: Claimed | Reaped, side: Side) -> None:
         """A short claim left nothing visible, and says when to look again: not too late, not at once. [CLAIM-3]"""
         request: Any = step.arguments[0]
         claimed = isinstance(request, ClaimRequest)
@@ -163,13 +165,15 @@ class Pair:
         await self._compare_jobs(list(self.world.records), 0)
         lane = len(self.steps) // LOOK_EVERY % (len(TENANTS) * len(QUEUES))
         query = ListQuery(TENANTS[lane // len(QUEUES)], QUEUES[lane % len(QUEUES)], limit=3)
-        looks = [Step("tenants"), Step("list", (query,))]
-        looks += [Step(verb, (tenant,)) for verb in ("readers", "workers") for tenant in (None, TENANTS[0])]
-        looks += [Step(verb, (tenant,)) for verb in ("stats", "tenant_settings") for tenant in TENANTS]
+        looks = [TraceStep("tenants"), TraceStep("list", (query,))]
+        looks += [TraceStep(verb, (tenant,)) for verb in ("readers", "workers") for tenant in (None, TENANTS[0])]
+        looks += [TraceStep(verb, (tenant,)) for verb in ("stats", "tenant_settings") for tenant in TENANTS]
         got = await asyncio.gather(*(self.store.perform(look) for look in looks))
         for look, ours in zip(looks, got, strict=True):
             theirs = await self.reference.perform(look)
-            self._compare(f"{look.verb}{look.arguments}", self.store.told(ours), self.reference.told(theirs))
+            self._compare(
+                f"{look.verb}{look.arguments}", self.store.comparable(ours), self.reference.comparable(theirs)
+            )
 
     def _compare(self, what: str, got: Any, want: Any) -> None:
         if got != want:
@@ -181,7 +185,7 @@ class Pair:
 
     # What the next step can aim at ------------------------------------------------------------------------------
 
-    async def _learn(self, step: Step, answer: Any) -> None:
+    async def _learn(self, step: TraceStep, answer: Any) -> None:
         world = self.world
         world.log = len(self.reference.log)
         if step.verb == "advance":
@@ -199,13 +203,13 @@ class Pair:
         for key, job in zip(keys, await self.reference.get(keys), strict=True):
             world.records[key] = self.reference.record(job)
 
-    def _note(self, step: Step, answer: Any) -> None:
+    def _note(self, step: TraceStep, answer: Any) -> None:
         answers = cast("list[Any]", answer) if isinstance(answer, list) else [answer]
         self.seen.update(f"{step.verb}: {_shape(one)}" for one in answers or ["nothing"])
 
 
 def first_difference(got: Any, want: Any, where: str = "") -> tuple[str, Any, Any]:
-    """Where two answers differ first, and what stands there in each."""
+    """Where two answers differ first, and the value on each side."""
     if isinstance(got, dict) and isinstance(want, dict):
         ours, theirs = cast("dict[str, Any]", got), cast("dict[str, Any]", want)
         for name in [*ours, *theirs]:
@@ -226,7 +230,7 @@ def _short(answer: Any) -> str:
     return text if len(text) <= TEXT else f"{text[:TEXT]} ..."
 
 
-def _named(step: Step, answer: Any) -> list[JobKey]:
+def _named(step: TraceStep, answer: Any) -> list[JobKey]:
     """The jobs that a step or its answer names, each once."""
     found: list[JobKey] = []
     if isinstance(answer, Claimed):

@@ -14,7 +14,7 @@ from holdfast.core.job import Claimed, Envelope, Extend, Finish, Job, JobKey, Ne
 from holdfast.opening import open_store
 from holdfast.store import ListQuery, Reader, Store
 from holdfast.testing.conformance.expect import expect
-from holdfast.testing.traces.steps import Step
+from holdfast.testing.traces.steps import TraceStep
 
 INSTANTS = frozenset({
     "at", "now", "next_at", "visible_at", "enqueued_at", "claimed_at", "finished_at", "expires_at", "deadline",
@@ -67,14 +67,14 @@ class Side:
         for handle in self._handles:
             await handle.close()
 
-    async def perform(self, step: Step) -> Any:
+    async def perform(self, step: TraceStep) -> Any:
         """The answer of this store to a step, errors included."""
         try:
             return await self._perform(step)
         except HoldfastError as error:
             return error
 
-    async def _perform(self, step: Step) -> Any:
+    async def _perform(self, step: TraceStep) -> Any:
         store = self._handles[step.handle]
         arguments = step.arguments
         match step.verb:
@@ -174,7 +174,7 @@ class Side:
 
     # What the trace looks at after each step ------------------------------------------------------------------
 
-    async def news(self) -> list[Event]:
+    async def new_events(self) -> list[Event]:
         """The events since the last call, read from where that one ended. [EVENT-2]"""
         end = len(self.log)
         fresh, _ = await self._walk(self.store, None, self._offsets[end], 100)
@@ -215,7 +215,7 @@ class Side:
         view.deadline = self.relative(job.deadline) or 0
         return view
 
-    def told(self, value: Any, name: str = "") -> Any:
+    def comparable(self, value: Any, name: str = "") -> Any:
         """An answer in the words of a step, made of plain values, to be compared."""
         if value is None or isinstance(value, bool | Envelope):
             return value
@@ -225,14 +225,17 @@ class Side:
             return self._number(value, name)
         if isinstance(value, Struct):
             names = (field for field in value.__struct_fields__ if field not in OWN)
-            return {"": type(value).__name__, **{field: self.told(getattr(value, field), field) for field in names}}
+            return {
+                "": type(value).__name__,
+                **{field: self.comparable(getattr(value, field), field) for field in names},
+            }
         if isinstance(value, HoldfastError):
             return {"": type(value).__name__, "args": value.args}
         if isinstance(value, dict):
             said = cast("dict[str, Any]", value).items()
-            return {key: self.told(item, key) for key, item in said if key not in OWN}
+            return {key: self.comparable(item, key) for key, item in said if key not in OWN}
         if isinstance(value, list | tuple):
-            return [self.told(item, name) for item in cast("Sequence[Any]", value)]
+            return [self.comparable(item, name) for item in cast("Sequence[Any]", value)]
         return value
 
     def _number(self, value: int, name: str) -> int | None:

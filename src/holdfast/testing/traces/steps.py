@@ -69,7 +69,7 @@ ERRORS = (
 )
 
 
-class Step(Struct, frozen=True):
+class TraceStep(Struct, frozen=True):
     """One call. `handle` says through which of the handles on the same data it goes."""
 
     verb: str
@@ -96,28 +96,28 @@ class World(Struct):
     blobs: int = 0
 
 
-Maker = Callable[[Random, World], Step]
+Maker = Callable[[Random, World], TraceStep]
 
 
-def draw(random: Random, world: World, verb: str | None = None) -> Step:
+def draw(random: Random, world: World, verb: str | None = None) -> TraceStep:
     """The next step: of this verb, or of any, in proportion to how much there is to find with it."""
     if verb is None:
         verb = random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     if verb in ("finish", "extend", "report") and not _live(world) and not _rarely(random, 4):
         verb = "claim"
     step = MAKERS[verb](random, world)
-    return Step(step.verb, step.arguments, random.randrange(2))
+    return TraceStep(step.verb, step.arguments, random.randrange(2))
 
 
 # Jobs -----------------------------------------------------------------------------------------------------------
 
 
-def enqueue(random: Random, world: World) -> Step:
+def enqueue(random: Random, world: World) -> TraceStep:
     """A batch of new jobs: often in one lane, sometimes the same id twice."""
     count = random.choice((1, 1, 2, 3, 6))
     lane = _lane(random)
     spread = _rarely(random, 3)
-    return Step("enqueue", ([_new(random, world, _lane(random) if spread else lane) for _ in range(count)],))
+    return TraceStep("enqueue", ([_new(random, world, _lane(random) if spread else lane) for _ in range(count)],))
 
 
 def _new(random: Random, world: World, lane: tuple[str, str]) -> NewJob:
@@ -168,7 +168,7 @@ def _envelope(random: Random) -> Envelope:
     )
 
 
-def claim(random: Random, world: World) -> Step:
+def claim(random: Random, world: World) -> TraceStep:
     """A claim of one tenant or of all, over one queue or several."""
     del world
     tenant = None if random.random() < 0.5 else random.choice(TENANTS)
@@ -183,10 +183,10 @@ def claim(random: Random, world: World) -> Step:
         random.choice(WORKERS),
         random.choice(RANDOMS),
     )
-    return Step("claim", (request,))
+    return TraceStep("claim", (request,))
 
 
-def finish(random: Random, world: World) -> Step:
+def finish(random: Random, world: World) -> TraceStep:
     """A batch of outcomes, mostly for leases that live; some are late, wrong or there twice."""
     items: list[Finish] = []
     for key, rank in _leases(random, world, random.choice((1, 1, 2, 4))):
@@ -195,7 +195,7 @@ def finish(random: Random, world: World) -> Step:
             items.append(_outcome(random, world, key, rank))
         if _rarely(random, 10):
             items.append(random.choice(items))
-    return Step("finish", (items,))
+    return TraceStep("finish", (items,))
 
 
 def _outcome(random: Random, world: World, key: JobKey, rank: int) -> Finish:
@@ -214,32 +214,34 @@ def _outcome(random: Random, world: World, key: JobKey, rank: int) -> Finish:
     )
 
 
-def extend(random: Random, world: World) -> Step:
+def extend(random: Random, world: World) -> TraceStep:
     """Renewals, longer and shorter than what is left."""
     found = _leases(random, world, random.choice((1, 2)))
-    return Step("extend", ([Extend(key, rank, random.choice(LEASES)) for key, rank in found],))
+    return TraceStep("extend", ([Extend(key, rank, random.choice(LEASES)) for key, rank in found],))
 
 
-def report(random: Random, world: World) -> Step:
+def report(random: Random, world: World) -> TraceStep:
     """Progress."""
     found = _leases(random, world, random.choice((1, 2)))
-    return Step("report", ([Report(key, rank, Progress(random.choice((0.0, 0.5, 1.0)), "ü")) for key, rank in found],))
+    return TraceStep(
+        "report", ([Report(key, rank, Progress(random.choice((0.0, 0.5, 1.0)), "ü")) for key, rank in found],)
+    )
 
 
-def cancel(random: Random, world: World) -> Step:
+def cancel(random: Random, world: World) -> TraceStep:
     """Cancellations in both modes."""
     aim = (JobState.LEASED,) if _rarely(random, 2) else ()
     found = [_known(random, world, *aim) for _ in range(random.choice((1, 1, 3)))]
-    return Step("cancel", ([Cancel(key, only_waiting=_rarely(random, 3)) for key in found],))
+    return TraceStep("cancel", ([Cancel(key, only_waiting=_rarely(random, 3)) for key in found],))
 
 
-def replay(random: Random, world: World) -> Step:
+def replay(random: Random, world: World) -> TraceStep:
     """Replays, mostly of dead letters, sometimes of one twice."""
     found = [_known(random, world, JobState.FAILED) for _ in range(random.choice((1, 1, 3)))]
-    return Step("replay", (found,))
+    return TraceStep("replay", (found,))
 
 
-def purge(random: Random, world: World) -> Step:
+def purge(random: Random, world: World) -> TraceStep:
     """Purges, with and without the ending that they mean."""
     items: list[Purge] = []
     for _ in range(random.choice((1, 2))):
@@ -247,19 +249,19 @@ def purge(random: Random, world: World) -> Step:
         record = world.records.get(key)
         finished_at = record.finished_at if record is not None else None
         items.append(Purge(key, random.choice((None, finished_at, world.now))))
-    return Step("purge", (items,))
+    return TraceStep("purge", (items,))
 
 
-def set_result_ttl(random: Random, world: World) -> Step:
+def set_result_ttl(random: Random, world: World) -> TraceStep:
     """Longer and shorter lives for what has ended."""
     key = _known(random, world, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
-    return Step("set_result_ttl", ([SetResultTtl(key, random.choice((0, 1 * SECOND, 1 * HOUR, 10 * DAY)))],))
+    return TraceStep("set_result_ttl", ([SetResultTtl(key, random.choice((0, 1 * SECOND, 1 * HOUR, 10 * DAY)))],))
 
 
 # Reading ----------------------------------------------------------------------------------------------------------
 
 
-def list_jobs(random: Random, world: World) -> Step:
+def list_jobs(random: Random, world: World) -> TraceStep:
     """A list, page by page."""
     lane = _known(random, world)[:2]
     states = frozenset(JobState)
@@ -267,97 +269,97 @@ def list_jobs(random: Random, world: World) -> Step:
         states = frozenset(random.sample(list(JobState), random.choice((1, 1, 2, 4))))
     type_ = random.choice((None, None, *TYPES))
     error = random.choice((None, None, None, "Boom", "broke", "LeaseExpired", "nothing"))
-    return Step("list", (ListQuery(*lane, states, type_, error, None, random.choice((1, 2, 5, 100))),))
+    return TraceStep("list", (ListQuery(*lane, states, type_, error, None, random.choice((1, 2, 5, 100))),))
 
 
-def stats(random: Random, world: World) -> Step:
+def stats(random: Random, world: World) -> TraceStep:
     """Counts of named queues or of all."""
     del world
     queues = None if random.random() < 0.5 else tuple(random.sample(QUEUES, 2))
-    return Step("stats", (random.choice(TENANTS), queues))
+    return TraceStep("stats", (random.choice(TENANTS), queues))
 
 
-def read_events(random: Random, world: World) -> Step:
+def read_events(random: Random, world: World) -> TraceStep:
     """The log, page by page, from its beginning or from a position known before."""
     after = None if random.random() < 0.4 else random.choice(world.marks)
-    return Step("events", (random.choice((None, *TENANTS)), after, random.choice((1, 3, 7, 50))))
+    return TraceStep("events", (random.choice((None, *TENANTS)), after, random.choice((1, 3, 7, 50))))
 
 
 # Settings, workers, upkeep ------------------------------------------------------------------------------------------
 
 
-def advance(random: Random, world: World) -> Step:
+def advance(random: Random, world: World) -> TraceStep:
     """Time passes: up to the moment of something, or a little, or so much that results and the log run out."""
     moments = [at for job in world.records.values() if job for at in (job.deadline, job.visible_at, job.expires_at)]
     ahead = [at - world.now for at in moments if at is not None and at > world.now]
     if ahead and _rarely(random, 3):
-        return Step("advance", (min(random.choice(ahead), 8 * DAY) - _rarely(random, 3),))
-    return Step("advance", (random.choice(LONG_PAUSES if _rarely(random, 9) else PAUSES),))
+        return TraceStep("advance", (min(random.choice(ahead), 8 * DAY) - _rarely(random, 3),))
+    return TraceStep("advance", (random.choice(LONG_PAUSES if _rarely(random, 9) else PAUSES),))
 
 
-def pause(random: Random, world: World) -> Step:
+def pause(random: Random, world: World) -> TraceStep:
     """A queue stops or goes on."""
     del world
-    return Step("pause", (*_lane(random), _rarely(random, 3)))
+    return TraceStep("pause", (*_lane(random), _rarely(random, 3)))
 
 
-def set_tenant(random: Random, world: World) -> Step:
+def set_tenant(random: Random, world: World) -> TraceStep:
     """Weights and quotas, of a tenant or of one queue."""
     del world
     queue = random.choice((None, *QUEUES))
     weight = random.choice((None, 0.3, 1.0, 2.0, 7.0))
     max_waiting = random.choice((None, None, 0, 2, 5, 20, 1000, 1000))
-    return Step("set_tenant", (random.choice(TENANTS), TenantSettings(queue, weight, max_waiting)))
+    return TraceStep("set_tenant", (random.choice(TENANTS), TenantSettings(queue, weight, max_waiting)))
 
 
-def set_reader(random: Random, world: World) -> Step:
+def set_reader(random: Random, world: World) -> TraceStep:
     """A reader registers or moves on."""
     tenant = random.choice((None, TENANTS[0]))
-    return Step("set_reader", (tenant, random.choice(READERS), random.choice(world.marks)))
+    return TraceStep("set_reader", (tenant, random.choice(READERS), random.choice(world.marks)))
 
 
-def drop_reader(random: Random, world: World) -> Step:
+def drop_reader(random: Random, world: World) -> TraceStep:
     """A reader leaves."""
     del world
-    return Step("drop_reader", (random.choice((None, TENANTS[0])), random.choice(READERS)))
+    return TraceStep("drop_reader", (random.choice((None, TENANTS[0])), random.choice(READERS)))
 
 
-def beat(random: Random, world: World) -> Step:
+def beat(random: Random, world: World) -> TraceStep:
     """A worker lives, or signs off."""
     del world
     tenant = random.choice((None, *TENANTS))
     worker = WorkerInfo(random.choice(WORKERS), tenant, "host", 1, QUEUES[:2], 4, random.randrange(4))
-    return Step("beat", (worker, random.choice((0, 1 * SECOND, 30 * SECOND, 2 * HOUR))))
+    return TraceStep("beat", (worker, random.choice((0, 1 * SECOND, 30 * SECOND, 2 * HOUR))))
 
 
-def workers(random: Random, world: World) -> Step:
+def workers(random: Random, world: World) -> TraceStep:
     """Who lives."""
     del world
-    return Step("workers", (random.choice((None, *TENANTS)),))
+    return TraceStep("workers", (random.choice((None, *TENANTS)),))
 
 
-def reap(random: Random, world: World) -> Step:
+def reap(random: Random, world: World) -> TraceStep:
     """Expired leases end."""
     del world
-    return Step("reap", (random.choice((1, 2, 100)), random.choice(RANDOMS)))
+    return TraceStep("reap", (random.choice((1, 2, 100)), random.choice(RANDOMS)))
 
 
-def prune(random: Random, world: World) -> Step:
+def prune(random: Random, world: World) -> TraceStep:
     """What is past its time is forgotten, until nothing is left to forget."""
     del world
-    return Step("prune", (random.choice((1, 2, 100)),))
+    return TraceStep("prune", (random.choice((1, 2, 100)),))
 
 
-def mark(random: Random, world: World) -> Step:
+def mark(random: Random, world: World) -> TraceStep:
     """The end of the log is noted, to read from later."""
     del random, world
-    return Step("mark")
+    return TraceStep("mark")
 
 
-def reopen(random: Random, world: World) -> Step:
+def reopen(random: Random, world: World) -> TraceStep:
     """One of the handles is closed and opened again."""
     del random, world
-    return Step("reopen")
+    return TraceStep("reopen")
 
 
 MAKERS: dict[str, Maker] = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 from asyncio import gather
 
 from holdfast.core.budgets import RECORD_BYTES, Budgets
-from holdfast.core.errors import QuotaExceeded
+from holdfast.core.errors import JobNotFound, NotReplayable, QuotaExceeded
 from holdfast.core.job import (
     HOUR,
     SECOND,
+    AlreadyCompleted,
     Duplicate,
     IdempotencyKey,
     JobKey,
@@ -104,7 +105,7 @@ async def over_max_queues_no_further_queue_is_made(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def a_batch_is_taken_as_far_as_a_budget_goes(h: Harness) -> None:
-    """Item by item: what fits is queued, duplicates are told so, the rest is refused; other tenants' are taken."""
+    """Item by item: what fits is queued, duplicates answer so, the rest is refused; other tenants do not notice."""
     await h.queued("a")
     await allow(h, max_jobs=3)
     ids = ("b", "c", "a", "d", "e")
@@ -173,13 +174,78 @@ async def keys_held_for_ever_count_against_max_jobs(h: Harness) -> None:
 
 
 @rule("TENANT-5")
-async def replays_and_what_holdfast_keeps_for_itself_are_within_every_budget(h: Harness) -> None:
-    """A replay makes no new record; schedules have a budget of their own; the operator's records have none."""
-    job = await h.leased("dead")
-    h.accepted(await h.fail(job), JobState.FAILED)
+async def over_max_jobs_or_max_bytes_a_replay_is_refused_by_name(h: Harness) -> None:
+    """Item by item, and nothing half done. A replay makes no new record: at the budget it is accepted."""
+    dead: list[JobKey] = []
+    for id in ("a", "b"):
+        job = await h.leased(id)
+        h.accepted(await h.fail(job), JobState.FAILED)
+        dead.append(job.key)
+    found = await usage(h)
+    for over in ({"max_jobs": 1}, {"max_jobs": 0, "max_bytes": found.bytes - 1}):
+        await allow(h, **over)
+        budget, limit = list(over.items())[-1]
+        used = found.jobs if budget == "max_jobs" else found.bytes
+        async with h.no_event("by refused replays"):
+            answers = await h.store.replay([dead[0], h.key("none"), dead[1]])
+            expect_refused(answers[0], used, limit, budget, f"first replay over {budget}")
+            expect_a(answers[1], JobNotFound, "replay of no job among refused ones")
+            expect_refused(answers[2], used, limit, budget, f"last replay over {budget}")
+            for key in dead:
+                await h.expect_state(key, JobState.FAILED, "after a refused replay")
+    await allow(h, max_bytes=found.bytes, max_jobs=found.jobs)
+    expect_a(await h.replay(dead[0]), Replayed, "replay at the budgets")
+    await allow(h, max_jobs=1)
+    expect_a(await h.replay(dead[0]), NotReplayable, "replay of a waiting job over max_jobs")
+    expect_a((await h.store.replay([dead[1]]))[0], QuotaExceeded, "replay over max_jobs again")
+    await allow(h, max_jobs=0)
+    expect_a(await h.replay(dead[1]), Replayed, "replay without a limit")
+
+
+@rule("ENQ-3")
+async def over_a_budget_a_held_key_answers_with_its_job(h: Harness) -> None:
+    """A duplicate needs no room. A free key does, and an id that is refused binds nothing. [TENANT-5]"""
+    held, lasting, free = IdempotencyKey("held"), IdempotencyKey("lasting", "forever"), IdempotencyKey("free")
+    first = await h.enqueue("a", idempotency=held)
+    expect_a(first, Queued, "first enqueue of a key")
+    await h.queued("b", idempotency=lasting, result_ttl_ms=60 * SECOND)
+    a, b = await h.claim(2)
+    h.accepted(await h.complete(b), JobState.COMPLETED)
+    await allow(h, max_jobs=1)
+    answers = await h.store.enqueue(
+        [h.new("c", idempotency=held), h.new("d", idempotency=free), h.new("e", idempotency=lasting), h.new("f")]
+    )
+    expect_equal(answers[0], Duplicate("a", JobState.LEASED), "second enqueue of a held key, over max_jobs")
+    expect_a(answers[1], QuotaExceeded, "enqueue of a free key")
+    expect_equal(expect_a(answers[2], AlreadyCompleted, "enqueue of a completed job's key").id, "b", "holder of a key")
+    expect_a(answers[3], QuotaExceeded, "enqueue without a key")
+    other_type = h.new("g", idempotency=held, type=h.name("other"))
+    expect_a((await h.store.enqueue([other_type]))[0], QuotaExceeded, "the same key of another job type")
+    h.accepted(await h.complete(a), JobState.COMPLETED)
+    expect_a(await h.enqueue("c", idempotency=held), QuotaExceeded, "a key whose job has ended")
+    await allow(h, max_jobs=0)
+    expect_a(await h.enqueue("c", idempotency=free), Queued, "a key that only refused enqueues had")
+    await h.advance(HOUR)
+    await usage(h)
+    await allow(h, max_jobs=1)
+    expect_equal(await h.enqueue("h", idempotency=lasting), Duplicate("b", None), "key of a forgotten job")
+
+
+@rule("ENQ-3")
+async def over_a_budget_a_batch_knows_the_keys_of_its_own_items(h: Harness) -> None:
+    """The item that fits takes the key; the one after it is its duplicate. [TENANT-5, ENQ-4]"""
+    await allow(h, max_jobs=1)
+    key = IdempotencyKey("once")
+    answers = await h.store.enqueue([h.new("a", idempotency=key), h.new("b", idempotency=key), h.new("c")])
+    expect_equal([type(answer) for answer in answers], [Queued, Duplicate, QuotaExceeded], "answers to a batch")
+
+
+@rule("TENANT-5")
+async def what_holdfast_keeps_for_itself_is_within_every_budget(h: Harness) -> None:
+    """Schedules have a budget of their own; the operator's records have none."""
+    await h.queued("a")
     await allow(h, max_jobs=1, max_bytes=1, max_queues=1)
     expect_a(await h.enqueue("more"), QuotaExceeded, "enqueue over every budget")
-    expect_a(await h.replay(job.key), Replayed, "replay")
     for tenant, queue in ((h.tenant, SCHEDULES), (OPERATOR, LEASE_KEYS)):
         new = h.new(h.name("own"))
         own = NewJob(JobKey(tenant, queue, new.key.id), new.envelope, HOUR)

@@ -115,7 +115,7 @@ async def of_a_cancel_and_a_claim_at_once_cancel_wins(h: Harness) -> None:
 
 
 @rule("CANCEL-1")
-async def of_a_cancel_and_an_enqueue_at_once_both_tell_the_truth(h: Harness) -> None:
+async def of_a_cancel_and_an_enqueue_at_once_both_answer_the_truth(h: Harness) -> None:
     """A cancel that is answered `canceled` has canceled the job; one that came too early leaves it to be completed.
 
     So does a caller that lost its patience with an enqueue and takes it back, while a worker waits for the job.
@@ -161,13 +161,13 @@ async def only_waiting_leaves_a_running_job_alone(h: Harness) -> None:
 
 @rule("CANCEL-2")
 async def a_hint_comes_when_a_running_job_is_canceled(h: Harness) -> None:
-    """Whoever runs it can be told at once, also through another handle."""
+    """A hint reaches the worker at once, also through another handle."""
     other = (await h.handles(2))[1]
-    with h.listening() as ear, h.listening(other) as far:
+    with h.listening() as hints, h.listening(other) as far:
         job = await h.leased()
-        await quiet(job.key, ear, far)
+        await quiet(job.key, hints, far)
         expect_equal(await h.cancel(job.key), "canceled", "cancel of a running job")
-        await ear.expect(Hint.CANCELED, job.key, "after a running job was canceled")
+        await hints.expect(Hint.CANCELED, job.key, "after a running job was canceled")
         await far.expect(Hint.CANCELED, job.key, "after a running job was canceled through another handle")
 
 

@@ -88,7 +88,7 @@ async def claims_from_several_event_loops_never_give_one_job_twice(h: Harness) -
 
 @rule("CLAIM-1")
 async def a_leased_job_is_not_given_again_before_its_deadline(h: Harness) -> None:
-    """One live lease per job, to the millisecond, whoever claims."""
+    """One live lease per job, to the millisecond, whichever handle claims."""
     async with h.frozen() as f:
         await f.queued("job")
         first = await f.claim_one("job", lease_ms=LEASE)
@@ -127,7 +127,7 @@ async def jobs_come_by_priority_then_by_time_then_by_sequence(h: Harness) -> Non
 
 
 @rule("CLAIM-2")
-async def a_job_that_comes_back_stands_where_it_became_visible(h: Harness) -> None:
+async def a_job_that_comes_back_is_ordered_by_when_it_became_visible(h: Harness) -> None:
     """Retried, released and replayed jobs go by their new moment, within their priority."""
     async with h.frozen() as f:
         await f.queued("a", "b", "c")
@@ -251,29 +251,29 @@ async def a_hint_comes_whenever_a_job_may_have_become_visible(h: Harness) -> Non
     """After an enqueue, retry, release, replay, resume and an expired lease, also when made by another handle."""
     other = (await h.handles(2))[1]
     key = h.key("job")
-    with h.listening() as ear, h.listening(other) as far:
+    with h.listening() as hints, h.listening(other) as far:
         await h.queued("job", max_attempts=20)
-        await ear.expect(Hint.READY, key, "after an enqueue")
+        await hints.expect(Hint.READY, key, "after an enqueue")
         await far.expect(Hint.READY, key, "after an enqueue through another handle")
         for outcome in ("retry", "release"):
             job = await h.claim_one("job")
-            await ear.settle()
+            await hints.forget()
             h.accepted(await h.finish(job, outcome, delay_ms=0))
-            await ear.expect(Hint.READY, key, f"after a {outcome}")
+            await hints.expect(Hint.READY, key, f"after a {outcome}")
         await h.claim_one("job")
         await h.advance(LEASE)
-        await ear.settle()
+        await hints.forget()
         await h.reap_all(other)
-        await ear.expect(Hint.READY, key, "after a lease was reaped by another handle")
+        await hints.expect(Hint.READY, key, "after a lease was reaped by another handle")
         await h.advance(DELAY)
         await h.fail(await h.claim_one("job"))
-        await ear.settle()
+        await hints.forget()
         await h.replay(key)
-        await ear.expect(Hint.READY, key, "after a replay")
+        await hints.expect(Hint.READY, key, "after a replay")
         await h.store.pause(h.tenant, h.queue, paused=True)
-        await ear.settle()
+        await hints.forget()
         await h.store.pause(h.tenant, h.queue, paused=False)
-        await ear.expect(Hint.READY, key, "after a queue went on")
+        await hints.expect(Hint.READY, key, "after a queue went on")
 
 
 @rule("CLAIM-3")
@@ -283,8 +283,8 @@ async def a_listener_that_stopped_hears_nothing(h: Harness) -> None:
         with h.listening() as leaves:
             await h.queued("a")
             await leaves.expect(Hint.READY, h.key("a"), "to a listener")
-        await leaves.settle()
-        await stays.settle()
+        await leaves.forget()
+        await stays.forget()
         await h.queued("b")
         await stays.expect(Hint.READY, h.key("b"), "to the listener that stayed")
         expect_equal(leaves.signals, [], "hints to a listener that stopped")
@@ -357,7 +357,7 @@ async def a_paused_queue_accepts_jobs_and_hands_out_none(h: Harness) -> None:
 
 @rule("CLAIM-5")
 async def a_pause_stops_a_tenant_that_takes_turns(h: Harness) -> None:
-    """Whoever is in the turns when its queue is paused leaves them at once, and takes part again afterwards."""
+    """A tenant whose queue is paused leaves the turns at once, and takes part again afterwards."""
     for tenant in (h.tenant, h.other):
         await h.queued(*(f"job-{number}" for number in range(20)), tenant=tenant)
     expect_equal(len(await h.claim(4, tenant=None)), 4, "turns before the pause")

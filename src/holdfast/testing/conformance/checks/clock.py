@@ -135,7 +135,7 @@ async def a_clock_that_jumps_back_loses_nothing(h: Harness) -> None:
 
 @rule("TIME-1")
 async def a_running_clock_runs_and_can_be_moved(h: Harness) -> None:
-    """It never stands still for good, and a shift moves it by what was asked for."""
+    """It never stops, and a shift moves it by exactly the time asked for."""
     before = await h.now()
     await h.advance(10 * SECOND)
     after = await h.now()
@@ -150,7 +150,7 @@ async def a_running_clock_runs_and_can_be_moved(h: Harness) -> None:
 
 @rule("TIME-1")
 async def the_clock_can_be_shifted_only_where_that_was_asked_for(h: Harness) -> None:
-    """In production nobody moves it."""
+    """In production no call moves it."""
     store = make_store(h.spaces.url(h.name("real")))
     await store.open()
     try:

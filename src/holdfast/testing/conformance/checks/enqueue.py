@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from holdfast.core.errors import LeaseLost, Unsupported
+from holdfast.core.errors import LeaseLost
 from holdfast.core.job import (
     DAY,
     HOUR,
@@ -14,19 +14,15 @@ from holdfast.core.job import (
     AlreadyCompleted,
     Backoff,
     Duplicate,
-    Extend,
-    Finish,
-    Finished,
     IdempotencyKey,
     Job,
     JobState,
-    Outcome,
     Queued,
     Result,
 )
-from holdfast.store import Hint, Reader, TenantSettings
-from holdfast.testing.conformance.expect import Broken, expect, expect_a, expect_between, expect_equal, expect_some
-from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Harness
+from holdfast.store import Reader, TenantSettings
+from holdfast.testing.conformance.expect import expect, expect_a, expect_between, expect_equal, expect_some
+from holdfast.testing.conformance.harness import DELAY, LEASE, Harness
 from holdfast.testing.conformance.rules import rule
 
 YEAR = 365 * DAY
@@ -42,7 +38,7 @@ async def what_was_acknowledged_is_there_after_reopening(h: Harness) -> None:
         expect(h.capabilities.notes.get("durable"), "the store is not durable, and no note says what that means")
         expect(not h.capabilities.survives_power_loss, "the store is not durable, yet says it survives a power cut")
         return
-    slow = Backoff(HOUR, 1.0, HOUR, "none")  # Whoever waits for another attempt still does when all is open again.
+    slow = Backoff(HOUR, 1.0, HOUR, "none")  # A retrying job is still waiting when the store is open again.
     jobs = [await h.job_in(state, backoff=slow) for state in JobState if state is not JobState.BLOCKED]
     key = IdempotencyKey("once", "forever")
     await h.queued("keyed", idempotency=key, headers={"trace": "1"}, payload=bytes(range(256)))
@@ -121,7 +117,7 @@ async def a_second_enqueue_answers_by_the_state_of_the_first(h: Harness) -> None
 
 
 @rule("ENQ-2")
-async def a_duplicate_of_a_job_that_became_due_is_told_ready(h: Harness) -> None:
+async def a_duplicate_of_a_job_that_became_due_answers_ready(h: Harness) -> None:
     """The state in the answer is the one shown at that moment."""
     job = await h.job_in(JobState.SCHEDULED, delay_ms=DELAY)
     await h.advance(DELAY)
@@ -212,143 +208,6 @@ async def of_concurrent_enqueues_of_one_id_exactly_one_is_queued(h: Harness) -> 
     expect_equal(len(answers), 16 + 160, "answers")
     expect_equal(len(await h.claim(50)), 10, "jobs that are there")
     expect_equal([e.kind for e in await h.events()].count("enqueued"), 10, "events of enqueues")
-
-
-# ENQ-4 --------------------------------------------------------------------------------------------------------
-
-
-@rule("ENQ-4")
-async def a_batch_answers_item_by_item_in_order(h: Harness) -> None:
-    """Across tenants, queues and outcomes; a bad item spoils nothing else."""
-    done = await h.job_in(JobState.COMPLETED)
-    failed = await h.job_in(JobState.FAILED)
-    elsewhere = h.name("q")
-    items = [
-        h.new("a"),
-        h.new("a"),
-        h.new("job", queue=done.queue),
-        h.new("a", tenant=h.other, delay_ms=HOUR),
-        h.new("job", queue=failed.queue),
-        h.new("a", queue=elsewhere),
-        h.new("b"),
-    ]
-    answers = await h.store.enqueue(items)
-    wanted = [
-        Queued("a", JobState.READY),
-        Duplicate("a", JobState.READY),
-        AlreadyCompleted("job", Result(b'"done"')),
-        Queued("a", JobState.SCHEDULED),
-        Duplicate("job", JobState.FAILED),
-        Queued("a", JobState.READY),
-        Queued("b", JobState.READY),
-    ]
-    expect_equal(answers, wanted, "answers to a mixed batch")
-    expect_equal(await h.store.enqueue([]), [], "answers to an empty batch")
-
-
-@rule("ENQ-4")
-async def batches_of_acknowledgements_answer_item_by_item_too(h: Harness) -> None:
-    """A stale or unknown item among good ones gets its own answer, and so do cancels, replays and purges."""
-    await h.queued("a", "b", "c")
-    a, b, c = await h.claim(3)
-    nowhere = h.key("nowhere")
-    answers = await h.store.finish(
-        [
-            Finish(a.key, a.token, "complete", Result(b"1")),
-            Finish(b.key, b.token - 1, "complete"),
-            Finish(nowhere, a.token, "complete"),
-            Finish(c.key, c.token, "release"),
-            Finish(a.key, a.token, "complete", Result(b"1")),
-            Finish(a.key, a.token, "release"),
-        ]
-    )
-    names = [type(answer).__name__ for answer in answers]
-    wanted = ["Finished", "LeaseLost", "JobNotFound", "Finished", "Finished", "LeaseLost"]
-    expect_equal(names, wanted, "answers to a mixed batch of acknowledgements")
-    states = [job.state if job else None for job in await h.store.get([c.key, nowhere, a.key, b.key])]
-    wanted = [JobState.READY, None, JobState.COMPLETED, JobState.LEASED]
-    expect_equal(states, wanted, "states, in the order asked")
-    expect_equal(answers[0], Finished(JobState.COMPLETED), "first answer")
-    for call in (h.store.finish, h.store.extend, h.store.report, h.store.cancel, h.store.replay, h.store.purge):
-        expect_equal(await call([]), [], f"answers of {call.__name__} to an empty batch")
-
-
-@rule("ENQ-4")
-async def batches_of_extensions_answer_item_by_item_too(h: Harness) -> None:
-    """A lease that is lost or over among those that live is refused alone, and the others are extended."""
-    async with h.frozen() as f:
-        await f.queued("a", "b", "c")
-        jobs = [*await f.claim(2), await f.claim_one("c", lease_ms=SECOND)]
-        await f.advance(SECOND)
-        now = await f.now()
-        for refused, why in (("c", "LeaseExpired"), ("b", "LeaseLost")):
-            items = [Extend(job.key, job.token - (refused == job.id == "b"), 2 * LEASE) for job in jobs]
-            names = [type(answer).__name__ for answer in await f.store.extend(items)]
-            wanted = ["LeaseExpired" if job.id == "c" else why if job.id == refused else "Extended" for job in jobs]
-            expect_equal(names, wanted, "answers to a batch of extensions")
-        for job, deadline in zip(jobs, (now + 2 * LEASE, now + 2 * LEASE, now), strict=True):
-            expect_equal((await f.get(job.key)).deadline, deadline, f"deadline of {job.id!r}")
-
-
-@rule("ENQ-4")
-async def each_result_of_a_batch_goes_to_its_own_job(h: Harness) -> None:
-    """Also when some of the batch are refused, at the start, in between or at the end, and in any order."""
-    ids = [f"job-{number}" for number in range(12)]
-    await h.queued(*ids)
-    whole = list(reversed(await h.claim(6)))
-    results = [Result(job.id.encode()) for job in whole]
-    items = [Finish(job.key, job.token, "complete", result) for job, result in zip(whole, results, strict=True)]
-    for answer in await h.store.finish(items):
-        h.accepted(answer, JobState.COMPLETED)
-    kept = [expect_some(job, "record").result for job in await h.store.get([job.key for job in whole])]
-    expect_equal(kept, results, "results of a batch that was accepted whole")
-    jobs = await h.claim(6)
-    stale = (0, 3, 5)
-    items = [
-        Finish(job.key, job.token - (number in stale), "complete", Result(job.id.encode()))
-        for number, job in enumerate(jobs)
-    ]
-    names = [type(answer).__name__ for answer in await h.store.finish(items)]
-    wanted = ["LeaseLost" if number in stale else "Finished" for number in range(6)]
-    expect_equal(names, wanted, "answers to a batch of completions")
-    for number, job in enumerate(await h.store.get([job.key for job in jobs])):
-        want = None if number in stale else items[number].result
-        expect_equal(expect_some(job, "record").result, want, f"result of job {number} of the batch")
-
-
-@rule("ENQ-4")
-async def each_job_of_a_batch_is_taken_as_it_was_sent(h: Harness) -> None:
-    """With its own delay, instant, type, retention and policy, whatever stands beside it, in any order."""
-    async with h.frozen() as f:
-        for step in (1, -1):
-            now, queue = await f.now(), f.name("q")
-            sent = {
-                f.new("plain", queue=queue): now,
-                f.new("late", queue=queue, delay_ms=HOUR, type="mail", result_ttl_ms=DAY): now + HOUR,
-                f.new("timed", queue=queue, run_at=now + DAY, priority=9, max_attempts=2): now + DAY,
-                f.new("past", queue=queue, run_at=now - DAY, backoff=Backoff(), timeout_ms=SECOND): now,
-            }
-            items = list(sent)[::step]
-            for item, answer in zip(items, await f.store.enqueue(items), strict=True):
-                state = JobState.SCHEDULED if sent[item] > now else JobState.READY
-                expect_equal(answer, Queued(item.key.id, state), f"answer for {item.key.id!r} of a batch")
-                job = await f.get(item.key)
-                expect_equal(job.envelope, item.envelope, f"what was sent as {item.key.id!r} of a batch")
-                ttl_ms = item.envelope.result_ttl_ms
-                got = (job.enqueued_at, job.visible_at, job.state, job.result_ttl_ms)
-                expect_equal(got, (now, sent[item], state, ttl_ms), f"times of {item.key.id!r} of a batch")
-            await f.advance(DAY)
-            order = ["timed", *["plain", "past"][::step], "late"]
-            expect_equal([job.id for job in await f.claim(4, queue=queue)], order, "a batch in the order of its claim")
-
-
-@rule("ENQ-4")
-async def a_large_batch_is_taken_in_order(h: Harness) -> None:
-    """A thousand items come out in the order in which they went in."""
-    ids = [f"job-{number:04}" for number in range(1000)]
-    await h.queued(*ids)
-    got = [job.id for _ in range(4) for job in await h.claim(250)]
-    expect_equal(got, ids, "order of a thousand jobs")
 
 
 # ENQ-5 --------------------------------------------------------------------------------------------------------
@@ -449,99 +308,6 @@ async def each_payload_of_a_batch_goes_to_its_own_job(h: Harness) -> None:
     for number, job in enumerate(await h.store.get([h.key(f"job-{number}") for number in range(6)])):
         want = b"first" if number in (0, 3) else payloads[number]
         expect(expect_some(job, "record").envelope.payload == want, f"job {number} of the batch has another's payload")
-
-
-# ENQ-7 --------------------------------------------------------------------------------------------------------
-
-
-class Rollback(Exception):
-    """Thrown to roll the caller's transaction back."""
-
-
-@rule("ENQ-7")
-async def an_enqueue_joins_the_callers_transaction_or_says_it_cannot(h: Harness) -> None:
-    """Where the store can: both happen or neither. Elsewhere: Unsupported, and nothing was enqueued."""
-    if not h.capabilities.transactional_enqueue:
-        job = await h.leased()
-        try:
-            await h.store.enqueue([h.new("joined")], connection=object())
-        except Unsupported as refusal:
-            expect_equal(refusal.store, h.capabilities.name, "store named in the refusal")
-        else:
-            raise Broken("an enqueue took a connection that this store cannot join")
-        try:
-            await h.store.finish([Finish(job.key, job.token, "complete")], connection=object())
-        except Unsupported:
-            pass
-        else:
-            raise Broken("a completion took a connection that this store cannot join")
-        expect_equal(await h.find(h.key("joined")), None, "record of a job whose enqueue was refused")
-        await h.expect_state(job.key, JobState.LEASED, "after a refused completion")
-        return
-    await _both_or_neither(h)
-
-
-async def _both_or_neither(h: Harness) -> None:
-    key = IdempotencyKey("once")
-    job = await h.leased()
-    try:
-        async with h.begin() as connection:
-            await h.store.enqueue([h.new("joined", idempotency=key)], connection=connection)
-            await h.store.finish([Finish(job.key, job.token, "complete")], connection=connection)
-            expect_equal(await h.find(h.key("joined")), None, "record of a job that is not committed")
-            expect_a(await h.enqueue("stranger"), Queued, "a stranger's enqueue beside an open transaction")
-            await h.claim_one("stranger")
-            raise Rollback  # noqa: TRY301 - what a caller whose transaction fails does
-    except Rollback:
-        pass
-    expect_equal(await h.find(h.key("joined")), None, "record of a job that was rolled back")
-    await h.expect_state(job.key, JobState.LEASED, "after a completion that was rolled back")
-    async with h.begin() as connection:
-        await h.store.enqueue([h.new("joined", idempotency=key)], connection=connection)
-        await h.store.finish([Finish(job.key, job.token, "complete")], connection=connection)
-    await h.expect_state(h.key("joined"), JobState.READY, "after the commit")
-    await h.expect_state(job.key, JobState.COMPLETED, "after the commit")
-    expect_equal(await h.kinds(h.key("joined")), ["enqueued"], "events of an enqueue tried twice")
-
-
-@rule("ENQ-7")
-async def other_outcomes_join_the_callers_transaction_too(h: Harness) -> None:
-    """A failed attempt, a failure for good and a release happen with the caller's changes, or not at all."""
-    outcomes: dict[Outcome, JobState] = {
-        "retry": JobState.RETRYING,
-        "fail": JobState.FAILED,
-        "release": JobState.READY,
-    }
-    for outcome, state in outcomes.items():
-        job = await h.leased()
-        item = Finish(job.key, job.token, outcome, error=BOOM)
-        try:
-            async with h.begin() as connection:
-                await h.store.finish([item], connection=connection)
-                await h.expect_state(job.key, JobState.LEASED, f"beside a {outcome} that is not committed")
-                raise Rollback  # noqa: TRY301 - what a caller whose transaction fails does
-        except Rollback:
-            pass
-        await h.expect_state(job.key, JobState.LEASED, f"after a {outcome} that was rolled back")
-        async with h.begin() as connection:
-            await h.store.finish([item], connection=connection)
-        await h.expect_state(job.key, state, f"after a {outcome} that was committed")
-
-
-@rule("ENQ-7")
-async def a_worker_hears_of_a_job_when_its_transaction_is_committed(h: Harness) -> None:
-    """And of the end of one: a commit of the caller's is a change like any other, also for other handles."""
-    job = await h.leased()
-    other = (await h.handles(2))[1]
-    with h.listening(other) as ear:
-        async with h.begin() as connection:
-            while not any(signal.queue for signal in ear.signals):  # Until it hears what others do.
-                await h.queued(h.name("probe"), queue=h.name("q"))
-                await asyncio.sleep(0.02)
-            await h.store.enqueue([h.new("joined")], connection=connection)
-            await h.store.finish([Finish(job.key, job.token, "complete")], connection=connection)
-        await ear.expect(Hint.READY, h.key("joined"), "after the commit of an enqueue", exactly=True)
-        await ear.expect(Hint.DONE, job.key, "after the commit of a completion", exactly=True)
 
 
 # ENQ-8 --------------------------------------------------------------------------------------------------------

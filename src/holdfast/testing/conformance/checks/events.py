@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from holdfast.core.errors import EventsTrimmed, InvalidOption
+from holdfast.core.errors import InvalidOption
 from holdfast.core.events import ERROR_TEXT_LIMIT, Event, fingerprint
-from holdfast.core.job import DAY, SECOND, AttemptError, Cancel, Finish, JobKey, JobState, Outcome, Purge, Replayed
+from holdfast.core.job import DAY, AttemptError, Cancel, Finish, JobKey, JobState, Outcome, Purge, Replayed
 from holdfast.store import Hint, Reader
 from holdfast.testing.conformance.expect import Broken, expect, expect_a, expect_between, expect_equal
-from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Ear, Harness
+from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Harness, HintRecorder
 from holdfast.testing.conformance.rules import rule
 
 QUIET_S = 0.03
@@ -19,59 +19,59 @@ QUIET_S = 0.03
 
 
 @rule("EVENT-1")
-async def each_transition_makes_exactly_one_event_that_tells_it(h: Harness) -> None:
+async def each_transition_makes_exactly_one_event_that_describes_it(h: Harness) -> None:
     """Kind, address, type, time, attempt, token, worker and the data of its kind, over a whole life."""
     async with h.frozen() as f:
         key = f.key("job")
-        told: list[tuple[object, ...]] = []
+        wanted: list[tuple[object, ...]] = []
 
-        async def tell(kind: str, attempt: int, token: int, worker: str, **data: object) -> None:
-            told.append((kind, await f.now(), attempt, token, worker, data))
+        async def expect_next(kind: str, attempt: int, token: int, worker: str, **data: object) -> None:
+            wanted.append((kind, await f.now(), attempt, token, worker, data))
             await f.advance(100)
 
         start = await f.now()
         await f.queued("job", type="mail", max_attempts=2, priority=7, delay_ms=50)
-        await tell("enqueued", 0, 0, "", priority=7, max_attempts=2, visible_at=start + 50)
+        await expect_next("enqueued", 0, 0, "", priority=7, max_attempts=2, visible_at=start + 50)
         one = await f.claim_one("job", worker="w1")
-        await tell("claimed", 1, one.token, "w1", visible_at=start + 50, deadline=one.deadline)
+        await expect_next("claimed", 1, one.token, "w1", visible_at=start + 50, deadline=one.deadline)
         await f.release(one)
-        await tell("released", 1, one.token, "w1", visible_at=await f.now())
+        await expect_next("released", 1, one.token, "w1", visible_at=await f.now())
         released_at = await f.now() - 100
         two = await f.claim_one("job", worker="w2")
-        await tell("claimed", 1, two.token, "w2", visible_at=released_at, deadline=two.deadline)
+        await expect_next("claimed", 1, two.token, "w2", visible_at=released_at, deadline=two.deadline)
         await f.retry(two)
         error = {"type": "Boom", "message": "it broke", "fingerprint": fingerprint(BOOM)}
         visible_at = await f.now() + DELAY
-        await tell("retried", 1, two.token, "w2", visible_at=visible_at, error=error)
+        await expect_next("retried", 1, two.token, "w2", visible_at=visible_at, error=error)
         await f.advance(DELAY)
         three = await f.claim_one("job", worker="w3")
-        await tell("claimed", 2, three.token, "w3", visible_at=visible_at, deadline=three.deadline)
+        await expect_next("claimed", 2, three.token, "w3", visible_at=visible_at, deadline=three.deadline)
         await f.fail(three)
-        await tell("failed", 2, three.token, "w3", reason="permanent", error=error)
+        await expect_next("failed", 2, three.token, "w3", reason="permanent", error=error)
         expect_a(await f.replay(key), Replayed, "replay")
         replayed_at = await f.now()
-        await tell("replayed", 0, three.token, "w3", visible_at=replayed_at, replays=1)
+        await expect_next("replayed", 0, three.token, "w3", visible_at=replayed_at, replays=1)
         four = await f.claim_one("job", worker="w4")
-        await tell("claimed", 1, four.token, "w4", visible_at=replayed_at, deadline=four.deadline)
+        await expect_next("claimed", 1, four.token, "w4", visible_at=replayed_at, deadline=four.deadline)
         await f.advance(LEASE)
         await f.store.reap(1000, 0.0)
         lapsed = (await f.get(key)).errors[-1]
         lost = {"type": "LeaseExpired", "message": lapsed.message, "fingerprint": fingerprint(lapsed)}
         expired_at = await f.now() + DELAY
-        await tell("expired", 1, four.token, "w4", visible_at=expired_at, error=lost)
+        await expect_next("expired", 1, four.token, "w4", visible_at=expired_at, error=lost)
         await f.advance(DELAY)
         five = await f.claim_one("job", worker="w5")
-        await tell("claimed", 2, five.token, "w5", visible_at=expired_at, deadline=five.deadline)
+        await expect_next("claimed", 2, five.token, "w5", visible_at=expired_at, deadline=five.deadline)
         await f.complete(five)
-        await tell("completed", 2, five.token, "w5")
+        await expect_next("completed", 2, five.token, "w5")
         expect_equal(await f.purge(key), "purged", "purge")
         history = await f.history(key)
-        await tell("purged", 2, five.token, "w5", purge=1, series=history[-1].data.get("series"))
+        await expect_next("purged", 2, five.token, "w5", purge=1, series=history[-1].data.get("series"))
 
         seen = [(e.kind, e.at, e.attempt, e.token, e.worker_id, e.data) for e in history]
-        for number, (got, want) in enumerate(zip(seen, told, strict=False)):
+        for number, (got, want) in enumerate(zip(seen, wanted, strict=False)):
             expect_equal(got, want, f"event {number}")
-        expect_equal(len(seen), len(told), f"events of a whole life: {[e.kind for e in history]}")
+        expect_equal(len(seen), len(wanted), f"events of a whole life: {[e.kind for e in history]}")
         same = {(e.tenant, e.queue, e.job_id, e.type) for e in history}
         expect_equal(same, {(f.tenant, f.queue, "job", "mail")}, "address and type of the events")
 
@@ -173,22 +173,22 @@ async def an_error_in_an_event_is_short(h: Harness) -> None:
 # EVENT-2 ------------------------------------------------------------------------------------------------------
 
 
-async def quiet(enqueued: JobKey, *ears: Ear) -> None:
-    """Once all hear of new jobs, wait until nothing more is heard, and forget it.
+async def quiet(enqueued: JobKey, *recorders: HintRecorder) -> None:
+    """Wait until every recorder has the hint of an enqueue and no more hints arrive; then forget them all.
 
-    Whoever begins to listen may be hinted at everything, and that must not be taken for the hint that is due.
+    A new listener may get a hint for everything. The check must not mistake it for the hint it waits for.
     """
-    for ear in ears:
-        await ear.expect(Hint.READY, enqueued, "after an enqueue")
+    for hints in recorders:
+        await hints.expect(Hint.READY, enqueued, "after an enqueue")
     while True:
-        for ear in ears:
-            ear.signals.clear()
+        for hints in recorders:
+            hints.signals.clear()
         await asyncio.sleep(QUIET_S)
-        if not any(ear.signals for ear in ears):
+        if not any(hints.signals for hints in recorders):
             return
 
 
-def told(events: list[Event]) -> list[tuple[str, str, int]]:
+def values(events: list[Event]) -> list[tuple[str, str, int]]:
     """Events as comparable values."""
     return [(event.kind, event.job_id, event.token) for event in events]
 
@@ -211,24 +211,24 @@ async def a_reader_that_resumes_misses_nothing_and_sees_nothing_twice(h: Harness
     everything = await h.events(after=start)
     expect_equal(len(everything), 25, "events of five lives")
     for size in (1, 2, 3, 7, 24, 25, 26):
-        expect_equal(told(await h.events(after=start, page=size)), told(everything), f"events in pages of {size}")
+        expect_equal(values(await h.events(after=start, page=size)), values(everything), f"events in pages of {size}")
     for number, event in enumerate(everything):
         expect(type(event.offset) is str and event.offset, f"offset {event.offset!r} of an event")
         rest = await h.events(after=event.offset)
-        expect_equal(told(rest), told(everything[number + 1 :]), f"events after the offset of event {number}")
+        expect_equal(values(rest), values(everything[number + 1 :]), f"events after the offset of event {number}")
     expect_equal(len({event.offset for event in everything}), 25, "different offsets")
     end = await h.store.last_offset()
     page = await h.store.events(h.tenant, end, 10)
     expect_equal((len(page.events), page.more), (0, False), "events after the end of the log")
     await h.queued("new")
     expect_equal(
-        told((await h.store.events(h.tenant, page.next, 10)).events), [("enqueued", "new", 0)], "what came then"
+        values((await h.store.events(h.tenant, page.next, 10)).events), [("enqueued", "new", 0)], "what came then"
     )
 
 
 @rule("EVENT-2")
 async def events_of_one_job_are_in_order(h: Harness) -> None:
-    """Also when many change many jobs at once through several handles, while somebody reads along."""
+    """Also when many change many jobs at once through several handles, while a reader follows."""
     stores = await h.handles(4)
     ids = [f"job-{number}" for number in range(24)]
     start = await h.store.last_offset()
@@ -266,7 +266,7 @@ async def events_of_one_job_are_in_order(h: Harness) -> None:
         tokens = [event.token for event in mine if event.kind == "claimed"]
         expect_equal(tokens, sorted(set(tokens)), "tokens in the order of the log")
     expect_equal(max(Counter(event.offset for event in seen).values()), 1, "times that one event was seen")
-    expect_equal(told(await h.events(after=start)), told(seen), "the log read again")
+    expect_equal(values(await h.events(after=start)), values(seen), "the log read again")
 
 
 @rule("EVENT-2")
@@ -278,14 +278,14 @@ async def a_transaction_that_commits_late_is_not_passed_over(h: Harness) -> None
         await h.queued("late")
         page = await h.store.events(h.tenant, start, 100)
         end = await h.store.last_offset()
-    seen = told(page.events) + told(await h.events(after=page.next))
+    seen = values(page.events) + values(await h.events(after=page.next))
     expect_equal(sorted(seen), [("enqueued", "early", 0), ("enqueued", "late", 0)], "what a reader saw that came by")
-    rest = {id for _, id, _ in told(await h.events(after=end))}
-    expect("early" in rest, "the end of the log, as it was told, lay behind what was not committed yet")
+    rest = {id for _, id, _ in values(await h.events(after=end))}
+    expect("early" in rest, "last_offset was past an event that was not committed yet")
 
 
 @rule("EVENT-2")
-async def what_an_old_transaction_does_is_told_in_its_place(h: Harness) -> None:
+async def events_of_an_old_transaction_are_in_the_order_of_the_job(h: Harness) -> None:
     """One that began before a job was there, and then ends it: the job's events are in order all the same."""
     outcomes: dict[Outcome, str] = {"complete": "completed", "fail": "failed", "retry": "retried"}
     for outcome, kind in outcomes.items():
@@ -304,17 +304,17 @@ async def what_an_old_transaction_does_is_told_in_its_place(h: Harness) -> None:
 async def a_hint_comes_when_the_log_grew(h: Harness) -> None:
     """A reader that follows needs no polling, also through another handle."""
     other = (await h.handles(2))[1]
-    with h.listening() as ear, h.listening(other) as far:
+    with h.listening() as hints, h.listening(other) as far:
         await h.queued("first")
-        await quiet(h.key("first"), ear, far)
+        await quiet(h.key("first"), hints, far)
         await h.queued("job")
-        await ear.expect(Hint.EVENTS, h.key("job"), "after an enqueue")
+        await hints.expect(Hint.EVENTS, h.key("job"), "after an enqueue")
         await far.expect(Hint.EVENTS, h.key("job"), "after an enqueue through another handle")
 
 
 @rule("EVENT-2")
 async def an_offset_that_is_none_is_refused(h: Harness) -> None:
-    """With InvalidOption, whoever reads or registers."""
+    """With InvalidOption, for reading and for registering."""
     for bad in ("", "nonsense", "-1", "\u0663", "1 ", "9" * 30):
         for what in ("events", "reader"):
             try:
@@ -340,7 +340,7 @@ async def readers_register_by_name_and_never_move_back(h: Harness) -> None:
     wanted = [Reader(h.tenant, "a", last), Reader(h.tenant, "b", first)]
     expect_equal(await h.store.readers(h.tenant), wanted, "readers of the tenant")
     await h.store.set_reader(Reader(h.tenant, "a", first))
-    expect_equal(await h.store.readers(h.tenant), wanted, "readers after one was told to go back")
+    expect_equal(await h.store.readers(h.tenant), wanted, "readers after one was set back")
     await h.store.set_reader(Reader(h.tenant, "b", last))
     moved = [Reader(h.tenant, "a", last), Reader(h.tenant, "b", last)]
     expect_equal(await h.store.readers(h.tenant), moved, "readers after one moved on")
@@ -355,103 +355,6 @@ async def readers_register_by_name_and_never_move_back(h: Harness) -> None:
     expect_equal(await h.store.readers(h.other), [Reader(h.other, "a", first)], "readers of the other tenant")
     for tenant, reader in ((h.tenant, "b"), (h.other, "a")):
         await h.store.drop_reader(tenant, reader)
-
-
-async def expect_trimmed(h: Harness, after: str, to: str) -> None:
-    """Reading after this offset must say that events are gone, and where those that are kept begin."""
-    try:
-        await h.store.events(h.tenant, after, 10)
-    except EventsTrimmed as gap:
-        expect_equal((gap.from_, gap.to), (after, to), "the gap that the reader is told")
-        return
-    raise Broken("a reader that fell behind the kept log was not told")
-
-
-@rule("EVENT-2")
-async def trimming_leaves_a_gap_that_is_told(h: Harness) -> None:
-    """No fewer events are kept than was asked for; who comes from before them gets EventsTrimmed."""
-    async with h.frozen(keep_events="4") as f:
-        start = await f.store.last_offset()
-        await some_life(f, 3)
-        everything = await f.events(after=start)
-        gone = (await f.store.prune(100)).events
-        expect_between(gone, 2, 11, "events trimmed of 15, when 4 are to be kept")
-        edge = everything[gone - 1].offset
-        await expect_trimmed(f, start, edge)
-        await expect_trimmed(f, everything[gone - 2].offset, edge)
-        expect_equal(told(await f.events(after=edge)), told(everything[gone:]), "events that are kept")
-        oldest = await f.store.events(f.tenant, None, 100)
-        expect_equal(told(oldest.events), told(everything[gone:]), "events from the oldest kept")
-        expect_equal((await f.store.prune(100)).events, 0, "events trimmed the second time")
-        await f.queued("new")
-        expect_equal(told(await f.events(after=everything[-1].offset)), [("enqueued", "new", 0)], "what came then")
-
-
-@rule("EVENT-2")
-async def trimming_waits_for_the_slowest_reader(h: Harness) -> None:
-    """Of any tenant and of the operator's, until it has moved on or is dropped."""
-    async with h.frozen(keep_events="0") as f:
-        start = await f.store.last_offset()
-        await some_life(f, 3)
-        everything = await f.events(after=start)
-        await f.store.set_reader(Reader(f.tenant, "slow", everything[3].offset))
-        await f.store.set_reader(Reader(None, "fast", everything[8].offset))
-        gone = (await f.store.prune(100)).events
-        expect_between(gone, 1, 4, "events trimmed up to the slowest reader")
-        expect_equal(told(await f.events(after=everything[3].offset)), told(everything[4:]), "what the slow one reads")
-        await f.store.set_reader(Reader(f.tenant, "slow", everything[5].offset))
-        gone += (await f.store.prune(100)).events
-        expect_between(gone, 1, 6, "events trimmed once it moved on")
-        expect_equal(told(await f.events(after=everything[5].offset)), told(everything[6:]), "what the slow one reads")
-        expect_equal(await f.store.drop_reader(f.tenant, "slow"), True, "dropping a reader")
-        gone += (await f.store.prune(100)).events
-        expect_between(gone, 5, 9, "events trimmed once it was dropped")
-        expect_equal(told(await f.events(after=everything[8].offset)), told(everything[9:]), "what the fast one reads")
-        await f.store.drop_reader(None, "fast")
-        gone += (await f.store.prune(100)).events
-        expect_equal(gone, 15, "events trimmed with no reader left")
-        end = await f.store.last_offset()
-        await expect_trimmed(f, everything[8].offset, end)
-        expect_equal((await f.store.events(f.tenant, end, 10)).events, [], "events at the end of an empty log")
-
-
-@rule("EVENT-2")
-async def trimming_goes_on_past_a_reader_that_fell_too_far_behind(h: Harness) -> None:
-    """It waits for seven days, and then the reader is told what it missed."""
-    async with h.frozen(keep_events="0") as f:
-        await f.queued("job")
-        start = await f.store.last_offset()
-        await f.store.set_reader(Reader(f.tenant, "lost", start))
-        await some_life(f, 1)
-        await f.advance(7 * DAY - 10 * SECOND)
-        await f.queued("late", delay_ms=DAY)
-        everything = await f.events(after=start)
-        await f.store.prune(100)
-        expect_equal(
-            told(await f.events(after=start)), told(everything), "events kept for the reader within seven days"
-        )
-        await f.advance(10 * SECOND)
-        expect_equal((await f.store.prune(100)).events, len(everything) - 1, "events trimmed after seven days")
-        await expect_trimmed(f, start, everything[-2].offset)
-        rest = await f.events(after=everything[-2].offset)
-        expect_equal(told(rest), [("enqueued", "late", 0)], "what is left to the reader")
-
-
-@rule("EVENT-2")
-async def trimming_by_time_takes_nothing_young_where_the_clock_was_set_back(h: Harness) -> None:
-    """The log is not in order of time then: an event that looks old takes no younger one before it along."""
-    async with h.frozen(keep_events="0") as f:
-        start = await f.store.last_offset()
-        await f.store.set_reader(Reader(f.tenant, "slow", start))
-        for name, shift in (("before", 0), ("past", -8 * DAY), ("after", 8 * DAY)):
-            await f.advance(shift)
-            for n in range(4):
-                await f.queued(f"{name}{n}")
-        everything = await f.events(after=start)
-        expect_equal((await f.store.prune(100)).events, 0, "events trimmed, all of them minutes old")
-        expect_equal(told(await f.events(after=start)), told(everything), "events kept for the reader")
-        await f.advance(7 * DAY)
-        expect_equal((await f.store.prune(100)).events, 12, "events trimmed after seven days")
 
 
 # EVENT-3 ------------------------------------------------------------------------------------------------------
@@ -474,17 +377,17 @@ async def a_tenants_stream_shows_that_tenant_alone(h: Harness) -> None:
         for size in (1, 2, 5, 100):
             got = await h.events(tenant, after=start, page=size)
             expect_equal({event.tenant for event in got}, {tenant}, "tenants in one tenant's stream")
-            expect_equal(told(got), told(mine), f"events of one tenant in pages of {size}")
+            expect_equal(values(got), values(mine), f"events of one tenant in pages of {size}")
         for event in both:
             got = await h.events(tenant, after=event.offset)
             rest = [later for later in both[both.index(event) + 1 :] if later.tenant == tenant]
-            expect_equal(told(got), told(rest), "events of one tenant after any offset of the log")
+            expect_equal(values(got), values(rest), "events of one tenant after any offset of the log")
     expect_equal(await h.events(h.name("v")), [], "events of a tenant that never was")
 
 
 @rule("EVENT-3")
-async def a_batch_over_several_tenants_tells_each_its_own(h: Harness) -> None:
-    """What was changed in one call stands in the streams of those whose jobs it changed."""
+async def a_batch_over_several_tenants_shows_each_its_own(h: Harness) -> None:
+    """One call changes jobs of several tenants: each stream shows its own part."""
     owners = (h.tenant, h.other, h.tenant, h.other, h.other)
     await h.store.enqueue([h.new(f"job-{number}", tenant=tenant) for number, tenant in enumerate(owners)])
     leases = {(job.key, job.attempts, job.token) for job in await h.claim(5, tenant=None)}
@@ -497,7 +400,9 @@ async def a_batch_over_several_tenants_tells_each_its_own(h: Harness) -> None:
             expect_equal(mine, [(tenant, id) for id in ids], f"{kind} events of one tenant of a batch")
         expect_equal(len(seen), 3 * len(ids), "events of one tenant of a batch")
         claimed = {(h.key(e.job_id, tenant=tenant), e.attempt, e.token) for e in await h.events(tenant) if e.worker_id}
-        expect_equal(claimed, {lease for lease in leases if lease[0].tenant == tenant}, "leases told to one tenant")
+        expect_equal(
+            claimed, {lease for lease in leases if lease[0].tenant == tenant}, "leases in the stream of one tenant"
+        )
 
 
 @rule("EVENT-3")
@@ -507,9 +412,9 @@ async def a_quiet_tenant_pages_past_the_events_of_others(h: Harness) -> None:
     await h.queued(*(f"job-{number}" for number in range(600)), tenant=h.other)
     await h.queued("mine")
     got = await h.events(after=start, page=10)
-    expect_equal(told(got), [("enqueued", "mine", 0)], "events of a quiet tenant")
+    expect_equal(values(got), [("enqueued", "mine", 0)], "events of a quiet tenant")
     at, steps = start, 0
     while (page := await h.store.events(h.tenant, at, 10)).more:
         at, steps = page.next, steps + 1
         expect_between(steps, 1, 700, "pages read")
-    expect_equal(told(await h.events(after=page.next)), [], "events after the last page")
+    expect_equal(values(await h.events(after=page.next)), [], "events after the last page")

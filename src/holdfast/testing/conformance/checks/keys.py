@@ -281,7 +281,7 @@ async def a_replay_is_refused_while_another_job_holds_its_key(h: Harness) -> Non
 
 @rule("ENQ-3")
 async def of_concurrent_enqueues_with_one_key_exactly_one_is_queued(h: Harness) -> None:
-    """Different ids, one key, several handles: one job, and all are told which."""
+    """Different ids, one key, several handles: one job, and every answer names it."""
     stores = await h.handles(4)
     calls = [stores[n % 4].enqueue([h.new(f"job-{n}", idempotency=ONCE)]) for n in range(16)]
     answers = [answer for batch in await asyncio.gather(*calls) for answer in batch]

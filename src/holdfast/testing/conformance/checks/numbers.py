@@ -6,8 +6,8 @@ from holdfast.core.job import DAY, HOUR, Cancel, Extend, Finish, Job, JobKey, Jo
 from holdfast.extensions import SplitLog
 from holdfast.testing.conformance.expect import expect, expect_a, expect_equal
 from holdfast.testing.conformance.harness import BOOM, DELAY, LEASE, Harness
-from holdfast.testing.conformance.places import place
 from holdfast.testing.conformance.rules import rule
+from holdfast.testing.conformance.waiting_worker import waiting_worker
 
 
 async def expect_numbered(h: Harness, *keys: JobKey) -> None:
@@ -170,11 +170,11 @@ async def what_makes_no_event_takes_no_number(h: Harness) -> None:
 @rule("EVENT-1")
 async def a_delivered_job_is_claimed_with_its_second_event(h: Harness) -> None:
     """The enqueue and the claim of one step have two numbers, and what follows goes on from there."""
-    async with place(h) as worker:
-        await worker.offer(2)
+    async with waiting_worker(h) as worker:
+        await worker.register(2)
         for id in ("a", "b"):
             expect_a(await h.enqueue(id), Queued, "enqueue while a worker waits")
-        one, two = await worker.came(2)
+        one, two = await worker.received(2)
         expect_equal((one.events, two.events), (2, 2), "last numbers of delivered jobs")
         h.accepted(await h.complete(one), JobState.COMPLETED)
         h.accepted(await h.release(two))

@@ -98,7 +98,7 @@ async def what_is_not_purged_is_not_counted(h: Harness) -> None:
 
 @rule("EVENT-1")
 async def purges_from_several_handles_have_one_order(h: Harness) -> None:
-    """The log has them in the order of their numbers, whoever begins or commits first."""
+    """The log has them in the order of their numbers, whichever transaction begins or commits first."""
     stores = [h.store, *await h.handles(3)]
     ids = [f"job-{n}" for n in range(24)]
     keys = await ended(h, *ids)
@@ -125,7 +125,7 @@ async def counts_of_purges_come_in_pages(h: Harness) -> None:
 
 @rule("EVENT-1")
 async def an_old_count_of_purges_is_dropped_and_begins_anew(h: Harness) -> None:
-    """With another series, so that nobody takes the numbers for those of the old one."""
+    """With another series, so that the numbers are not mistaken for those of the old one."""
     async with h.frozen() as f:
         await f.store.purge([Purge(key) for key in await ended(f, "a", "b")])
         await f.advance(PURGE_COUNT_MS)
@@ -141,7 +141,7 @@ async def an_old_count_of_purges_is_dropped_and_begins_anew(h: Harness) -> None:
         expect_equal(await count_of(f, f.tenant), None, "a count whose last purge is long past")
         await f.advance(DAY)
         await f.store.purge([Purge(key) for key in await ended(f, "a")])
-        told = [(event.data["series"], event.data["purge"]) for event in await purged(f, f.tenant)]
-        expect_equal([number for _, number in told], [1, 2, 3, 1], "numbers of purges in two counts")
-        expect(told[0][0] == told[2][0] != told[3][0], f"two counts of purges are of {told}")
-        expect_equal(await count_of(f, f.tenant), PurgeCount(f.tenant, *told[3]), "the store's count")
+        seen = [(event.data["series"], event.data["purge"]) for event in await purged(f, f.tenant)]
+        expect_equal([number for _, number in seen], [1, 2, 3, 1], "numbers of purges in two counts")
+        expect(seen[0][0] == seen[2][0] != seen[3][0], f"two counts of purges are of {seen}")
+        expect_equal(await count_of(f, f.tenant), PurgeCount(f.tenant, *seen[3]), "the store's count")

@@ -36,7 +36,7 @@ async def over_the_quota_an_enqueue_is_refused_and_nothing_is_half_done(h: Harne
 
 @rule("TENANT-5")
 async def a_batch_is_taken_as_far_as_the_quota_goes(h: Harness) -> None:
-    """Item by item: what fits is queued, duplicates are told so, the rest is refused."""
+    """Item by item: what fits is queued, duplicates answer so, the rest is refused."""
     await limit(h, 2, queue=h.queue)
     answers = await h.store.enqueue([h.new(id) for id in ("a", "b", "c", "a", "d")])
     kinds = [type(answer) for answer in answers]
@@ -46,7 +46,7 @@ async def a_batch_is_taken_as_far_as_the_quota_goes(h: Harness) -> None:
 
 @rule("TENANT-5")
 async def a_quota_of_the_tenant_bounds_all_its_queues_together(h: Harness) -> None:
-    """Without a queue's name it counts over all queues, and binds nobody else."""
+    """Without a queue's name it counts over all queues, and binds no other tenant."""
     await limit(h, 3, queue=None)
     queues = [h.name("q") for _ in range(3)]
     for queue in queues:

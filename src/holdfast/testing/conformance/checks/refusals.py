@@ -75,7 +75,7 @@ async def a_batch_that_is_refused_in_part_raises_with_every_ticket(h: Harness) -
 
 @rule("ENQ-2")
 async def generated_ids_are_unique_and_in_the_order_of_time(h: Harness) -> None:
-    """Whoever names no id gets one; sorted they stand in the order in which they were made."""
+    """An enqueue without an id gets one, and ids sort in the order in which they were made."""
     async with Queue(store=h.store, tenant=h.tenant, name=h.queue) as queue:
         tickets = [await queue.enqueue({}) for _ in range(20)]
         tickets += await queue.enqueue_many([{} for _ in range(200)])

@@ -128,19 +128,19 @@ async def a_result_in_a_blob_is_named_when_it_is_forgotten(h: Harness) -> None:
 async def a_hint_comes_when_a_job_has_ended(h: Harness) -> None:
     """However it ended, and also through another handle: a waiter needs no polling."""
     other = (await h.handles(2))[1]
-    with h.listening() as ear, h.listening(other) as far:
+    with h.listening() as hints, h.listening(other) as far:
         for end in ("complete", "fail", "cancel", "expire"):
             job = await h.leased(max_attempts=1)
-            await quiet(job.key, ear, far)
+            await quiet(job.key, hints, far)
             if end == "cancel":
                 await h.cancel(job.key)
             elif end == "expire":
                 await h.advance(LEASE)
-                await quiet(job.key, ear, far)  # A shift of the clock hints at everything.
+                await quiet(job.key, hints, far)  # A shift of the clock hints at everything.
                 await h.store.reap(1000, 0.0)
             else:
                 h.accepted(await h.finish(job, end))
-            await ear.expect(Hint.DONE, job.key, f"after an end by {end}")
+            await hints.expect(Hint.DONE, job.key, f"after an end by {end}")
             await far.expect(Hint.DONE, job.key, f"after an end by {end} through another handle")
 
 

@@ -20,7 +20,7 @@ from holdfast.testing.conformance.harness import Harness
 from holdfast.testing.conformance.rules import rule
 
 STRIDE = 4
-"""Reading all of the log is tried from every so many offsets; reading a tenant's, from each."""
+"""The step between the offsets from which the whole log is read; a tenant's log is read from each."""
 
 
 async def prune_all(h: Harness) -> int:
@@ -34,7 +34,7 @@ async def prune_all(h: Harness) -> int:
 
 
 async def flood(h: Harness, tenant: str, count: int, batch: int = 20) -> None:
-    """So many events of one tenant."""
+    """Make `count` events of one tenant."""
     for done in range(0, count, batch):
         await h.queued(*(h.name("job") for _ in range(min(batch, count - done))), tenant=tenant)
 
@@ -66,9 +66,9 @@ class Log:
             gone = len(mine) - len(kept[tenant])
             self._expect(kept[tenant], mine[gone:], f"events kept of {tenant}: the last ones, at their offsets")
             await self._check_tenant(tenant, mine, gone)
-        left = {_told(event) for events in kept.values() for event in events}
+        left = {_value(event) for events in kept.values() for event in events}
         for n, after in list(enumerate(self._offsets()))[::STRIDE]:
-            wanted = [event for event in self.everything[n:] if _told(event) in left]
+            wanted = [event for event in self.everything[n:] if _value(event) in left]
             for size in pages:
                 await self._check_all(after, wanted, size)
             await self._check_pieces(after, wanted)
@@ -78,7 +78,7 @@ class Log:
         """The same events. Between shards the order, and how an offset is written, may depend on the way of reading."""
         if not self._h.exact_turns:
             found, wanted = (
-                [replace(event, offset="") for event in sorted(some, key=_told)] for some in (found, wanted)
+                [replace(event, offset="") for event in sorted(some, key=_value)] for some in (found, wanted)
             )
         expect_equal(found, wanted, what)
 
@@ -87,19 +87,19 @@ class Log:
         return [self.start, *(event.offset for event in self.everything)]
 
     async def _check_tenant(self, tenant: str, mine: list[Event], gone: int) -> None:
-        """A tenant is told of a gap exactly where some of its own events are gone."""
+        """A tenant gets a gap exactly where some of its own events are gone."""
         for n, after in enumerate(self._offsets()):
             behind = [event for event in self.everything[n:] if event.tenant == tenant]
             lost = len(behind) - (len(mine) - gone)
             try:
                 found = await self._pages(tenant, after)
             except EventsTrimmed as gap:
-                expect(lost > 0, f"{tenant} lost nothing behind {after}, and was told of a gap: {gap}")
+                expect(lost > 0, f"{tenant} lost nothing behind {after}, and got a gap: {gap}")
                 expect_equal(gap.from_, after, "where the gap begins")
                 found = await self._pages(tenant, gap.to)
                 self._expect(found, mine[gone:], f"events of {tenant} behind its gap")
                 continue
-            expect(lost <= 0, f"{tenant} lost {lost} events behind {after}, and was told nothing")
+            expect(lost <= 0, f"{tenant} lost {lost} events behind {after}, and got no gap")
             self._expect(found, behind, f"events of {tenant} behind {after}")
 
     async def _pages(self, tenant: str, after: str | None) -> list[Event]:
@@ -169,12 +169,12 @@ class Log:
         found: list[Event] = []
         gaps: set[str] = set()
         for piece in await store.split(begin, end, 7):
-            stretch, more = piece, True
+            log_range, more = piece, True
             while more:
-                page = await store.read(stretch, 5)
+                page = await store.read(log_range, 5)
                 found += page.events
                 gaps.update(gap.tenant for gap in page.gaps)
-                stretch, more = type(stretch)(stretch.shard, page.next, stretch.end), page.more
+                log_range, more = type(log_range)(log_range.shard, page.next, log_range.end), page.more
         self._expect(found, wanted, f"events behind {after}, read in pieces")
         lost: set[str] = set()
         for tenant in self.tenants:
@@ -185,13 +185,13 @@ class Log:
         expect_equal(gaps, lost, f"tenants with gaps behind {after}, read in pieces")
 
 
-def _told(event: Event) -> tuple[str, str, int]:
+def _value(event: Event) -> tuple[str, str, int]:
     return event.tenant, event.job_id, event.number
 
 
 @rule("EVENT-2")
 async def one_tenants_flood_takes_no_event_from_another(h: Harness) -> None:
-    """It loses its own. The other resumes from any offset, also from one before the flood, and is told of no gap."""
+    """It loses its own. The other resumes from any offset, also from one before the flood, and gets no gap."""
     async with h.frozen(keep_events="20") as f:
         log = Log(f, await f.store.last_offset(), f.tenant, f.other)
         await f.queued("first", "second")
@@ -231,7 +231,7 @@ async def the_room_of_the_log_is_shared_by_level(h: Harness) -> None:
 
 
 @rule("EVENT-2")
-async def a_reader_holds_the_events_of_its_tenant_and_nobody_elses(h: Harness) -> None:
+async def a_reader_holds_the_events_of_its_tenant_alone(h: Harness) -> None:
     """A reader of all tenants holds those of all."""
     async with h.frozen(keep_events="0") as f:
         log = Log(f, await f.store.last_offset(), f.tenant, f.other)
@@ -308,7 +308,7 @@ async def cuts_outlast_the_process_that_made_them(h: Harness) -> None:
 
 @rule("EVENT-2")
 async def age_takes_the_events_of_every_tenant(h: Harness) -> None:
-    """After seven days, also those of tenants below the level; each is told of its own, and what is younger stays."""
+    """After seven days, also those of tenants below the level; each gets its own gap, and younger events stay."""
     async with h.frozen(keep_events="10") as f:
         log = Log(f, await f.store.last_offset(), f.tenant, f.other)
         await f.store.set_reader(Reader(f.tenant, "lost", log.start))

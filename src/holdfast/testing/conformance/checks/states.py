@@ -57,7 +57,7 @@ async def becoming_due_shows_as_ready_and_makes_no_event(h: Harness) -> None:
 
 @rule("STATE-1")
 async def a_lease_past_its_deadline_shows_as_leased_until_it_is_reaped(h: Harness) -> None:
-    """Expiry is a transition: until somebody makes it, the job is still leased."""
+    """Expiry is a transition: until a claim or the reaper makes it, the job is still leased."""
     job = await h.leased(lease_ms=LEASE)
     async with h.no_event("by a deadline that passed"):
         await h.advance(LEASE)
@@ -185,7 +185,7 @@ async def only_a_failed_job_can_be_replayed(h: Harness) -> None:
 
 @rule("STATE-3")
 async def an_acknowledgement_from_before_a_replay_changes_nothing(h: Harness) -> None:
-    """The token of the failed run stays spent: the replayed job belongs to whoever claims it next."""
+    """The token of the failed run stays spent: the replayed job belongs to its next claim."""
     job = await h.leased()
     h.accepted(await h.fail(job), JobState.FAILED)
     expect_a(await h.replay(job.key), Replayed, "replay")

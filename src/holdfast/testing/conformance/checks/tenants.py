@@ -1,4 +1,4 @@
-"""TENANT-1 to TENANT-3: whose job it is, and that nobody else can tell it is there."""
+"""TENANT-1 to TENANT-3: a job belongs to one tenant, and no other tenant can see that it exists."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ async def tenants_take_turns_one_by_one_and_within_a_batch(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def turns_follow_the_weights(h: Harness) -> None:
-    """A tenant of weight 3 gets three turns for one of a tenant of weight 1, also in a short stretch."""
+    """A tenant of weight 3 gets three turns for one of a tenant of weight 1, also over a few turns."""
     await h.store.set_tenant(h.tenant, TenantSettings(weight=3.0))
     await backlog(h, h.tenant, 60)
     await backlog(h, h.other, 60)
@@ -112,7 +112,7 @@ async def leaving_and_coming_back_gains_nothing(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def coming_back_to_an_idle_queue_gains_nothing(h: Harness) -> None:
-    """Who was served last stands behind a newcomer, also when nobody had work in between."""
+    """The tenant that was served last comes after a newcomer, also when no tenant had work in between."""
     for first, second in ((h.tenant, h.other), (h.other, h.tenant)):
         queue = h.name("q")
         await backlog(h, first, 1, queue)
@@ -159,7 +159,7 @@ async def priorities_never_count_between_tenants(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def a_claim_over_several_queues_takes_from_them_in_rotation(h: Harness) -> None:
-    """A full queue does not starve the next one, for one tenant and for all; one that runs dry leaves the round."""
+    """A full queue does not starve the next one, for one tenant and for all; an empty one leaves the round."""
     for tenant in (h.tenant, None):
         long, short, empty = h.name("q"), h.name("q"), h.name("q")
         await backlog(h, h.tenant, 10, queue=long)
@@ -199,7 +199,7 @@ async def every_tenant_of_many_is_served_once_a_round(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def a_newcomer_to_an_idle_queue_does_not_catch_up(h: Harness) -> None:
-    """Who comes when nobody has work begins where the others stopped: they find it level with them."""
+    """A tenant that comes when no tenant has work begins where the others stopped, level with them."""
     await backlog(h, h.tenant, 20)
     await served(h, 20)
     await h.claim_none(tenant=None)
@@ -288,7 +288,7 @@ async def a_tenant_that_came_in_vain_gains_nothing(h: Harness) -> None:
 
 @rule("TENANT-4")
 async def a_worker_that_starts_finds_all_tenants(h: Harness) -> None:
-    """What was enqueued before it came is served in turns, whoever's it is."""
+    """Jobs that were enqueued before it came are served in turns too."""
     if not h.capabilities.durable:
         raise Skipped("the store does not outlive the process")
     tenants = [h.tenant, h.other, h.name("v")]

@@ -34,7 +34,7 @@ def queue_of(h: Harness) -> Queue:
 def waiting_claims(
     h: Harness, wait_s: float = PATIENCE_S
 ) -> Generator[Callable[[int], Coroutine[Any, Any, list[Job]]]]:
-    """Claims of up to so many jobs that wait for work."""
+    """Claims of up to `limit` jobs that wait for work."""
     claimer = Claimer(h.store)
     claimer.start()
 
@@ -80,8 +80,8 @@ async def a_wait_ends_when_the_job_does(h: Harness) -> None:
 
 
 @rule("RESULT-2")
-async def an_end_that_is_told_in_full_is_told_as_it_is_kept(h: Harness) -> None:
-    """By another handle: whoever is told so looks no more. What is gone at once is told by name, if at all."""
+async def a_record_in_a_hint_is_the_record_that_is_kept(h: Harness) -> None:
+    """Also through another handle: a waiter that gets the record reads no more. Without it, the job is forgotten."""
     other = (await h.handles(2))[1]
     with h.listening(other) as far:
         for id_, ttl_ms in (("kept", HOUR), ("gone", 0)):
@@ -89,8 +89,8 @@ async def an_end_that_is_told_in_full_is_told_as_it_is_kept(h: Harness) -> None:
             await quiet(job.key, far)
             h.accepted(await h.complete(job, b'"done"'), JobState.COMPLETED)
             await far.expect(Hint.DONE, job.key, "after a completion through another handle")
-            told = [signal.job for signal in far.signals if signal.job is not None]
-            expect_equal(told, [await h.find(job.key)] * len(told), "what is told of a job that has ended")
+            seen = [signal.job for signal in far.signals if signal.job is not None]
+            expect_equal(seen, [await h.find(job.key)] * len(seen), "records in the hints of a job that has ended")
 
 
 @rule("RESULT-2")
@@ -115,7 +115,7 @@ async def a_timeout_ends_the_wait_and_not_the_job(h: Harness) -> None:
 
 
 @rule("RESULT-1")
-async def only_who_knew_the_job_is_told_that_its_result_expired(h: Harness) -> None:
+async def only_a_ticket_says_that_its_result_expired(h: Harness) -> None:
     """A look-up of a forgotten id finds nothing; a ticket says ResultExpired."""
     async with queue_of(h) as queue:
         ticket = await queue.enqueue({}, id="job", result_ttl=timedelta(seconds=1))
@@ -222,9 +222,9 @@ async def a_lease_is_renewed_under_a_handler_that_blocks_the_event_loop(h: Harne
 
 
 @rule("CANCEL-2")
-async def a_running_handler_is_told_within_a_second(h: Harness) -> None:
+async def a_running_handler_is_notified_within_a_second(h: Harness) -> None:
     """It is interrupted, can clean up, and nothing of it is recorded afterwards."""
-    began, told = asyncio.Event(), asyncio.Event()
+    began, seen = asyncio.Event(), asyncio.Event()
 
     @job(name="endless", queue=h.queue)
     async def endless() -> None:
@@ -232,8 +232,8 @@ async def a_running_handler_is_told_within_a_second(h: Harness) -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            expect(current_job().canceled.is_set(), "the handler was interrupted and not told why")
-            told.set()
+            expect(current_job().canceled.is_set(), "the handler was interrupted without the reason")
+            seen.set()
 
     async with queue_of(h) as queue:
         worker = Worker(queue, jobs=[endless], concurrency=1)
@@ -244,9 +244,9 @@ async def a_running_handler_is_told_within_a_second(h: Harness) -> None:
             (other,) = await h.handles(1)
             await other.cancel([Cancel(h.key())])
             try:
-                await asyncio.wait_for(told.wait(), 1.0)
+                await asyncio.wait_for(seen.wait(), 1.0)
             except TimeoutError:
-                raise Broken("a running handler was not told of the cancel within a second") from None
+                raise Broken("a running handler did not learn of the cancel within a second") from None
         finally:
             await worker.stop()
             await running

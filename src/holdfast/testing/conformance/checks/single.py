@@ -1,4 +1,4 @@
-"""One at a time or many at once: what is done is the same. Stores have shortcuts for a call with a single job."""
+"""A call with one job does the same as a call with many: stores have a shorter path for a single job."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class Twins:
 
     def __init__(self, f: Harness) -> None:
         self.f = f
-        self.lone = f.name("lone")
+        self.single = f.name("single")
         self.many = f.name("many")
         self._beside = f.name("beside")
 
     @property
     def queues(self) -> tuple[str, str]:
-        return self.lone, self.many
+        return self.single, self.many
 
     async def enqueue(self, options: dict[str, Any]) -> None:
         """Enqueue both."""
         f = self.f
         if "run_at" in options:
             options = options | {"run_at": await f.now() + options["run_at"]}
-        (alone,) = await f.store.enqueue([f.new(queue=self.lone, **options)])
+        (alone,) = await f.store.enqueue([f.new(queue=self.single, **options)])
         together, _ = await f.store.enqueue([f.new(queue=queue, **options) for queue in (self.many, self._beside)])
         expect_a(alone, Queued, "enqueue of one")
         expect_equal(alone, together, "the answers to an enqueue of one and of two")
@@ -63,9 +63,9 @@ class Twins:
         one, two, three = [await self.f.claim_one("job", queue=queue, tenant=tenant) for queue in queues]
         return one, two, three
 
-    async def complete(self, lone: Job, many: Job, beside: Job, result: Result | None) -> None:
+    async def complete(self, single: Job, many: Job, beside: Job, result: Result | None) -> None:
         """Complete them: one alone, two together."""
-        (alone,) = await self.f.store.finish([Finish(lone.key, lone.token, "complete", result)])
+        (alone,) = await self.f.store.finish([Finish(single.key, single.token, "complete", result)])
         together, _ = await self.f.store.finish(
             [Finish(job.key, job.token, "complete", result) for job in (many, beside)]
         )
@@ -74,8 +74,8 @@ class Twins:
 
     async def expect_same(self, what: str) -> None:
         """Everything that can be seen of both is the same."""
-        lone, many = [await self._seen(queue) for queue in self.queues]
-        for part, value in lone.items():
+        single, many = [await self._seen(queue) for queue in self.queues]
+        for part, value in single.items():
             expect_equal(value, many[part], f"{part} {what}: done alone, and with others")
 
     async def _seen(self, queue: str) -> dict[str, object]:
@@ -113,12 +113,12 @@ async def an_enqueue_of_one_does_what_it_does_among_others(h: Harness) -> None:
                     one, two = [await f.claim_page(1, queue=queue, tenant=tenant) for queue in twins.queues]
                     expect_equal(len(one.jobs) + len(two.jobs), 0, f"what is due with {options}")
                     expect_equal(one.next_at, two.next_at, f"the next look after an enqueue with {options}")
-                    expect_equal(one.next_at, (await f.get(f.key(queue=twins.lone))).visible_at, "the next look")
+                    expect_equal(one.next_at, (await f.get(f.key(queue=twins.single))).visible_at, "the next look")
                     await f.advance(expect_some(one.next_at, "the next look") - await f.now())
                     await twins.expect_same(f"when it is due, with {options}")
-                lone, *_ = await twins.claim(tenant)
+                single, *_ = await twins.claim(tenant)
                 await twins.expect_same(f"after a claim, with {options}")
-                expect_equal(lone, await f.get(lone.key), "a claimed job, and its record")
+                expect_equal(single, await f.get(single.key), "a claimed job, and its record")
 
 
 @rule("TENANT-1")
@@ -132,7 +132,7 @@ async def a_tenant_is_known_by_a_job_that_came_alone(h: Harness) -> None:
 
 
 @rule("CLAIM-2")
-async def jobs_that_come_alone_and_together_stand_in_one_line(h: Harness) -> None:
+async def jobs_that_come_alone_and_together_share_one_order(h: Harness) -> None:
     """By priority, by the moment they became visible, then in the order in which they came."""
     async with h.frozen() as f:
         for tenant in (f.tenant, None):
@@ -154,7 +154,7 @@ async def jobs_that_come_alone_and_together_stand_in_one_line(h: Harness) -> Non
 
 
 @rule("TENANT-4")
-async def a_tenant_takes_turns_from_when_its_first_lone_job_is_due(h: Harness) -> None:
+async def a_tenant_takes_turns_from_when_its_first_single_job_is_due(h: Harness) -> None:
     """A job that is due later hides none that is due before, whether they come alone or together."""
     async with h.frozen() as f:
         for first, second in ((1, 1), (2, 2), (1, 2), (2, 1)):
@@ -174,7 +174,7 @@ async def a_tenant_takes_turns_from_when_its_first_lone_job_is_due(h: Harness) -
 
 @rule("LEASE-5")
 async def tokens_and_offsets_grow_over_calls_of_one_and_of_many(h: Harness) -> None:
-    """No number is given twice, whoever gets it."""
+    """No number is given twice."""
     async with h.frozen() as f:
         tokens: list[int] = []
         offsets: list[str] = []
@@ -210,7 +210,7 @@ async def a_completion_of_one_does_what_it_does_among_others(h: Harness) -> None
 
 
 @rule("KEEP-1")
-async def a_lone_job_is_kept_for_its_own_time(h: Harness) -> None:
+async def a_single_job_is_kept_for_its_own_time(h: Harness) -> None:
     """From its end on, to the moment, whatever else ends in its queue; then it is gone and pruned."""
     async with h.frozen() as f:
         for first, second in ((HOUR, SECOND), (SECOND, HOUR), (0, HOUR), (HOUR, 0)):
@@ -305,32 +305,32 @@ async def a_completion_is_judged_the_same_alone_and_among_others(h: Harness) -> 
 
 
 @rule("RESULT-2")
-async def who_waits_is_told_of_ends_that_come_alone_and_together(h: Harness) -> None:
-    """With or without the record, small or large; the record that is told is the one that is kept."""
-    with h.listening() as ear:
+async def waiters_are_notified_of_ends_that_come_alone_and_together(h: Harness) -> None:
+    """With or without the record, small or large; a record in a hint is the record that is kept."""
+    with h.listening() as hints:
         for count in (1, 2, 6):
             for ttl, data in ((HOUR, b"[1]"), (HOUR, b"x" * 6000), (0, b"[1]")):
                 queue = h.name("q")
                 ids = [f"job-{n}" for n in range(count)]
                 await h.queued(*ids, queue=queue, result_ttl_ms=ttl)
-                await ear.expect(Hint.READY, h.key(ids[0], queue=queue), f"after an enqueue of {count}")
+                await hints.expect(Hint.READY, h.key(ids[0], queue=queue), f"after an enqueue of {count}")
                 jobs = await h.claim(count, queue=queue)
-                ear.signals.clear()
+                hints.signals.clear()
                 await h.store.finish([Finish(job.key, job.token, "complete", Result(data)) for job in jobs])
                 for job in jobs:
-                    await ear.expect(Hint.DONE, job.key, f"after {count} ended together")
-                for signal in ear.signals:
+                    await hints.expect(Hint.DONE, job.key, f"after {count} ended together")
+                for signal in hints.signals:
                     if signal.hint is Hint.DONE and signal.job is not None:
-                        expect(ttl > 0, "a record was told of a job that was forgotten at once")
+                        expect(ttl > 0, "a hint had the record of a job that was forgotten at once")
                         kept = await h.get(signal.job.key)
-                        expect_equal(signal.job, kept, "the record that was told, and the one that is kept")
+                        expect_equal(signal.job, kept, "the record in the hint, and the one that is kept")
 
 
 @rule("EVENT-2")
-async def the_log_is_told_and_counted_in_calls_of_one_and_of_many(h: Harness) -> None:
+async def the_log_hints_and_counts_in_calls_of_one_and_of_many(h: Harness) -> None:
     """Each call that makes an event is announced, and trimming counts events, not calls."""
     async with h.frozen(keep_events="10") as f:
-        with f.listening() as ear:
+        with f.listening() as hints:
             for count in (1, 2):
                 queue = f.name("q")
                 ids = [f"job-{n}" for n in range(count)]
@@ -342,11 +342,11 @@ async def the_log_is_told_and_counted_in_calls_of_one_and_of_many(h: Harness) ->
                         jobs = await f.claim(count, queue=queue)
                     else:
                         await f.store.finish([Finish(job.key, job.token, "complete") for job in jobs])
-                    await ear.expect(Hint.EVENTS, f.key(ids[0], queue=queue), f"after a {step} of {count}")
+                    await hints.expect(Hint.EVENTS, f.key(ids[0], queue=queue), f"after a {step} of {count}")
                     # Hints come in order: once this one is here, all that belong to the call are.
                     await f.store.pause(f.tenant, queue, paused=False)
-                    await ear.expect(Hint.READY, f.key(ids[0], queue=queue), "after a pause has ended")
-                    ear.signals.clear()
+                    await hints.expect(Hint.READY, f.key(ids[0], queue=queue), "after a pause has ended")
+                    hints.signals.clear()
         for n in range(12):
             queue = f.name("q")
             await f.queued("job", queue=queue)

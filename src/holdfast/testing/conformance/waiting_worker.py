@@ -1,7 +1,7 @@
-"""A worker's place at a store that delivers: what came there, and a way to wait for it.
+"""A worker that waits at a store with direct hand-off: the jobs it received, and a way to wait for them.
 
-Whether a job was handed over is seen in the store, where it is leased then: a check that expects nothing to come need
-not wait for it. What comes is waited for.
+A job that was handed off is leased in the store. So a check that expects no delivery reads the state and need not wait;
+a check that expects one waits for it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from holdfast.testing.conformance.harness import LEASE, Harness
 _PROBE_S = 0.05
 
 
-class DutyContext:
-    """One worker's place."""
+class WaitingWorker:
+    """One waiting worker and its inbox."""
 
     def __init__(self, h: Harness, store: Store, worker: str) -> None:
         if not isinstance(store, DirectHandoff):
-            raise Skipped("the store hands no jobs over: it has no `post`")
+            raise Skipped("the store has no direct hand-off: it has no `open_inbox`")
         self.jobs: list[Job] = []
         """What was delivered, in order."""
         self.times: list[int] = []
@@ -36,10 +36,10 @@ class DutyContext:
         self._h = h
         self._worker = worker
         self._came = asyncio.Event()
-        post = store.open_inbox(self._take)
-        if post is None:
-            raise Skipped("the store hands no jobs over in this deployment: `post` gives None")
-        self.post: WorkerInbox = post
+        inbox = store.open_inbox(self._take)
+        if inbox is None:
+            raise Skipped("no direct hand-off in this deployment: `open_inbox` gives None")
+        self._inbox: WorkerInbox = inbox
 
     @property
     def ids(self) -> list[str]:
@@ -58,14 +58,16 @@ class DutyContext:
         """Claim; if there is less than `limit`, the rest may be delivered, as far as `free` goes."""
         queues = (queue or self._h.queue,) if queue is None or isinstance(queue, str) else tuple(queue)
         whose = self._h.tenant if tenant == "" else tenant
-        return (await self.post.claim(ClaimRequest(whose, queues, limit, lease_ms, self._worker), free)).jobs
+        return (await self._inbox.claim(ClaimRequest(whose, queues, limit, lease_ms, self._worker), free)).jobs
 
-    async def offer(self, limit: int = 1, *, queue: str | Sequence[str] | None = None, tenant: str | None = "") -> None:
-        """Claim where there is nothing yet: so many jobs may be delivered."""
+    async def register(
+        self, limit: int = 1, *, queue: str | Sequence[str] | None = None, tenant: str | None = ""
+    ) -> None:
+        """Claim where there is nothing yet: up to `limit` jobs may be delivered."""
         expect_equal([job.id for job in await self.claim(limit, queue=queue, tenant=tenant)], [], "an idle claim")
 
-    async def came(self, count: int) -> list[Job]:
-        """Wait until so many have been delivered in all, and not more; all of them."""
+    async def received(self, count: int) -> list[Job]:
+        """Wait until exactly `count` jobs have been delivered in all, and return them."""
         try:
             async with asyncio.timeout(harness.PATIENCE_S):
                 while len(self.jobs) < count:
@@ -77,24 +79,24 @@ class DutyContext:
         return self.jobs
 
     async def close(self) -> None:
-        """Have nothing more delivered."""
-        await self.post.close()
+        """Close the inbox."""
+        await self._inbox.close()
 
     async def warm_up(self) -> None:
-        """Return when deliveries come here: a place may need a moment until the store knows it."""
+        """Return when deliveries come here: the store may need a moment to know this worker."""
         tenant, queue = self._h.name("probe"), self._h.name("probe")
         end = time.monotonic() + harness.PATIENCE_S
         for number in range(1_000_000):
-            await self.offer(1, tenant=tenant, queue=queue)
+            await self.register(1, tenant=tenant, queue=queue)
             await self._h.queued(f"p{number}", tenant=tenant, queue=queue)
             if (await self._h.get(self._h.key(f"p{number}", tenant=tenant, queue=queue))).state is JobState.LEASED:
                 break
             for job in await self.claim(1, tenant=tenant, queue=queue):
                 self._h.accepted(await self._h.complete(job))
             if time.monotonic() > end:
-                raise Broken("a store that has `post` delivered nothing")
+                raise Broken("a store that has `open_inbox` delivered nothing")
             await asyncio.sleep(_PROBE_S)
-        (job,) = await self.came(1)
+        (job,) = await self.received(1)
         self._h.accepted((await self._h.store.finish([Finish(job.key, job.token, "complete")]))[0])
         self.jobs.clear()
         self.times.clear()
@@ -107,9 +109,11 @@ class DutyContext:
 
 
 @asynccontextmanager
-async def place(h: Harness, worker: str = "worker-1", store: Store | None = None) -> AsyncGenerator[DutyContext]:
-    """A place that the store knows. Raises Skipped where a store delivers nothing."""
-    made = DutyContext(h, store or h.store, worker)
+async def waiting_worker(
+    h: Harness, worker: str = "worker-1", store: Store | None = None
+) -> AsyncGenerator[WaitingWorker]:
+    """A worker that the store knows. Raises Skipped where a store has no direct hand-off."""
+    made = WaitingWorker(h, store or h.store, worker)
     try:
         await made.warm_up()
         yield made
@@ -118,7 +122,7 @@ async def place(h: Harness, worker: str = "worker-1", store: Store | None = None
 
 
 def enqueue_elsewhere(h: Harness, *batches: Sequence[NewJob]) -> None:
-    """Enqueue, call by call, while this event loop stands still: nothing that is sent to it has come yet."""
+    """Enqueue, call by call, while this event loop is blocked: nothing that is sent to it arrives yet."""
     failures: list[BaseException] = []
 
     async def enqueue() -> None:
