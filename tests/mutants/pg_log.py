@@ -31,7 +31,7 @@ def a_batch_of_completions_makes_one_event(bug: Bug) -> None:
 @mutant("EVENT-1", stores=POSTGRES)
 def a_completion_is_logged_as_a_failure(bug: Bug) -> None:
     """The log says that a job failed, and it completed."""
-    bug.function("complete", "'{7}'", "'{8}'")
+    bug.function("complete", "'{{event:completed}}'", "'{{event:failed}}'")
 
 
 @mutant("EVENT-1", stores=POSTGRES)
@@ -168,15 +168,15 @@ def a_completion_is_filed_under_its_own_transaction(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_an_old_transaction_are_in_the_order_of_the_job")
 def a_change_is_filed_under_its_own_transaction(bug: Bug) -> None:
     """A failure in a transaction that began early stands in the log before the lease."""
-    bug.computed(bug.postgres("unit_of_work").Unit, "place", lambda unit: unit.xid)
+    bug.computed(bug.postgres("unit_of_work").UnitOfWork, "filed_under", lambda unit: unit.xid)
 
 
 @mutant("EVENT-3", stores=POSTGRES)
 def a_stream_is_that_of_all_tenants(bug: Bug) -> None:
     """The stream of a tenant is read without its name."""
 
-    async def events(original: Planted, link: Any, memory: Any, _: str | None, *rest: Any) -> Any:
-        return await original(link, memory, None, *rest)
+    async def events(original: Planted, client: Any, cache: Any, _: str | None, *rest: Any) -> Any:
+        return await original(client, cache, None, *rest)
 
     bug.around(bug.postgres("log_reads"), "events", events)
 
@@ -187,18 +187,18 @@ def a_stream_is_that_of_all_tenants(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_reports_the_gap_that_it_leaves")
 def the_mark_of_what_is_past_is_too_early(bug: Bug) -> None:
     """The last event that is gone is said to be there yet."""
-    bug.function("note_gone", "first + gone FROM", "first + gone - 1 FROM")
+    bug.function("record_removed", "first + gone FROM", "first + gone - 1 FROM")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_reports_the_gap_that_it_leaves")
 def a_gap_is_not_told_in_postgres(bug: Bug) -> None:
     """Who comes from before what is kept reads on as if nothing were missing."""
 
-    async def events(original: Planted, link: Any, memory: Any, tenant: str | None, _: str | None, limit: int) -> Any:
+    async def events(original: Planted, client: Any, cache: Any, tenant: str | None, _: str | None, limit: int) -> Any:
         try:
-            return await original(link, memory, tenant, _, limit)
+            return await original(client, cache, tenant, _, limit)
         except EventsTrimmed:
-            return await original(link, memory, tenant, None, limit)
+            return await original(client, cache, tenant, None, limit)
 
     bug.around(bug.postgres("log_reads"), "events", events)
 
@@ -226,9 +226,9 @@ def trimming_waits_for_ever_in_postgres(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_by_time_takes_nothing_young_where_the_clock_was_set_back")
 def one_old_row_takes_all_before_it(bug: Bug) -> None:
     """The log is taken to be in order of time, also where the clock was set back."""
-    bug.function("trim_stretch", "bool_and(many = count OR at <= p_old) OVER", "bool_or(at <= p_old) OVER")
-    bug.function("trim_stretch", "(PARTITION BY tenant ORDER BY epoch, xid, n, first)", "(PARTITION BY tenant)")
-    bug.function("trim_stretch", "p_tenants = '{}' AND p_old", "false AND p_old")
+    bug.function("trim_step", "bool_and(excess = count OR at <= p_old) OVER", "bool_or(at <= p_old) OVER")
+    bug.function("trim_step", "(PARTITION BY tenant ORDER BY epoch, xid, n, first)", "(PARTITION BY tenant)")
+    bug.function("trim_step", "p_tenants = '{}' AND p_old", "false AND p_old")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="readers_register_by_name_and_never_move_back")
@@ -253,8 +253,8 @@ def readers_of_all_tenants_are_told(bug: Bug) -> None:
 def more_is_trimmed_than_may_go(bug: Bug) -> None:
     """Fewer events are kept than was asked for."""
 
-    async def trim(original: Planted, link: Any, memory: Any, _: int) -> int:
-        return await original(link, memory, 0)
+    async def trim(original: Planted, client: Any, cache: Any, _: int) -> int:
+        return await original(client, cache, 0)
 
     bug.around(bug.postgres("upkeep"), "trim", trim)
 
@@ -262,19 +262,19 @@ def more_is_trimmed_than_may_go(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
 def what_is_cut_beside_a_flood_is_not_kept(bug: Bug) -> None:
     """Events of tenants below the level go with those of the tenant that is above it."""
-    bug.function("trim_stretch", "FROM unnest(v_runs) WHERE gone < count) u", "FROM unnest(v_runs) WHERE false) u")
+    bug.function("trim_step", "FROM unnest(v_runs) WHERE gone < count) u", "FROM unnest(v_runs) WHERE false) u")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
 def what_is_kept_of_a_row_begins_it_anew(bug: Bug) -> None:
     """Events that are kept of a call get the offsets of its first ones."""
-    bug.function("trim_stretch", "e.at, u.begins - 1,", "e.at, u.first,")
+    bug.function("trim_step", "e.at, u.begins - 1,", "e.at, u.first,")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
 def a_row_that_was_shortened_keeps_all_its_ids(bug: Bug) -> None:
     """Where some events of a kept row go, those that are left get the ids of those that went."""
-    bug.function("shorten", "ids = ids[u.gone + 1 : u.count]", "ids = ids[1 : u.count - u.gone]")
+    bug.function("remove_kept", "ids = ids[u.gone + 1 : u.count]", "ids = ids[1 : u.count - u.gone]")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
@@ -304,7 +304,7 @@ def any_tenants_reader_holds_the_log(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="age_takes_the_events_of_every_tenant")
 def what_is_kept_never_grows_old(bug: Bug) -> None:
     """Events that were kept beside a flood stay for ever."""
-    bug.function("trim_stretch", "v_runs IS NULL AND p_old >=", "v_runs IS NULL AND 0 >=")
+    bug.function("trim_step", "v_runs IS NULL AND p_old >=", "v_runs IS NULL AND 0 >=")
 
 
 # What tenants keep --------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def forgotten_jobs_are_still_counted(bug: Bug) -> None:
 @mutant("TENANT-5", stores=POSTGRES, seen_by="keys_that_outlive_their_job_are_counted")
 def a_key_that_is_taken_again_is_not_counted(bug: Bug) -> None:
     """A key whose time was over counts as one that is there."""
-    bug.around(bug.postgres("unit_of_work").Unit, "_count_keys", lambda *_: None)
+    bug.around(bug.postgres("unit_of_work").UnitOfWork, "_count_keys", lambda *_: None)
 
 
 # Counts of a queue ----------------------------------------------------------------------------------------------

@@ -3,13 +3,13 @@
 The parts:
 
     address     a store URL, taken apart
-    link, trouble, joining, pools       connections, what errors mean, the caller's own transaction, the caller's pool
+    client, trouble, joining, pools       connections, what errors mean, the caller's own transaction, the caller's pool
     schema, migrations/         the tables, and the hot paths as functions next to the data
     sql, queries.sql            every other statement, by name
     lanes, turns                what a process knows of lanes, and whose turn it is
     rows, log                   rows and the structs they stand for
     unit, changes, enqueue, claims, quotas, upkeep, reads       the operations
-    ears, offers        hints by NOTIFY, and idle workers that are handed jobs
+    notifications, offers        hints by NOTIFY, and idle workers that are handed jobs
     doctor      what the server's settings mean for the jobs on it
     store       the `Store` face
 """
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from holdfast.opening import StoreUrl
 from holdfast.stores.postgres import address
-from holdfast.stores.postgres.pools import PoolLink, shown_place, where_of
+from holdfast.stores.postgres.pools import PoolClient, shown_place, where_of
 from holdfast.stores.postgres.store import PostgresStore
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def from_pool(
     found = address.read(StoreUrl("postgresql://", "postgresql", "//", options))
     # What tells this place from others is how the pool gets there.
     found = replace(found, dsn=repr(where), shown=shown_place(where))
-    return PostgresStore(found, partial(PoolLink, where=where))
+    return PostgresStore(found, partial(PoolClient, where=where))
 
 
 __all__ = ["PostgresStore", "from_pool", "open_postgres"]

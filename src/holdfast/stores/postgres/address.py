@@ -44,7 +44,7 @@ class Address(Struct, frozen=True):
     common: CommonOptions
 
     @property
-    def place(self) -> tuple[str, str]:
+    def identity(self) -> tuple[str, str]:
         """What tells apart the data of two stores."""
         return self.dsn, self.schema
 

@@ -31,10 +31,10 @@ from holdfast.core.job import (
 from holdfast.core.lifecycle import Retention
 from holdfast.store import ExtendAnswer, FinishAnswer, ReplayAnswer, ReportAnswer
 from holdfast.stores.postgres.quotas import Quotas
-from holdfast.stores.postgres.unit_of_work import Held, Unit, scope_of
+from holdfast.stores.postgres.unit_of_work import JobRow, UnitOfWork, scope_of
 
 
-def finish(u: Unit, items: Sequence[Finish], keep: Retention) -> list[FinishAnswer]:
+def finish(u: UnitOfWork, items: Sequence[Finish], keep: Retention) -> list[FinishAnswer]:
     """Complete, fail, retry or release. [LEASE-1, RETRY-1 to RETRY-5]"""
     answers: list[FinishAnswer] = []
     for item in items:
@@ -49,7 +49,7 @@ def finish(u: Unit, items: Sequence[Finish], keep: Retention) -> list[FinishAnsw
     return answers
 
 
-def extend(u: Unit, items: Sequence[Extend], *, all_events: bool) -> list[ExtendAnswer]:
+def extend(u: UnitOfWork, items: Sequence[Extend], *, all_events: bool) -> list[ExtendAnswer]:
     """Renew leases. [LEASE-2]"""
     answers: list[ExtendAnswer] = []
     for item in items:
@@ -66,7 +66,7 @@ def extend(u: Unit, items: Sequence[Extend], *, all_events: bool) -> list[Extend
     return answers
 
 
-def report(u: Unit, items: Sequence[Report], *, all_events: bool) -> list[ReportAnswer]:
+def report(u: UnitOfWork, items: Sequence[Report], *, all_events: bool) -> list[ReportAnswer]:
     """Record progress."""
     answers: list[ReportAnswer] = []
     for item in items:
@@ -83,7 +83,7 @@ def report(u: Unit, items: Sequence[Report], *, all_events: bool) -> list[Report
     return answers
 
 
-def cancel(u: Unit, items: Sequence[Cancel], keep: Retention) -> list[CancelStatus]:
+def cancel(u: UnitOfWork, items: Sequence[Cancel], keep: Retention) -> list[CancelStatus]:
     """Cancel wins. [CANCEL-1 to CANCEL-3]"""
     answers: list[CancelStatus] = []
     for item in items:
@@ -98,22 +98,24 @@ def cancel(u: Unit, items: Sequence[Cancel], keep: Retention) -> list[CancelStat
             answers.append("processing")
         else:
             if job.state is JobState.LEASED:
-                u.news.canceled.append(job.key)
+                u.effects.canceled.append(job.key)
             else:
-                u.news.withdrawn.add(held.lane.number)
+                u.effects.withdrawn.add(held.lane.number)
             u.move(held, lambda job=job: lifecycle.cancel(job, u.now, keep))
             answers.append("canceled")
     return answers
 
 
 def replay(
-    u: Unit, keys: Sequence[JobKey], quotas: Quotas, bindings: dict[tuple[int, str, str], Binding]
+    u: UnitOfWork, keys: Sequence[JobKey], quotas: Quotas, bindings: dict[tuple[int, str, str], Binding]
 ) -> list[ReplayAnswer]:
     """Start dead letters again. [DEAD-1, STATE-3, ENQ-3]"""
     return [_replay_one(u, key, quotas, bindings) for key in keys]
 
 
-def _replay_one(u: Unit, key: JobKey, quotas: Quotas, bindings: dict[tuple[int, str, str], Binding]) -> ReplayAnswer:
+def _replay_one(
+    u: UnitOfWork, key: JobKey, quotas: Quotas, bindings: dict[tuple[int, str, str], Binding]
+) -> ReplayAnswer:
     held = u.find(key)
     if held is None:
         return JobNotFound(key.queue, key.id)
@@ -138,10 +140,10 @@ def _replay_one(u: Unit, key: JobKey, quotas: Quotas, bindings: dict[tuple[int, 
     return Replayed()
 
 
-async def purge(u: Unit, items: Sequence[Purge]) -> list[PurgeStatus]:
+async def purge(u: UnitOfWork, items: Sequence[Purge]) -> list[PurgeStatus]:
     """Forget finished jobs, with an event. [KEEP-1]"""
     answers: list[PurgeStatus] = []
-    purged: list[Held] = []
+    purged: list[JobRow] = []
     for item in items:
         held = u.find(item.key)
         if held is None or not lifecycle.is_life(held.job, item.seq):
@@ -159,22 +161,22 @@ async def purge(u: Unit, items: Sequence[Purge]) -> list[PurgeStatus]:
     return answers
 
 
-async def _log_purges(u: Unit, purged: Sequence[Held]) -> None:
+async def _log_purges(u: UnitOfWork, purged: Sequence[JobRow]) -> None:
     """Count them and log them, each with its number among its tenant's. [EVENT-1]"""
-    by_tenant: dict[str, list[Held]] = {}
+    by_tenant: dict[str, list[JobRow]] = {}
     for held in purged:
         by_tenant.setdefault(held.lane.tenant, []).append(held)
     firsts = [mine[0].job.seq for mine in by_tenant.values()]
     more = [len(mine) for mine in by_tenant.values()]
     old = (u.now - PURGE_COUNT_MS, PURGE_COUNTS_DROPPED)
-    for row in await u.session.rows("count_purges", list(by_tenant), firsts, more, u.place, u.now, *old):
-        u.xid = max(u.xid, row["place"])
+    for row in await u.session.rows("count_purges", list(by_tenant), firsts, more, u.filed_under, u.now, *old):
+        u.xid = max(u.xid, row["filed_under"])
         mine = by_tenant[row["tenant"]]
         for number, held in enumerate(mine, row["count"] - len(mine) + 1):
             u.log(lifecycle.purge(held.job, u.now, PurgeCount(row["tenant"], row["series"], number)), held.lane)
 
 
-def set_result_ttl(u: Unit, items: Sequence[SetResultTtl]) -> tuple[list[TtlStatus], list[tuple[int, int, int]]]:
+def set_result_ttl(u: UnitOfWork, items: Sequence[SetResultTtl]) -> tuple[list[TtlStatus], list[tuple[int, int, int]]]:
     """Change how long finished jobs are kept; also, by seq, the TTL and the end of the retention. [RESULT-1]"""
     answers: list[TtlStatus] = []
     kept: dict[int, tuple[int, int, int]] = {}

@@ -18,7 +18,7 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
 from holdfast.stores.postgres.address import Address
-from holdfast.stores.postgres.errors import TROUBLES, is_conflict, is_lost, is_stale, is_stale_lane, translate
+from holdfast.stores.postgres.errors import DRIVER_ERRORS, is_conflict, is_lost, is_stale, is_stale_lane, translate
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import Statements, statements
 
@@ -47,10 +47,10 @@ _SETTINGS = {
 Connection = Any  # asyncpg's connection has no types.
 
 
-class Meet(Protocol):
-    """Told which data a connection leads to; `stale`: a statement has found that what is remembered is wrong."""
+class OnData(Protocol):
+    """Notice which data a connection leads to; `stale`: a statement has found that what is remembered is wrong."""
 
-    def __call__(self, place: str, *, stale: bool = False) -> None: ...
+    def __call__(self, data_id: str, *, stale: bool = False) -> None: ...
 
 
 class Session(Protocol):
@@ -60,7 +60,7 @@ class Session(Protocol):
     async def value(self, name: str, *args: Any) -> Any: ...
 
 
-class Direct:
+class AsyncpgSession:
     """A connection of asyncpg's."""
 
     def __init__(self, connection: Connection, sql: Statements, timeout_s: float | None = None) -> None:
@@ -79,7 +79,7 @@ class Direct:
         await self.connection.execute(text, timeout=self._timeout_s)
 
 
-class Link:
+class Client:
     """One handle's connections, for one event loop. Connects when first used."""
 
     def __init__(self, address: Address) -> None:
@@ -90,8 +90,8 @@ class Link:
         self._age = 0
         self._closed = False
         self._waiting: deque[tuple[bool, asyncio.Future[None]]] = deque()
-        self.meet: Meet | None = None
-        """Told which data a connection leads to: each new one, and one on which a statement found other data."""
+        self.set_data: OnData | None = None
+        """Notice which data a connection leads to: each new one, and one on which a statement found other data."""
 
     @property
     def shown(self) -> str:
@@ -122,7 +122,7 @@ class Link:
     ) -> A:
         """Do `work` in a transaction; from its beginning again if another one got in its way."""
 
-        async def whole(session: Direct) -> A:
+        async def whole(session: AsyncpgSession) -> A:
             await session.execute(f"BEGIN; SET LOCAL lock_timeout = {lock_ms}")
             try:
                 answer = await work(session)
@@ -137,30 +137,30 @@ class Link:
 
         return await self._run(whole, repeat=repeat, urgent=urgent)
 
-    async def _run(self, work: Callable[[Direct], Awaitable[A]], *, repeat: bool, urgent: bool) -> A:
+    async def _run(self, work: Callable[[AsyncpgSession], Awaitable[A]], *, repeat: bool, urgent: bool) -> A:
         tries = 0
         while True:
             tries += 1
             try:
                 return await self._once(work, urgent=urgent)
-            except TROUBLES as error:
+            except DRIVER_ERRORS as error:
                 again = is_conflict(error) or (repeat and is_lost(error))
                 if is_lost(error) or isinstance(error, TimeoutError):
-                    self.distrust()
+                    self.drop_idle()
                 if not again or tries >= TRIES or self._closed:
                     raise self._translated(error) from error
                 pause_s = PAUSE_S * random.random() * min(tries, 3)  # noqa: S311 - no secret
             await asyncio.sleep(pause_s)
 
-    async def _once(self, work: Callable[[Direct], Awaitable[A]], *, urgent: bool) -> A:
+    async def _once(self, work: Callable[[AsyncpgSession], Awaitable[A]], *, urgent: bool) -> A:
         connection = await self._take(urgent=urgent)
         age = self._age
         try:
             try:
-                answer = await work(Direct(connection, self.sql, self.address.timeout_s))
+                answer = await work(AsyncpgSession(connection, self.sql, self.address.timeout_s))
             except asyncpg.PostgresError as error:
                 if is_stale(error):
-                    await self._meet(connection, stale=is_stale_lane(error))
+                    await self._check_data(connection, stale=is_stale_lane(error))
                 raise
         except asyncpg.PostgresError as error:
             self._give(connection, keep=not is_lost(error) and not _in_transaction(connection), age=age)
@@ -174,39 +174,39 @@ class Link:
 
     def _translated(self, error: BaseException) -> StoreError:
         found = translate(error, self.shown, self.address.timeout_s)
-        if isinstance(found, StoreMismatch) and self.meet is not None:
+        if isinstance(found, StoreMismatch) and self.set_data is not None:
             # It was there when the store was opened.
             return StoreUnavailable(f"{found}, unless it is being restored: then try again")
         return found
 
     # The pool -------------------------------------------------------------------------------------------------
 
-    async def dial(self) -> Connection:
+    async def connect(self) -> Connection:
         """A connection of its own, outside of the pool, for whoever closes it."""
         connection = await self._connect()
-        if self.meet is not None:
+        if self.set_data is not None:
             try:
-                await self._meet(connection)
+                await self._check_data(connection)
             except BaseException as error:
                 connection.terminate()
-                if isinstance(error, TROUBLES):
+                if isinstance(error, DRIVER_ERRORS):
                     raise self._translated(error) from error
                 raise
         return connection
 
     async def look(self) -> None:
         """See which data there is now."""
-        await self._run(lambda session: self._meet(session.connection), repeat=True, urgent=False)
+        await self._run(lambda session: self._check_data(session.connection), repeat=True, urgent=False)
 
-    async def _meet(self, connection: Connection, *, stale: bool = False) -> None:
+    async def _check_data(self, connection: Connection, *, stale: bool = False) -> None:
         """See which data this leads to. The first connection to a new generation of it begins that."""
-        place = await connection.fetchval(self.sql["place"], timeout=self.address.timeout_s)
-        if place is None:
+        data_id = await connection.fetchval(self.sql["data_id"], timeout=self.address.timeout_s)
+        if data_id is None:
             raise StoreUnavailable(f"{self.shown} has no data, as while it is restored; try again")
-        if place.endswith(" "):  # Without a generation. What is known of the primary's data must outlive this moment.
+        if data_id.endswith(" "):  # Without a generation. What is known of the primary's data must outlive this moment.
             raise StoreUnavailable(f"{self.shown} is a replica, which takes no changes; connect to its primary")
-        if self.meet is not None:
-            self.meet(place, stale=stale)
+        if self.set_data is not None:
+            self.set_data(data_id, stale=stale)
 
     async def _connect(self) -> Connection:
         return await self._connect_to(self.address.dsn)
@@ -223,7 +223,7 @@ class Link:
                 max_cached_statement_lifetime=0,
                 server_settings={} if pooled else _SETTINGS,
             )
-        except TROUBLES as error:
+        except DRIVER_ERRORS as error:
             raise translate(error, self.shown, self.address.connect_timeout_s) from error
 
     async def _take(self, *, urgent: bool) -> Connection:
@@ -241,7 +241,7 @@ class Link:
             if self._count < self.address.connections and (urgent or self._busy < self.address.connections - 1):
                 self._count += 1
                 try:
-                    return await self.dial()
+                    return await self.connect()
                 except BaseException:
                     self._count -= 1
                     self._wake()
@@ -286,7 +286,7 @@ class Link:
             if not entry[1].done():
                 entry[1].set_result(None)
 
-    def distrust(self) -> None:
+    def drop_idle(self) -> None:
         """A connection was found dead: the others may be, too, and are not used again."""
         self._age += 1
         idle, self._idle = self._idle, []
@@ -305,7 +305,7 @@ class Link:
         for connection in idle:
             try:
                 await connection.close(timeout=2)
-            except TROUBLES:
+            except DRIVER_ERRORS:
                 connection.terminate()
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from holdfast.core.errors import HoldfastError, InvalidOption, StoreBusy, StoreError, StoreUnavailable
-from holdfast.stores.postgres.connection import Direct, Link
-from holdfast.stores.postgres.errors import TROUBLES, StaleCache, is_stale, is_stale_lane, translate
+from holdfast.stores.postgres.connection import AsyncpgSession, Client
+from holdfast.stores.postgres.errors import DRIVER_ERRORS, StaleCache, is_stale, is_stale_lane, translate
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import Statements, quoted
 
@@ -43,15 +43,15 @@ class Joined(Protocol):
         ...
 
 
-async def join(connection: Any, link: Link) -> Joined:
+async def join(connection: Any, client: Client) -> Joined:
     """A session on a caller's connection. Raises InvalidOption, with what to pass instead."""
     raw = await _driver_connection(connection)
     driver = type(raw).__module__.partition(".")[0]
     joined: _Asyncpg | _Psycopg
     if driver == "asyncpg":
-        joined = _Asyncpg(raw, link)
+        joined = _Asyncpg(raw, client)
     elif driver == "psycopg":
-        joined = _Psycopg(raw, link) if hasattr(raw, "__aenter__") else _Blocking(raw, link)
+        joined = _Psycopg(raw, client) if hasattr(raw, "__aenter__") else _Blocking(raw, client)
     else:
         owner = type(connection).__module__.partition(".")[0]
         # The driver is named where it is hidden: SQLAlchemy's own default for postgresql:// is psycopg2.
@@ -63,14 +63,14 @@ async def join(connection: Any, link: Link) -> Joined:
         raise InvalidOption(OPTION, reason)
     joined.check()
     key = getattr(raw, "_con", raw)
-    if _known.get(key) is not link:
+    if _known.get(key) is not client:
         async with joined.step():
-            await _check_place(joined, link)
-        _known[key] = link
+            await _check_place(joined, client)
+        _known[key] = client
     return joined
 
 
-_known: WeakKeyDictionary[Any, Link] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Any, Client] = WeakKeyDictionary()
 """Connections that were found to lead to the same place as a link of ours."""
 
 
@@ -92,11 +92,11 @@ async def _driver_connection(connection: Any) -> Any:
     return found
 
 
-async def _check_place(joined: Joined, link: Link) -> None:
+async def _check_place(joined: Joined, client: Client) -> None:
     """Raise InvalidOption unless both lead to the same tables on the same server."""
-    jobs = f"{quoted(link.address.schema)}.jobs"
-    (theirs,) = await joined.rows("whereabouts", jobs)
-    (ours,) = await link.rows("whereabouts", jobs, repeat=True)
+    jobs = f"{quoted(client.address.schema)}.jobs"
+    (theirs,) = await joined.rows("connection_target", jobs)
+    (ours,) = await client.rows("connection_target", jobs, repeat=True)
     if list(theirs.values()) == list(ours.values()):
         return
     if theirs["replica"]:
@@ -104,17 +104,17 @@ async def _check_place(joined: Joined, link: Link) -> None:
     there, here = theirs["name"], ours["name"]
     where = f"the database {there!r}" if there != here else f"another server's database {there!r}"
     reason = (
-        f"it leads to {where}, and the jobs are in {here!r} at {link.shown}; what commits as one is in one database"
+        f"it leads to {where}, and the jobs are in {here!r} at {client.shown}; what commits as one is in one database"
     )
     raise InvalidOption(OPTION, reason)
 
 
-class _Asyncpg(Direct):
+class _Asyncpg(AsyncpgSession):
     """A connection of asyncpg's."""
 
-    def __init__(self, connection: Any, link: Link) -> None:
-        super().__init__(connection, link.sql)
-        self._link = link
+    def __init__(self, connection: Any, client: Client) -> None:
+        super().__init__(connection, client.sql)
+        self._client = client
         self._raw = connection
 
     def check(self) -> None:
@@ -126,19 +126,19 @@ class _Asyncpg(Direct):
     async def step(self) -> AsyncGenerator[None]:
         try:
             yield
-        except TROUBLES as error:
+        except DRIVER_ERRORS as error:
             if isinstance(error, HoldfastError):
                 raise
-            raise await _spoilt(error, str(getattr(error, "sqlstate", "") or ""), self._link) from error
+            raise await _spoilt(error, str(getattr(error, "sqlstate", "") or ""), self._client) from error
 
 
 class _Psycopg:
     """An AsyncConnection of psycopg's. Its transaction has begun or begins with our first statement."""
 
-    def __init__(self, connection: Any, link: Link) -> None:
+    def __init__(self, connection: Any, client: Client) -> None:
         self._raw = connection
-        self._link = link
-        self._sql: Statements = link.sql
+        self._client = client
+        self._sql: Statements = client.sql
 
     def check(self) -> None:
         status = self._raw.info.transaction_status
@@ -171,7 +171,7 @@ class _Psycopg:
         try:
             yield
         except Error as error:
-            raise await _spoilt(error, error.sqlstate or "", self._link) from error
+            raise await _spoilt(error, error.sqlstate or "", self._client) from error
 
 
 class _Blocking(_Psycopg):
@@ -189,15 +189,19 @@ class _Blocking(_Psycopg):
             return list(cursor.fetchall()) if cursor.description else []
 
 
-async def _spoilt(error: Exception, state: str, link: Link) -> StoreError:
+async def _spoilt(error: Exception, state: str, client: Client) -> StoreError:
     """What to raise when a statement in the caller's transaction failed."""
     if is_stale(error):
         if not is_stale_lane(error):
-            await link.look()  # The next try is made with what holds by then.
-        error = StaleCache(f"{link.shown} has other data than before, after a crash, a failover or a restore")
+            await client.look()  # The next try is made with what holds by then.
+        error = StaleCache(f"{client.shown} has other data than before, after a crash, a failover or a restore")
     what = "your transaction can only be rolled back; then try the whole of it again"
     if state in _BUSY:
-        return StoreBusy(f"{link.shown}: {str(error).strip()}; {what}")
-    ours = translate(error, link.shown, link.address.timeout_s) if isinstance(error, (*TROUBLES, StaleCache)) else None
+        return StoreBusy(f"{client.shown}: {str(error).strip()}; {what}")
+    ours = (
+        translate(error, client.shown, client.address.timeout_s)
+        if isinstance(error, (*DRIVER_ERRORS, StaleCache))
+        else None
+    )
     make: Callable[[str], StoreError] = type(ours) if ours is not None else StoreUnavailable
-    return make(f"{ours or f'{link.shown}: {str(error).strip()}'}; {what}")
+    return make(f"{ours or f'{client.shown}: {str(error).strip()}'}; {what}")

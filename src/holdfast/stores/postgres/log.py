@@ -1,6 +1,6 @@
 """The log: rows of `events` to events and back, and offsets.
 
-A row holds the events of one call. Its place is (epoch, xid, n): the transaction it is filed under and a number drawn
+A row holds the events of one call. Its position is (epoch, xid, n): the transaction it is filed under and a number drawn
 when the jobs were locked. It is filed under its own transaction or, if later, under that of the last event of any of
 its jobs: a transaction that began early and came late to a job must not be read before what it followed. [EVENT-2]
 """
@@ -41,8 +41,8 @@ Columns = tuple[
 """kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more, numbers"""
 
 
-class Place(NamedTuple):
-    """A place in the log: behind the k-th event of a row."""
+class Position(NamedTuple):
+    """A position in the log: behind the k-th event of a row."""
 
     epoch: int
     xid: int
@@ -53,15 +53,15 @@ class Place(NamedTuple):
         return ".".join(map(str, self))
 
 
-END = Place(2**31 - 1, 2**63 - 1, 2**63 - 1, 2**31 - 1)
+END = Position(2**31 - 1, 2**63 - 1, 2**63 - 1, 2**31 - 1)
 
 
-def parse_offset(offset: str, option: str = "after") -> Place:
-    """An offset as the place it stands for. Raises InvalidOption."""
+def parse_offset(offset: str, option: str = "after") -> Position:
+    """An offset as the position it stands for. Raises InvalidOption."""
     match = _OFFSET.fullmatch(offset)
     if match is None:
         raise InvalidOption(option, f"{offset!r} is not an offset of this store")
-    return Place(*(int(part) for part in match.groups()))
+    return Position(*(int(part) for part in match.groups()))
 
 
 def pack(events: Sequence[tuple[Event, int]]) -> Columns:
@@ -86,14 +86,14 @@ def unpack(row: Mapping[str, Any], after: int, names: Callable[[int], tuple[str,
     """The events of a row behind the `after`-th of its call, each with its number there."""
     kinds, lanes, ids, types = row["kinds"], row["lanes"], row["ids"], row["types"]
     attempts, tokens, workers, numbers = row["attempts"], row["tokens"], row["workers"], row["numbers"]
-    place, first = Place(row["epoch"], row["xid"], row["n"], 0), row["first"]
+    position, first = Position(row["epoch"], row["xid"], row["n"], 0), row["first"]
     events: list[tuple[int, Event]] = []
     for i in range(max(0, after - first), row["count"]):
         tenant, queue = names(_at(lanes, i))
         kind: int = _at(kinds, i)
         event = Event(
             KINDS[kind], tenant, queue, ids[i], _at(types, i), row["at"], _at(attempts, i), _at(tokens, i),
-            _at(workers, i), _data(row, kind, i), str(place._replace(k=first + i + 1)), _at(numbers, i),
+            _at(workers, i), _data(row, kind, i), str(position._replace(k=first + i + 1)), _at(numbers, i),
         )  # fmt: skip
         events.append((first + i + 1, event))
     return events

@@ -8,7 +8,7 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core.errors import InvalidOption
 from holdfast.stores.postgres.address import Address, shown
-from holdfast.stores.postgres.connection import Connection, Link
+from holdfast.stores.postgres.connection import Client, Connection
 
 # What says where the server is and who we are. Anything else is about the pool's own connections.
 _WHERE = (
@@ -17,8 +17,8 @@ _WHERE = (
 )  # fmt: skip
 
 
-class PoolLink(Link):
-    """A link with the address and the credentials of a pool, which is itself neither used nor closed.
+class PoolClient(Client):
+    """A client with the address and the credentials of a pool, which is itself neither used nor closed.
 
     The connections are our own: they have settings that a pool's users would be surprised by, and a pool that is
     empty must not keep leases from being renewed. [LEASE-4]

@@ -17,15 +17,15 @@ from weakref import WeakKeyDictionary
 
 from holdfast.core.errors import QuotaExceeded
 from holdfast.stores.postgres.connection import PATIENT_LOCK_MS, Session
-from holdfast.stores.postgres.lanes import Memory
+from holdfast.stores.postgres.lanes import LaneCache
 
 MARGIN = 10_000
 """A queue that has more than its quota is counted that much further, for the refusal to say how many there are."""
-MANY = 1000
+MIN_REMEMBERED = 1000
 """From how many waiting jobs on a count is remembered."""
 
-_counted: WeakKeyDictionary[Memory, dict[tuple[str, str, str], tuple[int, int]]] = WeakKeyDictionary()
-"""By place, tenant and queue: how many waited or ran, and the last number that was drawn before they were counted."""
+_counted: WeakKeyDictionary[LaneCache, dict[tuple[str, str, str], tuple[int, int]]] = WeakKeyDictionary()
+"""By schema, tenant and queue: how many waited or ran, and the last number that was drawn before they were counted."""
 
 
 class Quotas:
@@ -36,7 +36,9 @@ class Quotas:
         self._waiting = waiting
 
     @classmethod
-    async def read(cls, session: Session, memory: Memory, tenants: Sequence[str], place: str, *, wait: bool) -> Quotas:
+    async def read(
+        cls, session: Session, cache: LaneCache, tenants: Sequence[str], schema: str, *, wait: bool
+    ) -> Quotas:
         """Read them for a job of each of these tenants, after waiting for others of the same if so asked.
 
         Called when all else is locked, and before the jobs draw their numbers.
@@ -47,26 +49,28 @@ class Quotas:
             return cls(limits, {})
         for tenant in sorted({tenant for tenant, _ in limits}):
             if wait:
-                await session.rows("hold_tenant", f"{place}:{tenant}", PATIENT_LOCK_MS)
+                await session.rows("lock_tenant", f"{schema}:{tenant}", PATIENT_LOCK_MS)
             else:
-                await session.rows("join_tenant", f"{place}:{tenant}")
+                await session.rows("join_tenant", f"{schema}:{tenant}")
         drawn = await session.value("drawn")
-        counted = _counted.setdefault(memory, {})
+        counted = _counted.setdefault(cache, {})
         waiting: dict[tuple[str, str], int] = {}
         for (tenant, queue), limit in limits.items():
-            hot, since = counted.get((memory.place, tenant, queue), (limit, drawn))
+            hot, since = counted.get((cache.data_id, tenant, queue), (limit, drawn))
             most = hot + drawn - since
             if drawn >= since and most + tenants.count(tenant) <= limit:
                 waiting[tenant, queue] = most
                 continue
             # In this order: whoever joins after the look draws numbers that count as drawn since.
-            alone = wait and await session.value("tenant_alone", f"{place}:{tenant}")
+            alone = wait and await session.value("tenant_unjoined", f"{schema}:{tenant}")
             names = (tenant, queue) if queue else (tenant,)
-            (row,) = await session.rows("lane_waiting" if queue else "tenant_waiting", *names, limit + MARGIN, MANY)
+            (row,) = await session.rows(
+                "lane_waiting" if queue else "tenant_waiting", *names, limit + MARGIN, MIN_REMEMBERED
+            )
             waiting[tenant, queue] = row["waiting"]
             # What a caller's transaction sees may be older than the number; and this may not be all of them.
             if alone and row["leased"] is not None and row["waiting"] < limit + MARGIN:
-                counted[memory.place, tenant, queue] = (row["waiting"] + row["leased"], drawn)
+                counted[cache.data_id, tenant, queue] = (row["waiting"] + row["leased"], drawn)
         return cls(limits, waiting)
 
     def over(self, tenant: str, queue: str) -> QuotaExceeded | None:

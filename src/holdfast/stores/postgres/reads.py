@@ -25,12 +25,12 @@ from holdfast.store import (
     WorkerPage,
 )
 from holdfast.stores.postgres import rows, usage
-from holdfast.stores.postgres.connection import Link
-from holdfast.stores.postgres.lanes import Lane, Memory
+from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.lanes import Lane, LaneCache
 
-SCAN = 10_000
+SCAN_LIMIT = 10_000
 """How many jobs a page of a list looks through at most before it answers with what it has."""
-STRETCH = 500
+MAX_ROWS = 500
 """How many jobs one statement reads."""
 
 _SEGMENTS: tuple[tuple[str, frozenset[JobState], tuple[int, ...], tuple[str, ...]], ...] = (
@@ -44,43 +44,45 @@ _decode_worker = Decoder(WorkerInfo).decode
 _DEAD = frozenset({JobState.FAILED})
 
 
-async def lane_of(link: Link, memory: Memory, tenant: str, queue: str) -> Lane | None:
+async def lane_of(client: Client, cache: LaneCache, tenant: str, queue: str) -> Lane | None:
     """The lane of these names, if there is one."""
-    lane = memory.find(tenant, queue)
+    lane = cache.find(tenant, queue)
     if lane is None:
-        known = memory.known()
-        for row in await link.rows("find_lanes", [tenant], [queue], known, repeat=True):
-            lane = memory.learn(known, *row.values())
+        fingerprint = cache.fingerprint()
+        for row in await client.rows("find_lanes", [tenant], [queue], fingerprint, repeat=True):
+            lane = cache.learn(fingerprint, *row.values())
     return lane
 
 
-async def lanes_of(link: Link, memory: Memory, names: Sequence[tuple[str, str]]) -> list[Lane | None]:
+async def lanes_of(client: Client, cache: LaneCache, names: Sequence[tuple[str, str]]) -> list[Lane | None]:
     """The lane of each of these tenants and queues, where there is one."""
-    lanes = {pair: memory.find(*pair) for pair in dict.fromkeys(names)}
+    lanes = {pair: cache.find(*pair) for pair in dict.fromkeys(names)}
     unknown = [pair for pair, lane in lanes.items() if lane is None]
     if unknown:
         tenants, queues = [tenant for tenant, _ in unknown], [queue for _, queue in unknown]
-        known = memory.known()
-        for row in await link.rows("find_lanes", tenants, queues, known, repeat=True):
-            lane = memory.learn(known, *row.values())
+        fingerprint = cache.fingerprint()
+        for row in await client.rows("find_lanes", tenants, queues, fingerprint, repeat=True):
+            lane = cache.learn(fingerprint, *row.values())
             lanes[lane.tenant, lane.queue] = lane
     return [lanes[pair] for pair in names]
 
 
-async def get(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[Job | None]:
+async def get(client: Client, cache: LaneCache, keys: Sequence[JobKey]) -> list[Job | None]:
     """Jobs by key, as shown now."""
     found: list[Job | None] = [None] * len(keys)
-    places: list[int] = []
+    positions: list[int] = []
     lanes: list[Lane] = []
-    for n, lane in enumerate(await lanes_of(link, memory, [key[:2] for key in keys])):
+    for n, lane in enumerate(await lanes_of(client, cache, [key[:2] for key in keys])):
         if lane is not None:
-            places.append(n)
+            positions.append(n)
             lanes.append(lane)
-    if not places:
+    if not positions:
         return found
     numbers = [lane.number for lane in lanes]
-    for row in await link.rows("find", numbers, [keys[n].id for n in places], memory.known(lanes), repeat=True):
-        n = places[cast("int", row["i"]) - 1]
+    for row in await client.rows(
+        "find", numbers, [keys[n].id for n in positions], cache.fingerprint(lanes), repeat=True
+    ):
+        n = positions[cast("int", row["i"]) - 1]
         job = rows.to_job(row, keys[n].tenant, keys[n].queue)
         now: int = row["now"]
         if not lifecycle.forgotten(job, now):
@@ -88,9 +90,9 @@ async def get(link: Link, memory: Memory, keys: Sequence[JobKey]) -> list[Job | 
     return found
 
 
-async def key_holders(link: Link, memory: Memory, items: Sequence[NewJob]) -> list[str | None]:
+async def key_holders(client: Client, cache: LaneCache, items: Sequence[NewJob]) -> list[str | None]:
     """The ids of the jobs that hold the items' idempotency keys. [ENQ-3]"""
-    lanes = await lanes_of(link, memory, [item.key[:2] for item in items])
+    lanes = await lanes_of(client, cache, [item.key[:2] for item in items])
     keys = [item.envelope.idempotency.key if item.envelope.idempotency else "" for item in items]
     scopes = [
         (lane.number if lane else 0, item.envelope.type, key)
@@ -101,91 +103,90 @@ async def key_holders(link: Link, memory: Memory, items: Sequence[NewJob]) -> li
         return [None] * len(items)
     columns = [list(column) for column in zip(*scopes, strict=True)]
     holders: dict[tuple[int, str, str], str] = {}
-    for row in await link.rows("find_keys", *columns, memory.known(known), repeat=True):
+    for row in await client.rows("find_keys", *columns, cache.fingerprint(known), repeat=True):
         if row["expires_at"] is None or row["expires_at"] > row["now"]:
             holders[row["lane"], row["type"], row["key"]] = row["job_id"]
     return [holders.get(scope) for scope in scopes]
 
 
-async def list_jobs(link: Link, memory: Memory, query: ListQuery) -> Page:
+async def list_jobs(client: Client, cache: LaneCache, query: ListQuery) -> Page:
     """A page: waiting in claim order, then leased by deadline, then ended by time."""
     start, after = _parse_cursor(query.cursor)
-    now = await link.value("now", repeat=True)
-    lane = await lane_of(link, memory, query.tenant, query.queue)
+    now = await client.value("now", repeat=True)
+    lane = await lane_of(client, cache, query.tenant, query.queue)
     if lane is None:
         return Page([], None, now)
     jobs: list[Job] = []
     cursor = query.cursor
     scanned = 0
-    async for place, job in _walk(link, lane, memory.known([lane]), query, start, after):
+    async for position, job in _walk(client, lane, cache.fingerprint([lane]), query, start, after):
         scanned += 1
         if query.matches(job, now):
             if len(jobs) == query.limit:
                 return Page(jobs, cursor, now)
             jobs.append(_shown(job, now))
-            cursor = place
-        elif scanned >= SCAN:
-            return Page(jobs, place, now)
+            cursor = position
+        elif scanned >= SCAN_LIMIT:
+            return Page(jobs, position, now)
     return Page(jobs, None, now)
 
 
 async def _walk(
-    link: Link, lane: Lane, known: str, query: ListQuery, start: int, after: tuple[int, ...]
+    client: Client, lane: Lane, fingerprint: str, query: ListQuery, start: int, after: tuple[int, ...]
 ) -> AsyncIterator[tuple[str, Job]]:
     """The jobs of a lane from the cursor on, each with the cursor that stands for it."""
     for number, (name, states, first, columns) in enumerate(_SEGMENTS):
         if number < start or not query.states & states:
             continue
-        place = after if number == start and after else first
-        if len(place) != len(first):
+        position = after if number == start and after else first
+        if len(position) != len(first):
             raise InvalidOption("cursor", f"{query.cursor!r} did not come from a list")
         statement = "list_dead" if query.states & states == _DEAD else name
-        size = min(query.limit + 1, STRETCH)
+        size = min(query.limit + 1, MAX_ROWS)
         while True:
-            found = await link.rows(statement, lane.line, lane.number, *place, size, known, repeat=True)
+            found = await client.rows(statement, lane.queue_id, lane.number, *position, size, fingerprint, repeat=True)
             for row in found:
-                place = tuple(row[column] for column in columns)
-                yield ".".join(map(str, (number, *place))), rows.to_job(row, query.tenant, query.queue)
+                position = tuple(row[column] for column in columns)
+                yield ".".join(map(str, (number, *position))), rows.to_job(row, query.tenant, query.queue)
             if len(found) < size:
                 break
 
 
-async def queue_page(link: Link, memory: Memory, tenant: str, cursor: str | None, limit: int) -> QueuePage:
+async def queue_page(client: Client, cache: LaneCache, tenant: str, cursor: str | None, limit: int) -> QueuePage:
     """Reads up to PAGE_LIMIT queues, and leaves out those without jobs that are not paused."""
     limit = min(limit, PAGE_LIMIT)
-    found = await link.rows("queues_of", tenant, name_cursor(cursor), limit, repeat=True)
-    counted = await usage.count_jobs(link, memory, found)
-    shown = [queue for queue in counted if queue.paused or any(queue.counts.values())]
-    return QueuePage(shown, found[-1]["queue"] if len(found) == limit else None)
+    found = await client.rows("queues_after", tenant, name_cursor(cursor), limit, repeat=True)
+    used = await usage.count_jobs(client, cache, found, used=True)
+    return QueuePage(used, found[-1]["queue"] if len(found) == limit else None)
 
 
-async def tenant_page(link: Link, cursor: str | None, limit: int) -> TenantPage:
+async def tenant_page(client: Client, cursor: str | None, limit: int) -> TenantPage:
     """Who has jobs or settings here. Looks at a bounded number of queues."""
     tenant, queue = tenant_cursor(cursor)
     limit = min(limit, PAGE_LIMIT)
     arguments = (tenant, queue or BEHIND_ALL, BEHIND_ALL, limit, QUEUES_LOOKED_AT)
-    looks = await link.rows("lanes_behind", *arguments, repeat=True)
+    looks = await client.rows("lanes_after", *arguments, repeat=True)
     names = [row["tenant"] for row in looks if row["used"]]
     stop: tuple[str, str] | None = None
     if len(names) == limit or len(looks) == QUEUES_LOOKED_AT:
         last = looks[-1]
         stop = (last["tenant"], "" if last["used"] else last["queue"])
     again = tenant if queue else None  # Of this one it was not known yet.
-    settings = await link.rows("tenants_with_settings", tenant, again, limit + 1, repeat=True)
+    settings = await client.rows("tenants_with_settings", tenant, again, limit + 1, repeat=True)
     return tenant_page_of(names, [row["tenant"] for row in settings], stop, limit)
 
 
-async def purge_counts(link: Link, tenant: str | None, cursor: str | None, limit: int) -> PurgePage:
+async def purge_counts(client: Client, tenant: str | None, cursor: str | None, limit: int) -> PurgePage:
     """How many jobs were purged, by tenant. [EVENT-1]"""
-    rows_ = await link.rows("purge_counts", cursor or "", tenant, limit, repeat=True)
+    rows_ = await client.rows("purge_counts", cursor or "", tenant, limit, repeat=True)
     found = [PurgeCount(row["tenant"], row["series"], row["count"]) for row in rows_]
     return PurgePage(found, found[-1].tenant if len(found) == limit else None)
 
 
-async def worker_page(link: Link, tenant: str | None, cursor: str | None, limit: int) -> WorkerPage:
+async def worker_page(client: Client, tenant: str | None, cursor: str | None, limit: int) -> WorkerPage:
     """Living workers, of up to PAGE_LIMIT that were looked at."""
     limit = min(limit, PAGE_LIMIT)
-    found = await link.rows("workers", name_cursor(cursor, check_id), limit, repeat=True)
+    found = await client.rows("workers", name_cursor(cursor, check_id), limit, repeat=True)
     living = [
         replace(_decode_worker(row["info"]), started_at=row["started_at"], seen_at=row["seen_at"])
         for row in found
@@ -195,12 +196,12 @@ async def worker_page(link: Link, tenant: str | None, cursor: str | None, limit:
     return WorkerPage(mine, found[-1]["worker_id"] if len(found) == limit else None)
 
 
-async def stats(link: Link, memory: Memory, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
+async def stats(client: Client, cache: LaneCache, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
     """Counts per state as shown now. A queue that is not there has no jobs."""
-    found = await link.rows("queues_named", tenant, list(queues), repeat=True)
-    counted = {stats.queue: stats for stats in await usage.count_jobs(link, memory, found)}
+    found = await client.rows("queues_named", tenant, list(queues), repeat=True)
+    counted = {stats.queue: stats for stats in await usage.count_jobs(client, cache, found)}
     missing = [queue for queue in queues if queue not in counted]
-    now = await link.value("now", repeat=True) if missing else 0
+    now = await client.value("now", repeat=True) if missing else 0
     none = dict.fromkeys(JobState, 0)
     return [counted.get(queue) or QueueStats(queue, dict(none), None, paused=False, now=now) for queue in queues]
 
@@ -214,9 +215,9 @@ def _parse_cursor(cursor: str | None) -> tuple[int, tuple[int, ...]]:
     if cursor is None:
         return 0, ()
     try:
-        segment, *place = (int(part) for part in cursor.split("."))
+        segment, *position = (int(part) for part in cursor.split("."))
     except ValueError:
         raise InvalidOption("cursor", f"{cursor!r} did not come from a list") from None
-    if segment not in range(3) or any(not -1 <= part < 2**62 for part in place) or not place:
+    if segment not in range(3) or any(not -1 <= part < 2**62 for part in position) or not position:
         raise InvalidOption("cursor", f"{cursor!r} did not come from a list")
-    return segment, tuple(place)
+    return segment, tuple(position)

@@ -6,8 +6,8 @@ from typing import Any
 
 from holdfast.core.errors import StoreBusy, StoreMismatch, StoreUnavailable
 from holdfast.stores.postgres.address import Address
-from holdfast.stores.postgres.connection import Link
-from holdfast.stores.postgres.errors import TROUBLES, is_blocked, translate
+from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.errors import DRIVER_ERRORS, is_blocked, translate
 from holdfast.stores.postgres.sql import digest, fill, migrations, quoted
 
 LEAST_VERSION = 130000
@@ -20,10 +20,10 @@ STEP_WAIT_MS = 5_000
 FLUSHED = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 
 
-async def prepare(link: Link, frozen_at: int | None) -> None:
+async def prepare(client: Client, frozen_at: int | None) -> None:
     """See that the server is a primary and the schema is there and ours. Raises StoreMismatch, StoreUnavailable."""
-    address = link.address
-    connection = await link.dial()
+    address = client.address
+    connection = await client.connect()
     try:
         if int(await connection.fetchval("SHOW server_version_num")) < LEAST_VERSION:
             raise StoreMismatch(f"{address.shown} is older than PostgreSQL 13")
@@ -41,7 +41,7 @@ async def prepare(link: Link, frozen_at: int | None) -> None:
                 raise StoreMismatch(f"the schema {address.schema!r} {what}; run `holdfast migrate URL`")
             await migrate(connection, address, frozen_at)
         refuse_newer(address, done)
-    except TROUBLES as error:
+    except DRIVER_ERRORS as error:
         raise translate(error, address.shown, address.timeout_s) from error
     finally:
         await connection.close(timeout=2)
@@ -56,7 +56,7 @@ async def migrate(connection: Any, address: Address, frozen_at: int | None = Non
         # One transaction with the lock inside, so that it also holds behind a pooler.
         async with connection.transaction():
             return await _migrate(connection, address, frozen_at)
-    except TROUBLES as error:
+    except DRIVER_ERRORS as error:
         if not is_blocked(error):
             raise
         raise StoreBusy(await _who_blocks(connection, address)) from error
@@ -142,10 +142,10 @@ async def _who_blocks(connection: Any, address: Address) -> str:
     return f"the tables of {address.schema!r} are in use ({who or 'by somebody'}), nothing was changed; {cure}"
 
 
-async def erase(link: Link) -> None:
+async def erase(client: Client) -> None:
     """Remove the schema with everything in it."""
-    connection = await link.dial()
+    connection = await client.connect()
     try:
-        await connection.execute(f"DROP SCHEMA IF EXISTS {quoted(link.address.schema)} CASCADE")
+        await connection.execute(f"DROP SCHEMA IF EXISTS {quoted(client.address.schema)} CASCADE")
     finally:
         await connection.close(timeout=2)

@@ -6,6 +6,7 @@ import hashlib
 import re
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from holdfast.core.budgets import RECORD_BYTES
 from holdfast.core.codes import EVENT_CODES, STATE_CODES
@@ -20,7 +21,7 @@ _CODES: dict[str, dict[str, int]] = {
     "state": {state.value: code for state, code in STATE_CODES.items()},
     "event": EVENT_CODES,
 }
-_KNOWN = re.compile(r"\{known:([0-9]+)\}")
+_KNOWN = re.compile(r"\{check_cache:([0-9]+)\}")
 _COLD = {"deadline": "0::bigint AS deadline"}
 _HOT = {
     "finished_at": "NULL::bigint AS finished_at", "expires_at": "NULL::bigint AS expires_at",
@@ -40,7 +41,7 @@ def statements(schema: str) -> Statements:
     found: Statements = {}
     for name, body in zip(parts[::2], parts[1::2], strict=True):
         bare = _COMMENT.sub("", body).strip().removesuffix(";")
-        bare = _KNOWN.sub(r"{s}.known($\1::text::text[])", bare)
+        bare = _KNOWN.sub(r"{s}.check_cache($\1::text::text[])", bare)
         text = fill(bare.replace("{hot}", hot).replace("{cold}", cold), schema)
         text = text.replace("{slots}", str(SLOTS))
         for slot in range(SLOTS if "{slot}" in name else 1):
@@ -56,10 +57,16 @@ def fill(text: str, schema: str) -> str:
 
 @cache
 def migrations() -> list[tuple[int, str, str]]:
-    """Number, name and text of each step, in order."""
+    """Number, name and text of each version of the schema, in order. A version is a folder of files, by subject."""
     folder = files("holdfast.stores.postgres").joinpath("migrations")
-    steps = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    return [(int(name[:4]), name, folder.joinpath(name).read_text(encoding="utf-8")) for name in steps]
+    versions = sorted((entry for entry in folder.iterdir() if entry.name.isdigit()), key=lambda entry: entry.name)
+    return [(int(version.name), version.name, _text(version)) for version in versions]
+
+
+def _text(version: Traversable) -> str:
+    """The files of a version, in the order that their names begin with."""
+    parts = sorted((entry for entry in version.iterdir() if entry.name.endswith(".sql")), key=lambda entry: entry.name)
+    return "\n".join(part.read_text(encoding="utf-8") for part in parts)
 
 
 def digest(text: str) -> str:

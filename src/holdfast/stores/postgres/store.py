@@ -81,26 +81,26 @@ from holdfast.stores.postgres import (
 )
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.claims import Claims
-from holdfast.stores.postgres.connection import LOCK_MS, PATIENT_LOCK_MS, Link, Session
-from holdfast.stores.postgres.errors import TROUBLES, StaleCache, is_blocked, is_stale_lane, is_unsent, translate
+from holdfast.stores.postgres.connection import LOCK_MS, PATIENT_LOCK_MS, Client, Session
+from holdfast.stores.postgres.errors import DRIVER_ERRORS, StaleCache, is_blocked, is_stale_lane, is_unsent, translate
 from holdfast.stores.postgres.handoff import PostgresInbox
 from holdfast.stores.postgres.joining import Joined, join
-from holdfast.stores.postgres.notifications import Ears, Told, notes, payloads
+from holdfast.stores.postgres.notifications import Notice, Notifications, notes, payloads
 from holdfast.stores.postgres.quotas import Quotas
-from holdfast.stores.postgres.unit_of_work import News, Unit
+from holdfast.stores.postgres.unit_of_work import Effects, UnitOfWork
 
 A = TypeVar("A")
 B = TypeVar("B")
 
-BATCH = 1000
+MAX_BATCH = 1000
 """How many jobs one call of the server takes in or finishes at most."""
-FEW = 16
+MIN_SPLIT = 16
 """Fewer outcomes than this, of several kinds, are one change."""
 BRIEF_LOCK_MS = 100
 """How long a batch waits for somebody who holds one of its jobs."""
-BLOCKED = 16
+MAX_BLOCKED = 16
 """How many blocked jobs of a batch are looked for one by one."""
-STALE_TRIES = 4
+CACHE_TRIES = 4
 """How often a call is made whose cached lane numbers are stale, each time with what the server has by then."""
 HELD_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04)
 """How long a read of the log waits for transactions that hold up the rest of it."""
@@ -108,7 +108,7 @@ HELD_S = 0.25
 """How long after a look at the log it is looked at again, if an open transaction holds up the rest."""
 
 _COMPLETED = Finished(JobState.COMPLETED)
-_LOGGED: Told = (Hint.EVENTS, "", "", "")
+_LOGGED: Notice = (Hint.EVENTS, "", "", "")
 _encode_json = msgspec.json.Encoder().encode
 _decode_budgets = msgspec.json.Decoder(Budgets).decode
 _CLOSED = "the store is not open; use `async with Queue(...)` or await store.open()"
@@ -120,15 +120,15 @@ class PostgresStore:
     examines_closed: ClassVar[bool] = True
     """`doctor` needs no `open`: so it looks at a replica too, and at a schema that is not up to date."""
 
-    def __init__(self, address: Address, link_to: Callable[[Address], Link] = Link) -> None:
+    def __init__(self, address: Address, make_client: Callable[[Address], Client] = Client) -> None:
         self.address = address
         self.options = address.common
         self.enforcer = BudgetEnforcer(self, self.options)
-        self._link_to = link_to
-        self._link = link_to(address)
-        self._memory = lanes.memory_of(address.place)
-        self._ears: Ears | None = None
-        self._claims = Claims(self._link, self._memory, self.reap, real_clock=self.options.test_clock == "0")
+        self._make_client = make_client
+        self._client = make_client(address)
+        self._cache = lanes.cache_of(address.identity)
+        self._notifications: Notifications | None = None
+        self._claims = Claims(self._client, self._cache, self.reap, real_clock=self.options.test_clock == "0")
         self._capabilities = doctor.capabilities(durable=True, note="Not open yet.")
         self._opening = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
@@ -143,20 +143,20 @@ class PostgresStore:
 
     async def open(self) -> None:
         async with self._opening:
-            if self._ears is not None:
+            if self._notifications is not None:
                 return
             frozen = self.options.test_clock == "frozen"
             try:
-                await schema.prepare(self._link, time.time_ns() // 1_000_000 if frozen else None)
-                (meta,) = await self._link.rows("meta", repeat=True)
+                await schema.prepare(self._client, time.time_ns() // 1_000_000 if frozen else None)
+                (meta,) = await self._client.rows("meta", repeat=True)
                 self._check_clock(frozen=meta["frozen"])
-                self._link.meet = self._memory.meet
-                await self._link.look()
-                self._capabilities = await doctor.durability(self._link)
+                self._client.set_data = self._cache.set_data
+                await self._client.look()
+                self._capabilities = await doctor.durability(self._client)
             except BaseException:
-                self._link.distrust()  # Nobody would close what was never open.
+                self._client.drop_idle()  # Nobody would close what was never open.
                 raise
-            self._ears = Ears(self._link, self._memory, self._noted)
+            self._notifications = Notifications(self._client, self._cache, self._noted)
 
     def _check_clock(self, *, frozen: bool) -> None:
         if frozen != (self.options.test_clock == "frozen"):
@@ -167,19 +167,19 @@ class PostgresStore:
         await self.enforcer.close()
         if self._timer is not None:
             self._timer.cancel()
-        ears, self._ears = self._ears, None
-        if ears is not None:
-            await ears.close()
-        await self._link.close()
+        notifications, self._notifications = self._notifications, None
+        if notifications is not None:
+            await notifications.close()
+        await self._client.close()
 
     async def sibling(self) -> PostgresStore:
         # It is open without having been connected: its connections belong to the event loop that will use it.
         _ = self._opened
-        other = PostgresStore(self.address, self._link_to)
+        other = PostgresStore(self.address, self._make_client)
         other._capabilities = self._capabilities
-        other._memory.meet(self._memory.place)
-        other._link.meet = other._memory.meet
-        other._ears = Ears(other._link, other._memory, other._noted)
+        other._cache.set_data(self._cache.data_id)
+        other._client.set_data = other._cache.set_data
+        other._notifications = Notifications(other._client, other._cache, other._noted)
         return other
 
     async def now(self) -> int:
@@ -189,13 +189,13 @@ class PostgresStore:
         if self.options.test_clock == "0":
             raise Unsupported("shifting the clock (open it with test_clock=1)", "postgres")
         await self._opened.rows("shift_clock", ms)
-        self._memory.forget_marks()
-        self._tell([(Hint.READY, "", "", ""), (Hint.DONE, "", "", "")])
+        self._cache.forget_low_water()
+        self._notify([(Hint.READY, "", "", ""), (Hint.DONE, "", "", "")])
 
     def listen(self, listener: Listener, hints: Collection[Hint] = ALL_HINTS) -> Callable[[], None]:
-        if self._ears is None:
+        if self._notifications is None:
             raise StoreUnavailable(_CLOSED)
-        return self._ears.listen(listener, hints)
+        return self._notifications.listen(listener, hints)
 
     # Jobs -------------------------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class PostgresStore:
                 if not is_blocked(busy.__cause__):
                     raise
                 half = (part.start + part.stop) // 2
-                if len(part) == 1 or len(blocked) >= BLOCKED:
+                if len(part) == 1 or len(blocked) >= MAX_BLOCKED:
                     blocked.append(part)
                 else:
                     parts += [range(part.start, half), range(half, part.stop)]
@@ -255,11 +255,11 @@ class PostgresStore:
     async def _enqueue(
         self, items: Sequence[NewJob], joined: Joined | None, lock_ms: int = PATIENT_LOCK_MS
     ) -> list[EnqueueAnswer]:
-        link, memory = self._opened, self._memory
-        found = await again(lambda: enqueue.make_lanes(link, memory, items))
+        client, cache = self._opened, self._cache
+        found = await again(lambda: enqueue.make_lanes(client, cache, items))
         # Without a request id a repetition would be answered as a duplicate of itself. [ENQ-8]
         repeat = all(item.envelope.request_id for item in items)
-        request = requests.enqueue(items, found, memory)
+        request = requests.enqueue(items, found, cache)
         if request is not None:
             now, told, handed = None, False, False
             try:
@@ -273,26 +273,26 @@ class PostgresStore:
                 if joined is not None or len(items) > 1 or not is_blocked(busy.__cause__):
                     raise
             if now is not None:
-                answers, news = enqueue.fresh_answers(items, found, now)
-                await self._publish(News(logged=True) if handed else news, joined, told=told)
+                answers, effects = enqueue.fresh_answers(items, found, now)
+                await self._publish(Effects(logged=True) if handed else effects, joined, told=told)
                 return answers
 
-        async def work(session: Session) -> tuple[list[EnqueueAnswer] | None, News]:
+        async def work(session: Session) -> tuple[list[EnqueueAnswer] | None, Effects]:
             inside = joined is not None
-            return await enqueue.enqueue(session, memory, items, found, self.address.schema, joined=inside)
+            return await enqueue.enqueue(session, cache, items, found, self.address.schema, joined=inside)
 
         return await self._taken(work, joined, repeat=repeat, lock_ms=lock_ms)
 
     async def _taken(
         self,
-        work: Callable[[Session], Awaitable[tuple[list[EnqueueAnswer] | None, News]]],
+        work: Callable[[Session], Awaitable[tuple[list[EnqueueAnswer] | None, Effects]]],
         joined: Joined | None,
         *,
         repeat: bool,
         lock_ms: int,
     ) -> list[EnqueueAnswer]:
         """Take jobs in, in a transaction of its own each time that others were first."""
-        for attempt in range(1 if joined is not None else enqueue.TRIES):
+        for attempt in range(1 if joined is not None else enqueue.ID_TRIES):
             await asyncio.sleep(enqueue.PAUSE_S * attempt)
             answers = await self._change(work, joined, repeat=repeat, lock_ms=lock_ms)
             if answers is not None:
@@ -303,19 +303,19 @@ class PostgresStore:
         self, under: Lease, items: Sequence[NewJob], joined: Joined | None, lock_ms: int
     ) -> list[EnqueueAnswer]:
         """Take in jobs in a transaction that holds the lease it is made under."""
-        memory = self._memory
+        cache = self._cache
         (lane,) = await self._lanes([under.key])
-        found = await again(lambda: enqueue.make_lanes(self._opened, memory, items))
-        request = requests.enqueue(items, found, memory)
+        found = await again(lambda: enqueue.make_lanes(self._opened, cache, items))
+        request = requests.enqueue(items, found, cache)
         repeat = all(item.envelope.request_id for item in items)
 
-        async def work(fast: requests.Request | None, session: Session) -> tuple[list[EnqueueAnswer] | None, News]:
+        async def work(fast: requests.Request | None, session: Session) -> tuple[list[EnqueueAnswer] | None, Effects]:
             await self._hold_lease(session, under, lane)
             now = None if fast is None else await session.value(fast[0], *fast[1])
             if now is not None:
                 return enqueue.fresh_answers(items, found, now)
             inside = joined is not None
-            return await enqueue.enqueue(session, memory, items, found, self.address.schema, joined=inside)
+            return await enqueue.enqueue(session, cache, items, found, self.address.schema, joined=inside)
 
         try:
             return await self._taken(partial(work, request), joined, repeat=repeat, lock_ms=lock_ms)
@@ -329,7 +329,7 @@ class PostgresStore:
         """Keep a lease as it is until the end of the transaction. Raises the refusal if it is not live."""
         if lane is None:
             return lease.check_under(None, under, 0)
-        unit = await Unit.begin(session, self._memory, [(lane, under.key.id)])
+        unit = await UnitOfWork.begin(session, self._cache, [(lane, under.key.id)])
         held = unit.find(under.key)
         return lease.check_under(None if held is None else held.job, under, unit.now)
 
@@ -337,14 +337,14 @@ class PostgresStore:
         _ = self._opened
         claimed = await again(lambda: self._claims.claim(request))
         if claimed.jobs:
-            self._tell([(Hint.EVENTS, "", "", "")])
+            self._notify([(Hint.EVENTS, "", "", "")])
         return claimed
 
     def open_inbox(self, deliver: Deliver) -> WorkerInbox | None:
-        link = self._opened
-        if self._ears is None:
+        client = self._opened
+        if self._notifications is None:
             raise StoreUnavailable(_CLOSED)
-        return PostgresInbox(link, self._memory, self._ears, self, deliver) if self.address.listen else None
+        return PostgresInbox(client, self._cache, self._notifications, self, deliver) if self.address.listen else None
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         answers: list[FinishAnswer] = []
@@ -359,7 +359,7 @@ class PostgresStore:
         others = [item for item in items if item.outcome != "complete"]
         if not others:
             return await self._apart(items, self._complete_all, joined)
-        if not completed or len(items) < FEW or len({item.key for item in items}) < len(items):
+        if not completed or len(items) < MIN_SPLIT or len({item.key for item in items}) < len(items):
             return await self._apart(items, self._finish, joined)
         try:
             done = iter(await self._apart(completed, self._complete_all, joined))
@@ -381,18 +381,18 @@ class PostgresStore:
         found = [lane for lane in await self._lanes(item.key for item in items) if lane is not None]
         if len(found) < len(items):
             return None
-        seqs = self._memory.leased(item.token for item in items)
+        seqs = self._cache.leased(item.token for item in items)
         # How long the caller's own statements wait is the caller's to say.
-        request = requests.complete(items, found, self._memory, seqs, lock_ms if joined is None else None)
-        news = News(ended=[item.key for item in items], logged=True)
-        hints, done = news.hints(self._memory), None
+        request = requests.complete(items, found, self._cache, seqs, lock_ms if joined is None else None)
+        effects = Effects(ended=[item.key for item in items], logged=True)
+        hints, done = effects.hints(self._cache), None
         if len(items) == 1:
             done, *hints = hints
         now, told = await self._call(request, hints, joined, repeat=True, done=done)
         if now is None:
             return None
-        self._memory.ended(item.token for item in items)
-        await self._publish(news, joined, told=told)
+        self._cache.ended(item.token for item in items)
+        await self._publish(effects, joined, told=told)
         return [_COMPLETED for _ in items]
 
     async def _finish(
@@ -400,7 +400,7 @@ class PostgresStore:
     ) -> list[FinishAnswer]:
         keep = self.options.retention
 
-        def step(unit: Unit) -> list[FinishAnswer]:
+        def step(unit: UnitOfWork) -> list[FinishAnswer]:
             return changes.finish(unit, items, keep)
 
         return await self._each(items, step, joined=joined, repeat=True, lock_ms=lock_ms)
@@ -415,29 +415,29 @@ class PostgresStore:
         if answers is not None:
             return answers
 
-        def step(unit: Unit) -> list[ExtendAnswer]:
+        def step(unit: UnitOfWork) -> list[ExtendAnswer]:
             return changes.extend(unit, items, all_events=all_events)
 
         answers = await self._each(items, step, repeat=True, urgent=True, lock_ms=lock_ms)
         for answer in answers:
             if isinstance(answer, Extended):
-                self._memory.granted(answer.deadline)
+                self._cache.granted(answer.deadline)
         return answers
 
     async def _extend(self, items: Sequence[Extend], lock_ms: int) -> list[ExtendAnswer] | None:
         """The common case: leases that were granted here and live; else None, and nothing happened."""
-        seqs = self._memory.leased(item.token for item in items)
+        seqs = self._cache.leased(item.token for item in items)
         if not seqs or len(set(seqs)) < len(items):
             return None
         found = [lane for lane in await self._lanes(item.key for item in items) if lane is not None]
         if len(found) < len(items):
             return None
-        name, args = requests.extend(items, found, self._memory, seqs, lock_ms)
+        name, args = requests.extend(items, found, self._cache, seqs, lock_ms)
         answer = await self._opened.value(name, *args, repeat=True, urgent=True)
         if answer is None:
             return None
         now, *deadlines = answer
-        self._memory.granted(min(deadlines))
+        self._cache.granted(min(deadlines))
         return [Extended(deadline, now) for deadline in deadlines]
 
     async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
@@ -456,22 +456,22 @@ class PostgresStore:
         (leader,) = (None,) if under is None else await self._lanes([under.key])
         if not any(found):
             return [JobNotFound(key.queue, key.id) for key in keys]
-        memory, place = self._memory, self.address.schema
+        cache, schema_name = self._cache, self.address.schema
         pairs = [(lane, key.id) for key, lane in zip(keys, found, strict=True) if lane is not None]
 
-        async def work(session: Session) -> tuple[list[ReplayAnswer] | None, News]:
+        async def work(session: Session) -> tuple[list[ReplayAnswer] | None, Effects]:
             if under is not None:
                 await self._hold_lease(session, under, leader)
             # Keys, ids, tenants: the order of enqueue.
-            seen = Unit(session, memory, [lane for lane, _ in pairs])
+            seen = UnitOfWork(session, cache, [lane for lane, _ in pairs])
             await seen.read([lane.number for lane, _ in pairs], [id_ for _, id_ in pairs])
             scopes = enqueue.scopes_of(seen)
             if scopes:
-                await session.rows("hold_keys", enqueue.key_locks(place, scopes))
-            unit = await Unit.begin(session, memory, pairs)
+                await session.rows("lock_keys", enqueue.key_locks(schema_name, scopes))
+            unit = await UnitOfWork.begin(session, cache, pairs)
             if not enqueue.scopes_of(unit) <= scopes:
-                return None, News()  # An id has another job by now, with another key.
-            quotas = await Quotas.read(session, memory, [key.tenant for key in keys], place, wait=True)
+                return None, Effects()  # An id has another job by now, with another key.
+            quotas = await Quotas.read(session, cache, [key.tenant for key in keys], schema_name, wait=True)
             bindings = await enqueue.bindings_of(unit, scopes)
             return changes.replay(unit, keys, quotas, bindings), await unit.save()
 
@@ -484,7 +484,7 @@ class PostgresStore:
         return await self._each(items, lambda unit: changes.purge(unit, items))
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
-        async def also(unit: Unit) -> list[TtlStatus]:
+        async def also(unit: UnitOfWork) -> list[TtlStatus]:
             answers, kept = changes.set_result_ttl(unit, items)
             if kept:
                 await unit.session.rows("save_expiry", *(list(column) for column in zip(*kept, strict=True)))
@@ -495,13 +495,13 @@ class PostgresStore:
     # Reading ----------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
-        return await again(lambda: reads.get(self._opened, self._memory, keys))
+        return await again(lambda: reads.get(self._opened, self._cache, keys))
 
     async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
-        return await again(lambda: reads.key_holders(self._opened, self._memory, items))
+        return await again(lambda: reads.key_holders(self._opened, self._cache, items))
 
     async def list(self, query: ListQuery) -> Page:
-        return await again(lambda: reads.list_jobs(self._opened, self._memory, query))
+        return await again(lambda: reads.list_jobs(self._opened, self._cache, query))
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
         if queues is None:
@@ -511,10 +511,10 @@ class PostgresStore:
         return [stats for part in parts for stats in part]
 
     async def _stats(self, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
-        return await again(lambda: reads.stats(self._opened, self._memory, tenant, queues))
+        return await again(lambda: reads.stats(self._opened, self._cache, tenant, queues))
 
     async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage:
-        return await again(lambda: reads.queue_page(self._opened, self._memory, tenant, cursor, limit))
+        return await again(lambda: reads.queue_page(self._opened, self._cache, tenant, cursor, limit))
 
     async def tenants(self) -> list[str]:
         return [name async for page in pages(self.tenant_page) for name in page.tenants]
@@ -528,7 +528,7 @@ class PostgresStore:
     # Events -----------------------------------------------------------------------------------------------
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
-        read = partial(log_reads.events, self._opened, self._memory, tenant, after, limit)
+        read = partial(log_reads.events, self._opened, self._cache, tenant, after, limit)
         page, held = await again(read)
         for pause_s in HELD_PAUSES_S:
             if not held or page.more:
@@ -543,8 +543,8 @@ class PostgresStore:
 
     def _look_at_log(self) -> None:
         self._timer = None
-        if self._ears is not None:
-            self._ears.deliver(Signal(Hint.EVENTS))
+        if self._notifications is not None:
+            self._notifications.deliver(Signal(Hint.EVENTS))
 
     async def last_offset(self) -> str:
         ends = await self._ends()
@@ -556,23 +556,23 @@ class PostgresStore:
         return str(ends.end)
 
     async def _ends(self) -> log_reads.Ends:
-        return await again(lambda: log_reads.ends(self._opened, self._memory))
+        return await again(lambda: log_reads.ends(self._opened, self._cache))
 
     async def bounds(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
         last = end or await self.last_offset()
-        return await again(lambda: log_reads.bounds(self._opened, self._memory, after, most, last))
+        return await again(lambda: log_reads.bounds(self._opened, self._cache, after, most, last))
 
     async def written(self) -> str:
-        return str(await again(lambda: log_reads.written(self._opened, self._memory)))
+        return str(await again(lambda: log_reads.written(self._opened, self._cache)))
 
     async def split(self, after: str, end: str, size: int) -> Sequence[LogRange]:
-        return await again(lambda: log_reads.split(self._opened, self._memory, after, end, size))
+        return await again(lambda: log_reads.split(self._opened, self._cache, after, end, size))
 
     async def read(self, stretch: LogRange, limit: int) -> LogPage:
-        return await again(lambda: log_reads.read(self._opened, self._memory, stretch, limit))
+        return await again(lambda: log_reads.read(self._opened, self._cache, stretch, limit))
 
     async def set_reader(self, reader: Reader) -> None:
-        place = await again(lambda: log_reads.readable(self._opened, self._memory, reader.offset))
+        place = await again(lambda: log_reads.readable(self._opened, self._cache, reader.offset))
         await self._opened.rows("set_reader", reader.tenant or "", reader.name, *place, repeat=True)
 
     async def drop_reader(self, tenant: str | None, name: str) -> bool:
@@ -580,19 +580,19 @@ class PostgresStore:
 
     async def readers(self, tenant: str | None) -> list[Reader]:
         found = await self._opened.rows("readers", tenant or "", repeat=True)
-        return [Reader(tenant, row["name"], str(log.Place(*list(row.values())[1:]))) for row in found]
+        return [Reader(tenant, row["name"], str(log.Position(*list(row.values())[1:]))) for row in found]
 
     # Settings, workers, upkeep ------------------------------------------------------------------------------
 
     async def pause(self, tenant: str, queue: str, *, paused: bool) -> None:
         await again(lambda: self._pause(tenant, queue, paused=paused))
         if not paused:
-            self._tell([(Hint.READY, tenant, queue, "")])
+            self._notify([(Hint.READY, tenant, queue, "")])
 
     async def _pause(self, tenant: str, queue: str, *, paused: bool) -> None:
-        lane = await enqueue.add_lane(self._opened, self._memory, tenant, queue)
-        await self._opened.rows("pause", lane.number, paused, self._memory.known([lane]), repeat=True)
-        with self._memory.lock:
+        lane = await enqueue.add_lane(self._opened, self._cache, tenant, queue)
+        await self._opened.rows("pause", lane.number, paused, self._cache.fingerprint([lane]), repeat=True)
+        with self._cache.lock:
             lane.pause(paused=paused)
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
@@ -634,35 +634,37 @@ class PostgresStore:
         return await again(lambda: self._reap(limit, random))
 
     async def _reap(self, limit: int, random: float) -> Reaped:
-        link, memory = self._opened, self._memory
+        client, cache = self._opened, self._cache
         keep = self.options.retention
         while True:
-            reaped, news, unknown = await link.change(lambda session: upkeep.reap(session, memory, limit, random, keep))
+            reaped, effects, unknown = await client.change(
+                lambda session: upkeep.reap(session, cache, limit, random, keep)
+            )
             if not unknown:
                 break
-            known = memory.known()
-            for row in await link.rows("lanes_by_number", unknown, known, repeat=True):
-                memory.learn(known, *row.values())
-        await self._publish(news, None)
+            fingerprint = cache.fingerprint()
+            for row in await client.rows("lanes_by_number", unknown, fingerprint, repeat=True):
+                cache.learn(fingerprint, *row.values())
+        await self._publish(effects, None)
         return reaped
 
     async def prune(self, limit: int, *, blobs: bool = True) -> Pruned:
         keep = self.options.keep_events
-        return await again(lambda: upkeep.prune(self._opened, self._memory, limit, keep, blobs=blobs))
+        return await again(lambda: upkeep.prune(self._opened, self._cache, limit, keep, blobs=blobs))
 
     async def doctor(self) -> Sequence[Finding]:
-        return await doctor.findings(self._link)
+        return await doctor.findings(self._client)
 
     async def migrate(self, on_step: Callable[[str], None] | None = None) -> int:
         """Bring the schema up to date, for a store that is not open; how many steps that took, by name to `on_step`."""
-        connection = await self._link.dial()
+        connection = await self._client.connect()
         try:
             names = await schema.migrate(connection, self.address)
             if on_step is not None:
                 for name in names:
                     on_step(name)
             return len(names)
-        except TROUBLES as error:
+        except DRIVER_ERRORS as error:
             raise translate(error, self.address.shown, self.address.timeout_s) from error
         finally:
             await connection.close(timeout=2)
@@ -670,7 +672,7 @@ class PostgresStore:
     @asynccontextmanager
     async def own_transaction(self) -> AsyncGenerator[Any]:
         """A transaction on a connection of its own, as a caller has one. For tests of what joins it. [ENQ-7]"""
-        connection = await self._link.dial()
+        connection = await self._client.connect()
         try:
             async with connection.transaction():
                 yield connection
@@ -682,15 +684,15 @@ class PostgresStore:
         if self.options.test_clock == "0":
             raise Unsupported("erasing everything (open it with test_clock=1)", "postgres")
         await schema.erase(self._opened)
-        lanes.forget(self.address.place)
+        lanes.forget(self.address.identity)
 
     # The small steps ----------------------------------------------------------------------------------------
 
     @property
-    def _opened(self) -> Link:
-        if self._ears is None:
+    def _opened(self) -> Client:
+        if self._notifications is None:
             raise StoreUnavailable(_CLOSED)
-        return self._link
+        return self._client
 
     @asynccontextmanager
     async def _joined(
@@ -709,9 +711,9 @@ class PostgresStore:
                 raise
             # A lane that is new, or has a new priority, is not in the snapshot of a transaction that began before.
             found = [lane for lane in await self._lanes(item.key for item in items) if lane is not None]
-            known = self._memory.known(found, {lane: lane.ranks for lane in found})
+            fingerprint = self._cache.fingerprint(found, {lane: lane.ranks for lane in found})
             try:
-                await self._opened.value("known", known, repeat=True)
+                await self._opened.value("check_cache", fingerprint, repeat=True)
             except StaleCache:  # It is another in truth, and forgotten by now.
                 raise stale from stale.__cause__
             reason = "your transaction began before the first job of this queue or priority, and cannot see it"
@@ -719,12 +721,12 @@ class PostgresStore:
             raise StoreBusy(f"{self.address.shown}: {reason}; {cure}") from stale
 
     async def _lanes(self, keys: Iterable[JobKey]) -> Sequence[lanes.Lane | None]:
-        return await reads.lanes_of(self._opened, self._memory, [key[:2] for key in keys])
+        return await reads.lanes_of(self._opened, self._cache, [key[:2] for key in keys])
 
     async def _each(
         self,
         items: Sequence[Any],
-        step: Callable[[Unit], list[A] | Awaitable[list[A]]],
+        step: Callable[[UnitOfWork], list[A] | Awaitable[list[A]]],
         *,
         joined: Joined | None = None,
         repeat: bool = False,
@@ -744,16 +746,16 @@ class PostgresStore:
             found = await self._lanes(item.key for item in items)
             pairs = [(lane, item.key.id) for item, lane in zip(items, found, strict=True) if lane is not None]
 
-            async def work(session: Session) -> tuple[list[A], News]:
-                unit = await Unit.begin(session, self._memory, pairs)
+            async def work(session: Session) -> tuple[list[A], Effects]:
+                unit = await UnitOfWork.begin(session, self._cache, pairs)
                 if lives:
                     unit.keep_to(lives)
                 stepped = step(unit)
                 answers = stepped if isinstance(stepped, list) else await stepped
-                news = await unit.save()
+                effects = await unit.save()
                 if one_life:  # From here on it may be committed.
                     lives.update(unit.lives)
-                return answers, news
+                return answers, effects
 
             return await self._change(work, joined, repeat=repeat, urgent=urgent, lock_ms=lock_ms)
 
@@ -761,7 +763,7 @@ class PostgresStore:
 
     async def _change(
         self,
-        work: Callable[[Session], Awaitable[tuple[A, News]]],
+        work: Callable[[Session], Awaitable[tuple[A, Effects]]],
         joined: Joined | None = None,
         *,
         repeat: bool = False,
@@ -769,20 +771,20 @@ class PostgresStore:
         lock_ms: int = PATIENT_LOCK_MS,
     ) -> A:
         if joined is not None:
-            answers, news = await work(joined)
+            answers, effects = await work(joined)
         else:
-            answers, news = await self._opened.change(work, repeat=repeat, urgent=urgent, lock_ms=lock_ms)
-        await self._publish(news, joined)
+            answers, effects = await self._opened.change(work, repeat=repeat, urgent=urgent, lock_ms=lock_ms)
+        await self._publish(effects, joined)
         return answers
 
     async def _call(
         self,
         request: requests.Request,
-        hints: list[Told],
+        hints: list[Notice],
         joined: Joined | None,
         *,
         repeat: bool,
-        done: Told | None = None,
+        done: Notice | None = None,
     ) -> tuple[int | None, bool]:
         """Call one of the hot functions: what it answers, and whether others are told by now.
 
@@ -791,48 +793,54 @@ class PostgresStore:
         name, args = request
         if joined is not None:
             return await joined.value(name, *args), False
-        link, ears = self._opened, self._ears
-        sent = ears.to_send(hints) if hints and ears is not None else None
-        if sent is None or ears is None:
-            return await link.value(name, *args, repeat=repeat), False
+        client, notifications = self._opened, self._notifications
+        sent = notifications.to_send(hints) if hints and notifications is not None else None
+        if sent is None or notifications is None:
+            return await client.value(name, *args, repeat=repeat), False
         told = False
         try:
-            noted = () if done is None else (ears.note(done),)
-            answer = await link.value(f"{name}_and_tell", *sent, *noted, *args, repeat=repeat)
+            noted = () if done is None else (notifications.payload_of(done),)
+            answer = await client.value(f"{name}_and_notify", *sent, *noted, *args, repeat=repeat)
             told = answer is not None
         except StoreUnavailable as error:
             if not is_unsent(error.__cause__):
                 raise
-            ears.is_full()
-            return await link.value("now", repeat=True), False
+            notifications.is_full()
+            return await client.value("now", repeat=True), False
         finally:
             if not told:
-                ears.unsent()
+                notifications.unsent()
         return answer, True
 
     async def _enqueue_one(
         self, request: requests.Request, key: JobKey, *, repeat: bool
     ) -> tuple[int | None, bool, bool]:
         """The clock, whether others are told by now, and whether a worker that waited for it has it."""
-        ears = self._ears
+        notifications = self._notifications
         name, args = request
-        sent = ears.to_send([_LOGGED]) if ears is not None else None
-        ready = None if sent is None or ears is None else ears.note((Hint.READY, key.tenant, key.queue, ""))
-        if ears is not None and ears.full:
+        sent = notifications.to_send([_LOGGED]) if notifications is not None else None
+        ready = (
+            None
+            if sent is None or notifications is None
+            else notifications.payload_of((Hint.READY, key.tenant, key.queue, ""))
+        )
+        if notifications is not None and notifications.full:
             return await self._opened.value(name, *args, repeat=repeat), False, False
         now = None
         try:
-            (found,) = await self._opened.rows(f"{name}_and_tell", *(sent or (None, None)), ready, *args, repeat=repeat)
+            (found,) = await self._opened.rows(
+                f"{name}_and_notify", *(sent or (None, None)), ready, *args, repeat=repeat
+            )
             now, handed = found.values()
         except StoreUnavailable as error:
-            if ears is None or not is_unsent(error.__cause__):
+            if notifications is None or not is_unsent(error.__cause__):
                 raise
-            ears.is_full()
+            notifications.is_full()
             await self._take_hand_off_back(key)
             return await self._opened.value("now", repeat=True), False, False
         finally:
-            if now is None and sent is not None and ears is not None:
-                ears.unsent()
+            if now is None and sent is not None and notifications is not None:
+                notifications.unsent()
         return now, sent is not None, handed
 
     async def _take_hand_off_back(self, key: JobKey) -> None:
@@ -843,64 +851,64 @@ class PostgresStore:
             return
         sent, release = f"{job.seq}:{job.token}", Finish(key, job.token, "release")
 
-        async def work(session: Session) -> tuple[None, News]:
-            unit = await Unit.begin(session, self._memory, [(lane, key.id)])
+        async def work(session: Session) -> tuple[None, Effects]:
+            unit = await UnitOfWork.begin(session, self._cache, [(lane, key.id)])
             # In one transaction: if this process dies, its worker finds it in the offer, and releases it. Not there: it
             # was not handed over, or the worker has done that.
-            if await session.rows("unsend", sent):
+            if await session.rows("undo_handoff", sent):
                 changes.finish(unit, [release], self.options.retention)
             return None, await unit.save()
 
         await self._change(work, repeat=True)
 
-    async def _publish(self, news: News, joined: Joined | None, *, told: bool = False) -> None:
+    async def _publish(self, effects: Effects, joined: Joined | None, *, told: bool = False) -> None:
         """Tell of a change: now that it is committed, or with the caller's own commit."""
-        hints = news.hints(self._memory)
+        hints = effects.hints(self._cache)
         if joined is not None:
             if hints and self.address.notify:
-                await joined.rows("hint_joined", *notes(self._memory.secret, payloads("", hints)))
+                await joined.rows("notify_joined", *notes(self._cache.secret, payloads("", hints)))
             return
-        with self._memory.lock:
-            for number, visible_at in news.ready.items():
-                lane = self._memory.by_number.get(number)
+        with self._cache.lock:
+            for number, visible_at in effects.ready.items():
+                lane = self._cache.by_number.get(number)
                 if lane is not None:
                     lane.arrive(visible_at)
-            for number in news.withdrawn & self._memory.by_number.keys():
-                self._memory.by_number[number].withdraw()
-        if told and self._ears is not None:
-            self._ears.tell_own(hints)
+            for number in effects.withdrawn & self._cache.by_number.keys():
+                self._cache.by_number[number].withdraw()
+        if told and self._notifications is not None:
+            self._notifications.notify_own(hints)
         else:
-            self._tell(hints)
+            self._notify(hints)
 
-    def _tell(self, hints: list[Told]) -> None:
-        if hints and self._ears is not None:
-            self._ears.tell(hints)
+    def _notify(self, hints: list[Notice]) -> None:
+        if hints and self._notifications is not None:
+            self._notifications.notify(hints)
 
-    def _noted(self, hint: Told) -> None:
+    def _noted(self, hint: Notice) -> None:
         """Another process told of something: what we know of lanes is no longer all there is."""
         kind, tenant, queue, _ = hint
         if kind is not Hint.READY:
             return
-        lane = self._memory.find(tenant, queue) if tenant and queue else None
-        with self._memory.lock:
+        lane = self._cache.find(tenant, queue) if tenant and queue else None
+        with self._cache.lock:
             if lane is not None:
-                lane.told()
+                lane.hinted()
             elif queue:
-                self._memory.line(queue).told()
+                self._cache.queue(queue).hinted()
             else:
-                for line in self._memory.lines.values():
-                    line.told()
+                for queue_lanes in self._cache.queues.values():
+                    queue_lanes.hinted()
 
 
 async def again(act: Callable[[], Awaitable[A]]) -> A:
     """Do it, and once more where it was made of what is remembered of other data: then it has not been done."""
-    for _ in range(STALE_TRIES - 1):
+    for _ in range(CACHE_TRIES - 1):
         try:
             return await act()
         except StaleCache:
-            pass  # The link has seen which data there is, and what was remembered is forgotten.
+            pass  # The client has seen which data there is, and what was remembered is forgotten.
     return await act()
 
 
 def _pieces(items: Sequence[A]) -> Iterable[Sequence[A]]:
-    return (items[at : at + BATCH] for at in range(0, len(items), BATCH))
+    return (items[at : at + MAX_BATCH] for at in range(0, len(items), MAX_BATCH))

@@ -15,11 +15,11 @@ from time import monotonic
 from msgspec import Struct, field
 
 from holdfast.core import fairness
-from holdfast.stores.postgres.lanes import LOOKS, Lane, Line
+from holdfast.stores.postgres.lanes import MAX_FULL_SCANS, Lane, QueueLanes
 
-ENTER_LIMIT = 200
+MAX_NEWCOMERS = 200
 """How many lanes a claim lets in that may have got visible work since the last one, or as many as it wants jobs."""
-FEW = 16
+MIN_LANES = 16
 """So many of them are looked at in any case, and so many lanes in a further round, then twice as many: as some were
 empty, others may be."""
 
@@ -28,7 +28,7 @@ class Part(Struct):
     """One queue's part in a claim: the lanes to look at, and what is known of them."""
 
     queue: str
-    line: Line | None
+    queue_lanes: QueueLanes | None
     """None: the claim names its tenant, and there are no turns."""
     lanes: list[Lane] = field(default_factory=list[Lane])
     """Those of this round, and how many jobs to look for in each."""
@@ -41,7 +41,7 @@ class Part(Struct):
     unseen: list[Lane] = field(default_factory=list[Lane])
     """Newcomers that are not looked at in this round: they have work, as far as we know, and enter all the same."""
     all_inside: bool = True
-    """All lanes in the turns are looked at: if none of them has work, newcomers enter at the floor of the line now."""
+    """All lanes in the turns are looked at: if none of them has work, newcomers enter at the floor of the queue_lanes now."""
     rounds: int = 0
     """How many there were."""
     exhausted: set[Lane] = field(default_factory=set[Lane])
@@ -63,28 +63,28 @@ def plan(part: Part, share: int, now: int | None, past: int) -> None:
     """
     part.share = share
     part.bound = None
-    if part.line is None:
+    if part.queue_lanes is None:
         part.lanes = [lane for lane in part.lanes if lane not in part.exhausted]
         part.wanted = [share] * len(part.lanes)
         return
-    lanes = part.line.lanes
-    wide = max(share, min(FEW << part.rounds, ENTER_LIMIT))
-    waiting = (turn for turn in part.line.turns if lanes[turn[1]] not in part.exhausted)
+    lanes = part.queue_lanes.lanes
+    wide = max(share, min(MIN_LANES << part.rounds, MAX_NEWCOMERS))
+    waiting = (turn for turn in part.queue_lanes.turns if lanes[turn[1]] not in part.exhausted)
     inside = list(islice(waiting, (wide if part.rounds else share) + 1))
     entering: list[Lane] = []
     if not part.began:  # Until then it is not certain where newcomers enter.
-        due = takewhile(lambda entry: now is None or entry[0] <= now, part.line.due)
-        entering = [lanes[tenant] for _, tenant in islice(due, max(ENTER_LIMIT, share))]
-    doubtful = [] if part.began else _doubtful(part.line, set(entering))
-    floor = inside[0][0] if inside else part.line.floor
-    newcomers = sorted((fairness.entry(lane.time, floor), lane.tenant) for lane in entering + doubtful)
+        due = takewhile(lambda entry: now is None or entry[0] <= now, part.queue_lanes.due)
+        entering = [lanes[tenant] for _, tenant in islice(due, max(MAX_NEWCOMERS, share))]
+    needs_rescan = [] if part.began else _rescans(part.queue_lanes, set(entering))
+    floor = inside[0][0] if inside else part.queue_lanes.floor
+    newcomers = sorted((fairness.entry(lane.time, floor), lane.tenant) for lane in entering + needs_rescan)
     turns = inside + newcomers
     dealt = _deal(turns, share, lanes)
     named = set(dealt)
     named.update(tenant for _, tenant in inside[: wide if part.rounds else min(1, len(newcomers))])
-    named.update(tenant for _, tenant in newcomers[:FEW])
+    named.update(tenant for _, tenant in newcomers[:MIN_LANES])
     named.update(lane.tenant for lane in entering if not lane.had_work_at(past))
-    named.update(lane.tenant for lane in doubtful)
+    named.update(lane.tenant for lane in needs_rescan)
     part.lanes = [lanes[tenant] for _, tenant in turns if tenant in named]
     part.wanted = [max(1, dealt.get(lane.tenant, 0)) for lane in part.lanes]
     part.bound = min((turn for turn in turns if turn[1] not in named), default=None)
@@ -105,35 +105,35 @@ def _deal(turns: list[tuple[int, str]], share: int, lanes: dict[str, Lane]) -> d
     return dealt
 
 
-def _doubtful(line: Line, entering: set[Lane]) -> list[Lane]:
+def _rescans(queue_lanes: QueueLanes, entering: set[Lane]) -> list[Lane]:
     """A few lanes that are to be looked at without marks."""
     found: list[Lane] = []
     now = monotonic()
-    while len(found) < LOOKS and (first := line.first_doubt()) and first[0] <= now:
-        line.doubts.popleft()
+    while len(found) < MAX_FULL_SCANS and (first := queue_lanes.first_rescan()) and first[0] <= now:
+        queue_lanes.rescans.popleft()
         lane = first[1]
-        lane.doubt_at = None  # If this look is not without marks, there is another.
+        lane.rescan_at = None  # If this look is not without marks, there is another.
         if not lane.in_turns and lane not in entering:
             found.append(lane)
     return found
 
 
-def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken: dict[int, int]) -> None:
+def record_round(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken: dict[int, int]) -> None:
     """Note what a round found and took: times, who entered, who has nothing left."""
-    line = part.line
+    queue_lanes = part.queue_lanes
     visible = [lane.time for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and found]
     # Newcomers enter at the time of the first lane that has work. If that was not named, they wait for the next round.
     part.empty |= {lane for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and not found}
     part.rounds += 1
     if not part.began and (visible or part.all_inside):
         part.began = True
-        if line is not None:
-            _drop_heads(line, part.empty)
-    floor = min(visible, default=0 if line is None else line.floor)
+        if queue_lanes is not None:
+            _drop_heads(queue_lanes, part.empty)
+    floor = min(visible, default=0 if queue_lanes is None else queue_lanes.floor)
     for lane, found, wanted, cost in zip(part.lanes, founds, part.wanted, costs, strict=True):
         if found < wanted:
             part.exhausted.add(lane)
-        if line is None:
+        if queue_lanes is None:
             continue
         lane.cost = cost or lane.cost
         if found and not lane.in_turns and part.began:
@@ -143,7 +143,7 @@ def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken
             part.exhausted.discard(lane)
         if got:
             last = lane.time + (got - 1) * lane.cost
-            line.floor = max(line.floor, last)
+            queue_lanes.floor = max(queue_lanes.floor, last)
             lane.move(last + lane.cost)
             part.last = max(part.last or (0, ""), (last, lane.tenant))
     if part.began:
@@ -156,14 +156,14 @@ def _enter_unseen(part: Part, floor: int) -> None:
             lane.enter(fairness.entry(lane.time, floor))
 
 
-def _drop_heads(line: Line, empty: set[Lane]) -> None:
+def _drop_heads(queue_lanes: QueueLanes, empty: set[Lane]) -> None:
     """Lanes without work at the head of the turns leave before newcomers enter."""
-    for lane in list(takewhile(empty.__contains__, (line.lanes[tenant] for _, tenant in line.turns))):
+    for lane in list(takewhile(empty.__contains__, (queue_lanes.lanes[tenant] for _, tenant in queue_lanes.turns))):
         lane.leave()
 
 
 def leave(part: Part) -> None:
     """Let those out of the turns whose turn came up when they had nothing visible. They keep their time."""
-    for lane in part.exhausted if part.line is not None else ():
+    for lane in part.exhausted if part.queue_lanes is not None else ():
         if part.short or part.last is None or (lane.time, lane.tenant) <= part.last:
             lane.leave()

@@ -22,16 +22,16 @@ from holdfast.core.lifecycle import forgotten
 from holdfast.store import Hint
 from holdfast.stores.postgres import log, rows
 from holdfast.stores.postgres.connection import Session
-from holdfast.stores.postgres.lanes import Lane, Memory
+from holdfast.stores.postgres.lanes import Lane, LaneCache
 from holdfast.stores.postgres.rows import CODES, Row
 from holdfast.stores.postgres.usage import Changes, size_of, size_to_be
 
 KeyScope = tuple[int, str, str]
-MANY = 50
+MAX_DONE_HINTS = 50
 """More ends than this in one queue are told as one."""
 
 
-class News(Struct):
+class Effects(Struct):
     """What there is to tell once a change is committed."""
 
     ready: dict[int, int] = field(default_factory=dict[int, int])
@@ -52,11 +52,11 @@ class News(Struct):
         """A job reached a terminal state."""
         self.ended.append(key)
 
-    def hints(self, memory: Memory) -> list[tuple[Hint, str, str, str]]:
+    def hints(self, cache: LaneCache) -> list[tuple[Hint, str, str, str]]:
         """As hints."""
         found: list[tuple[Hint, str, str, str]] = []
         for number in self.ready:
-            lane = memory.by_number.get(number)  # None: all was forgotten in this very moment.
+            lane = cache.by_number.get(number)  # None: all was forgotten in this very moment.
             found.append((Hint.READY, lane.tenant, lane.queue, "") if lane else (Hint.READY, "", "", ""))
         found += _endings(self.ended)
         found += [(Hint.CANCELED, tenant, queue, id_) for tenant, queue, id_ in self.canceled]
@@ -67,15 +67,15 @@ class News(Struct):
 
 def _endings(keys: Sequence[JobKey]) -> list[tuple[Hint, str, str, str]]:
     """Where many jobs of a queue have ended, that is told of the queue and not of each."""
-    if len(keys) <= MANY:
+    if len(keys) <= MAX_DONE_HINTS:
         return [(Hint.DONE, tenant, queue, id_) for tenant, queue, id_ in keys]
     counts = Counter(key[:2] for key in keys)
-    many = {names for names, count in counts.items() if count > MANY}
+    many = {names for names, count in counts.items() if count > MAX_DONE_HINTS}
     few = [(Hint.DONE, tenant, queue, id_) for tenant, queue, id_ in keys if (tenant, queue) not in many]
     return [(Hint.DONE, tenant, queue, "") for tenant, queue in many] + few
 
 
-class Held(Struct):
+class JobRow(Struct):
     """A job as it was found, and as it is to be written."""
 
     lane: Lane
@@ -92,56 +92,56 @@ class Held(Struct):
     new: bool = False
 
 
-class Unit:
+class UnitOfWork:
     """The changes of one transaction, in these lanes.
 
     It never asks the memory which lane has a name or a number: the memory may forget all, and learn the lanes of other
     data, while a statement is under way. Each statement compares the lanes that it uses with the database.
     """
 
-    def __init__(self, session: Session, memory: Memory, lanes: Iterable[Lane], now: int = 0, xid: int = 0) -> None:
+    def __init__(self, session: Session, cache: LaneCache, lanes: Iterable[Lane], now: int = 0, xid: int = 0) -> None:
         self.session = session
         self.lanes = {lane.number: lane for lane in lanes}
         self._named = {(lane.tenant, lane.queue): lane for lane in self.lanes.values()}
-        self._memory = memory
+        self._cache = cache
         self.now = now
         self.xid = xid
-        self.news = News()
-        self.found: dict[tuple[int, str], Held] = {}
+        self.effects = Effects()
+        self.found: dict[tuple[int, str], JobRow] = {}
         self.events: list[tuple[Event, int]] = []
-        self._gone: list[Held] = []
+        self._gone: list[JobRow] = []
         self._dropped_keys: list[tuple[int, str, str, str, str]] = []
         self.bound: dict[KeyScope, Binding] = {}
         self.bound_before: dict[KeyScope, Binding] = {}
         """The bindings before this change."""
 
     @classmethod
-    async def begin(cls, session: Session, memory: Memory, keys: Collection[tuple[Lane, str]]) -> Unit:
+    async def begin(cls, session: Session, cache: LaneCache, keys: Collection[tuple[Lane, str]]) -> UnitOfWork:
         """Lock these jobs and read those that were there to be locked, and no other."""
         wanted = sorted({(lane.number, id_) for lane, id_ in keys})
         lanes, ids = [lane for lane, _ in wanted], [id_ for _, id_ in wanted]
-        unit = cls(session, memory, [lane for lane, _ in keys])
-        unit.xid, unit.now, *locked = await session.value("hold", lanes, ids, unit.known(lanes))
+        unit = cls(session, cache, [lane for lane, _ in keys])
+        unit.xid, unit.now, *locked = await session.value("lock_jobs", lanes, ids, unit.fingerprint(lanes))
         if locked:
-            for row in await session.rows("find_held", locked):
+            for row in await session.rows("find_locked", locked):
                 unit.take(row, locked=True)
         return unit
 
-    def known(self, numbers: Iterable[int]) -> str:
+    def fingerprint(self, numbers: Iterable[int]) -> str:
         """What a statement compares that uses the lanes of these numbers."""
-        return self._memory.known(self.lanes[number] for number in numbers)
+        return self._cache.fingerprint(self.lanes[number] for number in numbers)
 
     async def read(self, lanes: Sequence[int], ids: Sequence[str], locked: Collection[int] = ()) -> None:
         """Read jobs by id. What is not `locked`, by number, may change at any time."""
-        for row in await self.session.rows("find", lanes, ids, self.known(lanes)):
+        for row in await self.session.rows("find", lanes, ids, self.fingerprint(lanes)):
             self.now = self.now or row["now"]
             self.take(row, locked=row["seq"] in locked)
 
-    def take(self, row: Row, *, locked: bool) -> Held:
+    def take(self, row: Row, *, locked: bool) -> JobRow:
         """A job as it was read."""
         lane = self.lanes[row["lane"]]
         job = rows.to_job(row, lane.tenant, lane.queue)
-        held = Held(lane, job, job.state not in TERMINAL, row["logged"], locked, size_of(row), row["state"])
+        held = JobRow(lane, job, job.state not in TERMINAL, row["logged"], locked, size_of(row), row["state"])
         self.found[lane.number, job.id] = held
         return held
 
@@ -156,38 +156,38 @@ class Unit:
             at: held for at, held in self.found.items() if lives.get(held.job.key, held.job.seq) == held.job.seq
         }
 
-    def find(self, key: JobKey) -> Held | None:
+    def find(self, key: JobKey) -> JobRow | None:
         """The job, to be changed, unless it is past its retention. [TENANT-2]"""
         held = self.find_any(key)
         return held if held is not None and held.locked and not forgotten(held.job, self.now) else None
 
-    def find_any(self, key: JobKey) -> Held | None:
+    def find_any(self, key: JobKey) -> JobRow | None:
         """The job that has this id, to decide by: also one that waits to be pruned, or is not locked."""
         lane = self._named.get(key[:2])
         return None if lane is None else self.found.get((lane.number, key.id))
 
     # Moves ----------------------------------------------------------------------------------------------------
 
-    def move(self, held: Held, make: Callable[[], Event]) -> None:
+    def move(self, held: JobRow, make: Callable[[], Event]) -> None:
         """Make a move on a job, and what follows from it."""
         job = _locked(held).job
         event = make()
         held.changed = True
         self.log(event, held.lane)
         if job.state in TERMINAL:
-            self.news.ends(job.key)
+            self.effects.ends(job.key)
             self.drop_key(held, "until_terminal")
             self.drop_key(held, "until_started")
         else:
-            self.news.arrives(held.lane.number, job.visible_at)
+            self.effects.arrives(held.lane.number, job.visible_at)
 
     def add(self, lane: Lane, job: Job, event: Event) -> None:
         """A new job."""
-        self.found[lane.number, job.id] = Held(lane, job, hot=True, logged=0, locked=True, changed=True, new=True)
-        self.news.arrives(lane.number, job.visible_at)
+        self.found[lane.number, job.id] = JobRow(lane, job, hot=True, logged=0, locked=True, changed=True, new=True)
+        self.effects.arrives(lane.number, job.visible_at)
         self.log(event, lane)
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: JobRow) -> None:
         """Remove an ended job for good, this life of its id alone. [KEEP-1]"""
         del self.found[held.lane.number, held.job.id]
         self._gone.append(_locked(held))
@@ -195,9 +195,9 @@ class Unit:
     def log(self, event: Event, lane: Lane) -> None:
         """Add an event, in the same transaction as its change. [EVENT-1]"""
         self.events.append((event, lane.number))
-        self.news.logged = True
+        self.effects.logged = True
 
-    def drop_key(self, held: Held, policy: str) -> None:
+    def drop_key(self, held: JobRow, policy: str) -> None:
         idempotency = held.job.envelope.idempotency
         if idempotency is not None and idempotency.policy == policy:
             scope = scope_of(held.lane, held.job.envelope)
@@ -209,14 +209,14 @@ class Unit:
     # Writing --------------------------------------------------------------------------------------------------
 
     @property
-    def place(self) -> int:
+    def filed_under(self) -> int:
         """The transaction to file the events under: ours, or that of an earlier event if it is later. [EVENT-2]"""
         before = [held.logged for held in (*self.found.values(), *self._gone)]
         return max([self.xid, *before])
 
-    async def save(self) -> News:
+    async def save(self) -> Effects:
         """Write everything."""
-        place = self.place
+        xid = self.filed_under
         changed = [held for held in self.found.values() if held.changed]
         old = [held for held in changed if not held.new]
         ended = [held for held in old if held.hot and held.job.state in TERMINAL]
@@ -225,26 +225,26 @@ class Unit:
         if self._gone:
             await self._save_gone()
         if ended:
-            await self._run("end_jobs", (_ended(held.job, place) for held in ended))
+            await self._run("end_jobs", (_ended(held.job, xid) for held in ended))
         if revived:
-            await self._run("revive_jobs", (_moved(held.job, place)[:4] + _tail(held.job, place) for held in revived))
+            await self._run("revive_jobs", (_moved(held.job, xid)[:4] + _tail(held.job, xid) for held in revived))
         if rest:
-            columns = ((*_moved(held.job, place)[:4], held.job.deadline, *_tail(held.job, place)) for held in rest)
+            columns = ((*_moved(held.job, xid)[:4], held.job.deadline, *_tail(held.job, xid)) for held in rest)
             await self._run("save_jobs", columns)
         new = [held for held in changed if held.new]
         usage = self._usage(changed)
         if new:
-            await self._run("put_jobs", (_new(held, place) for held in new))
+            await self._run("put_jobs", (_new(held, xid) for held in new))
         if self._dropped_keys:
             await self._run("drop_keys", self._dropped_keys)
         if self.bound:
             self._count_keys(await self._run("bind_keys", self._bindings()), usage)
-        await self._save_log(place, usage)
+        await self._save_log(xid, usage)
         if self._freed:
-            await self.session.value("free", place)
-        return self.news
+            await self.session.value("note_freed", xid)
+        return self.effects
 
-    def _usage(self, changed: Iterable[Held]) -> Changes:
+    def _usage(self, changed: Iterable[JobRow]) -> Changes:
         """Changes of what tenants keep."""
         usage = Changes()
         for held in changed:
@@ -265,11 +265,11 @@ class Unit:
             if more:
                 usage.keys(scope[0], more)
 
-    async def _save_log(self, place: int, usage: Changes) -> None:
+    async def _save_log(self, xid: int, usage: Changes) -> None:
         changes = usage.flat() or None
         if self.events:
             at = self.events[0][0].at
-            await self.session.value("log", place, at, len(self.events), *log.pack(self.events), changes)
+            await self.session.value("log", xid, at, len(self.events), *log.pack(self.events), changes)
         elif changes:
             await self.session.rows("change_usage", changes)
 
@@ -291,7 +291,7 @@ class Unit:
         return await self.session.rows(name, *(list(column) for column in zip(*items, strict=True)))
 
 
-def _locked(held: Held) -> Held:
+def _locked(held: JobRow) -> JobRow:
     """What is to be changed. Raises StoreBusy for a job that came after the locks were taken."""
     if not held.locked:
         raise StoreBusy(f"job {held.job.id!r} was enqueued at this very moment; try again")
@@ -303,23 +303,24 @@ def scope_of(lane: Lane, envelope: Envelope) -> KeyScope:
     return (lane.number, envelope.type, envelope.idempotency.key if envelope.idempotency else "")
 
 
-def _moved(job: Job, place: int) -> tuple[Any, ...]:
-    return (job.seq, CODES[job.state], job.visible_at, job.attempts, *_tail(job, place))
+def _moved(job: Job, xid: int) -> tuple[Any, ...]:
+    return (job.seq, CODES[job.state], job.visible_at, job.attempts, *_tail(job, xid))
 
 
-def _tail(job: Job, place: int) -> tuple[Any, ...]:
-    return (rows.pack_extra(job), place, job.events)
+def _tail(job: Job, xid: int) -> tuple[Any, ...]:
+    return (rows.pack_extra(job), xid, job.events)
 
 
-def _ended(job: Job, place: int) -> tuple[Any, ...]:
+def _ended(job: Job, xid: int) -> tuple[Any, ...]:
     result = rows.pack_result(job.result)
-    return (*_moved(job, place), job.finished_at, job.expires_at, result, job.result_ttl_ms)
+    return (*_moved(job, xid), job.finished_at, job.expires_at, result, job.result_ttl_ms)
 
 
-def _new(held: Held, place: int) -> tuple[Any, ...]:
+def _new(held: JobRow, xid: int) -> tuple[Any, ...]:
     job, lane, e = held.job, held.lane, held.job.envelope
     key = None if e.idempotency is None else e.idempotency.key
     return (
-        job.seq, job.visible_at, job.enqueued_at, job.result_ttl_ms, place, lane.line, lane.number, CODES[job.state],
-        9 - e.priority, job.id, e.type, e.request_id, key, rows.pack_head(e), e.payload, rows.pack_extra(job),
+        job.seq, job.visible_at, job.enqueued_at, job.result_ttl_ms, xid, lane.queue_id, lane.number,
+        CODES[job.state], 9 - e.priority, job.id, e.type, e.request_id, key, rows.pack_head(e), e.payload,
+        rows.pack_extra(job),
     )  # fmt: skip

@@ -13,8 +13,8 @@ from holdfast.core.codes import STATE_CODES, STATES
 from holdfast.core.job import Job
 from holdfast.store import QueueStats
 from holdfast.stores.postgres import log_reads, rows
-from holdfast.stores.postgres.connection import Link
-from holdfast.stores.postgres.lanes import Memory
+from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.lanes import LaneCache
 from holdfast.stores.postgres.rows import Row
 
 INT_MAX = 2**31 - 1
@@ -82,25 +82,31 @@ class Changes:
         return numbers
 
 
-async def usage(link: Link, tenant: str) -> Usage:
+async def usage(client: Client, tenant: str) -> Usage:
     """What upkeep has counted."""
-    (found,) = await link.rows("usage", tenant, PAUSED, repeat=True)
+    (found,) = await client.rows("usage", tenant, PAUSED, repeat=True)
     return Usage(*found.values())
 
 
-async def count_jobs(link: Link, memory: Memory, queues: Sequence[Row]) -> list[QueueStats]:
-    """The jobs of these queues by state, as shown now. Work is bounded whatever their number, see ADR 23."""
+async def count_jobs(
+    client: Client, cache: LaneCache, queues: Sequence[Row], *, used: bool = False
+) -> list[QueueStats]:
+    """The jobs of these queues by state, as shown now. The work is bounded for any number of jobs, see ADR 23.
+
+    `used`: leave out queues that are not paused and have no jobs, not even some that wait to be pruned.
+    """
     if not queues:
         return []
     lanes = [row["lane"] for row in queues]
-    found = await link.rows("count_jobs", lanes, SCAN_LIMIT // len(lanes), EXPIRED_LIMIT, repeat=True)
+    found = await client.rows("count_jobs", lanes, SCAN_LIMIT // len(lanes), EXPIRED_LIMIT, repeat=True)
     if found[0]["uncounted"] > MAX_UNCOUNTED:
-        end = (await log_reads.ends(link, memory)).end
-        await link.value("count_stretch", *end[:3], COUNT_ROWS, repeat=True)
+        end = (await log_reads.ends(client, cache)).end
+        await client.value("count_step", *end[:3], COUNT_ROWS, repeat=True)
     by_lane = {row["lane"]: row for row in found}
     stats: list[QueueStats] = []
     for queue in queues:
         row = by_lane[queue["lane"]]
-        counts = dict(zip(STATES, row["counts"], strict=True))
-        stats.append(QueueStats(queue["queue"], counts, row["oldest"], paused=queue["paused"], now=row["now"]))
+        if row["stored"] or queue["paused"] or not used:
+            counts = dict(zip(STATES, row["counts"], strict=True))
+            stats.append(QueueStats(queue["queue"], counts, row["oldest"], paused=queue["paused"], now=row["now"]))
     return stats
