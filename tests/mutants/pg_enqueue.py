@@ -347,7 +347,7 @@ def an_enqueue_stays_outside_of_the_transaction(bug: Bug) -> None:
     def outside(original: Planted, store: Any, items: Any, *_: Any, **__: Any) -> Any:
         return original(store, items, None)
 
-    bug.around(bug.face, "_enqueue", outside)
+    bug.around(bug.postgres("enqueueing").Enqueueing, "_enqueue", outside)
 
 
 @mutant("ENQ-7", stores=POSTGRES)
@@ -357,7 +357,7 @@ def a_completion_stays_outside_of_the_transaction(bug: Bug) -> None:
     def outside(original: Planted, store: Any, items: Any, *_: Any, **__: Any) -> Any:
         return original(store, items, None)
 
-    bug.around(bug.face, "_complete", outside)
+    bug.around(bug.postgres("finishing").Finishing, "_complete", outside)
 
 
 @mutant("ENQ-7", stores=POSTGRES, seen_by="other_outcomes_join_the_callers_transaction_too")
@@ -367,7 +367,7 @@ def another_outcome_stays_outside_of_the_transaction(bug: Bug) -> None:
     def outside(original: Planted, store: Any, items: Any, *_: Any, **__: Any) -> Any:
         return original(store, items, None)
 
-    bug.around(bug.face, "_finish", outside)
+    bug.around(bug.postgres("finishing").Finishing, "_finish", outside)
 
 
 @mutant("ENQ-7", stores=POSTGRES)
@@ -385,7 +385,7 @@ def a_lane_is_made_in_the_callers_transaction(bug: Bug) -> None:
     async def make_lanes(original: Planted, client: Any, *rest: Any) -> Any:
         return await original(_Within(joined[-1]) if joined and joined[-1] else client, *rest)
 
-    bug.around(bug.face, "_enqueue", enqueue)
+    bug.around(bug.postgres("enqueueing").Enqueueing, "_enqueue", enqueue)
     bug.around(bug.postgres("enqueue"), "make_lanes", make_lanes)
 
 
@@ -410,4 +410,4 @@ def nobody_is_told_of_a_commit(bug: Bug) -> None:
         if joined is None:
             await original(store, effects, joined, *rest)
 
-    bug.around(bug.face, "_publish", publish)
+    bug.around(bug.postgres("transactions").Transactions, "publish", publish)

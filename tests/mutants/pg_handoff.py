@@ -89,10 +89,10 @@ def what_comes_has_the_usual_ttl(bug: Bug) -> None:
 def what_comes_is_nobodys(bug: Bug) -> None:
     """The job as it came does not say who holds it."""
 
-    def to_handed(original: Planted, *columns: Any) -> Any:
+    def to_handed_off(original: Planted, *columns: Any) -> Any:
         return original(*columns[:-1], "")
 
-    bug.around(bug.postgres("rows"), "to_handed", to_handed)
+    bug.around(bug.postgres("rows"), "to_handed_off", to_handed_off)
 
 
 @mutant("CLAIM-1", stores=POSTGRES)

@@ -108,7 +108,7 @@ def extensions_are_always_logged(bug: Bug) -> None:
         return None
 
     bug.around(bug.postgres("changes"), "extend", extend)
-    bug.around(bug.face, "_extend", plain)
+    bug.around(bug.postgres("finishing").Finishing, "_extend_live", plain)
 
 
 @mutant("EVENT-1", stores=POSTGRES, seen_by="extended_and_progressed_are_recorded_only_when_asked_for")

@@ -71,7 +71,7 @@ def offers(request, kind, server):
     """How many workers have offered to take jobs."""
     if kind == "postgres":
         asked = request.getfixturevalue("asked")
-        return lambda: asked("SELECT count(*) FROM holdfast.offers WHERE until > 0")
+        return lambda: asked("SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")
     prefix = request.getfixturevalue("prefix")
 
     async def count():

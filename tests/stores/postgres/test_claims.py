@@ -93,7 +93,7 @@ async def test_a_tenant_that_is_told_of_while_a_claim_looks_for_tenants_is_found
 
         async def comes():
             await other.enqueue([new("b", tenant="late")])
-            store._noted((Hint.READY, "late", "mail", ""))
+            store._cache.note_hint(Hint.READY, "late", "mail")
 
         meanwhile(store, "lanes_with_work", comes)
         assert await claim(store, 5, tenant=None) == []
@@ -199,7 +199,7 @@ async def test_a_paused_queue_is_not_taken_for_a_locked_one(postgres, database, 
     async with opened(postgres.url(database)) as store:
         await fill(store, 3)
         await store.pause("acme", "mail", paused=True)
-        store._noted((Hint.READY, "acme", "mail", ""))
+        store._cache.note_hint(Hint.READY, "acme", "mail")
         answer = await store.claim(wish(5, tenant))
         assert (answer.jobs, answer.next_at) == ([], None)
 
@@ -238,7 +238,7 @@ async def test_hundreds_of_tenants_with_later_jobs_keep_nobody_from_their_turns(
         assert [job.tenant for job in await claim(store, 5, tenant=None)] == ["big"] * 5
         await other.enqueue([new("a", tenant="newcomer")])
         for tenant in [*tenants, "newcomer"]:
-            store._noted((Hint.READY, tenant, "mail", ""))
+            store._cache.note_hint(Hint.READY, tenant, "mail")
         store._cache.queue("mail").scanned_at = lanes.NEVER
         served = [job.tenant for _ in range(4) for job in await claim(store, 5, tenant=None)]
         assert served.count("newcomer") == 1

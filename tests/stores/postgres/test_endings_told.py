@@ -20,8 +20,10 @@ async def told_of(postgres, database, item, result, change=None):
         (job,) = await claim(store, 1)
         if change is not None:
             await change(store, job)
-        if store._notifications._sending is not None:  # While hints go by themselves, this one would go with them.
-            await asyncio.wait([store._notifications._sending])
+        if (
+            store._transactions.notifier._sending is not None
+        ):  # While hints go by themselves, this one would go with them.
+            await asyncio.wait([store._transactions.notifier._sending])
         await store.finish([Finish(job.key, job.token, "complete", result)])
         await ear.expect(lambda signal: signal.id == item.key.id)
         stop()

@@ -142,7 +142,7 @@ async def test_a_claim_leaves_no_offer_when_nobody_hears_it_any_more(store, offe
             await eventually(lambda: post._channel.number == 0, every_s=0.001)
         go_on.set()
         await claiming
-        assert await admin.fetch("SELECT * FROM holdfast.waiters WHERE until > 0") == []
+        assert await admin.fetch("SELECT * FROM holdfast.waiters WHERE expires_at > 0") == []
         if how == "it ends":
             assert await admin.fetch("SELECT * FROM holdfast.waiter_queues") == []
 
@@ -183,7 +183,7 @@ async def test_a_place_that_ends_before_it_was_heard_leaves_nothing(store, offer
             await post.close()
             go_on.set()
             await eventually(heard, lambda found: found == 1)
-            connection = store._notifications._connection
+            connection = store._transactions.listener._connection
             await eventually(lambda: len([name for name in connection._listeners if name.startswith("hfp")]) == 1)
 
 
@@ -199,8 +199,8 @@ async def test_a_connection_that_ends_while_a_place_does_is_no_surprise(store, o
 
     async with place(store, offers) as (post, _):
         monkeypatch.setattr(asyncpg.Connection, "_get_statement", ended)
-        before = set(store._notifications._tasks)
-    (task,) = store._notifications._tasks - before
+        before = set(store._transactions.listener._tasks)
+    (task,) = store._transactions.listener._tasks - before
     await asyncio.wait([task])
     assert task.exception() is None
     assert post._channel.number == 0
@@ -224,7 +224,7 @@ async def test_a_worker_that_comes_or_goes_on_a_dead_line_leaves_no_other_deaf(p
         async def offered():
             with contextlib.suppress(StoreError):
                 await post.claim(wish(2))
-            return await asked("SELECT max(post) FROM holdfast.waiters WHERE until > 0") == post._channel.number
+            return await asked("SELECT max(inbox) FROM holdfast.waiters WHERE expires_at > 0") == post._channel.number
 
         await eventually(offered)
         await store.enqueue([new("x")])
@@ -359,7 +359,7 @@ async def test_where_old_versions_pile_up_nothing_is_offered(store, offers, admi
 async def test_prune_forgets_the_offers_of_the_dead_alone(store, offers, admin):
     async with place(store, offers):
         living = await admin.fetchval("SELECT post FROM holdfast.waiters")
-        await admin.execute("UPDATE holdfast.waiters SET until = 0")  # As in the middle of a claim.
+        await admin.execute("UPDATE holdfast.waiters SET expires_at = 0")  # As in the middle of a claim.
         for post, until in ((1, 0), (2, 5), (3, 2**60)):
             row = "INSERT INTO holdfast.waiters VALUES ($1, $2, 1, 1, 1, 0, false, 'x', 'w')"
             await admin.execute(row, post, until)
@@ -375,7 +375,7 @@ async def test_a_server_that_was_killed_has_no_offers_and_workers_offer_anew(dur
     runs = Runs()
 
     def offers():
-        return int(durable.sql("SELECT count(*) FROM holdfast.waiters WHERE until > 0")[0][0])
+        return int(durable.sql("SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")[0][0])
 
     async with Queue(url, tenant=TENANT) as queue, working(url, runs.job, concurrency=2):
         await waiting(offers, 1)

@@ -6,7 +6,7 @@ from holdfast.core.errors import JobCanceled
 from holdfast.core.job import Cancel, JobKey
 from holdfast.store import Hint
 from holdfast.stores.postgres.lanes import LaneCache
-from holdfast.stores.postgres.notifications import GATHER_S, PAYLOAD, payloads
+from holdfast.stores.postgres.notifications import GATHER_S, MAX_PAYLOAD, payloads
 from holdfast.stores.postgres.unit_of_work import Effects
 from tests.stores.postgres.support import apart, claim, complete, fill, new, opened
 
@@ -106,7 +106,7 @@ def test_many_ends_are_told_as_one_and_no_notification_is_too_long():
     wide = [(Hint.READY, "t", f"queue-{n}-{'x' * 100}", "") for n in range(500)]
     found = payloads("me", wide)
     assert len(found) > 1
-    assert max(len(payload) for _, payload in found) <= PAYLOAD + 100
+    assert max(len(payload) for _, payload in found) <= MAX_PAYLOAD + 100
 
 
 async def test_that_the_log_grew_goes_with_the_next_hint(postgres, database):
@@ -142,8 +142,8 @@ async def test_what_would_have_gone_with_a_refused_change_is_told_all_the_same(p
 async def quiet(store):
     """Wait until it has nothing to tell, and may tell again at once."""
     async with asyncio.timeout(10):
-        while store._notifications._sending is not None:
-            await asyncio.wait([store._notifications._sending])
+        while store._transactions.notifier._sending is not None:
+            await asyncio.wait([store._transactions.notifier._sending])
     await asyncio.sleep(GATHER_S)
 
 

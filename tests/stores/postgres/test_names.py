@@ -73,13 +73,13 @@ TEXTS = [
 
 @pytest.fixture
 async def memory():
-    cache = await open_store(f"memory:{uuid.uuid4().hex}")
+    memory = await open_store(f"memory:{uuid.uuid4().hex}")
     yield memory
-    await cache.close()
+    await memory.close()
 
 
 @pytest.mark.parametrize("outcome", ["fail", "retry"])
-async def test_error_texts_come_back_as_from_the_other_stores(store, cache, outcome):
+async def test_error_texts_come_back_as_from_the_other_stores(store, memory, outcome):
     """NUL is nothing that PostgreSQL's text can hold."""
 
     async def kept(place, text):
@@ -91,10 +91,10 @@ async def test_error_texts_come_back_as_from_the_other_stores(store, cache, outc
         return answer, job.state, job.reason, [(e.type, e.message, e.traceback) for e in job.errors]
 
     for text in TEXTS:
-        assert await kept(store, text) == await kept(cache, text)
+        assert await kept(store, text) == await kept(memory, text)
 
 
-async def test_progress_comes_back_as_from_the_other_stores(store, cache):
+async def test_progress_comes_back_as_from_the_other_stores(store, memory):
     async def kept(place, text):
         await place.enqueue([new("x", queue=repr(text))])
         job = await claim_one(place, queues=(repr(text),))
@@ -103,7 +103,7 @@ async def test_progress_comes_back_as_from_the_other_stores(store, cache):
         return job.progress
 
     for text in TEXTS:
-        assert await kept(store, text) == await kept(cache, text)
+        assert await kept(store, text) == await kept(memory, text)
 
 
 @pytest.mark.parametrize("text", ["\ud800", "x\udcffy"], ids=["alone", "within"])

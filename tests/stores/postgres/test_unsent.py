@@ -62,7 +62,7 @@ async def test_a_hand_off_that_cannot_be_sent_is_released_at_once():
         url = server.url()
 
         def offered():
-            return answer_of(url, "SELECT count(*) FROM holdfast.waiters WHERE until > 0")
+            return answer_of(url, "SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")
 
         async with opened(url) as store, opened(url) as producer:
             await producer.enqueue([new("warm")])
@@ -95,7 +95,7 @@ async def test_a_producer_that_dies_releasing_what_it_could_not_send_leaves_it_t
         url = server.url()
 
         def offered():
-            return answer_of(url, "SELECT count(*) FROM holdfast.waiters WHERE until > 0")
+            return answer_of(url, "SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")
 
         async with opened(url) as store, opened(url) as producer, place(store, offered, limit=3) as (post, _):
             async with filled(server.url("stranger")):
@@ -193,7 +193,7 @@ async def test_a_worker_gives_back_what_was_sent_before_the_server_was_restarted
     with PostgresServer(durable=False) as server:
 
         def offered():
-            return answer_of(server.url(), "SELECT count(*) FROM holdfast.waiters WHERE until > 0")
+            return answer_of(server.url(), "SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")
 
         async with opened(server.url()) as store, place(store, offered, limit=3) as (post, _):
             await store.enqueue([new("x", max_attempts=1)])

@@ -22,22 +22,22 @@ from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.turns import Part, leave, plan, record_round
 
 SOON_MS = 50
-"""Lanes are looked at that much before their next job is due by our reckoning of the store's clock."""
+"""How early lanes are read, before their next job is due by our estimate of the store's clock."""
 BATCH = 1000
-"""How many jobs one statement leases at most."""
+"""The most jobs that one statement leases."""
 LOCKED_MS = 200
-"""When a lane is looked at again whose visible jobs somebody's transaction has locked: it may take none of them.
+"""When a lane is read again whose visible jobs another transaction has locked: it may take none of them.
 
-A claim in turns does so, too: until its commit it holds all that it looked at, and others pass over it.
+A claim in turns is such a transaction: until its commit it locks all jobs that it has read, and others skip them.
 """
 HELD_MS = int(1000 * FULL_SCAN_S) + SOON_MS
-"""The same for leases that have run out: with the next look at all of them."""
+"""The same for expired leases: with the next read of all of them."""
 
 Reap = Callable[[int, float], Awaitable[Any]]
 
 
 class _Answer(Struct):
-    """What the function `claim` answered."""
+    """The answer of the function claim()."""
 
     now: int
     expired: bool
@@ -45,13 +45,13 @@ class _Answer(Struct):
     founds: list[int]
     costs: list[int | None]
     soon: list[int | None]
-    """When the next job is due that was not found. Not later than `now`: it is locked, or has just come."""
+    """When the next job of each lane is due. Not later than `now`: that job is locked, or was just enqueued."""
     jobs: list[Row]
-    """In the order they are to be run in."""
+    """In the order in which to run them."""
     hints_seen: list[int]
-    """What we had heard of each lane when it was asked."""
+    """`hints_seen` of each lane when it was read."""
     whole: set[Lane]
-    """Those that were looked at without marks."""
+    """Lanes that were read in full."""
 
 
 class Claims:
@@ -79,11 +79,11 @@ class Claims:
         except StoreError:
             if not jobs:
                 raise
-            at = jobs[-1].claimed_at or 0  # What was granted before is kept; for the rest it looks again.
+            at = jobs[-1].claimed_at or 0  # Keep the leases that were granted, and look again for the rest.
             return Claimed(jobs, at, at + 1)
 
     async def _rounds(self, request: ClaimRequest, parts: list[Part], jobs: list[Job]) -> int:
-        """Ask until there is enough, or nothing left: the store's time. What is granted is in `jobs` at once."""
+        """Ask until there are enough jobs, or none left. Answers the store's time; `jobs` gets each lease at once."""
         cache = self._cache
         going = parts
         repaired = False
@@ -96,7 +96,7 @@ class Claims:
             asked = time.monotonic()
             answer = await self._send(request, sent, left, reaped, look=look)
             now = answer.now
-            self._clock = (now, asked)  # Rather early than late, however long the answer took.
+            self._clock = (now, asked)  # Early rather than late, however long the answer took.
             if answer.expired:
                 ended = await self._reap(REPAIR_LIMIT, request.random)
                 if len(ended.jobs) < REPAIR_LIMIT:
@@ -111,12 +111,12 @@ class Claims:
                 with cache.lock:
                     cache.next_deadline, cache.deadline_scanned_at = answer.next_deadline, time.monotonic()
             repaired, look = True, False
-            taken = self._took(request, sent, answer)
+            taken = self._record(request, sent, answer)
             if taken:
                 jobs += taken
                 cache.granted(now + request.lease_ms)
                 cache.lease((job.token, job.seq) for job in taken)
-            # Who is asked next: the queue that has been asked least, of those the one that stands first.
+            # Next is the queue that got the least jobs so far; of several, the first.
             places = {id(part): part.got * len(going) + n for n, part in enumerate(going)}
             going = sorted((part for part in going if not part.short), key=lambda part: places[id(part)])
             if len(jobs) >= request.limit or not going:
@@ -136,11 +136,11 @@ class Claims:
             return [Part(queue, None, [lane] if lane else []) for queue, lane in zip(queues, lanes, strict=True)]
         for queue in queues:
             if is_due(cache.queue(queue).scanned_at):
-                await self._look(queue)
+                await self._find_lanes_with_work(queue)
         return [Part(queue, cache.queue(queue)) for queue in queues]
 
-    async def _look(self, queue: str) -> None:
-        """See which lanes of a queue have work: others may have got some that we were not told of."""
+    async def _find_lanes_with_work(self, queue: str) -> None:
+        """Read which lanes of a queue have work: hints may have been missed."""
         cache = self._cache
         queue_lanes = cache.queue(queue)
         hints_seen, scanned_at = queue_lanes.hints_seen, time.monotonic()
@@ -159,7 +159,7 @@ class Claims:
                 queue_lanes.scanned_at = scanned_at
 
     def _deal(self, going: list[Part], left: int) -> list[Part]:
-        """Share out what is wanted between the queues, one by one in rotation, and plan each one's part."""
+        """Share out the wanted jobs between the queues in rotation, and plan each queue's part."""
         shares = [left // len(going) + (n < left % len(going)) for n in range(len(going))]
         now, past = None, 0
         if self._clock is not None:
@@ -213,21 +213,21 @@ class Claims:
             list(info[3 + 2 * count :]), sorted(found, key=itemgetter("token")), hints_seen, whole,
         )  # fmt: skip
 
-    def _took(self, request: ClaimRequest, sent: list[Part], answer: _Answer) -> list[Job]:
+    def _record(self, request: ClaimRequest, sent: list[Part], answer: _Answer) -> list[Job]:
         jobs: list[Job] = []
         taken: dict[int, int] = {}
         cache = self._cache
         with cache.lock:
             asked = [lane for part in sent for lane in part.lanes]
-            # The names of what was leased: the statement has compared them with those in the database. [TENANT-3]
+            # The statement has compared the names of these lanes with the database. [TENANT-3]
             by_number = {lane.number: lane for lane in asked}
-            # What we heard of meanwhile is not in the answer, and may stand before what was taken.
-            surprised = {
+            # Jobs that a hint named meanwhile are not in the answer, and may come before the ones taken.
+            hinted = {
                 lane for lane, hints_seen in zip(asked, answer.hints_seen, strict=True) if lane.hints_seen != hints_seen
             }
             for number, alike in groupby(answer.jobs, itemgetter("lane")):
                 lane = by_number[number]
-                back = LATE_COMMIT_MS if lane in surprised else 0
+                back = LATE_COMMIT_MS if lane in hinted else 0
                 count = len(jobs)
                 for row in alike:
                     rank: int = row["rank"]
@@ -241,9 +241,9 @@ class Claims:
                 part.got = sum(taken.get(lane.number, 0) for lane in part.lanes)
                 part.short = part.got < part.share and not self._may_have_more(part)
                 for lane, soon in zip(part.lanes, answer.soon[at:end], strict=True):
-                    if lane in surprised or lane not in part.exhausted:
+                    if lane in hinted or lane not in part.exhausted:
                         lane.look_at(0)
-                        lane.needs_rescan = True  # Among what it looked at, some may have been locked.
+                        lane.needs_rescan = True  # Some of the jobs that it read may have been locked.
                     elif soon is not None and soon <= answer.now:
                         lane.look_at(answer.now + LOCKED_MS)
                         lane.look_from(soon)
@@ -255,7 +255,7 @@ class Claims:
 
     @staticmethod
     def _may_have_more(part: Part) -> bool:
-        """Whether there may be more to take in this queue than a round could be certain of."""
+        """Whether this queue may have more jobs than a round could be certain of."""
         queue_lanes = part.queue_lanes
         lanes = part.lanes if queue_lanes is None else (queue_lanes.lanes[tenant] for _, tenant in queue_lanes.turns)
         return any(lane not in part.exhausted for lane in lanes)
@@ -269,7 +269,7 @@ class Claims:
         with cache.lock:
             deadline = cache.next_deadline
             if deadline is not None:
-                # One that is past although all were ended that could be: somebody's transaction holds it.
+                # An expired lease that the reaper could not end: another transaction has locked it.
                 times.append(now + HELD_MS if deadline <= cache.reaped else deadline)
             clock = time.monotonic()
             rescans: list[float | None] = []

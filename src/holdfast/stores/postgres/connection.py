@@ -1,7 +1,7 @@
-"""The link to the server: a small pool, statements by name, and every error becomes one of ours.
+"""The client: a small pool of connections, statements by name, and Holdfast's errors instead of the driver's.
 
-Whether something may be sent again after a lost connection is said by whoever sends it, with `repeat`; what the server
-rolled back because of a deadlock is always tried again. One connection of the pool is kept for renewals and beats: a
+`repeat` says whether a statement may be sent again after a lost connection. A transaction that the server rolled back
+because of a deadlock is always tried again. One connection of the pool is kept for renewals and heartbeats, so that a
 worker whose other connections are all busy does not lose its leases. [LEASE-4]
 """
 
@@ -24,20 +24,20 @@ from holdfast.stores.postgres.sql import Statements, statements
 
 A = TypeVar("A")
 TRIES = 6
-"""How often a change is tried that others got in the way of."""
+"""How often a change is tried that conflicts with others."""
 PAUSE_S = 0.05
 LOCK_MS = 1500
-"""How long a batch waits for somebody's open transaction, before it is seen which of its jobs is held up.
+"""How long a batch waits for an open transaction, before it is split to find the blocked job.
 
 Longer than the server takes to notice a deadlock, which is tried again.
 """
 PATIENT_LOCK_MS = 5000
-"""How long a change waits that nothing else waits with: also behind many of its own kind."""
+"""How long a single change waits for a lock, also behind many others."""
 IDLE_MS = 15_000
-"""After how long the server ends a transaction of a process of ours that was frozen in the middle of it."""
+"""When the server ends a transaction whose process froze in the middle of it."""
 
-# Every statement is planned once, and goes by index, whatever the statistics say; the hot ones say so themselves (see
-# migrations/).
+# Every statement is planned once and uses indexes, whatever the statistics say. The hot functions set this themselves
+# (see migrations/).
 _SETTINGS = {
     "application_name": "holdfast", "lock_timeout": str(LOCK_MS), "idle_in_transaction_session_timeout": str(IDLE_MS),
     "default_transaction_isolation": "read committed", "jit": "off", "plan_cache_mode": "force_generic_plan",
@@ -54,14 +54,14 @@ class OnData(Protocol):
 
 
 class Session(Protocol):
-    """Something to run named statements on: a connection of ours, or of a caller's."""
+    """Runs named statements: on a connection of the pool, or on a caller's."""
 
     async def rows(self, name: str, *args: Any) -> list[Row]: ...
     async def value(self, name: str, *args: Any) -> Any: ...
 
 
 class AsyncpgSession:
-    """A connection of asyncpg's."""
+    """A connection of asyncpg. Runs named statements."""
 
     def __init__(self, connection: Connection, sql: Statements, timeout_s: float | None = None) -> None:
         self.connection = connection
@@ -75,12 +75,12 @@ class AsyncpgSession:
         return await self.connection.fetchval(self._sql[name], *args, timeout=self._timeout_s)
 
     async def execute(self, text: str) -> None:
-        """Run SQL as it stands."""
+        """Run this SQL."""
         await self.connection.execute(text, timeout=self._timeout_s)
 
 
 class Client:
-    """One handle's connections, for one event loop. Connects when first used."""
+    """The connections of one handle, for one event loop. Connects when first used."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -90,7 +90,7 @@ class Client:
         self._age = 0
         self._closed = False
         self._waiting: deque[tuple[bool, asyncio.Future[None]]] = deque()
-        self.set_data: OnData | None = None
+        self.on_data: OnData | None = None
         """Notice which data a connection leads to: each new one, and one on which a statement found other data."""
 
     @property
@@ -120,7 +120,7 @@ class Client:
         urgent: bool = False,
         lock_ms: int = PATIENT_LOCK_MS,
     ) -> A:
-        """Do `work` in a transaction; from its beginning again if another one got in its way."""
+        """Do `work` in a transaction, and again from its beginning after a conflict."""
 
         async def whole(session: AsyncpgSession) -> A:
             await session.execute(f"BEGIN; SET LOCAL lock_timeout = {lock_ms}")
@@ -166,7 +166,7 @@ class Client:
             self._give(connection, keep=not is_lost(error) and not _in_transaction(connection), age=age)
             raise
         except BaseException:
-            # Also when canceled: nobody knows what the connection is in the middle of.
+            # Also when canceled: the state of the connection is unknown.
             self._give(connection, keep=False, age=age)
             raise
         self._give(connection, keep=True, age=age)
@@ -174,17 +174,17 @@ class Client:
 
     def _translated(self, error: BaseException) -> StoreError:
         found = translate(error, self.shown, self.address.timeout_s)
-        if isinstance(found, StoreMismatch) and self.set_data is not None:
-            # It was there when the store was opened.
+        if isinstance(found, StoreMismatch) and self.on_data is not None:
+            # The schema existed when the store was opened.
             return StoreUnavailable(f"{found}, unless it is being restored: then try again")
         return found
 
     # The pool -------------------------------------------------------------------------------------------------
 
     async def connect(self) -> Connection:
-        """A connection of its own, outside of the pool, for whoever closes it."""
+        """A connection outside of the pool. The caller closes it."""
         connection = await self._connect()
-        if self.set_data is not None:
+        if self.on_data is not None:
             try:
                 await self._check_data(connection)
             except BaseException as error:
@@ -194,25 +194,25 @@ class Client:
                 raise
         return connection
 
-    async def look(self) -> None:
-        """See which data there is now."""
+    async def check_data(self) -> None:
+        """Read the identity of the data, and pass it to `on_data`."""
         await self._run(lambda session: self._check_data(session.connection), repeat=True, urgent=False)
 
     async def _check_data(self, connection: Connection, *, stale: bool = False) -> None:
-        """See which data this leads to. The first connection to a new generation of it begins that."""
+        """Read the identity of the data that this connection leads to. Begins a new generation if there is none."""
         data_id = await connection.fetchval(self.sql["data_id"], timeout=self.address.timeout_s)
         if data_id is None:
             raise StoreUnavailable(f"{self.shown} has no data, as while it is restored; try again")
-        if data_id.endswith(" "):  # Without a generation. What is known of the primary's data must outlive this moment.
+        if data_id.endswith(" "):  # There is no generation. The cache of the primary's data must be kept.
             raise StoreUnavailable(f"{self.shown} is a replica, which takes no changes; connect to its primary")
-        if self.set_data is not None:
-            self.set_data(data_id, stale=stale)
+        if self.on_data is not None:
+            self.on_data(data_id, stale=stale)
 
     async def _connect(self) -> Connection:
         return await self._connect_to(self.address.dsn)
 
     async def _connect_to(self, *args: Any, **named: Any) -> Connection:
-        # Behind pgbouncer a statement does not stay where it was prepared, nor does a setting.
+        # Behind pgbouncer neither prepared statements nor settings stay with a connection.
         pooled = not self.address.listen
         try:
             return await cast("Any", asyncpg).connect(
@@ -260,8 +260,8 @@ class Client:
             async with asyncio.timeout_at(end):
                 await future
         except TimeoutError:
-            most = self.address.connections
-            reason = f"all {most} connections to {self.shown} were in use for {self.address.wait_s} s"
+            count = self.address.connections
+            reason = f"all {count} connections to {self.shown} were in use for {self.address.wait_s} s"
             raise StoreBusy(f"{reason}; raise `connections` in its URL") from None
         finally:
             if entry in self._waiting:
@@ -280,14 +280,14 @@ class Client:
         self._wake()
 
     def _wake(self) -> None:
-        """Let those try again who wait: whoever waits for a renewal first."""
+        """Wake waiting calls, urgent ones first."""
         for entry in sorted(self._waiting, key=lambda entry: not entry[0])[:2]:
             self._waiting.remove(entry)
             if not entry[1].done():
                 entry[1].set_result(None)
 
     def drop_idle(self) -> None:
-        """A connection was found dead: the others may be, too, and are not used again."""
+        """Close idle connections after one was found dead: others may be dead too."""
         self._age += 1
         idle, self._idle = self._idle, []
         self._count -= len(idle)
@@ -295,7 +295,7 @@ class Client:
             connection.terminate()
 
     async def close(self) -> None:
-        """Close every connection. What is under way fails. Twice is harmless."""
+        """Close every connection. Calls under way fail. Twice is harmless."""
         self._closed = True
         idle, self._idle = self._idle, []
         self._count -= len(idle)

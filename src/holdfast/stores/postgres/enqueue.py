@@ -1,4 +1,4 @@
-"""Taking jobs in. [ENQ-1 to ENQ-8]"""
+"""The slower path of an enqueue: existing ids, idempotency keys and quotas. [ENQ-2, ENQ-3, TENANT-5]"""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.unit_of_work import Effects, KeyScope, UnitOfWork, scope_of
 
 ID_TRIES = 10
-"""How often ids are looked at that turn out to be another's when they are to be taken."""
+"""How often to try ids that another transaction takes first."""
 PAUSE_S = 0.01
 KEY_TRIES = 5
-"""How often keys are looked at that somebody else has, before we wait for them."""
+"""How often to try keys that another transaction has locked, before waiting for them."""
 
 
 async def make_lanes(client: Client, cache: LaneCache, items: Sequence[NewJob]) -> list[Lane]:
@@ -39,7 +39,7 @@ async def make_lanes(client: Client, cache: LaneCache, items: Sequence[NewJob]) 
 
 
 async def add_lane(client: Client, cache: LaneCache, tenant: str, queue: str, ranks: int = 0) -> Lane:
-    """Make a lane, or add priorities to it."""
+    """Create a lane, or add priorities to it."""
     fingerprint = cache.fingerprint()
     found: list[Row] = []
     if cache.queue(queue).number is not None:
@@ -51,7 +51,7 @@ async def add_lane(client: Client, cache: LaneCache, tenant: str, queue: str, ra
 
 
 async def add_queue(client: Client, cache: LaneCache, queue: str) -> int:
-    """Make a line, or find it. Raises StaleCache."""
+    """The id of a queue name, created if it is new. Raises StaleCache."""
     fingerprint = cache.fingerprint()
     await client.rows("add_queue", queue, fingerprint, repeat=True)
     number = await client.value("find_queue", queue, fingerprint, repeat=True)
@@ -62,7 +62,7 @@ async def add_queue(client: Client, cache: LaneCache, queue: str) -> int:
 
 
 def fresh_answers(items: Sequence[NewJob], lanes: Sequence[Lane], now: int) -> tuple[list[EnqueueAnswer], Effects]:
-    """What `enqueue` has done, once it says so."""
+    """The answers and effects of the function enqueue(), after it has succeeded."""
     effects = Effects(logged=True)
     answers: list[EnqueueAnswer] = []
     for item, lane in zip(items, lanes, strict=True):
@@ -75,19 +75,19 @@ def fresh_answers(items: Sequence[NewJob], lanes: Sequence[Lane], now: int) -> t
 async def enqueue(
     session: Session, cache: LaneCache, items: Sequence[NewJob], lanes: Sequence[Lane], schema: str, *, joined: bool
 ) -> tuple[list[EnqueueAnswer] | None, Effects]:
-    """Take in jobs one by one, whatever is there already. The id is looked at first, then the key. [ENQ-2, ENQ-3]
+    """Enqueue jobs one by one. The id decides first, then the key. [ENQ-2, ENQ-3]
 
-    What is there already is answered as it is read, without a lock: in a caller's transaction that would stay, and keep
-    others from renewing and finishing the job. Only ids and keys of what is taken in are locked. [ENQ-7]
+    Existing jobs are read without a lock: in a caller's transaction a lock would stay, and keep workers from renewing
+    and finishing the job. Only the ids and keys of new jobs are locked. [ENQ-7]
 
-    Everybody locks keys first, then new ids, then ended jobs, and a tenant last: nobody waits for a caller with a
-    tenant in hand. None: others were first. The caller then begins anew, in a transaction that does not hold what this
-    one has locked; in a transaction that was joined there is no such choice, and it is tried again at once.
+    All transactions lock keys first, then new ids, then finished jobs, and a tenant last: so none waits for a caller's
+    transaction while it holds a tenant. None: other transactions were first. The caller then tries again in a new
+    transaction without these locks. A joined transaction cannot do that, and tries again at once.
     """
     new = _New(session, cache, list(zip(items, lanes, strict=True)))
     await new.look()
     for attempt in range(1, KEY_TRIES):
-        # Whoever has a key is about to bind it: then it is enough to look again, and there is no waiting in line.
+        # The transaction that holds the key is about to bind it: then reading again is enough, without a lock.
         if not new.scopes or await session.value("try_lock_keys", key_locks(schema, new.scopes)):
             break
         await asyncio.sleep(PAUSE_S * attempt)
@@ -100,7 +100,7 @@ async def enqueue(
 
 
 class _New:
-    """Jobs to take in, and the answers that are known so far."""
+    """Jobs to enqueue, and the answers that are known so far."""
 
     def __init__(self, session: Session, cache: LaneCache, pairs: Sequence[tuple[NewJob, Lane]]) -> None:
         self._session = session
@@ -113,11 +113,11 @@ class _New:
 
     @property
     def scopes(self) -> set[KeyScope]:
-        """The keys of those that are left."""
+        """The keys of the jobs that are left."""
         return {scope_of(lane, item.envelope) for _, item, lane in self.left if item.envelope.idempotency is not None}
 
     async def look(self) -> None:
-        """Answer what is clear from what is there. Left is what is to be taken in, and what comes after its like."""
+        """Answer duplicates of existing jobs. Left are new jobs, and duplicates of other jobs of this call."""
         await self._read(UnitOfWork(self._session, self._cache, self._lanes))
         ids: set[tuple[int, str]] = set()
         scopes: set[KeyScope] = set()
@@ -137,7 +137,7 @@ class _New:
                 scopes.add(scope)
 
     async def take(self, schema: str, *, tries: int, wait: bool) -> bool:
-        """Take the ids of those that are left, and take them in: whether nobody else was first each time."""
+        """Take the ids of the jobs that are left, and add the jobs. False: other transactions were first each time."""
         for attempt in range(tries):
             ids = self._ids()
             seqs = [self.unit.found[key].job.seq if key in self.unit.found else 0 for key in ids]
@@ -150,7 +150,7 @@ class _New:
                 quotas = await Quotas.read(self._session, self._cache, tenants, schema, wait=wait)
                 await self._take_in(dict(zip(ids, numbers, strict=True)), fresh, quotas)
                 return True
-            # Not any more as we saw it: somebody else was first, or is about to forget one of them.
+            # An id has changed since it was read: another transaction took it, or is about to forget its job.
             if attempt + 1 < tries:
                 await asyncio.sleep(PAUSE_S * attempt)
                 await self.look()
@@ -177,13 +177,13 @@ class _New:
         unused = [key for key in fresh if key not in self.unit.found]
         if unused:
             await self._session.rows("drop_ids", *_columns(unused), [numbers[key] for key in unused])
-        moved = {key: held.job.seq for key, held in self.unit.found.items() if held.new}
+        moved = {key: row.job.seq for key, row in self.unit.found.items() if row.new}
         if moved:
             before = [numbers[key] for key in moved]
             await self._session.rows("move_ids", *_columns(list(moved)), before, list(moved.values()))
 
     def _decide(self, new: NewJob, lane: Lane) -> EnqueueAnswer | None:
-        """The answer from what is there, or None: a fresh job."""
+        """The answer if a job or key exists already; None: it is a new job."""
         unit, (tenant, queue, _) = self.unit, new.key
         existing = unit.find_any(new.key)
         binding = self._bindings.get(scope_of(lane, new.envelope)) if new.envelope.idempotency is not None else None
@@ -209,13 +209,13 @@ class _New:
 
 
 def scopes_of(unit: UnitOfWork) -> set[KeyScope]:
-    """The keys of jobs that were read."""
-    found = [(held.lane, held.job.envelope) for held in unit.found.values()]
+    """The keys of the jobs that were read."""
+    found = [(row.lane, row.job.envelope) for row in unit.found.values()]
     return {scope_of(lane, envelope) for lane, envelope in found if envelope.idempotency is not None}
 
 
 async def bindings_of(unit: UnitOfWork, scopes: set[KeyScope]) -> dict[KeyScope, Binding]:
-    """Who holds these keys; the holders are read as well."""
+    """The jobs that hold these keys. They are read as well."""
     if not scopes:
         return {}
     columns = [list(column) for column in zip(*sorted(scopes), strict=True)]
@@ -232,7 +232,7 @@ async def bindings_of(unit: UnitOfWork, scopes: set[KeyScope]) -> dict[KeyScope,
 
 
 def key_locks(schema: str, scopes: set[KeyScope]) -> list[str]:
-    """What keys are locked by."""
+    """The names of the locks of these keys."""
     return [f"{schema}:{lane}:{type_}:{key}" for lane, type_, key in scopes]
 
 

@@ -17,9 +17,9 @@ from holdfast.stores.postgres.log import END, Position
 from holdfast.stores.postgres.rows import Row
 
 FIRST_ROWS, MAX_ROWS = 8, 200
-"""How many rows of the log one statement reads."""
+"""How many rows of the log the first statement of a page reads, and the most that one reads."""
 MIN_SCAN = 1000
-"""How many events a tenant's page looks through at least."""
+"""The least number of events that a tenant's page reads."""
 
 
 class Ends:
@@ -27,20 +27,20 @@ class Ends:
 
     def __init__(self, row: Any) -> None:
         self.trimmed = _position(row, "trimmed_")
-        """Up to here what is left is in `kept_events`."""
+        """Kept events up to here are in `kept_events`."""
         self.floor = _position(row, "floor_")
-        """Up to here the events of all tenants are gone."""
+        """Events of all tenants up to here are removed."""
         self.version: int = row["version"]
         last = Position(*(row[name] or 0 for name in ("epoch", "xid", "n", "count")))
         self.end = max(last, self.trimmed, _beginning(row["begins"] or (0, 0)))
         self.held: bool = row["held"]
-        """Whether there is more, behind a transaction that is still open."""
+        """Whether an open transaction holds up further events."""
         self._gap: list[int] | None = row["gap"]
 
     def check(self, position: Position, cut: Position) -> None:
         """Raise EventsTrimmed for the position that the ends were read for, if events between it and the rest are lost.
 
-        Up to `cut` are those that are gone of the reader's tenant, or of all.
+        Up to `cut` are those that are removed of the reader's tenant, or of all.
         """
         if position < cut:
             raise EventsTrimmed(str(position), str(cut))
@@ -69,7 +69,7 @@ async def ends(client: Client, cache: LaneCache, after: Position = END) -> Ends:
 async def events(
     client: Client, cache: LaneCache, tenant: str | None, after: str | None, limit: int
 ) -> tuple[EventPage, bool]:
-    """Events after an offset, and whether some are held up behind an open transaction. [EVENT-2, EVENT-3]"""
+    """Events after an offset, and whether an open transaction holds up more. [EVENT-2, EVENT-3]"""
     while True:
         start, found, gaps = await _begin(client, cache, after, tenant)
         page, reached = await _page(client, cache, tenant, start, found, limit)
@@ -80,11 +80,11 @@ async def events(
 async def _page(
     client: Client, cache: LaneCache, tenant: str | None, start: Position, found: Ends, limit: int
 ) -> tuple[list[Event], Position]:
-    """Events from a position on, and the position behind the last that was looked at."""
+    """Events from a position on, and the position after the last one that was read."""
     page: list[Event] = []
     reached = start
     passed = 0
-    # A tenant's page looks through a bounded piece of the log, whatever it finds there.
+    # A tenant's page reads a bounded part of the log, whatever it finds there.
     while reached < found.end and len(page) < limit and passed < max(limit, MIN_SCAN):
         chunk, lanes, behind = await _chunk(client, cache, reached, found, found.end, min(MAX_ROWS, limit + 1), tenant)
         for row in chunk:
@@ -130,7 +130,7 @@ async def _chunk(
 
 
 async def bounds(client: Client, cache: LaneCache, after: str | None, most: int | None, last: str) -> tuple[str, str]:
-    """From where and up to where to read; the log ends, or ended, at `last`."""
+    """From where and up to where to read. `last` is the end of the log, now or earlier."""
     (start, found, _), end = await _begin(client, cache, after), log.parse_offset(last)
     if most is not None:
         cuts = await _cuts(client, start, end, found, most, 1)
@@ -139,7 +139,7 @@ async def bounds(client: Client, cache: LaneCache, after: str | None, most: int 
 
 
 async def written(client: Client, cache: LaneCache) -> Position:
-    """Where the log ends, also where an open transaction keeps readers from it."""
+    """Where the log ends, including events that an open transaction holds up."""
     rows = await client.rows("log_written", repeat=True)
     return max([(await ends(client, cache)).end, *(Position(*row.values()) for row in rows)])
 
@@ -205,7 +205,7 @@ async def _begin(
 
 
 async def readable(client: Client, cache: LaneCache, offset: str) -> Position:
-    """Where a registered reader is. It may be behind what is trimmed: it is told when it reads."""
+    """The position of a registered reader. It may be trimmed already: then the next read raises EventsTrimmed."""
     position = log.parse_offset(offset, "offset")
     found = await ends(client, cache, position)
     if position > found.end:
@@ -216,7 +216,7 @@ async def readable(client: Client, cache: LaneCache, offset: str) -> Position:
 
 
 async def _is_whole(client: Client, start: Position, found: Ends) -> bool:
-    """Whether nothing behind `start` was trimmed since the ends were read.
+    """Whether nothing after `start` was trimmed since the ends were read.
 
     A snapshot does not keep truncated rows, but `trimming` changes before a truncation.
     """
@@ -227,7 +227,7 @@ async def _is_whole(client: Client, start: Position, found: Ends) -> bool:
 async def _cuts(
     client: Client, start: Position, end: Position, found: Ends, size: int, most: int | None
 ) -> list[Position]:
-    """Where pieces of this size end, up to `most` of them."""
+    """Where pieces of this size end, at most `most` of them."""
     cuts: list[Position] = []
     before = 0
     if start < found.trimmed:
@@ -242,7 +242,7 @@ async def _cuts(
 
 
 async def _learn(client: Client, cache: LaneCache, fingerprint: str, numbers: set[int]) -> dict[int, tuple[str, str]]:
-    """Tenant and queue of each of these lanes, as they are in the data that `known` names."""
+    """Tenant and queue of each of these lanes, in the data of this fingerprint."""
     unknown = [number for number in numbers if number not in cache.by_number]
     if unknown:
         for row in await client.rows("lanes_by_number", unknown, fingerprint, repeat=True):

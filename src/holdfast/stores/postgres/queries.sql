@@ -212,7 +212,7 @@ WITH changed AS (
 WITH changed AS (DELETE FROM {s}.done WHERE seq = ANY ($1::bigint[]) RETURNING 1)
 SELECT {s}.expect(cardinality($1::bigint[]), count(*)) FROM changed;
 -- name: count_purges
-SELECT tenant, series, count, place
+SELECT tenant, series, count, filed_under
 FROM {s}.count_purges($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::bigint, $6::bigint, $7::int);
 -- name: log
 SELECT {s}.log($1::bigint, $2::bigint, $3::int, $4::smallint[], $5::int[], $6::text[], $7::text[], $8::int[],

@@ -29,9 +29,9 @@ from holdfast.stores.postgres.connection import Client
 from holdfast.stores.postgres.lanes import Lane, LaneCache
 
 SCAN_LIMIT = 10_000
-"""How many jobs a page of a list looks through at most before it answers with what it has."""
+"""The most jobs that one page of a list reads."""
 MAX_ROWS = 500
-"""How many jobs one statement reads."""
+"""The most jobs that one statement reads."""
 
 _SEGMENTS: tuple[tuple[str, frozenset[JobState], tuple[int, ...], tuple[str, ...]], ...] = (
     ("list_waiting", WAITING, (-1, 0, 0), ("rank", "visible_at", "seq")),
@@ -55,7 +55,7 @@ async def lane_of(client: Client, cache: LaneCache, tenant: str, queue: str) -> 
 
 
 async def lanes_of(client: Client, cache: LaneCache, names: Sequence[tuple[str, str]]) -> list[Lane | None]:
-    """The lane of each of these tenants and queues, where there is one."""
+    """The lane of each of these tenants and queues, if there is one."""
     lanes = {pair: cache.find(*pair) for pair in dict.fromkeys(names)}
     unknown = [pair for pair, lane in lanes.items() if lane is None]
     if unknown:
@@ -134,7 +134,7 @@ async def list_jobs(client: Client, cache: LaneCache, query: ListQuery) -> Page:
 async def _walk(
     client: Client, lane: Lane, fingerprint: str, query: ListQuery, start: int, after: tuple[int, ...]
 ) -> AsyncIterator[tuple[str, Job]]:
-    """The jobs of a lane from the cursor on, each with the cursor that stands for it."""
+    """The jobs of a lane from the cursor on, each with the cursor of its position."""
     for number, (name, states, first, columns) in enumerate(_SEGMENTS):
         if number < start or not query.states & states:
             continue
@@ -161,7 +161,7 @@ async def queue_page(client: Client, cache: LaneCache, tenant: str, cursor: str 
 
 
 async def tenant_page(client: Client, cursor: str | None, limit: int) -> TenantPage:
-    """Who has jobs or settings here. Looks at a bounded number of queues."""
+    """Tenants with jobs or settings. Reads a bounded number of queues."""
     tenant, queue = tenant_cursor(cursor)
     limit = min(limit, PAGE_LIMIT)
     arguments = (tenant, queue or BEHIND_ALL, BEHIND_ALL, limit, QUEUES_LOOKED_AT)
@@ -171,7 +171,7 @@ async def tenant_page(client: Client, cursor: str | None, limit: int) -> TenantP
     if len(names) == limit or len(looks) == QUEUES_LOOKED_AT:
         last = looks[-1]
         stop = (last["tenant"], "" if last["used"] else last["queue"])
-    again = tenant if queue else None  # Of this one it was not known yet.
+    again = tenant if queue else None  # The last page did not finish this tenant.
     settings = await client.rows("tenants_with_settings", tenant, again, limit + 1, repeat=True)
     return tenant_page_of(names, [row["tenant"] for row in settings], stop, limit)
 
@@ -184,7 +184,7 @@ async def purge_counts(client: Client, tenant: str | None, cursor: str | None, l
 
 
 async def worker_page(client: Client, tenant: str | None, cursor: str | None, limit: int) -> WorkerPage:
-    """Living workers, of up to PAGE_LIMIT that were looked at."""
+    """Live workers, among up to PAGE_LIMIT that are read."""
     limit = min(limit, PAGE_LIMIT)
     found = await client.rows("workers", name_cursor(cursor, check_id), limit, repeat=True)
     living = [

@@ -17,7 +17,7 @@ Request = tuple[str, tuple[Any, ...]]
 
 
 def enqueue(items: Sequence[NewJob], lanes: Sequence[Lane], cache: LaneCache) -> Request | None:
-    """Take in new jobs; None where one has a key."""
+    """Enqueue new jobs; None if one has a key."""
     envelopes = [item.envelope for item in items]
     if any(e.idempotency is not None for e in envelopes):
         return None
@@ -58,7 +58,7 @@ def ranks_of(items: Sequence[NewJob], lanes: Sequence[Lane]) -> dict[Lane, int]:
 def complete(
     items: Sequence[Finish], lanes: Sequence[Lane], cache: LaneCache, seqs: list[int] | None, lock_ms: int | None
 ) -> Request:
-    """Complete jobs; without `seqs` they are looked up by their ids, without `lock_ms` waits are not bounded here."""
+    """Complete jobs. Without `seqs` they are looked up by id; without `lock_ms` the wait for locks is not limited."""
     known = cache.fingerprint(lanes)
     if len(items) == 1:
         (item,) = items

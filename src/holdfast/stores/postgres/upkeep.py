@@ -22,20 +22,20 @@ from holdfast.stores.postgres.unit_of_work import Effects, UnitOfWork
 from holdfast.stores.postgres.usage import COUNT_ROWS, Changes
 
 PARTITION_BYTES = 64 << 20
-"""How large a partition of the log is, indexes included, before the next one is written to.
+"""How large a partition of the log may grow, indexes included, before the next one is used.
 
 Seven of them are about what the longest log takes if each event has a row of its own (480 bytes).
 """
 WAITERS_KEPT_MS = 600_000
-"""How long offers of workers that are gone are kept at most, where no enqueue meets them."""
+"""How long waiters of workers that are gone are kept."""
 TRUNCATE_LOCK_MS = 100
-"""How long readers of the log wait behind us for somebody who still writes to a partition that is past."""
+"""How long a truncation waits for a lock. Readers of the log wait behind it, so this is short."""
 
 
 async def reap(
     session: Session, cache: LaneCache, limit: int, random: float, keep: Retention
 ) -> tuple[Reaped, Effects, list[int]]:
-    """End expired leases, oldest deadline first. Answers lanes instead if some are not known yet, and did nothing."""
+    """End expired leases, oldest deadline first. If lanes are not cached, does nothing and answers their numbers."""
     now, fingerprint = await session.value("now"), cache.fingerprint()
     found = await session.rows("lock_expired", now, limit, fingerprint)
     numbers = {row["lane"] for row in found}
@@ -50,16 +50,16 @@ async def reap(
     if found:
         unit = UnitOfWork(session, cache, lanes.values(), now, await session.value("xid"))
         for row in found:
-            held = unit.take(row, locked=True)
+            job_row = unit.take(row, locked=True)
             chance = spread(random, len(keys))
-            unit.move(held, partial(lifecycle.expire, held.job, chance, now, keep))
-            keys.append(held.job.key)
+            unit.move(job_row, partial(lifecycle.expire, job_row.job, chance, now, keep))
+            keys.append(job_row.job.key)
         effects = await unit.save()
     return Reaped(keys, now, await session.value("next_deadline")), effects, []
 
 
 async def forget(session: Session, cache: LaneCache, limit: int, *, blobs: bool) -> tuple[int, list[str], bool]:
-    """Forget jobs past their retention, expired keys and workers: how many, blobs to delete, and if more are left."""
+    """Forget jobs past their retention, expired keys and workers. Answers how many jobs, blobs to delete, and more."""
     now = await session.value("now")
     gone = await session.rows("expired_jobs", now, limit, cache.fingerprint())
     if gone:
@@ -137,13 +137,13 @@ async def _slowest(client: Client, tenants: Iterable[str]) -> list[Position]:
 
 
 async def _clear(client: Client) -> None:
-    """Empty the partitions that hold nothing but what is past, and go on to an empty one if that in use is large."""
+    """Truncate partitions whose rows are all trimmed, and switch to an empty one if the one in use is large."""
     slots = await client.rows("slots", repeat=True)
     (written,) = (row for row in slots if row["written"])
     empty = [row["slot"] for row in slots if row["empty"]]
     for row in slots:
         if row["trimmed"] and row is not written:
-            # One that somebody still uses waits for the next time, and so does nobody who comes after us.
+            # A partition in use is left for the next time, so that no reader waits long behind this lock.
             with contextlib.suppress(StoreBusy):
                 if await client.change(partial(_truncate, row["slot"]), lock_ms=TRUNCATE_LOCK_MS):
                     empty.append(row["slot"])
@@ -154,7 +154,7 @@ async def _clear(client: Client) -> None:
 
 async def _truncate(slot: int, session: Session) -> bool:
     await session.rows(f"lock_slot_{slot}")
-    # What was being written until we had the lock may be newer than what is past.
+    # Check again under the lock: rows may have been written meanwhile.
     trimmed: bool = await session.value(f"slot_is_trimmed_{slot}")
     if trimmed:
         await session.rows(f"truncate_slot_{slot}")
@@ -162,6 +162,6 @@ async def _truncate(slot: int, session: Session) -> bool:
 
 
 async def prune(client: Client, cache: LaneCache, limit: int, keep_events: int, *, blobs: bool) -> Pruned:
-    """Forget what is past its retention. Waiting and leased jobs never are. [KEEP-1]"""
+    """Forget jobs past their retention, never waiting or leased ones, and trim the log. [KEEP-1]"""
     jobs, names, more = await client.change(lambda session: forget(session, cache, limit, blobs=blobs))
     return Pruned(jobs, await trim(client, cache, keep_events), names, more)
