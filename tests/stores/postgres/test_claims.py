@@ -22,7 +22,7 @@ from holdfast.core.job import ClaimRequest, Envelope, Finished, JobKey, JobState
 from holdfast.store import Hint
 from holdfast.stores.postgres import claims, lanes
 from holdfast.stores.postgres.claims import HELD_MS, LOCKED_MS
-from holdfast.stores.postgres.turns import FEW
+from holdfast.stores.postgres.turns import MIN_LANES
 from tests.eventually import eventually
 from tests.stores.postgres.support import apart, claim, complete, fill, new, opened
 
@@ -267,7 +267,7 @@ async def test_a_claim_looks_at_the_newcomers_that_it_may_take_from_and_not_at_a
         assert served[:150] == tenants
         assert sorted(served[150:300]) == sorted(f"u-{n:03}" for n in range(150))
         assert served[300:] == tenants
-        assert sizes[0] <= 20 + FEW + 1
+        assert sizes[0] <= 20 + MIN_LANES + 1
 
 
 def test_a_line_is_not_added_while_others_go_through_them():

@@ -28,7 +28,7 @@ from holdfast.core.job import (
 from holdfast.opening import open_store
 from holdfast.store import TenantSettings
 from holdfast.stores.postgres import connection as client
-from holdfast.stores.postgres import store as store_module
+from holdfast.stores.postgres import transactions
 from tests.eventually import eventually
 from tests.stores.load import LEASE_MS, complete, key, new, seeded, wish
 from tests.stores.postgres.support import judge, opened, patiently
@@ -191,7 +191,7 @@ async def test_a_job_that_ends_while_a_cancel_waits_is_not_waited_for_in_a_circl
 
 async def test_an_enqueue_that_looks_again_keeps_no_lock_from_its_first_look(pair, admin, conflicts, monkeypatch):
     """Else it would wait for an id with an ended job in hand, as the other one does the other way round."""
-    monkeypatch.setattr(store_module, "BRIEF_LOCK_MS", 5000)  # As for a batch of which much is blocked.
+    monkeypatch.setattr(transactions, "BRIEF_LOCK_MS", 5000)  # As for a batch of which much is blocked.
     store, other = pair
     await store.enqueue([new("w"), new("y")])
     await store.cancel([Cancel(key("w")), Cancel(key("y"))])

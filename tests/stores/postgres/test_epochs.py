@@ -126,7 +126,7 @@ async def test_an_event_filed_under_an_open_purge_begins_no_epoch(postgres, data
             async with early.transaction():
                 await early.execute("SELECT pg_current_xact_id()")
                 await store.enqueue([new("open")], connection=writer)
-                await purger.execute("SELECT holdfast.free(holdfast.xid())")
+                await purger.execute("SELECT holdfast.note_freed(holdfast.xid())")
                 await store.enqueue([new("filed")], connection=early)
             async with opened(postgres.url(database)):
                 assert epochs(postgres, database) == 1

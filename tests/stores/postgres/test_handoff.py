@@ -150,7 +150,7 @@ async def test_a_claim_leaves_no_offer_when_nobody_hears_it_any_more(store, offe
 async def test_an_offer_that_comes_late_replaces_no_newer_one(store, offers, admin):
     """It was on its way when the worker lost patience."""
     async with place(store, offers):
-        (post, channel, number) = await admin.fetchrow("SELECT post, channel, number FROM holdfast.waiters")
+        (post, channel, number) = await admin.fetchrow("SELECT inbox, channel, number FROM holdfast.waiters")
         call = "holdfast.register_waiter($1, $2, $3, '{1}', '{1}', 9, 60000, 20000, 'w', ARRAY[value])"
         late = f"SELECT {call} FROM holdfast.generation"
         assert await admin.fetchval(late, post, channel, number - 1) is False
@@ -340,7 +340,7 @@ async def test_where_old_versions_pile_up_nothing_is_offered(store, offers, admi
     async with long_transaction(admin), place(store, offers) as (post, came):
         postgres.sql(
             "INSERT INTO holdfast.waiters SELECT n, 0, 1, 1, 1, 0, false, repeat('x', 60), 'w' "
-            "FROM generate_series(1, 5000) n; DELETE FROM holdfast.waiters WHERE post <= 5000",
+            "FROM generate_series(1, 5000) n; DELETE FROM holdfast.waiters WHERE inbox <= 5000",
             database,
         )
         assert (await post.claim(wish(2))).jobs == []
@@ -358,16 +358,19 @@ async def test_where_old_versions_pile_up_nothing_is_offered(store, offers, admi
 
 async def test_prune_forgets_the_offers_of_the_dead_alone(store, offers, admin):
     async with place(store, offers):
-        living = await admin.fetchval("SELECT post FROM holdfast.waiters")
+        living = await admin.fetchval("SELECT inbox FROM holdfast.waiters")
         await admin.execute("UPDATE holdfast.waiters SET expires_at = 0")  # As in the middle of a claim.
         for post, until in ((1, 0), (2, 5), (3, 2**60)):
             row = "INSERT INTO holdfast.waiters VALUES ($1, $2, 1, 1, 1, 0, false, 'x', 'w')"
             await admin.execute(row, post, until)
             await admin.execute("INSERT INTO holdfast.waiter_queues VALUES (7, 0, $1)", post)
         await store.prune(100)
-        assert [row["post"] for row in await admin.fetch("SELECT post FROM holdfast.waiters ORDER BY 1")] == [3, living]
-        found = await admin.fetch("SELECT DISTINCT post FROM holdfast.waiter_queues ORDER BY 1")
-        assert [row["post"] for row in found] == [3, living]
+        assert [row["inbox"] for row in await admin.fetch("SELECT inbox FROM holdfast.waiters ORDER BY 1")] == [
+            3,
+            living,
+        ]
+        found = await admin.fetch("SELECT DISTINCT inbox FROM holdfast.waiter_queues ORDER BY 1")
+        assert [row["inbox"] for row in found] == [3, living]
 
 
 async def test_a_server_that_was_killed_has_no_offers_and_workers_offer_anew(durable):
@@ -379,11 +382,11 @@ async def test_a_server_that_was_killed_has_no_offers_and_workers_offer_anew(dur
 
     async with Queue(url, tenant=TENANT) as queue, working(url, runs.job, concurrency=2):
         await waiting(offers, 1)
-        before = durable.sql("SELECT post FROM holdfast.waiters")
+        before = durable.sql("SELECT inbox FROM holdfast.waiters")
         await asyncio.to_thread(durable.kill)
         await asyncio.to_thread(durable.restart)
         await waiting(offers, 1)
-        assert durable.sql("SELECT post FROM holdfast.waiters") != before
+        assert durable.sql("SELECT inbox FROM holdfast.waiters") != before
         for n in range(5):
             assert await queue.enqueue_and_wait(runs.job.message(n), id=f"{n}", timeout=SOON_S) == n
         jobs = await judge(queue.store)

@@ -35,7 +35,7 @@ from holdfast.core.job import (
 )
 from holdfast.store import TenantSettings
 from holdfast.stores.postgres.connection import PATIENT_LOCK_MS, Client
-from holdfast.stores.postgres.store import BRIEF_LOCK_MS
+from holdfast.stores.postgres.transactions import BRIEF_LOCK_MS
 from tests.eventually import eventually
 from tests.log import all_events
 from tests.stores.load import running

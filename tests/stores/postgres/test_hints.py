@@ -75,7 +75,7 @@ async def test_who_listens_for_more_is_told_of_that_too(postgres, database):
         stops = [other.listen(ended, {Hint.DONE})]
         await ended.expect(lambda signal: not signal.queue)  # It listens from now on.
         channels = "SELECT DISTINCT query FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = '{}'"
-        [[secret]] = postgres.sql("SELECT place FROM holdfast.meta", database)
+        [[secret]] = postgres.sql("SELECT id FROM holdfast.meta", database)
         assert postgres.sql(channels.format(database)) == [[f'LISTEN "hfd{secret.replace("-", "")}"']]
         stops.append(other.listen(ready, {Hint.READY}))
         await ready.expect(lambda signal: not signal.queue)
@@ -121,7 +121,7 @@ async def test_that_the_log_grew_goes_with_the_next_hint(postgres, database):
         await complete(store, await claim(store, 1))
         await ear.expect(lambda signal: signal.id == "a")
         await quiet(store)
-        assert "hint" not in sent
+        assert "notify" not in sent
         stop()
 
 
@@ -136,7 +136,7 @@ async def test_what_would_have_gone_with_a_refused_change_is_told_all_the_same(p
         (answer,) = await complete(store, [job])
         assert isinstance(answer, JobCanceled)
         await quiet(store)
-        assert sent.count("hint") == 1
+        assert sent.count("notify") == 1
 
 
 async def quiet(store):

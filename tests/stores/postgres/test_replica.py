@@ -158,7 +158,10 @@ async def test_a_connection_that_leads_to_a_replica_is_given_up(pair):
         await store.enqueue([new("a")])
         await replayed(primary, replica)
         client = make_store(replica.url())._client  # Not open: it takes a connection as it is.
-        for name, *args in (("known", store._cache.fingerprint()), ("add_queue", "q", store._cache.fingerprint())):
+        for name, *args in (
+            ("check_cache", store._cache.fingerprint()),
+            ("add_queue", "q", store._cache.fingerprint()),
+        ):
             with pytest.raises(StoreUnavailable, match="replica"):
                 await client.rows(name, *args)
             assert client._idle == []

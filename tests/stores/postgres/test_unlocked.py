@@ -158,7 +158,7 @@ async def test_a_write_that_reaches_less_than_it_means_is_taken_back_and_tried_a
     assert len(tries) == 2
     await store.enqueue([new("x")])
     limit = 100
-    with pytest.raises(StoreBusy, match="1 rows were to be changed, and 0 were"):
+    with pytest.raises(StoreBusy, match="0 of 1 rows were changed"):
         await store.cancel([Cancel(KEY)])
     assert len(tries) == 2 + client.TRIES
     assert (await judge(store))[KEY].state is JobState.READY

@@ -2,7 +2,7 @@
 
 A row has the events of one call. Its position is (epoch, xid, n): the transaction that it is filed under, and a number
 drawn when the jobs were locked. It is filed under its own transaction or, if later, under that of the last event of any
-of its jobs. So a transaction that began early and changed a job late is not read before the events it follows. [EVENT-2]
+of its jobs. So a transaction that began early and changed a job late is read after the events it follows. [EVENT-2]
 """
 
 from __future__ import annotations

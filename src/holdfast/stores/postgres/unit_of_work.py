@@ -142,9 +142,9 @@ class UnitOfWork:
         """Add a row that was read."""
         lane = self.lanes[row["lane"]]
         job = rows.to_job(row, lane.tenant, lane.queue)
-        row = JobRow(lane, job, job.state not in TERMINAL, row["logged"], locked, size_of(row), row["state"])
-        self.found[lane.number, job.id] = row
-        return row
+        found = JobRow(lane, job, job.state not in TERMINAL, row["logged"], locked, size_of(row), row["state"])
+        self.found[lane.number, job.id] = found
+        return found
 
     @property
     def seqs(self) -> dict[JobKey, int]:
