@@ -282,7 +282,7 @@ def test_a_line_is_not_added_while_others_go_through_them():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_orders_of_a_line_are_what_its_lanes_say(seed):
+def test_the_orders_of_a_queue_are_what_its_lanes_say(seed):
     chance = random.Random(seed)
     cache = lanes.LaneCache()
     known = [cache.learn(cache.fingerprint(), n, 1, 1, f"t{n}", "mail") for n in range(8)]
@@ -297,7 +297,7 @@ def test_the_orders_of_a_line_are_what_its_lanes_say(seed):
             lane.leave()
         lane = chance.choice(known)
         acts = [partial(lane.pause, paused=True), partial(lane.pause, paused=False), partial(lane.look_at, None)]
-        chance.choice([*acts, lane.told, partial(lane.arrive, at), partial(lane.look_at, at)])()
+        chance.choice([*acts, lane.hinted, partial(lane.arrive, at), partial(lane.look_at, at)])()
         assert list(queue_lanes.turns) == sorted((lane.time, lane.tenant) for lane in known if lane.in_turns)
         waiting = [lane for lane in known if not lane.in_turns and lane.next_at is not None]
         assert list(queue_lanes.due) == sorted((lane.next_at, lane.tenant) for lane in waiting)

@@ -103,7 +103,7 @@ async def test_a_claim_gives_what_it_got_while_it_is_worth_something(store, offe
 async def test_a_job_whose_message_is_late_takes_up_room(store, url, offers, admin, monkeypatch):
     """It is leased and will come: nobody counts on its place, however often he claims meanwhile."""
     monkeypatch.setattr(core_waiters, "IN_FLIGHT_S", 10 * SOON_S)
-    await edit(admin, "tell", "COMMIT;", "COMMIT; PERFORM pg_advisory_xact_lock_shared(42);")
+    await edit(admin, "commit_and_notify", "COMMIT;", "COMMIT; PERFORM pg_advisory_xact_lock_shared(42);")
     async with place(store, offers, limit=2) as (post, came), opened(url) as other:
         await admin.execute("SELECT pg_advisory_lock(42)")
         sending = asyncio.create_task(other.enqueue([new("late")]))
@@ -154,7 +154,7 @@ async def test_an_offer_that_comes_late_replaces_no_newer_one(store, offers, adm
         call = "holdfast.register_waiter($1, $2, $3, '{1}', '{1}', 9, 60000, 20000, 'w', ARRAY[value])"
         late = f"SELECT {call} FROM holdfast.generation"
         assert await admin.fetchval(late, post, channel, number - 1) is False
-        assert await admin.fetchval("SELECT (number, given) = ($1::bigint, 2) FROM holdfast.waiters", number)
+        assert await admin.fetchval("SELECT (number, room) = ($1::bigint, 2) FROM holdfast.waiters", number)
 
 
 # Listening ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from holdfast.stores.postgres.turns import Part, leave, plan, record_round
 
 SOON_MS = 50
 """How early lanes are read, before their next job is due by our estimate of the store's clock."""
-BATCH = 1000
+MAX_BATCH = 1000
 """The most jobs that one statement leases."""
 LOCKED_MS = 200
 """When a lane is read again whose visible jobs another transaction has locked: it may take none of them.
@@ -89,7 +89,7 @@ class Claims:
         repaired = False
         look = is_due(cache.deadline_scanned_at)
         while True:
-            left = min(request.limit - len(jobs), BATCH)
+            left = min(request.limit - len(jobs), MAX_BATCH)
             sent = self._deal(going, left)
             full = is_due(cache.reap_scanned_at)
             reaped = None if repaired else 0 if full else cache.reaped

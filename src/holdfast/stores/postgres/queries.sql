@@ -386,7 +386,7 @@ SELECT s.total, u.events FROM (
 -- name: most_events
 SELECT t.version, u.tenant, u.events FROM {s}.trimming t LEFT JOIN {s}.usage u ON u.events > $1;
 -- name: count_step
-SELECT {s}.count_step($1, $2, $3, $4);
+SELECT {s}.count_step($1, $2, $3, $4, $5);
 -- name: trim_step
 SELECT gone, more FROM {s}.trim_step($1, $2::text[], $3::bigint[], $4::bigint[], $5::int[], $6::bigint[], $7::bigint[],
     $8::int[], $9, $10);

@@ -93,7 +93,7 @@ async def trim(client: Client, cache: LaneCache, keep_events: int) -> int:
     Each row is read twice, in bounded steps: when it is counted, and when its events are removed or kept.
     """
     end = (await log_reads.ends(client, cache)).end
-    while await client.value("count_step", *end[:3], COUNT_ROWS, repeat=True):
+    while await client.value("count_step", *end[:3], COUNT_ROWS, True, repeat=True):
         pass
     old = await client.value("now", repeat=True) - EVENTS_BOUND_MS
     soft, hard = await _levels(client, keep_events)

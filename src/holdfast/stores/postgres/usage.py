@@ -101,7 +101,7 @@ async def count_jobs(
     found = await client.rows("count_jobs", lanes, SCAN_LIMIT // len(lanes), EXPIRED_LIMIT, repeat=True)
     if found[0]["uncounted"] > MAX_UNCOUNTED:
         end = (await log_reads.ends(client, cache)).end
-        await client.value("count_step", *end[:3], COUNT_ROWS, repeat=True)
+        await client.value("count_step", *end[:3], COUNT_ROWS, False, repeat=True)
     by_lane = {row["lane"]: row for row in found}
     stats: list[QueueStats] = []
     for queue in queues:

@@ -1,14 +1,19 @@
 -- Counts: every call states its changes in its row of the log, and upkeep adds them up. [TENANT-5]
 
 -- Adds the next rows of the log, up to this position, and `usage_changes` to the counts. Answers whether there were any.
-CREATE FUNCTION {s}.count_step(p_epoch int, p_xid bigint, p_n bigint, p_limit int) RETURNS boolean LANGUAGE plpgsql
+-- Without p_wait it does nothing while another step runs. A pruner waits: it must not trim by counts that are not complete.
+CREATE FUNCTION {s}.count_step(p_epoch int, p_xid bigint, p_n bigint, p_limit int, p_wait boolean) RETURNS boolean LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = on
 SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     v_at {s}.trimming;
     v_last record;
 BEGIN
-    SELECT * INTO v_at FROM {s}.trimming FOR UPDATE SKIP LOCKED;
+    IF p_wait THEN
+        SELECT * INTO v_at FROM {s}.trimming FOR UPDATE;
+    ELSE
+        SELECT * INTO v_at FROM {s}.trimming FOR UPDATE SKIP LOCKED;
+    END IF;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
