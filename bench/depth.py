@@ -98,7 +98,7 @@ async def recovery(figures: Figures, subject: str, url: str, leases: int) -> Non
 
 async def _fill(store: Store, keys: list[JobKey]) -> None:
     async with Queue(store=store, tenant="bench") as queue:
-        envelope = queue._new_job(noop.message(0), noop.message(0).resolved, None).envelope  # noqa: SLF001 - one for all
+        envelope = queue._producer.new_job(noop.message(0), noop.message(0).resolved, None).envelope  # noqa: SLF001 - one for all
     for start in range(0, len(keys), CHUNK * CHUNKS_AT_ONCE):
         now = keys[start : start + CHUNK * CHUNKS_AT_ONCE]
         chunks = [now[n : n + CHUNK] for n in range(0, len(now), CHUNK)]

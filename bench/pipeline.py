@@ -28,9 +28,10 @@ from holdfast import Queue, job
 from holdfast.core.job import ClaimRequest, Envelope, Finish, JobKey, NewJob
 from holdfast.opening import open_store
 from holdfast.pipeline.audit import audit_events
-from holdfast.pipeline.ingest import Plan, ingest
+from holdfast.pipeline.connection import OpenStore
+from holdfast.pipeline.ingest import IngestPlan, ingest
 from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.reader import OpenStore, Wanted, read_stretch
+from holdfast.pipeline.reader import EventFilter, read_range
 from holdfast.pipeline.schemas import BRONZE_EVENTS, EVENTS, GAPS, PARTITIONS
 from holdfast.pipeline.session import make_session
 from holdfast.pipeline.transforms.attempts import attempts
@@ -40,7 +41,7 @@ CORES = 2
 BATCH = 1000
 PER_PARTITION = 50_000
 TENANTS, QUEUES = 20, ("mail", "video")
-NOTHING = Wanted(None, None, None)
+NOTHING = EventFilter(None, None, None)
 
 # The measure in the second place as a share of the one in the third, and the figure to reach, if one was set; <= where
 # it is a cost.
@@ -134,7 +135,7 @@ def pieces(url, size):
 
 def read_piece(url, stretch):
     """The store's reader alone, giving the same Arrow batches as the source; how many rows."""
-    return sum(batch.num_rows for batch in read_stretch(url, stretch, EVENTS, NOTHING, print))
+    return sum(batch.num_rows for batch in read_range(url, stretch, EVENTS, NOTHING, print))
 
 
 def measure_store(spark, processes, url, events, folder):
@@ -168,7 +169,7 @@ def measure_store(spark, processes, url, events, folder):
         shutil.rmtree(lake, ignore_errors=True)
 
     def take_in(**options):
-        done = ingest(spark, Lake(lake, create=True), Plan(url, per_partition=PER_PARTITION, **options))
+        done = ingest(spark, Lake(lake, create=True), IngestPlan(url, per_partition=PER_PARTITION, **options))
         assert done.events == rows, done
 
     # At once: one micro-batch. Steady: ten of them, one after another.
@@ -244,7 +245,7 @@ def measure_tables(spark, events, folder):
     taken_in = notes_of(frame)
 
     def audited():
-        found = audit_events(frame, gaps, taken_in=taken_in)
+        found = audit_events(frame, gaps, ingested=taken_in)
         assert not found.broken, found.text()
         found.violations.unpersist()
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from pyspark.sql import functions as fn
 
 from holdfast.pipeline.audit import audit_events
+from holdfast.pipeline.batches import Batch
 from holdfast.pipeline.checksums import read_sums
-from holdfast.pipeline.damage import TakenIn
-from holdfast.pipeline.lake import Batch
+from holdfast.pipeline.damage import IngestedBatches
 from holdfast.pipeline.schemas import BRONZE_EVENTS, GAPS
 from holdfast.pipeline.session import jvm_pid, make_session
 from holdfast.pipeline.transforms.attempts import attempts
@@ -75,7 +75,9 @@ def notes_of(events):
     days = {}
     for row in batch_sums(tally(events, summed=True)).collect():
         days.setdefault(row["batch"], {})[str(row["date"])] = read_sums(row)
-    return TakenIn([Batch(batch, sum(one.events for one in said.values()), days=said) for batch, said in days.items()])
+    return IngestedBatches(
+        [Batch(batch, sum(one.events for one in said.values()), days=said) for batch, said in days.items()]
+    )
 
 
 def timed(name, act, base=None):
@@ -111,7 +113,7 @@ def main():
         taken_in = notes_of(events)
 
         def audited():
-            found = audit_events(events, gaps, taken_in=taken_in)
+            found = audit_events(events, gaps, ingested=taken_in)
             assert not found.broken, found.text()
             found.violations.unpersist()
 

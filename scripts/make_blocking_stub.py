@@ -17,9 +17,9 @@ Sources = dict[str, list[tuple[str, str]]]
 # A stub and its classes, each with the modules and classes it is made of, the first one's methods first.
 STUBS: dict[str, Sources] = {
     "blocking": {
-        "Queue": [("queue", "Queue"), ("administration", "Administration"), ("binding", "Binding")],
-        "Ticket": [("ticket", "Ticket")],
-        "JobContext": [("context", "JobContext")],
+        "Queue": [("queue/queue", "Queue")],
+        "Ticket": [("queue/ticket", "Ticket")],
+        "JobContext": [("jobs/context", "JobContext")],
     },
     "testing/blocking": {"InlineQueue": [("testing/inline", "InlineQueue")]},
 }
@@ -28,7 +28,7 @@ BASES = {"Ticket": ["Generic[_R]"], "InlineQueue": ["Queue"]}
 BESIDES = {
     "blocking": [
         "def current_job() -> JobContext: ...",
-        "def bounds(queue: Any, home: Any) -> Any: ...",
+        "def for_caller(queue: Any, home: Any) -> Any: ...",
         "def open_in_background(queue: Any) -> Any: ...",
     ],
     "testing/blocking": ["inline_queue = InlineQueue"],

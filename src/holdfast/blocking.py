@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar, cast
 from holdfast.core.errors import InvalidOption, PartlyRefused
 from holdfast.jobs.context import current_job
 from holdfast.queue.coalesce import BATCH_LIMIT
-from holdfast.queue.queue import OnRefused, note_answered, raises_refusals
+from holdfast.queue.enqueue import OnRefused, note_answered, raises_refusals
 from holdfast.queue.queue import Queue as AsyncQueue
 from holdfast.queue.ticket import Ticket as AsyncTicket
 
@@ -245,7 +245,7 @@ class _Elsewhere:
                 answer.owner = cast("Any", self)
 
 
-def reach(queue: Any, home: Any) -> Any:
+def for_caller(queue: Any, home: Any) -> Any:
     """A Queue that belongs to the event loop `home`, as the caller can use it.
 
     Itself in that loop; without await where no event loop runs; with await in another loop.

@@ -1,17 +1,20 @@
-"""Cursors and pages, the same for every store."""
+"""Cursors, pages and counts, the same for every store."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from heapq import nsmallest
 from typing import Protocol, TypeVar
 
+from holdfast.core import lifecycle
 from holdfast.core.errors import (
     InvalidName,
     InvalidOption,
 )
+from holdfast.core.job import WAITING, Job, JobState
 from holdfast.core.names import OPERATOR, check_queue, check_tenant, join_key
-from holdfast.store import TenantPage
+from holdfast.store import ListQuery, Page, QueueStats, TenantPage
 
 
 class _Page(Protocol):
@@ -79,3 +82,61 @@ BEHIND_ALL = "\x7f"
 """A text behind the names of all queues."""
 
 _TENANT_CURSOR = re.compile(r"([0-9]{1,3}):(.*)", re.ASCII)
+
+
+# For stores that have all jobs of a tenant queue at hand. ------------------------------------------------------
+
+
+def list_page(jobs: Iterable[Job], query: ListQuery, now: int) -> Page:
+    """The page that `query` asks for, of all jobs of its tenant queue. The records are copies."""
+    after = _parse_position(query.cursor)
+    found = ((_list_position(job), job) for job in jobs if query.matches(job, now))
+    page = nsmallest(query.limit + 1, (pair for pair in found if pair[0] > after), key=lambda pair: pair[0])
+    cursor = ".".join(map(str, page[query.limit - 1][0])) if len(page) > query.limit else None
+    return Page([shown_job(job, now) for _, job in page[: query.limit]], cursor, now)
+
+
+def queue_stats(queue: str, jobs: Iterable[Job], now: int, *, paused: bool) -> QueueStats:
+    """The counts of a tenant queue, of all its jobs."""
+    counts = dict.fromkeys(JobState, 0)
+    oldest: int | None = None
+    for job in jobs:
+        if lifecycle.forgotten(job, now):
+            continue
+        state = lifecycle.shown(job, now)
+        counts[state] += 1
+        if state is JobState.READY and (oldest is None or job.visible_at < oldest):
+            oldest = job.visible_at
+    return QueueStats(queue, counts, oldest, paused, now)
+
+
+def shown_job(job: Job, now: int) -> Job:
+    """A copy of a job's record, with the state that a reader sees at `now`."""
+    view = job.snapshot()
+    view.state = lifecycle.shown(job, now)
+    return view
+
+
+def name_page(names: Iterable[str], after: str, limit: int) -> tuple[list[str], str | None]:
+    """The first `limit` names after `after`, in order, and the cursor of the next page."""
+    following = sorted(name for name in names if name > after)
+    return following[:limit], following[limit - 1] if len(following) > limit else None
+
+
+def _list_position(job: Job) -> tuple[int, int, int, int]:
+    """The order of a list: waiting jobs as they are claimed, then leased ones by deadline, then ended ones by time."""
+    if job.state in WAITING:
+        return (0, -job.envelope.priority, job.visible_at, job.seq)
+    if job.state is JobState.LEASED:
+        return (1, 0, job.deadline, job.seq)
+    return (2, 0, job.finished_at or 0, job.seq)
+
+
+def _parse_position(cursor: str | None) -> tuple[int, ...]:
+    """The position after which a list continues. Raises InvalidOption."""
+    if cursor is None:
+        return ()
+    try:
+        return tuple(int(part) for part in cursor.split("."))
+    except ValueError:
+        raise InvalidOption("cursor", f"{cursor!r} did not come from a list") from None

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from holdfast.core import lifecycle
-from holdfast.core.budgets import Budgets, Usage
+from holdfast.core.budgets import Budgets, Usage, merged
 from holdfast.core.errors import (
     JobNotFound,
     NotReplayable,
@@ -240,6 +240,15 @@ class TenantSettings(Struct, frozen=True):
     max_waiting: int | None = None
     budgets: Budgets | None = None
     """Of a tenant alone, not of a queue. Setting some leaves the others as they are."""
+
+    def updated(self, new: TenantSettings) -> TenantSettings:
+        """These settings with what `new` sets."""
+        return TenantSettings(
+            self.queue,
+            self.weight if new.weight is None else new.weight,
+            self.max_waiting if new.max_waiting is None else new.max_waiting,
+            merged(self.budgets, new.budgets),
+        )
 
 
 class WorkerInfo(Struct, frozen=True):

@@ -9,20 +9,17 @@ Prints what was done, and fails if
 """
 
 import asyncio
-import contextlib
 import json
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 
 from holdfast import Queue, Worker, job
 from holdfast.core.job import JobKey, JobState
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.servers import ValkeyServer
 from tests.eventually import eventually
+from tests.places import PLACES
 
 TENANT = "acme"
 WORKERS = 2
@@ -159,13 +156,7 @@ def is_done(stats):
 
 
 def main(kind, seconds="300"):
-    with contextlib.ExitStack() as ends:
-        if kind == "file":
-            url = f"file:{ends.enter_context(tempfile.TemporaryDirectory())}"
-        elif kind == "valkey":
-            url = ends.enter_context(ValkeyServer()).url()
-        else:
-            url = ends.enter_context(PostgresServer(durable=False)).url()
+    with PLACES[kind]() as url:
         figures, wrong = asyncio.run(deploy(url, float(seconds)))
     sys.stdout.write("\n".join([f"{kind}, {seconds} s: {json.dumps(figures)}, {len(wrong)} wrong", *wrong, ""]))
     return bool(wrong)

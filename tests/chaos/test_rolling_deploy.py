@@ -2,21 +2,10 @@
 
 import pytest
 
-from holdfast.testing.servers import ValkeyServer
 from tests.chaos.rolling import deploy
 
 
-@pytest.fixture(params=["file", "valkey", "postgres"])
-def place(request, tmp_path):
-    if request.param == "file":
-        yield f"file:{tmp_path}/store"
-    elif request.param == "valkey":
-        with ValkeyServer(directory=tmp_path / "valkey") as server:
-            yield server.url()
-    else:
-        yield request.getfixturevalue("postgres").url(request.getfixturevalue("empty_database"))
-
-
-async def test_every_job_of_a_rolling_deploy_completes(place):
-    figures, wrong = await deploy(place)
+@pytest.mark.parametrize("kind", ["file", "valkey", "postgres"])
+async def test_every_job_of_a_rolling_deploy_completes(plain_url):
+    figures, wrong = await deploy(plain_url)
     assert not wrong, figures

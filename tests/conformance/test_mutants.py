@@ -80,7 +80,7 @@ def test_a_bug_in_lua_is_in_every_script_that_has_the_part() -> None:
     before = scripts.SCRIPTS
 
     def plant(bug: Bug) -> None:
-        bug.lua("jobs", "now >= job.deadline", "now > job.deadline")
+        bug.lua("leases", "now >= job.deadline", "now > job.deadline")
 
     with planted(plant).planted("redis") as bug:
         for runs, name in enumerate(("finish", "extend", "report"), start=1):
@@ -104,7 +104,7 @@ def test_a_bug_in_lua_follows_the_code() -> None:
 @pytest.mark.parametrize("new", ["local token = (", "local token = nil + ", "local token = call('NOCOMMAND') or "])
 def test_a_script_that_breaks_down_is_no_bug(url_of, new: str) -> None:
     """Every check would notice: that proves nothing."""
-    mutant = planted(lambda bug: bug.lua("claim", "local token = ", new))
+    mutant = planted(lambda bug: bug.lua("granting", "local token = ", new))
     result = trial(mutant, "redis", url_of("redis"))
     assert result.broken
     assert not result.held

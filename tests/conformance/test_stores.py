@@ -12,22 +12,38 @@ from tests.stores.postgres.transactions import of_asyncpg
 STORES = ["memory", "file", "valkey", "cluster", "postgres"]
 
 
+@pytest.fixture(scope="module")
+def on_memory():
+    return Spaces("memory:conformance")
+
+
+@pytest.fixture(scope="module")
+def on_file(fast):
+    return Spaces(f"file:{fast}/conformance")
+
+
+@pytest.fixture(scope="module")
+def on_valkey(fast):
+    with ValkeyServer(directory=fast / "valkey", appendonly=True, appendfsync="always") as server:
+        yield Spaces(server.url())
+
+
+@pytest.fixture(scope="module")
+def on_cluster():
+    with ValkeyCluster(3) as cluster, pytest.MonkeyPatch.context() as patch:
+        # None of its servers hangs: one that is slow on a busy machine is not left out of a claim.
+        patch.setattr("holdfast.stores.redis.claims.PROBE_S", 60.0)
+        yield Spaces(cluster.url())
+
+
+@pytest.fixture(scope="module")
+def on_postgres(postgres):
+    return Spaces(postgres.url(), exact=True)
+
+
 @pytest.fixture(scope="module", params=STORES)
-def spaces(request, fast):
-    if request.param == "memory":
-        yield Spaces("memory:conformance")
-    elif request.param == "file":
-        yield Spaces(f"file:{fast}/conformance")
-    elif request.param == "valkey":
-        with ValkeyServer(directory=fast / "valkey", appendonly=True, appendfsync="always") as server:
-            yield Spaces(server.url())
-    elif request.param == "postgres":
-        yield Spaces(request.getfixturevalue("postgres").url(), exact=True)
-    else:
-        with ValkeyCluster(3) as cluster, pytest.MonkeyPatch.context() as patch:
-            # None of its servers hangs: one that is slow on a busy machine is not left out of a claim.
-            patch.setattr("holdfast.stores.redis.claims.LOOK_S", 60.0)
-            yield Spaces(cluster.url())
+def spaces(request):
+    return request.getfixturevalue(f"on_{request.param}")
 
 
 def transaction_on(url: str):
@@ -48,7 +64,7 @@ def test_every_rule_of_the_contract_has_a_check() -> None:
 
 
 def test_a_run_on_a_server_leaves_nothing_behind() -> None:
-    """Also what checks made with clocks that stand still."""
+    """Also what checks made with frozen clocks."""
     checks = [check for check in all_checks() if check.rule in ("RETRY-3", "ENQ-6", "TIME-1")]
     with ValkeyServer() as server:
         server.command("SET", "somebody", "else's")

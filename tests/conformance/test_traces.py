@@ -126,7 +126,7 @@ def _expired_leases_stay(monkeypatch):
 
 
 def _keys_are_held_for_ever(monkeypatch):
-    monkeypatch.setattr(transaction.Transaction, "drop_key", lambda self, job, lane, policy: None)
+    monkeypatch.setattr(transaction.Transaction, "drop_key", lambda self, job, lane: None)
 
 
 def _quotas_bound_nothing(monkeypatch):

@@ -48,7 +48,7 @@ async def test_a_small_demo_loses_nothing_and_buries_the_poison(tmp_path):
 def test_without_java_the_demo_says_in_one_line_what_it_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
     said = Console(record=True, width=200)
-    assert history.prove(said, tmp_path, "file:nowhere")
+    assert history.audit_log(said, tmp_path, "file:nowhere")
     (line,) = filter(None, said.export_text().splitlines())
     assert "does not run" in line
     assert "last part was left out" in line
@@ -93,7 +93,7 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path):
     demo = start("--dir", tmp_path)
     output, _ = demo.communicate(timeout=60)
     assert demo.returncode == 2
-    assert "holds something else than a demo" in output
+    assert "holds something other than a demo" in output
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 

@@ -138,6 +138,15 @@ def test_the_index_leads_to_every_page():
     assert not missing
 
 
+def test_the_glossary_is_in_alphabetical_order_with_one_line_for_each_term():
+    lines = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+    terms = [re.match(r"- \*\*(.+?)\*\*: ", line) for line in lines if line.startswith("- ")]
+    names = [term[1].lower() for term in terms if term]
+    assert len(names) == len(terms) > 50
+    assert names == sorted(set(names))
+    assert "](glossary.md)" in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
 def test_a_large_payload_arrives(tmp_path):
     write_files(ROOT / "docs/howto/large-payloads.md", tmp_path)
     assert run(tmp_path, sys.executable, "thumbnails.py") == "1000000\n"

@@ -1,4 +1,4 @@
-"""Stores of each kind, shared by the tests of a module: they keep apart by their tenants."""
+"""Stores of each kind, shared by the tests of a module; each test has a tenant of its own."""
 
 import uuid
 
@@ -15,17 +15,30 @@ def flow_database(postgres, pattern):
     postgres.sql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
+@pytest.fixture(scope="module")
+def shared_memory():
+    return f"memory:t{uuid.uuid4().hex[:12]}?test_clock=1"
+
+
+@pytest.fixture(scope="module")
+def shared_file(fast):
+    return f"file:{fast}/t{uuid.uuid4().hex[:12]}?test_clock=1"
+
+
+@pytest.fixture(scope="module")
+def shared_valkey(valkey):
+    return valkey.url(prefix=f"t{uuid.uuid4().hex[:12]}", test_clock=1)
+
+
+@pytest.fixture(scope="module")
+def shared_postgres(postgres, flow_database):
+    return postgres.url(flow_database, test_clock=1)
+
+
 @pytest.fixture(scope="module", params=["memory", "file", "valkey", "postgres"])
-def url(request, fast):
-    """A place of each kind, with a clock that can be moved."""
-    name = f"t{uuid.uuid4().hex[:12]}"
-    if request.param == "memory":
-        return f"memory:{name}?test_clock=1"
-    if request.param == "file":
-        return f"file:{fast}/{name}?test_clock=1"
-    if request.param == "valkey":
-        return request.getfixturevalue("valkey").url(prefix=name, test_clock=1)
-    return request.getfixturevalue("postgres").url(request.getfixturevalue("flow_database"), test_clock=1)
+def url(request):
+    """A store of each kind, with a clock that can be moved."""
+    return request.getfixturevalue(f"shared_{request.param}")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from holdfast.core.flow import plan_of, step_job
 from holdfast.core.job import ClaimRequest, Finish, JobKey, Queued, Result
 from holdfast.core.names import FLOWS
 from holdfast.maintenance import flows
+from holdfast.maintenance.system_jobs import SystemContext
 from tests.eventually import eventually
 
 PATIENCE_S = 20
@@ -197,7 +198,7 @@ async def test_whoever_takes_over_makes_no_step_a_second_job(queue):
     flow = diamond()
     ticket = await queue.start(flow)
     (job,) = (await queue.store.claim(ClaimRequest(queue.tenant, (FLOWS,), 1, 1000, "dead"))).jobs
-    leading = asyncio.create_task(flows.conduct(job, Deaf(queue.store)))
+    leading = asyncio.create_task(flows.serve(job, Deaf(queue.store)))
     key = JobKey(queue.tenant, "default", f"{flow.id}/extract")
     await eventually(lambda: queue.get(key.id))
     leading.cancel()
@@ -228,7 +229,7 @@ async def test_a_leader_that_is_late_brings_no_canceled_step_back(queue):
     assert (again, (await queue.get(first.id)).state) == (Queued(first.id, JobState.CANCELED), JobState.CANCELED)
 
 
-class Deaf(flows.DutyContext):
+class Deaf(SystemContext):
     """Where one can wait, and never hears anything."""
 
     async def changed(self, timeout_s):

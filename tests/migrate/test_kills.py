@@ -15,15 +15,16 @@ from holdfast import Queue
 from holdfast.core.errors import StoreBusy
 from holdfast.core.job import Cancel, JobKey, JobState
 from holdfast.migrate import MovePlan, move
-from holdfast.migrate.notes import LEASE_MS
+from holdfast.migrate.move_log import LEASE_MS
 from tests.chaos.workers import notes, work
 from tests.eventually import eventually
 from tests.migrate.filling import HOUR, TENANT, both, fill, names, new, run_all
 
 ALL = ("mail", "video", "odd")
 STEPS = [
-    "move.noted_here", "move.noted", "move.source_paused", "move.target_paused", "move.copy:kill:2", "move.copied",
-    "move.verified", "move.take", "move.taken", "move.before_resume", "move.target_resumed", "move.resumed",
+    "move.logged_in_source", "move.logged", "move.source_paused", "move.target_paused", "move.copy:kill:2",
+    "move.copied", "move.verified", "move.take", "move.taken", "move.before_resume", "move.target_resumed",
+    "move.resumed",
 ]  # fmt: skip
 
 

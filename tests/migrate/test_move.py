@@ -23,9 +23,9 @@ from holdfast.core.job import (
 )
 from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.core.schedule import Definition, Target, Timing
-from holdfast.maintenance.coordinator import DutyContext
 from holdfast.maintenance.scheduler import tick
-from holdfast.migrate import MovePlan, move, notes, steps
+from holdfast.maintenance.system_jobs import SystemContext
+from holdfast.migrate import MovePlan, move, move_log, steps
 from holdfast.store import TenantSettings
 from tests.migrate.filling import HOUR, RICH, TENANT, both, fill, names, new, run_all, waiting
 
@@ -52,7 +52,7 @@ def between(here, there, step, act):
     told = []
 
     async def walker(step_input, queues, tell):
-        receipts = [await steps.walk(step_input, here, there, queue, tell) for queue in queues]
+        receipts = [await steps.run_step(step_input, here, there, queue, tell) for queue in queues]
         if step_input.step == step and not told:
             told.append(step)
             await act()
@@ -211,7 +211,7 @@ async def test_flows_that_have_begun_refuse_the_move_and_others_move(stores, pla
 
 async def test_one_mover_at_a_time(stores, plan, monkeypatch):
     here, there = stores
-    monkeypatch.setattr(notes, "SLACK_S", 0.0)
+    monkeypatch.setattr(move_log, "SLACK_S", 0.0)
     refused = []
 
     async def another():
@@ -234,7 +234,7 @@ async def test_what_cannot_be_moved_is_said(stores, plan, file_url, other_url, f
         await move(MovePlan(file_url, other_url, "nobody"))
     with pytest.raises(StoreUnavailable) as told:
         await move(MovePlan(file_url, "redis://127.0.0.1:1/0", TENANT))
-    assert "That is DST" in told.value.__notes__[0]
+    assert "The store is DST" in told.value.__notes__[0]
     with pytest.raises(InvalidOption, match="a service does not show all of a job"):
         await move(MovePlan(file_url, "http://localhost:1", TENANT))
     await there.set_tenant(TENANT, TenantSettings("mail", None, 3))
@@ -257,7 +257,7 @@ async def put_schedule(store, every=HOUR):
 async def fire(store):
     """Do what the upkeep does; the ids of the jobs that came of it and ran."""
     while jobs := (await store.claim(ClaimRequest(TENANT, (SCHEDULES,), 10, 30_000, "upkeep"))).jobs:
-        await store.finish([await tick(job, DutyContext(store)) for job in jobs])
+        await store.finish([await tick(job, SystemContext(store)) for job in jobs])
     return await run_all(store, "reports")
 
 
@@ -283,7 +283,7 @@ async def test_a_tick_whose_holder_died_is_fired_once(file_url, other_url, plan,
         (job,) = (await here.claim(ClaimRequest(TENANT, (SCHEDULES,), 1, 30_000, "upkeep"))).jobs
         ran = []
         if fired:
-            await tick(job, DutyContext(here))
+            await tick(job, SystemContext(here))
             ran += await run_all(here, "reports")
         for store in (here, there):
             await store.shift_clock(31_000)

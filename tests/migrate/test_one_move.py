@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch, StoreUnavailable
 from holdfast.core.job import AttemptError, Cancel, ClaimRequest, Finish, JobKey, Purge
 from holdfast.core.names import FLOWS, MOVES, SCHEDULES
-from holdfast.migrate import MovePlan, forget, move, notes, preview, steps
+from holdfast.migrate import MovePlan, forget, move, move_log, preview, steps
 from holdfast.opening import open_store
 from holdfast.store import TenantSettings
 from holdfast.stores.file import FileStore
@@ -78,7 +78,7 @@ async def test_two_moves_that_cross_lose_nothing(stores, plan):
 @pytest.mark.parametrize("step", ["copy", "take"])
 async def test_beside_a_move_none_begins_to_another_store_or_back(stores, plan, third_url, monkeypatch, step):
     here, there = stores
-    monkeypatch.setattr(notes, "SLACK_S", 0.0)
+    monkeypatch.setattr(move_log, "SLACK_S", 0.0)
     refused = []
 
     async def others():
@@ -127,9 +127,7 @@ async def test_while_a_move_is_open_no_other_begins(stores, plan, third_url):
 async def test_a_quota_of_the_source_that_leaves_no_room_for_notes_is_said(stores, plan):
     here, _ = stores
     await here.set_tenant(TENANT, TenantSettings(None, None, 5))
-    with pytest.raises(
-        StoreBusy, match="SRC has no room for the notes of a move: 5 jobs wait and the quota is 5; raise"
-    ):
+    with pytest.raises(StoreBusy, match="SRC has no room for the log of a move: 5 jobs wait and the quota is 5; raise"):
         await move(plan)
     assert await paused(here) == set()
 
@@ -169,7 +167,7 @@ async def test_what_is_canceled_in_the_source_while_a_move_is_stopped_does_not_r
                 raise Stop  # After its first page.
 
         return [
-            await steps.walk(step_input, here, there, queue, told if step_input.step == "take" else tell)
+            await steps.run_step(step_input, here, there, queue, told if step_input.step == "take" else tell)
             for queue in queues
         ]
 
@@ -256,7 +254,7 @@ async def test_a_mover_that_slept_for_too_long_writes_nothing(stores, plan, monk
         await real(*args)
 
     monkeypatch.setattr(steps, "_copy", sleepy)
-    with pytest.raises(StoreBusy, match="this mover was taken for dead"):
+    with pytest.raises(StoreBusy, match="this mover has lost its lease"):
         await move(plan)
     assert ran == ["", *IDS, "short"]
     assert await run_all(there, "mail") == []
@@ -326,10 +324,10 @@ async def test_a_target_that_has_lost_what_was_taken_away_is_not_filled_with_the
     empty = f"file:{tmp_path / 'empty'}?test_clock=1"
     lost = MovePlan(plan.source, empty, TENANT)
     # As if it stood under the address of the one that is gone.
-    out = notes.MoveLog(here, TENANT, "SRC")
+    out = move_log.MoveLog(here, TENANT, "SRC")
     info = (await out.read()).info
     monkeypatch.setattr("holdfast.migrate.mover.shown_url", lambda url: info.target if url == empty else info.source)
-    with pytest.raises(StoreMismatch, match=r"has taken jobs away from SRC: it is another store, or has lost its data"):
+    with pytest.raises(StoreMismatch, match=r"has removed jobs from SRC: it is another store, or it has lost its data"):
         await move(lost)
     assert [job.id for job in await waiting(here, "mail")] == left
     monkeypatch.undo()
@@ -348,10 +346,10 @@ async def test_a_mover_that_dies_while_the_stores_forget_is_followed_by_one_that
     monkeypatch.setattr("holdfast.migrate.mover._Move.abandon", _nothing)
     with pytest.raises(Stop):
         await move(plan)
-    assert (await notes.MoveLog(here, TENANT, "SRC").read()).over
+    assert (await move_log.MoveLog(here, TENANT, "SRC").read()).over
     monkeypatch.undo()
     assert (await move(plan)).jobs == 0
-    assert (await notes.MoveLog(here, TENANT, "SRC").read()).info is None
+    assert (await move_log.MoveLog(here, TENANT, "SRC").read()).info is None
     assert await run_all(there, "mail") == IDS
 
 
@@ -362,14 +360,14 @@ async def _nothing(*_):
 @pytest.mark.parametrize("name", ["SRC", "DST"])
 async def test_notes_whose_writing_was_interrupted_are_forgotten(stores, plan, monkeypatch, name):
     here, there = stores
-    real = notes.MoveLog.write
+    real = move_log.MoveLog.write
 
     async def interrupted(self, *args):
         await real(self, *args)
         if self.name == name:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(notes.MoveLog, "write", interrupted)
+    monkeypatch.setattr(move_log.MoveLog, "write", interrupted)
     with pytest.raises(asyncio.CancelledError):
         await move(plan)
     assert await names(here, MOVES) == await names(there, MOVES) == {MOVES: []}
@@ -414,9 +412,9 @@ async def test_a_move_whose_other_store_is_gone_can_be_forgotten_and_another_beg
     here, there = stores
     await here.pause(TENANT, "video", paused=True)
     await stop(plan, here, there)
-    with pytest.raises(InvalidOption, match="both stores know of this move"):
+    with pytest.raises(InvalidOption, match="both stores know this move"):
         await forget(plan)
-    with pytest.raises(InvalidOption, match="knows of this move"):
+    with pytest.raises(InvalidOption, match="knows this move"):
         await forget(replace(plan, target=third_url))
     gone = plan.target.removeprefix("file:").partition("?")[0]
     await there.close()
@@ -429,7 +427,7 @@ async def test_a_move_whose_other_store_is_gone_can_be_forgotten_and_another_beg
     shutil.move(f"{gone}-away", gone)
     async with both(third_url, plan.target) as (_, again):
         assert "mail" in await paused(again)
-        with pytest.raises(StoreBusy, match="DST has copies of a move that SRC does not know any more"):
+        with pytest.raises(StoreBusy, match="DST has copies of a move that SRC no longer knows"):
             await move(plan)
         (done,) = await forget(plan)
         assert (done.store, "mail" in await paused(again)) == ("DST", False)
@@ -450,9 +448,9 @@ async def test_a_preview_tells_of_a_move_that_was_stopped_and_changes_nothing(st
     assert "mail" in found.paused
     assert [(one.queue, one.counts["ready"]) for one in found.queues if one.queue == "mail"] == [("mail", 5)]
     assert [await store.last_offset() for store in stores] == before
-    turn = await notes.MoverLease.take(here, TENANT, "SRC", "another")
+    turn = await move_log.MoverLease.take(here, TENANT, "SRC", "another")
     assert (await preview(plan)).under_way
-    await turn.give_back()
+    await turn.release()
     await move(plan)
     assert (await preview(plan)).info is None
 
@@ -460,7 +458,7 @@ async def test_a_preview_tells_of_a_move_that_was_stopped_and_changes_nothing(st
 async def test_a_page_has_no_more_than_a_bound_of_bytes(stores, plan, monkeypatch):
     """Also where small jobs stand before large ones, and one alone is over it."""
     here, there = stores
-    monkeypatch.setattr(steps, "BYTES", 10_000)
+    monkeypatch.setattr(steps, "MAX_PAGE_BYTES", 10_000)
     await here.enqueue([new(f"k{n}", payload=b'"' + b"x" * 4_000 + b'"') for n in range(7)])
     await here.enqueue([new("l", payload=b'"' + b"x" * 20_000 + b'"')])
     sizes = []
@@ -510,13 +508,13 @@ async def test_a_mover_that_slept_leaves_the_turn_of_the_next_one_alone(stores, 
     async def as_it_was_before(_):
         return True
 
-    first = await notes.MoverLease.take(here, TENANT, "here", "first")
-    await here.shift_clock(notes.LEASE_MS)
+    first = await move_log.MoverLease.take(here, TENANT, "here", "first")
+    await here.shift_clock(move_log.LEASE_MS)
     await here.reap(10, 0.0)
-    second = await notes.MoverLease.take(here, TENANT, "here", "second")
+    second = await move_log.MoverLease.take(here, TENANT, "here", "second")
     with monkeypatch.context() as patched:
-        patched.setattr(notes.MoverLease, "held", as_it_was_before)  # It looked, and fell asleep.
-        await first.give_back()
-    assert await second.held()
-    await second.give_back()
-    assert not await second.held()
+        patched.setattr(move_log.MoverLease, "is_held", as_it_was_before)  # It looked, and fell asleep.
+        await first.release()
+    assert await second.is_held()
+    await second.release()
+    assert not await second.is_held()

@@ -87,16 +87,15 @@ def a_due_job_still_shows_as_scheduled(bug: Bug) -> None:
 def key_never_released(bug: Bug) -> None:
     """A key stays with its job when that has ended."""
 
-    def drop(original: Planted, store: Any, job: Job, *rest: Any) -> None:
-        if rest[-1] != "until_terminal":
-            original(store, job, *rest)
+    def is_released(original: Planted, job: Job) -> bool:
+        return original(job) and not dedup.retakes_key(job)
 
     def by_key(original: Planted, binding: dedup.Binding | None, holder: Job | None, now: int) -> Any:
         if binding is not None and binding.policy == "until_terminal":
             binding = dedup.Binding(binding.job_id, "forever")
         return original(binding, holder, now)
 
-    _around_dropping(bug, drop)
+    bug.around(dedup, "is_released", is_released)
     bug.around(dedup, "by_key", by_key)
 
 
@@ -104,18 +103,10 @@ def key_never_released(bug: Bug) -> None:
 def key_released_too_early(bug: Bug) -> None:
     """A key that is held until the job ends is free as soon as it starts."""
 
-    def drop(original: Planted, store: Any, job: Job, *rest: Any) -> None:
-        original(store, job, *rest)
-        original(store, job, *rest[:-1], "until_terminal")
+    def is_released(original: Planted, job: Job) -> bool:
+        return original(job) or (dedup.retakes_key(job) and job.state is JobState.LEASED)
 
-    _around_dropping(bug, drop)
-
-
-def _around_dropping(bug: Bug, drop: Planted) -> None:
-    if bug.store == "memory":
-        bug.around(bug.memory.MemoryStore, "_drop_binding", drop)
-    else:
-        bug.around(bug.file("transaction").Transaction, "drop_key", drop)
+    bug.around(dedup, "is_released", is_released)
 
 
 @mutant("ENQ-3")
@@ -137,7 +128,7 @@ def key_scoped_without_type(bug: Bug) -> None:
         return original(store, plain, *rest)
 
     if bug.store == "memory":
-        bug.around(bug.memory, "_scope", scope)
+        bug.around(dedup, "scope_of", scope)
     else:
         transaction = bug.file("transaction").Transaction
         bug.around(transaction, "binding", of_envelope)
@@ -173,10 +164,11 @@ def replay_leaves_its_key(bug: Bug) -> None:
 
 async def _drop_key(bug: Bug, store: Any, job: Job) -> None:
     if bug.store == "memory":
-        store._drop_binding(job, "until_terminal")
+        keys = store.tables.keys
+        del keys._bindings[dedup.scope_of(job.tenant, job.queue, job.envelope)]
         return
 
     def change(transaction: Any) -> None:
-        transaction.drop_key(job, transaction.find_lane(job.tenant, job.queue), "until_terminal")
+        transaction.drop_key(job, transaction.find_lane(job.tenant, job.queue))
 
     await store._opened.change(change)

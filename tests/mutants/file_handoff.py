@@ -80,7 +80,7 @@ def what_is_handed_over_has_the_lease_of_its_offer(bug: Bug) -> None:
     def add(original: Planted, book: Any, offer: Any) -> Any:
         return original(book, replace(offer, lease_ms=offer.lease_ms // 3, until=offer.until))
 
-    bug.around(bug.file("book").Book, "add", add)
+    bug.around(bug.file("waiters").Book, "add", add)
 
 
 @mutant("EVENT-1", "CLAIM-1", stores=FILE)
@@ -110,7 +110,7 @@ def what_was_handed_over_is_not_counted(bug: Bug) -> None:
 @mutant("CLAIM-1", stores=FILE)
 def what_was_handed_over_stays_here(bug: Bug) -> None:
     """A job is leased to a worker, which is not told."""
-    bug.around(bug.file("book").Book, "_send", lambda *_: None)
+    bug.around(bug.file("waiters").Book, "_send", lambda *_: None)
 
 
 # To whom --------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def offers_are_for_every_tenant(bug: Bug) -> None:
     def add(original: Planted, book: Any, offer: Any) -> Any:
         return original(book, replace(offer, tenant=None))
 
-    bug.around(bug.file("book").Book, "add", add)
+    bug.around(bug.file("waiters").Book, "add", add)
 
 
 @mutant("CLAIM-1", stores=FILE)
@@ -133,7 +133,7 @@ def offers_stand_in_one_queue_alone(bug: Bug) -> None:
     def add(original: Planted, book: Any, offer: Any) -> Any:
         return original(book, replace(offer, queues=offer.queues[:1]))
 
-    bug.around(bug.file("book").Book, "add", add)
+    bug.around(bug.file("waiters").Book, "add", add)
 
 
 @mutant("CLAIM-1", stores=FILE)
@@ -143,19 +143,19 @@ def offers_have_no_end(bug: Bug) -> None:
     def find(original: Planted, book: Any, tenant: str, queue: str, _: int, *rest: Any) -> Any:
         return original(book, tenant, queue, 0, *rest)
 
-    bug.around(bug.file("book").Book, "find", find)
+    bug.around(bug.file("waiters").Book, "find", find)
 
 
 @mutant("CLAIM-3", stores=FILE)
 def jobs_are_handed_to_the_dead(bug: Bug) -> None:
     """Nobody looks whether the worker still hears."""
-    bug.around(bug.file("book").Book, "_hears", lambda *_: True)
+    bug.around(bug.file("waiters").Book, "_hears", lambda *_: True)
 
 
 @mutant("CLAIM-1", stores=FILE)
 def nobody_is_taken_for_living(bug: Bug) -> None:
     """Offers of workers that hear are thrown away."""
-    bug.around(bug.file("book").Book, "_hears", lambda *_: False)
+    bug.around(bug.file("waiters").Book, "_hears", lambda *_: False)
 
 
 # How many -------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def offers_are_never_used_up(bug: Bug) -> None:
         original(book, handed)
         handed.offer.handed.pop()
 
-    bug.around(bug.file("book").Book, "hand_over", hand_over)
+    bug.around(bug.file("waiters").Book, "hand_over", hand_over)
 
 
 @mutant("CLAIM-1", stores=FILE)
@@ -179,13 +179,13 @@ def an_offer_is_for_one_job_more(bug: Bug) -> None:
     def add(original: Planted, book: Any, offer: Any) -> Any:
         return original(book, replace(offer, given=offer.given + 1))
 
-    bug.around(bug.file("book").Book, "add", add)
+    bug.around(bug.file("waiters").Book, "add", add)
 
 
 @mutant("CLAIM-1", stores=FILE)
 def earlier_offers_are_not_taken_back(bug: Bug) -> None:
     """A worker that has no room left is sent what it offered to take before."""
-    bug.around(bug.file("book").Book, "take_back", lambda *_: (0, []))
+    bug.around(bug.file("waiters").Book, "take_back", lambda *_: (0, []))
 
 
 @mutant("CLAIM-1", stores=FILE)
@@ -195,7 +195,7 @@ def what_is_on_its_way_takes_up_no_room(bug: Bug) -> None:
     def take_back(original: Planted, book: Any, post: str) -> tuple[int, list[tuple[int, int]]]:
         return original(book, post)[0], []
 
-    bug.around(bug.file("book").Book, "take_back", take_back)
+    bug.around(bug.file("waiters").Book, "take_back", take_back)
 
 
 @mutant("CLAIM-1", stores=FILE)
@@ -206,7 +206,7 @@ def a_worker_that_leaves_does_not_look_into_its_fifo(bug: Bug) -> None:
         post._fifo.read = lambda: None
         post.end()
 
-    bug.around(bug.file("offers").FileInbox, "close", close)
+    bug.around(bug.file("handoff").FileInbox, "close", close)
 
 
 # Alone ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from holdfast.core.errors import EventsTrimmed, NotReplayable
 from holdfast.core.events import Event
 from holdfast.core.job import DAY, Job, JobKey, JobState, Replayed
 from holdfast.store import EVENTS_BOUND_MS, EventPage, ListQuery, Page
+from holdfast.tables import EventLog
 from tests.mutants.planting import CORE, FACES, IN_PYTHON, Bug, Planted, mutant
 
 _FOR_EVER = 100 * 365 * DAY
@@ -68,14 +69,14 @@ def resuming_reader_sees_one_twice(bug: Bug) -> None:
 def trimming_ignores_readers(bug: Bug) -> None:
     """What a registered reader has not read yet is cut off."""
 
-    def trim(original: Planted, store: Any, now: int) -> int:
-        readers, store._readers = store._readers, {}
-        gone = original(store, now)
-        store._readers = readers
+    def trim(original: Planted, log: Any, *args: Any) -> int:
+        readers, log._readers = log._readers, {}
+        gone = original(log, *args)
+        log._readers = readers
         return gone
 
     if bug.store == "memory":
-        bug.around(bug.memory.MemoryStore, "_trim", trim)
+        bug.around(EventLog, "trim", trim)
     else:
         bug.sql("slowest_readers", "FROM readers", "FROM readers WHERE 0")
 
@@ -84,12 +85,12 @@ def trimming_ignores_readers(bug: Bug) -> None:
 def one_old_event_takes_all_before_it(bug: Bug) -> None:
     """The log is taken to be in order of time, also where the clock was set back."""
 
-    def trim(original: Planted, store: Any, now: int) -> int:
-        old = any(event.at <= now - EVENTS_BOUND_MS for _, event in store._log)
-        return original(store, now + EVENTS_BOUND_MS if old else now)
+    def trim(original: Planted, log: Any, keep_events: int, now: int) -> int:
+        old = any(event.at <= now - EVENTS_BOUND_MS for _, event in log._entries)
+        return original(log, keep_events, now + EVENTS_BOUND_MS if old else now)
 
     if bug.store == "memory":
-        bug.around(bug.memory.MemoryStore, "_trim", trim)
+        bug.around(EventLog, "trim", trim)
     else:
         bug.sql("log_behind", "first, at,", "first, (SELECT min(at) FROM events AS e WHERE e.last >= events.last),")
 
@@ -131,10 +132,10 @@ def a_reader_holds_the_events_of_all_tenants(bug: Bug) -> None:
     """One tenant's reader keeps the log of the others from being trimmed."""
     if bug.store == "memory":
 
-        def slowest(_: Planted, store: Any, __: str) -> float:
-            return min(store._readers.values(), default=math.inf)
+        def slowest(_: Planted, log: Any, __: str) -> float:
+            return min(log._readers.values(), default=math.inf)
 
-        bug.around(bug.memory.MemoryStore, "_slowest", slowest)
+        bug.around(EventLog, "_slowest_reader", slowest)
     else:
         bug.sql("slowest_readers", "SELECT tenant, min(n)", "SELECT '', (SELECT min(n) FROM readers)")
 
@@ -144,12 +145,12 @@ def what_is_forgotten_counts_for_ever(bug: Bug) -> None:
     """A tenant's bytes never go down."""
     if bug.store == "memory":
 
-        def count(original: Planted, store: Any, job: Job, by: int) -> None:
-            before = store._bytes.get(job.tenant, 0)
-            original(store, job, by)
-            store._bytes[job.tenant] = max(before, store._bytes[job.tenant])
+        def count(original: Planted, jobs: Any, job: Job, by: int) -> None:
+            before = jobs.bytes.get(job.tenant, 0)
+            original(jobs, job, by)
+            jobs.bytes[job.tenant] = max(before, jobs.bytes[job.tenant])
 
-        bug.around(bug.memory.MemoryStore, "_count", count)
+        bug.around(bug.memory("jobs").JobTable, "count", count)
     else:
         bug.sql("move_lane", "bytes = bytes + ?9", "bytes = bytes + max(0, ?9)")
 
@@ -217,9 +218,9 @@ def retention_deletes_a_waiting_job(bug: Bug) -> None:
     """What was enqueued a week ago is forgotten, whether it has run or not."""
 
     async def prune(original: Planted, store: Any, limit: int) -> Any:
-        old = store._now() - 7 * DAY
-        for lane in store._all_lanes():
-            lane.jobs = {id_: job for id_, job in lane.jobs.items() if job.claimed_at or job.enqueued_at > old}
+        old = await store.now() - 7 * DAY
+        for queue in store.tables.jobs.tenant_queues():
+            queue.jobs = {id_: job for id_, job in queue.jobs.items() if job.claimed_at or job.enqueued_at > old}
         return await original(store, limit)
 
     if bug.store == "memory":
@@ -287,11 +288,11 @@ def replayed_twice(bug: Bug) -> None:
 def reaper_misses_the_deadline(bug: Bug) -> None:
     """At the very deadline a lease is not found yet."""
 
-    def reap(original: Planted, store: Any, limit: int, random: float, now: int) -> Any:
-        return original(store, limit, random, now - 1)
+    def reap(original: Planted, tables: Any, limit: int, random: float, now: int) -> Any:
+        return original(tables, limit, random, now - 1)
 
     if bug.store == "memory":
-        bug.around(bug.memory.MemoryStore, "_reap", reap)
+        bug.around(bug.memory("claims"), "end_expired_leases", reap)
     else:
         bug.sql("expired_leases", "deadline <= ?", "deadline < ?")
 
@@ -309,8 +310,8 @@ def claims_leave_expired_leases_to_the_reaper(bug: Bug) -> None:
         return [] if claiming and claiming.pop() else original(*args)
 
     if bug.store == "memory":
-        bug.around(bug.memory.MemoryStore, "claim", claim)
-        bug.around(bug.memory.MemoryStore, "_reap", reap)
+        bug.around(bug.memory("claims"), "claim", claim)
+        bug.around(bug.memory("claims"), "end_expired_leases", reap)
     else:
         bug.around(bug.file("claims"), "claim", claim)
         bug.around(bug.file("claims"), "reap", reap)
@@ -320,10 +321,10 @@ def claims_leave_expired_leases_to_the_reaper(bug: Bug) -> None:
 def token_reused_after_a_purge(bug: Bug) -> None:
     """The token of a forgotten job is granted again."""
 
-    def forget(original: Planted, store: Any, job: Job) -> None:
-        if job.token and job.token == store._token:
-            store._token -= 1
-        original(store, job)
+    def forget(original: Planted, tables: Any, job: Job) -> None:
+        if job.token and job.token == tables.last_token:
+            tables.last_token -= 1
+        original(tables, job)
 
     def forget_job(original: Planted, transaction: Any, job: Job, lane: int) -> None:
         if job.token and job.token == transaction.token:
@@ -331,7 +332,7 @@ def token_reused_after_a_purge(bug: Bug) -> None:
         original(transaction, job, lane)
 
     if bug.store == "memory":
-        bug.around(bug.memory.MemoryStore, "_forget", forget)
+        bug.around(bug.memory("tables").Tables, "forget", forget)
     else:
         bug.around(bug.file("transaction").Transaction, "forget_job", forget_job)
 

@@ -10,13 +10,13 @@ from tests.mutants.planting import REDIS, Bug, mutant
 @mutant("LEASE-1", "TIME-1", stores=REDIS)
 def late_result_is_accepted(bug: Bug) -> None:
     """An acknowledgement past the deadline goes through as long as nobody has reaped the lease."""
-    bug.lua("jobs", "job.state ~= LEASED or now >= job.deadline", "job.state ~= LEASED")
+    bug.lua("leases", "job.state ~= STATE_LEASED or now >= job.deadline", "job.state ~= STATE_LEASED")
 
 
 @mutant("LEASE-1", stores=REDIS)
 def deadline_itself_is_not_too_late(bug: Bug) -> None:
     """At the very deadline an acknowledgement is still accepted."""
-    bug.lua("jobs", "now >= job.deadline", "now > job.deadline")
+    bug.lua("leases", "now >= job.deadline", "now > job.deadline")
 
 
 @mutant("LEASE-1", "TIME-1", stores=REDIS)
@@ -34,14 +34,14 @@ def fast_completion_ignores_the_token(bug: Bug) -> None:
 @mutant("CANCEL-1", "LEASE-1", stores=REDIS)
 def fast_completion_ignores_the_state(bug: Bug) -> None:
     """A handler that did not hear of the cancel completes its job all the same."""
-    bug.lua("finish", "if state ~= LEASED or", "if")
+    bug.lua("finish", "if state ~= STATE_LEASED or", "if")
     bug.lua("finish", "or now >= deadline", "")
 
 
 @mutant("LEASE-1", "EVENT-1", stores=REDIS)
 def fast_completion_ignores_that_it_was_done(bug: Bug) -> None:
     """A completion that is sent again is carried out again, with a second event."""
-    bug.lua("finish", "if state ~= LEASED or", "if")
+    bug.lua("finish", "if state ~= STATE_LEASED or", "if")
     bug.lua("finish", "or spent ~= 0 or now >= deadline", "")
 
 
@@ -54,19 +54,23 @@ def fast_completion_trusts_every_batch(bug: Bug) -> None:
 @mutant("LEASE-1", stores=REDIS, seen_by="a_call_under_a_lease_that_is_over_starts_nothing")
 def late_leader_starts_jobs_in_redis(bug: Bug) -> None:
     """An enqueue or a replay that is made under a lease does not look whether the lease is over."""
-    bug.lua("jobs", "under and judge(find(lane_of(under[1]), under[2]), under[3])", "nil")
+    bug.lua(
+        "leases",
+        "parent_lease and judge_lease(find(lane_of(parent_lease[1]), parent_lease[2]), parent_lease[3])",
+        "nil",
+    )
 
 
 @mutant("LEASE-1", stores=REDIS, seen_by="a_call_under_a_lease_that_is_over_starts_nothing")
 def late_leader_starts_one_job_in_redis(bug: Bug) -> None:
     """The short way of one job does not look whether the lease that it is enqueued under is over."""
-    bug.lua("lone_enqueue", "and not request[17] and not request[18] ", "")
+    bug.lua("single_enqueue", "and not parent_lease and not steps ", "")
 
 
 @mutant("KEEP-1", stores=REDIS, seen_by="who_means_an_earlier_life_of_an_id_does_not_touch_the_next")
 def earlier_life_means_any_life_in_redis(bug: Bug) -> None:
     """A cancel or a purge that means an earlier life of an id takes the next one."""
-    bug.lua("jobs", "seq < 0 or seq == job.seq", "true")
+    bug.lua("records", "seq == NONE or seq == job.seq", "true")
 
 
 @mutant("RETRY-5", stores=REDIS, seen_by="a_release_can_give_back_all_earlier_attempts")
@@ -78,61 +82,61 @@ def release_forgives_nothing_in_redis(bug: Bug) -> None:
 @mutant("LEASE-1", stores=REDIS)
 def any_older_token_will_do(bug: Bug) -> None:
     """A token is good if it is not greater than the one granted last."""
-    bug.lua("jobs", "token ~= job.token or token <= 0", "token > job.token or token <= 0")
+    bug.lua("leases", "token ~= job.token or token <= 0", "token > job.token or token <= 0")
 
 
 @mutant("LEASE-1", stores=REDIS)
 def token_zero_fits_a_job_never_leased(bug: Bug) -> None:
     """A job that has no token yet takes none for its own."""
-    bug.lua("jobs", "token ~= job.token or token <= 0", "token ~= job.token")
+    bug.lua("leases", "token ~= job.token or token <= 0", "token ~= job.token")
 
 
 @mutant("CANCEL-1", "LEASE-1", stores=REDIS)
 def canceled_job_says_its_lease_expired(bug: Bug) -> None:
     """Who holds the lease of a canceled job is not told of the cancel."""
-    bug.lua("jobs", "elseif job.state == CANCELED then", "elseif false then")
+    bug.lua("leases", "elseif job.state == STATE_CANCELED then", "elseif false then")
 
 
 @mutant("LEASE-1", stores=REDIS)
 def second_acknowledgement_is_refused(bug: Bug) -> None:
     """Who did not hear the answer and asks again is told that the lease is lost."""
-    bug.lua("jobs", "job.spent ~= 0 and job.spent == outcome", "false")
+    bug.lua("leases", "job.spent ~= 0 and job.spent == outcome", "false")
 
 
 @mutant("LEASE-1", stores=REDIS)
 def second_acknowledgement_hears_what_became_of_the_job(bug: Bug) -> None:
     """The answer to a repeated acknowledgement is the state as it is, not the first answer."""
-    bug.lua("jobs", "return job.spent_state", "return job.state")
+    bug.lua("leases", "return job.spent_state", "return job.state")
 
 
 @mutant("LEASE-1", stores=REDIS)
 def spent_token_fits_every_outcome(bug: Bug) -> None:
     """What was acknowledged one way can be acknowledged another way, and gets the first answer."""
-    bug.lua("jobs", "job.spent ~= 0 and job.spent == outcome", "job.spent ~= 0 and outcome")
+    bug.lua("leases", "job.spent ~= 0 and job.spent == outcome", "job.spent ~= 0 and outcome")
 
 
 @mutant("LEASE-1", "RETRY-5", stores=REDIS)
 def spent_token_is_told_expired(bug: Bug) -> None:
     """A token that was spent on another outcome is told that it came too late."""
-    bug.lua("jobs", "elseif job.spent ~= 0 then", "elseif false then")
+    bug.lua("leases", "elseif job.spent ~= 0 then", "elseif false then")
 
 
 @mutant("LEASE-1", stores=REDIS)
 def anybody_can_report_progress(bug: Bug) -> None:
     """Progress is recorded without a look at the token."""
-    bug.lua("report", "judge(job, item[3])", "not job and NOT_FOUND or nil")
+    bug.lua("report", "judge_lease(job, item[3])", "not job and REFUSED_NOT_FOUND or nil")
 
 
 @mutant("LEASE-1", "CANCEL-3", stores=REDIS)
 def forgotten_job_still_answers(bug: Bug) -> None:
     """Retention counts for scripts only once the pruner has come by."""
-    bug.lua("jobs", "return job and not forgotten(job) and job or nil", "return job or nil")
+    bug.lua("records", "return job and not is_forgotten(job) and job or nil", "return job or nil")
 
 
 @mutant("RESULT-1", "KEEP-1", stores=REDIS)
 def retention_lasts_a_moment_too_long(bug: Bug) -> None:
     """At the very end of its retention a job is still there."""
-    bug.lua("jobs", "job.expires_at <= now", "job.expires_at < now")
+    bug.lua("records", "job.expires_at <= now", "job.expires_at < now")
 
 
 # What an outcome does -----------------------------------------------------------------------------------------
@@ -141,7 +145,7 @@ def retention_lasts_a_moment_too_long(bug: Bug) -> None:
 @mutant("RETRY-1", stores=REDIS)
 def attempt_is_counted_again_on_retry(bug: Bug) -> None:
     """A failed attempt counts when it is leased and again when it fails."""
-    bug.lua("finish", "wait_again(job, RETRYING,", "job.attempts = job.attempts + 1\n  wait_again(job, RETRYING,")
+    bug.lua("finish", "requeue(job, STATE_RETRYING,", "job.attempts = job.attempts + 1\n  requeue(job, STATE_RETRYING,")
 
 
 @mutant("RETRY-1", stores=REDIS)
@@ -153,7 +157,7 @@ def one_attempt_too_many(bug: Bug) -> None:
 @mutant("RETRY-1", stores=REDIS)
 def last_timeout_is_not_told(bug: Bug) -> None:
     """A job whose last attempt timed out says that it ran out of attempts."""
-    bug.lua("finish", "timed_out and TIMEOUT or MAX_ATTEMPTS", "MAX_ATTEMPTS")
+    bug.lua("finish", "timed_out and REASON_TIMEOUT or REASON_MAX_ATTEMPTS", "REASON_MAX_ATTEMPTS")
 
 
 @mutant("RETRY-3", stores=REDIS)
@@ -165,13 +169,13 @@ def delay_of_zero_means_none_was_given(bug: Bug) -> None:
 @mutant("RETRY-3", stores=REDIS)
 def backoff_is_one_step_ahead(bug: Bug) -> None:
     """The first retry waits as long as the second should."""
-    bug.lua("jobs", "policy[2] ^ (job.attempts - 1)", "policy[2] ^ job.attempts")
+    bug.lua("jobs", "policy[BACKOFF_FACTOR] ^ (job.attempts - 1)", "policy[BACKOFF_FACTOR] ^ job.attempts")
 
 
 @mutant("RETRY-3", stores=REDIS)
 def backoff_has_no_cap(bug: Bug) -> None:
     """The wait grows without bound."""
-    bug.lua("jobs", "min(policy[3], policy[1]", "max(0, policy[1]")
+    bug.lua("jobs", "min(policy[BACKOFF_CAP_MS], policy[BACKOFF_BASE_MS]", "max(0, policy[BACKOFF_BASE_MS]")
 
 
 @mutant("RETRY-3", stores=REDIS)
@@ -183,13 +187,13 @@ def equal_jitter_is_all_jitter(bug: Bug) -> None:
 @mutant("RETRY-3", stores=REDIS)
 def reaped_jobs_come_back_together(bug: Bug) -> None:
     """All leases that are ended by one call wait by the same random number."""
-    bug.lua("jobs", "(random + (n - 1) * 0.6180339887498949) % 1", "random")
+    bug.lua("leases", "(random + (n - 1) * 0.6180339887498949) % 1", "random")
 
 
 @mutant("RETRY-4", stores=REDIS)
 def permanent_error_leaves_no_trace(bug: Bug) -> None:
     """The error that ended a job is not in its history."""
-    bug.lua("finish", "remember(job, error)\n  end_dead(", "end_dead(")
+    bug.lua("finish", "add_error(job, error)\n  end_failed(", "end_failed(")
 
 
 @mutant("RETRY-4", stores=REDIS)
@@ -208,7 +212,9 @@ def first_errors_are_kept(bug: Bug) -> None:
 def completion_forgets_the_errors(bug: Bug) -> None:
     """The short way of a completion drops the history of the attempts before."""
     bug.lua(
-        "finish", "start .. sub(raw, 9, 32)", "start .. sub(raw, 9, 12) .. struct.pack('<I4', 0) .. sub(raw, 17, 32)"
+        "finish",
+        "start .. sub(raw, AT_REASON, AT_DEADLINE - 1)",
+        "start .. sub(raw, 9, 12) .. struct.pack('<I4', 0) .. sub(raw, 17, 32)",
     )
     bug.lua("finish", "stop + worker_size + extra_size) .. result", "stop + worker_size) .. result")
 
@@ -230,11 +236,9 @@ def release_does_not_spend_the_token(bug: Bug) -> None:
 @mutant("EVENT-1", stores=REDIS)
 def released_event_tells_the_attempt_after(bug: Bug) -> None:
     """The event of a release has the number of attempts after it was given back."""
-    bug.lua(
-        "finish",
-        "    note_of(job, 'released', job.visible_at)\n  end\n  job.attempts = forgive and 0 or job.attempts - 1",
-        "    job.attempts = forgive and 0 or job.attempts - 1\n    note_of(job, 'released', job.visible_at)\n  end",
-    )
+    log = "  log_job_event(job, EVENT_RELEASED, job.visible_at, reason)\n"
+    bug.lua("finish", log, "  job.attempts = forgive and 0 or job.attempts - 1\n" + log)
+    bug.lua("finish", log + "  job.attempts = forgive and 0 or job.attempts - 1", log)
 
 
 @mutant("RETRY-6", stores=REDIS)
@@ -246,13 +250,13 @@ def reason_of_a_release_begins_anew_each_time(bug: Bug) -> None:
 @mutant("RETRY-6", stores=REDIS)
 def reason_of_a_release_outlives_what_comes_then(bug: Bug) -> None:
     """A job that ran since counts as unknown to all workers."""
-    bug.lua("jobs", "if released_for(job) then", "if false then")
+    bug.lua("jobs", "if release_reason(job) then", "if false then")
 
 
 @mutant("RETRY-6", stores=REDIS)
 def reason_of_a_release_outlives_a_replay(bug: Bug) -> None:
     """A replayed job counts as unknown to all workers."""
-    bug.lua("replay", ", extra[5], extra[6] =", ", extra[7], extra[8] =")
+    bug.lua("replay", "extra[EXTRA_RELEASED_FOR], extra[EXTRA_FIRST_RELEASED_AT] = nil, nil", "")
 
 
 @mutant("RETRY-5", stores=REDIS)
@@ -264,20 +268,20 @@ def delayed_release_shows_at_once(bug: Bug) -> None:
 @mutant("ENQ-4", stores=REDIS)
 def refused_completion_leaves_its_result_to_the_next(bug: Bug) -> None:
     """After a refused item in a batch, the next job gets the result that the refused one brought."""
-    bug.lua("finish", "at = at + sizes[n]", "at = at + (answer >= 0 and sizes[n] or 0)")
+    bug.lua("finish", "at = at + result_sizes[n]", "at = at + (answer >= 0 and result_sizes[n] or 0)")
 
 
 @mutant("EVENT-1", stores=REDIS)
 def completed_event_is_missing(bug: Bug) -> None:
     """The short way of a completion leaves nothing in the log."""
-    bug.lua("finish", "note(KINDS.completed,", "local _ = select('#',")
+    bug.lua("finish", "log_event(EVENT_COMPLETED,", "local _ = select('#',")
 
 
 @mutant("EVENT-1", stores=REDIS)
 def failed_event_is_doubled(bug: Bug) -> None:
     """A job that fails for good is logged twice."""
-    line = "note_of(job, 'failed', reason, error[1], error[4], error[5])"
-    bug.lua("jobs", line, f"{line}\n  {line}")
+    call = "log_job_event(job, EVENT_FAILED,"
+    bug.lua("jobs", call, f"log_job_event(job, EVENT_FAILED, reason, '', '', '')\n  {call}")
 
 
 @mutant("EVENT-1", stores=REDIS)
@@ -309,7 +313,7 @@ def completed_job_still_counts_as_leased(bug: Bug) -> None:
 def reaper_overwrites_a_completed_job(bug: Bug) -> None:
     """A completed job is retried when its lease would have run out."""
     bug.lua("finish", "gone[at], gone.n = member, at", "gone.n = 0")
-    bug.lua("jobs", "if job and job.state == LEASED then", "if job then")
+    bug.lua("leases", "if job and job.state == STATE_LEASED then", "if job then")
 
 
 @mutant("KEEP-1", "STATE-1", stores=REDIS)
@@ -321,7 +325,7 @@ def retentions_of_a_mixed_batch_overwrite_each_other(bug: Bug) -> None:
 @mutant("CANCEL-1", "STATE-1", stores=REDIS)
 def job_stays_where_it_stood(bug: Bug) -> None:
     """A job that moves on is left in the index of the state before: canceled jobs are handed out."""
-    bug.lua("jobs", "stand(job, job.state, false)\n  job.state = state", "job.state = state")
+    bug.lua("jobs", "set_indexed(job, job.state, false)\n  job.state = state", "job.state = state")
 
 
 # Cancel and replay --------------------------------------------------------------------------------------------
@@ -330,13 +334,13 @@ def job_stays_where_it_stood(bug: Bug) -> None:
 @mutant("STATE-2", "CANCEL-3", stores=REDIS)
 def cancel_overwrites_a_completed_job(bug: Bug) -> None:
     """A cancel that comes too late takes the result away."""
-    bug.lua("cancel", "job.state > LEASED or", "job.state == CANCELED or")
+    bug.lua("cancel", "job.state > STATE_LEASED or", "job.state == STATE_CANCELED or")
 
 
 @mutant("CANCEL-2", stores=REDIS)
 def cancel_of_waiting_jobs_ends_running_ones(bug: Bug) -> None:
     """A cancel that asked to leave running jobs alone ends them."""
-    bug.lua("cancel", "(job.state == LEASED and item[3])", "false")
+    bug.lua("cancel", "(job.state == STATE_LEASED and item[3])", "false")
 
 
 @mutant("CANCEL-2", stores=REDIS)
@@ -348,13 +352,13 @@ def cancel_is_not_told_to_the_handler(bug: Bug) -> None:
 @mutant("EVENT-1", "CANCEL-1", stores=REDIS)
 def cancel_leaves_no_event(bug: Bug) -> None:
     """A canceled job vanishes from the log."""
-    bug.lua("cancel", "note_of(job, 'canceled')", "")
+    bug.lua("cancel", "log_job_event(job, EVENT_CANCELED)", "")
 
 
 @mutant("STATE-3", "DEAD-1", stores=REDIS)
 def canceled_jobs_can_be_replayed(bug: Bug) -> None:
     """A replay starts whatever has ended without a result."""
-    bug.lua("replay", "job.state ~= FAILED", "job.state < FAILED")
+    bug.lua("replay", "job.state ~= STATE_FAILED", "job.state < STATE_FAILED")
 
 
 @mutant("DEAD-1", "STATE-3", stores=REDIS)
@@ -381,68 +385,72 @@ def replay_clears_the_history(bug: Bug) -> None:
 @mutant("RETRY-2", stores=REDIS)
 def expired_lease_is_always_followed_by_another(bug: Bug) -> None:
     """A job that kills its worker never becomes a dead letter."""
-    bug.lua("jobs", "if job.attempts >= job.max_attempts then", "if false then")
+    bug.lua("leases", "if job.attempts >= job.max_attempts then", "if false then")
 
 
 @mutant("RETRY-2", stores=REDIS)
 def expired_lease_costs_nothing(bug: Bug) -> None:
     """A lease that ran out gives its attempt back."""
-    bug.lua("jobs", "note_of(job, 'expired',", "job.attempts = job.attempts - 1\n    note_of(job, 'expired',")
+    bug.lua(
+        "leases",
+        "log_job_event(job, EVENT_EXPIRED,",
+        "job.attempts = job.attempts - 1\n    log_job_event(job, EVENT_EXPIRED,",
+    )
 
 
 @mutant("LEASE-3", stores=REDIS)
 def claims_end_no_leases(bug: Bug) -> None:
     """Without a reaper an expired lease is never ended."""
-    bug.lua("claim", "reap(repairs, random)", "")
+    bug.lua("claim", "reap_expired(max_repairs, random)", "")
 
 
 @mutant("LEASE-3", stores=REDIS)
 def reaper_comes_a_moment_late(bug: Bug) -> None:
     """At the very deadline a lease is not found yet."""
-    bug.lua("jobs", "lane[set_name], '-inf', now,", "lane[set_name], '-inf', now - 1,")
+    bug.lua("leases", "lane[set_name], '-inf', now,", "lane[set_name], '-inf', now - 1,")
 
 
 @mutant("LEASE-3", stores=REDIS)
 def reaper_takes_any_lease_first(bug: Bug) -> None:
     """Leases are ended in the order of their jobs, not of their deadlines."""
     old = "return a[1] < b[1] or (a[1] == b[1] and bytes_before(a[2], b[2]))"
-    bug.lua("jobs", old, "return bytes_before(a[2], b[2])")
+    bug.lua("leases", old, "return bytes_before(a[2], b[2])")
 
 
 @mutant("LEASE-3", "LEASE-2", stores=REDIS)
 def reaper_takes_the_whole_lane(bug: Bug) -> None:
     """Where one lease has run out, all of the queue are ended."""
-    bug.lua("jobs", "lane[set_name], '-inf', now,", "lane[set_name], '-inf', '+inf',")
+    bug.lua("leases", "lane[set_name], '-inf', now,", "lane[set_name], '-inf', '+inf',")
 
 
 @mutant("LEASE-3", stores=REDIS)
 def fast_lease_is_not_watched(bug: Bug) -> None:
     """The short way of a lease does not note when it runs out."""
-    bug.lua("claim", "bound('L', lane, deadline)", "")
+    bug.lua("granting", "add_bound('L', lane, deadline)", "")
 
 
 @mutant("ENQ-3", "LEASE-3", stores=REDIS)
 def slow_lease_is_not_watched(bug: Bug) -> None:
     """The lease of a job that failed before is never found expired."""
-    bug.lua("jobs", "bound('L', lane, job.deadline)", "")
+    bug.lua("jobs", "add_bound('L', lane, job.deadline)", "")
 
 
 @mutant("LEASE-3", "KEEP-1", stores=REDIS)
 def long_lease_hides_a_short_one(bug: Bug) -> None:
     """A queue is looked at when the lease granted last runs out, not the first that does."""
-    bug.lua("prelude", "shard .. index, 'LT',", "shard .. index,")
+    bug.lua("writes", "shard .. index, 'LT',", "shard .. index,")
 
 
 @mutant("KEEP-1", stores=REDIS)
 def first_end_of_a_batch_speaks_for_all(bug: Bug) -> None:
     """A queue is looked at when the first job of a batch is over, though others are over before."""
-    bug.lua("prelude", "if not known or at < known then", "if not known then")
+    bug.lua("writes", "if not known or at < known then", "if not known then")
 
 
 @mutant("LEASE-3", stores=REDIS)
 def lane_is_reaped_once(bug: Bug) -> None:
     """What a call had to leave over in a queue is not found again."""
-    bug.lua("jobs", "call('ZADD', shard .. index, earliest, name)", "call('ZREM', shard .. index, name)")
+    bug.lua("leases", "call('ZADD', shard .. index, earliest, name)", "call('ZREM', shard .. index, name)")
 
 
 @mutant("LEASE-2", stores=REDIS)
@@ -454,7 +462,7 @@ def extend_can_shorten(bug: Bug) -> None:
 @mutant("LEASE-2", stores=REDIS)
 def extended_lease_ends_at_its_old_deadline(bug: Bug) -> None:
     """Extending changes the record, and not the index of deadlines."""
-    bug.lua("extend", "stand(job, LEASED, true)", "")
+    bug.lua("extend", "set_indexed(job, STATE_LEASED, true)", "")
 
 
 @mutant("TIME-1", "LEASE-2", stores=REDIS)

@@ -22,19 +22,19 @@ def fast_enqueue_trusts_every_batch(bug: Bug) -> None:
 @mutant("ENQ-2", stores=REDIS)
 def failed_id_is_always_replaced(bug: Bug) -> None:
     """A failed job makes way for a new one that did not ask for it."""
-    bug.lua("enqueue", "(existing.state == FAILED and replace_failed)", "existing.state == FAILED")
+    bug.lua("enqueue", "(existing.state == STATE_FAILED and replace_failed)", "existing.state == STATE_FAILED")
 
 
 @mutant("ENQ-2", stores=REDIS)
 def canceled_id_blocks_a_new_job(bug: Bug) -> None:
     """A canceled job answers as a duplicate for as long as it is kept."""
-    bug.lua("enqueue", "existing.state == CANCELED or", "")
+    bug.lua("enqueue", "existing.state == STATE_CANCELED or", "")
 
 
 @mutant("ENQ-2", "RESULT-1", stores=REDIS)
 def forgotten_id_blocks_until_it_is_pruned(bug: Bug) -> None:
     """A job past its retention is still a duplicate."""
-    bug.lua("enqueue", "elseif forgotten(existing) then", "elseif false then")
+    bug.lua("enqueue", "elseif is_forgotten(existing) then", "elseif false then")
 
 
 @mutant("ENQ-8", stores=REDIS)
@@ -73,20 +73,20 @@ def delay_without_the_clock_shift(bug: Bug) -> None:
 @mutant("CLAIM-2", stores=REDIS)
 def priorities_upside_down(bug: Bug) -> None:
     """The least urgent job comes first."""
-    bug.lua("enqueue", "(9 - priority) * BAND", "priority * BAND")
-    bug.lua("jobs", "(9 - job.priority) * BAND", "job.priority * BAND")
+    bug.lua("enqueue", "(MAX_PRIORITY - priority) * PRIORITY_BAND", "priority * PRIORITY_BAND")
+    bug.lua("jobs", "(MAX_PRIORITY - job.priority) * PRIORITY_BAND", "job.priority * PRIORITY_BAND")
 
 
 @mutant("CLAIM-2", stores=REDIS)
 def coming_back_turns_the_priority_over(bug: Bug) -> None:
     """A job that was retried, released or replayed stands among those of the opposite priority."""
-    bug.lua("jobs", "(9 - job.priority) * BAND", "job.priority * BAND")
+    bug.lua("jobs", "(MAX_PRIORITY - job.priority) * PRIORITY_BAND", "job.priority * PRIORITY_BAND")
 
 
 @mutant("CLAIM-2", stores=REDIS)
 def sequence_in_the_wrong_byte_order(bug: Bug) -> None:
     """Of jobs that became visible at the same moment, any may come first."""
-    for part in ("enqueue", "jobs", "finish"):
+    for part in ("enqueue", "records", "finish"):
         bug.lua(part, "struct.pack('>I7', seq)", "struct.pack('<I7', seq)")
 
 
@@ -99,7 +99,7 @@ def one_sequence_number_for_a_batch(bug: Bug) -> None:
 @mutant("CLAIM-3", stores=REDIS)
 def enqueue_wakes_nobody(bug: Bug) -> None:
     """A job that arrives, in whatever way, is not announced."""
-    bug.lua("prelude", "hints.ready[#hints.ready + 1] = lane.name", "local _ = lane.name")
+    bug.lua("writes", "hints.ready[#hints.ready + 1] = lane.name", "local _ = lane.name")
 
 
 @mutant("ENQ-6", stores=REDIS)
@@ -107,15 +107,15 @@ def large_payload_of_another_job(bug: Bug) -> None:
     """After a duplicate in a batch, the next job gets the large payload that the duplicate brought."""
     bug.lua(
         "enqueue",
-        "answers[n] = put_one(n)\n    large_at = large_at + larges[n]",
-        "answers[n] = put_one(n)\n    large_at = large_at + (type(answers[n]) == 'number' and larges[n] or 0)",
+        "answers[n] = put_one(n)\n    large_at = large_at + large_sizes[n]",
+        "answers[n] = put_one(n)\n    large_at = large_at + (type(answers[n]) == 'number' and large_sizes[n] or 0)",
     )
 
 
 @mutant("ENQ-6", stores=REDIS)
 def large_payload_from_one_byte_on(bug: Bug) -> None:
     """A large payload loses its last byte."""
-    bug.lua("enqueue", "large_at + larges[n] - 1))", "large_at + larges[n] - 2))")
+    bug.lua("enqueue", "large_at + large_sizes[n] - 1))", "large_at + large_sizes[n] - 2))")
 
 
 # Idempotency keys ---------------------------------------------------------------------------------------------
@@ -125,36 +125,42 @@ def large_payload_from_one_byte_on(bug: Bug) -> None:
 def keys_of_all_types_are_one(bug: Bug) -> None:
     """Jobs of two types that use the same key are taken for one."""
     bug.lua(
-        "enqueue", "field = types[n] .. ':' .. sub(body, 1, types[n]) .. sub(body, key_at", "field = sub(body, key_at"
+        "enqueue",
+        "field = type_sizes[n] .. ':' .. sub(body, 1, type_sizes[n]) .. sub(body, key_at",
+        "field = sub(body, key_at",
     )
-    bug.lua("jobs", "job.type_size .. ':' .. job.type .. sub(key, 10)", "sub(key, 10)")
+    bug.lua("keys", "job.type_size .. ':' .. job.type .. sub(key, 10)", "sub(key, 10)")
 
 
 @mutant("TENANT-3", stores=REDIS)
 def type_and_key_are_joined_by_a_colon(bug: Bug) -> None:
     """Type `a` with key `b:c` and type `a:b` with key `c` meet."""
-    bug.lua("enqueue", "types[n] .. ':' .. sub(body, 1, types[n]) ..", "sub(body, 1, types[n]) .. ':' ..")
-    bug.lua("jobs", "job.type_size .. ':' .. job.type ..", "job.type .. ':' ..")
+    bug.lua(
+        "enqueue", "type_sizes[n] .. ':' .. sub(body, 1, type_sizes[n]) ..", "sub(body, 1, type_sizes[n]) .. ':' .."
+    )
+    bug.lua("keys", "job.type_size .. ':' .. job.type ..", "job.type .. ':' ..")
 
 
 @mutant("ENQ-3", stores=REDIS)
 def key_is_free_as_soon_as_the_job_starts(bug: Bug) -> None:
     """A key that is held until the end is dropped by the claim."""
-    bug.lua("jobs", "(policy == 1 and ended)", "policy == 1")
+    bug.lua("keys", "(policy == POLICY_UNTIL_TERMINAL and ended)", "policy == POLICY_UNTIL_TERMINAL")
 
 
 @mutant("ENQ-3", stores=REDIS)
 def key_until_started_is_held_until_the_end(bug: Bug) -> None:
     """A key that should be free once the job runs is dropped when it ends."""
-    bug.lua("jobs", "if policy == 2 or", "if (policy == 2 and ended) or")
+    bug.lua("keys", "if policy == POLICY_UNTIL_STARTED or", "if (policy == POLICY_UNTIL_STARTED and ended) or")
 
 
 @mutant("ENQ-3", stores=REDIS)
 def fast_claim_leaves_the_key(bug: Bug) -> None:
     """The short way of a lease is taken for jobs with a key, and does not drop it."""
-    bug.lua("claim", "if key_size > 0 or", "if")
+    bug.lua("granting", "if key_size > 0 or", "if")
     bug.lua(
-        "claim", "static_size + request_size + payload_size\n", "static_size + request_size + key_size + payload_size\n"
+        "granting",
+        "static_size + request_size + payload_size\n",
+        "static_size + request_size + key_size + payload_size\n",
     )
 
 
@@ -170,26 +176,30 @@ def fast_completion_leaves_the_key(bug: Bug) -> None:
 @mutant("ENQ-3", stores=REDIS)
 def ended_job_holds_its_key(bug: Bug) -> None:
     """A key stays with its job for as long as that is kept."""
-    bug.lua("jobs", "drop_key(job, true)", "local _ = job")
-    bug.lua("enqueue", "holder and holder.state <= LEASED and answer_of(holder)", "holder and answer_of(holder)")
+    bug.lua("jobs", "release_key(job, true)", "local _ = job")
+    bug.lua("enqueue", "holder and holder.state <= STATE_LEASED and answer_of(holder)", "holder and answer_of(holder)")
 
 
 @mutant("ENQ-3", stores=REDIS)
 def any_end_frees_the_key(bug: Bug) -> None:
     """A job that ends frees its key, although another job has it by now."""
-    bug.lua("jobs", "if binding and binding.id == job.id then", "if binding then")
+    bug.lua("keys", "if binding and binding.id == job.id then", "if binding then")
 
 
 @mutant("ENQ-3", "KEEP-1", stores=REDIS)
 def key_for_ever_goes_with_the_job(bug: Bug) -> None:
     """A key that should outlive its job is free once that is forgotten."""
-    bug.lua("enqueue", "holder and answer_of(holder) or { 'd', binding.id, -1 }", "holder and answer_of(holder) or nil")
+    bug.lua(
+        "enqueue",
+        "holder and answer_of(holder) or { DUPLICATE, binding.id, NONE }",
+        "holder and answer_of(holder) or nil",
+    )
 
 
 @mutant("ENQ-3", "KEEP-1", stores=REDIS)
 def prune_frees_keys_for_ever(bug: Bug) -> None:
     """Keys without an end are taken for keys whose end has come."""
-    bug.lua("jobs", "policy == 3 and ends_at)", "ends_at)")
+    bug.lua("keys", "policy == POLICY_TTL and ends_at)", "ends_at)")
 
 
 @mutant("ENQ-3", "KEEP-1", stores=REDIS)
@@ -201,7 +211,7 @@ def prune_frees_keys_before_their_time(bug: Bug) -> None:
 @mutant("ENQ-3", stores=REDIS)
 def key_for_a_time_never_ends(bug: Bug) -> None:
     """The time of a key is stored, and nobody looks at it."""
-    bug.lua("enqueue", "binding.policy == 3 and binding.ends_at <= now", "false")
+    bug.lua("enqueue", "binding.policy == POLICY_TTL and binding.ends_at <= now", "false")
 
 
 @mutant("ENQ-3", stores=REDIS)
@@ -213,19 +223,19 @@ def key_for_a_time_lasts_a_moment_too_long(bug: Bug) -> None:
 @mutant("ENQ-3", stores=REDIS)
 def fresh_job_is_a_duplicate_of_the_one_it_replaces(bug: Bug) -> None:
     """A canceled id with a key for ever cannot be enqueued again with that key."""
-    bug.lua("enqueue", "binding.id == id and not forgotten(existing)", "false")
+    bug.lua("enqueue", "binding.id == id and not is_forgotten(existing)", "false")
 
 
 @mutant("ENQ-3", "DEAD-1", stores=REDIS)
 def replay_runs_without_its_key(bug: Bug) -> None:
     """A replayed job does not take its key again."""
-    bug.lua("replay", "bind(lane, field, 1, 0, job.id)", "local _ = field")
+    bug.lua("replay", "bind(lane, field, POLICY_UNTIL_TERMINAL, 0, job.id)", "local _ = field")
 
 
 @mutant("ENQ-3", "DEAD-1", stores=REDIS)
 def replay_takes_the_key_from_its_holder(bug: Bug) -> None:
     """A replay does not look whether another job has its key by now."""
-    bug.lua("replay", "policy == 1 and taken(job, field)", "nil")
+    bug.lua("replay", "policy == POLICY_UNTIL_TERMINAL and key_holder(job, field)", "nil")
 
 
 # Quotas -------------------------------------------------------------------------------------------------------
@@ -240,7 +250,11 @@ def fast_enqueue_ignores_the_quota(bug: Bug) -> None:
 @mutant("TENANT-5", stores=REDIS)
 def fast_enqueue_ignores_the_tenants_quota(bug: Bug) -> None:
     """The short way in looks at the quota of the queue alone."""
-    bug.lua("lanes", "(settings[1][3] or settings[2][3])", "settings[1][3]")
+    bug.lua(
+        "lanes",
+        "(settings[1][SETTING_MAX_WAITING] or settings[2][SETTING_MAX_WAITING])",
+        "settings[1][SETTING_MAX_WAITING]",
+    )
 
 
 @mutant("TENANT-5", stores=REDIS)
@@ -252,13 +266,13 @@ def fast_enqueue_asks_for_the_first_quota_only(bug: Bug) -> None:
 @mutant("TENANT-5", stores=REDIS)
 def queue_holds_one_too_many(bug: Bug) -> None:
     """The quota of a queue is off by one."""
-    bug.lua("lanes", "waiting_in(lane) >= most", "waiting_in(lane) > most")
+    bug.lua("lanes", "waiting_in_lane(lane) >= quota", "waiting_in_lane(lane) > quota")
 
 
 @mutant("TENANT-5", stores=REDIS)
 def tenant_holds_one_too_many(bug: Bug) -> None:
     """The quota of a tenant is off by one."""
-    bug.lua("lanes", "if waiting >= most then", "if waiting > most then")
+    bug.lua("lanes", "if waiting >= quota then", "if waiting > quota then")
 
 
 @mutant("TENANT-5", stores=REDIS)
@@ -285,19 +299,19 @@ def quota_of_a_queue_counts_the_whole_tenant(bug: Bug) -> None:
 @mutant("TENANT-5", stores=REDIS)
 def tenants_count_forgets_a_claim(bug: Bug) -> None:
     """A job that is claimed alone takes up room among those that wait."""
-    bug.lua("claim", "count_waiting(way.lane, -1)", "count_waiting(way.lane, 0)")
+    bug.lua("picking", "count_waiting(scan.lane, -1)", "count_waiting(scan.lane, 0)")
 
 
 @mutant("TENANT-5", stores=REDIS)
 def tenants_count_forgets_a_claim_over_many_tenants(bug: Bug) -> None:
     """A job that is the only one of its queue in a claim of many takes up room among those that wait."""
-    bug.lua("claim", "count_waiting(lane, -1)", "count_waiting(lane, 0)")
+    bug.lua("granting", "count_waiting(lane, -1)", "count_waiting(lane, 0)")
 
 
 @mutant("TENANT-5", stores=REDIS)
 def tenants_count_only_grows(bug: Bug) -> None:
     """Jobs that are claimed in a batch, or canceled, take up room among those that wait."""
-    bug.lua("prelude", "run.command == 'ZADD' and changed or -changed", "run.command == 'ZADD' and changed or 0")
+    bug.lua("writes", "batch.command == 'ZADD' and changed or -changed", "run.command == 'ZADD' and changed or 0")
 
 
 @mutant("TENANT-5", stores=REDIS)
@@ -309,7 +323,7 @@ def tenants_count_begins_at_nothing(bug: Bug) -> None:
 @mutant("TENANT-5", stores=REDIS)
 def batch_does_not_count_itself(bug: Bug) -> None:
     """All jobs of a batch fit if the first does."""
-    bug.lua("enqueue", "count_one(lane)", "")
+    bug.lua("enqueue", "count_added(lane)", "")
 
 
 @mutant("TENANT-5", stores=REDIS)
@@ -327,7 +341,7 @@ def replay_ignores_the_quota(bug: Bug) -> None:
 @mutant("TENANT-5", stores=REDIS)
 def set_of_replays_does_not_count_itself(bug: Bug) -> None:
     """All jobs of a set of replays fit if the first does."""
-    bug.lua("replay", "count_one(lane)", "")
+    bug.lua("replay", "count_added(lane)", "")
 
 
 @mutant("TENANT-5", stores=REDIS)

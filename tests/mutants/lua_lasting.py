@@ -10,15 +10,15 @@ from tests.mutants.planting import REDIS, Bug, mutant
 @mutant("KEEP-1", "ENQ-5", stores=REDIS)
 def retention_counts_from_the_enqueue(bug: Bug) -> None:
     """A job is forgotten when its result would be, whether it has run or not."""
-    late = "rank(lane.e, struct.pack('>I7', seq) .. id, now + ttls[n])\n  bound('E', lane, now + ttls[n])"
-    bug.lua("enqueue", "arrive(lane, visible_at)", f"arrive(lane, visible_at)\n  {late}")
-    bug.lua("prune", "if job and job.state > LEASED and forgotten(job) then", "if job then")
+    late = "zset_put(lane.e, struct.pack('>I7', seq) .. id, now + ttls[n])\n  add_bound('E', lane, now + ttls[n])"
+    bug.lua("enqueue", "note_arrival(lane, visible_at)", f"note_arrival(lane, visible_at)\n  {late}")
+    bug.lua("prune", "if job and job.state > STATE_LEASED and is_forgotten(job) then", "if job then")
 
 
 @mutant("RESULT-1", "KEEP-1", stores=REDIS)
 def result_is_kept_from_the_claim_on(bug: Bug) -> None:
     """The time that a job ran is taken off the time that its result is kept."""
-    bug.lua("finish", "sub(raw, 41, 48) .. times", (
+    bug.lua("finish", "sub(raw, AT_CLAIMED_AT, AT_FINISHED_AT - 1) .. times", (
         "sub(raw, 41, 48) .. sub(times, 1, 8) .. struct.pack('<I8', struct.unpack('<I8', raw, 41) + ttl)"
     ))  # fmt: skip
 
@@ -26,19 +26,19 @@ def result_is_kept_from_the_claim_on(bug: Bug) -> None:
 @mutant("KEEP-1", stores=REDIS)
 def failed_jobs_are_kept_like_canceled_ones(bug: Bug) -> None:
     """Dead letters are gone after a day."""
-    bug.lua("jobs", "end_at(job, keep_failed)", "end_at(job, keep_canceled)")
+    bug.lua("jobs", "set_ended(job, keep_failed)", "set_ended(job, keep_canceled)")
 
 
 @mutant("KEEP-1", "RESULT-1", stores=REDIS)
 def completed_jobs_are_never_pruned(bug: Bug) -> None:
     """The short way of a completion does not note when the job is to be forgotten."""
-    bug.lua("finish", "bound('E', lane, now + ttl)", "")
+    bug.lua("finish", "add_bound('E', lane, now + ttl)", "")
 
 
 @mutant("KEEP-1", stores=REDIS)
 def other_ends_are_never_pruned(bug: Bug) -> None:
     """For jobs that failed or were canceled it is not noted when they are to be forgotten."""
-    bug.lua("jobs", "bound('E', lane, job.expires_at)", "")
+    bug.lua("jobs", "add_bound('E', lane, job.expires_at)", "")
 
 
 @mutant("KEEP-1", stores=REDIS)
@@ -50,37 +50,37 @@ def prune_takes_one_too_many(bug: Bug) -> None:
 @mutant("KEEP-1", stores=REDIS)
 def prune_says_that_nothing_is_left(bug: Bug) -> None:
     """A pruner that came to its limit stops."""
-    bug.lua("prune", "(any_over('E') or any_over('y')) and 1 or 0", "0")
+    bug.lua("prune", "(any_due('E') or any_due('y')) and 1 or 0", "0")
 
 
 @mutant("DEAD-1", "KEEP-1", stores=REDIS)
 def forgotten_record_stays(bug: Bug) -> None:
     """A purged job is taken out of the indexes, and its record is left."""
-    bug.lua("jobs", "set(job.lane.j, job.id, false)", "")
+    bug.lua("jobs", "hash_put(job.lane.j, job.id, false)", "")
 
 
 @mutant("KEEP-1", "STATE-1", stores=REDIS)
 def forgotten_job_stays_in_the_indexes(bug: Bug) -> None:
     """A purged job is still counted."""
-    bug.lua("jobs", "stand(job, job.state, false)\n  unsaved[job]", "unsaved[job]")
+    bug.lua("jobs", "set_indexed(job, job.state, false)\n  unsaved[job]", "unsaved[job]")
 
 
 @mutant("DEAD-1", "KEEP-1", stores=REDIS)
 def purge_takes_waiting_jobs(bug: Bug) -> None:
     """A purge does not look whether the job has ended."""
-    bug.lua("purge", "job.state <= LEASED or", "")
+    bug.lua("purge", "job.state <= STATE_LEASED or", "")
 
 
 @mutant("DEAD-1", stores=REDIS)
 def purge_by_age_takes_younger_ends(bug: Bug) -> None:
     """A job that was replayed since and failed anew is purged for its first end."""
-    bug.lua("purge", "item[3] >= 0 and item[3] ~= job.finished_at", "false")
+    bug.lua("purge", "item[3] ~= NONE and item[3] ~= job.finished_at", "false")
 
 
 @mutant("DEAD-1", "KEEP-1", stores=REDIS)
 def purge_leaves_no_event(bug: Bug) -> None:
     """A purged job vanishes without a trace."""
-    bug.lua("purge", "note_of(job, 'purged')", "")
+    bug.lua("purge", "log_job_event(job, EVENT_PURGED, count_purge(job))", "")
 
 
 @mutant("RESULT-1", stores=REDIS)
@@ -92,19 +92,19 @@ def new_ttl_counts_from_the_end(bug: Bug) -> None:
 @mutant("RESULT-1", "KEEP-1", stores=REDIS)
 def new_ttl_does_not_move_the_job(bug: Bug) -> None:
     """A changed TTL is in the record, and the pruner does not hear of it."""
-    bug.lua("set_result_ttl", "stand(job, job.state, true)", "")
+    bug.lua("set_result_ttl", "set_indexed(job, job.state, true)", "")
 
 
 @mutant("RESULT-1", stores=REDIS)
 def new_ttl_for_jobs_that_run(bug: Bug) -> None:
     """A TTL can be set for a job that has not ended, which is forgotten then."""
-    bug.lua("set_result_ttl", "elseif job.state <= LEASED then", "elseif false then")
+    bug.lua("set_result_ttl", "elseif job.state <= STATE_LEASED then", "elseif false then")
 
 
 @mutant("RESULT-1", stores=REDIS)
 def blobs_are_left_behind(bug: Bug) -> None:
     """The pruner is not told which blobs held the results that it forgot."""
-    bug.lua("finish", "blob and bit.bor(job.flags, RESULT_IN_BLOB) or job.flags", "job.flags")
+    bug.lua("finish", "blob and bit.bor(job.flags, FLAG_RESULT_IN_BLOB) or job.flags", "job.flags")
 
 
 @mutant("RESULT-1", stores=REDIS)
@@ -120,83 +120,89 @@ def blobs_are_named_again_and_again(bug: Bug) -> None:
 def trimming_keeps_nothing(bug: Bug) -> None:
     """What should be kept although no reader waits for it is cut off."""
     bug.lua(
-        "trim", "soft, hard, names = unpack(request)", "soft, hard, names = unpack(request)\nsoft = names and 0 or soft"
+        "trimming",
+        "soft, hard, names = unpack(request)",
+        "soft, hard, names = unpack(request)\nsoft = names and 0 or soft",
     )
 
 
 @mutant("EVENT-2", stores=REDIS)
 def trimming_does_not_wait_for_readers(bug: Bug) -> None:
     """What a registered reader has not read yet is cut off."""
-    bug.lua("trim", "upto <= it.passed and it.kept - soft or 0", "it.kept - soft")
+    bug.lua("trimming", "upto <= owner.passed and owner.kept - soft or 0", "owner.kept - soft")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def trimming_waits_for_the_fastest_reader(bug: Bug) -> None:
     """Of several readers the one that is ahead decides."""
     ahead = "max(passed_by_all < math.huge and passed_by_all or own, own < math.huge and own or passed_by_all)"
-    bug.lua("trim", "passed = min(passed_by_all, own)", f"passed = {ahead}")
+    bug.lua("trimming", "passed = min(passed_by_all, own)", f"passed = {ahead}")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def trimming_does_not_wait_for_a_tenants_own_readers(bug: Bug) -> None:
     """Only readers of all tenants are waited for."""
-    bug.lua("trim", "passed = min(passed_by_all, own)", "passed = passed_by_all")
+    bug.lua("trimming", "passed = min(passed_by_all, own)", "passed = passed_by_all")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def trimming_waits_for_ever(bug: Bug) -> None:
     """A reader that never comes back keeps the whole log."""
-    bug.lua("count", "tonumber(oldest[6]) <= now - request[1]", "false")
+    bug.lua("count_usage", "tonumber(oldest[ENTRY_AT]) <= now - request[1]", "false")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def one_old_batch_takes_all_before_it(bug: Bug) -> None:
     """The log is taken to be in order of time, also where the clock was set back."""
-    found = "for _, other in ipairs(call('XRANGE', shard .. 'e', '-', '+')) do if tonumber(other[2][6]) <= now -"
+    found = "for _, other in ipairs(call('XRANGE', shard .. 'e', '-', '+')) do if tonumber(other[2][ENTRY_AT]) <= now -"
     bug.lua(
-        "count",
+        "count_usage",
         "oldest and tonumber",
         f"false\n{found} request[1] then old = true end end\nold = old or oldest and tonumber",
     )
     young = f"(function() {found} soft then return false end end return true end)()"
-    bug.lua("trim", "tonumber(fields[6]) > now - soft", young)
+    bug.lua("trim", "tonumber(fields[ENTRY_AT]) > now - soft", young)
 
 
 @mutant("EVENT-2", stores=REDIS)
 def trimming_takes_whole_batches(bug: Bug) -> None:
     """Where only some events of a batch have to go, all of them do."""
-    bug.lua("trim", "too_many(it, number) >= count", "too_many(it, number) > 0")
+    bug.lua("trimming", "too_many(owner, number) >= count", "too_many(owner, number) > 0")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def trimmed_log_has_a_silent_gap(bug: Bug) -> None:
     """A reader that fell behind goes on with the oldest event there is."""
-    bug.lua("trim", "call('ZADD', shard .. 'G', whole(it.cut), name)", "local _ = name")
+    bug.lua("trim", "call('ZADD', shard .. 'G', int_text(owner.cut), name)", "local _ = name")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def cut_is_one_event_short(bug: Bug) -> None:
     """A reader at the very edge of the log is not told that the next event is gone."""
-    bug.lua("trim", "it.kept - count, number, true", "it.kept - count, number - 1, true")
+    bug.lua("trimming", "owner.kept - count, number, true", "owner.kept - count, number - 1, true")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def flood_takes_what_is_in_its_way(bug: Bug) -> None:
     """Where one tenant is cut, the others lose what they have there."""
-    bug.lua("trim", "(can_lose(it) and too_many(it, number) > 0)", "pending > 0")
-    bug.lua("trim", "not by_age and (not can_lose(it) or too_many(it, first) <= 0)", "false")
+    bug.lua("trimming", "(can_lose(owner) and too_many(owner, number) > 0)", "pending > 0")
+    bug.lua("trimming", "not by_age and (not can_lose(owner) or too_many(owner, first) <= 0)", "false")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def only_the_first_survivors_of_a_batch_move(bug: Bug) -> None:
     """What survives behind an event that goes is lost with it."""
-    bug.lua("trim", "for _, run in ipairs(runs) do", "for _, run in ipairs({ runs[1] }) do")
+    bug.lua("trimming", "for _, run in ipairs(runs) do", "for _, run in ipairs({ runs[1] }) do")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def survivors_of_a_batch_get_the_number_of_the_batch(bug: Bug) -> None:
     """A part of a batch is logged under the number of its last event."""
-    bug.lua("trim", "shard .. target, whole(run[2]) .. '-0'", "shard .. target, whole(number) .. '-' .. run[1] % 1000")
+    bug.lua(
+        "trimming",
+        "shard .. target, int_text(run[2]) .. '-0'",
+        "shard .. target, int_text(number) .. '-' .. run[1] % 1000",
+    )
 
 
 @mutant("EVENT-2", stores=REDIS)
@@ -220,37 +226,37 @@ def readers_do_not_see_what_survived(bug: Bug) -> None:
 @mutant("EVENT-2", stores=REDIS)
 def events_are_counted_by_the_batch(bug: Bug) -> None:
     """The log takes itself for shorter than it is, and keeps more than it should."""
-    bug.lua("prelude", "(tonumber(counters[5]) or 0) + logged", "(tonumber(counters[5]) or 0) + 1")
+    bug.lua("writes", "logged_total + logged", "logged_total + 1")
 
 
 @mutant("EVENT-2", "EVENT-1", stores=REDIS)
 def end_of_the_log_stays_behind(bug: Bug) -> None:
     """Who wants to read what comes from now on gets what has been."""
-    bug.lua("prelude", "'log', whole(last), 'logged'", "'logged'")
+    bug.lua("writes", "'log', int_text(last), 'logged'", "'logged'")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def reader_can_go_back(bug: Bug) -> None:
     """A reader that is set to an earlier offset holds up trimming again."""
-    bug.lua("readers", "'GT', whole(number)", "whole(number)")
+    bug.lua("readers", "'GT', int_text(number)", "int_text(number)")
 
 
 @mutant("EVENT-2", stores=REDIS)
 def log_grows_in_silence(bug: Bug) -> None:
     """Who follows the log is not told that it grew."""
-    bug.lua("prelude", "publish('events', '')", "")
+    bug.lua("writes", "publish('events', '')", "")
 
 
 @mutant("EVENT-3", "EVENT-1", stores=REDIS)
 def batch_is_logged_under_its_first_tenant(bug: Bug) -> None:
     """All events of a call are filed under the lane of the first."""
-    bug.lua("prelude", "= kind, words[lane] or word(lane), id,", "= kind, min(1, word(lane)), id,")
+    bug.lua("writes", "= kind, words[lane] or word_number(lane)", "= kind, min(1, word_number(lane))")
 
 
 @mutant("EVENT-1", stores=REDIS)
 def batch_is_logged_with_its_first_type(bug: Bug) -> None:
     """All events of a call have the type of the first."""
-    bug.lua("prelude", "id, words[type] or word(type)", "id, min(2, word(type))")
+    bug.lua("writes", "id, words[type] or word_number(type)", "id, min(2, word_number(type))")
 
 
 # Counts and lists ---------------------------------------------------------------------------------------------
@@ -265,7 +271,7 @@ def forgotten_jobs_are_counted_until_pruned(bug: Bug) -> None:
 @mutant("STATE-1", stores=REDIS)
 def due_retries_are_counted_twice(bug: Bug) -> None:
     """A retrying job whose time has come counts as ready and as retrying."""
-    bug.lua("stats", "lane.r, '(' .. whole(now), '+inf'", "lane.r, '-inf', '+inf'")
+    bug.lua("stats", "lane.r, '(' .. int_text(now), '+inf'", "lane.r, '-inf', '+inf'")
 
 
 @mutant("STATE-1", stores=REDIS)
@@ -323,7 +329,7 @@ def tenants_without_jobs_are_listed(bug: Bug) -> None:
 @mutant("TIME-1", stores=REDIS)
 def second_shift_replaces_the_first(bug: Bug) -> None:
     """A clock that is moved twice goes back in between."""
-    bug.lua("clock", "whole(shift + request[2])", "whole(request[2])")
+    bug.lua("clock", "int_text(shift + request[2])", "int_text(request[2])")
 
 
 @mutant("TIME-1", stores=REDIS)
@@ -348,7 +354,7 @@ def every_beat_is_a_birth(bug: Bug) -> None:
 @mutant("KEEP-1", stores=REDIS, seen_by="a_step_of_a_flow_that_ended_badly_is_kept_as_long_as_its_result_would_be")
 def bad_ends_of_steps_are_kept_like_others_in_lua(bug: Bug) -> None:
     """The record of a step that failed or was canceled is gone before its flow has looked at it."""
-    bug.lua("jobs", "has(job, IS_STEP) and max(keep_ms, job.ttl) or keep_ms", "keep_ms")
+    bug.lua("jobs", "has_flag(job, FLAG_FLOW_STEP) and max(keep_ms, job.ttl) or keep_ms", "keep_ms")
 
 
 # What a tenant keeps ------------------------------------------------------------------------------------------
@@ -357,25 +363,25 @@ def bad_ends_of_steps_are_kept_like_others_in_lua(bug: Bug) -> None:
 @mutant("TENANT-5", "EVENT-2", stores=REDIS)
 def entries_are_counted_again_and_again(bug: Bug) -> None:
     """Each upkeep adds up the whole log."""
-    bug.lua("count", "call('HSET', KEYS[1], 'counted', whole(counted))", "")
+    bug.lua("count_usage", "call('HSET', KEYS[1], 'counted', int_text(counted))", "")
 
 
 @mutant("TENANT-5", stores=REDIS)
 def result_of_one_job_is_not_counted(bug: Bug) -> None:
     """A job that is completed alone counts as if it had no result."""
-    bug.lua("lone_finish", "' 1 0 0 ' .. #result", "' 1 0 0 0'")
+    bug.lua("single_finish", "' 1 0 0 ' .. #result", "' 1 0 0 0'")
 
 
 @mutant("TENANT-5", stores=REDIS)
 def results_of_a_batch_are_not_counted(bug: Bug) -> None:
     """Nor those of jobs that are completed together."""
-    bug.lua("finish", "tally[4] + #result", "tally[4]")
+    bug.lua("finish", "usage[USAGE_BYTES] + #result", "usage[USAGE_BYTES]")
 
 
 @mutant("TENANT-5", stores=REDIS)
 def large_payloads_count_nothing(bug: Bug) -> None:
     """What stands apart from its record is not counted."""
-    bug.lua("enqueue", "payloads[n] + larges[n]\n", "payloads[n]\n")
+    bug.lua("enqueue", "payload_sizes[n] + large_sizes[n]\n", "payload_sizes[n]\n")
     bug.lua("jobs", "payload = call('HSTRLEN', job.lane.p, job.id)", "")
 
 
@@ -394,20 +400,22 @@ def forgotten_results_count_on(bug: Bug) -> None:
 @mutant("TENANT-5", stores=REDIS)
 def errors_are_not_counted(bug: Bug) -> None:
     """A failing job can keep as much as it likes."""
-    bug.lua("jobs", "count_kept(job.lane, 0, 0, weight - job.weight)", "")
+    bug.lua("jobs", "add_usage(job.lane, 0, 0, weight - job.weight)", "")
 
 
 @mutant("TENANT-5", stores=REDIS)
 def all_keys_count(bug: Bug) -> None:
     """Also keys that go with their job are counted by themselves."""
-    bug.lua("jobs", "binding.policy >= 3", "binding.policy >= 1")
+    bug.lua("keys", "binding.policy >= POLICY_TTL", "binding.policy >= POLICY_UNTIL_TERMINAL")
 
 
 @mutant("TENANT-5", stores=REDIS)
 def released_keys_count_on(bug: Bug) -> None:
     """A key whose time is over is never taken off."""
     bug.lua(
-        "jobs", "local function unbind(lane, field)\n  count_key(lane, field, -1)", "local function unbind(lane, field)"
+        "keys",
+        "local function unbind(lane, field)\n  count_lasting_key(lane, field, -1)",
+        "local function unbind(lane, field)",
     )
 
 
@@ -421,5 +429,7 @@ def emptied_queues_count(bug: Bug) -> None:
 def budgets_are_set_anew(bug: Bug) -> None:
     """Setting one forgets the others."""
     bug.lua(
-        "settings", "for name, most in pairs(request[7]) do", "kept[4] = {}\nfor name, most in pairs(request[7]) do"
+        "settings",
+        "for name, budget in pairs(request[7]) do",
+        "kept[SETTING_BUDGETS] = {}\nfor name, budget in pairs(request[7]) do",
     )

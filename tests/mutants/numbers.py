@@ -7,6 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core import events, lifecycle
+from holdfast.tables import PurgeTable
 from tests.mutants.planting import CORE, IN_PYTHON, POSTGRES, REDIS, Bug, Planted, mutant
 
 IN_TURN = "every_kind_of_event_takes_the_next_number_of_its_job"
@@ -112,19 +113,19 @@ def events_of_a_job_are_not_counted(bug: Bug) -> None:
 @mutant("EVENT-1", stores=REDIS, seen_by=IN_TURN)
 def the_short_way_of_a_claim_is_not_counted(bug: Bug) -> None:
     """The record of a leased job has the number of the event before."""
-    bug.lua("claim", "0, 0, events + 1)", "0, 0, events)")
+    bug.lua("granting", "0, 0, events + 1)", "0, 0, events)")
 
 
 @mutant("EVENT-1", stores=REDIS, seen_by=IN_TURN)
 def a_claim_has_the_number_of_the_event_before(bug: Bug) -> None:
     """The log has one number twice."""
-    bug.lua("claim", "worker, events + 1, visible_at", "worker, events, visible_at")
+    bug.lua("granting", "worker, events + 1, visible_at", "worker, events, visible_at")
 
 
 @mutant("EVENT-1", stores=REDIS, seen_by=IN_A_BATCH)
 def all_claims_of_a_batch_have_the_number_of_the_first(bug: Bug) -> None:
     """Jobs with as many attempts have the same number in their records."""
-    bug.lua("claim", "starts[256 * events + attempts]", "starts[attempts]")
+    bug.lua("granting", "starts[256 * events + attempts]", "starts[attempts]")
 
 
 @mutant("EVENT-1", stores=REDIS, seen_by=IN_A_BATCH)
@@ -136,7 +137,7 @@ def all_completions_of_a_batch_have_the_number_of_the_first(bug: Bug) -> None:
 @mutant("EVENT-1", stores=REDIS, seen_by=IN_A_BATCH)
 def the_short_way_of_completions_is_not_counted(bug: Bug) -> None:
     """The record of a completed job has the number of the event before."""
-    bug.lua("finish", "COMPLETED, events + 1)", "COMPLETED, events)")
+    bug.lua("finish", "STATE_COMPLETED, events + 1)", "STATE_COMPLETED, events)")
 
 
 @mutant("EVENT-1", stores=REDIS, seen_by=IN_A_BATCH)
@@ -146,27 +147,31 @@ def completions_have_the_number_of_the_event_before(bug: Bug) -> None:
 
 
 @mutant("EVENT-1", stores=REDIS, seen_by=IN_TURN)
-def a_lone_completion_is_not_counted(bug: Bug) -> None:
+def a_single_completion_is_not_counted(bug: Bug) -> None:
     """The record of a job that completed alone has the number of the event before."""
-    bug.lua("lone_finish", "5, attempts, 1, 5, events + 1", "5, attempts, 1, 5, events")
+    bug.lua(
+        "single_finish",
+        "STATE_COMPLETED, attempts, OUTCOME_COMPLETE, STATE_COMPLETED, events + 1",
+        "STATE_COMPLETED, attempts, OUTCOME_COMPLETE, STATE_COMPLETED, events",
+    )
 
 
 @mutant("EVENT-1", stores=REDIS, seen_by=IN_TURN)
-def a_lone_completion_has_the_number_of_the_event_before(bug: Bug) -> None:
+def a_single_completion_has_the_number_of_the_event_before(bug: Bug) -> None:
     """The log has one number twice."""
-    bug.lua("lone_finish", "token, 3, events + 1 }", "token, 3, events }")
+    bug.lua("single_finish", "token, 3, events + 1 }", "token, 3, events }")
 
 
 @mutant("EVENT-1", stores=REDIS, seen_by=DELIVERED)
 def a_delivery_is_counted_as_one_event(bug: Bug) -> None:
     """The record of a delivered job has the number of its enqueue."""
-    bug.lua("lone_enqueue", "0, 0, logged, 0", "0, 0, 1, 0")
+    bug.lua("single_enqueue", "0, 0, logged, 0", "0, 0, 1, 0")
 
 
 @mutant("EVENT-1", stores=REDIS, seen_by=DELIVERED)
 def both_events_of_a_delivery_have_one_number(bug: Bug) -> None:
     """The claim has the number of the enqueue."""
-    bug.lua("lone_enqueue", "= 4, 2, now, deadline", "= 4, 1, now, deadline")
+    bug.lua("single_enqueue", "= 4, 2, now, deadline", "= 4, 1, now, deadline")
 
 
 # PostgreSQL ---------------------------------------------------------------------------------------------------
@@ -263,7 +268,7 @@ def a_purge_is_counted_twice_in_memory(bug: Bug) -> None:
         original(*args)
         return original(*args)
 
-    bug.around(bug.memory.MemoryStore, "_count_purge", count_purge)
+    bug.around(PurgeTable, "count", count_purge)
 
 
 @mutant("EVENT-1", stores=FILE, seen_by=PURGES)
@@ -305,7 +310,7 @@ def purges_of_all_tenants_are_one_count_in_lua(bug: Bug) -> None:
 @mutant("EVENT-1", stores=REDIS, seen_by=OLD_PURGES)
 def counts_of_purges_stay_for_ever_in_lua(bug: Bug) -> None:
     """A tenant that is long gone leaves a field behind."""
-    bug.lua("purge", "set(shard .. 'M', tenant, false)", "")
+    bug.lua("purge", "hash_put(shard .. 'M', tenant, false)", "")
 
 
 @mutant("EVENT-1", stores=POSTGRES, seen_by=PURGES)

@@ -15,6 +15,7 @@ from unittest import mock
 from msgspec import Struct
 
 from holdfast.core.events import Event
+from holdfast.tables import EventLog
 
 Planted = Callable[..., Any]
 """Stands in for a function: gets the original first, then the arguments."""
@@ -94,10 +95,9 @@ class Bug:
 
     # The store under test ---------------------------------------------------------------------------------------
 
-    @property
-    def memory(self) -> ModuleType:
-        """The module of the memory store. Stores are never imported, only found."""
-        return import_module("holdfast.stores.memory")
+    def memory(self, part: str) -> ModuleType:
+        """A module of the memory store. Stores are never imported, only found."""
+        return import_module(f"holdfast.stores.memory.{part}")
 
     def file(self, part: str) -> ModuleType:
         """A module of the file store."""
@@ -115,7 +115,7 @@ class Bug:
     def face(self) -> Any:
         """The class of the store under test, where what it answers can be bent."""
         if self.store == "memory":
-            return self.memory.MemoryStore
+            return self.memory("store").MemoryStore
         if self.store == "postgres":
             return self.postgres("store").PostgresStore
         return self.file("store").FileStore if self.store == "file" else self.redis("store").RedisStore
@@ -132,7 +132,7 @@ class Bug:
                 original(store, logged, *rest)
 
         if self.store == "memory":
-            self.around(self.memory.MemoryStore, "_append", append)
+            self.around(EventLog, "append", append)
         else:
             self.around(self.file("transaction").Transaction, "append", append)
 
@@ -198,15 +198,15 @@ class Bug:
         self._scripts.edit(part, old, new)
 
     def _note_script_errors(self) -> None:
-        trouble = self.redis("trouble")
-        original = trouble.translate
+        errors = self.redis("errors")
+        original = errors.translate
 
         def translate(error: BaseException, *args: Any) -> Any:
             if "script" in str(error):
                 self.script_errors.append(str(error))
             return original(error, *args)
 
-        self._put(trouble, "translate", original, translate)
+        self._put(errors, "translate", original, translate)
 
 
 class _Scripts(dict[str, Any]):

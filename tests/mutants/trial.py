@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -59,26 +60,21 @@ class Trial(Struct, frozen=True):
 
 @contextmanager
 def scratch() -> Generator[Callable[[str], str]]:
-    """Gives the URL of a store by its name, at a place that is taken away afterwards; one server serves all calls."""
+    """Gives the URL of a store by its name. The data is removed at the end; a server starts when it is first needed."""
     with ExitStack() as stack:
         place = tempfile.TemporaryDirectory(prefix="holdfast-mutants-", dir=_FAST if _FAST.is_dir() else None)
         root = stack.enter_context(place)
-        servers: dict[str, ValkeyServer | PostgresServer] = {}
-
-        def url_of(store: str) -> str:
-            if store == "memory":
-                return "memory:mutants-"
-            if store == "file":
-                return f"file:{root}"
-            kind = "postgres" if store == "postgres" else "valkey"
-            if kind not in servers:
-                made = _postgres() if kind == "postgres" else ValkeyServer()
-                servers[kind] = stack.enter_context(made)
-            if store == "postgres":
-                return servers[kind].url(schema="m")
-            return servers[kind].url(shards=_SHARDS if store == "shards" else 1, prefix=store)
-
-        yield url_of
+        valkey = cache(lambda: stack.enter_context(ValkeyServer()))
+        postgres = cache(lambda: stack.enter_context(_postgres()))
+        # The name of a place is appended, so the option that names it comes last.
+        urls: dict[str, Callable[[], str]] = {
+            "memory": lambda: "memory:mutants-",
+            "file": lambda: f"file:{root}",
+            "redis": lambda: valkey().url(shards=1, prefix="redis"),
+            "shards": lambda: valkey().url(shards=_SHARDS, prefix="shards"),
+            "postgres": lambda: postgres().url(schema="m"),
+        }
+        yield lambda store: urls[store]()
 
 
 def _postgres() -> PostgresServer:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from holdfast.core import fairness
 from holdfast.core.job import Claimed, ClaimRequest, Job, JobKey
 from holdfast.store import Hint, Listener, QueueStats, Signal
+from holdfast.tables import SettingsTable
 from tests.mutants.planting import FACES, Bug, Planted, mutant
 
 # Order --------------------------------------------------------------------------------------------------------
@@ -19,13 +20,13 @@ from tests.mutants.planting import FACES, Bug, Planted, mutant
 def _reorder(bug: Bug, place: Callable[[Job], tuple[int, int, int]]) -> None:
     """Have the memory store keep ready jobs in another order."""
 
-    def put_in_line(original: Planted, store: Any, job: Job, now: int) -> None:
-        original(store, job, now)
-        lane = store._lines[job.queue].lanes[job.tenant]
-        lane.ready = [(*place(ready), ready) for *_, ready in lane.ready]
-        heapify(lane.ready)
+    def put(original: Planted, index: Any, job: Job, now: int) -> None:
+        original(index, job, now)
+        ready = index.tenants[job.tenant].ready
+        ready.entries = [(*place(job), job) for *_, job in ready.entries]
+        heapify(ready.entries)
 
-    bug.around(bug.memory.MemoryStore, "_put_in_line", put_in_line)
+    bug.around(bug.memory("queues").QueueIndex, "put", put)
 
 
 @mutant("CLAIM-2")
@@ -56,14 +57,16 @@ def fifo_reversed(bug: Bug) -> None:
 def delayed_job_promoted_twice(bug: Bug) -> None:
     """A job whose time has come is put in line twice."""
 
-    def promote(original: Planted, store: Any, line: Any, now: int) -> None:
-        due = [job for at, _, job in line.later if at <= now and bug.memory._waits(at, job)]
-        original(store, line, now)
+    queues = bug.memory("queues")
+
+    def promote(original: Planted, index: Any, now: int) -> None:
+        due = [entry[2] for entry in index.later.entries if entry[0] <= now and queues._is_later(entry)]
+        original(index, now)
         for job in due:
             entry = (-job.envelope.priority, job.visible_at, job.seq + 0.5, job.snapshot())
-            heappush(line.lanes[job.tenant].ready, entry)
+            heappush(index.tenants[job.tenant].ready.entries, entry)
 
-    bug.around(bug.memory.MemoryStore, "_promote", promote)
+    bug.around(queues.QueueIndex, "promote", promote)
 
 
 @mutant("CLAIM-5")
@@ -77,7 +80,7 @@ def paused_queue_hands_out(bug: Bug) -> None:
         return job
 
     if bug.store == "memory":
-        bug.around(bug.memory, "_first", first)
+        bug.around(bug.memory("queues").TenantQueue, "first_ready", first)
     else:
         bug.sql("lane_paused", "SELECT paused", "SELECT 0")
         bug.sql("lanes_entering", "AND paused = 0", "")
@@ -136,7 +139,7 @@ def claim_gives_more_than_was_asked_for(bug: Bug) -> None:
 
 def _around_cost(bug: Bug, cost: Planted) -> None:
     if bug.store == "memory":
-        bug.around(bug.memory.MemoryStore, "_cost", cost)
+        bug.around(SettingsTable, "turn_cost", cost)
     else:
         bug.around(bug.file("transaction").Transaction, "cost", cost)
 
@@ -247,7 +250,7 @@ def quota_ignored(bug: Bug) -> None:
         return None
 
     if bug.store == "memory":
-        bug.around(bug.memory.MemoryStore, "_over_quota", over_quota)
+        bug.around(bug.memory("tables").Tables, "over_quota", over_quota)
     else:
         bug.around(bug.file("transaction").Transaction, "over_quota", over_quota)
 
@@ -268,8 +271,8 @@ def replay_gets_around_the_quota(bug: Bug) -> None:
             replaying.pop()
 
     if bug.store == "memory":
-        bug.around(bug.memory.MemoryStore, "_over_quota", over_quota)
-        bug.around(bug.memory.MemoryStore, "_replay", replay)
+        bug.around(bug.memory("tables").Tables, "over_quota", over_quota)
+        bug.around(bug.memory("changes"), "replay", replay)
     else:
         bug.around(bug.file("transaction").Transaction, "over_quota", over_quota)
         bug.around(bug.file("changes"), "_replay_one", replay)

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from holdfast.pipeline.build import build
-from holdfast.pipeline.ingest import Plan, ingest
+from holdfast.pipeline.ingest import IngestPlan, ingest
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.session import make_session
 from tests.machine import lacks_java, skip_for
@@ -65,7 +65,7 @@ def history(spark, tmp_path_factory):
     url = f"file:{folder / 'store'}"
     of_store(url, make_hostile)
     lake = Lake(folder / "lake", create=True)
-    ingest(spark, lake, Plan(url))
+    ingest(spark, lake, IngestPlan(url))
     build(spark, lake)
     return lake
 

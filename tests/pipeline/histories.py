@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from random import Random
 from types import SimpleNamespace
 
-from holdfast.pipeline.lake import positions
+from holdfast.pipeline.positions import positions
 from holdfast.pipeline.schemas import BRONZE_EVENTS
 from holdfast.testing.conformance.spaces import Spaces
 from holdfast.testing.traces import draw, open_pair

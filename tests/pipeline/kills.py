@@ -20,13 +20,12 @@ from types import SimpleNamespace
 
 import pyarrow.dataset
 
+from holdfast.pipeline.connection import OpenStore
 from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.reader import OpenStore
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.servers import ValkeyServer
 from tests.log import all_events
 from tests.pipeline.settings import SETTINGS, environment
 from tests.pipeline.traffic import as_rows, make_traffic, of_store
+from tests.places import PLACES
 
 POINTS = ("begun", "writing", "written")
 """When to kill: the batch has its ends, some of it is there, all of it is there and Spark does not know yet."""
@@ -153,12 +152,8 @@ def main():
     points = random_points(random.Random(options.seed), options.kills)
     print("seed", options.seed)  # noqa: T201
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        if options.store == "file":
-            url = f"file:{directory}/store"
-        elif options.store == "valkey":
-            url = stack.enter_context(ValkeyServer()).url(prefix="kills", shards=3)
-        else:
-            url = stack.enter_context(PostgresServer(durable=False)).url("postgres")
+        options_of = {"valkey": "?prefix=kills&shards=3"}
+        url = stack.enter_context(PLACES[options.store]()) + options_of.get(options.store, "")
         events, lost, doubled = kill_at(url, Path(directory) / "lake", points, lambda *at: Driver(*at).end())
     print(f"{options.kills} kills, {events} events: {lost} lost, {doubled} doubled")  # noqa: T201
     sys.exit(1 if lost or doubled else 0)

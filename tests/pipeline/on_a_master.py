@@ -17,7 +17,7 @@ from holdfast.cli.running import WorkerConfig, make_worker
 from holdfast.pipeline import work as working
 from holdfast.pipeline.audit import audit
 from holdfast.pipeline.build import build
-from holdfast.pipeline.ingest import Plan, ingest
+from holdfast.pipeline.ingest import IngestPlan, ingest
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.session import make_session
 from holdfast.pipeline.work import pack, work
@@ -29,7 +29,7 @@ TABLES = ("job_runs", "attempts", "hourly")
 def results(spark, url, root):
     """Rows and an order-free digest of each table that a build makes of a lake, and what its audit says."""
     lake = Lake(root, create=True)
-    ingest(spark, lake, Plan(url))
+    ingest(spark, lake, IngestPlan(url))
     return built(spark, lake)
 
 
@@ -56,7 +56,7 @@ def worked(spark, url, module):
     """What workers left, and how many there were."""
     sys.path.insert(0, str(Path(module).parent))
     make = partial(make_worker, WorkerConfig(url, "acme", [Path(module).stem], concurrency=4, lease_s=3.0))
-    done = work(spark, working.Plan(url, 2, until_empty=True), make, pack([Path(module)]))
+    done = work(spark, working.WorkPlan(url, 2, until_empty=True), make, pack([Path(module)]))
     return {"left": sum(done.left.values()), "workers": len(done.workers)}
 
 

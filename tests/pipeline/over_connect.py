@@ -7,7 +7,7 @@ import json
 import sys
 
 from holdfast.core.errors import InvalidOption
-from holdfast.pipeline.ingest import Plan, ingest
+from holdfast.pipeline.ingest import IngestPlan, ingest
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.query import query
 from holdfast.pipeline.session import make_session
@@ -31,7 +31,7 @@ def main(remote, url, root):
     rows = spark.range(20).selectExpr("concat('c', id) AS id", "named_struct('n', id) AS payload")
     rows.write.format("holdfast").options(store=url, tenant="connect").mode("append").save()
     lake = Lake(root, create=True)
-    done = ingest(spark, lake, Plan(url, max_events=100, payloads="full"))
+    done = ingest(spark, lake, IngestPlan(url, max_events=100, payloads="full"))
     kept = lake.read(spark, "events").count()
     said = {"claimed": claimed, "batches": done.batches, "kept": kept, "payloads": done.payloads}
     said |= {"results": built(spark, lake), "refusals": refusals(spark, lake)}

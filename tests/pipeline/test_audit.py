@@ -11,8 +11,9 @@ from holdfast.opening import open_store
 from holdfast.pipeline import comparing
 from holdfast.pipeline.audit import StoreJobs, audit_events
 from holdfast.pipeline.comparing import store_jobs
-from holdfast.pipeline.ingest import Plan, ingest
-from holdfast.pipeline.lake import Lake, positions
+from holdfast.pipeline.ingest import IngestPlan, ingest
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.positions import positions
 from holdfast.pipeline.schemas import GAPS, JOBS
 from holdfast.pipeline.transforms.violations import FINDINGS
 from tests.log import all_events
@@ -86,7 +87,7 @@ def test_a_planted_fault_is_found_with_its_events_and_nothing_else(planted, faul
 def test_what_a_cut_log_lacks_is_reported_as_such_and_not_as_loss(planted):
     audit, _ = planted
     assert found_in(audit, CUT) == set()
-    assert any("the log was cut" in note for note in audit.notes)
+    assert any("the log was trimmed" in note for note in audit.notes)
 
 
 def test_a_clock_that_was_set_back_is_stated_and_breaks_nothing(planted):
@@ -210,7 +211,7 @@ def test_an_audit_with_the_store_waits_for_the_ingest_that_follows_the_log(spark
     lake = Lake(tmp_path / "lake", create=True)
     of_store(file_url, lambda store: make_traffic(store, 10))
     stop, began = threading.Event(), threading.Event()
-    plan = Plan(file_url, follow=True, interval_s=0.2)
+    plan = IngestPlan(file_url, follow=True, interval_s=0.2)
     follow = threading.Thread(target=ingest, args=(spark, lake, plan, lambda _: began.set(), stop.is_set))
     follow.start()
     try:

@@ -6,8 +6,9 @@ from random import Random
 import pytest
 
 from holdfast.pipeline import build as building
+from holdfast.pipeline.batches import Batch
 from holdfast.pipeline.build import TABLES, build
-from holdfast.pipeline.lake import Batch, Lake
+from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.transforms.slo import Objective
 from tests.pipeline.histories import frame, random_history
 from tests.pipeline.settings import FULL, only_full
@@ -19,7 +20,7 @@ def add_batch(spark, lake, number, rows):
     """What an ingest leaves behind."""
     events = frame(spark, [row | {"batch": number} for row in rows])
     events.write.mode("append").partitionBy("date", "batch").parquet(str(lake.path("events")))
-    lake.mark_batch(Batch(number, len(rows)))
+    lake.record_batch(Batch(number, len(rows)))
 
 
 @pytest.fixture

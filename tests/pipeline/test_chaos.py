@@ -9,7 +9,7 @@ import pytest
 from holdfast import Queue
 from holdfast.pipeline.audit import audit
 from holdfast.pipeline.comparing import store_jobs
-from holdfast.pipeline.ingest import Plan, ingest
+from holdfast.pipeline.ingest import IngestPlan, ingest
 from holdfast.pipeline.lake import Lake
 from tests.chaos.killing import kill_at_any_moment
 from tests.chaos.workers import TENANT, notes, wait_for_file
@@ -29,7 +29,7 @@ async def test_an_audit_finds_nothing_wrong_with_workers_that_were_killed(spark,
         ids = ["held", *await kill_at_any_moment(zygote, queue, url, log, random.Random(11))]
         events = await all_events(queue.store)
     lake = Lake(tmp_path / "lake", create=True)
-    ingest(spark, lake, Plan(url))
+    ingest(spark, lake, IngestPlan(url))
     found = audit(spark, lake, store=store_jobs(spark, lake, url))
     assert (found.total, found.events, found.accepted, found.waiting) == (0, len(events), len(ids), 0), found.text()
     assert sum(event.kind == "expired" for event in events) > 0

@@ -132,7 +132,7 @@ def test_a_file_becomes_jobs_and_workers_on_spark_do_them(cli, file_url, tmp_pat
     assert "enqueued 3 rows" in cli(*put_in)[0]
     cli(*put_in)
     assert "there is no column" in cli("enqueue", "--from", "people.csv", "--id", "nobody", *to, code=2)[1]
-    assert "not known" in cli("enqueue", "--from", "people", *to, code=2)[1]
+    assert "is unknown" in cli("enqueue", "--from", "people", *to, code=2)[1]
     told = json.loads(cli("work", "greeting_jobs", *to, "--tasks", "1", "--until-empty", "--json")[0])
     assert (told["totals"]["completed"], told["left"]["ready"]) == (3, 0)
     counts = of_store(file_url, lambda store: store.stats("acme"))[0].counts

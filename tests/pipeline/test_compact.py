@@ -8,10 +8,11 @@ import pytest
 from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch
 from holdfast.pipeline import compact as compacting
 from holdfast.pipeline.audit import audit
+from holdfast.pipeline.batches import Batch
 from holdfast.pipeline.build import TABLES, build, progress
 from holdfast.pipeline.compact import compact, digest, retain
-from holdfast.pipeline.ingest import Plan, ingest
-from holdfast.pipeline.lake import Batch, Lake
+from holdfast.pipeline.ingest import IngestPlan, ingest
+from holdfast.pipeline.lake import Lake
 from tests.pipeline.damages import damage_lake
 from tests.pipeline.settings import only_full
 from tests.pipeline.traffic import make_traffic, of_store
@@ -28,7 +29,7 @@ def lake(tmp_path):
 
 def take_in(spark, lake, url, seed=1, jobs=20):
     of_store(url, lambda store: make_traffic(store, jobs, seed=seed))
-    ingest(spark, lake, Plan(url, max_events=30, payloads="hash"))
+    ingest(spark, lake, IngestPlan(url, max_events=30, payloads="hash"))
 
 
 def files(lake, table="events"):
@@ -86,7 +87,7 @@ def test_a_lake_in_trouble_is_left_as_it_was(spark, file_url, lake, monkeypatch)
     (lake.root / "_batches" / f"{last:08}.json").unlink()
     compact(spark, lake)
     assert lake.unfinished_batches() == [last]
-    lake.mark_batch(Batch(last, 0))
+    lake.record_batch(Batch(last, 0))
     assert facts(spark, lake) == whole
 
 
@@ -116,7 +117,7 @@ def test_old_days_are_dropped_from_all_tables_and_the_audit_knows(spark, lake, s
         await make_traffic(store, 30, seed=2)
 
     of_store(clocked, act)
-    ingest(spark, lake, Plan(clocked))
+    ingest(spark, lake, IngestPlan(clocked))
     today = (datetime.now(UTC) + timedelta(days=40)).date()
     untouched = state(spark, lake, ["events"])
     assert retain(spark, lake, 7, dry_run=False, today=today).days == {}
@@ -146,23 +147,24 @@ def test_damage_is_found_before_and_after_a_compaction_and_a_dropped_day_is_none
     day, batch, position = chance.choice(events)
     damage_lake(lake, day, batch, position, "altered", chance)
     (said,) = damages(spark, lake)
-    assert said.startswith(f"date={day}/batch={batch} has as many events as were taken in")
+    assert said.startswith(f"date={day}/batch={batch} has ")
+    assert "events, as many as were ingested, but their checksums differ" in said
     compact(spark, lake)
     (merged,) = damages(spark, lake)
     assert "checksums differ" in merged
     (target,) = {row.batch for row in lake.read(spark, "events").select("batch").distinct().collect()}
     damage_lake(lake, day, target, chance.choice([row.position for row in events]), "doubled", chance)
     assert damages(spark, lake) == [
-        f"date={day}/batch={target} has {len(events) + 1} events, and {len(events)} were taken in"
+        f"date={day}/batch={target} has {len(events) + 1} events, but {len(events)} were ingested"
     ]
 
     # What is dropped on purpose is noted first: also whoever is killed then has dropped it.
-    lake.note_dropped([str(day)])
+    lake.record_dropped([str(day)])
     assert lake.read(spark, "events").count() == 0
     assert damages(spark, lake) == []
     # A batch without its note is in no table.
     (lake.root / "_batches" / "00000000.json").unlink()
-    assert damages(spark, lake) == ["the note of batch 0 is gone, and its events with it"]
+    assert damages(spark, lake) == ["the record of batch 0 is gone, and its events with it"]
 
 
 def damages(spark, lake):

@@ -18,7 +18,7 @@ def test_the_demo_proves_its_own_log_and_draws_it(spark, tmp_path, monkeypatch):
     of_store(url, lambda store: make_traffic(store, 40))
     events = of_store(url, all_events)
     said = Console(record=True, width=300)
-    assert history.prove(said, directory, url)
+    assert history.audit_log(said, directory, url)
     text = said.export_text()
     assert f"ingest  {len(events):,} events" in text
     assert "build   40 job runs" in text

@@ -5,8 +5,9 @@ from holdfast.ids import new_id
 from holdfast.opening import open_store
 from holdfast.pipeline.audit import audit
 from holdfast.pipeline.comparing import store_jobs
-from holdfast.pipeline.ingest import Plan, ingest
-from holdfast.pipeline.lake import Lake, write_json
+from holdfast.pipeline.ingest import IngestPlan, ingest
+from holdfast.pipeline.json_files import write_json
+from holdfast.pipeline.lake import Lake
 from tests.pipeline.damages import remove_from_log
 from tests.pipeline.settings import only_full
 
@@ -22,10 +23,10 @@ async def test_an_ingest_that_came_late_notes_what_was_trimmed_before_and_the_au
     await store.finish([Finish(job.key, job.token, "complete") for job in claimed.jobs])
     await store.close()
     lake = Lake(tmp_path / "lake", create=True)
-    ingest(spark, lake, Plan(url.partition("?")[0]))
+    ingest(spark, lake, IngestPlan(url.partition("?")[0]))
     found = audit(spark, lake)
     assert found.counts == {}
-    assert found.notes == ["the log was cut before it was read: 2 events follow on what is missing, and are not judged"]
+    assert found.notes == ["the log was trimmed before it was read: 2 events follow a gap and are not judged"]
 
 
 async def test_what_single_tenants_lost_is_noted_by_their_name_and_exempts_nothing_else(spark, tmp_path):
@@ -41,7 +42,7 @@ async def test_what_single_tenants_lost_is_noted_by_their_name_and_exempts_nothi
     await store.prune(100)
     await store.close()
     lake = Lake(tmp_path / "lake", create=True)
-    done = ingest(spark, lake, Plan(url.partition("?")[0]))
+    done = ingest(spark, lake, IngestPlan(url.partition("?")[0]))
     assert (done.events, done.gaps) == (30, 1)
     (row,) = lake.read(spark, "gaps").collect()
     assert (row["tenant"], int(row["from"]), int(row["to"])) == ("loud", 0, 108)
@@ -49,7 +50,7 @@ async def test_what_single_tenants_lost_is_noted_by_their_name_and_exempts_nothi
     assert found.counts == {}
     remove_from_log(url, last)
     other = Lake(tmp_path / "other", create=True)
-    assert ingest(spark, other, Plan(url.partition("?")[0])).events == 29
+    assert ingest(spark, other, IngestPlan(url.partition("?")[0])).events == 29
     found = audit(spark, other, store=store_jobs(spark, other, url.partition("?")[0]))
     assert found.counts == {"EVENT-1": 1}
     assert "quiet" in str(found.samples)
@@ -58,7 +59,7 @@ async def test_what_single_tenants_lost_is_noted_by_their_name_and_exempts_nothi
 def test_a_gap_is_in_the_positions_of_each_shard_that_has_one(spark, tmp_path):
     lake = Lake(tmp_path / "lake", create=True)
     write_json(lake.root / "_origin.json", {"store": "valkey://localhost"})
-    lake.note_gap("5.7.9", "5.8.12")
+    lake.record_gap("5.7.9", "5.8.12")
     rows = lake.read(spark, "gaps").orderBy("shard").collect()
     assert [(row["shard"], int(row["from"]), int(row["to"])) for row in rows] == [(1, 7, 8), (2, 9, 12)]
     write_json(lake.root / "_origin.json", {"store": "postgresql://localhost"})

@@ -10,9 +10,10 @@ from holdfast.core.errors import EventsTrimmed, InvalidOption, StoreBusy, StoreM
 from holdfast.core.names import OPERATOR
 from holdfast.pipeline import ingest as ingesting
 from holdfast.pipeline.audit import audit
+from holdfast.pipeline.batches import Batch
 from holdfast.pipeline.comparing import store_jobs
-from holdfast.pipeline.ingest import Plan, ingest
-from holdfast.pipeline.lake import Batch, Lake
+from holdfast.pipeline.ingest import IngestPlan, ingest
+from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.origin import read_origin
 from holdfast.service.proofs import LeaseKeys
 from tests.log import all_events
@@ -36,7 +37,7 @@ def readers(url):
 def test_the_lake_has_the_log_and_goes_on_where_it_stopped(spark, url, lake):
     of_store(url, lambda store: make_traffic(store, 50))
     told = []
-    plan = Plan(url, max_events=100, per_partition=60, payloads="hash")
+    plan = IngestPlan(url, max_events=100, per_partition=60, payloads="hash")
     done = ingest(spark, lake, plan, lambda done: told.append(done.events))
     events = of_store(url, all_events)
     assert taken_in(spark, lake) == as_rows(events)
@@ -62,15 +63,15 @@ def forget_commit(lake):
 def test_a_lake_has_one_ingest_and_one_store_and_each_batch_once(spark, file_url, lake, tmp_path, monkeypatch):
     of_store(file_url, lambda store: make_traffic(store, 30))
     with lake.lock("ingest"), pytest.raises(StoreBusy, match="already running on this lake: process"):
-        ingest(spark, lake, Plan(file_url))
-    ingest(spark, lake, Plan(file_url))
+        ingest(spark, lake, IngestPlan(file_url))
+    ingest(spark, lake, IngestPlan(file_url))
     want = taken_in(spark, lake)
     assert want == as_rows(of_store(file_url, all_events))
 
     # A batch that was all there is not read again.
     forget_commit(lake)
     files = sorted(lake.path("events").rglob("*.parquet"))
-    ingest(spark, lake, Plan(file_url))
+    ingest(spark, lake, IngestPlan(file_url))
     assert sorted(lake.path("events").rglob("*.parquet")) == files
 
     # One that is begun, and of which some is there, and nothing says so, is written anew.
@@ -80,42 +81,42 @@ def test_a_lake_has_one_ingest_and_one_store_and_each_batch_once(spark, file_url
     shutil.copy(written, written.with_name("part-9.parquet"))
     assert lake.unfinished_batches() == [0]
     assert taken_in(spark, lake) == []
-    done = ingest(spark, lake, Plan(file_url))
+    done = ingest(spark, lake, IngestPlan(file_url))
     assert (done.batches, lake.unfinished_batches()) == (1, [])
     assert taken_in(spark, lake) == want
 
     other = f"file:{tmp_path / 'other'}"
     of_store(other, lambda store: make_traffic(store, 5))
     with pytest.raises(StoreMismatch, match="--moved"):
-        ingest(spark, lake, Plan(other))
+        ingest(spark, lake, IngestPlan(other))
     with pytest.raises(StoreMismatch, match="events of all tenants"):
-        ingest(spark, lake, Plan(file_url, tenant="acme"))
+        ingest(spark, lake, IngestPlan(file_url, tenant="acme"))
 
     # A store that was made anew while it was read does not know the reader. What stops a query is told in a line.
     of_store(file_url, lambda store: make_traffic(store, 5, seed=2))
     with monkeypatch.context() as patch:
-        patch.setattr(ingesting, "settle", lambda *_: replace(read_origin(lake), reader="nobody"))
+        patch.setattr(ingesting, "establish_origin", lambda *_: replace(read_origin(lake), reader="nobody"))
         with pytest.raises(StoreMismatch, match="no longer knows the reader") as error:
-            ingest(spark, lake, Plan(file_url))
+            ingest(spark, lake, IngestPlan(file_url))
     assert "\n" not in str(error.value)
     assert taken_in(spark, lake) == want
-    ingest(spark, lake, Plan(file_url))
+    ingest(spark, lake, IngestPlan(file_url))
     assert taken_in(spark, lake) == as_rows(of_store(file_url, all_events))
 
     offsets = lake.checkpoint / "offsets" / "1"
     offsets.write_text(offsets.read_text().replace('{"offset": "', '{"offset": "9'))
     with pytest.raises(StoreMismatch, match="which is not in the log of the store"):
-        ingest(spark, lake, Plan(file_url))
+        ingest(spark, lake, IngestPlan(file_url))
     shutil.rmtree(lake.checkpoint)
     with pytest.raises(StoreMismatch, match="is gone"):
-        ingest(spark, lake, Plan(file_url))
+        ingest(spark, lake, IngestPlan(file_url))
 
 
 @only_full
 def test_a_log_that_was_cut_is_told_noted_and_gone_on_behind(spark, valkey_url, lake):
     url = f"{valkey_url}&keep_events=0"
     of_store(url, lambda store: make_traffic(store, 20))
-    ingest(spark, lake, Plan(url))
+    ingest(spark, lake, IngestPlan(url))
     before = taken_in(spark, lake)
     (reader,) = readers(url)
 
@@ -127,17 +128,17 @@ def test_a_log_that_was_cut_is_told_noted_and_gone_on_behind(spark, valkey_url, 
 
     of_store(url, cut)
     of_store(url, lambda store: make_traffic(store, 5, seed=3))
-    with pytest.raises(StoreMismatch, match="nothing shows"):
-        ingest(spark, lake, Plan(url))
+    with pytest.raises(StoreMismatch, match="it cannot be shown that"):
+        ingest(spark, lake, IngestPlan(url))
     # As if trimming had not waited any longer, and the reader were still there.
     of_store(url, lambda store: store.set_reader(reader))
     with pytest.raises(EventsTrimmed) as error:
-        ingest(spark, lake, Plan(url))
+        ingest(spark, lake, IngestPlan(url))
     assert "--accept-gap" in error.value.__notes__[0]
     assert taken_in(spark, lake) == before
     (gap,) = lake.gaps()
     assert (gap.from_, gap.to) == (reader.offset, error.value.to)
-    ingest(spark, lake, Plan(url, accept_gap=True))
+    ingest(spark, lake, IngestPlan(url, accept_gap=True))
     assert taken_in(spark, lake) == sorted(before + as_rows(of_store(url, all_events)))
     assert lake.gaps() == [gap]
     # The table has it shard by shard, in positions.
@@ -163,7 +164,7 @@ def test_a_lake_of_another_format_is_left_alone(tmp_path):
 
 
 def test_batches_are_noted_whole(lake):
-    lake.mark_batch(Batch(3, 10))
+    lake.record_batch(Batch(3, 10))
     assert lake.batches() == [Batch(3, 10)]
     assert lake.batch(4) is None
     (lake.root / "_batches" / "00000003.json").write_text("{}")
@@ -175,7 +176,7 @@ def test_the_operators_records_are_no_jobs_of_the_lake(spark, file_url, lake):
     """Their payloads are keys; and an audit finds them in the log, but not among the jobs of the store."""
     of_store(file_url, lambda store: make_traffic(store, 10))
     of_store(file_url, lambda store: LeaseKeys(store).rotate())
-    done = ingest(spark, lake, Plan(file_url, payloads="full"))
+    done = ingest(spark, lake, IngestPlan(file_url, payloads="full"))
     assert (done.payloads, done.missing_payloads) == (10, 0)
     assert lake.read(spark, "events").where(f"tenant = '{OPERATOR}'").count() == 2
     assert lake.read(spark, "payloads").where(f"tenant = '{OPERATOR}'").count() == 0

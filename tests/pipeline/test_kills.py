@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.pipeline.ingest import Plan, ingest
+from holdfast.pipeline.ingest import IngestPlan, ingest
 from holdfast.pipeline.lake import Lake
 from tests.pipeline.kills import POINTS, kill_at, random_points
 from tests.pipeline.settings import only_full
@@ -14,7 +14,7 @@ KILLS = 20
 @pytest.fixture
 def finish(spark):
     """Takes in what the killed drivers have left."""
-    return lambda url, root: ingest(spark, Lake(root), Plan(url))
+    return lambda url, root: ingest(spark, Lake(root), IngestPlan(url))
 
 
 @only_full

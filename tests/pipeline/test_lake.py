@@ -6,8 +6,9 @@ import pytest
 
 from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch
 from holdfast.pipeline import replay
+from holdfast.pipeline.batches import Batch
 from holdfast.pipeline.build import progress
-from holdfast.pipeline.lake import Batch, Lake
+from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.origin import read_origin
 
 
@@ -67,11 +68,11 @@ NOTES = {
 @pytest.mark.parametrize("text", [b"", b'{"ba', b"[]", b"\xff\xfe"])
 @pytest.mark.parametrize("name", NOTES)
 def test_a_damaged_note_is_named_with_what_to_do(lake, name, text):
-    lake.mark_batch(Batch(2, 10))
+    lake.record_batch(Batch(2, 10))
     note = lake.root / name
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_bytes(text)
-    with pytest.raises(StoreMismatch, match=f"{note.name} is damaged: .+[.] (Bring|Build|Begin) ") as error:
+    with pytest.raises(StoreMismatch, match=f"{note.name} is damaged: .+[.] (Restore|Build|Start) ") as error:
         NOTES[name](lake)
     assert "\n" not in str(error.value)
 
@@ -89,5 +90,5 @@ def test_a_lake_cannot_be_a_file_or_in_one(tmp_path):
     (tmp_path / "letter.txt").touch()
     with pytest.raises(InvalidOption, match=r"letter\.txt is a file; name a directory"):
         Lake(tmp_path / "letter.txt", create=True)
-    with pytest.raises(InvalidOption, match="cannot be made: Not a directory"):
+    with pytest.raises(InvalidOption, match="cannot be created: Not a directory"):
         Lake(tmp_path / "letter.txt" / "lake", create=True)

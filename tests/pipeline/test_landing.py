@@ -7,8 +7,9 @@ import pytest
 from pyarrow import parquet
 
 from holdfast.pipeline import landing, reader
+from holdfast.pipeline.connection import OpenStore
 from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.reader import OpenStore, Wanted
+from holdfast.pipeline.reader import EventFilter
 from tests.log import all_events
 from tests.pipeline.traffic import as_rows, make_traffic, of_store
 
@@ -19,7 +20,7 @@ DAY_MS = 24 * 60 * 60 * 1000
 def piece(file_url, monkeypatch):
     """A store, a piece that is all of its log, over two days, and pages that are shorter than either."""
     monkeypatch.setattr(reader, "PAGE", 7)
-    monkeypatch.setattr(landing, "GROUP", 20)
+    monkeypatch.setattr(landing, "GROUP_ROWS", 20)
     url = f"{file_url}?test_clock=1"
 
     async def fill(store):
@@ -36,7 +37,7 @@ def piece(file_url, monkeypatch):
 def test_a_task_writes_a_file_for_each_day_and_tells_them(piece, tmp_path):
     url, whole = piece
     events = of_store(url, all_events)
-    told = list(landing.land(url, whole, Wanted(), str(tmp_path / "here")))
+    told = list(landing.land(url, whole, EventFilter(), str(tmp_path / "here")))
     days = {datetime.fromtimestamp(event.at / 1000, UTC).date() for event in events}
     assert len(days) == 2
     assert {day for day, *_ in told} == days
@@ -52,15 +53,15 @@ def test_a_task_writes_a_file_for_each_day_and_tells_them(piece, tmp_path):
 
 def test_a_task_that_fails_leaves_no_file(piece, tmp_path, monkeypatch):
     def breaks(*args):
-        for number, batch in enumerate(reader.read_stretch(*args)):
+        for number, batch in enumerate(reader.read_range(*args)):
             if number == 5:
                 assert list(tmp_path.glob("here/*.parquet"))
                 raise OSError("the store is gone")
             yield batch
 
-    monkeypatch.setattr(landing, "read_stretch", breaks)
+    monkeypatch.setattr(landing, "read_range", breaks)
     with pytest.raises(OSError, match="is gone"):
-        list(landing.land(*piece, Wanted(), str(tmp_path / "here")))
+        list(landing.land(*piece, EventFilter(), str(tmp_path / "here")))
     assert list((tmp_path / "here").iterdir()) == []
 
 

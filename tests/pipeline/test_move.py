@@ -53,5 +53,5 @@ def test_the_command_moves_and_says_what(spark, file_url, tmp_path, capsys, monk
 
 
 def test_memory_is_refused():
-    with pytest.raises(InvalidOption, match="memory: lives in one process"):
+    with pytest.raises(InvalidOption, match="a memory: store exists in one process"):
         check_stores(MovePlan("file:./here", "memory:there", TENANT))

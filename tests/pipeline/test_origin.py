@@ -7,11 +7,13 @@ import pytest
 
 from holdfast.core.errors import StoreMismatch
 from holdfast.opening import parse_url
-from holdfast.pipeline.ingest import Plan
-from holdfast.pipeline.lake import Lake, batch_of
+from holdfast.pipeline.batches import batch_of
+from holdfast.pipeline.connection import OpenStore
+from holdfast.pipeline.ingest import IngestPlan
+from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.landing import land
-from holdfast.pipeline.origin import check_known, settle
-from holdfast.pipeline.reader import OpenStore, Wanted
+from holdfast.pipeline.origin import check_known, establish_origin
+from holdfast.pipeline.reader import EventFilter
 from tests.pipeline.traffic import make_traffic, of_store
 from tests.stores.file.test_restore import copy
 
@@ -26,7 +28,7 @@ def lake(tmp_path):
 def origin_of(lake, url, **options):
     """What an ingest settles before it begins."""
     with OpenStore(url) as opened:
-        return settle(opened, lake, Plan(url, **options))
+        return establish_origin(opened, lake, IngestPlan(url, **options))
 
 
 def take_in(lake, url):
@@ -36,13 +38,13 @@ def take_in(lake, url):
     with OpenStore(url) as opened:
         start, end = opened.run(opened.log.bounds(lake.read_up_to()))
         stretches = opened.run(opened.log.split(start, end, 100))
-        files = [file for stretch in stretches for file in land(url, stretch, Wanted(), str(lake.landing))]
+        files = [file for stretch in stretches for file in land(url, stretch, EventFilter(), str(lake.landing))]
         check_known(opened, origin)
     files = [file for file in files if file[1]]
     lake.take_files("events", number, [(day, name) for day, name, *_ in files])
     (lake.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     (lake.checkpoint / "offsets" / str(number)).write_text(json.dumps({"offset": end}))
-    lake.mark_batch(batch_of(number, [(day, rows, checksum) for day, _, rows, checksum, _ in files]))
+    lake.record_batch(batch_of(number, [(day, rows, checksum) for day, _, rows, checksum, _ in files]))
     return origin
 
 
@@ -64,7 +66,7 @@ def made_anew(request, tmp_path, lake):
 def test_a_store_made_anew_is_not_gone_on_with_however_long_its_log(made_anew, lake, jobs):
     of_store(made_anew, lambda store: make_traffic(store, jobs, seed=2))
     before = (lake.root / "_origin.json").read_bytes()
-    with pytest.raises(StoreMismatch, match=r"is not in the log of the store.* Take it into another --lake"):
+    with pytest.raises(StoreMismatch, match=r"is not in the log of the store.* Ingest it into another --lake"):
         origin_of(lake, made_anew, moved=True)
     with pytest.raises(StoreMismatch, match="is not in the log of the store"):
         origin_of(lake, made_anew, moved=True, accept_gap=True)
@@ -107,7 +109,7 @@ def test_a_store_that_no_longer_has_what_was_read_is_known_by_its_reader(valkey_
     of_store(url, prune)
     assert origin_of(lake, url).reader == name
     of_store(url, drop)
-    with pytest.raises(StoreMismatch, match=r"nothing shows that .* go on with --accept-gap"):
+    with pytest.raises(StoreMismatch, match=r"it cannot be shown that .* continue with --accept-gap"):
         origin_of(lake, url)
     assert origin_of(lake, url, accept_gap=True).reader == name
     assert [reader.name for reader in of_store(url, lambda store: store.readers(None))] == [name]

@@ -20,7 +20,7 @@ from holdfast.core.events import EventKind
 from holdfast.opening import open_store
 from holdfast.pipeline.audit import audit
 from holdfast.pipeline.comparing import store_jobs
-from holdfast.pipeline.ingest import Plan, ingest
+from holdfast.pipeline.ingest import IngestPlan, ingest
 from holdfast.pipeline.lake import Lake
 from tests.log import all_events
 from tests.pipeline.damages import damage_lake, double_in_log, live, remove_from_log
@@ -73,11 +73,11 @@ def test_whichever_event_is_lost_doubled_or_altered_is_found(spark, url, tmp_pat
         remove = chance.random() < 0.5
         (remove_from_log if remove else double_in_log)(url, event)
         done["removed before" if remove else "doubled before", event.kind] += 1
-    ingest(spark, lake, Plan(url))
+    ingest(spark, lake, IngestPlan(url))
 
     # In the lake, after it: one event of a batch.
     asyncio.run(make_histories(url, after, seed))
-    ingest(spark, lake, Plan(url, max_events=PER_BATCH, per_partition=PER_BATCH))
+    ingest(spark, lake, IngestPlan(url, max_events=PER_BATCH, per_partition=PER_BATCH))
     known = store_jobs(spark, lake, url)
     rows = lake.read(spark, "events").where("batch > 0").select("date", "batch", "position", "kind").collect()
     batches = {}

@@ -9,7 +9,7 @@ from holdfast.core.job import PURGE_COUNT_MS, Cancel, Envelope, JobKey, NewJob, 
 from holdfast.opening import open_store
 from holdfast.pipeline.audit import StoreJobs, audit, audit_events
 from holdfast.pipeline.comparing import store_jobs
-from holdfast.pipeline.ingest import Plan, ingest
+from holdfast.pipeline.ingest import IngestPlan, ingest
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import GAPS, JOBS
 from tests.log import all_events
@@ -61,7 +61,7 @@ def test_a_purge_that_was_lost_or_doubled_before_the_ingest_is_found(spark, url,
         remove_from_log(url, purged[tenant][place])
     double_in_log(url, purged["doubled"][2])
     double_in_log(url, purged["again"][0])
-    ingest(spark, lake, Plan(url))
+    ingest(spark, lake, IngestPlan(url))
 
     known = store_jobs(spark, lake, url)
     found = audit(spark, lake, store=known)
@@ -74,7 +74,7 @@ def test_a_purge_that_was_lost_or_doubled_before_the_ingest_is_found(spark, url,
     assert all(len(by_tenant[tenant]) == 1 for tenant in (*lost, "doubled")), found.text()
     assert "purge 2 of its tenant and comes after purge 0" in by_tenant["first"][0].explanation
     if not old:
-        assert "has counted 3 purges of tenant last, and the log has 2" in by_tenant["last"][0].explanation
+        assert "has counted 3 purges of tenant last, but the log has 2" in by_tenant["last"][0].explanation
         assert "has counted 1 purges of tenant only" in by_tenant["only"][0].explanation
     assert set(found.counts) <= {"EVENT-1", "EVENT-2"}, found.text()
     found.violations.unpersist()
@@ -108,7 +108,7 @@ def test_a_store_that_has_counted_less_than_the_log_has_is_found(spark, of_two):
     rows, series = of_two
     counts = [PurgeCount("acme", series["acme"], 2), PurgeCount("other", series["other"], 3)]
     ((tenant, said),) = judged(spark, rows, counts)
-    assert (tenant, said) == ("acme", "the store has counted 2 purges of tenant acme, and the log has purge 3")
+    assert (tenant, said) == ("acme", "the store has counted 2 purges of tenant acme, but the log has purge 3")
     assert judged(spark, rows, [PurgeCount("acme", series["acme"], 3), counts[1]]) == []
 
 

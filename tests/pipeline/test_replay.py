@@ -12,7 +12,7 @@ from holdfast.core import failpoint
 from holdfast.core.errors import InvalidOption, StoreMismatch, StoreUnavailable
 from holdfast.core.job import Purge
 from holdfast.pipeline import replay as replaying
-from holdfast.pipeline.replay import Plan, choose, preview, read_receipt, replay
+from holdfast.pipeline.replay import ReplayPlan, choose, preview, read_receipt, replay
 from holdfast.store import TenantSettings
 from tests.pipeline.failing import fail_waiting, make_dead, replays
 from tests.pipeline.faulty import Faulty
@@ -28,7 +28,7 @@ def even(keys):
 
 def test_exactly_the_chosen_dead_letters_are_replayed_once_even_if_they_fail_again(spark, valkey_url, tmp_path):
     keys = of_store(valkey_url, make_dead)
-    plan, place = Plan(valkey_url, VALUE_ERRORS, tasks=2), tmp_path / "receipt"
+    plan, place = ReplayPlan(valkey_url, VALUE_ERRORS, tasks=2), tmp_path / "receipt"
     receipt = replay(spark, plan, place)
     assert of_store(valkey_url, replays) == dict.fromkeys(even(keys), 1)
     check_receipt(spark, receipt, place, even(keys))
@@ -55,12 +55,12 @@ def check_receipt(spark, receipt, place, ids):
 @only_full
 def test_what_was_chosen_is_replayed_and_not_what_failed_since(spark, file_url, tmp_path):
     keys = of_store(file_url, make_dead)
-    found = preview(spark, Plan(file_url, f"{VALUE_ERRORS} AND tenant = 'acme' AND attempts = 1"), sample=3)
+    found = preview(spark, ReplayPlan(file_url, f"{VALUE_ERRORS} AND tenant = 'acme' AND attempts = 1"), sample=3)
     assert found.total == sum(group["count"] for group in found.groups) == 20
     assert {group["tenant"] for group in found.groups} == {"acme"}
     assert {row["error_type"] for row in found.sample} == {"ValueError"}
     assert len(found.sample) == 3
-    plan, place = Plan(file_url, VALUE_ERRORS, tasks=1), tmp_path / "receipt"
+    plan, place = ReplayPlan(file_url, VALUE_ERRORS, tasks=1), tmp_path / "receipt"
     assert choose(spark, plan, place).chosen == 20
     assert not of_store(file_url, replays)
     of_store(file_url, fail_waiting)
@@ -73,7 +73,7 @@ def test_what_was_chosen_is_replayed_and_not_what_failed_since(spark, file_url, 
 @only_full
 def test_jobs_that_are_gone_are_told_apart(spark, postgres_url, tmp_path):
     keys = of_store(postgres_url, make_dead)
-    plan = Plan(postgres_url, VALUE_ERRORS, tasks=2, rate=1000)
+    plan = ReplayPlan(postgres_url, VALUE_ERRORS, tasks=2, rate=1000)
     assert choose(spark, plan, tmp_path / "receipt").chosen == 20
     of_store(postgres_url, lambda store: store.purge([Purge(keys[0])]))
     of_store(postgres_url, lambda store: store.replay([keys[2]]))
@@ -90,7 +90,7 @@ def test_what_a_quota_refuses_is_left_to_the_next_run(spark, file_url, tmp_path)
 
     of_store(file_url, make_dead)
     of_store(file_url, lambda store: narrow(store, 15))
-    plan = Plan(file_url, "tenant = 'acme'", tasks=1, patience_s=0)
+    plan = ReplayPlan(file_url, "tenant = 'acme'", tasks=1, patience_s=0)
     receipt = replay(spark, plan, tmp_path / "receipt")
     assert (receipt.state, receipt.answers) == ("partial", {"replayed": 10, "quota": 10})
     of_store(file_url, lambda store: narrow(store, 1000))
@@ -110,20 +110,20 @@ def test_a_condition_that_makes_no_sense_is_refused(spark, file_url):
     )
     for where in ("no_such_column = 1", "error_type = ", "error_type", "", *more):
         with pytest.raises(InvalidOption, match="where: "):
-            preview(spark, Plan(file_url, where))
+            preview(spark, ReplayPlan(file_url, where))
 
 
 def test_a_missing_store_is_said_plainly(spark, tmp_path):
     with pytest.raises((InvalidOption, StoreMismatch, StoreUnavailable)) as said:
-        preview(spark, Plan(f"file:{tmp_path}/nowhere", "true"))
+        preview(spark, ReplayPlan(f"file:{tmp_path}/nowhere", "true"))
     assert "Traceback" not in str(said.value)
 
 
 def test_a_rate_is_kept_by_all_tasks_together():
-    task = replaying.Replay("file:x", "turn", 8.0, 0)
-    assert task._at_once == 2
+    task = replaying.ReplayTask("file:x", "turn", 8.0, 0)
+    assert task._step == 2
     with pytest.raises(InvalidOption, match="rate"):
-        Plan("file:x", "true", rate=0)
+        ReplayPlan("file:x", "true", rate=0)
 
 
 def test_retried_tasks_replay_nothing_twice_even_if_the_job_failed_again_meanwhile(
@@ -132,9 +132,9 @@ def test_retried_tasks_replay_nothing_twice_even_if_the_job_failed_again_meanwhi
     keys = of_store(file_url, make_dead)
     # The store has replayed some each time the task dies: twice they fail again at once, once the process is killed.
     faults = [("replay.after_call", 2, "fail again"), ("replay.after_part", 1, "kill")]
-    real = replaying.Replay
-    monkeypatch.setattr(replaying, "Replay", lambda *args: Faulty(real(*args), tmp_path, faults, file_url))
-    receipt = replay(spark, Plan(file_url, VALUE_ERRORS, rate=200, tasks=2), tmp_path / "receipt")
+    real = replaying.ReplayTask
+    monkeypatch.setattr(replaying, "ReplayTask", lambda *args: Faulty(real(*args), tmp_path, faults, file_url))
+    receipt = replay(spark, ReplayPlan(file_url, VALUE_ERRORS, rate=200, tasks=2), tmp_path / "receipt")
     assert (receipt.state, receipt.answers) == ("done", {"replayed": 20})
     assert receipt.check.ok
     assert len(list(tmp_path.glob("replay.after_*"))) == 3
@@ -151,7 +151,7 @@ def test_a_task_that_was_taken_for_dead_waits_for_its_turn_and_replays_nothing_t
     answers, other, waits = [], [], threading.Event()
 
     def run():
-        task = replaying.Replay(file_url, str(tmp_path / "turn"), None, 60)
+        task = replaying.ReplayTask(file_url, str(tmp_path / "turn"), None, 60)
         for batch in task(iter([pa.RecordBatch.from_pylist([row], schema=arrow)])):
             answers.extend(batch.to_pylist())
 

@@ -12,9 +12,10 @@ from holdfast.core.errors import InvalidOption
 from holdfast.core.events import fingerprint
 from holdfast.core.job import AttemptError
 from holdfast.pipeline import charts
+from holdfast.pipeline.batches import Batch
 from holdfast.pipeline.build import build
 from holdfast.pipeline.figures import Figures, forecast
-from holdfast.pipeline.lake import Batch, Lake
+from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.report import render, report
 from holdfast.pipeline.triage import quoted, triage
 from tests.pipeline.histories import frame, to_row
@@ -40,7 +41,7 @@ def lake(spark, tmp_path_factory):
         ]  # fmt: skip
     rows = [to_row(event) | {"offset": str(n), "position": f"{n:018d}"} for n, event in enumerate(rows)]
     frame(spark, rows).write.partitionBy("date", "batch").parquet(str(lake.path("events")))
-    lake.mark_batch(Batch(0, len(rows)))
+    lake.record_batch(Batch(0, len(rows)))
     build(spark, lake)
     return lake
 
@@ -144,7 +145,7 @@ def test_labels_of_an_axis_for_durations_do_not_touch(least, most, size):
 
 def test_an_hour_by_itself_is_a_dot_and_equal_lines_are_seen_beneath_each_other():
     hours = [NOW + timedelta(hours=n) for n in range(168)]
-    lines = [charts.Line(name, "c1", [5.0 if n == 80 else None for n in range(168)]) for name in ("99", "95", "50")]
+    lines = [charts.Series(name, "c1", [5.0 if n == 80 else None for n in range(168)]) for name in ("99", "95", "50")]
     drawn = charts.Chart("wait", "Wait", hours, lines, str, logarithmic=True).svg()
     radii = [float(found) for found in re.findall(r'<circle [^>]* r="([^"]+)"', drawn)]
     assert radii == sorted(set(radii), reverse=True) * 2

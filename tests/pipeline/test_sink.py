@@ -10,7 +10,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from holdfast.core.errors import InvalidName, InvalidOption, InvalidPayload, QuotaExceeded
 from holdfast.core.job import ClaimRequest, Finish, JobKey, JobState
-from holdfast.pipeline.reader import OpenStore
+from holdfast.pipeline.connection import OpenStore
 from holdfast.pipeline.sink import Sink, WriteOptions
 from holdfast.store import TenantSettings
 from tests.log import all_events
@@ -197,8 +197,8 @@ def test_a_row_that_cannot_be_a_job_is_named(file_url, ids, payloads, error, sai
     "columns, options, said",
     [
         ("id", {}, "payload: the column is missing"),
-        ("payload", {}, "a column id or idempotency_key is needed"),
-        ("id payload colour", {}, "column colour: no job has one"),
+        ("payload", {}, "a column id or idempotency_key is required"),
+        ("id payload colour", {}, "column colour: jobs have no such column"),
         ("id payload delay run_at", {}, "run_at or delay, not both"),
         ("id payload", {"tenant": ""}, "tenant"),
         ("id payload", {"quque": "x"}, "quque: there is no such option"),

@@ -12,10 +12,11 @@ from holdfast.core.errors import InvalidOption
 from holdfast.core.job import JobState
 from holdfast.opening import absolute, parse_url
 from holdfast.pipeline import ingest, replay, work
-from holdfast.pipeline.reader import Wanted
+from holdfast.pipeline.reader import EventFilter
 from holdfast.pipeline.schemas import EVENTS
 from holdfast.pipeline.sink import WriteOptions
-from holdfast.pipeline.source import EventsReader, ReadOptions
+from holdfast.pipeline.source import EventsReader
+from holdfast.pipeline.source_options import ReadOptions
 from tests.log import all_events
 from tests.pipeline.settings import only_full
 from tests.pipeline.traffic import as_rows, make_traffic, of_store
@@ -76,7 +77,7 @@ def test_filters_are_taken_over_where_they_can_be():
     assert list(reader.pushFilters([*mine, *shared, *foreign])) == [*shared, *foreign]
     instant = round(since.timestamp() * 1000)
     kinds = frozenset({"failed", "retried"})
-    assert reader._wanted == Wanted(frozenset({"acme"}), None, kinds, since=instant, until=instant + 1)
+    assert reader._event_filter == EventFilter(frozenset({"acme"}), None, kinds, since=instant, until=instant + 1)
 
 
 @only_full
@@ -122,12 +123,12 @@ def test_a_relative_directory_is_named_from_the_root_for_whoever_runs_elsewhere(
     here = f"file:{tmp_path}/with%20space/store?create=0"
     assert ReadOptions({"store": "file:./store?create=0"}).store == here
     assert WriteOptions({"store": "file:store?create=0", "tenant": "acme"}, WRITTEN, overwrite=False).store == here
-    for plan in (ingest.Plan, work.Plan, lambda store: replay.Plan(store, "true")):
+    for plan in (ingest.IngestPlan, work.WorkPlan, lambda store: replay.ReplayPlan(store, "true")):
         assert plan("file:./store?create=0").store == here
     assert parse_url(here).rest == str(place / "store")
     for url in ("file:/data?create=0", "file:///data", "redis://localhost/0", "postgresql://localhost/shop"):
         assert absolute(url) == url
-    assert work.Plan(here, stop_file="stop").stop_file == str(place / "stop")
+    assert work.WorkPlan(here, stop_file="stop").stop_file == str(place / "stop")
 
 
 def test_a_wrong_option_is_told_without_the_password():
@@ -136,9 +137,9 @@ def test_a_wrong_option_is_told_without_the_password():
         ({"store": "secret-word"}, "that is not a store URL"),
         ({"store": "file:x", "tabel": "jobs"}, "tabel: there is no such option"),
         ({"store": "file:x", "table": "job"}, "'job' is neither"),
-        ({"store": "file:x", "kind": "claimed,done"}, "'done' is none"),
-        ({"store": "file:x", "states": "dead"}, "'dead' is none"),
-        ({"store": "file:x", "eventsPerPartition": "0"}, "whole number from 1"),
+        ({"store": "file:x", "kind": "claimed,done"}, "'done' is unknown"),
+        ({"store": "file:x", "states": "dead"}, "'dead' is unknown"),
+        ({"store": "file:x", "eventsPerPartition": "0"}, "whole number above 0"),
     ]:
         with pytest.raises(InvalidOption) as error:
             ReadOptions(options)
@@ -149,7 +150,7 @@ def test_a_wrong_option_is_told_without_the_password():
 @pytest.mark.parametrize(
     "url, said",
     [
-        ("memory:", "memory: lives in one process"),
+        ("memory:", "a memory: store exists in one process"),
         ("file:/nowhere/at/all", "there is no store in /nowhere/at/all"),
         ("postgresql://someone:secret-word@127.0.0.1:1/x?connect_timeout_s=1", "127.0.0.1:1"),
         ("ftp://someone:secret-word@x", "no store is registered for ftp:"),

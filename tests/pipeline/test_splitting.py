@@ -84,7 +84,7 @@ async def test_the_rows_of_the_pieces_are_the_events(store, url, page, large, mo
     await make_traffic(store, 40)
     read = []
     for piece in await store.split(*await store.bounds(None), 30):
-        batches = await asyncio.to_thread(list, reader.read_stretch(url, piece, EVENTS, reader.Wanted(), none))
+        batches = await asyncio.to_thread(list, reader.read_range(url, piece, EVENTS, reader.EventFilter(), none))
         rows = [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
         positions = [row.position for row in rows]
         assert positions == sorted(set(positions))
@@ -107,15 +107,15 @@ async def test_only_the_events_that_are_wanted_come(store, url, monkeypatch):
     whole = await all_events(store)
     latest = max(event.at for event in whole)
     for wanted, kept in (
-        (reader.Wanted(tenant=frozenset({"acme"})), lambda event: event.tenant == "acme"),
-        (reader.Wanted(kind=frozenset({"claimed", "failed"})), lambda event: event.kind in ("claimed", "failed")),
-        (reader.Wanted(queue=frozenset({"mail"}), until=latest), lambda e: e.queue == "mail" and e.at < latest),
-        (reader.Wanted(job_id=frozenset({whole[0].job_id})), lambda event: event.job_id == whole[0].job_id),
-        (reader.Wanted(since=latest + 1), lambda _: False),
+        (reader.EventFilter(tenant=frozenset({"acme"})), lambda event: event.tenant == "acme"),
+        (reader.EventFilter(kind=frozenset({"claimed", "failed"})), lambda event: event.kind in ("claimed", "failed")),
+        (reader.EventFilter(queue=frozenset({"mail"}), until=latest), lambda e: e.queue == "mail" and e.at < latest),
+        (reader.EventFilter(job_id=frozenset({whole[0].job_id})), lambda event: event.job_id == whole[0].job_id),
+        (reader.EventFilter(since=latest + 1), lambda _: False),
     ):
         read = []
         for piece in await store.split(*await store.bounds(None), 30):
-            batches = await asyncio.to_thread(list, reader.read_stretch(url, piece, EVENTS, wanted, none))
+            batches = await asyncio.to_thread(list, reader.read_range(url, piece, EVENTS, wanted, none))
             read += [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
         assert as_rows(read) == as_rows(filter(kept, whole))
 

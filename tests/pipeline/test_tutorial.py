@@ -13,7 +13,7 @@ import pyarrow.dataset
 import pytest
 
 from holdfast.cli import main
-from holdfast.pipeline import sink, source
+from holdfast.pipeline import sink, source_options
 from holdfast.pipeline.schemas import GAPS, JOBS_WITH_PAYLOAD, TABLES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -138,7 +138,7 @@ def test_the_reference_has_every_option_and_column_of_the_data_source():
     _, reading, writing = re.split(r"^## (?:Read|Write)$", text, flags=re.MULTILINE)
     columns, options = writing.split("| option |")
     assert tuple(re.findall(r"^\| `(\w+)` \|", columns, re.MULTILINE)) == sink.COLUMNS
-    for said, known in ((reading, source._READING), (options, sink._WRITING)):
+    for said, known in ((reading, source_options._READING), (options, sink._WRITING)):
         assert {name.lower() for name in re.findall(r"^\| `(\w+)` \|", said, re.MULTILINE)} == known - {"path"}
 
 

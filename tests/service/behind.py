@@ -49,7 +49,7 @@ async def act(stack: contextlib.AsyncExitStack, stores: dict[str, Any], do: str,
             stack.callback(sock.close)
             settings = Settings(store=url, tokens=TOKENS, upkeep=False, access_log=False)
             server = await stack.enter_async_context(running(settings, sock))
-            stores[url] = server.hub.store, server.port, server.hub.proofs
+            stores[url] = server.context.store, server.port, server.context.proofs
         return stores[url][1]
     if do == "token":
         return token(more["tenant"])

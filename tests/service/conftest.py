@@ -26,14 +26,25 @@ def database(postgres, prefix):
     postgres.sql(f"DROP DATABASE {prefix} WITH (FORCE)")
 
 
+@pytest.fixture(scope="module")
+def shared_file(tmp_path_factory):
+    return f"file:{tmp_path_factory.mktemp('store')}/data?test_clock=1"
+
+
+@pytest.fixture(scope="module")
+def shared_valkey(valkey, prefix):
+    return valkey.url(prefix=prefix, test_clock=1)
+
+
+@pytest.fixture(scope="module")
+def shared_postgres(postgres, database):
+    return postgres.url(database, test_clock=1)
+
+
 @pytest.fixture(scope="module", params=["file", "valkey", "postgres"])
-def url(request, tmp_path_factory, prefix):
-    """A place of each kind, with a clock that can be moved."""
-    if request.param == "file":
-        return f"file:{tmp_path_factory.mktemp('store')}/data?test_clock=1"
-    if request.param == "valkey":
-        return request.getfixturevalue("valkey").url(prefix=prefix, test_clock=1)
-    return request.getfixturevalue("postgres").url(request.getfixturevalue("database"), test_clock=1)
+def url(request):
+    """A store of each kind, with a clock that can be moved."""
+    return request.getfixturevalue(f"shared_{request.param}")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

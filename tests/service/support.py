@@ -81,7 +81,7 @@ class Service:
     def __init__(self, server, stack):
         self.server = server
         self.port = server.port
-        self.hub = server.hub
+        self.context = server.context
         self._stack = stack
 
     async def client(self, tenant="acme", scopes=ALL, **options):

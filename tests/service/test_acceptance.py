@@ -96,7 +96,7 @@ async def test_a_result_that_cannot_be_kept_fails_the_job_at_once(client):
     assert await client.finish(job, result={"a": "b\0"}) == {"status": "failed"}
     found = (await client.get("/v1/queues/default/jobs/x")).json()
     assert (found["reason"], found["errors"][0]["type"]) == ("permanent", "InvalidPayload")
-    assert found["errors"][0]["message"] == "the result cannot be kept: NUL characters cannot be stored (at $.a)"
+    assert found["errors"][0]["message"] == "the result cannot be stored: NUL characters cannot be stored (at $.a)"
 
 
 async def test_a_release_can_say_why(client):
@@ -116,12 +116,12 @@ async def test_a_stale_acknowledgement_gets_the_error_of_its_case(client, servic
     """[LEASE-1]"""
     await client.enqueue(id="x")
     (job,) = await client.claim()
-    older = service.hub.proofs.sign(tenant, "default", "x", job["fence"] - 1)
+    older = service.context.proofs.sign(tenant, "default", "x", job["fence"] - 1)
     assert (await client.finish({**job, "token": older}))["error"]["code"] == "lease_lost"
     assert (await client.finish({**job, "id": "y"}))["error"]["code"] == "lease_lost"
-    gone = service.hub.proofs.sign(tenant, "default", "y", job["fence"])
+    gone = service.context.proofs.sign(tenant, "default", "y", job["fence"])
     assert (await client.finish({**job, "id": "y", "token": gone}))["error"]["code"] == "job_not_found"
-    await service.hub.store.shift_clock(31_000)
+    await service.context.store.shift_clock(31_000)
     assert (await client.finish(job))["error"]["code"] == "lease_expired"
 
 
@@ -190,7 +190,7 @@ async def test_a_result_that_is_forgotten_during_the_wait_is_told_as_expired(cli
     path = "/v1/queues/default/jobs/x/result"
     waiting = asyncio.create_task(client.get(path, params={"wait_s": 30}))
     (job,) = await client.claim()
-    watches = service.hub._tenant(tenant).waits._watches
+    watches = service.context._tenant(tenant).waits._watches
     await eventually(lambda: [watch for lives in watches.values() for watch in lives.values() if watch.seen])
     await client.finish(job, result="done")
     problem(await waiting, 404, "result_expired")
@@ -361,7 +361,7 @@ async def test_a_payload_of_another_codec_travels_as_base64(client):
 
 async def test_a_quota_is_answered_429_and_says_when_to_come_again(client, service, tenant):
     """[TENANT-5]"""
-    await service.hub.queue(tenant).set_tenant(max_waiting=1)
+    await service.context.queue(tenant).set_tenant(max_waiting=1)
     await client.enqueue()
     answer = await client.post("/v1/jobs", json={})
     problem(answer, 429, "quota_exceeded")

@@ -53,9 +53,9 @@ async def service(jwks):
 @pytest_asyncio.fixture(loop_scope="module")
 async def unchanged(service):
     """Fail if anything of anybody is not as it was."""
-    before = await snapshot(service.hub.store)
+    before = await snapshot(service.context.store)
     yield
-    assert await snapshot(service.hub.store) == before
+    assert await snapshot(service.context.store) == before
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -379,7 +379,7 @@ async def test_a_workers_token_for_some_queues_claims_finishes_and_lists_no_othe
     client = await service.client(queues=["held"])
     problem(await client.post("/v1/claims", json={"queues": ["held", "default"]}), 403, "queue_forbidden")
     problem(await client.post("/v1/jobs", json={"queue": "default"}), 403, "queue_forbidden")
-    lease = {"queue": "default", "id": "secret", "token": service.hub.proofs.sign("acme", "default", "secret", 1)}
+    lease = {"queue": "default", "id": "secret", "token": service.context.proofs.sign("acme", "default", "secret", 1)}
     for verb, more in (("finish", {"outcome": "complete"}), ("extend", {}), ("report", {"progress": {"fraction": 1}})):
         answer = await client.post(f"/v1/leases:{verb}", json={"leases": [{**lease, **more}]})
         assert answer.json()["items"] == [{"error": {"code": "queue_forbidden", "message": NOT_FOR}}]

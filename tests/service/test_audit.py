@@ -123,7 +123,7 @@ async def test_what_was_refused_or_went_wrong_is_in_the_trail_too(lines, monkeyp
             raise RuntimeError("a secret of the house")
 
         with monkeypatch.context() as patch:
-            patch.setattr(service.hub.store, "pause", broken)
+            patch.setattr(service.context.store, "pause", broken)
             await client.post("/v1/queues/q/pause")
     said = lines.texts[:]
     assert [(line["action"], line["outcome"]) for line in lines.taken()] == [

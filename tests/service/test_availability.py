@@ -15,8 +15,7 @@ import sys
 import httpx
 import pytest
 
-from holdfast.service import context as hub
-from holdfast.service import turns
+from holdfast.service import answer_size, turns
 from holdfast.testing.processes import free_port
 from tests.eventually import eventually
 from tests.service.support import KEY, Client, problem, read_to_the_end, serving, token
@@ -278,7 +277,7 @@ async def test_an_answer_is_as_long_as_the_documents_say(port):
         page = await ours.get("/v1/queues/large/jobs", params={"limit": 100})
         claim = await ours.post("/v1/claims", json={"queues": ["large"], "limit": 100})
         for answer in (page, claim):
-            assert 4 * MIB < len(answer.content) <= hub.ANSWER_BYTES + 64 * KIB
+            assert 4 * MIB < len(answer.content) <= answer_size.ANSWER_BYTES + 64 * KIB
         assert page.json()["cursor"] is not None
 
 
@@ -294,13 +293,13 @@ async def test_large_jobs_behind_small_ones_make_no_longer_answer(port):
         pages, cursor = [], ""
         while cursor is not None:
             page = await ours.get("/v1/queues/mixed/jobs", params={"limit": 100, "cursor": cursor})
-            assert len(page.content) <= hub.ANSWER_BYTES + 64 * KIB
+            assert len(page.content) <= answer_size.ANSWER_BYTES + 64 * KIB
             pages += [job["id"] for job in page.json()["jobs"]]
             cursor = page.json()["cursor"]
         assert len(pages) == len(set(pages)) == 70
         assert len((await ours.post("/v1/claims", json={"queues": ["mixed"], "limit": 10})).json()["jobs"]) == 10
         claim = await ours.post("/v1/claims", json={"queues": ["mixed"], "limit": 100})
-        assert 4 * MIB < len(claim.content) <= hub.ANSWER_BYTES + 64 * KIB
+        assert 4 * MIB < len(claim.content) <= answer_size.ANSWER_BYTES + 64 * KIB
         counts = (await ours.get("/v1/queues/mixed/stats")).json()["counts"]
         held = len(claim.json()["jobs"])
         assert (counts["leased"], counts["ready"]) == (10 + held, 60 - held)

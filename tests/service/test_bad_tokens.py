@@ -84,7 +84,7 @@ async def test_a_good_token_that_is_new_is_accepted_when_the_wait_is_over(monkey
         problem(await ask(bare, guess(0)), 401, "token_invalid")
         answer = await ask(bare, token())
         problem(answer, 429, "rate_limited")
-        buckets = service.hub.tokens._bad._buckets
+        buckets = service.context.tokens._bad._buckets
         later = buckets._clock() + int(answer.headers["retry-after"])
         monkeypatch.setattr(buckets, "_clock", lambda: later)
         assert (await ask(bare, token())).status_code == 200
@@ -129,7 +129,7 @@ async def test_a_client_that_has_no_token_or_one_that_was_good_guesses_nothing(m
     async with serving("memory:no-guesses", tokens=tokens, **ONE) as service:
         bare, made = await service.bare(), token()
         assert (await ask(bare, made)).status_code == 200
-        monkeypatch.setattr(service.hub.tokens, "left_s", lambda _: 0.0)
+        monkeypatch.setattr(service.context.tokens, "left_s", lambda _: 0.0)
         for _ in range(3):
             problem(await ask(bare, made), 401, "token_expired")
             problem(await bare.get("/v1/queues"), 401, "token_missing")
@@ -168,7 +168,7 @@ def test_an_address_stands_for_whoever_can_have_it(first, second, same):
 
 
 def test_addresses_are_forgotten_before_there_are_too_many(monkeypatch):
-    monkeypatch.setattr(limits, "REMEMBERED", 10)
+    monkeypatch.setattr(limits, "MAX_KEYS", 10)
     bad = limits.BadTokens(0.001, lambda: 0.0)
     for number in range(100):
         assert sent(bad, f"192.0.2.{number}")
@@ -177,20 +177,25 @@ def test_addresses_are_forgotten_before_there_are_too_many(monkeypatch):
 
 
 @given(st.floats(1e-6, 1e9), st.lists(st.floats(0, 10), max_size=30))
-def test_nobody_is_told_to_come_again_at_once(rate, pauses):
-    """And who comes when he was told to is let in."""
+def test_a_refusal_never_says_to_retry_at_once(rate, pauses):
+    """A retry after the time that it names is let in."""
     now = [0.0]
-    rates = limits.Rates(rate, lambda: now[0])
+    rates = limits.TokenRates(rate, lambda: now[0])
+
+    def take():
+        rates.check(b"token")
+        rates.take(b"token")
+
     for pause_s in (0.0, *pauses):
         now[0] += pause_s
         for _ in range(3):
             try:
-                rates.take(b"token")
+                take()
             except Refusal as refusal:
                 wait_s = int(refusal.headers["retry-after"])
                 assert wait_s >= 1
                 now[0] += wait_s + 0.001
-                rates.take(b"token")
+                take()
 
 
 @pytest.mark.parametrize("text", ["*", "proxy.example", "10.0.0.0/33", "10.0.0.1,,10.0.0.2", "10.0.0.1/8"])

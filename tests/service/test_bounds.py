@@ -8,12 +8,9 @@ import pytest
 from holdfast import InvalidOption, Queue, Worker
 from holdfast.core.errors import QuotaExceeded, StoreBusy, StoreUnavailable
 from holdfast.core.job import Claimed, ClaimRequest
-from holdfast.service import context as hub
-from holdfast.service import errors
-from holdfast.service import event_cache as tails
+from holdfast.service import answer_size, errors, event_cache
 from holdfast.service.routes import events
-from holdfast.stores.http import handoff as posts
-from holdfast.stores.http import notifications as ears
+from holdfast.stores.http import handoff, notifications
 from tests.service.support import PATIENCE_S, problem, serving, token
 
 FAR = "9999-12-31T23:59:59.999999Z"
@@ -36,7 +33,7 @@ async def test_a_claim_tells_nothing_of_others_leases():
 
 async def test_a_stream_tells_what_others_do_only_with_the_beat(monkeypatch):
     """[TENANT-2, EVENT-2]"""
-    monkeypatch.setattr(tails, "IDLE_S", 0.0)
+    monkeypatch.setattr(event_cache, "IDLE_S", 0.0)
     async with serving("memory:others-events") as service:
         alice, bob = await service.client("alice"), await service.client("bob")
         async with asyncio.timeout(PATIENCE_S), alice.stream("GET", "/v1/events") as answer:
@@ -49,11 +46,11 @@ async def test_a_stream_tells_what_others_do_only_with_the_beat(monkeypatch):
             offset = await anext(lines)
             assert await anext(lines) == "event: enqueued"
             assert (await anext(lines)).startswith("data: ")
-            assert [offset, await anext(lines)] == [f"id: {await service.hub.store.last_offset()}", ""]
+            assert [offset, await anext(lines)] == [f"id: {await service.context.store.last_offset()}", ""]
         monkeypatch.setattr(events, "BEAT_S", 0.05)
         async with asyncio.timeout(PATIENCE_S), alice.stream("GET", "/v1/events", params={"after": offset[4:]}) as it:
             await bob.enqueue()
-            end = f"id: {await service.hub.store.last_offset()}"
+            end = f"id: {await service.context.store.last_offset()}"
             async for line in it.aiter_lines():
                 if line == end:
                     break
@@ -63,8 +60,8 @@ async def test_followers_of_a_quiet_tenant_look_now_and_then(monkeypatch):
     async with serving("memory:quiet-followers") as service:
         alice, bob = await service.client("alice"), await service.client("bob")
         looks = []
-        monkeypatch.setattr(tails, "IDLE_S", 1000.0)
-        store = service.hub.store
+        monkeypatch.setattr(event_cache, "IDLE_S", 1000.0)
+        store = service.context.store
         look = store.events
         monkeypatch.setattr(store, "events", lambda *args: looks.append(1) or look(*args))
         async with asyncio.timeout(PATIENCE_S), alice.stream("GET", "/v1/events") as answer:
@@ -115,9 +112,8 @@ async def test_a_finish_that_is_refused_changes_no_result_and_leaves_no_blob(tmp
 
 
 async def test_a_page_and_a_claim_end_where_they_are_large(monkeypatch):
-    monkeypatch.setattr(hub, "ANSWER_BYTES", 3500)
-    monkeypatch.setattr(hub, "LARGEST_CLAIMED", 1002)
-    monkeypatch.setattr(hub, "LARGEST_JOB", 1002)
+    monkeypatch.setattr(answer_size, "ANSWER_BYTES", 3500)
+    monkeypatch.setattr(answer_size, "MAX_BYTES", {"claim": 1002, "page": 1002})
     async with serving("memory:large-answers") as service:
         client = await service.client()
         await client.post("/v1/jobs:batch", json={"jobs": [{"id": f"{n}", "payload": "x" * 1000} for n in range(10)]})
@@ -132,7 +128,7 @@ async def test_a_page_and_a_claim_end_where_they_are_large(monkeypatch):
 
 
 async def test_a_worker_outlives_a_token_that_cannot_be_had(monkeypatch):
-    monkeypatch.setattr(posts, "WAIT_S", 0.05)
+    monkeypatch.setattr(handoff, "WAIT_S", 0.05)
     async with serving("memory:token-away") as service:
         done, often, broken, raised = asyncio.Event(), asyncio.Event(), False, []
 
@@ -186,13 +182,13 @@ async def test_who_ends_every_stream_at_once_is_not_asked_in_a_loop(monkeypatch)
         if len(pauses) == 10:
             raise asyncio.CancelledError
 
-    heard = ears.Ears(None)
-    monkeypatch.setattr(ears.Ears, "_follow", follow)
-    monkeypatch.setattr(ears.asyncio, "sleep", sleep)
+    heard = notifications.HttpListener(None)
+    monkeypatch.setattr(notifications.HttpListener, "_follow", follow)
+    monkeypatch.setattr(notifications.asyncio, "sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
-        await heard._hear()
-    assert pauses[0] >= ears.FIRST_S / 2
-    assert pauses[-1] >= ears.LAST_S / 2
+        await heard._read()
+    assert pauses[0] >= notifications.FIRST_S / 2
+    assert pauses[-1] >= notifications.LAST_S / 2
 
 
 async def test_who_ends_every_claim_at_once_is_not_asked_in_a_loop(monkeypatch):
@@ -205,17 +201,17 @@ async def test_who_ends_every_claim_at_once_is_not_asked_in_a_loop(monkeypatch):
     async def sleep(pause_s):
         pauses.append(pause_s)
 
-    post = posts.WaitingPost(claim, None, lambda claimed, _: delivered.append(claimed.jobs), lambda: None)
-    monkeypatch.setattr(posts.asyncio, "sleep", sleep)
-    await post._wait(ClaimRequest("acme", ("a", "b"), 1, 1000, "w", 0.5))
+    inbox = handoff.HttpInbox(claim, None, lambda claimed, _: delivered.append(claimed.jobs), lambda: None)
+    monkeypatch.setattr(handoff.asyncio, "sleep", sleep)
+    await inbox._wait(ClaimRequest("acme", ("a", "b"), 1, 1000, "w", 0.5))
     assert delivered == [["job"]]
     assert len(pauses) == 10
     assert all(
-        min(posts.FIRST_S * 2**n, posts.LAST_S) / 2 <= pause_s <= posts.LAST_S for n, pause_s in enumerate(pauses)
+        min(handoff.FIRST_S * 2**n, handoff.LAST_S) / 2 <= pause_s <= handoff.LAST_S for n, pause_s in enumerate(pauses)
     )
 
 
-@pytest.mark.parametrize("code", sorted(errors._AGAIN))
+@pytest.mark.parametrize("code", sorted(errors._RETRYABLE))
 def test_who_is_to_come_again_is_told_when_and_never_at_once(code):
     ours = [error for error in (QuotaExceeded(None, 1, 1), StoreBusy(""), StoreUnavailable("")) if error.code == code]
     for error in (errors.Refusal(code, "x"), *ours):
@@ -227,7 +223,7 @@ async def test_a_page_and_a_claim_of_small_jobs_take_two_steps(monkeypatch):
         client = await service.client()
         await client.post("/v1/jobs:batch", json={"jobs": [{"id": f"{n:03}"} for n in range(120)]})
         asked = []
-        store = service.hub.store
+        store = service.context.store
         look, claim = store.list, store.claim
         monkeypatch.setattr(store, "list", lambda query: asked.append(query.limit) or look(query))
         monkeypatch.setattr(store, "claim", lambda request: asked.append(request.limit) or claim(request))

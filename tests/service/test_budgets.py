@@ -20,7 +20,7 @@ THIRTY_DAYS_S = 30 * 86400
 
 
 async def allow(service, tenant, **budgets):
-    await service.hub.store.set_tenant(tenant, TenantSettings(None, budgets=Budgets(**budgets)))
+    await service.context.store.set_tenant(tenant, TenantSettings(None, budgets=Budgets(**budgets)))
 
 
 async def forget_all(store, tenant):
@@ -53,9 +53,28 @@ async def test_jobs_over_max_jobs_are_refused_by_name_and_completions_are_not(se
     assert (await victim.enqueue(id="c"))["status"] == "queued"
     for job in await client.claim(limit=2):
         assert (await client.finish(job))["status"] == "completed"
-    await service.hub.store.shift_clock(HOUR)
-    assert (await forget_all(service.hub.store, tenant)).jobs == 0
+    await service.context.store.shift_clock(HOUR)
+    assert (await forget_all(service.context.store, tenant)).jobs == 0
     assert (await client.enqueue(id="c"))["status"] == "queued"
+
+
+async def test_replays_above_max_jobs_are_refused_and_held_keys_are_answered(service, client, tenant):
+    """[TENANT-5, ENQ-3]"""
+    await client.enqueue(id="dead")
+    (job,) = await client.claim()
+    await client.finish(job, outcome="fail", error={"type": "E", "message": "no"})
+    await client.enqueue(id="a", type="t", idempotency_key="once")
+    await service.context.store.shift_clock(10_000)  # Upkeep counts every 10 s.
+    await forget_all(service.context.store, tenant)
+    await allow(service, tenant, max_jobs=1)
+    again = await client.post("/v1/jobs", json={"id": "b", "type": "t", "idempotency_key": "once"})
+    assert (again.json()["status"], again.json()["id"]) == ("duplicate", "a")
+    replay = {"url": "/v1/queues/default/dead-letters:replay", "json": {"ids": ["dead", "none"]}}
+    refused, missing = (await client.post(**replay)).json()["items"]
+    assert (refused["error"]["code"], refused["error"]["budget"]) == ("quota_exceeded", "max_jobs")
+    assert missing["error"]["code"] == "job_not_found"
+    await allow(service, tenant, max_jobs=2)
+    assert (await client.post(**replay)).json()["items"][0]["status"] == "replayed"
 
 
 async def test_bytes_and_queues_have_budgets(service, client, tenant):
@@ -77,11 +96,11 @@ async def test_schedules_and_flows_have_budgets(service, client, tenant):
     assert (await client.put("/v1/schedules/one", json={**daily, "cron": "0 4 * * *"})).status_code == 200
     flow = {"name": "f", "steps": [{"name": "a", "type": "report"}]}
     assert (await client.post("/v1/flows", json={"id": "one", **flow})).status_code == 201
-    await service.hub.usage(tenant)
+    await service.context.usage(tenant)
     used_up(await client.post("/v1/flows", json={"id": "two", **flow}), "max_flows")
     assert (await client.post("/v1/flows", json={"id": "one", **flow})).status_code == 200
     await client.delete("/v1/flows/one")
-    await service.hub.usage(tenant)
+    await service.context.usage(tenant)
     assert (await client.post("/v1/flows", json={"id": "two", **flow})).status_code == 201
 
 
@@ -105,7 +124,7 @@ async def test_a_tenant_sees_what_it_uses(service, client, tenant):
     """[TENANT-5]"""
     await allow(service, tenant, max_jobs=7, requests_per_s=500)
     await client.enqueue(queue="one")
-    while (await service.hub.store.prune(1000)).more:
+    while (await service.context.store.prune(1000)).more:
         pass
     answer = (await client.get("/v1/usage")).json()
     found = {one["budget"]: one for one in answer["budgets"]}
@@ -186,11 +205,48 @@ async def test_a_large_batch_is_paid_for_by_waiting_and_completions_are_taken_me
         assert 40 < int(answer.headers["retry-after"]) <= 50
         problem(await client.post("/v1/claims", json={"queues": ["default"]}), 429, "rate_limited")
         assert (await client.get("/v1/queues")).status_code == 200
-        (job, *_) = (await service.hub.claimer.claim(_request("acme"), wait_s=0, gone=_never())).jobs
-        proof = service.hub.proofs.sign("acme", "default", job.id, job.token)
+        (job, *_) = (await service.context.claimer.claim(_request("acme"), wait_s=0, gone=_never())).jobs
+        proof = service.context.proofs.sign("acme", "default", job.id, job.token)
         done = await client.finish({"queue": "default", "id": job.id, "token": proof})
         assert done["status"] == "completed"
         assert (await (await service.client("victim")).enqueue())["status"] == "queued"
+
+
+async def test_a_tenant_over_its_request_rate_still_ends_and_keeps_its_leases(service, client, tenant):
+    """[TENANT-5] They are counted all the same, so that the tenant's other requests wait longer."""
+    victim = await service.client(f"v{tenant}")
+    for number in range(3):
+        await client.enqueue(id=str(number))
+    jobs = await client.claim(limit=3)
+    lease = {name: jobs[0][name] for name in ("queue", "id", "token")}
+    await allow(service, tenant, requests_per_s=1)
+    while (answer := await client.get("/v1/queues")).status_code == 200:
+        pass
+    assert problem(answer, 429, "rate_limited")["budget"] == "requests_per_s"
+    before = int(answer.headers["retry-after"])
+    for _ in range(20):
+        extended = await client.post("/v1/leases:extend", json={"leases": [lease]})
+        assert extended.json()["items"][0]["status"] == "extended"
+    reported = await client.post("/v1/leases:report", json={"leases": [{**lease, "progress": {"fraction": 0.5}}]})
+    assert reported.json()["items"] == [{"status": "reported"}]
+    finished = await asyncio.gather(*map(client.finish, jobs))
+    assert [one["status"] for one in finished] == ["completed"] * 3
+    answer = await client.get("/v1/queues")
+    problem(answer, 429, "rate_limited")
+    assert int(answer.headers["retry-after"]) > before
+    assert (await victim.enqueue())["status"] == "queued"
+
+
+async def test_a_token_over_its_rate_still_ends_its_leases():
+    """[TENANT-5]"""
+    async with serving("memory:token-rates", rate=0.001) as service:
+        client = await service.client("acme")
+        await client.post("/v1/jobs", json={"id": "a"})
+        problem(await client.get("/v1/queues"), 429, "rate_limited")
+        (job,) = (await service.context.claimer.claim(_request("acme"), wait_s=0, gone=_never())).jobs
+        proof = service.context.proofs.sign("acme", "default", job.id, job.token)
+        done = await client.finish({"queue": "default", "id": job.id, "token": proof})
+        assert done["status"] == "completed"
 
 
 def _request(tenant):
@@ -213,7 +269,7 @@ async def test_streams_and_waiting_claims_are_counted_apart():
         async with client.stream("GET", "/v1/events?follow=true") as stream:
             assert stream.status_code == 200
             waiting = asyncio.create_task(claim())
-            await eventually(lambda: service.hub.waits.used_by("acme"), lambda waiting: waiting == 1)
+            await eventually(lambda: service.context.waits.used_by("acme"), lambda waiting: waiting == 1)
             told = problem(await claim(), 429, "share_exceeded")
             assert told["budget"] == "max_waiting_claims"
             more = await client.get("/v1/events?follow=true")

@@ -95,7 +95,7 @@ async def test_a_result_in_a_blob_store_of_the_workers_own_is_a_failure_that_is_
 
 
 async def test_a_batch_over_http_has_the_errors_of_its_items(address, tenant, service):
-    await service.hub.queue(tenant).set_tenant(max_waiting=2)
+    await service.context.queue(tenant).set_tenant(max_waiting=2)
     async with connected(address, tenant) as queue:
         with pytest.raises(PartlyRefused) as caught:
             await queue.enqueue_many([1, 2, 3])
@@ -111,7 +111,7 @@ async def test_the_tenant_is_the_tokens(address, tenant):
     async with Queue(address, token=token(tenant)) as queue:
         assert queue.tenant == tenant
         assert (await queue.enqueue(1)).status == "queued"
-    with pytest.raises(InvalidOption, match="the token is of 'somebody-else'"):
+    with pytest.raises(InvalidOption, match="the token is for 'somebody-else'"):
         Queue(address, tenant=tenant, token=token("somebody-else"))
     with pytest.raises(InvalidOption, match="whose jobs"):
         Queue("memory:")
@@ -119,7 +119,7 @@ async def test_the_tenant_is_the_tokens(address, tenant):
 
 async def test_a_tenant_under_another_claim_is_asked_for_and_checked_by_the_service(address, tenant):
     strange = TokenSettings(hs256_key=KEY, tenant_claim="org")
-    with pytest.raises(InvalidOption, match="give tenant="):
+    with pytest.raises(InvalidOption, match="pass tenant="):
         Queue(address, token=token(tenant, settings=strange))
     with pytest.raises(AccessRefused):
         await Queue(address, tenant=tenant, token=token(tenant, settings=strange)).open()
@@ -170,8 +170,8 @@ async def test_a_token_is_neither_shown_nor_logged(address, tenant, caplog):
         with pytest.raises(Unsupported) as error:
             await queue.workers()
         store = queue.store
-        link = store._link
-        shown = " ".join(map(repr, (queue, store, link, link.bearer, vars(store), vars(link), error.value)))
+        client = store._client
+        shown = " ".join(map(repr, (queue, store, client, client.bearer, vars(store), vars(client), error.value)))
     part = secret.rpartition(".")[2]
     assert part not in shown
     assert part not in caplog.text

@@ -9,11 +9,12 @@ See `tests.service.tenants` for what goes over HTTP.
 import asyncio
 import os
 import zlib
+from functools import cache
 from urllib.parse import parse_qsl
 
 import pytest
 
-from holdfast import store as stores
+from holdfast import opening as stores
 from holdfast.testing.conformance import Check, Skipped, Spaces, all_checks, perform
 from tests.service.tenants import Behind, Tenants
 
@@ -58,7 +59,7 @@ NOT_OVER_HTTP = {
     "errors_keep_type_message_and_traceback_of_each_attempt": "a claim does not tell earlier errors",
     "purges_are_counted_by_tenant": PURGES,
     "purges_from_several_handles_have_one_order": PURGES,
-    "replays_and_what_holdfast_keeps_for_itself_are_within_every_budget": "nobody enqueues into reserved queues",
+    "what_holdfast_keeps_for_itself_is_within_every_budget": "nobody enqueues into reserved queues",
     "tenants_are_listed_in_pages_by_name": "a token is one tenant's",
     "what_is_not_purged_is_not_counted": PURGES,
     "workers_are_listed_in_pages_by_id": "the service keeps no list of workers",
@@ -102,15 +103,13 @@ def behind():
 def bases(request, tmp_path_factory):
     """Where the stores behind the service are, by their kind; a server starts when it is first asked for."""
 
-    def base(store):
-        if store == "memory":
-            return "memory:behind"
-        if store == "file":
-            return f"file:{tmp_path_factory.mktemp('behind')}"
-        return request.getfixturevalue(store).url()
-
-    made = {}
-    return lambda store: made.setdefault(store, Spaces(base(store)))
+    bases = {
+        "memory": lambda: "memory:behind",
+        "file": lambda: f"file:{tmp_path_factory.mktemp('behind')}",
+        "valkey": lambda: request.getfixturevalue("valkey").url(),
+        "postgres": lambda: request.getfixturevalue("postgres").url(),
+    }
+    return cache(lambda store: Spaces(bases[store]()))
 
 
 @pytest.fixture

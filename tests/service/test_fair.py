@@ -18,7 +18,7 @@ async def test_a_tenant_whose_calls_are_all_held_holds_up_no_other_tenant(postgr
     """By counts: one tenant's calls wait for locked rows, and every request of another is answered. [LEASE-4]"""
     url = postgres.url(database, wait_s=1)  # Shorter than a call waits for a lock: without turns the other is refused.
     async with serving(url) as service:
-        calls = service.hub.store.calls
+        calls = service.context.store.calls
         client, other = await service.client("greedy"), await service.client("other")
         await client.post("/v1/jobs:batch", json={"jobs": [{"id": f"held{n}"} for n in range(HELD)] + [{"id": "own"}]})
         *held, own = sorted(await client.claim(limit=100, lease_s=600), key=lambda job: job["id"])
@@ -29,7 +29,7 @@ async def test_a_tenant_whose_calls_are_all_held_holds_up_no_other_tenant(postgr
         await blocker.execute("SELECT FROM holdfast.jobs WHERE id LIKE 'held%' FOR UPDATE")
         finishing = [asyncio.create_task(_finished(client, job)) for job in held]
         await eventually(lambda: calls.waiting >= HELD - 8)
-        assert calls.under_way == {"greedy": 4}
+        assert calls.in_flight == {"greedy": 4}
         for number in range(5):
             answers = [
                 await other.post("/v1/jobs", json={"id": f"j{number}"}),
@@ -45,7 +45,7 @@ async def test_a_tenant_whose_calls_are_all_held_holds_up_no_other_tenant(postgr
             answers.append(await other.post("/v1/leases:finish", json={"leases": [{**lease, "outcome": "complete"}]}))
             assert [answer.status_code for answer in answers] == [201, *[200] * 7], [one.text for one in answers]
             assert answers[-1].json()["items"] == [{"status": "completed"}]
-            assert calls.under_way.get("greedy", 0) <= 4
+            assert calls.in_flight.get("greedy", 0) <= 4
         lease = {"queue": "default", "id": own["id"], "token": own["token"]}
         renewed = await client.post("/v1/leases:extend", json={"leases": [lease]})
         assert renewed.json()["items"][0]["status"] == "extended"
@@ -53,7 +53,7 @@ async def test_a_tenant_whose_calls_are_all_held_holds_up_no_other_tenant(postgr
         await transaction.rollback()
         await blocker.close()
         assert await asyncio.gather(*finishing) == ["completed"] * HELD
-        assert (calls.under_way, calls.total, calls.waiting) == ({}, 0, 0)
+        assert (calls.in_flight, calls.total, calls.waiting) == ({}, 0, 0)
 
 
 async def _finished(client, job):
@@ -69,7 +69,7 @@ async def _finished(client, job):
 
 async def test_a_call_that_gets_no_turn_in_time_is_refused_with_the_time_to_come_again(postgres, database):
     async with serving(postgres.url(database)) as service:
-        calls, client = service.hub.store.calls, await service.client("late")
+        calls, client = service.context.store.calls, await service.client("late")
         calls._wait_s = 0.0
         holding, end = _hold(calls, "late", 4)
         answer = await client.get("/v1/queues")
@@ -91,19 +91,18 @@ def _hold(calls, tenant, count):
     return asyncio.gather(*(calls.run(tenant, 0, call) for _ in range(count))), end
 
 
-@pytest.mark.parametrize("kind", ["file", "valkey", "postgres"])
-async def test_only_a_store_with_a_pool_needs_turns(kind, request, tmp_path):
-    if kind == "file":
-        store = make_store(f"file:{tmp_path}/data")
-        assert fair(store) is store
-        return
-    server = request.getfixturevalue(kind)
-    url = server.url(request.getfixturevalue("database")) if kind == "postgres" else server.url(prefix="fair")
-    found = fair(make_store(url))
-    assert found.calls._share == {"valkey": 15, "postgres": 4}[kind]
+@pytest.mark.parametrize("kind, share", [("valkey", 15), ("postgres", 4)])
+async def test_a_store_with_a_pool_makes_its_calls_in_turns(plain_url, share):
+    assert fair(make_store(plain_url)).calls._share == share
 
 
-async def test_a_turn_goes_to_the_tenant_with_the_fewest_calls_under_way():
+@pytest.mark.parametrize("kind", ["file"])
+async def test_a_store_without_a_pool_needs_no_turns(plain_url):
+    store = make_store(plain_url)
+    assert fair(store) is store
+
+
+async def test_a_turn_goes_to_the_tenant_with_the_fewest_calls_in_flight():
     calls, order, ends = Calls(4), [], {}
 
     async def call(name):
@@ -145,7 +144,7 @@ async def test_a_call_that_waited_too_long_leaves_nothing_behind():
     assert isinstance(late.value, StoreBusy)
     end.set_result(None)
     await holding
-    assert (calls.under_way, calls.total, calls.waiting) == ({}, 0, 0)
+    assert (calls.in_flight, calls.total, calls.waiting) == ({}, 0, 0)
 
 
 @pytest.mark.parametrize("steps", range(6))
@@ -161,4 +160,4 @@ async def test_a_call_that_is_canceled_before_or_after_its_turn_came_passes_it_o
     waiting[0].cancel()
     await asyncio.gather(holding, *waiting, return_exceptions=True)
     assert [task.cancelled() for task in waiting[1:]] == [False, False]
-    assert (calls.under_way, calls.total, calls.waiting) == ({}, 0, 0)
+    assert (calls.in_flight, calls.total, calls.waiting) == ({}, 0, 0)

@@ -41,7 +41,7 @@ async def working(service, tenant, broken=()):
             raise Permanent("it broke")
         return payload
 
-    worker = Worker(Queue(store=service.hub.store, tenant=tenant), handler=handler)
+    worker = Worker(Queue(store=service.context.store, tenant=tenant), handler=handler)
     task = asyncio.create_task(worker.run(signals=False))
     try:
         yield
@@ -105,7 +105,7 @@ async def test_payloads_that_are_too_large_together_are_refused(client):
 
 async def test_what_is_kept_for_flows_cannot_be_changed_by_the_routes_of_jobs(service, client, tenant):
     await client.post("/v1/flows", json=CHAIN)
-    proof = service.hub.proofs.sign(tenant, FLOWS, "f1", 1)
+    proof = service.context.proofs.sign(tenant, FLOWS, "f1", 1)
     lease = {"queue": FLOWS, "id": "f1", "token": proof, "outcome": "complete"}
     for method, path, body in (
         ("POST", "/v1/jobs", {"queue": FLOWS}),

@@ -41,9 +41,9 @@ async def world(service):
         narrow=await service.client(VICTIM, queues=["mail"]),
         producer=await service.client(VICTIM, ["produce"]),
     )  # fmt: skip
-    before = await snapshot(service.hub.store)
+    before = await snapshot(service.context.store)
     yield world
-    assert await snapshot(service.hub.store) == before
+    assert await snapshot(service.context.store) == before
 
 
 async def known(client):

@@ -21,7 +21,7 @@ def bearer(settings, private):
 @pytest.fixture
 def impatient(monkeypatch):
     """Look again for a key as soon as one is missing."""
-    monkeypatch.setattr(keys_module, "LEAST_S", 0.0)
+    monkeypatch.setattr(keys_module, "MIN_RENEW_S", 0.0)
 
 
 async def test_a_new_key_is_found_and_an_old_one_forgotten(issuer, impatient):

@@ -144,7 +144,7 @@ async def test_a_client_that_reads_nothing_is_shed():
 
 
 async def waiting_claims(service):
-    return sum(map(len, service.hub.claimer._lanes.values()))
+    return sum(map(len, service.context.claimer._lanes.values()))
 
 
 def tasks():
@@ -177,7 +177,7 @@ async def test_a_wait_for_a_result_ends_when_its_client_leaves():
         reader, writer = await connect(service)
         path = "/v1/queues/default/jobs/x/result?wait_s=60"
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token()}\r\n\r\n".encode())
-        watches = service.hub._tenant("acme").waits._watches
+        watches = service.context._tenant("acme").waits._watches
         await eventually(lambda: len(watches), lambda count: count == 1)
         writer.close()
         await eventually(lambda: len(watches), lambda count: count == 0)
@@ -207,7 +207,7 @@ async def test_a_job_claimed_for_a_client_that_has_left_is_given_back():
             with pytest.raises((ConnectionError, AssertionError)):
                 assert await read_all(reader)
         seen = await eventually(
-            lambda: service.hub.store.get([job_key("x")]), lambda jobs: jobs[0].state == "ready" and jobs[0].token
+            lambda: service.context.store.get([job_key("x")]), lambda jobs: jobs[0].state == "ready" and jobs[0].token
         )
         assert seen[0].attempts == 0
         writer.close()
@@ -253,7 +253,7 @@ async def test_a_store_that_is_gone_is_told_and_comes_back(kind):
                 answer = await ask(client, id)
                 assert problem(answer, 503, "store_unavailable")["detail"].startswith("the store cannot be reached")
                 assert answer.headers["retry-after"] == "1"
-                proof = service.hub.proofs.sign("acme", "default", "a", 1)
+                proof = service.context.proofs.sign("acme", "default", "a", 1)
                 lease = {"queue": "default", "id": "a", "token": proof, "outcome": "complete"}
                 for path, body in (
                     ("/v1/jobs:batch", {"jobs": [{}]}),

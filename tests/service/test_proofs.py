@@ -93,7 +93,7 @@ async def test_a_proof_that_is_nearly_right_is_lost(service, client, tenant, ver
     await client.enqueue(id="y")
     await client.enqueue(id="x", queue="other")
     (held,) = await client.claim(lease_s=600)
-    cases = list(near_misses(held, service.hub.proofs.sign, tenant))
+    cases = list(near_misses(held, service.context.proofs.sign, tenant))
     leases = [{"queue": "default", "id": "x", "token": proof, **where} for _, where, proof in cases]
     found = await codes(client, verb, leases)
     assert dict(zip((name for name, _, _ in cases), found, strict=True)) == {name: "lease_lost" for name, _, _ in cases}
@@ -109,7 +109,7 @@ async def test_names_that_read_the_same_end_to_end_have_different_proofs(service
     (held,) = await client.claim("a", lease_s=600)
     shown = {"queue": "ab", "id": "c", "token": held["token"]}
     assert await codes(client, "finish", [shown]) == ["lease_lost"]
-    sign = service.hub.proofs.sign
+    sign = service.context.proofs.sign
     alike = {sign("t", "a", "bc", 1), sign("t", "ab", "c", 1), sign("ta", "b", "c", 1), sign("t", "a", "b", 1)}
     assert len(alike) == 4
     assert sign("t", "q", "x1", 2).rpartition(".")[2] != sign("t", "q", "x", 12).rpartition(".")[2]
@@ -121,7 +121,7 @@ async def test_a_guess_does_not_reach_the_store(service, client, monkeypatch):
 
     await client.claim()  # The keys have just been read.
     for name in ("finish", "extend", "report", "list", "get"):
-        monkeypatch.setattr(service.hub.store, name, asked)
+        monkeypatch.setattr(service.context.store, name, asked)
     for verb in MORE:
         lease = {"queue": "default", "id": "x", "token": f"1.7.{secrets.token_hex(16)}"}
         assert await codes(client, verb, [lease] * 10) == ["lease_lost"] * 10
@@ -146,7 +146,7 @@ async def test_an_old_key_verifies_until_it_is_dropped(tmp_path, monkeypatch):
         for id in ("a", "b", "c"):
             await client.enqueue(id=id)
         jobs = await client.claim(limit=1, lease_s=3600)
-        keys, store = LeaseKeys(service.hub.store), service.hub.store
+        keys, store = LeaseKeys(service.context.store), service.context.store
         assert await keys.rotate() == "2"
         monkeypatch.setattr(module, "RENEW_S", 0.0)
         jobs += await client.claim(limit=1, lease_s=3600)
@@ -175,7 +175,7 @@ async def test_the_ring_is_read_again_for_an_unknown_key_but_not_often(monkeypat
     await proofs.renew([proof])
     with pytest.raises(LeaseLost):
         proofs.fence("t", "q", "x", proof)
-    monkeypatch.setattr(module, "LEAST_S", 0.0)
+    monkeypatch.setattr(module, "MIN_RENEW_S", 0.0)
     await proofs.renew(["1.7.x"])  # Known: not read again.
     with pytest.raises(LeaseLost):
         proofs.fence("t", "q", "x", proof)

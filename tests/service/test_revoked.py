@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def at_once(monkeypatch):
     """Every request reads what is revoked."""
     monkeypatch.setattr(module, "RENEW_S", 0.0)
-    monkeypatch.setattr(module, "OLDEST_S", 0.0)
+    monkeypatch.setattr(module, "MAX_AGE_S", 0.0)
 
 
 async def answers(service, tenant, **claims):
@@ -32,7 +32,7 @@ async def answers(service, tenant, **claims):
 
 async def test_tokens_are_refused_by_jti_by_sub_and_by_the_time_of_issue(service, tenant, at_once):
     """Those of this tenant alone."""
-    tokens, now = RevokedTokens(service.hub.store), int(time.time())
+    tokens, now = RevokedTokens(service.context.store), int(time.time())
     long = "j" * 500 + "\x00é"
     assert await answers(service, tenant, jti=long, sub="w") == 200
     for revocation in (Revocation(tenant, "jti", long), Revocation(tenant, "sub", "thief")):
@@ -57,7 +57,7 @@ async def test_tokens_are_refused_by_jti_by_sub_and_by_the_time_of_issue(service
 
 
 async def test_what_says_nothing_is_refused(service, tenant):
-    tokens = RevokedTokens(service.hub.store)
+    tokens = RevokedTokens(service.context.store)
     with pytest.raises(InvalidOption):
         await tokens.add(Revocation(tenant, "jti", ""))
     with pytest.raises(InvalidName):
@@ -86,7 +86,7 @@ async def test_without_the_list_nothing_is_answered(monkeypatch, at_once):
         async def away(_):
             raise StoreUnavailable("away")
 
-        monkeypatch.setattr(service.hub.store, "list", away)
+        monkeypatch.setattr(service.context.store, "list", away)
         problem(await client.get("/v1/queues"), 503, "store_unavailable")
         problem(await client.get("/v1/queues"), 503, "store_unavailable")
         assert (await client.get("/healthz")).status_code == 200
@@ -99,7 +99,7 @@ async def test_a_claim_that_waits_and_a_stream_end_with_the_token(at_once):
         async with worker.stream("GET", "/v1/events") as stream:
             lines = stream.aiter_bytes()
             await anext(lines)
-            await RevokedTokens(service.hub.store).add(Revocation("acme", "jti", "j"))
+            await RevokedTokens(service.context.store).add(Revocation("acme", "jti", "j"))
             await owner.enqueue(id="x")
             assert b"x" not in b"".join([part async for part in lines])
         problem(await claim, 401, "token_invalid")

@@ -74,9 +74,9 @@ async def test_what_a_schedule_says_is_not_for_readers(service, client, tenant):
 
 async def test_the_service_ticks(service, client):
     await client.put("/v1/schedules/often", json={"every_s": 60, "payload": "tick"})
-    upkeep = asyncio.create_task(Maintenance(service.hub.store).run())
+    upkeep = asyncio.create_task(Maintenance(service.context.store).run())
     try:
-        await service.hub.store.shift_clock(60_000)
+        await service.context.store.shift_clock(60_000)
         (job,) = await eventually(client.claim)
         assert (job["id"].partition("@")[0], job["payload"]) == ("often", "tick")
     finally:
@@ -114,7 +114,7 @@ async def test_a_name_that_is_none_is_refused(client):
 
 
 async def test_a_full_tenant_is_told(service, client, tenant):
-    await Queue(store=service.hub.store, tenant=tenant).set_tenant(max_waiting=0)
+    await Queue(store=service.context.store, tenant=tenant).set_tenant(max_waiting=0)
     answer = await client.put(PATH, json=NIGHTLY)
     problem(answer, 429, "quota_exceeded")
     assert "retry-after" in answer.headers
@@ -234,15 +234,15 @@ def _calls(queue, proof=""):
 @pytest.mark.parametrize("call", _calls(SCHEDULES))
 async def test_the_routes_of_jobs_change_nothing_in_queues_of_holdfasts_own(service, client, tenant, call):
     await client.put(PATH, json=NIGHTLY)
-    before = await service.hub.store.get([JobKey(tenant, SCHEDULES, "nightly")])
+    before = await service.context.store.get([JobKey(tenant, SCHEDULES, "nightly")])
     for queue in (SCHEDULES, FLOWS, "holdfast:any"):
-        method, path, body = _calls(queue, service.hub.proofs.sign(tenant, queue, "nightly", 1))[call]
+        method, path, body = _calls(queue, service.context.proofs.sign(tenant, queue, "nightly", 1))[call]
         answer = await client.request(method, path, **({} if body is None else {"json": body}))
         if answer.status_code == 200:
             assert [item["error"]["code"] for item in answer.json()["items"]] == ["invalid_name"]
         else:
             problem(answer, 400, "invalid_name")
-    assert await service.hub.store.get([JobKey(tenant, SCHEDULES, "nightly")]) == before
+    assert await service.context.store.get([JobKey(tenant, SCHEDULES, "nightly")]) == before
     assert (await client.get(f"/v1/queues/{SCHEDULES}/jobs/nightly")).json()["type"] == core.TYPE
 
 
@@ -250,12 +250,12 @@ async def test_a_queue_over_http_keeps_schedules_like_one_on_a_store(service, te
     address = f"http://127.0.0.1:{service.port}"
     async with Queue(address, tenant=tenant, token=token(tenant)) as queue:
         made = await queue.schedule("nightly", send_email.message("a"), cron="30  2 * * *", timezone="Europe/Berlin")
-        here = await Queue(store=service.hub.store, tenant=tenant).get_schedule("nightly")
+        here = await Queue(store=service.context.store, tenant=tenant).get_schedule("nightly")
         assert here.as_dict() | {"created_at": 0} == made.as_dict() | {"created_at": 0}
         assert (await queue.get_schedule("nightly")).as_dict() == here.as_dict()
         assert [one.as_dict() for one in await queue.schedules()] == [here.as_dict()]
         assert (await queue.store.get_schedule(tenant, "nightly")).definition.target.envelope.backoff.base_ms == 1000
-        (kept,) = await service.hub.store.get([JobKey(tenant, SCHEDULES, "nightly")])
+        (kept,) = await service.context.store.get([JobKey(tenant, SCHEDULES, "nightly")])
         envelope = core.read(kept.envelope.payload).target.envelope
         assert (envelope.backoff.base_ms, envelope.timeout_ms, envelope.payload) == (1000, 9000, b'{"to":"a"}')
         assert await queue.unschedule("nightly") is True
@@ -265,7 +265,7 @@ async def test_a_queue_over_http_keeps_schedules_like_one_on_a_store(service, te
         assert (packed.every, packed.queue) == (timedelta(seconds=1.5), "other")
         with pytest.raises(InvalidOption, match="is no time zone"):
             await queue.schedule("bad", {}, cron="* * * * *", timezone="Mars/Base")
-        await Queue(store=service.hub.store, tenant=tenant).set_tenant(max_waiting=1)
+        await Queue(store=service.context.store, tenant=tenant).set_tenant(max_waiting=1)
         with pytest.raises(QuotaExceeded):
             await queue.schedule("more", {}, every=60)
     async with Queue(address, tenant=tenant, token=token(tenant, ("produce",))) as queue:

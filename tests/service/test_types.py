@@ -36,7 +36,7 @@ def charge(path: str) -> None:
 def fresh(monkeypatch, service):
     """Nothing is remembered from one test to the next, or from one look to the next."""
     monkeypatch.setattr(types, "FRESH_S", 0.0)
-    monkeypatch.setattr(service.hub.types, "_read_at", 0.0)
+    monkeypatch.setattr(service.context.types, "_read_at", 0.0)
 
 
 @asynccontextmanager
@@ -171,7 +171,7 @@ async def test_a_worker_over_http_says_what_it_runs(service, tenant):
 
 async def test_an_enqueue_does_not_ask_the_store_each_time(service, client, monkeypatch):
     monkeypatch.setattr(types, "FRESH_S", 60.0)
-    store, asked = service.hub.store, []
+    store, asked = service.context.store, []
     workers = store.workers
 
     async def counted(tenant):
@@ -179,7 +179,7 @@ async def test_an_enqueue_does_not_ask_the_store_each_time(service, client, monk
         return await workers(tenant)
 
     monkeypatch.setattr(store, "workers", counted, raising=False)
-    monkeypatch.setattr(service.hub.types, "_read_at", -1e9)
+    monkeypatch.setattr(service.context.types, "_read_at", -1e9)
     for _ in range(20):
         await client.enqueue(type="charge")
     assert asked == [None]
@@ -208,7 +208,7 @@ async def test_types_come_in_pages(service, client, tenant):
 
 async def test_a_tenant_has_so_many_workers(service, client, tenant):
     """Beyond that a beat is refused; the others stay, and one that signs off makes room. [TENANT-5]"""
-    await service.hub.store.set_tenant(tenant, TenantSettings(None, budgets=Budgets(max_workers=3, max_types=10)))
+    await service.context.store.set_tenant(tenant, TenantSettings(None, budgets=Budgets(max_workers=3, max_types=10)))
 
     async def beat(name, **more):
         return (await client.post("/v1/workers:beat", json={"worker_id": name, "queues": ["q"], **more})).status_code

@@ -1,6 +1,7 @@
-"""Places on servers. Each test has a place of its own; a server is shared by the tests of one process.
+"""Stores on servers. Each test has a space of its own; the tests of one process share a server.
 
-A test in this folder runs on each kind of server. In the folder of a store all is of that store's kind.
+A test in this folder runs on each kind of server; what differs between them is in `backends.py`. The tests in a
+store's folder run on that store.
 """
 
 import asyncpg
@@ -9,8 +10,7 @@ import pytest
 from holdfast.opening import open_store
 from holdfast.testing.processes import HOST
 from holdfast.testing.proxy import Proxy
-from tests.stores import load
-from tests.stores.postgres import support
+from tests.stores.backends import PostgresBackend, ValkeyBackend
 
 
 @pytest.fixture(params=["valkey", "postgres"])
@@ -32,27 +32,43 @@ async def store(url):
 
 
 @pytest.fixture
-def judge(kind):
-    """Judge the log: a shard of Redis has one order for all its jobs, PostgreSQL one for each job."""
-    return support.judge if kind == "postgres" else load.judge
+def valkey_backend(valkey, prefix):
+    return ValkeyBackend(valkey, prefix)
+
+
+@pytest.fixture
+def postgres_backend(postgres, database):
+    return PostgresBackend(postgres, database)
+
+
+@pytest.fixture
+def backend(request, kind):
+    """What differs between kinds of servers."""
+    return request.getfixturevalue(f"{kind}_backend")
+
+
+@pytest.fixture
+def judge(backend):
+    """Judge the log."""
+    return backend.judge
 
 
 @pytest.fixture
 async def proxy(server):
-    """A line to the server that can be broken."""
+    """A proxy in front of the server that can break connections."""
     async with Proxy(HOST, server.port) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def far_url(proxy, server, url):
-    """The same place as `url`, at the other end of that line; whoever waits there loses patience after a second."""
+    """The same place as `url`, behind the proxy, with timeouts of a second."""
     return url.replace(f":{server.port}/", f":{proxy.port}/") + "&timeout_s=1&connect_timeout_s=1"
 
 
 @pytest.fixture
 async def far(far_url, store):
-    """The store at the other end of the line. `store` is its near side, and closed after it."""
+    """The store behind the proxy. `store` is the same without it, and closed after it."""
     far = await open_store(far_url)
     yield far
     await far.close()
@@ -67,48 +83,18 @@ async def asked(request, server):
 
 
 @pytest.fixture
-def offers(request, kind, server):
-    """How many workers have offered to take jobs."""
-    if kind == "postgres":
-        asked = request.getfixturevalue("asked")
-        return lambda: asked("SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")
-    prefix = request.getfixturevalue("prefix")
-
-    async def count():
-        places = server.command("KEYS", f"{prefix}:*:o:*")
-        return len({channel for place in places for channel in server.command("HKEYS", place)})
-
-    return count
-
-
-POSTS = """
-pg_locks l JOIN pg_database d ON d.oid = l.database
-WHERE datname = current_database() AND locktype = 'advisory' AND mode = 'ExclusiveLock' AND objsubid = 1
-"""
+def offers(backend):
+    """How many workers are registered for jobs."""
+    return backend.waiters
 
 
 @pytest.fixture
-def heard(request, kind, server):
+def heard(backend):
     """How many workers can be sent jobs."""
-    if kind == "postgres":
-        asked = request.getfixturevalue("asked")
-        return lambda: asked(f"SELECT count(*) FROM {POSTS}")
-    prefix = request.getfixturevalue("prefix")
-
-    async def count():
-        return len(server.command("PUBSUB", "CHANNELS", f"{prefix}:post:*"))
-
-    return count
+    return backend.inboxes
 
 
 @pytest.fixture
-def hang_up(request, kind, server):
+def hang_up(backend):
     """Cut the connections that workers are sent jobs on, at the server's end; how many there were."""
-    if kind == "postgres":
-        asked = request.getfixturevalue("asked")
-        return lambda: asked(f"SELECT count(pg_terminate_backend(pid)) FROM (SELECT DISTINCT pid FROM {POSTS}) x")
-
-    async def kill():
-        return server.command("CLIENT", "KILL", "TYPE", "pubsub")
-
-    return kill
+    return backend.hang_up

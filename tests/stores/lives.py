@@ -18,7 +18,6 @@ import json
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 
@@ -41,11 +40,10 @@ from holdfast.core.job import (
 )
 from holdfast.ids import new_id
 from holdfast.opening import open_store
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.servers import ValkeyServer
 from holdfast.testing.traces import History
 from holdfast.testing.traces.history import PurgeNumbers
 from tests.log import all_events
+from tests.places import PLACES
 
 TENANT, LIVES, RACES = "acme", "lives", "races"
 IDS = "abcdef"
@@ -235,13 +233,7 @@ async def _parent(url: str, seconds: float, seed: str) -> int:
 
 
 def main(kind: str, seconds: str = "60", seed: str = "1") -> int:
-    with contextlib.ExitStack() as ends:
-        if kind == "file":
-            url = f"file:{ends.enter_context(tempfile.TemporaryDirectory())}"
-        elif kind == "valkey":
-            url = ends.enter_context(ValkeyServer()).url()
-        else:
-            url = ends.enter_context(PostgresServer(durable=False)).url("postgres")
+    with PLACES[kind]() as url:
         return asyncio.run(_parent(url, float(seconds), seed))
 
 

@@ -44,12 +44,13 @@ def test_an_enqueue_within_its_budgets_runs_the_script_that_it_runs_without():
 
 
 @pytest.fixture(params=["memory", "file", "valkey"])
-def url(request, tmp_path):
-    if request.param == "valkey":
-        with ValkeyServer() as server:
-            yield server.url()
-    else:
-        yield f"memory:{uuid.uuid4().hex}" if request.param == "memory" else f"file:{tmp_path}/data"
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def url(plain_url):
+    return plain_url
 
 
 async def test_a_closed_store_reads_nothing_more(url):

@@ -19,8 +19,6 @@ from holdfast.core.job import JobState
 from holdfast.opening import open_store
 from holdfast.queue.claims import POLL_S, Claimer
 from holdfast.queue.waiting import FALLBACK_S
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.servers import ValkeyServer
 from holdfast.worker import Worker
 from tests.chaos.workers import AT_ONCE
 from tests.eventually import eventually
@@ -52,20 +50,10 @@ async def working(url):
 
 
 @pytest.fixture
-def listens(request, kind, server):
-    """Whether somebody listens for this at the other end of the line."""
-    if kind == "postgres":
-        mine = f"datname = '{request.getfixturevalue('database')}'"
-        return lambda _: server.sql(f"SELECT 1 FROM pg_stat_activity WHERE {mine} AND query LIKE 'LISTEN%'")
-    prefix = request.getfixturevalue("prefix")
-    return lambda what: server.command("PUBSUB", "NUMSUB", f"{prefix}:{what}")[1] >= 1
-
-
-@pytest.fixture
-def at_rest(proxy, listens):
+def at_rest(proxy, backend):
     async def at_rest(what):
-        """Wait until somebody listens at the other end of the line, and nothing more comes from there."""
-        await eventually(lambda: listens(what))
+        """Wait until the store behind the proxy listens, and nothing more comes from there."""
+        await eventually(lambda: backend.listens(what))
         counts, since = None, time.monotonic()
         while time.monotonic() < since + 0.2:
             now = (proxy.counts.requests, proxy.counts.replies)
@@ -239,9 +227,9 @@ async def test_what_comes_late_after_a_thaw_is_no_second_job(proxy, far, store):
     assert await kinds(store, key("x")) == ["enqueued"]
 
 
-async def test_a_server_that_stands_still_is_survived(kind, judge):
-    """SIGSTOP: it takes connections and answers nobody."""
-    with PostgresServer(durable=False) if kind == "postgres" else ValkeyServer() as server:
+async def test_a_frozen_server_is_survived(backend, judge):
+    """SIGSTOP: it accepts connections and answers nothing."""
+    with backend.new_server() as server:
         url = server.url(timeout_s=1, connect_timeout_s=1)
         async with Queue(server.url(timeout_s=20), tenant="acme") as queue, working(url) as troubles:
             tickets = await queue.enqueue_many([work.message(n) for n in range(500)])

@@ -34,7 +34,6 @@ from holdfast.core.job import (
     SetResultTtl,
 )
 from holdfast.store import TenantSettings
-from holdfast.stores.redis.scripts import SCRIPTS
 from tests.chaos import ledger
 from tests.chaos.workers import notes
 from tests.eventually import eventually
@@ -70,11 +69,8 @@ LINES = {"valkey": Line(b"EVALSHA", 1 / 15, 300, 300), "postgres": Line(b"", 1 /
 
 
 @pytest.fixture
-def line(kind, server):
-    if kind == "valkey":
-        # It knows all scripts, so that the first reply that is cut is not just that it does not.
-        for script in SCRIPTS.values():
-            server.command("SCRIPT", "LOAD", script.text)
+def line(kind, backend):
+    backend.load_scripts()
     return LINES[kind]
 
 
@@ -335,7 +331,8 @@ async def test_a_lost_claim_costs_a_lease_and_never_a_job(proxy, far, store, jud
         queue, ids = f"q{n}", [f"{m}" for m in range(10)]
         await store.enqueue([new(id_, queue=queue) for id_ in ids])
         # PostgreSQL's hint of the last claim goes by itself, and would be cut instead.
-        await eventually(lambda: getattr(far._transactions.notifier, "_sending", None) is None)
+        notifier = getattr(getattr(far, "_transactions", None), "notifier", None)
+        await eventually(lambda notifier=notifier: getattr(notifier, "_sending", None) is None)
         before = proxy.counts.replies_cut
         proxy.cut_replies(line.meant, after=n)
         jobs = None

@@ -19,7 +19,6 @@ from tests.chaos.workers import notes, work
 from tests.eventually import eventually
 from tests.log import all_events
 from tests.stores.load import claim_one, complete, end_gently, key, new, seeded, wish
-from tests.stores.postgres.support import patiently
 
 HANDLES = 5
 TIMES = 10
@@ -38,9 +37,8 @@ async def handles(url):
 
 
 @pytest.fixture
-def enqueue(kind):
-    """On PostgreSQL a caller may be told that others are in the way; nobody is on Redis."""
-    return patiently if kind == "postgres" else lambda store, item: store.enqueue([item])
+def enqueue(backend):
+    return backend.enqueue
 
 
 @pytest.mark.parametrize("what", ["id", "key"])

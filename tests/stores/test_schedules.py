@@ -11,8 +11,8 @@ from holdfast.core.errors import JobCanceled
 from holdfast.core.job import AttemptError, ClaimRequest, Finish
 from holdfast.core.names import SCHEDULES
 from holdfast.maintenance import maintain, scheduler
-from holdfast.maintenance.coordinator import DutyContext
 from holdfast.maintenance.storeclock import StoreClock
+from holdfast.maintenance.system_jobs import SystemContext
 from holdfast.testing import failpoints
 from tests.eventually import eventually
 
@@ -88,7 +88,7 @@ async def test_schedules_that_were_left_failed_start_again_for_each_tenant(url):
             [
                 Finish(held.key, held.token, "fail", error=AttemptError(type, "it failed"))
                 for held in claimed.jobs
-                for type in ["ValueError" if held.id == "broken" else scheduler.RENEWED]
+                for type in ["ValueError" if held.id == "broken" else scheduler.ATTEMPTS_RESET]
             ]
         )
         await scheduler.mend(acme.store, None)
@@ -107,7 +107,7 @@ async def asleep(queue, cron=None):
     made = await queue.schedule("it", 1, **timing)
     await queue.store.shift_clock(YEAR)
     (held,) = (await queue.store.claim(ClaimRequest("acme", (SCHEDULES,), 1, 30_000, "w"))).jobs
-    await queue.store.finish([await scheduler.serve(held, DutyContext(queue.store))])
+    await queue.store.finish([await scheduler.serve(held, SystemContext(queue.store))])
     await queue.store.shift_clock(-YEAR)
     assert (await queue.get_schedule("it")).next_at > made.next_at + timedelta(days=300)
     return made
@@ -117,7 +117,7 @@ async def serve(store):
     """Do what is due of schedules now; whether something was."""
     claimed = await store.claim(ClaimRequest(None, (SCHEDULES,), 10, 30_000, "c"))
     for held in claimed.jobs:
-        await store.finish([await scheduler.serve(held, DutyContext(store))])
+        await store.finish([await scheduler.serve(held, SystemContext(store))])
     return len(claimed.jobs)
 
 
@@ -158,7 +158,7 @@ async def test_the_death_of_the_one_who_wakes_it_costs_nothing(url):
         await scheduler.wake_up(queue.store, None)
         (held,) = (await queue.store.claim(ClaimRequest(None, (SCHEDULES,), 10, 1_000, "dies"))).jobs
         with failpoints.armed("scheduler.woken"), pytest.raises(failpoints.FailpointError):
-            await scheduler.serve(held, DutyContext(queue.store))
+            await scheduler.serve(held, SystemContext(queue.store))
         assert await queue.schedules() == []
         await queue.store.shift_clock(1_001)
         await queue.store.reap(10, 0.0)
@@ -199,7 +199,7 @@ async def a_waker(queue):
 async def test_a_schedule_that_is_removed_while_it_is_woken_up_stays_removed(url):
     async with Queue(url, tenant="acme") as queue:
         held = await a_waker(queue)
-        finish = await scheduler.serve(held, DutyContext(queue.store))
+        finish = await scheduler.serve(held, SystemContext(queue.store))
         assert await queue.unschedule("it") is True
         (answer,) = await queue.store.finish([finish])
         assert isinstance(answer, JobCanceled)
@@ -216,7 +216,7 @@ async def test_a_schedule_that_is_removed_between_its_old_job_and_the_new_one_st
             assert await queue.unschedule("it") is True
 
         with pytest.raises(JobCanceled):
-            await scheduler.serve(held, DutyContext(Between(queue.store, "enqueue", remove)))
+            await scheduler.serve(held, SystemContext(Between(queue.store, "enqueue", remove)))
         assert await queue.schedules() == []
 
 
@@ -228,16 +228,16 @@ async def test_a_schedule_that_is_put_anew_while_it_is_woken_up_stays(url):
             assert await queue.unschedule("it") is True
             await queue.schedule("it", 2, every=60)
 
-        await queue.store.finish([await scheduler.serve(held, DutyContext(Between(queue.store, "cancel", put_anew)))])
+        await queue.store.finish([await scheduler.serve(held, SystemContext(Between(queue.store, "cancel", put_anew)))])
         (found,) = await queue.schedules()
         assert found.payload == 2
 
 
 async def test_upkeep_notices_that_the_clock_was_set_back(url, monkeypatch):
     """It looks at sleeping schedules when it begins, and then when the clock goes back."""
-    monkeypatch.setattr("holdfast.maintenance.reaper.LONGEST_S", 0.05)
-    seen, saw = [], StoreClock.saw
-    monkeypatch.setattr(StoreClock, "saw", lambda clock, now: (saw(clock, now), seen.append(now)))
+    monkeypatch.setattr("holdfast.maintenance.reaper.MAX_WAIT_S", 0.05)
+    seen, observe = [], StoreClock.observe
+    monkeypatch.setattr(StoreClock, "observe", lambda clock, now: (observe(clock, now), seen.append(now)))
     async with Queue(url, tenant="acme") as queue:
         await queue.schedule("it", 1, every=60)
         stop = asyncio.Event()

@@ -42,40 +42,40 @@ from holdfast.cli.output import say
 
 
 class Commands(Mapping[str, Any]):
-    """The commands by name, each made when it is asked for: making all takes as long as loading the library."""
+    """The commands by name. Each is built on first use: building all takes as long as importing the library."""
 
     def __init__(self, parts: typer.Typer) -> None:
-        self._made = cache(self._make)
-        self._makers: dict[str, Callable[[], Any]] = {}
+        self._built = cache(self._build)
+        self._builders: dict[str, Callable[[], Any]] = {}
         self.help: dict[str, str] = {}
-        """What each is for, known without making it."""
+        """The help text of each command, known without building it."""
         plain: dict[str, Any] = {"pretty_exceptions_short": False, "rich_markup_mode": None}
         for info in parts.registered_commands:
             name = info.name or get_command_name(getattr(info.callback, "__name__", ""))
-            self._makers[name] = partial(get_command_from_info, info, **plain)
+            self._builders[name] = partial(get_command_from_info, info, **plain)
             self.help[name] = cleandoc(info.help or info.callback.__doc__ or "")
         for group in parts.registered_groups:
             name = solve_typer_info_defaults(group).name or ""
-            self._makers[name] = partial(get_group_from_info, group, suggest_commands=True, **plain)
+            self._builders[name] = partial(get_group_from_info, group, suggest_commands=True, **plain)
             self.help[name] = solve_typer_info_help(group)
 
     def __getitem__(self, name: str) -> Any:
-        return self._made(name)
+        return self._built(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._makers)
+        return iter(self._builders)
 
     def __len__(self) -> int:
-        return len(self._makers)
+        return len(self._builders)
 
-    def _make(self, name: str) -> Any:
-        return self._makers[name]()
+    def _build(self, name: str) -> Any:
+        return self._builders[name]()
 
 
 class Root(TyperGroup):
-    """`holdfast`: lists its commands without making them."""
+    """`holdfast`: lists its commands without building them."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - they need none
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the signature of the base class
         width = formatter.width - 6 - max(map(len, commands))
         named = ((name, TyperCommand(name, help=text)) for name, text in commands.help.items())
         with formatter.section("Commands"):
@@ -86,9 +86,9 @@ app = typer.Typer(
     name="holdfast",
     cls=Root,
     help="A reliable multi-tenant job queue.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage. HOLDFAST_STORE and HOLDFAST_TENANT stand in for --store and "
-    "--tenant. Durations: 30, 30s, 10m, 2h, 1d.",
-    # Plain help: with Rich it takes twice as long to appear.
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage. HOLDFAST_STORE and HOLDFAST_TENANT are the defaults of "
+    "--store and --tenant. Durations: 30, 30s, 10m, 2h, 1d.",
+    # Plain help: with Rich it takes twice as long.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     invoke_without_command=True,

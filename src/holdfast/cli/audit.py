@@ -1,4 +1,4 @@
-"""Who did what by a command: a line on the logger `holdfast.audit`, in a file where the operator names one."""
+"""The audit trail of commands: a line on the logger `holdfast.audit`, and in a file if the operator names one."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from holdfast.opening import shown_url
 
 NO_STORE = "-"
 VARIABLE = "HOLDFAST_AUDIT_LOG"
-"""The file that gets the lines. A command that cannot write there does nothing."""
+"""The file for the lines. A command that cannot write to it does nothing."""
 
 
 @contextmanager
 def audited(
     action: str, store: str | None, tenant: str | None, *, dry_run: bool = False, **facts: Any
 ) -> Generator[dict[str, Any]]:
-    """Note an act of the user of this machine who runs the command, when the block ends. A dry run is none.
+    """Record an action of the user of this machine when the block ends. A dry run is not recorded.
 
-    One on no store has `NO_STORE`.
+    `store` is `NO_STORE` for an action without a store.
     """
     from holdfast.telemetry import audit
 
@@ -40,7 +40,7 @@ def audited(
     with _file(), audit.audited(action, via="cli", sub=_user(), address=socket.gethostname(), **place, **facts) as all:
         try:
             yield all
-        except typer.Exit as exit:  # The act is done, and the facts say what was refused.
+        except typer.Exit as exit:  # The action is done; the facts say what was refused.
             leave = exit
     if leave is not None:
         raise leave
@@ -75,5 +75,5 @@ def _file() -> Generator[None]:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # No name for this number, as in many a container.
+    except (OSError, KeyError):  # The user has no name, as in many containers.
         return f"uid {os.getuid()}"

@@ -1,4 +1,4 @@
-"""Looking a store over: conformance, doctor; and the version."""
+"""Checks of a store: conformance and doctor; and the version."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def register(app: typer.Typer) -> None:
 
 
 def conformance(url: StoreUrl, *, json: Json = False) -> None:
-    """See whether a store keeps the contract. Prints a certificate; exits with 1 if a rule is not held.
+    """Check whether a store keeps the contract, and print a certificate. Exits with 1 if a rule is broken.
 
-    The suite works in places of its own beside the URL and leaves the data there alone.
+    The suite uses namespaces of its own beside the URL. It does not touch the data there.
     """
     import asyncio
 
     from holdfast.opening import make_store
     from holdfast.testing.conformance import all_checks, certify
 
-    # A store that can join a transaction of its caller's needs one to join. [ENQ-7]
+    # A store that can join its caller's transaction needs one to join. [ENQ-7]
     transaction = getattr(make_store(url), "own_transaction", None)
     with progress("Checking", len(all_checks()), quiet=json) as done:
         certificate = asyncio.run(certify(url, on_result=lambda _: done(1), transaction=transaction))
@@ -53,9 +53,9 @@ def doctor(url: StoreUrl, *, blobs: Blobs = None, json: Json = False) -> None:
     try:
         findings = [*_examined(url), *_examined_blobs(blobs_url(blobs))]
     except StoreError as error:
-        cure = "see that it is there and lets us in"
+        cure = "check that the store runs and that it accepts this login"
         if isinstance(error, StoreMismatch):
-            cure = "name another place, or open it with the options it was made with"
+            cure = "use another URL, or the options that the store was created with"
         findings = [Finding("bad", "open", str(error), cure)]
     healthy = all(finding.level != "bad" for finding in findings)
     if json:
@@ -67,7 +67,7 @@ def doctor(url: StoreUrl, *, blobs: Blobs = None, json: Json = False) -> None:
 
 
 def _examined(url: str) -> Sequence[Finding]:
-    """What the store's doctor finds; one that can do so looks before it is opened, since that may be what is wrong."""
+    """The findings of the store's doctor. If it can, it runs before the store is opened, because opening may fail."""
     import asyncio
 
     from holdfast.opening import make_store
@@ -121,7 +121,7 @@ def _print(certificate: Certificate) -> None:
     show_pairs(_capabilities(certificate.capabilities))
     skipped = sum(bool(row.skipped) for row in certificate.rows)
     held = sum(row.held for row in certificate.rows) - skipped
-    left_out = f" ({skipped} are about what this store does not have)" if skipped else ""
+    left_out = f" ({skipped} are for features that this store does not have)" if skipped else ""
     verdict = "keeps the contract" if certificate.held else "does NOT keep the contract"
     checked = len(certificate.rows) - skipped
     say(f"\n{shown_url(certificate.url)} {verdict}: {held} of {checked} checks held{left_out}.", lines=True)
@@ -134,9 +134,9 @@ def _capabilities(capabilities: Capabilities) -> Iterable[tuple[str, str]]:
     notes: dict[str, str] = fields.pop("notes")
     yield "store", str(fields.pop("name"))
     for name, value in fields.items():
-        said = "yes" if value is True else "no" if value is False else str(value)
+        text = "yes" if value is True else "no" if value is False else str(value)
         extra = notes.pop(name, "")
-        yield name.replace("_", " "), f"{said}: {extra}" if extra else said
+        yield name.replace("_", " "), f"{text}: {extra}" if extra else text
     yield from ((name.replace("_", " "), text) for name, text in notes.items())
 
 

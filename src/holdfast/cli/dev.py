@@ -1,4 +1,4 @@
-"""`holdfast dev`: service and worker in one process, on a store of its own, to try things out."""
+"""`holdfast dev`: the service and a worker in one process, for development."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from holdfast.cli.running import WorkerConfig
     from holdfast.service.settings import Settings
 
-PLACE, VALKEY, SOMEBODY = "file:.holdfast", "valkey", "dev"
+STORE, VALKEY, TENANT = "file:.holdfast", "valkey", "dev"
 LIFETIME_S = 7 * 86400.0
 SAMPLES = "holdfast.cli.samples"
 
 _GREETING = """\
-Holdfast serves {url} on {store}, with a worker for tenant {tenant}. Ctrl-C ends it.
-This token is good for 7 days, as long as the service runs. Enqueue a job, and ask for its result:
+Holdfast serves {url} on {store}, with a worker for tenant {tenant}. Ctrl-C stops it.
+This token is valid for 7 days while the service runs. Enqueue a job, and get its result:
 
 export HOLDFAST_TOKEN={token}
 curl -s {url}/v1/jobs -H "Authorization: Bearer $HOLDFAST_TOKEN" -H 'Content-Type: application/json' \
@@ -46,23 +46,25 @@ def register(app: typer.Typer) -> None:
 def dev(
     modules: Annotated[
         str | None,
-        typer.Argument(metavar="[MODULE[,MODULE...]]", help="Modules whose @job functions to run, beside the samples."),
+        typer.Argument(
+            metavar="[MODULE[,MODULE...]]", help="More modules whose @job functions to run, besides the samples."
+        ),
     ] = None,
     *,
     store: Annotated[
-        str, typer.Option(metavar="URL", help="The store; `valkey` starts a server that ends with this command.")
-    ] = PLACE,
+        str, typer.Option(metavar="URL", help="The store; `valkey` starts a server for as long as this command runs.")
+    ] = STORE,
     tenant: Tenant = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8000,
-    access_log: Annotated[bool, typer.Option(help="One JSON line for each request, on standard output.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free one.")] = 8000,
+    access_log: Annotated[bool, typer.Option(help="Print a JSON line for each request.")] = False,
     json_logs: JsonLogs = False,
     log_level: LogLevel = "info",
 ) -> None:
-    """Run everything in one process: the HTTP API and a worker with sample jobs. For development.
+    """Run everything in one process for development: the HTTP API and a worker with sample jobs.
 
-    Prints the address, a token and a request to try. The store is the directory .holdfast, unless another is named;
-    HOLDFAST_STORE does not count. The key that tokens are signed with is a new one, or that of the environment.
+    Prints the address, a token and a request to try. The store is the directory .holdfast, unless --store names
+    another; HOLDFAST_STORE is ignored. Tokens are signed with a new key, or with that of the environment.
     """
     import asyncio
 
@@ -77,9 +79,9 @@ def dev(
 
     exit_on_term()
     tokens = TokenSettings(hs256_key=os.environ.get(KEY_VARIABLE) or new_secret()).check()
-    whose = tenant or os.environ.get(TENANT_VARIABLE) or SOMEBODY
+    whose = tenant or os.environ.get(TENANT_VARIABLE) or TENANT
     token = sign(tokens, tenant=whose, scopes=SCOPES, lifetime_s=LIFETIME_S)
-    with _place(store) as url, contextlib.closing(listen(host, port, 30.0)) as sock:
+    with _store(store) as url, contextlib.closing(listen(host, port, 30.0)) as sock:
         config = WorkerConfig(
             store=url, tenant=whose, modules=[SAMPLES, *(words("module", modules) or [])], handler=f"{SAMPLES}:echo",
             grace_s=5.0, json_logs=json_logs, log_level=checked_level(log_level),
@@ -90,7 +92,7 @@ def dev(
         def greet() -> None:
             say(_GREETING.format(url=address(sock), store=shown_url(url), tenant=whose, token=token), lines=True)
 
-        # The worker does the upkeep.
+        # The worker does the maintenance.
         settings = Settings(store=url, tokens=tokens, access_log=access_log, upkeep=False)
         asyncio.run(_run(config, settings, sock, greet))
 
@@ -104,7 +106,7 @@ async def _run(config: WorkerConfig, settings: Settings, sock: socket, greet: Ca
     from holdfast.queue.queue import Queue
     from holdfast.service.server import running
     from holdfast.telemetry import http as http_metrics
-    from holdfast.worker.shutdown import on_signal
+    from holdfast.worker.signals import on_signal
 
     store = make_store(config.store)
     worker = make_worker(config, store)
@@ -113,7 +115,7 @@ async def _run(config: WorkerConfig, settings: Settings, sock: socket, greet: Ca
     async with running(settings, sock, store) as server:
         await samples.enqueue_some(Queue(store=store, tenant=config.tenant))
         with on_signal(server.stop):
-            # It watches for signals by itself.
+            # The worker handles signals itself.
             working = asyncio.create_task(worker.run())
             await asyncio.sleep(0)
             greet()
@@ -126,15 +128,15 @@ async def _run(config: WorkerConfig, settings: Settings, sock: socket, greet: Ca
 
 
 @contextlib.contextmanager
-def _place(store: str) -> Generator[str]:
-    """The store's URL, and a server as long as the block lasts, if one is asked for."""
+def _store(store: str) -> Generator[str]:
+    """The URL of the store. For `valkey`, a server runs as long as the block."""
     if store != VALKEY:
         yield store
         return
     from holdfast.testing.servers import ServerError, ValkeyServer
 
     try:
-        # Whoever reaches the port could do anything with the server: other users of this machine can.
+        # A password, because other users of this machine can reach the port.
         server = ValkeyServer(requirepass=secrets.token_urlsafe(24))
     except ServerError as error:
         raise InvalidOption("store", str(error)) from error

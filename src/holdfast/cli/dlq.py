@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.audit import audited
-from holdfast.cli.options import AnyQueue, Blobs, JobType, Json, Store, Tenant, moment_or_age
+from holdfast.cli.options import AnyQueue, Blobs, JobType, Json, Store, Tenant, time_or_age
 from holdfast.cli.output import emit, note, progress, say, show, when
 from holdfast.cli.session import pages, queues_of, with_queue
 from holdfast.core.errors import InvalidOption
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from holdfast.queue.records import JobPage, JobRecord
 
 BATCH = 200
-"""Replays go out in batches of this size, so that the bar moves."""
+"""The size of a batch of replays. The progress bar moves after each."""
 
 ErrorFilter = Annotated[
-    str | None, typer.Option("--error", help="Only where the last error has this type or fingerprint, or says this.")
+    str | None,
+    typer.Option("--error", help="Only jobs whose last error has this type or fingerprint, or contains this text."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show how many it would be.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -46,11 +47,11 @@ def list_dead(
     queue: AnyQueue = None,
     type: JobType = None,
     error: ErrorFilter = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the list before ended.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The most jobs to show.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Continue after an earlier list.")] = None,
     json: Json = False,
 ) -> None:
-    """List dead letters, of one queue or queue by queue, oldest first, each with its last error."""
+    """List dead letters of one queue, or of all queues in turn: the oldest first, each with its last error."""
 
     async def act(bound: Queue) -> tuple[list[JobRecord], str | None, list[str]]:
         def page(name: str, at: str | None, size: int) -> Awaitable[JobPage]:
@@ -63,27 +64,27 @@ def list_dead(
     if json:
         emit({"jobs": [record.as_dict() for record in found], "cursor": at})
         return
-    empty = f"No dead letters like that{'' if queue is None else f' in queue {queue}'}."
+    empty = f"No dead letters match{'' if queue is None else f' in queue {queue}'}."
     if elsewhere:
         empty += f" There are some in: {', '.join(elsewhere)}."
     show(["id", "queue", "type", "runs", "reason", "failed", "error"], map(_row, found), empty)
     if at is not None:
-        note(f"There are more: --cursor {shlex.quote(at)}")
+        note(f"There are more; continue with --cursor {shlex.quote(at)}")
 
 
 def replay(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="These dead letters.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The ids of dead letters.")] = None,
     *,
     store: Store = None,
     tenant: Tenant = None,
     queue: AnyQueue = None,
-    all: Annotated[bool, typer.Option("--all", help="All dead letters, of the queue or of all queues.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="All dead letters of the queue, or of all queues.")] = False,
     type: JobType = None,
     error: ErrorFilter = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Start dead letters again: those named, or all that match. Exits with 1 if some could not be replayed."""
+    """Replay dead letters: those with the given ids, or all that match. Exits with 1 if some could not be replayed."""
     _check_choice(ids, all=all, type=type, error=error)
 
     from holdfast.budgets import read_counts
@@ -96,7 +97,7 @@ def replay(
             chosen = [(record.queue, record.id) for record in await _matching(bound, queue, type, error)]
         if dry_run:
             matching = {"dry_run": True, "matching": len(chosen), "ids": [id for _, id in chosen]}
-            _tell(matching, f"would replay {len(chosen)}", json)
+            _print_answer(matching, f"would replay {len(chosen)}", json)
             return
         facts.update(named(id for _, id in chosen))
         await read_counts(bound.store, bound.tenant)
@@ -114,7 +115,7 @@ def replay(
         facts["answers"] = {"replayed": count, **Counter(why.code for _, why in refused)}
         rest = [{"id": id, "code": why.code, "message": str(why)} for id, why in refused]
         if json or count or not refused:
-            _tell({"replayed": count, "refused": rest}, f"replayed {count}", json)
+            _print_answer({"replayed": count, "refused": rest}, f"replayed {count}", json)
         if refused:
             if not json:
                 for _, why in refused:
@@ -132,29 +133,29 @@ def purge(
     tenant: Tenant = None,
     queue: AnyQueue = None,
     before: Annotated[
-        str | None, typer.Option(metavar="AGE|TIME", help="Only those that failed longer ago (7d), or before then.")
+        str | None, typer.Option(metavar="AGE|TIME", help="Only those that failed longer ago (7d), or before a time.")
     ] = None,
-    all: Annotated[bool, typer.Option("--all", help="All dead letters, of the queue or of all queues.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="All dead letters of the queue, or of all queues.")] = False,
     type: JobType = None,
     error: ErrorFilter = None,
     dry_run: DryRun = False,
     blobs: Blobs = None,
     json: Json = False,
 ) -> None:
-    """Forget dead letters for good, now."""
+    """Delete dead letters for good."""
     _check_choice(None, all=all, type=type, error=error, before=before)
-    until = moment_or_age("before", before)
+    until = time_or_age("before", before)
 
     async def act(bound: Queue) -> None:
         if dry_run:
             count = len(await _matching(bound, queue, type, error, until))
-            _tell({"dry_run": True, "matching": count}, f"would purge {count}", json)
+            _print_answer({"dry_run": True, "matching": count}, f"would purge {count}", json)
             return
         count = 0
         for name in await queues_of(bound, queue):
             count += await bound.purge_dead_letters(before=until, queue=name, type=type, error=error)
             facts["count"] = count
-        _tell({"purged": count}, f"purged {count}", json)
+        _print_answer({"purged": count}, f"purged {count}", json)
 
     choice = {"queue": queue, "type": type, "error": error, "before": before}
     with audited("dead_letters.purge", store, tenant, dry_run=dry_run, **choice) as facts:
@@ -164,16 +165,16 @@ def purge(
 def _check_choice(ids: Sequence[str] | None, *, all: bool, **filters: str | None) -> None:
     named = [name for name, value in filters.items() if value is not None]
     if ids and (all or named):
-        raise InvalidOption("ids", "give ids, or --all and filters to search by, not both")
+        raise InvalidOption("ids", "give ids, or --all and filters, not both")
     if not ids and not all and not named:
         flags = ", ".join(f"--{name}" for name in filters)
-        raise InvalidOption("dlq", f"which ones? name ids, or say --all, or search with {flags}")
+        raise InvalidOption("dlq", f"nothing is selected; give ids, --all, or {flags}")
 
 
 async def _matching(
     bound: Queue, queue: str | None, type: str | None, error: str | None, until: datetime | timedelta | None = None
 ) -> list[JobRecord]:
-    """The dead letters that match by now; jobs that fail while they are being dealt with are not taken."""
+    """The dead letters that match now. Jobs that fail later are left out."""
     from holdfast.jobs.options import moment
 
     now = moment(await bound.store.now())
@@ -187,14 +188,16 @@ async def _matching(
 
 
 async def _queue_of(bound: Queue, id: str, queue: str | None) -> str:
-    """Where a dead letter is. Raises InvalidOption where several queues have one of that id."""
+    """The queue of a dead letter. Raises InvalidOption if several queues have one with that id."""
     found: list[str] = []
     for name in await queues_of(bound, queue):
         record = await bound.get(id, queue=name) if queue is None else None
         if queue is not None or (record is not None and record.state == "failed"):
             found.append(name)
     if len(found) > 1:
-        raise InvalidOption("queue", f"{id!r} is a dead letter in several: {', '.join(found)}; name one with --queue")
+        raise InvalidOption(
+            "queue", f"several queues have a dead letter {id!r}: {', '.join(found)}; name one with --queue"
+        )
     return found[0] if found else bound.name
 
 
@@ -206,12 +209,12 @@ async def _queues_with_dead(bound: Queue) -> list[str]:
 
 def _row(record: JobRecord) -> list[str]:
     last = record.errors[-1] if record.errors else None
-    said = f"{last.type}: {last.message}" if last else ""
+    error = f"{last.type}: {last.message}" if last else ""
     attempts = f"{record.attempts}/{record.max_attempts}"
-    return [record.id, record.queue, record.type, attempts, record.reason or "", when(record.finished_at), said]
+    return [record.id, record.queue, record.type, attempts, record.reason or "", when(record.finished_at), error]
 
 
-def _tell(document: dict[str, Any], sentence: str, json: bool) -> None:
+def _print_answer(document: dict[str, Any], sentence: str, json: bool) -> None:
     if json:
         emit(document)
     else:

@@ -1,4 +1,4 @@
-"""The log of events."""
+"""`holdfast events`: the event log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.queue.records import Event
 
 END = "end"
-"""As an offset: where the log ends now."""
+"""The offset that stands for the current end of the log."""
 
 _STYLES = {**STYLES, "retried": "magenta", "expired": "magenta", "claimed": "yellow", "enqueued": "cyan"}
 
@@ -34,23 +34,23 @@ def events(
     store: Store = None,
     tenant: Tenant = None,
     after: Annotated[
-        str | None, typer.Option(metavar="OFFSET", help="Start behind this event; `end`: only what is still to come.")
+        str | None, typer.Option(metavar="OFFSET", help="Start after this offset; `end`: only new events.")
     ] = None,
     tail: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Only the last N of them; with --follow, then what comes.")
+        int | None, typer.Option(metavar="N", min=1, help="Only the last N events; with --follow, then new ones.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new events until Ctrl-C.")] = False,
     kind: Annotated[str | None, typer.Option(metavar="KIND[,KIND...]", help="Only events of these kinds.")] = None,
     id: Annotated[str | None, typer.Option(help="Only events of this job.")] = None,
     queue: Annotated[str | None, typer.Option("--queue", "-q", help="Only events of this queue.")] = None,
     json: Json = False,
 ) -> None:
-    """Print the tenant's events in order. With --json: JSON lines."""
+    """Print the tenant's events in order. With --json, one JSON document a line."""
     from holdfast.core.events import EventKind
 
     kinds = words("kind", kind)
     if unknown := set(kinds or ()) - set(get_args(EventKind)):
-        raise InvalidOption("kind", f"{min(unknown)!r} is none; there are {', '.join(get_args(EventKind))}")
+        raise InvalidOption("kind", f"{min(unknown)!r} is unknown; there are {', '.join(get_args(EventKind))}")
 
     is_wanted = _filter(kinds, id, queue)
 
@@ -89,7 +89,7 @@ def _filter(kinds: Sequence[str] | None, id: str | None, queue: str | None) -> C
 async def _last(
     bound: Queue, start: str | None, count: int, is_wanted: Callable[[Event], bool]
 ) -> tuple[Sequence[Event], str | None]:
-    """The last events that are wanted, and the end of the log."""
+    """The last matching events, and the end of the log."""
     last: deque[Event] = deque(maxlen=count)
     async for event in bound.events(start):
         start = event.offset

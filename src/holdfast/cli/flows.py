@@ -1,4 +1,4 @@
-"""Flows: show."""
+"""`holdfast flow`: show a flow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def show_flow(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Show a flow and its steps: which are done, which run, and what the others wait for."""
+    """Show a flow and its steps: finished, running, and what the others wait for."""
 
     async def act(bound: Queue) -> FlowRecord:
         from holdfast.core.names import FLOWS

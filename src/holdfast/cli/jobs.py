@@ -142,14 +142,14 @@ def list_jobs(
     queue: AnyQueue = None,
     state: Annotated[str | None, typer.Option(metavar="STATE[,STATE...]", help="Only jobs in these states.")] = None,
     type: JobType = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the list before ended.")] = None,
-    all: Annotated[bool, typer.Option("--all", help="All of them, whatever --limit says.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="The most jobs to show.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Continue after an earlier list.")] = None,
+    all: Annotated[bool, typer.Option("--all", help="Show all jobs, without a limit.")] = False,
     json: Json = False,
 ) -> None:
-    """List jobs, of one queue or queue by queue.
+    """List jobs of one queue, or of all queues in turn.
 
-    Waiting ones come first, in the order they will run, then running, then finished ones.
+    Waiting jobs come first, in the order they will run, then running and then finished jobs.
     """
     states = words("state", state)
 
@@ -178,14 +178,14 @@ def list_jobs(
     show(
         ["id", "queue", "type", "state", "runs", "enqueued", "due/done"],
         rows,
-        f"No such jobs{'' if queue is None else f' in queue {queue}'}. `holdfast queues` shows which queues there are.",
+        f"No jobs match{'' if queue is None else f' in queue {queue}'}. `holdfast queues` lists the queues.",
     )
     if at is not None:
-        note(f"There are more: --cursor {shlex.quote(at)}, or --all.")
+        note(f"There are more; continue with --cursor {shlex.quote(at)}, or show --all.")
 
 
 class InvalidState(HoldfastError):
-    """The job is not in a state in which this can be done."""
+    """The state of the job does not allow this."""
 
     code = "invalid_state"
 

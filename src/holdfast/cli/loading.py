@@ -1,4 +1,4 @@
-"""The modules that a worker is told to run: importing them, and finding the jobs in them."""
+"""Imports the modules of a worker and finds their jobs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def load_jobs(modules: Iterable[str]) -> list[JobDefinition[..., Any, Any]]:
-    """The `@job` functions of these modules; of a package, also those of the modules that it imports from itself.
+    """The `@job` functions of these modules. A package includes its submodules that it has imported.
 
-    Raises InvalidOption where a module cannot be imported or has none.
+    Raises InvalidOption if a module cannot be imported or has no jobs.
     """
     from holdfast.jobs.definition import JobDefinition
 
@@ -43,7 +43,7 @@ def load_function(reference: str, option: str) -> Callable[[Any], Any]:
     """The function at `module:function`. Raises InvalidOption."""
     name, colon, path = reference.partition(":")
     if not colon or not name or not path:
-        raise InvalidOption(option, f"{reference!r} is not a function's address; write module:function")
+        raise InvalidOption(option, f"{reference!r} does not name a function; write module:function")
     found: Any = _import(name, option)
     for part in path.split("."):
         found = getattr(found, part, None)
@@ -53,7 +53,7 @@ def load_function(reference: str, option: str) -> Callable[[Any], Any]:
 
 
 def add_current_directory() -> None:
-    """Let modules be found in the directory that the command was started in."""
+    """Put the current directory on the Python path, so that its modules are found."""
     here = os.getcwd()  # noqa: PTH109 - sys.path holds text
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
@@ -77,7 +77,7 @@ def _import(name: str, option: str) -> ModuleType:
 
 
 def _failed(name: str, option: str, error: Exception) -> InvalidOption:
-    """What went wrong in somebody's module, and on which line of it."""
+    """The error of an import, with the line of the module that raised it."""
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith("<frozen") and frame.filename not in (__file__, importlib.__file__)
@@ -86,8 +86,8 @@ def _failed(name: str, option: str, error: Exception) -> InvalidOption:
         where = f"{error.filename}:{error.lineno}"
     else:
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else name
-    said = error.msg if isinstance(error, SyntaxError) else error
-    return InvalidOption(option, f"importing {name} failed: {type(error).__name__}: {said} ({where})")
+    message = error.msg if isinstance(error, SyntaxError) else error
+    return InvalidOption(option, f"importing {name} failed: {type(error).__name__}: {message} ({where})")
 
 
 def _with_submodules(name: str) -> list[ModuleType]:

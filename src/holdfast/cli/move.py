@@ -1,4 +1,4 @@
-"""Moving a tenant to another store."""
+"""`holdfast move`: a tenant to another store."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from holdfast.cli.session import shown_url
 
 if TYPE_CHECKING:
     from holdfast.migrate import Moved, MovePlan
-    from holdfast.migrate.mover import Walker
+    from holdfast.migrate.mover import StepRunner
     from holdfast.store import QueueStats
 
 Source = Annotated[str, typer.Argument(metavar="SRC", help="The store that has the tenant's jobs.")]
-Target = Annotated[str, typer.Argument(metavar="DST", help="The store that is to have them.")]
-Wait = Annotated[str, typer.Option("--wait", metavar="SECONDS", help="How long to wait for jobs that run in SRC.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the queues and counts, and change nothing.")]
+Target = Annotated[str, typer.Argument(metavar="DST", help="The store to move them to.")]
+Wait = Annotated[
+    str, typer.Option("--wait", metavar="SECONDS", help="How long to wait for jobs that are running in SRC.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the queues and counts, but change nothing.")]
 Forget = Annotated[
-    bool, typer.Option("--forget", help="Give up a move that has not ended, as one of its stores is gone for good.")
+    bool, typer.Option("--forget", help="Give up an unfinished move, if one of its stores is gone for good.")
 ]
 
-STAYS = "Finished jobs, with results and dead letters, and the log stay in SRC; what has moved shows there as canceled."
+STAYS = "Finished jobs, their results, dead letters and the log stay in SRC, where moved jobs show as canceled."
 
 
 def register(app: typer.Typer) -> None:
@@ -46,20 +48,20 @@ def move_tenant(
 ) -> None:
     """Move a tenant's waiting jobs, schedules and settings to another store.
 
-    Its queues are paused in both stores while it runs. If it is interrupted, the same command goes on. Finished jobs
-    and the log stay; so do flows under way, which are to end first.
+    The tenant's queues are paused in both stores meanwhile. After an interruption, the same command continues. Finished
+    jobs and the log stay in SRC, and so do running flows, which should end first.
     """
     plan = make_plan(source, target, tenant, wait)
     if dry_run:
-        tell_preview(plan, json)
+        print_preview(plan, json)
     elif forget:
-        tell_forgotten(plan, json)
+        print_forgotten(plan, json)
     else:
-        tell_moved(run(plan, None, json), json)
+        print_moved(run(plan, None, json), json)
 
 
 def make_plan(source: str, target: str, tenant: str | None, wait: str) -> MovePlan:
-    """What a command was told to do. Raises InvalidOption."""
+    """The move that the options describe. Raises InvalidOption."""
     from holdfast.core.errors import InvalidOption
     from holdfast.migrate import MovePlan
     from holdfast.opening import parse_url
@@ -67,27 +69,27 @@ def make_plan(source: str, target: str, tenant: str | None, wait: str) -> MovePl
     waits = duration("wait", wait)
     for name, url in (("SRC", source), ("DST", target)):
         if parse_url(url).scheme == "memory":
-            raise InvalidOption(name, "memory: lives in one process, and its jobs end with this command; give another")
+            raise InvalidOption(name, "a memory: store ends with this process; give another store")
     return MovePlan(source, target, tenant_name(tenant), waits.total_seconds() if waits else 0.0)
 
 
-def run(plan: MovePlan, walker: Walker | None, json: bool) -> Moved:
-    """Move, and show how far it is."""
+def run(plan: MovePlan, run_steps: StepRunner | None, json: bool) -> Moved:
+    """Move, with a progress bar."""
     import asyncio
 
     from holdfast.migrate import move
 
     try:
         with audited("tenant.move", plan.source, plan.tenant, target=shown_url(plan.target)) as facts:
-            done = asyncio.run(move(plan, walker, partial(progress, quiet=json)))
+            done = asyncio.run(move(plan, run_steps, partial(progress, quiet=json)))
             facts["count"] = done.jobs
         return done
     except KeyboardInterrupt:
-        note("Interrupted. Queues are paused in both stores if jobs were being moved; the same command goes on.")
+        note("Interrupted. If jobs were being moved, queues stay paused in both stores; the same command continues.")
         raise typer.Exit(1) from None
 
 
-def tell_preview(plan: MovePlan, json: bool) -> None:
+def print_preview(plan: MovePlan, json: bool) -> None:
     """Show what would move."""
     import asyncio
 
@@ -109,14 +111,14 @@ def tell_preview(plan: MovePlan, json: bool) -> None:
     show(columns, [[_cell(row[name]) for name in columns] for row in rows], "There is nothing to move.")
     note(f"would move {sum(row['waiting'] for row in rows)} jobs. {STAYS}")
     if open_move is not None and found.under_way:
-        note(f"A move {open_move} is under way; another one waits for its end.")
+        note(f"A move {open_move} is running; another move waits for its end.")
     elif open_move is not None:
-        note(f"A move {open_move} was stopped before its end; it has paused: {', '.join(found.paused) or 'nothing'}.")
-        note("The same command goes on with it; --forget gives it up, where one of its stores is gone for good.")
+        note(f"A move {open_move} was stopped before its end; it paused: {', '.join(found.paused) or 'nothing'}.")
+        note("The same command continues it; --forget gives it up, if one of its stores is gone for good.")
 
 
-def tell_forgotten(plan: MovePlan, json: bool) -> None:
-    """Give up a move, and show which queues go on."""
+def print_forgotten(plan: MovePlan, json: bool) -> None:
+    """Give up a move, and show which queues are as before."""
     import asyncio
 
     from holdfast.migrate import forget
@@ -127,11 +129,11 @@ def tell_forgotten(plan: MovePlan, json: bool) -> None:
         emit({"forgotten": [{"store": one.store, "queues": one.queues} for one in done]})
         return
     for one in done:
-        say(f"{one.store} has forgotten the move; as before it go on: {', '.join(one.queues)}")
-    note("Jobs that were copied but not taken away are in both stores: if the other one comes back, they run twice.")
+        say(f"{one.store} has forgotten the move; these queues are as before it: {', '.join(one.queues)}")
+    note("Jobs that were copied but not taken away are in both stores. If the other store comes back, they run twice.")
 
 
-def tell_moved(done: Moved, json: bool) -> None:
+def print_moved(done: Moved, json: bool) -> None:
     """Show what has moved."""
     moved = [one for one in done.queues if one.jobs or one.left or one.finished or one.paused]
     if json:
@@ -156,19 +158,19 @@ def tell_moved(done: Moved, json: bool) -> None:
     ]
     show(["queue", "moved", "sum in SRC", "sum in DST", "stays"], rows)
     if done.resumed:
-        note("Went on with a move that had not ended; what that one has moved is not counted here.")
+        note("Continued an unfinished move; jobs that it had already moved are not counted here.")
     say(f"moved {done.jobs} jobs and {done.settings} settings of {done.tenant} to {done.target}")
     if done.left:
-        note(f"{done.left} did not wait any more when they were to be taken away; they stay in SRC.")
+        note(f"{done.left} jobs were no longer waiting when they were to be moved; they stay in SRC.")
     for name in (one.queue for one in done.queues if one.paused):
-        note(f"{name} is paused in DST, as it was: holdfast resume {name} --store DST --tenant {done.tenant}")
+        note(f"{name} is paused in DST, as it was in SRC: holdfast resume {name} --store DST --tenant {done.tenant}")
     if stopped := [one.queue for one in done.queues if one.source_paused]:
-        note(f"Paused in SRC, too, as before: {', '.join(stopped)}")
+        note(f"Also paused in SRC, as before: {', '.join(stopped)}")
     note(STAYS)
 
 
 def checksum(number: int) -> str:
-    """A sum as it is shown."""
+    """A checksum in hexadecimal digits."""
     return f"{number:016x}"
 
 

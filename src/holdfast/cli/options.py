@@ -1,4 +1,4 @@
-"""Options that several commands have, and how words of the command line become values."""
+"""Options that several commands share, and how their texts become values."""
 
 from __future__ import annotations
 
@@ -18,40 +18,41 @@ STORE_VARIABLE, TENANT_VARIABLE, BLOBS_VARIABLE = "HOLDFAST_STORE", "HOLDFAST_TE
 _STORE_HELP = f"The store, such as file:./data. [env: {STORE_VARIABLE}]"
 
 Store = Annotated[str | None, typer.Option("--store", metavar="URL", help=_STORE_HELP)]
-Tenant = Annotated[str | None, typer.Option("--tenant", help=f"Whose jobs. [env: {TENANT_VARIABLE}]")]
+Tenant = Annotated[str | None, typer.Option("--tenant", help=f"The tenant. [env: {TENANT_VARIABLE}]")]
 Blobs = Annotated[
-    str | None, typer.Option("--blobs", metavar="URL", help=f"Where large results are kept. [env: {BLOBS_VARIABLE}]")
+    str | None,
+    typer.Option("--blobs", metavar="URL", help=f"The blob store for large results. [env: {BLOBS_VARIABLE}]"),
 ]
 QueueName = Annotated[str, typer.Option("--queue", "-q", help="The queue.")]
-AnyQueue = Annotated[str | None, typer.Option("--queue", "-q", help="The queue; all of the tenant's if not given.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
+AnyQueue = Annotated[str | None, typer.Option("--queue", "-q", help="The queue. Default: all queues of the tenant.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Wait = Annotated[
     str | None, typer.Option("--wait", metavar="DURATION", help="Wait this long for the result, or `forever`.")
 ]
 JobType = Annotated[str | None, typer.Option("--type", help="Only jobs of this type.")]
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
-# Of those who run jobs.
+# Options of commands that run jobs.
 Modules = Annotated[
     str | None, typer.Argument(metavar="[MODULE[,MODULE...]]", help="The modules whose @job functions to run.")
 ]
 AllTenants = Annotated[
-    bool, typer.Option("--all-tenants", help="Serve every tenant, in fair turns; HOLDFAST_TENANT does not count.")
+    bool, typer.Option("--all-tenants", help="Serve every tenant, in fair turns; ignores HOLDFAST_TENANT.")
 ]
 Queues = Annotated[
     str | None,
-    typer.Option("--queues", metavar="QUEUE[,QUEUE...]", help="The queues to serve; if not given, those of the jobs."),
+    typer.Option("--queues", metavar="QUEUE[,QUEUE...]", help="The queues to serve. Default: those of the jobs."),
 ]
 Handler = Annotated[
     str | None,
-    typer.Option("--handler", metavar="MODULE:FUNCTION", help="What gets the payloads of jobs without a type."),
+    typer.Option("--handler", metavar="MODULE:FUNCTION", help="The function for jobs without a type."),
 ]
-Concurrency = Annotated[int, typer.Option("--concurrency", "-c", help="How many jobs a worker runs at once.")]
+Concurrency = Annotated[int, typer.Option("--concurrency", "-c", help="The most jobs that a worker runs at once.")]
 Lease = Annotated[
-    str, typer.Option("--lease", metavar="SECONDS", help="How long a job stays ours without a sign of life.")
+    str, typer.Option("--lease", metavar="SECONDS", help="How long a worker keeps a job without renewing its lease.")
 ]
 Grace = Annotated[
-    str, typer.Option("--grace", metavar="SECONDS", help="How long running jobs may go on when it stops.")
+    str, typer.Option("--grace", metavar="SECONDS", help="How long running jobs may continue after a stop.")
 ]
 
 StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="The store, such as file:./data.")]
@@ -61,32 +62,32 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 
 
 
 def store_url(given: str | None) -> str:
-    """The store's URL, as given or from the environment. Raises InvalidOption where there is none."""
+    """The store's URL from the option or the environment. Raises InvalidOption if neither has one."""
     return _given(given, "store", "--store", STORE_VARIABLE)
 
 
 def tenant_name(given: str | None, flags: str = "--tenant") -> str:
-    """The tenant, as given or from the environment. Raises InvalidOption where there is none."""
+    """The tenant from the option or the environment. Raises InvalidOption if neither has one."""
     return _given(given, "tenant", flags, TENANT_VARIABLE)
 
 
 def blobs_url(given: str | None) -> str | None:
-    """The blob store's URL, as given or from the environment."""
+    """The blob store's URL from the option or the environment."""
     return given or os.environ.get(BLOBS_VARIABLE) or None
 
 
 @contextmanager
 def needing_service(command: str) -> Generator[None]:
-    """Say what to install where the libraries of the service are missing. Raises InvalidOption."""
+    """Raise InvalidOption with the command that installs the service's libraries, if they are missing."""
     try:
         yield
     except ModuleNotFoundError as error:
-        reason = f"needs {error.name}; install it with: pip install 'holdfast[service]'"
+        reason = f"it needs {error.name}; install it with: pip install 'holdfast[service]'"
         raise InvalidOption(command, reason) from error
 
 
 def words(option: str, text: str | None) -> list[str] | None:
-    """The parts of `a,b,c`; None stays None. Raises InvalidOption for an empty one."""
+    """The parts of `a,b,c`; None stays None. Raises InvalidOption for an empty part."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -96,7 +97,7 @@ def words(option: str, text: str | None) -> list[str] | None:
 
 
 def duration(option: str, text: str | None) -> timedelta | None:
-    """A duration such as 30, 30s, 10m, 1h30m or 7d; a bare number counts seconds. Raises InvalidOption."""
+    """A duration such as 30, 30s, 10m, 1h30m or 7d; a plain number is in seconds. Raises InvalidOption."""
     if text is None:
         return None
     try:
@@ -112,19 +113,19 @@ def wait_limit(text: str | None) -> timedelta | None:
 
 
 def instant(option: str, text: str | None) -> datetime | None:
-    """A moment in ISO 8601; without a time zone it is local time. Raises InvalidOption."""
+    """A time in ISO 8601; without a time zone it is local time. Raises InvalidOption."""
     if text is None:
         return None
     try:
         at = datetime.fromisoformat(text.strip())
         return at if at.utcoffset() is not None else at.astimezone()
     except (OverflowError, ValueError):
-        reason = f"{text!r} is not a moment; write for example 2030-01-31T18:00 or 2030-01-31T18:00Z"
+        reason = f"{text!r} is not a time; write for example 2030-01-31T18:00 or 2030-01-31T18:00Z"
         raise InvalidOption(option, reason) from None
 
 
-def moment_or_age(option: str, text: str | None) -> datetime | timedelta | None:
-    """A moment, or a duration counted back from now. Raises InvalidOption."""
+def time_or_age(option: str, text: str | None) -> datetime | timedelta | None:
+    """A time, or a duration before now. Raises InvalidOption."""
     try:
         return duration(option, text)
     except InvalidOption:
@@ -132,7 +133,7 @@ def moment_or_age(option: str, text: str | None) -> datetime | timedelta | None:
     try:
         return instant(option, text)
     except InvalidOption:
-        reason = f"{text!r} is neither a duration such as 7d nor a moment such as 2030-01-31T18:00Z"
+        reason = f"{text!r} is neither a duration such as 7d nor a time such as 2030-01-31T18:00Z"
         raise InvalidOption(option, reason) from None
 
 

@@ -1,7 +1,7 @@
-"""What the commands print: Rich tables and bars on a terminal, plain lines elsewhere, JSON for programs.
+"""Prints the output of commands: Rich tables and bars on a terminal, plain lines elsewhere, JSON for programs.
 
-Rich is loaded on a terminal alone. What comes from jobs (ids, messages) is shown as it is, but for control
-characters: a job must not be able to move an operator's cursor.
+Rich is loaded only on a terminal. Control characters in texts of jobs (ids, messages) are escaped: a job must not be
+able to move an operator's cursor.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ STYLES: Mapping[str, str] = {
     "retrying": "magenta", "scheduled": "blue", "paused": "yellow", "held": "green", "not held": "bold red",
     "ok": "green", "warn": "yellow", "bad": "bold red",
 }  # fmt: skip
-"""How words that mean something are coloured, wherever they stand alone."""
+"""The colors of words that are a cell or a value by themselves."""
 
-WHOLE = 40
-"""A name of so many characters is kept on one line."""
+MAX_UNBROKEN = 40
+"""The longest name that a table keeps on one line."""
 
 _PARTS = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
 def on_terminal() -> bool:
-    """Whether a person is looking."""
+    """Whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def emit(document: Any, *, line: bool = False) -> None:
-    """Print one JSON document: indented for a person, else (and always as one of many lines) in one line."""
+    """Print one JSON document: indented on a terminal, otherwise, or with `line`, on one line."""
     import msgspec
 
     text = msgspec.json.encode(document, enc_hook=str)
@@ -46,17 +46,17 @@ def emit(document: Any, *, line: bool = False) -> None:
 
 
 def say(text: str = "", *, lines: bool = False) -> None:
-    """Print a line, or several where `lines` are meant. Commands print by this module alone."""
+    """Print a line, or several with `lines`. Commands print only through this module."""
     print(printable(text, lines=lines), flush=True)
 
 
 def note(text: str, *, lines: bool = False) -> None:
-    """Say something beside the result."""
+    """Print a message to standard error, beside the result."""
     print(printable(text, lines=lines), file=sys.stderr, flush=True)
 
 
 def show(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str = "") -> None:
-    """Print rows under their headings; where there are none, say `empty`."""
+    """Print rows under their headings, or the message `empty` if there are none."""
     rows = list(rows)
     if not rows and empty:
         note(empty)
@@ -70,20 +70,20 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str = "")
 
 
 def show_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print names and values, one pair a line; empty values are left out."""
-    said = [(name, printable(value, lines=True)) for name, value in pairs if value]
-    width = max((len(name) for name, _ in said), default=0)
+    """Print names and values, one pair a line. Empty values are left out."""
+    shown = [(name, printable(value, lines=True)) for name, value in pairs if value]
+    width = max((len(name) for name, _ in shown), default=0)
     if on_terminal():
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
         grid = Table.grid(padding=(0, 2))
-        for name, value in said:
+        for name, value in shown:
             grid.add_row(Text(name, "dim"), Text(value, STYLES.get(value, ""), overflow="fold"))
         Console().print(grid)
         return
-    for name, value in said:
+    for name, value in shown:
         print(f"{name:<{width}}  {value}")
 
 
@@ -96,8 +96,8 @@ def rich_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     lines = [[printable(cell) for cell in row] for row in rows]
     for number, column in enumerate(columns):
-        # The first column is what people copy: others are folded before it.
-        whole = number == 0 and all(len(line[0]) <= WHOLE for line in lines)
+        # People copy the first column: fold the others first.
+        whole = number == 0 and all(len(line[0]) <= MAX_UNBROKEN for line in lines)
         table.add_column(Text(printable(column)), overflow="fold", no_wrap=whole)
     for line in lines:
         table.add_row(*(Text(cell, STYLES.get(cell, "")) for cell in line))
@@ -105,7 +105,7 @@ def rich_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table as plain lines: aligned, headings first, `-` for an empty cell, so that `awk` finds its columns."""
+    """A table as aligned plain lines with headings. Empty cells are `-`, so that `awk` finds the columns."""
     lines = [[printable(column).upper().replace(" ", "_") for column in columns]]
     lines += [[printable(cell) or "-" for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -113,7 +113,7 @@ def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
 
 
 def when(at: datetime | None, units: int = 1) -> str:
-    """An instant: how long ago or ahead on a terminal, ISO 8601 elsewhere."""
+    """An instant: relative to now on a terminal, ISO 8601 elsewhere."""
     if at is None:
         return ""
     if not on_terminal():
@@ -123,12 +123,12 @@ def when(at: datetime | None, units: int = 1) -> str:
 
 
 def moment(at: datetime | None) -> str:
-    """An instant on a line of its own: on a terminal with the time of day as well."""
+    """An instant on its own line: on a terminal also the time of day."""
     return f"{clock(at)} ({when(at, 2)})" if at is not None and on_terminal() else when(at)
 
 
 def clock(at: datetime) -> str:
-    """An instant as the time of day here on a terminal, ISO 8601 elsewhere."""
+    """An instant: local time on a terminal, ISO 8601 elsewhere."""
     if not on_terminal():
         return at.isoformat(timespec="milliseconds")
     here, today = at.astimezone(), datetime.now().astimezone()
@@ -153,9 +153,9 @@ def span(length: timedelta | None, units: int = 2) -> str:
 
 @contextmanager
 def progress(label: str, total: int | None, *, quiet: bool = False) -> Generator[Callable[[int], None]]:
-    """Show on standard error how far long work is: a bar on a terminal, a line for each tenth elsewhere.
+    """Show progress on standard error: a bar on a terminal, a line for each tenth elsewhere.
 
-    The block gets a function to call with how much more is done.
+    The block gets a function; call it with the number of finished items.
     """
     if quiet:
         yield lambda _: None
@@ -176,13 +176,13 @@ class _Tenths:
 
     def __init__(self, label: str, total: int | None) -> None:
         self._label, self._total = label, total
-        self._done = self._said = 0
+        self._done = self._printed = 0
 
     def add(self, more: int) -> None:
         self._done += more
         if not self._total:
             return
         tenth = 10 * self._done // self._total
-        if tenth > self._said:
-            self._said = tenth
+        if tenth > self._printed:
+            self._printed = tenth
             note(f"{self._label}: {self._done} of {self._total}")

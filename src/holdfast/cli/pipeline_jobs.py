@@ -1,4 +1,4 @@
-"""Jobs in bulk, on Spark: replay dead letters, run workers on executors, enqueue files, move tenants."""
+"""Commands on jobs in bulk, on Spark: replay dead letters, run workers, enqueue files, move a tenant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.audit import audited
-from holdfast.cli.move import DryRun, Source, Target, Wait, make_plan, run, tell_moved, tell_preview
+from holdfast.cli.move import DryRun, Source, Target, Wait, make_plan, print_moved, print_preview, run
 from holdfast.cli.options import (
     AllTenants,
     Blobs,
@@ -34,12 +34,12 @@ from holdfast.cli.pipeline import Conf, Master, Remote, check_spark, stop_by
 from holdfast.cli.pipeline_tables import Yes, spark_session
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.replay import Preview, Receipt
+    from holdfast.pipeline.replay import ReplayPreview, ReplayReceipt
 
 ALL = "(all)"
-"""As a tenant in the audit trail."""
+"""The tenant in the audit trail, if all tenants are meant."""
 
-Tasks = Annotated[int, typer.Option(min=1, help="In how many tasks at once.")]
+Tasks = Annotated[int, typer.Option(min=1, help="The number of parallel tasks.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -55,55 +55,58 @@ def replay(
     *,
     where: Annotated[str, typer.Option(metavar="SQL", help="Which dead letters, by the columns of the store's jobs.")],
     store: Store = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's; if not given, all.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", help="Only this tenant's dead letters. Default: all.")
+    ] = None,
     yes: Yes = False,
     receipt: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Where the set and the answers are kept, for executors to see. Again: goes on with it."
+            metavar="DIR",
+            help="The directory for the set and the answers. Executors must see it. Give it again to continue.",
         ),
     ] = None,
-    rate: Annotated[float, typer.Option(help="How many a second at most, in all tasks together.")] = 1000.0,
+    rate: Annotated[float, typer.Option(help="The most replays a second, in all tasks together.")] = 1000.0,
     tasks: Tasks = 4,
-    patience: Annotated[str, typer.Option(help="How long to wait for room in a quota, or the store.")] = "5m",
-    sample: Annotated[int, typer.Option(min=0, help="How many of them to show.")] = 10,
+    patience: Annotated[str, typer.Option(help="How long to wait for a full quota or an unavailable store.")] = "5m",
+    sample: Annotated[int, typer.Option(min=0, help="How many dead letters to show.")] = 10,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Replay exactly the dead letters that a condition picks, each once; without --yes only show them.
+    """Replay exactly the dead letters that a condition selects, each once. Without --yes, only show them.
 
-    A dry run with --receipt keeps the set, and --yes with the same receipt replays that set and no other. Exits with 1
-    if some could not be replayed, or if the store does not agree with the receipt.
+    A dry run with --receipt keeps the set, and --yes with the same receipt replays exactly that set. Exits with 1 if
+    some could not be replayed, or if the store does not agree with the receipt.
     """
     check_spark(remote)
     from holdfast.pipeline import replay as replaying
 
     waits = duration("patience", patience)
-    plan = replaying.Plan(store_url(store), where, tenant, rate, tasks, waits.total_seconds() if waits else 0.0)
+    plan = replaying.ReplayPlan(store_url(store), where, tenant, rate, tasks, waits.total_seconds() if waits else 0.0)
     with spark_session(master, remote, conf) as spark:
         if yes:
             place = (receipt or Path(f"holdfast-replay-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")).absolute()
             with audited("dead_letters.replay", store, tenant or ALL, where=where, receipt=str(place)) as facts:
                 done = replaying.replay(spark, plan, place)
                 facts |= {"count": done.chosen, "answers": done.answers}
-            _tell_replayed(done, place, json)
+            _print_replayed(done, place, json)
             return
         if receipt is None:
             found = replaying.preview(spark, plan, sample)
         else:
             replaying.choose(spark, plan, receipt.absolute())
             found = replaying.shown(spark, receipt.absolute(), sample)
-        _tell_chosen(found, json)
+        _print_chosen(found, json)
 
 
-def _tell_chosen(found: Preview, json: bool) -> None:
+def _print_chosen(found: ReplayPreview, json: bool) -> None:
     if json:
         emit({"dry_run": True, "matching": found.total, "groups": found.groups, "sample": found.sample})
         return
     columns = ["tenant", "queue", "type", "count"]
-    show(columns, [[str(group[name]) for name in columns] for group in found.groups], "No dead letters like that.")
+    show(columns, [[str(group[name]) for name in columns] for group in found.groups], "No dead letters match.")
     if found.sample:
         say()
         show(
@@ -116,7 +119,7 @@ def _tell_chosen(found: Preview, json: bool) -> None:
     say(f"would replay {found.total}; --yes does it")
 
 
-def _tell_replayed(done: Receipt, place: Path, json: bool) -> None:
+def _print_replayed(done: ReplayReceipt, place: Path, json: bool) -> None:
     check = done.check
     agrees = check is not None and check.ok
     if json:
@@ -125,18 +128,16 @@ def _tell_replayed(done: Receipt, place: Path, json: bool) -> None:
         say(f"replayed {done.answers.get('replayed', 0)} of {done.chosen}; receipt: {place}")
         for answer in ("gone", "refused", "quota"):
             if count := done.answers.get(answer, 0):
-                note(f"{answer}: {count}, named in {place / 'answers'}")
+                note(f"{answer}: {count}, listed in {place / 'answers'}")
         if check is not None and not agrees:
-            note(
-                f"Error: the store shows {check.found} replayed once and {check.more} more often, not {check.expected}"
-            )
+            note(f"Error: the store has {check.found} replayed once and {check.more} more often, not {check.expected}")
         if done.state == "partial":
-            note("Some found no room in a quota; the same command goes on with them")
+            note("Some jobs found no room in a quota; the same command continues with them")
     if not agrees or done.answers.get("refused") or done.state != "done":
         raise typer.Exit(1)
 
 
-def _document(done: Receipt) -> dict[str, Any]:
+def _document(done: ReplayReceipt) -> dict[str, Any]:
     import msgspec
 
     return msgspec.to_builtins(done)
@@ -153,16 +154,16 @@ def work(
     all_tenants: AllTenants = False,
     queues: Queues = None,
     handler: Handler = None,
-    tasks: Annotated[int, typer.Option(min=1, help="How many workers; each takes one core of the cluster.")] = 2,
+    tasks: Annotated[int, typer.Option(min=1, help="The number of workers; each takes one core of the cluster.")] = 2,
     concurrency: Concurrency = 10,
-    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when nothing is left to do.")] = False,
-    for_: Annotated[str | None, typer.Option("--for", metavar="DURATION", help="End after this time.")] = None,
-    stop_file: Annotated[
-        Path | None, typer.Option(help="End when this file appears, on a disk that the executors see.")
-    ] = None,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when nothing is left to do.")] = False,
+    for_: Annotated[str | None, typer.Option("--for", metavar="DURATION", help="Stop after this time.")] = None,
+    stop_file: Annotated[Path | None, typer.Option(help="Stop when this file appears. Executors must see it.")] = None,
     code: Annotated[
         list[Path] | None,
-        typer.Option(help="A module or package to send along; if not given, those modules that are found here."),
+        typer.Option(
+            help="A module or package to send to the executors. Default: the modules found in this directory."
+        ),
     ] = None,
     lease: Lease = "30",
     grace: Grace = "20",
@@ -172,41 +173,45 @@ def work(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Run workers on Spark's executors, under the same leases as any worker.
+    """Run workers on Spark's executors, with the same leases as any worker.
 
-    Ctrl-C lets running jobs finish where the executors see the stop file, as they do on one machine; a second one
-    ends them at once, and their leases run out.
+    Ctrl-C lets running jobs finish, if the executors see the stop file, as they do on one machine. A second Ctrl-C ends
+    them at once, and their leases expire.
     """
     check_spark(remote)
     from holdfast.cli.running import make_worker, worker_config
     from holdfast.pipeline import work as working
 
     for_s = duration("for", for_)
-    plan = worker_config(
+    config = worker_config(
         modules, handler, store=store, tenant=tenant, all_tenants=all_tenants, queues=queues,
         concurrency=concurrency, lease=lease, grace=grace, blobs=blobs,
     )  # fmt: skip
     stop = (stop_file or Path(tempfile.gettempdir()) / f"holdfast-stop-{uuid.uuid4().hex}").absolute()
-    crew = working.Plan(plan.store, tasks, until_empty, None if for_s is None else for_s.total_seconds(), str(stop))
-    named = [name.partition(":")[0].partition(".")[0] for name in (*plan.modules, handler or "")]
+    plan = working.WorkPlan(
+        config.store, tasks, until_empty, None if for_s is None else for_s.total_seconds(), str(stop)
+    )
+    named = [name.partition(":")[0].partition(".")[0] for name in (*config.modules, handler or "")]
     packed = working.pack(code if code is not None else _found_here(named))
     with spark_session(master, remote, conf) as spark:
         stop_by(stop.touch, stop.exists)
         try:
-            done = working.work(spark, crew, partial(make_worker, plan), packed)
+            done = working.work(spark, plan, partial(make_worker, config), packed)
         finally:
             if stop_file is None:
                 stop.unlink(missing_ok=True)
     if json:
         emit({"totals": done.totals, "left": done.left, "workers": done.workers})
     else:
-        said = ", ".join(f"{count} {name}" for name, count in done.totals.items() if count or name == "completed")
+        done_counts = ", ".join(
+            f"{count} {name}" for name, count in done.totals.items() if count or name == "completed"
+        )
         left = ", ".join(f"{count} {state}" for state, count in done.left.items() if count)
-        say(f"{said}; left: {left or 'nothing'}")
+        say(f"{done_counts}; left: {left or 'nothing'}")
 
 
 def _found_here(names: list[str]) -> list[Path]:
-    """Top-level modules in the current directory: executors would not find them."""
+    """The modules that are in the current directory, where executors would not find them."""
     paths: list[Path] = []
     for name in dict.fromkeys(name for name in names if name):
         here = Path.cwd()
@@ -222,29 +227,35 @@ def enqueue(
     from_: Annotated[str, typer.Option("--from", metavar="PATH", help="A Parquet, CSV or JSON file, or a directory.")],
     store: Store = None,
     tenant: Tenant = None,
-    queue: Annotated[str, typer.Option("--queue", "-q", help="Of rows without a column queue.")] = "default",
-    type: Annotated[str | None, typer.Option("--type", help="Of rows without a column type.")] = None,
-    id: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="The column that names each job.")] = None,
-    format: Annotated[str | None, typer.Option(metavar="parquet|csv|json", help="If the name does not tell.")] = None,
+    queue: Annotated[str, typer.Option("--queue", "-q", help="The queue of rows without a column queue.")] = "default",
+    type: Annotated[str | None, typer.Option("--type", help="The type of rows without a column type.")] = None,
+    id: Annotated[
+        str | None, typer.Option("--id", metavar="COLUMN", help="The column with the ids of the jobs.")
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(metavar="parquet|csv|json", help="The format, if the file name does not show it.")
+    ] = None,
     write: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A name of this write: again, it adds only what is missing."),
+        typer.Option(
+            metavar="NAME", help="A name for this write. Writing again with this name adds only what is missing."
+        ),
     ] = None,
-    priority: Annotated[int | None, typer.Option(help="0 (last) to 9 (first).")] = None,
-    max_attempts: Annotated[int | None, typer.Option(help="How often a job is tried.")] = None,
-    patience: Annotated[str, typer.Option(help="How long to wait for room in a quota, or the store.")] = "5m",
+    priority: Annotated[int | None, typer.Option(help="From 0 (last) to 9 (first).")] = None,
+    max_attempts: Annotated[int | None, typer.Option(help="The most runs of a job.")] = None,
+    patience: Annotated[str, typer.Option(help="How long to wait for a full quota or an unavailable store.")] = "5m",
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Enqueue a file, a job for each row: no row comes twice, however often Spark tries.
+    """Enqueue a file, a job for each row. No row is enqueued twice, even if Spark retries.
 
     Columns: id or idempotency_key, payload, queue, type, priority, max_attempts, run_at or delay. Without a column
-    payload, all others together are the payload.
+    payload, all other columns together form the payload.
     """
     check_spark(remote)
-    from holdfast.pipeline.enqueue import enqueue as put_in
+    from holdfast.pipeline.enqueue import enqueue as enqueue_rows
     from holdfast.pipeline.enqueue import read_rows
 
     waits = duration("patience", patience)
@@ -259,7 +270,7 @@ def enqueue(
     options = {name: str(value) for name, value in given.items() if value is not None}
     url, whose = store_url(store), tenant_name(tenant)
     with spark_session(master, remote, conf) as spark:
-        count = put_in(read_rows(spark, from_, format, id), url, whose, options)
+        count = enqueue_rows(read_rows(spark, from_, format, id), url, whose, options)
     if json:
         emit({"rows": count})
     else:
@@ -281,7 +292,7 @@ def move(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Move a tenant to another store, as `holdfast move` does, a task for each of its queues.
+    """Move a tenant to another store like `holdfast move`, with a task for each queue.
 
     The executors must reach both stores.
     """
@@ -291,8 +302,8 @@ def move(
     plan = make_plan(source, target, tenant, wait)
     check_stores(plan)
     if dry_run:
-        tell_preview(plan, json)
+        print_preview(plan, json)
         return
     with spark_session(master, remote, conf) as spark:
         done = run(plan, spark_walker(spark, plan), json)
-    tell_moved(done, json)
+    print_moved(done, json)

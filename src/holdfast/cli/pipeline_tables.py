@@ -1,4 +1,4 @@
-"""The tables of a lake: make them, prove them, ask them, keep them small."""
+"""Commands on the tables of a lake: build, audit, triage, report, query, compact, retain."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from holdfast.pipeline.lake import Lake
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a text begins that spreadsheets compute. Quoted by a `'`, they show it."""
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")]
+"""The first characters of texts that a spreadsheet computes. After a `'` it shows them as text."""
+Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without --yes, only show what would be done.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 @contextmanager
 def spark_session(master: str | None, remote: str | None, conf: list[str] | None) -> Generator[Any]:
-    """The SparkSession that a command was told to use, for as long as it runs. What fails there is told in a line."""
+    """The SparkSession for a command, stopped at the end. Spark's errors become short messages."""
     spark = session(master, remote, conf)
     from holdfast.pipeline.errors import plainly
 
@@ -44,7 +44,7 @@ def spark_session(master: str | None, remote: str | None, conf: list[str] | None
 
 
 def open_lake(path: str, remote: str | None, *locks: str) -> Lake:
-    """The lake, with all that Spark needs and these locks free. Raises InvalidOption, StoreMismatch, StoreBusy."""
+    """Open the lake. Raises InvalidOption, StoreMismatch, or StoreBusy if another process holds one of these locks."""
     check_spark(remote)
     from holdfast.pipeline.lake import Lake
 
@@ -56,23 +56,25 @@ def open_lake(path: str, remote: str | None, *locks: str) -> Lake:
 def build(
     *,
     lake: LakePath,
-    full: Annotated[bool, typer.Option("--full", help="Everything anew, not only what is new.")] = False,
-    target: Annotated[float, typer.Option(help="The share of jobs that is to do well.")] = 0.99,
-    start_within: Annotated[str, typer.Option(help="How soon a job is to start.")] = "30s",
+    full: Annotated[bool, typer.Option("--full", help="Rebuild everything, not only what is new.")] = False,
+    target: Annotated[
+        float, typer.Option(help="The objective: the share of jobs that start in time and do not fail.")
+    ] = 0.99,
+    start_within: Annotated[str, typer.Option(help="The objective: how soon a job must start.")] = "30s",
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Make job runs, attempts and figures of the events, as far as they are new."""
+    """Build job runs, attempts and figures from the new events."""
     place = open_lake(lake, remote, "build")
-    from holdfast.pipeline.build import build as make
+    from holdfast.pipeline.build import build as run_build
     from holdfast.pipeline.transforms.slo import Objective
 
     within = duration("start_within", start_within)
     objective = Objective(target, within.total_seconds() if within else 0.0)
     with spark_session(master, remote, conf) as spark:
-        built = make(spark, place, full=full, objective=objective, tell=note)
+        built = run_build(spark, place, full=full, objective=objective, on_step=note)
     if json:
         emit(built)
     elif built.full:
@@ -87,27 +89,30 @@ def audit(
     lake: LakePath,
     store: Annotated[
         str | None,
-        typer.Option("--store", metavar="URL", help="Compare with this store too; first takes in the rest of its log."),
+        typer.Option(
+            "--store", metavar="URL", help="Also compare with this store, after ingesting the rest of its log."
+        ),
     ] = None,
     payloads: Annotated[
-        str | None, typer.Option(metavar="none|hash|full", help="With --store, where the lake keeps payloads.")
+        str | None,
+        typer.Option(metavar="none|hash|full", help="With --store, if the lake keeps payloads: as for ingest."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many violations of each rule to show.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="The most violations to show of each rule.")] = 20,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Prove the whole history against the contract. Exits with 1 and the offending events if a rule is broken."""
+    """Check the whole history against the contract. If a rule is broken, show the events and exit with 1."""
     place = open_lake(lake, remote)
-    from holdfast.pipeline.audit import audit as judge
+    from holdfast.pipeline.audit import audit as run_audit
     from holdfast.pipeline.comparing import store_jobs
 
     with spark_session(master, remote, conf) as spark:
         if store is not None:
-            note("reading the store's jobs, and the rest of its log")
+            note("reading the store's jobs and the rest of its log")
         known = None if store is None else store_jobs(spark, place, store, payloads)
-        found = judge(spark, place, store=known, limit=limit, tell=note)
+        found = run_audit(spark, place, store=known, limit=limit, on_step=note)
         if json:
             emit(found.document())
         else:
@@ -120,23 +125,25 @@ def audit(
 def triage(
     *,
     lake: LakePath,
-    where: Annotated[str | None, typer.Option(metavar="SQL", help="Only these, by the columns of job_runs.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many causes to show.")] = 50,
+    where: Annotated[
+        str | None, typer.Option(metavar="SQL", help="Only these dead letters, by the columns of job_runs.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The most causes to show.")] = 50,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Group dead letters by cause, the most frequent first, each with what replays it.
+    """Group dead letters by cause, the most frequent first, each with the condition that replays it.
 
-    They are counted from the log, which does not say when the store forgets a dead letter after its retention: then
-    there are fewer to replay. replay without --yes shows those that the store has.
+    The counts come from the log. It does not record when the store forgets a dead letter after its retention, so the
+    store may have fewer. `replay` without --yes shows those that the store has.
     """
     place = open_lake(lake, remote)
-    from holdfast.pipeline.triage import triage as sort_out
+    from holdfast.pipeline.triage import triage as group_causes
 
     with spark_session(master, remote, conf) as spark:
-        found = sort_out(spark, place, where=where, limit=limit)
+        found = group_causes(spark, place, where=where, limit=limit)
     if json:
         emit(found.document())
         return
@@ -156,41 +163,42 @@ def report(
     *,
     lake: LakePath,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
-    days: Annotated[int, typer.Option(min=1, help="How far back.")] = 7,
-    title: Annotated[str, typer.Option(help="Its heading.")] = "Holdfast report",
+    days: Annotated[int, typer.Option(min=1, help="How many days to show.")] = 7,
+    title: Annotated[str, typer.Option(help="The heading of the page.")] = "Holdfast report",
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
 ) -> None:
     """Write one page with charts: throughput, wait and run times, failures, tenants, and the next day."""
     place = open_lake(lake, remote)
-    from holdfast.pipeline.report import report as draw
+    from holdfast.pipeline.report import report as write_report
 
     with spark_session(master, remote, conf) as spark:
-        say(str(draw(spark, place, out, days=days, title=title)))
+        say(str(write_report(spark, place, out, days=days, title=title)))
 
 
 def query(
-    sql: Annotated[str, typer.Argument(metavar="SELECT", help="The question, on the lake's tables by name.")],
+    sql: Annotated[str, typer.Argument(metavar="SELECT", help="The query, on the lake's tables by name.")],
     *,
     lake: LakePath,
     format: Annotated[str, typer.Option(metavar="table|json|csv", help="How to print the rows.")] = "table",
-    limit: Annotated[int, typer.Option(min=0, help="How many rows at most; 0: all.")] = 1000,
+    limit: Annotated[int, typer.Option(min=0, help="The most rows; 0: all.")] = 1000,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
 ) -> None:
-    """Ask the tables in SQL: events, payloads, gaps, job_runs, attempts, hourly, failures, slo.
+    """Query the tables in SQL: events, payloads, gaps, job_runs, attempts, hourly, failures, slo.
 
-    hourly also has percentiles, such as run_p95_ms. percentile_ms(merged(collect_list(run_histogram)), 95) rolls up.
+    hourly also has percentiles, such as run_p95_ms. To roll them up, use
+    percentile_ms(merged(collect_list(run_histogram)), 95).
     """
     place = open_lake(lake, remote)
-    from holdfast.pipeline.query import query as ask
+    from holdfast.pipeline.query import query as run_query
 
     if format not in ("table", "json", "csv"):
         raise InvalidOption("format", f"{format!r} is not 'table', 'json' or 'csv'")
     with spark_session(master, remote, conf) as spark:
-        answer = ask(spark, place, sql, limit or None)
+        answer = run_query(spark, place, sql, limit or None)
     if format == "json":
         emit([dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
     elif format == "csv":
@@ -204,49 +212,49 @@ def query(
 def compact(
     *,
     lake: LakePath,
-    file_size: Annotated[int, typer.Option(min=1, metavar="MB", help="How large files may get.")] = 128,
-    least_files: Annotated[int, typer.Option(min=2, help="Leave days alone that have fewer files.")] = 2,
+    file_size: Annotated[int, typer.Option(min=1, metavar="MB", help="The largest size of a file.")] = 128,
+    min_files: Annotated[int, typer.Option(min=2, help="Skip days with fewer files.")] = 2,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Write many small files of a day as few. Not while an ingest or a build runs."""
+    """Merge the small files of each day. Refused while an ingest or a build runs."""
     place = open_lake(lake, remote, "ingest", "build")
-    from holdfast.pipeline.compact import compact as press
+    from holdfast.pipeline.compact import compact as run_compact
 
     with spark_session(master, remote, conf) as spark:
-        done = press(spark, place, file_bytes=file_size * 1024 * 1024, least_files=least_files)
+        done = run_compact(spark, place, file_bytes=file_size * 1024 * 1024, min_files=min_files)
     if json:
         emit(done)
     else:
         files, days = counted(done.files_before, "file"), counted(done.days, "day")
-        say(f"{files} of {days} are {done.files_after} now, with {counted(done.rows, 'row')}")
+        say(f"merged {files} of {days} into {done.files_after}, with {counted(done.rows, 'row')}")
 
 
 def retain(
     *,
     lake: LakePath,
-    days: Annotated[int, typer.Option(min=1, help="Keep so many days.")],
+    days: Annotated[int, typer.Option(min=1, help="How many days to keep.")],
     yes: Yes = False,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Drop days that are older, from all tables. Events that no build has seen stay."""
+    """Drop older days from all tables. Events that no build has read stay."""
     place = open_lake(lake, remote, "ingest", "build")
-    from holdfast.pipeline.compact import retain as keep
+    from holdfast.pipeline.compact import retain as run_retain
 
     with spark_session(master, remote, conf) as spark:
-        dropped = keep(spark, place, days, dry_run=not yes)
+        dropped = run_retain(spark, place, days, dry_run=not yes)
     if json:
         emit({"dry_run": not yes, "dropped": dropped})
         return
     rows = [[table, str(len(found)), found[0], found[-1]] for table, found in dropped.days.items()]
     show(["table", "days", "first", "last"], rows, f"Nothing is older than {dropped.before}.")
     if dropped.unbuilt:
-        note(f"{len(dropped.unbuilt)} days stay that no build has seen: run holdfast pipeline build first")
+        note(f"{len(dropped.unbuilt)} days stay, because no build has read them: run holdfast pipeline build first")
     if dropped.open_jobs:
         note(f"{dropped.open_jobs} jobs of those days had not ended; their history will lack its beginning")
     if rows:
@@ -256,9 +264,9 @@ def retain(
 def _write_csv(columns: list[str], rows: list[list[Any]]) -> None:
     import csv
 
-    # For a terminal control characters are spelt out; a file has what was there.
+    # On a terminal control characters are escaped. A file gets them as they are.
     shown = printable if on_terminal() else str
-    # By its own line ends csv knows which cells to quote: those with a lone CR too.
+    # csv quotes cells that contain a part of its line end. With CRLF that includes cells with a single CR.
     writer = csv.writer(_Lines())
     for row in (columns, *rows):
         writer.writerow([shown(_csv_cell(value)) for value in row])
@@ -272,7 +280,7 @@ class _Lines:
 
 
 def _csv_cell(value: Any) -> str:
-    """A cell that no spreadsheet takes for a formula. Numbers stay numbers."""
+    """A cell that no spreadsheet reads as a formula. Numbers stay numbers."""
     text = _cell(value)
     return f"'{text}" if isinstance(value, str) and text.startswith(FORMULA) else text
 

@@ -26,7 +26,7 @@ _WAITING = ("ready", "scheduled", "retrying", "blocked")
 _STATES = (*_WAITING, "leased", "completed", "failed", "canceled")
 _RARE = ("scheduled", "retrying", "blocked", "canceled")
 _COLUMNS = ("queue", *_STATES, "oldest ready", "paused")
-_NONE = "No queues yet: a queue is there once a job was enqueued."
+_NONE = "No queues yet: the first job creates its queue."
 
 
 def register(app: typer.Typer) -> None:
@@ -38,14 +38,14 @@ def register(app: typer.Typer) -> None:
 
 
 def stats(
-    queue: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="One queue; all if not given.")] = None,
+    queue: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="One queue. Default: all.")] = None,
     *,
     store: Store = None,
     tenant: Tenant = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on and show what changes, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show changes until Ctrl-C.")] = False,
     json: Json = False,
 ) -> None:
-    """Count jobs by state, in one queue or in all of the tenant's."""
+    """Count jobs by state, in one queue or in all queues of the tenant."""
     import asyncio
 
     async def look(bound: Queue) -> Sequence[Stats]:
@@ -90,17 +90,17 @@ def list_queues(*, store: Store = None, tenant: Tenant = None, json: Json = Fals
 
 
 def pause(queue: QueueArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
-    """Hand out no more of a queue's jobs; it still takes new ones."""
+    """Pause a queue: it accepts new jobs, but workers get none."""
     with audited("queue.pause", store, tenant, queue=queue):
         with_queue(store, tenant, lambda bound: bound.pause(queue))
-    _tell(queue, json, paused=True)
+    _print_paused(queue, json, paused=True)
 
 
 def resume(queue: QueueArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
-    """Go on handing out a paused queue's jobs."""
+    """Resume a paused queue."""
     with audited("queue.resume", store, tenant, queue=queue):
         with_queue(store, tenant, lambda bound: bound.resume(queue))
-    _tell(queue, json, paused=False)
+    _print_paused(queue, json, paused=False)
 
 
 class QueueNotFound(HoldfastError):
@@ -120,7 +120,7 @@ async def _queue_not_found(bound: Queue, queue: str) -> QueueNotFound:
     return error
 
 
-def _tell(queue: str, json: bool, *, paused: bool) -> None:
+def _print_paused(queue: str, json: bool, *, paused: bool) -> None:
     if json:
         emit({"queue": queue, "paused": paused})
     else:
@@ -137,7 +137,7 @@ def _print(found: Sequence[Stats], json: bool, *, line: bool = False) -> None:
 
 
 async def _live(looks: AsyncIterator[Sequence[Stats]]) -> None:
-    """One table that stays in its place."""
+    """Update one table in place."""
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
@@ -146,7 +146,7 @@ async def _live(looks: AsyncIterator[Sequence[Stats]]) -> None:
 
 
 async def _changes(looks: AsyncIterator[Sequence[Stats]], json: bool) -> None:
-    """The counts again whenever they are others."""
+    """Print the counts again whenever they change."""
     before: Any = None
     async for found in looks:
         counts = [(one.queue, one.counts, one.paused) for one in found]
@@ -165,13 +165,13 @@ def _rows(found: Sequence[Stats]) -> list[list[str]]:
 
 
 def _without_zeros(columns: Sequence[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
-    """The table without the states that no job is in: on a terminal, width is dear."""
+    """The table without rare states that no job is in: a terminal has little width."""
     zero = [name in _RARE and all(row[at] == "0" for row in rows) for at, name in enumerate(columns)]
 
-    def some(line: Sequence[str]) -> list[str]:
+    def kept(line: Sequence[str]) -> list[str]:
         return [cell for cell, drop in zip(line, zero, strict=True) if not drop]
 
-    return some(columns), [some(row) for row in rows]
+    return kept(columns), [kept(row) for row in rows]
 
 
 def _paused(paused: bool) -> str:

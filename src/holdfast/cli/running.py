@@ -204,7 +204,7 @@ def configure_logs(config: WorkerConfig) -> None:
 
 def exit_on_term() -> None:
     """Exit with 0 on a SIGTERM that arrives before the worker handles signals: it holds no job yet."""
-    from holdfast.worker.shutdown import exit_early
+    from holdfast.worker.signals import exit_early
 
     signal.signal(signal.SIGTERM, exit_early)
 

@@ -1,4 +1,4 @@
-"""The jobs that `holdfast dev` has to show: one that goes well, a slow one, and two that do not go well."""
+"""The sample jobs of `holdfast dev`: one that succeeds, a slow one, and two that fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def hello(name: str = "world") -> str:
 
 @job(queue=QUEUE)
 async def countdown(seconds: int = 5) -> str:
-    """Take some time, and say how far it is."""
+    """Take some seconds, and report progress."""
     for second in range(seconds):
         current_job().progress(second / seconds, f"{seconds - second} s to go")
         await asyncio.sleep(1)
@@ -34,10 +34,10 @@ async def countdown(seconds: int = 5) -> str:
 
 @job(queue=QUEUE, retry=_SOON)
 async def flaky(failures: int = 1) -> str:
-    """Fail so many times, and then not any more."""
+    """Fail in the first attempts, then succeed."""
     attempt = current_job().attempt
     if attempt <= failures:
-        raise ConnectionError(f"attempt {attempt} went wrong")
+        raise ConnectionError(f"attempt {attempt} failed")
     return f"done at attempt {attempt}"
 
 
@@ -48,12 +48,12 @@ async def broken() -> None:
 
 
 def echo(payload: Any) -> Any:
-    """Answer with the payload of a job that has no type."""
+    """Return the payload of a job without a type."""
     return payload
 
 
 async def enqueue_some(queue: Queue) -> None:
-    """One job of each kind and one for later; those of an earlier start are not enqueued again."""
+    """Enqueue one job of each type and one for later. Jobs of an earlier start are not enqueued again."""
     await queue.enqueue(hello.message(), id="sample-hello")
     await queue.enqueue(countdown.message(3), id="sample-countdown")
     await queue.enqueue(flaky.message(), id="sample-flaky")

@@ -37,7 +37,7 @@ def list_schedules(*, store: Store = None, tenant: Tenant = None, json: Json = F
         emit({"schedules": [one.as_dict() for one in found]})
         return
     rows = [
-        [one.name, _rhythm(one), one.timezone if one.cron else "", when(one.next_at, 2), one.queue, one.type, one.state]
+        [one.name, _timing(one), one.timezone if one.cron else "", when(one.next_at, 2), one.queue, one.type, one.state]
         for one in found
     ]
     columns = ["name", "when", "time zone", "next", "queue", "type", "state"]
@@ -50,36 +50,40 @@ def add(
     *,
     store: Store = None,
     tenant: Tenant = None,
-    cron: Annotated[str | None, typer.Option(metavar="EXPRESSION", help="When: five fields, '30 2 * * *'.")] = None,
-    every: Annotated[str | None, typer.Option(metavar="DURATION", help="How often, in place of --cron.")] = None,
-    timezone: Annotated[str, typer.Option(metavar="ZONE", help="Of --cron, such as Europe/Berlin.")] = "UTC",
+    cron: Annotated[
+        str | None, typer.Option(metavar="EXPRESSION", help="A cron expression of five fields, such as '30 2 * * *'.")
+    ] = None,
+    every: Annotated[str | None, typer.Option(metavar="DURATION", help="The interval, instead of --cron.")] = None,
+    timezone: Annotated[
+        str, typer.Option(metavar="ZONE", help="The time zone of --cron, such as Europe/Berlin.")
+    ] = "UTC",
     queue: QueueName = "default",
     payload: Annotated[str | None, typer.Option(metavar="JSON", help="The arguments, as JSON.")] = None,
     payload_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The same from a file; - is standard input.")
+        str | None, typer.Option(metavar="FILE", help="Read the arguments from a file; - is standard input.")
     ] = None,
     priority: Annotated[int | None, typer.Option(help="From 0 (last) to 9 (first).")] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(help="How often each may run at most; 4 if not given, whatever its @job says.")
+        int | None, typer.Option(help="The most runs of each job. Default: 4, whatever its @job says.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Have a job enqueued by the clock; it takes the place of a schedule of that name.
+    """Add a schedule, or replace the one of that name.
 
     Without --payload or --payload-file the payload is read from standard input, as in `holdfast enqueue`.
     """
     from holdfast.jobs.definition import Message
 
     if (cron is None) == (every is None):
-        raise InvalidOption("cron", "give --cron '30 2 * * *' or --every 10m, one of them")
+        raise InvalidOption("cron", "give either --cron '30 2 * * *' or --every 10m")
     if every is not None and timezone != "UTC":
-        raise InvalidOption("timezone", "--timezone is for --cron; --every is the same everywhere")
+        raise InvalidOption("timezone", "--timezone needs --cron; an interval has no time zone")
     message = Message.raw(read_payload(type, payload, payload_file), "" if type == "-" else type)
-    how_often = duration("every", every)
+    interval = duration("every", every)
 
     async def act(bound: Queue) -> Schedule:
         return await bound.schedule(
-            name, message, cron=cron, every=how_often, timezone=timezone,
+            name, message, cron=cron, every=interval, timezone=timezone,
             queue=queue, priority=priority, max_attempts=max_attempts,
         )  # fmt: skip
 
@@ -92,7 +96,7 @@ def add(
 
 
 def remove(name: NameArgument, *, store: Store = None, tenant: Tenant = None, json: Json = False) -> None:
-    """End a schedule. Jobs that it has enqueued stay as they are."""
+    """Remove a schedule. Jobs that it has enqueued stay."""
     from holdfast.core.names import SCHEDULES
 
     with audited("schedule.remove", store, tenant, name=name):
@@ -104,5 +108,5 @@ def remove(name: NameArgument, *, store: Store = None, tenant: Tenant = None, js
         say(f"removed {name}")
 
 
-def _rhythm(schedule: Schedule) -> str:
+def _timing(schedule: Schedule) -> str:
     return schedule.cron or f"every {re.sub(' 0[hms]$', '', span(schedule.every))}"

@@ -24,20 +24,22 @@ ISSUER_VARIABLE, AUDIENCE_VARIABLE = "HOLDFAST_JWT_ISSUER", "HOLDFAST_JWT_AUDIEN
 CLAIM_VARIABLE = "HOLDFAST_TENANT_CLAIM"
 
 Metrics = tuple[str, int] | None
-"""Where /metrics is served apart from the rest: address and port."""
+"""The separate address and port of /metrics."""
 
 KeyFile = Annotated[
     Path | None,
     typer.Option(
-        "--jwt-hs256-key-file", metavar="FILE", help=f"A shared key, in a file. [env, the key: {KEY_VARIABLE}]"
+        "--jwt-hs256-key-file", metavar="FILE", help=f"A file with a shared key. [env, the key itself: {KEY_VARIABLE}]"
     ),
 ]
 Jwks = Annotated[
     str | None,
     typer.Option("--jwks-url", metavar="URL", help=f"Public keys: a file or https://. [env: {JWKS_VARIABLE}]"),
 ]
-Issuer = Annotated[str | None, typer.Option("--jwt-issuer", help=f"`iss` of tokens. [env: {ISSUER_VARIABLE}]")]
-Audience = Annotated[str | None, typer.Option("--jwt-audience", help=f"`aud` of tokens. [env: {AUDIENCE_VARIABLE}]")]
+Issuer = Annotated[str | None, typer.Option("--jwt-issuer", help=f"The `iss` of tokens. [env: {ISSUER_VARIABLE}]")]
+Audience = Annotated[
+    str | None, typer.Option("--jwt-audience", help=f"The `aud` of tokens. [env: {AUDIENCE_VARIABLE}]")
+]
 TenantClaim = Annotated[
     str | None, typer.Option("--tenant-claim", help=f"The claim that names the tenant. [env: {CLAIM_VARIABLE}]")
 ]
@@ -52,9 +54,10 @@ def serve(
     *,
     store: Store = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free one.")] = 8000,
     processes: Annotated[
-        int, typer.Option("--processes", min=1, max=256, help="How many processes; one that dies is started again.")
+        int,
+        typer.Option("--processes", min=1, max=256, help="The number of processes; a process that dies is restarted."),
     ] = 1,
     key_file: KeyFile = None,
     jwks: Jwks = None,
@@ -62,61 +65,67 @@ def serve(
     audience: Audience = None,
     tenant_claim: TenantClaim = None,
     rate_limit: Annotated[
-        float, typer.Option(min=0, help="Requests per second for each token, in each process; 0: any number.")
+        float, typer.Option(min=0, help="Requests a second of each token, in each process; 0: no limit.")
     ] = 0,
     rate_limit_per_tenant: Annotated[
-        int, typer.Option(min=0, help="Requests per second of each tenant, in each process; 0: any number.")
+        int, typer.Option(min=0, help="Requests a second of each tenant, in each process; 0: no limit.")
     ] = 1000,
     change_limit_per_tenant: Annotated[
-        int, typer.Option(min=0, help="Jobs and leases per second that those change; 0: any number.")
+        int, typer.Option(min=0, help="Jobs and leases a second that these change; 0: no limit.")
     ] = 10_000,
     bad_token_limit: Annotated[
         float,
-        typer.Option(min=0, help="Bad tokens per second from one address, in each process; 0: any number."),
+        typer.Option(min=0, help="Bad tokens a second from one address, in each process; 0: no limit."),
     ] = 50,
     trusted_proxies: Annotated[
         str,
-        typer.Option(metavar="ADDRESSES", help="Whose X-Forwarded-For to believe: addresses, networks, with commas."),
+        typer.Option(
+            metavar="ADDRESSES", help="Proxies whose X-Forwarded-For counts: addresses and networks, with commas."
+        ),
     ] = "",
     max_connections: Annotated[int, typer.Option(min=1, help="Open connections in each process.")] = 10_000,
     max_connections_per_tenant: Annotated[
-        int | None, typer.Option(min=0, help="Of those that do not wait; 0: any number. [default: a tenth]")
+        int | None,
+        typer.Option(min=0, help="Connections of one tenant that do not wait; 0: no limit. [default: a tenth]"),
     ] = None,
     max_connections_per_address: Annotated[
-        int | None, typer.Option(min=0, help="With a token or without; 0: any number. [default: a fifth]")
+        int | None, typer.Option(min=0, help="Connections from one address; 0: no limit. [default: a fifth]")
     ] = None,
     max_waits_per_tenant: Annotated[
         int | None,
-        typer.Option(min=0, help="Claims and results that wait; 0: any number. [default: a tenth]"),
+        typer.Option(min=0, help="Waiting claims and results of one tenant; 0: no limit. [default: a tenth]"),
     ] = None,
     max_streams_per_tenant: Annotated[
-        int | None, typer.Option(min=0, help="Event streams; 0: any number. [default: a tenth]")
+        int | None, typer.Option(min=0, help="Event streams of one tenant; 0: no limit. [default: a tenth]")
     ] = None,
     memory: Annotated[
-        int, typer.Option(min=0, metavar="MIB", help="Bodies and answers in flight in each process; 0: any number.")
+        int,
+        typer.Option(
+            min=0, metavar="MIB", help="Memory for bodies and answers in flight, in each process; 0: no limit."
+        ),
     ] = 256,
     memory_per_tenant: Annotated[
-        int, typer.Option(min=0, metavar="MIB", help="The same for one tenant; 0: any number.")
+        int, typer.Option(min=0, metavar="MIB", help="The same for one tenant; 0: no limit.")
     ] = 64,
     memory_per_address: Annotated[
-        int, typer.Option(min=0, metavar="MIB", help="The same for one address; 0: any number.")
+        int, typer.Option(min=0, metavar="MIB", help="The same for one address; 0: no limit.")
     ] = 128,
-    grace: Annotated[str, typer.Option(metavar="SECONDS", help="How long requests may go on after SIGTERM.")] = "30",
+    grace: Annotated[str, typer.Option(metavar="SECONDS", help="How long requests may continue after SIGTERM.")] = "30",
     metrics_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Serve /metrics there, and not with the rest.")
+        int | None, typer.Option(min=1, max=65535, help="Serve /metrics on this port alone.")
     ] = None,
     metrics_host: Annotated[
-        str | None, typer.Option(help="The address of --metrics-port; if not given, that of --host.")
+        str | None, typer.Option(help="The address of --metrics-port. Default: that of --host.")
     ] = None,
-    access_log: Annotated[bool, typer.Option(help="One JSON line for each request, on standard output.")] = True,
+    access_log: Annotated[bool, typer.Option(help="Print a JSON line for each request.")] = True,
     blobs: Blobs = None,
     json_logs: JsonLogs = False,
     log_level: LogLevel = "info",
     audit_queue: Annotated[
-        bool, typer.Option("--audit-queue", help="Keep the audit trail in the store too; `holdfast trail` reads it.")
+        bool, typer.Option("--audit-queue", help="Keep the audit trail in the store too; `holdfast trail` prints it.")
     ] = False,
 ) -> None:
-    """Serve the HTTP API until SIGTERM or Ctrl-C. Then let requests end, answer those that wait, and exit with 0."""
+    """Serve the HTTP API until SIGTERM or Ctrl-C. Then finish requests, answer waiting ones, and exit with 0."""
     from holdfast.cli.running import exit_on_term, ignore_signals
 
     with needing_service("serve"):
@@ -124,7 +133,7 @@ def serve(
         from holdfast.service.settings import MIB, Limits, Settings, check_proxies
 
     if metrics_host is not None and metrics_port is None:
-        raise InvalidOption("metrics_host", "it is the address of --metrics-port; give that too")
+        raise InvalidOption("metrics_host", "it needs --metrics-port")
     metrics = None if metrics_port is None else (metrics_host or host, metrics_port)
     grace_s = duration("grace", grace)
     settings = Settings(
@@ -169,30 +178,30 @@ def serve(
 def token_settings(
     key_file: Path | None, jwks: str | None, issuer: str | None, audience: str | None, tenant_claim: str | None
 ) -> TokenSettings:
-    """How tokens are made and checked, by flags and by the environment. Raises InvalidOption."""
+    """How tokens are signed and checked, from options and the environment. Raises InvalidOption."""
     from holdfast.service.settings import TokenSettings
 
     key = os.environ.get(KEY_VARIABLE) or None
     if key_file is not None:
         key = key_file.read_text(encoding="utf-8").strip()
-    said: dict[str, Any] = {
+    given: dict[str, Any] = {
         "hs256_key": key,
         "jwks": jwks or os.environ.get(JWKS_VARIABLE),
         "issuer": issuer or os.environ.get(ISSUER_VARIABLE),
         "audience": audience or os.environ.get(AUDIENCE_VARIABLE),
         "tenant_claim": tenant_claim or os.environ.get(CLAIM_VARIABLE),
     }
-    return TokenSettings(**{name: value for name, value in said.items() if value})
+    return TokenSettings(**{name: value for name, value in given.items() if value})
 
 
 def address(sock: socket) -> str:
-    """The URL of a service that listens there."""
+    """The URL of a service that listens on this socket."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _child(settings: Settings, sock: socket, logs: dict[str, Any], metrics: Metrics, number: int) -> NoReturn:
-    """Be one of several processes; the first shows the metrics of all."""
+    """Run as one of several processes. The first one serves the metrics of all."""
     from holdfast.cli import exit_code_of
     from holdfast.cli.running import exit_on_term
 

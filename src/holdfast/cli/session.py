@@ -1,4 +1,4 @@
-"""How a command gets at a store: open, do one thing, close."""
+"""How a command uses a store: open it, do one thing, close it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def with_queue(
     *,
     create: bool = False,
 ) -> T:
-    """What `act` makes of one tenant's Queue. A directory without a store is an error unless `create`."""
+    """Call `act` with the Queue of one tenant. Raises StoreUnavailable if there is no store, unless `create`."""
     import asyncio
 
     from holdfast.queue.queue import Queue
@@ -118,10 +118,13 @@ async def pages(
     limit: int | None,
     page: Callable[[str, str | None, int], Awaitable[JobPage]],
 ) -> tuple[list[JobRecord], str | None]:
-    """Up to `limit` jobs of one queue or, queue by queue, of all; and the cursor that goes on, which then names one."""
+    """Up to `limit` jobs of one queue, or of all queues one after another; and the cursor to continue.
+
+    A cursor over all queues begins with the name of the queue where it continues.
+    """
     first, comma, rest = (cursor or "").partition(",") if queue is None else (queue, ",", cursor or "")
     if cursor and not comma:
-        raise InvalidOption("cursor", f"{cursor!r} is none of a list over all queues; name the queue it is of")
+        raise InvalidOption("cursor", f"{cursor!r} belongs to a list of one queue; name it with --queue")
     found: list[JobRecord] = []
     for name in await queues_of(bound, queue):
         if name < first:
@@ -133,7 +136,7 @@ async def pages(
             size = PAGE if limit is None else min(PAGE, limit - len(found))
             got = await page(name, at or None, size)
             found += got
-            # A page may be short and yet not the last: `type` is looked at while paging.
+            # A short page is not always the last one: the filter `type` is applied while paging.
             if not got.cursor:
                 break
             at = got.cursor
@@ -141,7 +144,7 @@ async def pages(
 
 
 def with_store(store: str | None, act: Callable[[Store], Awaitable[T]]) -> T:
-    """What `act` makes of a store, bound to no tenant. For operators."""
+    """Call `act` with the store itself, without a tenant. For operators."""
     import asyncio
 
     from holdfast.opening import open_store

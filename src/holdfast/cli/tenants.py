@@ -1,4 +1,4 @@
-"""Tenants: their weight, quota and budgets, and which there are."""
+"""`holdfast tenant`: weight, quota and budgets; `holdfast tenants`: the list."""
 
 from __future__ import annotations
 
@@ -38,29 +38,39 @@ def set_tenant(
     *,
     store: Store = None,
     queue: Annotated[str | None, typer.Option("--queue", "-q", help="For this queue alone.")] = None,
-    weight: Annotated[float | None, typer.Option(help="Its turns in proportion to others; 1 if never set.")] = None,
+    weight: Annotated[
+        float | None, typer.Option(help="The share of turns, in proportion to other tenants. Default: 1.")
+    ] = None,
     max_waiting: Annotated[
-        int | None, typer.Option(help="How many jobs may wait at once; exact. 0 lets none in; a large number lifts it.")
+        int | None, typer.Option(help="The most waiting jobs, an exact quota; 0 lets none in.")
     ] = None,
-    max_jobs: Annotated[int | None, typer.Option(min=0, help="Jobs of any state, and keys that outlive them.")] = None,
+    max_jobs: Annotated[
+        int | None, typer.Option(min=0, help="The most jobs in any state, with keys that outlive them.")
+    ] = None,
     max_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Bytes of payloads, results, errors and records.")
+        int | None, typer.Option(min=0, help="The most bytes of payloads, results, errors and records.")
     ] = None,
-    max_queues: Annotated[int | None, typer.Option(min=0, help="Queues that have jobs.")] = None,
-    max_schedules: Annotated[int | None, typer.Option(min=0, help="Schedules.")] = None,
-    max_flows: Annotated[int | None, typer.Option(min=0, help="Flows under way.")] = None,
-    max_workers: Annotated[int | None, typer.Option(min=0, help="Workers that report by a service.")] = None,
-    max_types: Annotated[int | None, typer.Option(min=0, help="Job types that those report.")] = None,
-    requests_per_s: Annotated[int | None, typer.Option(min=0, help="Requests to each process of a service.")] = None,
-    changes_per_s: Annotated[int | None, typer.Option(min=0, help="Jobs and leases changed by those.")] = None,
-    max_connections: Annotated[int | None, typer.Option(min=0, help="Connections to each process.")] = None,
-    max_streams: Annotated[int | None, typer.Option(min=0, help="Event streams of each process.")] = None,
+    max_queues: Annotated[int | None, typer.Option(min=0, help="The most queues with jobs.")] = None,
+    max_schedules: Annotated[int | None, typer.Option(min=0, help="The most schedules.")] = None,
+    max_flows: Annotated[int | None, typer.Option(min=0, help="The most running flows.")] = None,
+    max_workers: Annotated[
+        int | None, typer.Option(min=0, help="The most workers that report through a service.")
+    ] = None,
+    max_types: Annotated[int | None, typer.Option(min=0, help="The most job types that these workers report.")] = None,
+    requests_per_s: Annotated[
+        int | None, typer.Option(min=0, help="The most requests a second to each process of a service.")
+    ] = None,
+    changes_per_s: Annotated[
+        int | None, typer.Option(min=0, help="The most jobs and leases a second that these change.")
+    ] = None,
+    max_connections: Annotated[int | None, typer.Option(min=0, help="The most connections to each process.")] = None,
+    max_streams: Annotated[int | None, typer.Option(min=0, help="The most event streams from each process.")] = None,
     max_waiting_claims: Annotated[
-        int | None, typer.Option(min=0, help="Claims and results that wait in each process.")
+        int | None, typer.Option(min=0, help="The most waiting claims and results in each process.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Set a tenant's weight, quota and budgets. What is not given stays as it is; a budget of 0 is no limit."""
+    """Set a tenant's weight, quota and budgets. Options that are not given do not change; a budget of 0 is no limit."""
     budgets = Budgets(
         max_jobs=max_jobs, max_bytes=max_bytes, max_queues=max_queues, max_schedules=max_schedules,
         max_flows=max_flows, max_workers=max_workers, max_types=max_types, requests_per_s=requests_per_s,
@@ -81,7 +91,7 @@ def set_tenant(
 
 
 def show_tenant(tenant: TenantArgument, *, store: Store = None, json: Json = False) -> None:
-    """Show what is set for a tenant, and what it keeps of what it may."""
+    """Show a tenant's settings, and how much of its budgets it uses."""
 
     async def act(bound: Queue) -> _Found:
         return await bound.tenant_settings(), await bound.usage()
@@ -118,7 +128,7 @@ def _print(tenant: str, found: _Found, json: bool) -> None:
         [
             one.budget,
             "" if one.used is None else str(one.used),
-            "as the service has it" if one.limit is None else str(one.limit) if one.limit else "no limit",
+            "set by the service" if one.limit is None else str(one.limit) if one.limit else "no limit",
             "set" if one.is_set else "default",
         ]
         for one in usage.budgets

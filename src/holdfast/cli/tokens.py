@@ -1,4 +1,4 @@
-"""`holdfast token` and `holdfast keys`: tokens and keys for development, and the keys of lease proofs in a store."""
+"""`holdfast token` and `holdfast keys`: tokens and keys for development, and a store's keys for lease proofs."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ def token(
     tenant: Tenant = None,
     scope: Annotated[str, typer.Option(metavar="SCOPE[,SCOPE...]", help="produce, work, read, admin.")] = "",
     queues: Annotated[
-        str | None, typer.Option(metavar="QUEUE[,QUEUE...]", help="The only queues it is for; if not given, all.")
+        str | None,
+        typer.Option(metavar="QUEUE[,QUEUE...]", help="The queues that the token is limited to. Default: all."),
     ] = None,
-    ttl: Annotated[str, typer.Option(metavar="DURATION", help="How long it holds.")] = "1h",
-    subject: Annotated[str, typer.Option(help="Who it is for: the worker id where a claim names none.")] = "",
+    ttl: Annotated[str, typer.Option(metavar="DURATION", help="How long the token is valid.")] = "1h",
+    subject: Annotated[str, typer.Option(help="The `sub`: the worker id of claims that name none.")] = "",
     key_file: KeyFile = None,
     private_key: Annotated[
         Path | None, typer.Option("--private-key", metavar="FILE", help="A private key of `holdfast keys new`.")
@@ -62,16 +63,16 @@ def token(
     audience: Audience = None,
     tenant_claim: TenantClaim = None,
 ) -> None:
-    """Print a signed token for the HTTP service, for development; or, with a command, revoke tokens."""
+    """Print a signed token for the HTTP service, for development. With a subcommand, revoke tokens."""
     if ctx.invoked_subcommand is not None:
         return
     if not scope:
-        raise InvalidOption("scope", "say what the token is for: --scope produce,work,read,admin")
+        raise InvalidOption("scope", "not given; pass for example --scope produce,work,read,admin")
     lifetime = duration("ttl", ttl)
     lifetime_s = 3600.0 if lifetime is None else lifetime.total_seconds()
     scopes, only = words("scope", scope) or [], words("queues", queues)
-    said: dict[str, Any] = {"scopes": scopes, "queues": only, "lifetime_s": lifetime_s, "of": subject}
-    with audited("token.sign", NO_STORE, tenant, **said):
+    facts: dict[str, Any] = {"scopes": scopes, "queues": only, "lifetime_s": lifetime_s, "of": subject}
+    with audited("token.sign", NO_STORE, tenant, **facts):
         made = _signing().sign(
             token_settings(key_file, None, issuer, audience, tenant_claim),
             tenant=tenant_name(tenant),
@@ -84,12 +85,14 @@ def token(
     say(made)
 
 
-Jti = Annotated[str | None, typer.Option("--jti", help="The token of this `jti`.")]
-Subject = Annotated[str | None, typer.Option("--subject", help="All tokens of this `sub`.")]
+Jti = Annotated[str | None, typer.Option("--jti", help="The token with this `jti`.")]
+Subject = Annotated[str | None, typer.Option("--subject", help="All tokens with this `sub`.")]
 IssuedBefore = Annotated[
     str | None,
     typer.Option(
-        "--issued-before", metavar="TIME", help="All tokens issued (`iat`) before it: `now`, or 2030-01-31T12:00Z."
+        "--issued-before",
+        metavar="TIME",
+        help="All tokens issued (`iat`) before this time: `now`, or 2030-01-31T12:00Z.",
     ),
 ]
 
@@ -106,7 +109,7 @@ def revoke(
     revocation = _revocation(tenant, jti, subject, issued_before)
     with audited("token.revoke", store, revocation.tenant, by=revocation.kind, value=_value(revocation)):
         is_new = with_store(store, lambda opened: _revoked().RevokedTokens(opened).add(revocation))
-    note(f"revoked: {_said(revocation)}" if is_new else f"was revoked before: {_said(revocation)}")
+    note(f"revoked: {_described(revocation)}" if is_new else f"already revoked: {_described(revocation)}")
 
 
 def restore(
@@ -117,17 +120,17 @@ def restore(
     issued_before: IssuedBefore = None,
     store: Store = None,
 ) -> None:
-    """Take tokens again, or forget those that have expired; in the words in which `token revoked` lists them."""
+    """Accept revoked tokens again. Give the same option and value that `token revoked` lists."""
     revocation = _revocation(tenant, jti, subject, issued_before)
     with audited("token.restore", store, revocation.tenant, by=revocation.kind, value=_value(revocation)):
         if not with_store(store, lambda opened: _revoked().RevokedTokens(opened).remove(revocation)):
-            raise InvalidOption("token", f"that is not revoked: {_said(revocation)}; see `holdfast token revoked`")
-    note(f"restored: {_said(revocation)}")
+            raise InvalidOption("token", f"it is not revoked: {_described(revocation)}; see `holdfast token revoked`")
+    note(f"restored: {_described(revocation)}")
 
 
 def list_revoked(
     *,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Only those of this tenant.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only tokens of this tenant.")] = None,
     store: Store = None,
     json: Json = False,
 ) -> None:
@@ -141,12 +144,12 @@ def list_revoked(
 
 
 def _revocation(tenant: str | None, jti: str | None, subject: str | None, issued_before: str | None) -> Revocation:
-    """What is to be revoked. Raises InvalidOption unless it is said in one way."""
+    """What to revoke. Raises InvalidOption unless exactly one option is given."""
     moment = None
     if issued_before is not None:
         moment = time.time() if issued_before == "now" else _instant(issued_before).timestamp()
-    said = {"jti": jti, "sub": subject, "issued_before": None if moment is None else str(math.ceil(moment))}
-    given = [(kind, value) for kind, value in said.items() if value is not None]
+    options = {"jti": jti, "sub": subject, "issued_before": None if moment is None else str(math.ceil(moment))}
+    given = [(kind, value) for kind, value in options.items() if value is not None]
     if len(given) != 1:
         raise InvalidOption("token", "give one of --jti, --subject and --issued-before")
     ((kind, value),) = given
@@ -156,7 +159,7 @@ def _revocation(tenant: str | None, jti: str | None, subject: str | None, issued
 def _instant(text: str) -> datetime:
     found = instant("issued_before", text)
     if found is None:
-        raise InvalidOption("issued_before", "say when")
+        raise InvalidOption("issued_before", "not given")
     return found
 
 
@@ -166,7 +169,7 @@ def _value(revocation: Revocation) -> str:
     return datetime.fromtimestamp(float(revocation.value), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _said(revocation: Revocation) -> str:
+def _described(revocation: Revocation) -> str:
     return f"tenant {revocation.tenant}, {revocation.kind} {_value(revocation)}"
 
 
@@ -181,20 +184,20 @@ def new_key(
     *,
     algorithm: Annotated[str, typer.Option(help="HS256 (a shared key), or RS256, ES256, EdDSA (a pair).")] = "HS256",
     private_key: Annotated[
-        Path | None, typer.Option("--private-key", metavar="FILE", help="Where the private key of a pair goes.")
+        Path | None, typer.Option("--private-key", metavar="FILE", help="The file for the private key of a pair.")
     ] = None,
     jwks: Annotated[
-        Path | None, typer.Option("--jwks", metavar="FILE", help="The set to which the public key is added.")
+        Path | None, typer.Option("--jwks", metavar="FILE", help="The key set that gets the public key.")
     ] = None,
 ) -> None:
-    """Make a key. A shared one is printed; a pair goes into two files."""
+    """Make a key. A shared key is printed; a pair is written to two files."""
     signing = _signing()
     if algorithm == "HS256":
         say(signing.new_secret())
         return
     private, public = signing.new_pair(algorithm)
     if private_key is None or jwks is None:
-        raise InvalidOption("keys", "a pair goes into files: pass --private-key and --jwks")
+        raise InvalidOption("keys", "a pair is written to files; pass --private-key and --jwks")
     private_key.touch(mode=0o600, exist_ok=False)
     private_key.write_text(json.dumps(private), encoding="utf-8")
     known: dict[str, Any] = json.loads(jwks.read_text(encoding="utf-8")) if jwks.exists() else {"keys": []}
@@ -204,7 +207,7 @@ def new_key(
 
 
 def list_lease_keys(*, store: Store = None, json: Json = False) -> None:
-    """List the keys of lease proofs in a store, by number; never what they are."""
+    """List a store's keys for lease proofs by number. The keys themselves are never shown."""
     from holdfast.service.proofs import LeaseKeys
 
     found = with_store(store, lambda opened: LeaseKeys(opened).all())
@@ -225,7 +228,7 @@ def rotate_lease_key(*, store: Store = None) -> None:
 def drop_lease_key(
     kid: Annotated[str, typer.Argument(metavar="KID", help="The number of the key.")], *, store: Store = None
 ) -> None:
-    """Drop a key of lease proofs. Within 5 s the leases that it signed can no longer be finished or extended."""
+    """Drop a key for lease proofs. Within 5 s the leases that it signed can no longer be finished or extended."""
     from holdfast.service.proofs import LeaseKeys
 
     with audited("lease_keys.drop", store, None, kid=kid):

@@ -1,4 +1,4 @@
-"""`holdfast trail`: what `serve --audit-queue` has kept of who did what."""
+"""`holdfast trail`: prints the audit trail that `serve --audit-queue` keeps in the store."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ def register(app: typer.Typer) -> None:
 
 def trail(
     *,
-    take: Annotated[
-        bool, typer.Option("--take", help="Remove the lines from the store once they are printed.")
-    ] = False,
+    take: Annotated[bool, typer.Option("--take", help="Remove the lines from the store after printing them.")] = False,
     store: Store = None,
 ) -> None:
-    """Print the audit trail that `holdfast serve --audit-queue` keeps in the store, as JSON lines, the oldest first."""
+    """Print the audit trail as JSON lines, the oldest first. `holdfast serve --audit-queue` keeps it in the store."""
     count = with_store(store, _take if take else _show)
     if not count:
-        note("No lines. The service keeps them with --audit-queue.")
+        note("The trail is empty. The service keeps one with --audit-queue.")
 
 
 async def _show(store: OpenStore) -> int:
@@ -53,7 +51,7 @@ async def _show(store: OpenStore) -> int:
 
 
 async def _take(store: OpenStore) -> int:
-    """A line that was printed by a command that then died is printed again by the next one, a minute later."""
+    """Print and remove the lines. If this process dies in between, the next one prints them again a minute later."""
     from holdfast.core.job import ClaimRequest, Finish, Result
     from holdfast.core.names import AUDIT, OPERATOR
 

@@ -1,4 +1,4 @@
-"""Running a store: maintain, migrate, workers."""
+"""Operating a store: maintain, migrate, workers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def register(app: typer.Typer) -> None:
 def maintain(
     store: Store = None, blobs: Blobs = None, json_logs: JsonLogs = False, log_level: LogLevel = "info"
 ) -> None:
-    """Run the upkeep of a store until SIGTERM or Ctrl-C.
+    """Run a store's maintenance until SIGTERM or Ctrl-C.
 
-    It ends expired leases at once, forgets what is past its retention, fires schedules and leads flows. Every worker
-    does so too.
+    It ends expired leases, deletes jobs after their retention, runs schedules and advances flows. Every worker does so
+    too.
     """
     import asyncio
 
@@ -45,9 +45,9 @@ def maintain(
 
 
 def migrate(url: StoreUrl, *, json: Json = False) -> None:
-    """Bring a store's schema up to date, all of it or nothing. Exits with 1 if that did not come about.
+    """Migrate a store's schema, in one transaction. Exits with 1 if that fails.
 
-    Safe to run from several places at once, and while workers run. Of our stores only postgresql:// has a schema.
+    It is safe to run several at once, and while workers run. Only postgresql:// has a schema.
     """
     import asyncio
 
@@ -57,11 +57,11 @@ def migrate(url: StoreUrl, *, json: Json = False) -> None:
 
     async def ask() -> bool:
         store = make_store(url)
-        bring_up: Callable[[Callable[[str], None]], Awaitable[int]] | None = getattr(store, "migrate", None)
+        migrate_store: Callable[[Callable[[str], None]], Awaitable[int]] | None = getattr(store, "migrate", None)
         try:
-            if bring_up is not None:
-                await bring_up(steps.append)
-            return bring_up is not None
+            if migrate_store is not None:
+                await migrate_store(steps.append)
+            return migrate_store is not None
         finally:
             await store.close()
 
@@ -69,11 +69,11 @@ def migrate(url: StoreUrl, *, json: Json = False) -> None:
     if json:
         emit({"url": shown_url(url), "steps": steps})
     elif not has_schema:
-        say(f"There is nothing to migrate: {url.partition(':')[0]}: has no schema.")
+        say(f"Nothing to migrate: {url.partition(':')[0]}: has no schema.")
     elif steps:
         say("\n".join(f"applied {name}" for name in steps), lines=True)
     else:
-        say("There is nothing to migrate: the schema is up to date.")
+        say("Nothing to migrate: the schema is up to date.")
 
 
 def list_workers(
@@ -118,16 +118,21 @@ async def _maintain(url: str, blobs: str | None) -> None:
     from holdfast.maintenance import maintain as run
     from holdfast.opening import make_store
     from holdfast.telemetry.logging import get_logger
-    from holdfast.worker.shutdown import stop_event
+    from holdfast.worker.signals import stop_event
 
     log = get_logger("holdfast.cli")
-    kept = None if blobs is None else BlobStore.open(blobs)
+    blob_store = None if blobs is None else BlobStore.open(blobs)
     opened = make_store(url)
     try:
         await open_and_log(opened, url)
         with stop_event() as stop:
             log.info("maintenance started", store=shown_url(url))
-            await run(opened, stop=stop, blobs=kept, on_error=lambda error: log.warning("upkeep failed", error=error))
+            await run(
+                opened,
+                stop=stop,
+                blobs=blob_store,
+                on_error=lambda error: log.warning("a maintenance task failed", error=error),
+            )
         ignore_signals()
         log.info("maintenance stopped")
     finally:

@@ -1,4 +1,4 @@
-"""`holdfast worker`: runs the jobs of some modules, in this process or in several."""
+"""`holdfast worker`: runs jobs, in this process or in several."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.cli.options import (
 )
 from holdfast.core.errors import InvalidOption
 
-JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Logs as JSON lines.")]
+JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Log JSON lines.")]
 LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -44,31 +44,36 @@ def worker(
     handler: Handler = None,
     lifespan: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="An async context manager around the work: startup and shutdown."),
+        typer.Option(metavar="MODULE:FUNCTION", help="An async context manager for startup and shutdown."),
     ] = None,
     concurrency: Concurrency = 10,
     processes: Annotated[
-        int, typer.Option("--processes", min=1, max=256, help="How many processes; one that dies is started again.")
+        int,
+        typer.Option("--processes", min=1, max=256, help="The number of processes; a process that dies is restarted."),
     ] = 1,
     lease: Lease = "30",
     grace: Grace = "20",
     fail_unknown_after: Annotated[
         str,
-        typer.Option(metavar="DURATION", help="After how long a job fails whose type or version no worker knows."),
+        typer.Option(metavar="DURATION", help="How long a job of an unknown type or version may wait before it fails."),
     ] = "24h",
     prefetch: Annotated[
-        int | None, typer.Option(help="How many jobs to claim ahead; if not given, as it fits.")
+        int | None, typer.Option(help="How many jobs to claim ahead. Default: chosen automatically.")
     ] = None,
     metrics_port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="Serve Prometheus metrics; with --processes each has the next port."),
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Serve Prometheus metrics on this port; with --processes each process uses the next port.",
+        ),
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="The address of --metrics-port.")] = "127.0.0.1",
     blobs: Blobs = None,
     json_logs: JsonLogs = False,
     log_level: LogLevel = "info",
 ) -> None:
-    """Run jobs until SIGTERM or Ctrl-C. Then finish or give back what is held, and exit with 0."""
+    """Run jobs until SIGTERM or Ctrl-C. Then finish or release the running jobs, and exit with 0."""
     import asyncio
 
     from msgspec.structs import replace
@@ -112,5 +117,5 @@ def worker(
 def checked_level(level: str) -> str:
     """The name of a log level. Raises InvalidOption."""
     if level.lower() not in _LEVELS:
-        raise InvalidOption("log_level", f"{level!r} is none of {', '.join(_LEVELS)}")
+        raise InvalidOption("log_level", f"{level!r} is not one of {', '.join(_LEVELS)}")
     return level.lower()

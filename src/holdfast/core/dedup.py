@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from holdfast.core.job import AlreadyCompleted, Duplicate, Job, JobState, NewJob, Queued, Result
+from holdfast.core.errors import NotReplayable
+from holdfast.core.job import AlreadyCompleted, Duplicate, Envelope, Job, JobState, NewJob, Queued, Result
 from holdfast.core.lifecycle import forgotten, is_terminal, shown
 
 Answer = Queued | Duplicate | AlreadyCompleted
@@ -82,6 +83,36 @@ def bind(new: NewJob, now: int) -> Binding | None:
         return None
     expires_at = now + idempotency.ttl_ms if idempotency.policy == "ttl" else None
     return Binding(new.key.id, idempotency.policy, expires_at)
+
+
+Scope = tuple[str, str, str, str]
+"""Where a key is unique: tenant, queue, job type, key. [ENQ-3]"""
+
+
+def scope_of(tenant: str, queue: str, envelope: Envelope) -> Scope | None:
+    """The scope of an envelope's key; None if it has no key."""
+    idempotency = envelope.idempotency
+    return None if idempotency is None else (tenant, queue, envelope.type, idempotency.key)
+
+
+def is_released(job: Job) -> bool:
+    """Whether a job that has just changed no longer holds its key: it has started, or ended, as the policy says."""
+    idempotency = job.envelope.idempotency
+    if idempotency is None or idempotency.policy in LASTING:
+        return False
+    return is_terminal(job) or (idempotency.policy == "until_started" and job.state is JobState.LEASED)
+
+
+def retakes_key(job: Job) -> bool:
+    """Whether a replay takes the job's key again."""
+    return job.envelope.idempotency is not None and job.envelope.idempotency.policy == "until_terminal"
+
+
+def check_retake(job: Job, binding: Binding | None, holder: Job | None, now: int) -> NotReplayable | None:
+    """Refuse the replay of a job whose key another job holds; None: go ahead. [ENQ-3]"""
+    if binding is None or by_key(binding, holder, now) is None:
+        return None
+    return NotReplayable(job.queue, job.id, f"job {binding.job_id!r} holds its idempotency key by now")
 
 
 def _of(job: Job, now: int) -> Answer:

@@ -1,4 +1,4 @@
-"""The count at the end: what producers were promised, against the store, the event log and the handlers' own log."""
+"""The check at the end: acknowledged jobs against the store, the event log and the handlers' own log."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ class Lost(Struct, frozen=True):
 
 
 class Times(Struct):
-    """Milliseconds of one tenant's jobs."""
+    """The times of one tenant's jobs, in milliseconds."""
 
     waits: list[float] = field(default_factory=list[float])
-    """From the moment a job was due until its handler first began."""
+    """From the time a job was due until its handler first began."""
     runs: list[float] = field(default_factory=list[float])
 
 
-class Audit(Struct):
-    """What was found."""
+class DemoAudit(Struct):
+    """The result of the check."""
 
     acknowledged: Counter[str]
-    """Promised jobs, by tenant."""
+    """The acknowledged jobs of each tenant."""
     states: dict[str, Counter[JobState]] = field(default_factory=dict[str, Counter[JobState]])
     times: dict[str, Times] = field(default_factory=dict[str, Times])
     lost: list[Lost] = field(default_factory=list[Lost])
     dead: list[JobRecord] = field(default_factory=list[JobRecord])
     events: Counter[str] = field(default_factory=Counter[str])
     leases_lost: int = 0
-    """Leases that ran out because their worker was gone."""
+    """Leases that expired because their worker was dead."""
     run_again: int = 0
-    """Jobs whose handler had begun when its lease was lost with its worker, and that began again elsewhere."""
+    """Jobs whose handler had begun when its worker died, and that ran again on another worker."""
     finished_twice: int = 0
-    """Jobs whose handler came to its end more than once: the work was done, the word of it was lost."""
+    """Jobs whose handler finished more than once: the work was done, but its acknowledgement was lost."""
 
 
-async def audit(queues: Sequence[Queue], acknowledged: Iterable[JobName], effects: Sequence[Effect]) -> Audit:
-    """Check every acknowledged job. Reads only what anybody could read."""
+async def audit(queues: Sequence[Queue], acknowledged: Iterable[JobName], effects: Sequence[Effect]) -> DemoAudit:
+    """Check every acknowledged job. Uses only the public API."""
     names = sorted(set(acknowledged))
-    found = Audit(Counter(tenant for tenant, _, _ in names))
+    found = DemoAudit(Counter(tenant for tenant, _, _ in names))
     events: dict[JobName, list[Event]] = defaultdict(list)
     for queue in queues:
         found.states[queue.tenant] = Counter()
@@ -62,30 +62,30 @@ async def audit(queues: Sequence[Queue], acknowledged: Iterable[JobName], effect
             events[event.tenant, event.queue, event.job_id].append(event)
             found.events[event.kind] += 1
             found.leases_lost += _is_lost_lease(event)
-        mine = [name for name in names if name[0] == queue.tenant]
-        # Asked for one by one, and sent together: concurrent calls share round trips.
-        records = await asyncio.gather(*(queue.get(id_, queue=queue_name) for _, queue_name, id_ in mine))
-        for name, record in zip(mine, records, strict=True):
+        own = [name for name in names if name[0] == queue.tenant]
+        # Concurrent calls share round trips.
+        records = await asyncio.gather(*(queue.get(id_, queue=queue_name) for _, queue_name, id_ in own))
+        for name, record in zip(own, records, strict=True):
             if record is not None:
                 found.states[queue.tenant][record.state] += 1
                 if record.state is JobState.FAILED:
                     found.dead.append(record)
-            trouble = _trouble(record, events.get(name, []))
-            if trouble:
-                found.lost.append(Lost(name, trouble))
+            problem = _problem(record, events.get(name, []))
+            if problem:
+                found.lost.append(Lost(name, problem))
     _count_effects(found, events, effects)
     return found
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that is not below `percent` of them; 0 of none."""
+    """The smallest value that `percent` of the values do not exceed; 0 without values."""
     if not values:
         return 0.0
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
-def _trouble(record: JobRecord | None, events: Sequence[Event]) -> str:
-    """What is wrong with an acknowledged job, or nothing: it ended once, and the store and the log agree on how."""
+def _problem(record: JobRecord | None, events: Sequence[Event]) -> str:
+    """What is wrong with an acknowledged job. Empty if it ended once and the store and the log agree on its end."""
     if record is None:
         return "the store does not know it"
     if record.state not in TERMINAL:
@@ -100,7 +100,7 @@ def _is_lost_lease(event: Event) -> bool:
     return event.kind == "expired" or (event.kind == "failed" and event.data["reason"] == "lease_expired")
 
 
-def _count_effects(found: Audit, events: dict[JobName, list[Event]], effects: Sequence[Effect]) -> None:
+def _count_effects(found: DemoAudit, events: dict[JobName, list[Event]], effects: Sequence[Effect]) -> None:
     runs: dict[JobName, dict[int, list[Effect]]] = defaultdict(dict)
     for effect in effects:
         runs[effect.tenant, effect.queue, effect.id].setdefault(effect.fence, []).append(effect)

@@ -1,4 +1,4 @@
-"""The directory that a demo runs in: its own, and fresh each time."""
+"""The directory of a demo, emptied before each run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MARK = "demo.lock"
 
 
 class NotOurs(Exception):
-    """The directory is in use, or holds something else than a demo."""
+    """The directory is in use, or holds something other than a demo."""
 
 
 @contextlib.contextmanager
 def fresh(directory: Path) -> Generator[None]:
-    """Clear what an earlier demo left in `directory`, and hold it until the end. Raises NotOurs and touches nothing."""
+    """Empty a directory of an earlier demo, and lock it during the block. Raises NotOurs, and then changes nothing."""
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         raise NotOurs(f"{directory} is not a directory; choose another with --dir")
     mark = directory / MARK
     if directory.exists() and any(directory.iterdir()) and not mark.is_file():
-        raise NotOurs(f"{directory} holds something else than a demo, and was left as it is; choose another with --dir")
+        raise NotOurs(f"{directory} holds something other than a demo and was not changed; choose another with --dir")
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -45,6 +45,6 @@ def fresh(directory: Path) -> Generator[None]:
 
 
 def store_url(directory: Path) -> str:
-    """The URL of the file store in `directory`, as short as it can be written."""
+    """The URL of the file store in `directory`, in its shortest form."""
     text = str(directory) if directory.is_absolute() else f"./{directory}"
     return f"file:{quote(text)}"

@@ -1,4 +1,4 @@
-"""What handlers did, written down by themselves, beside the queue: the witness against which the queue is checked."""
+"""A log that the handlers write themselves, beside the queue. The queue is checked against it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """A handler began or finished one run of a job. The fence says which run."""
+    """A handler began or finished one run of a job. The fence identifies the run."""
 
     what: Literal["began", "finished"]
     tenant: str
@@ -31,25 +31,25 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def witnessed() -> Generator[None]:
-    """Write down that the current job's handler began, and that it finished if it did."""
+def logged() -> Generator[None]:
+    """Log that the handler of the current job began and, unless it fails, that it finished."""
     _write("began")
     yield
     _write("finished")
 
 
 def read(path: Path) -> list[Effect]:
-    """All that was written, in order."""
+    """The whole log, in order."""
     return msgspec.json.Decoder(Effect).decode_lines(path.read_bytes()) if path.exists() else []
 
 
 def _write(what: Literal["began", "finished"]) -> None:
     path = os.environ.get(PATH_VARIABLE)
     if path is None:
-        return  # Called as a plain function.
+        return  # The handler was called as a plain function.
     job = current_job()
     line = _encode(Effect(what, job.tenant, job.queue, job.id, job.fence, time.time() * 1000)) + b"\n"
-    # One write at the end of the file: lines of several processes never mix.
+    # A single append: lines of several processes never mix.
     os.write(_open(path), line)
 
 

@@ -1,4 +1,4 @@
-"""The demo's worker processes, restarted when they die, as systemd or Kubernetes would do."""
+"""The worker processes of the demo. They are restarted when they die, as systemd or Kubernetes would do."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ STOP_S = 10.0
 
 
 class WorkerBroke(Exception):
-    """A worker ended in a way that is no part of the story."""
+    """A worker ended unexpectedly."""
 
 
 class Fleet:
-    """Real processes, by the numbers 1 to SIZE. `on_death(worker_id, by_us)` is called for each that is killed."""
+    """Real processes, numbered 1 to SIZE. Calls `on_death(worker_id, by_us)` for each one that is killed."""
 
     def __init__(self, store: str, directory: Path, lease_s: float, on_death: Callable[[str, bool], None]) -> None:
         self._store = store
@@ -45,20 +45,20 @@ class Fleet:
         self._stopping = True
         for _, process in self._processes.values():
             if process.stdin is not None:
-                process.stdin.close()  # Asks it to end; see worker.py.
+                process.stdin.close()  # This asks the worker to stop; see worker.py.
         await asyncio.wait(self._keepers, timeout=STOP_S)
         for _, process in self._processes.values():
             if process.returncode is None:
                 process.kill()
-        # What one of them had to say was said by `check`.
+        # `check` has raised their errors already.
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     def id_of(self, number: int) -> str:
-        """The worker that has this number now; each life has an id of its own."""
+        """The id of the worker with this number. A restarted worker has a new id."""
         return self._processes[number][0]
 
     async def kill(self, number: int) -> str:
-        """Kill a worker so that it has no chance to clean up; its id."""
+        """Kill a worker without a chance to clean up. Returns its id."""
         worker_id, process = self._processes[number]
         self._doomed.add(worker_id)
         process.kill()
@@ -66,16 +66,16 @@ class Fleet:
         return worker_id
 
     def check(self) -> None:
-        """Raise what went wrong with the workers, if anything did."""
+        """Raise the error of a worker, if there is one."""
         for keeper in self._keepers:
             if keeper.done() and not self._stopping:
                 keeper.result()
 
     async def _keep(self, number: int) -> None:
-        life = 0
+        starts = 0
         while not self._stopping:
-            life += 1
-            worker_id = f"worker-{number}.{life}"
+            starts += 1
+            worker_id = f"worker-{number}.{starts}"
             process = await self._start(worker_id)
             self._processes[number] = (worker_id, process)
             code = await process.wait()
@@ -91,7 +91,7 @@ class Fleet:
                 sys.executable, "-m", "holdfast.demo.worker", self._store, "--id", worker_id,
                 "--concurrency", str(CONCURRENCY), "--lease", str(self._lease_s),
                 stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, env=self._environment,
-                # A group of its own: Ctrl-C reaches the demo, and the demo ends its workers.
+                # A separate session: Ctrl-C reaches only the demo, and the demo stops its workers.
                 start_new_session=True,
             )  # fmt: skip
         if self._stopping:

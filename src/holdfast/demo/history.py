@@ -1,4 +1,4 @@
-"""The last part of the demo: its own event log as tables on Spark, proved against the contract, and charts of it."""
+"""The last part of the demo: its event log as tables on Spark, an audit against the contract, and charts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rich.markup import escape
 from holdfast.core.errors import InvalidOption
 from holdfast.demo.show import command, line
 
-INSTEAD = "so its last part was left out: the event log as tables on Spark, an audit of it, and charts"
+SKIPPED = "so its last part was left out: the event log as tables on Spark, an audit of it, and charts"
 
 
 def missing(get_spark: str = "") -> str:
-    """What this part lacks here, as the reason it is left out; "" if nothing.
+    """Why this part cannot run on this machine; "" if it can.
 
-    Where only PySpark is missing, the command `get_spark` is run first to bring it.
+    If only PySpark is missing, the command `get_spark` runs first to install it.
     """
     from holdfast.pipeline.session import check_java, check_libraries
 
@@ -30,7 +30,7 @@ def missing(get_spark: str = "") -> str:
             importlib.invalidate_caches()
         check_libraries()
     except InvalidOption as error:
-        return f"{error}; {INSTEAD}"
+        return f"{error}; {SKIPPED}"
     return ""
 
 
@@ -44,15 +44,18 @@ def _has_libraries() -> bool:
     return True
 
 
-def prove(console: Console, directory: Path, store: str, get_spark: str = "") -> bool:
-    """Take the log in, build, audit and report; whether no rule was broken. Says in one line what is missing."""
+def audit_log(console: Console, directory: Path, store: str, get_spark: str = "") -> bool:
+    """Ingest the log, build, audit and report. Returns whether no rule was broken.
+
+    If something is missing, prints that in one line and returns True.
+    """
     if lack := missing(get_spark):
         line(console, f"\n[dim]{escape(lack)}[/]")
         return True
     line(console, "\n[bold]The same from the event log alone[/], on Spark:")
     from holdfast.pipeline.audit import audit
     from holdfast.pipeline.build import build
-    from holdfast.pipeline.ingest import Plan, ingest
+    from holdfast.pipeline.ingest import IngestPlan, ingest
     from holdfast.pipeline.lake import Lake
     from holdfast.pipeline.report import report
     from holdfast.pipeline.session import make_session
@@ -60,27 +63,27 @@ def prove(console: Console, directory: Path, store: str, get_spark: str = "") ->
     spark = make_session("local[2]", app="holdfast demo")
     try:
         lake = Lake(directory / "lake", create=True)
-        done = ingest(spark, lake, Plan(store))
+        done = ingest(spark, lake, IngestPlan(store))
         line(console, f"  ingest  {done.events:,} events, as Parquet in {escape(str(directory / 'lake'))}")
         build(spark, lake)
         runs = lake.read(spark, "job_runs").count()
         line(console, f"  build   {runs:,} job runs, their attempts, and figures by hour")
         found = audit(spark, lake)
         style = "bold red" if found.broken else "bold green"
-        said, _, rest = found.text().partition("\n")
-        line(console, f"  audit   [{style}]{said}[/]")
+        summary, _, rest = found.text().partition("\n")
+        line(console, f"  audit   [{style}]{summary}[/]")
         if found.broken:
             line(console, escape(rest))
         page = report(spark, lake, directory / "report.html", title="Holdfast demo")
         line(console, f"  report  {escape(str(page.absolute()))}")
     finally:
         spark.stop()
-    _ask(console, directory / "lake")
+    _print_query(console, directory / "lake")
     return not found.broken
 
 
-def _ask(console: Console, lake: Path) -> None:
-    line(console, "Ask it something:")
-    question = "SELECT tenant, queue, count(*) AS jobs, max(wait_ms) AS longest_wait FROM job_runs GROUP BY ALL"
-    text = f'pipeline query --lake {shlex.quote(str(lake))} "{question}"'
+def _print_query(console: Console, lake: Path) -> None:
+    line(console, "Query it:")
+    query = "SELECT tenant, queue, count(*) AS jobs, max(wait_ms) AS longest_wait FROM job_runs GROUP BY ALL"
+    text = f'pipeline query --lake {shlex.quote(str(lake))} "{query}"'
     line(console, escape(f"  {command()} {text}"))

@@ -1,4 +1,4 @@
-"""The demo's handlers. They only pretend to work, but they fail, take their time and die in earnest."""
+"""The demo's handlers. Their work is pretended, but they really fail, sleep and die."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import time
 from datetime import timedelta
 
 from holdfast import Permanent, RetryPolicy, current_job, job
-from holdfast.demo.effects import witnessed
+from holdfast.demo.effects import logged
 
-# Short, so that the story is told in seconds. The attempts are many, so that a run of bad luck with workers that die
-# is no reason for a healthy job to be given up.
+# Short delays, so that the demo takes seconds. Many attempts, so that a healthy job survives several dead workers.
 QUICKLY = RetryPolicy(base=timedelta(milliseconds=200), factor=2, cap=timedelta(seconds=1))
 ATTEMPTS = 12
 KEPT = timedelta(days=7)
@@ -20,16 +19,16 @@ KEPT = timedelta(days=7)
 
 @job(queue="images", max_attempts=ATTEMPTS, retry=QUICKLY, result_ttl=KEPT)
 async def thumbnail(picture: int, seconds: float) -> str:
-    """The everyday job."""
-    with witnessed():
+    """The most frequent job."""
+    with logged():
         await asyncio.sleep(seconds)
         return f"thumbnail-{picture}.png"
 
 
 @job(queue="emails", max_attempts=ATTEMPTS, retry=QUICKLY, result_ttl=KEPT)
 async def send_email(to: str, refusals: int = 0) -> str:
-    """Fails `refusals` times before it gets through, like a mail server on a bad day."""
-    with witnessed():
+    """Fails `refusals` times before it succeeds, like a busy mail server."""
+    with logged():
         await asyncio.sleep(0.02)
         if current_job().attempt <= refusals:
             raise ConnectionError(f"{to}: 421 try again later")
@@ -38,8 +37,8 @@ async def send_email(to: str, refusals: int = 0) -> str:
 
 @job(queue="billing", max_attempts=ATTEMPTS, retry=QUICKLY, result_ttl=KEPT)
 def charge_card(customer: int, declined: bool = False) -> str:  # noqa: FBT001, FBT002 - the arguments of a job
-    """A plain function: it runs in a thread. A declined card is declined for good."""
-    with witnessed():
+    """A plain function, which runs in a thread. A declined card fails for good."""
+    with logged():
         time.sleep(0.03)
         if declined:
             raise Permanent(f"customer {customer}: card declined")
@@ -49,7 +48,7 @@ def charge_card(customer: int, declined: bool = False) -> str:  # noqa: FBT001, 
 @job(queue="emails", max_attempts=ATTEMPTS, retry=QUICKLY, result_ttl=KEPT)
 async def remind(user: int) -> str:
     """Enqueued with a delay."""
-    with witnessed():
+    with logged():
         await asyncio.sleep(0.01)
         return f"reminded user {user}"
 
@@ -57,14 +56,14 @@ async def remind(user: int) -> str:
 @job(queue="billing", max_attempts=ATTEMPTS, retry=QUICKLY, result_ttl=KEPT)
 async def export_everything() -> None:
     """Runs until it is canceled."""
-    with witnessed():
+    with logged():
         await asyncio.sleep(600)
 
 
 @job(queue="images", max_attempts=3, retry=QUICKLY, result_ttl=KEPT)
 async def decode_broken_video() -> None:
-    """Poison: takes its whole worker process down, as a crash in a C library would."""
-    with witnessed():
+    """Poison: it kills its worker process, like a crash in a C library."""
+    with logged():
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Who enqueues what, and when. Always the same for the same number of jobs."""
+"""The jobs of each tenant of the demo. The same number of jobs always gives the same jobs."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ EXPORT_ID = "export"
 NEWSLETTER = "newsletter"
 
 
-class Tenant(Struct, frozen=True):
-    """A customer of the queue."""
+class DemoTenant(Struct, frozen=True):
+    """A tenant of the demo, and how it enqueues."""
 
     name: str
     share: float
     trickles: bool
-    """Sends its jobs one by one, as users click; else all at once."""
+    """Whether it enqueues its jobs one by one; otherwise all at once."""
     habit: str
 
 
 TENANTS = (
-    Tenant("acme", 0.75, False, "all at once, in bulk"),
-    Tenant("globex", 0.15, True, "one by one, as its users click"),
-    Tenant("initech", 0.10, True, "one by one, and one of them is poison"),
+    DemoTenant("acme", 0.75, False, "all at once, in bulk"),
+    DemoTenant("globex", 0.15, True, "one by one, as its users click"),
+    DemoTenant("initech", 0.10, True, "one by one, and one of its jobs is poison"),
 )
 
 
-class Plan(Struct, frozen=True):
-    """The jobs of one tenant. Those of `regretted` are enqueued for much later, and canceled before."""
+class TenantPlan(Struct, frozen=True):
+    """The jobs of one tenant. Those in `to_cancel` are due much later, and are canceled before that."""
 
-    tenant: Tenant
+    tenant: DemoTenant
     messages: list[Message[Any]]
-    regretted: list[Message[Any]]
+    to_cancel: list[Message[Any]]
     poison: Message[Any] | None
     export: Message[Any] | None
 
     @property
     def total(self) -> int:
-        """How many jobs the tenant enqueues."""
-        return len(self.messages) + len(self.regretted) + (self.poison is not None) + (self.export is not None)
+        """The number of jobs of the tenant."""
+        return len(self.messages) + len(self.to_cancel) + (self.poison is not None) + (self.export is not None)
 
 
-def plans(jobs: int) -> list[Plan]:
-    """About `jobs` jobs, spread over the tenants."""
+def plans(jobs: int) -> list[TenantPlan]:
+    """About `jobs` jobs, divided among the tenants."""
     return [_plan(tenant, max(10, round(jobs * tenant.share))) for tenant in TENANTS]
 
 
-def _plan(tenant: Tenant, jobs: int) -> Plan:
+def _plan(tenant: DemoTenant, jobs: int) -> TenantPlan:
     chance = random.Random(tenant.name)
-    regretted = max(1, jobs // 50)
-    return Plan(
+    canceled = max(1, jobs // 50)
+    return TenantPlan(
         tenant,
-        list(_everyday(chance, jobs - regretted)),
-        [_newsletter(n) for n in range(regretted)],
+        list(_everyday(chance, jobs - canceled)),
+        [_newsletter(n) for n in range(canceled)],
         decode_broken_video.message().options(id=POISON_ID, priority=9) if tenant.name == "initech" else None,
         export_everything.message().options(id=EXPORT_ID, priority=9) if tenant.name == "globex" else None,
     )

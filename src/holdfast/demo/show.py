@@ -1,4 +1,4 @@
-"""What the demo prints: bars on a terminal, lines elsewhere, tables at the end."""
+"""The output of the demo: progress bars on a terminal, lines elsewhere, tables at the end."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rich.table import Table
 
 from holdfast import JobState
 from holdfast.core.job import TERMINAL
-from holdfast.demo.audit import Audit, Times, percentile
+from holdfast.demo.audit import DemoAudit, Times, percentile
 from holdfast.demo.fleet import SIZE
-from holdfast.demo.plan import POISON_ID, Plan
+from holdfast.demo.plan import POISON_ID, TenantPlan
 
 LINE_EVERY_S = 2.0
 ENDED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
 
 
 class Show:
-    """The story as it goes: a line for each thing that happens, and how far each tenant is."""
+    """The progress of the demo: a line for each incident, and a bar for each tenant."""
 
-    def __init__(self, plans: Sequence[Plan], console: Console) -> None:
+    def __init__(self, plans: Sequence[TenantPlan], console: Console) -> None:
         self._console = console
         self._started = time.monotonic()
         self._line_at = LINE_EVERY_S
@@ -57,15 +57,15 @@ class Show:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the beginning."""
+        """Seconds since the start."""
         return time.monotonic() - self._started
 
     def say(self, text: str) -> None:
-        """Something happened."""
+        """Print an incident."""
         line(self._console, f"[dim]{self.elapsed_s:5.1f} s[/]  {text}")
 
     def update(self, counts: Mapping[str, Mapping[JobState, int]]) -> None:
-        """How far each tenant is."""
+        """Show the progress of each tenant."""
         ended = {name: sum(states.get(state, 0) for state in TERMINAL) for name, states in counts.items()}
         if self._console.is_terminal:
             for name, states in counts.items():
@@ -78,30 +78,32 @@ class Show:
             self.say("   ".join(f"{name} {ended[name]:,} of {self._totals[name]:,}" for name in counts))
 
 
-def headline(console: Console, plans: Sequence[Plan], directory: Path, lease_s: float) -> None:
-    """The tenants and workers."""
+def headline(console: Console, plans: Sequence[TenantPlan], directory: Path, lease_s: float) -> None:
+    """Print the tenants and workers."""
     total = sum(plan.total for plan in plans)
-    who = f"{total:,} jobs of {len(plans)} tenants, {SIZE} worker processes"
-    line(console, f"[bold]Holdfast demo[/]: {who}, no server, the data in {escape(str(directory))}\n")
+    what = f"{total:,} jobs of {len(plans)} tenants, {SIZE} worker processes"
+    line(console, f"[bold]Holdfast demo[/]: {what}, no server, data in {escape(str(directory))}\n")
     for plan in plans:
         line(console, f"  [bold]{plan.tenant.name:<8}[/] {plan.total:>5,} jobs, {plan.tenant.habit}")
-    line(console, "\nSome jobs fail and are retried, some wait for their time, some are canceled. A worker holds")
-    line(console, f"each job by a lease of {lease_s:g} s, which it renews; when a worker dies, its leases run out and")
-    line(console, "others get the jobs.\n")
+    line(console, "\nSome jobs fail and are retried, some are delayed, some are canceled. A worker holds each")
+    line(
+        console, f"job with a lease of {lease_s:g} s, which it renews. When a worker dies, its leases expire and other"
+    )
+    line(console, "workers get the jobs.\n")
 
 
-def report(console: Console, plans: Sequence[Plan], found: Audit, killed: tuple[int, int]) -> None:
-    """The tables, and what to make of them."""
+def report(console: Console, plans: Sequence[TenantPlan], found: DemoAudit, killed: tuple[int, int]) -> None:
+    """Print the tables, and what they mean."""
     names = [plan.tenant.name for plan in plans]
     bulk = next(plan for plan in plans if not plan.tenant.trickles)
     console.print()
     console.print(_states_table(names, found))
     console.print()
     console.print(_times_table(names, found))
-    line(console, "  wait: from the moment a job was due until its handler began. Tenants take turns: the")
+    line(console, "  wait: from the time a job was due until its handler began. Tenants take turns: the")
     sent = f"{len(bulk.messages):,} jobs that {bulk.tenant.name} enqueued at once"
-    line(console, f"  {sent} held up only itself.\n")
-    line(console, "[bold]What happened on the way[/]")
+    line(console, f"  {sent} delayed only that tenant.\n")
+    line(console, "[bold]What happened meanwhile[/]")
     for number, text in _happenings(found, *killed):
         line(console, f"  {number:>5,}  {text}")
     style = "bold red" if found.lost else "bold green"
@@ -113,21 +115,21 @@ def report(console: Console, plans: Sequence[Plan], found: Audit, killed: tuple[
         line(console, f"  [red]{escape('/'.join(lost.job))}: {escape(lost.text)}[/]")
 
 
-def _happenings(found: Audit, by_us: int, by_poison: int) -> Iterator[tuple[int, str]]:
-    yield found.events["retried"], "attempts failed and were tried again"
-    who = f"{by_us} by the demo, {by_poison} by the poison job"
-    yield by_us + by_poison, f"worker processes were killed ({who}); each was replaced"
-    yield found.leases_lost, "leases ran out with them; other workers got the jobs"
-    yield found.run_again, "jobs ran again because of that: handlers run at least once"
-    yield found.finished_twice, "of these had done their work already, and did it twice: make handlers idempotent"
+def _happenings(found: DemoAudit, by_us: int, by_poison: int) -> Iterator[tuple[int, str]]:
+    yield found.events["retried"], "attempts failed and were retried"
+    killers = f"{by_us} by the demo, {by_poison} by the poison job"
+    yield by_us + by_poison, f"worker processes were killed ({killers}); each was replaced"
+    yield found.leases_lost, "leases expired because of that; other workers got the jobs"
+    yield found.run_again, "jobs ran again because of that: a handler runs at least once"
+    yield found.finished_twice, "of these had already finished and did their work twice: make handlers idempotent"
     for record in found.dead:
         if record.id == POISON_ID:
             yield 1, f"poison job became a dead letter after {record.attempts} attempts (reason: {record.reason})"
 
 
 def what_next(console: Console, directory: Path, store: str) -> None:
-    """What to type to look around."""
-    line(console, f"\nThe data is in [bold]{escape(str(directory))}[/]. Look around:")
+    """Print commands to explore the data."""
+    line(console, f"\nThe data is in [bold]{escape(str(directory))}[/]. Explore it:")
     holdfast = command()
     for text in (
         f"stats --store {shlex.quote(store)} --tenant acme",
@@ -137,7 +139,7 @@ def what_next(console: Console, directory: Path, store: str) -> None:
         line(console, escape(f"  {holdfast} {text}"))
 
 
-def _states_table(names: Sequence[str], found: Audit) -> Table:
+def _states_table(names: Sequence[str], found: DemoAudit) -> Table:
     table = Table(title="How the jobs ended", title_justify="left", title_style="bold")
     table.add_column("tenant")
     for name in ("completed", "dead letters", "canceled", "lost", "jobs"):
@@ -151,7 +153,7 @@ def _states_table(names: Sequence[str], found: Audit) -> Table:
     return table
 
 
-def _times_table(names: Sequence[str], found: Audit) -> Table:
+def _times_table(names: Sequence[str], found: DemoAudit) -> Table:
     table = Table(title="How long it took", title_justify="left", title_style="bold")
     table.add_column("tenant")
     for name in ("wait p50", "wait p99", "run p50", "run p99"):
@@ -164,7 +166,7 @@ def _times_table(names: Sequence[str], found: Audit) -> Table:
 
 
 def line(console: Console, text: str) -> None:
-    """Print a line, however long."""
+    """Print a line without wrapping it."""
     console.print(text, highlight=False, soft_wrap=True)
 
 
@@ -173,7 +175,7 @@ def _duration(ms: float) -> str:
 
 
 def command() -> str:
-    """How to call `holdfast` from here: by its name where the shell finds the same one."""
+    """How to call `holdfast` from here: by its name, if the shell finds the same one."""
     ours = Path(sys.executable).with_name("holdfast")
     found = shutil.which("holdfast")
     if found is not None and Path(found).resolve() == ours.resolve():

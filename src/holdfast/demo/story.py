@@ -1,4 +1,4 @@
-"""The story: enqueue, cancel, kill, and count."""
+"""One run of the demo: enqueue, cancel, kill a worker, and check every job."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rich.console import Console
 from holdfast import JobFailed, JobState, Queue, Ticket
 from holdfast.core.job import TERMINAL
 from holdfast.demo import effects, show
-from holdfast.demo.audit import Audit, JobName, audit
+from holdfast.demo.audit import DemoAudit, JobName, audit
 from holdfast.demo.directory import store_url
 from holdfast.demo.fleet import Fleet
-from holdfast.demo.plan import EXPORT_ID, POISON_ID, Plan, plans
+from holdfast.demo.plan import EXPORT_ID, POISON_ID, TenantPlan, plans
 from holdfast.opening import open_store
 from holdfast.store import Store
 
 TICK_S = 0.1
 TRICKLE_S = 8.0
-"""How long the tenants that send one by one take for all of their jobs, at the usual size."""
+"""How long tenants that send one by one take for all of their jobs, at the default size."""
 GIVE_UP_S = 120.0
 VICTIM = 2
-"""Which worker is killed half-way."""
+"""The number of the worker that is killed half-way."""
 
 
 class Story:
@@ -44,8 +44,8 @@ class Story:
         self._counts: dict[str, Counter[JobState]] = {plan.tenant.name: Counter() for plan in self._plans}
         self._killed_by_us = self._killed_by_poison = 0
 
-    async def tell(self) -> bool:
-        """Run it; whether every acknowledged job came to its end."""
+    async def run(self) -> bool:
+        """Run the demo. Returns whether every acknowledged job has ended."""
         show.headline(self._console, self._plans, self._directory, self._lease_s)
         store = await open_store(self._url)
         try:
@@ -57,20 +57,20 @@ class Story:
         show.what_next(self._console, self._directory, self._url)
         return not found.lost
 
-    async def _run(self, store: Store) -> Audit:
+    async def _run(self, store: Store) -> DemoAudit:
         self._queues = {plan.tenant.name: Queue(store=store, tenant=plan.tenant.name) for plan in self._plans}
-        # The bars are inside: once they are gone, the workers are still being ended.
+        # The progress bars end first. The workers still stop after that.
         async with Fleet(self._url, self._directory, self._lease_s, self._on_death) as fleet:
             with self._show:
-                await self._until_settled(fleet)
+                await self._until_done(fleet)
         handled = effects.read(self._directory / "effects.log")
         return await audit(list(self._queues.values()), self._acknowledged, handled)
 
-    async def _until_settled(self, fleet: Fleet) -> None:
+    async def _until_done(self, fleet: Fleet) -> None:
         doing: list[Coroutine[Any, Any, None]] = [self._kill_half_way(fleet)]
         for plan in self._plans:
             doing.append(self._trickle(plan) if plan.tenant.trickles else self._send_at_once(plan))
-            doing += [self._regret(plan), self._poison(plan)]
+            doing += [self._cancel_some(plan), self._poison(plan)]
         tasks = [asyncio.create_task(step) for step in doing]
         try:
             async with asyncio.timeout(GIVE_UP_S):
@@ -90,12 +90,12 @@ class Story:
 
     # Producers -------------------------------------------------------------------------------------------------
 
-    async def _send_at_once(self, plan: Plan) -> None:
+    async def _send_at_once(self, plan: TenantPlan) -> None:
         tickets = await self._queues[plan.tenant.name].enqueue_many(plan.messages)
         self._acknowledge(tickets)
         self._show.say(f"{plan.tenant.name} enqueued {len(tickets):,} jobs at once")
 
-    async def _trickle(self, plan: Plan) -> None:
+    async def _trickle(self, plan: TenantPlan) -> None:
         queue = self._queues[plan.tenant.name]
         steps = max(1, round(self._trickle_s / TICK_S))
         for step in range(steps):
@@ -103,8 +103,8 @@ class Story:
             self._acknowledge(await asyncio.gather(*(queue.enqueue(one) for one in plan.messages[step::steps])))
             await pause
 
-    async def _poison(self, plan: Plan) -> None:
-        """Enqueue the job that kills workers, and see what becomes of it."""
+    async def _poison(self, plan: TenantPlan) -> None:
+        """Enqueue the job that kills workers, and wait until it fails."""
         if plan.poison is None:
             return
         await asyncio.sleep(self._trickle_s / 8)
@@ -114,15 +114,17 @@ class Story:
         try:
             await ticket.wait()
         except JobFailed as error:
-            self._show.say(f"the poison job has no attempts left: dead letter, reason {error.reason}. The others go on")
+            self._show.say(
+                f"the poison job has no attempts left: dead letter, reason {error.reason}. The other jobs continue"
+            )
 
-    async def _regret(self, plan: Plan) -> None:
-        """Cancel jobs: some that wait, and one that runs."""
+    async def _cancel_some(self, plan: TenantPlan) -> None:
+        """Cancel jobs: some that wait, and one that is running."""
         queue = self._queues[plan.tenant.name]
-        tickets = await queue.enqueue_many(plan.regretted)
+        tickets = await queue.enqueue_many(plan.to_cancel)
         self._acknowledge(tickets)
         await asyncio.gather(*(ticket.cancel() for ticket in tickets))
-        self._show.say(f"{plan.tenant.name} canceled {len(tickets)} jobs before their time")
+        self._show.say(f"{plan.tenant.name} canceled {len(tickets)} jobs before they were due")
         if plan.export is None:
             return
         export = await queue.enqueue(plan.export)
@@ -154,7 +156,7 @@ class Story:
         worker_id = await fleet.kill(VICTIM)
         held = await self._held_by(worker_id)
         self._show.say(
-            f"half-way: [bold red]SIGKILL[/] to {worker_id}, which held {held} jobs; a new worker takes its place"
+            f"half-way: [bold red]SIGKILL[/] to {worker_id}, which held {held} jobs; a new worker replaces it"
         )
 
     async def _held_by(self, worker_id: str) -> int:
@@ -170,9 +172,9 @@ class Story:
             self._killed_by_us += 1
         else:
             self._killed_by_poison += 1
-            self._show.say(f"the poison job killed {worker_id}; a new worker takes its place")
+            self._show.say(f"the poison job killed {worker_id}; a new worker replaces it")
 
-    # How far it is ---------------------------------------------------------------------------------------------
+    # Progress ------------------------------------------------------------------------------------------------
 
     async def _count(self) -> None:
         for name, queue in self._queues.items():
@@ -187,5 +189,5 @@ class Story:
 
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
-    while not await condition():  # noqa: ASYNC110 - what is waited for happens in other processes
+    while not await condition():  # noqa: ASYNC110 - the condition depends on other processes
         await asyncio.sleep(TICK_S)

@@ -1,6 +1,6 @@
-"""One of the demo's worker processes. Serves all tenants until it is stopped, killed, or its parent is gone.
+"""A worker process of the demo. It serves all tenants until it is stopped or killed, or its parent is gone.
 
-It stands for `holdfast worker holdfast.demo.jobs --store file:./demo-data --all-tenants`.
+It does the same as `holdfast worker holdfast.demo.jobs --store file:./demo-data --all-tenants`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from holdfast.telemetry import logging
 
 
 def main() -> None:
-    """Work."""
+    """Run the worker."""
     parser = argparse.ArgumentParser(prog="python -m holdfast.demo.worker")
     parser.add_argument("store", help="the store's URL")
-    parser.add_argument("--id", required=True, help="the name under which the store knows this worker")
+    parser.add_argument("--id", required=True, help="the id of this worker")
     parser.add_argument("--concurrency", type=int, required=True)
     parser.add_argument("--lease", type=float, required=True, help="seconds")
     arguments = parser.parse_args()
@@ -30,14 +30,14 @@ async def _work(store: str, worker_id: str, concurrency: int, lease_s: float) ->
     worker = Worker.for_all_tenants(
         store, JOBS, worker_id=worker_id, concurrency=concurrency, prefetch=concurrency // 2, lease=lease_s
     )
-    alone = asyncio.Event()
-    # Nothing is ever written to standard input: it becomes readable when the parent process closes it or dies.
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), alone.set)
+    orphaned = asyncio.Event()
+    # Nothing writes to standard input. It becomes readable when the parent process closes it or dies.
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), orphaned.set)
     running = asyncio.create_task(worker.run())
-    leaving = asyncio.create_task(alone.wait())
-    await asyncio.wait([running, leaving], return_when=asyncio.FIRST_COMPLETED)
+    waiting = asyncio.create_task(orphaned.wait())
+    await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
     asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-    leaving.cancel()
+    waiting.cancel()
     await worker.stop()
     await running
 

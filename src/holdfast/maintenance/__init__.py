@@ -1,4 +1,4 @@
-"""The upkeep of a store: workers do it by the way, `holdfast maintain` does nothing else."""
+"""The maintenance of a store. Workers run it beside their jobs; `holdfast maintain` runs nothing else."""
 
 from __future__ import annotations
 

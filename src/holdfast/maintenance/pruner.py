@@ -1,4 +1,4 @@
-"""Forgets finished jobs whose retention is over, and the blobs that held their results. [KEEP-1]"""
+"""Deletes finished jobs whose retention is over, and the blobs of their results. [KEEP-1]"""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from holdfast.telemetry.logging import get_logger
 
 BATCH = 1_000
 EVERY_S = 10.0
-"""The counts that budgets are judged by are no older. [TENANT-5]"""
+"""Pruning also updates the counts that budgets are checked against: they are at most this old. [TENANT-5]"""
 
 _log = get_logger(__name__)
 
 
 async def prune(store: Store, blobs: Blobs | None = None) -> float:
-    """Forget what may be forgotten, in batches. Returns in how many seconds to do it again."""
+    """Delete finished jobs that are due, in batches. Returns in how many seconds to do it again."""
     while True:
-        # Without a blob store, leave the names to a process that has one.
+        # Without a blob store here, leave the blobs to a process that has one.
         pruned = await store.prune(BATCH, blobs=blobs is not None)
         for name in pruned.blobs:
             await _delete(name, blobs)
@@ -35,6 +35,6 @@ async def _delete(name: str, blobs: Blobs | None) -> None:
         return
     try:
         await blobs.delete([name])
-    except Exception:  # noqa: BLE001 - the other blobs must go all the same
-        # The job is forgotten already and nothing else names this blob, so log it.
+    except Exception:  # noqa: BLE001 - the other blobs must be deleted anyway
+        # The job is gone and nothing else refers to this blob: the log is its last trace.
         _log.exception("a blob is no longer needed and could not be deleted", blob=name)

@@ -1,4 +1,4 @@
-"""Ends leases that ran out, as soon as they do. [LEASE-3, RETRY-2]"""
+"""Ends expired leases soon after they expire. [LEASE-3, RETRY-2]"""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from holdfast.store import Store
 
 BATCH = 1_000
-LONGEST_S = 5.0
-SHORTEST_S = 0.02
+MAX_WAIT_S = 5.0
+MIN_WAIT_S = 0.02
 
 
 async def reap(store: Store, clock: StoreClock | None = None) -> float:
-    """End every lease that has run out by now. Returns in how many seconds to do it again.
+    """End every lease that has expired. Returns in how many seconds to do it again.
 
-    `clock` gets what the store's clock said.
+    `clock` is given the time on the store's clock.
     """
     while True:
         reaped = await store.reap(BATCH, random.random())  # noqa: S311 - jitter, no secret
@@ -26,7 +26,7 @@ async def reap(store: Store, clock: StoreClock | None = None) -> float:
             break
         await asyncio.sleep(0)
     if clock is not None:
-        clock.saw(reaped.now)
+        clock.observe(reaped.now)
     if reaped.next_at is None:
-        return LONGEST_S
-    return min(LONGEST_S, max(SHORTEST_S, (reaped.next_at - reaped.now) / 1000))
+        return MAX_WAIT_S
+    return min(MAX_WAIT_S, max(MIN_WAIT_S, (reaped.next_at - reaped.now) / 1000))

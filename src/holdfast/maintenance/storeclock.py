@@ -9,14 +9,14 @@ from holdfast.schedules.schedules import SLACK_MS
 
 
 class StoreClock:
-    """The store's clock beside one that never goes back."""
+    """Compares the store's clock with one that is never set back."""
 
     def __init__(self) -> None:
         self._ahead_ms: float | None = None
         self._set_back = asyncio.Event()
 
-    def saw(self, now: int) -> None:
-        """The store's clock says `now`, or did a moment ago."""
+    def observe(self, now: int) -> None:
+        """The store's clock showed `now` a moment ago."""
         ahead_ms = now - boot_time() * 1000
         if self._ahead_ms is None or ahead_ms > self._ahead_ms:
             self._ahead_ms = ahead_ms

@@ -1,4 +1,4 @@
-"""What a move came to."""
+"""The result of a move."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from msgspec import Struct, field
 
 
 class MovedQueue(Struct):
-    """What became of one queue."""
+    """The result for one queue."""
 
     queue: str
     jobs: int = 0
-    """Moved."""
+    """The jobs that were moved."""
     source_sum: int = 0
     target_sum: int = 0
-    """Order-free checksums (modulo 2^64) of what was read in the source, and of what the target has of it."""
+    """Order-free checksums (modulo 2^64) of the jobs as read in the source, and as the target has them."""
     left: int = 0
-    """Jobs that did not wait any more when they were to be taken away: they stay in the source."""
+    """Jobs that no longer waited when they were to be taken away: they stay in the source."""
     finished: int = 0
-    """Finished ones, which stay in the source, too."""
+    """Finished jobs, which stay in the source, too."""
     paused: bool = False
-    """In the target."""
+    """Whether it is paused in the target."""
     source_paused: bool = False
 
 
 class Moved(Struct):
-    """What a move came to."""
+    """The result of a move."""
 
     source: str
     target: str
     tenant: str
     queues: list[MovedQueue] = field(default_factory=list[MovedQueue])
     settings: int = 0
-    """How many settings (weights, quotas) the target took over."""
+    """How many settings (weights, quotas, budgets) were copied."""
     passes: int = 0
     resumed: bool = False
-    """It went on with a move that had not ended."""
+    """It continued an interrupted move."""
 
     @property
     def jobs(self) -> int:

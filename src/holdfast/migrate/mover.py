@@ -1,102 +1,80 @@
-"""The order in which a tenant is moved, so that no job is lost or runs twice wherever the mover is killed.
+"""Moves a tenant, in an order that loses no job and runs none twice, wherever the mover is killed.
 
-    1. take the turn in both stores, and see that no other move of the tenant is open in either    (`notes`)
-    2. note how each queue is, here and there; pause them in the source, then in the target; wait for what still runs
-    3. copy, verify, take away (`steps`), pass after pass until nothing waits in the source
-    4. let the queues go on in the target, then in the source, as they were; forget the notes
+    1. take the mover's lease in both stores; check that neither is part of another move of the tenant   (`move_log`)
+    2. log which queues are paused in each store; pause all in the source, then in the target; wait for running jobs
+    3. copy, verify and take jobs away (`steps`), pass after pass, until none waits in the source
+    4. resume the queues as they were, in the target, then in the source; delete the log
 
-A job is handed out by neither store while both have it. What fails while no job is in both lets the queues go on as
-they were; else both stay paused, and the next mover goes on from there.
+While a job is in both stores, neither hands it out. After a failure the queues are resumed if no job is in both stores.
+Otherwise they stay paused in both, and the next mover continues the move.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.budgets import left_out
-from holdfast.core.errors import HoldfastError, InvalidOption, StoreBusy, StoreMismatch
+from holdfast.core.errors import HoldfastError, StoreBusy, StoreMismatch
 from holdfast.core.failpoint import hit
-from holdfast.core.job import CLAIMABLE, WAITING, JobKey, JobState
+from holdfast.core.job import CLAIMABLE, JobState
 from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.ids import new_id
+from holdfast.migrate.checks import (
+    another_move,
+    check_flows,
+    check_receipts,
+    check_room,
+    forget_command,
+    is_known,
+    unknown_tenant,
+    wait_for_running,
+)
 from holdfast.migrate.copies import SLACK_MS, SUM, CopyMapping
+from holdfast.migrate.move_log import NO_END, MoveInfo, MoveLog, MoverLease, PausedQueue
 from holdfast.migrate.moved import Moved, MovedQueue
-from holdfast.migrate.notes import EVER, MoveInfo, MoveLog, MoverLease, PausedQueue
 from holdfast.migrate.plan import MovePlan, opened
-from holdfast.migrate.steps import TURN, Receipt, Step, StepInput, Tell, no_room, pages, taken_for_dead, walk
+from holdfast.migrate.steps import Advance, Receipt, Step, StepInput, lease_lost, run_step
 from holdfast.opening import existing, shown_url
-from holdfast.store import QueueStats, Store, TenantSettings
+from holdfast.store import Store, TenantSettings
 
-LOOK_S = 0.1
-REAP = 1000
-IDLE = 10
-"""The mover gives up after this many passes that found nothing although jobs were counted."""
+MAX_IDLE_PASSES = 10
+"""The mover gives up after this many passes that found no job although some were counted."""
 _FINISHED = (JobState.COMPLETED, JobState.FAILED)
 
-Walker = Callable[[StepInput, Sequence[str], Tell], Awaitable[Sequence[Receipt]]]
-"""Does one step to several queues."""
-Progress = Callable[[str, int], AbstractContextManager[Tell]]
-"""Shows how far a step is: what it is called, and how many jobs there are."""
+StepRunner = Callable[[StepInput, Sequence[str], Advance], Awaitable[Sequence[Receipt]]]
+"""Runs one step on several queues."""
+ShowProgress = Callable[[str, int], AbstractContextManager[Advance]]
+"""Shows the progress of a step, given its name and the number of jobs."""
 
 
 @contextlib.contextmanager
-def silent(_label: str, _total: int) -> Generator[Tell]:
-    """Shows nothing."""
+def silent(_label: str, _total: int) -> Generator[Advance]:
+    """Show no progress."""
     yield lambda _: None
 
 
-class Preview(Struct, frozen=True):
-    """A tenant before a move."""
-
-    queues: list[QueueStats]
-    """Those in the source, with their counts."""
-    info: MoveInfo | None = None
-    """A move of the tenant that has begun and not ended, from here or to here."""
-    under_way: bool = False
-    """Another mover works on it; else it was stopped and waits to be continued."""
-    paused: list[str] = []
-    """The queues that it has paused, in both stores."""
-
-
-async def preview(plan: MovePlan) -> Preview:
-    """What would move, and whether a move has been stopped. Changes nothing.
-
-    Raises InvalidOption where the source does not know the tenant.
-    """
-    async with opened(existing(plan.source), "SRC") as source:
-        found = [one for one in await source.stats(plan.tenant) if one.queue != MOVES]
-        record = await MoveLog(source, plan.tenant, "SRC").look()
-        if not found and record.info is None and not await _known(source, plan.tenant):
-            raise _unknown(plan)
-        (turn,), now = await source.get([JobKey(plan.tenant, MOVES, TURN)]), await source.now()
-        at_work = turn is not None and turn.state is JobState.LEASED and turn.deadline > now
-        return Preview(found, record.info, at_work, sorted(record.notes))
-
-
-async def move(plan: MovePlan, walker: Walker | None = None, progress: Progress = silent) -> Moved:
-    """Move what waits of a tenant. `walker` does the steps elsewhere; by default they are done here.
+async def move(plan: MovePlan, run_steps: StepRunner | None = None, progress: ShowProgress = silent) -> Moved:
+    """Move the waiting jobs of a tenant. `run_steps` runs the steps elsewhere; by default they run in this process.
 
     Raises InvalidOption (unknown tenant, the same store twice, a store that cannot take part), StoreBusy (jobs or
-    flows that still run, another move, no room by a quota), StoreMismatch with the first jobs that differ.
+    flows that still run, another move, a full quota), StoreMismatch with the first jobs that differ.
     """
     async with opened(existing(plan.source), "SRC") as source, opened(plan.target, "DST") as target:
-        if not await _known(source, plan.tenant) and (await MoveLog(source, plan.tenant, "SRC").read()).info is None:
-            raise _unknown(plan)
-        async with _turns(plan, source, target) as (here, there):
-            mover = _Move(plan, source, target, (here, there), walker, progress)
+        if not await is_known(source, plan.tenant) and (await MoveLog(source, plan.tenant, "SRC").read()).info is None:
+            raise unknown_tenant(plan)
+        async with _leases(plan, source, target) as leases:
+            mover = _Move(plan, source, target, leases, run_steps, progress)
             work = asyncio.ensure_future(mover.run())
-            beats = [asyncio.ensure_future(turn.hold()) for turn in (here, there)]
+            renewals = [asyncio.ensure_future(lease.renew()) for lease in leases]
             try:
-                done, _ = await asyncio.wait((work, *beats), return_when=asyncio.FIRST_COMPLETED)
-                # A turn that is lost ends the work: another mover may have begun.
+                done, _ = await asyncio.wait((work, *renewals), return_when=asyncio.FIRST_COMPLETED)
+                # A lost lease ends the work: another mover may have begun.
                 return work.result() if work in done else done.pop().result()
             except BaseException as error:
                 work.cancel()
@@ -104,24 +82,24 @@ async def move(plan: MovePlan, walker: Walker | None = None, progress: Progress 
                 await mover.abandon(error)
                 raise
             finally:
-                for beat in beats:
-                    beat.cancel()
-                await asyncio.gather(*beats, return_exceptions=True)
+                for renewal in renewals:
+                    renewal.cancel()
+                await asyncio.gather(*renewals, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
-async def _turns(plan: MovePlan, source: Store, target: Store) -> AsyncGenerator[tuple[MoverLease, MoverLease]]:
-    """Have the turn in both stores. They are taken in one order, so that two movers do not wait for each other."""
+async def _leases(plan: MovePlan, source: Store, target: Store) -> AsyncGenerator[tuple[MoverLease, MoverLease]]:
+    """Hold the mover's lease in both stores. Every mover takes them in the same order, so no two block each other."""
     worker = f"move-{new_id()}"
     both = {"SRC": (shown_url(plan.source), source), "DST": (shown_url(plan.target), target)}
-    turns: dict[str, MoverLease] = {}
+    leases: dict[str, MoverLease] = {}
     try:
         for name, (_, store) in sorted(both.items(), key=lambda one: one[1][0]):
-            turns[name] = await MoverLease.take(store, plan.tenant, name, worker, plan.lease_ms)
-        yield turns["SRC"], turns["DST"]
+            leases[name] = await MoverLease.take(store, plan.tenant, name, worker, plan.lease_ms)
+        yield leases["SRC"], leases["DST"]
     finally:
-        for turn in turns.values():
-            await turn.give_back()
+        for lease in leases.values():
+            await lease.release()
 
 
 class _Move:
@@ -130,191 +108,171 @@ class _Move:
         plan: MovePlan,
         source: Store,
         target: Store,
-        turns: tuple[MoverLease, MoverLease],
-        walker: Walker | None,
-        progress: Progress,
+        leases: tuple[MoverLease, MoverLease],
+        run_steps: StepRunner | None,
+        progress: ShowProgress,
     ) -> None:
-        self._plan, self._source, self._target, self._turns = plan, source, target, turns
-        self._turn = turns[0]
-        self._walker, self._progress = walker or self._here, progress
+        self._plan, self._source, self._target, self._leases = plan, source, target, leases
+        self._run_steps, self._progress = run_steps or self._run_here, progress
         self._tenant = plan.tenant
-        self._out, self._in = MoveLog(source, plan.tenant, "SRC"), MoveLog(target, plan.tenant, "DST")
-        self._course = MoveInfo(new_id(), shown_url(plan.source), shown_url(plan.target))
+        self._source_log, self._target_log = MoveLog(source, plan.tenant, "SRC"), MoveLog(target, plan.tenant, "DST")
+        self._info = MoveInfo(new_id(), shown_url(plan.source), shown_url(plan.target))
         self._queues: dict[str, MovedQueue] = {}
-        self._joined = False
-        """What the stores have noted is of this move."""
-        self._doubled = False
+        self._owns_log = False
+        """The logs in the stores belong to this move."""
+        self._in_both = False
         """Jobs may be in both stores."""
-        self._idle = 0
-        self._moved = Moved(self._course.source, self._course.target, plan.tenant)
+        self._idle_passes = 0
+        self._moved = Moved(self._info.source, self._info.target, plan.tenant)
 
     @property
-    def _notes(self) -> dict[str, PausedQueue]:
-        return self._out.record.notes
+    def _paused(self) -> dict[str, PausedQueue]:
+        return self._source_log.record.paused
 
     async def run(self) -> Moved:
-        """All of it."""
-        await self._join()
-        await self._stop()
-        if self._doubled:
-            for queue, one in (await self._walk("settle", list(self._notes), 0, await self._source.now())).items():
+        """Move everything that waits."""
+        await self._begin()
+        await self._pause()
+        if self._in_both:
+            for queue, one in (
+                await self._run_step("withdraw", list(self._paused), 0, await self._source.now())
+            ).items():
                 self._queues[queue].left += one.left
         while waiting := await self._waiting():
             await self._pass(waiting)
-            await self._stop()
-        self._doubled = False
+            await self._pause()
+        self._in_both = False
         await self._copy_settings()
         hit("move.before_resume")
-        await self._check_turn()
+        await self._check_lease()
         await self._resume_target()
         hit("move.target_resumed")
-        await self._check_turn()
+        await self._check_lease()
         await self._resume_source()
         hit("move.resumed")
-        await self._check_turn()
+        await self._check_lease()
         await self._end()
         self._moved.queues = [self._queues[name] for name in sorted(self._queues)]
         return self._moved
 
     # One move at a time -----------------------------------------------------------------------------------
 
-    async def _join(self) -> None:
-        """Begin, or go on with what has not ended. Raises StoreBusy where either store has part in another move."""
-        here, there = await self._out.read(), await self._in.read()
-        await self._close()
+    async def _begin(self) -> None:
+        """Begin a move, or continue this one. Raises StoreBusy if either store is part of another move."""
+        here, there = await self._source_log.read(), await self._target_log.read()
+        await self._log_end_of_killed_mover()
         if here.info is not None and not here.leaves:
-            raise _open(here.info, self._tenant)
+            raise another_move(here.info, self._tenant)
         if there.info is not None and there.leaves:
-            raise _open(there.info, self._tenant)
+            raise another_move(there.info, self._tenant)
         if here.info is None:
-            if there.info is not None and there.info.source != self._course.source:
-                raise _open(there.info, self._tenant)
+            if there.info is not None and there.info.source != self._info.source:
+                raise another_move(there.info, self._tenant)
             if there.info is not None:
                 raise StoreBusy(
-                    "DST has copies of a move that SRC does not know any more, and jobs may have run in SRC since. "
-                    f"Cancel in DST what has, and end that move: {_forgetting(there.info, self._tenant)}"
+                    "DST has copies of a move that SRC no longer knows, and jobs may have run in SRC since. "
+                    f"Cancel those in DST, and end that move: {forget_command(there.info, self._tenant)}"
                 )
-            self._joined = True
-            self._course = replace(self._course, skew_ms=await self._skew())
+            self._owns_log = True
+            self._info = replace(self._info, skew_ms=await self._skew())
             return
-        if there.info is None and here.info.target != self._course.target:
-            raise _open(here.info, self._tenant)
+        if there.info is None and here.info.target != self._info.target:
+            raise another_move(here.info, self._tenant)
         if there.info is not None and there.info.id != here.info.id:
-            raise _open(there.info if here.info.target == self._course.target else here.info, self._tenant)
+            raise another_move(there.info if here.info.target == self._info.target else here.info, self._tenant)
         if there.info is None and here.began and not here.over:
             raise StoreMismatch(
-                f"DST does not know of the move {here.info}, which has taken jobs away from SRC: it is another "
-                "store, or has lost its data, and those jobs with it. Bring it back, and run this again. If it is gone "
-                f"for good: {_forgetting(here.info, self._tenant)}"
+                f"DST does not know the move {here.info}, which has removed jobs from SRC: it is another "
+                "store, or it has lost its data and those jobs. Restore it, and run this again. If it is gone "
+                f"for good: {forget_command(here.info, self._tenant)}"
             )
-        self._course = here.info
-        self._joined = self._doubled = self._moved.resumed = True
-        if missing := [note for name, note in here.notes.items() if name not in there.notes]:
-            await self._in.write(self._course, missing)
+        self._info = here.info
+        self._owns_log = self._in_both = self._moved.resumed = True
+        if missing := [one for name, one in here.paused.items() if name not in there.paused]:
+            await self._target_log.write(self._info, missing)
 
-    async def _close(self) -> None:
-        """PausedQueue when a mover that was killed has ended: it has taken nothing away after the end of its lease.
+    async def _log_end_of_killed_mover(self) -> None:
+        """Log until when a killed mover can have taken jobs away: until the end of its lease.
 
-        Only the next mover knows when that was, even if it does not continue the move.
+        Only the next mover knows that time, even if it does not continue the move.
         """
-        for book, turn in zip((self._out, self._in), self._turns, strict=True):
-            if any(ended == EVER for _, ended in book.record.spans):
-                await book.ended(turn.before or await book.store.now())
+        for log, lease in zip((self._source_log, self._target_log), self._leases, strict=True):
+            if any(ended == NO_END for _, ended in log.record.spans):
+                await log.ended(lease.before or await log.store.now())
 
     async def _skew(self) -> int:
-        """By how much the target's clock is ahead, if it surely is another."""
+        """How far the target's clock is ahead; 0 if both may be the same clock."""
         early = await self._source.now()
         there = await self._target.now()
         late = await self._source.now()
         return 0 if early - SLACK_MS <= there <= late + SLACK_MS else there - (early + late) // 2
 
-    async def _check_turn(self) -> None:
-        """Raise StoreBusy if another mover has been let in, which happens to one that slept for too long."""
-        if not await self._turn.held():
-            raise taken_for_dead()
+    async def _check_lease(self) -> None:
+        """Raise StoreBusy if another mover has taken over, because this one slept longer than its lease."""
+        if not await self._leases[0].is_held():
+            raise lease_lost()
 
     async def _end(self) -> None:
-        """Forget the move, in the source last."""
-        await self._out.over()
-        await self._in.end()
+        """Delete the logs, that of the source last."""
+        await self._source_log.over()
+        await self._target_log.end()
         hit("move.target_forgot")
-        await self._out.end()
+        await self._source_log.end()
 
-    # Stopping and going on --------------------------------------------------------------------------------
+    # Pausing and resuming --------------------------------------------------------------------------------
 
-    async def _stop(self) -> None:
-        """Have neither store hand out jobs of the tenant's queues, and wait until none runs in the source."""
+    async def _pause(self) -> None:
+        """Pause the tenant's queues in both stores, and wait until no job runs in the source."""
         stats = {one.queue: one for one in await self._source.stats(self._tenant) if one.queue != MOVES}
-        # Also where there are none yet: a flow that is started now must not begin.
+        # Also queues without jobs: a flow that is started now must not begin.
         names = [name for name in dict.fromkeys((*stats, SCHEDULES, FLOWS)) if name not in self._queues]
         for name in names:
             one = stats.get(name)
             finished = 0 if one is None else sum(one.counts.get(state, 0) for state in _FINISHED)
             self._queues[name] = MovedQueue(name, finished=finished)
-        fresh = [name for name in names if name not in self._notes]
-        if fresh:
-            there = {one.queue: one.paused for one in await self._target.stats(self._tenant, fresh)}
-            notes = [PausedQueue(name, name in stats and stats[name].paused, there.get(name, False)) for name in fresh]
-            await self._out.write(self._course, notes)
-            hit("move.noted_here")
-            await self._in.write(self._course, notes)
-            hit("move.noted")
-        await self._check_turn()
+        new = [name for name in names if name not in self._paused]
+        if new:
+            there = {one.queue: one.paused for one in await self._target.stats(self._tenant, new)}
+            queues = [PausedQueue(name, name in stats and stats[name].paused, there.get(name, False)) for name in new]
+            await self._source_log.write(self._info, queues)
+            hit("move.logged_in_source")
+            await self._target_log.write(self._info, queues)
+            hit("move.logged")
+        await self._check_lease()
         for name in names:
             await self._source.pause(self._tenant, name, paused=True)
         hit("move.source_paused")
         for name in names:
             await self._target.pause(self._tenant, name, paused=True)
         hit("move.target_paused")
-        await self._check_flows()
-        await self._wait()
-
-    async def _check_flows(self) -> None:
-        """A flow that has begun has steps that end in the source. One that has not is a job like others."""
-        begun = 0
-        async for page in pages(self._source, self._tenant, FLOWS, CLAIMABLE | {JobState.LEASED}):
-            begun += sum(1 for job in page.jobs if job.token)
-        if begun:
-            raise StoreBusy(f"{_count(begun, 'flow is', 'flows are')} under way in SRC; wait for them, or cancel them")
-
-    async def _wait(self) -> None:
-        until = time.monotonic() + self._plan.wait_s
-        while True:
-            stats = await self._source.stats(self._tenant, list(self._notes))
-            running = {one.queue: count for one in stats if (count := one.counts.get(JobState.LEASED, 0))}
-            if not running:
-                return
-            if time.monotonic() >= until:
-                said = ", ".join(f"{count} in {queue}" for queue, count in running.items())
-                raise StoreBusy(
-                    f"{_count(sum(running.values()), 'job', 'jobs')} of {self._tenant!r} still ran in SRC after "
-                    f"{self._plan.wait_s:g} s ({said}); try again with a longer --wait, or when they have ended"
-                )
-            # There may be no other process to end the leases of dead workers.
-            await self._source.reap(REAP, random.random())  # noqa: S311
-            await asyncio.sleep(LOOK_S)
+        await check_flows(self._source, self._tenant)
+        await wait_for_running(self._source, self._tenant, list(self._paused), self._plan.wait_s)
 
     async def abandon(self, error: BaseException) -> None:
-        """Leave all as it was where no job is in both; else as it is. The error says which."""
-        if not self._joined:
+        """After a failure, resume the queues if no job is in both stores. A note on the error says what was done."""
+        if not self._owns_log:
             return
-        if not self._notes:
+        if not self._paused:
             error.add_note("Nothing was moved, and the queues are as they were.")
             return
-        names = ", ".join(sorted(self._notes))
-        if self._doubled:
+        names = ", ".join(sorted(self._paused))
+        if self._in_both:
             error.add_note(
                 f"The queues {names} are paused in both stores, so that no job runs twice. "
-                "The same command goes on from here, and lets them run again when it is done."
+                "The same command continues the move, and resumes them when it is done."
             )
             return
         carry = self._moved.resumed or any(one.jobs for one in self._queues.values())
         failed: list[str] = []
-        here, there = self._turns
-        for name, turn, act in (("DST", there, self._resume_target), ("SRC", here, self._resume_source)):
+        source_lease, target_lease = self._leases
+        resume_target = partial(self._resume_target, carry=carry)
+        for name, lease, resume in (
+            ("DST", target_lease, resume_target),
+            ("SRC", source_lease, self._resume_source),
+        ):
             try:
-                if await turn.held():
-                    await (act() if carry or name == "SRC" else self._resume_target(carry=False))
+                if await lease.is_held():
+                    await resume()
                     continue
             except HoldfastError:
                 pass
@@ -328,25 +286,25 @@ class _Move:
         else:
             error.add_note(
                 f"{done}. In {' and '.join(failed)} the queues {names} may still be paused. "
-                "The same command goes on from here, and lets them run again when it is done."
+                "The same command continues the move, and resumes them when it is done."
             )
 
     async def _resume_target(self, *, carry: bool = True) -> None:
-        """Let queues go on as they did; those that were paused in the source stay paused."""
-        for note in self._notes.values():
-            paused = note.target_paused or (carry and note.source_paused)
-            await self._target.pause(self._tenant, note.queue, paused=paused)
-            if note.queue in self._queues:
-                self._queues[note.queue].paused = paused
+        """Resume the queues as they were. With `carry`, those that were paused in the source stay paused here."""
+        for one in self._paused.values():
+            paused = one.target_paused or (carry and one.source_paused)
+            await self._target.pause(self._tenant, one.queue, paused=paused)
+            if one.queue in self._queues:
+                self._queues[one.queue].paused = paused
 
     async def _resume_source(self) -> None:
-        for note in self._notes.values():
-            await self._source.pause(self._tenant, note.queue, paused=note.source_paused)
-            if note.queue in self._queues:
-                self._queues[note.queue].source_paused = note.source_paused
+        for one in self._paused.values():
+            await self._source.pause(self._tenant, one.queue, paused=one.source_paused)
+            if one.queue in self._queues:
+                self._queues[one.queue].source_paused = one.source_paused
 
     async def _copy_settings(self) -> None:
-        """Weights, quotas and budgets, where the target says nothing itself; last, so that no quota is in the way."""
+        """Copy weights, quotas and budgets that the target does not set. Last, so that no quota blocks the copies."""
         there = {one.queue: one for one in await self._target.tenant_settings(self._tenant)}
         for one in await self._source.tenant_settings(self._tenant):
             own = there.get(one.queue, TenantSettings(one.queue))
@@ -361,121 +319,76 @@ class _Move:
 
     async def _waiting(self) -> dict[str, int]:
         """How many jobs wait in the source, in which queues."""
-        stats = await self._source.stats(self._tenant, list(self._notes))
+        stats = await self._source.stats(self._tenant, list(self._paused))
         counts = {one.queue: sum(one.counts.get(state, 0) for state in CLAIMABLE) for one in stats}
         return {queue: count for queue, count in counts.items() if count}
 
     async def _pass(self, waiting: dict[str, int]) -> None:
         queues, total = list(waiting), sum(waiting.values())
-        if not self._doubled:
-            await self._check_room(waiting)
-        self._doubled = True
+        if not self._in_both:
+            await check_room(self._target, self._tenant, waiting)
+        self._in_both = True
         self._moved.passes += 1
         paused_at = await self._source.now()
-        copied = await self._walk("copy", queues, total, paused_at)
-        _refuse(copied.values())
+        copied = await self._run_step("copy", queues, total, paused_at)
+        check_receipts(copied.values())
         hit("move.copied")
-        verified = await self._walk("verify", queues, total, paused_at)
+        verified = await self._run_step("verify", queues, total, paused_at)
         for queue, one in verified.items():
-            # Where nothing has come since the copying, nothing may be missing.
+            # If no job was added since the copy, none may be missing.
             if _seen(one) == _seen(copied[queue]):
                 one.differences += one.missing
-        _refuse(verified.values())
+        check_receipts(verified.values())
         hit("move.verified")
-        if not self._out.record.spans:
-            # Jobs that left by themselves can be told apart only while we have taken nothing.
+        if not self._source_log.record.spans:
+            # Jobs that left by themselves can be recognized only before this move takes any away.
             changed = [queue for queue, one in verified.items() if _seen(one) != _seen(copied[queue])]
-            await self._settle(changed, paused_at)
-        await self._check_turn()
-        await self._out.began(await self._source.now())
+            await self._withdraw(changed, paused_at)
+        await self._check_lease()
+        await self._source_log.began(await self._source.now())
         try:
-            taken = await self._walk("take", queues, total, paused_at)
+            taken = await self._run_step("take", queues, total, paused_at)
         finally:
             with contextlib.suppress(HoldfastError):
-                await self._out.ended(await self._source.now())
+                await self._source_log.ended(await self._source.now())
         hit("move.taken")
         if not any(one.jobs or one.left for one in taken.values()):
-            _refuse(Receipt(one.queue, differences=one.missing) for one in verified.values())
-            self._idle += 1
-            if self._idle == IDLE:
-                raise StoreMismatch(f"SRC counts jobs in {', '.join(queues)} that it does not list")
+            check_receipts(Receipt(one.queue, differences=one.missing) for one in verified.values())
+            self._idle_passes += 1
+            if self._idle_passes == MAX_IDLE_PASSES:
+                raise StoreMismatch(f"SRC counts jobs in {', '.join(queues)} but does not list them")
         for queue, one in verified.items():
             moved = self._queues[queue]
             moved.jobs += copied[queue].seen
             moved.source_sum = (moved.source_sum + one.source_sum) % SUM
             moved.target_sum = (moved.target_sum + one.target_sum) % SUM
-            self._stay(queue, taken[queue].left)
-        unsettled = [queue for queue in queues if copied[queue].seen != taken[queue].jobs + taken[queue].left]
-        if unsettled:
-            await self._settle(unsettled, paused_at)
+            self._count_left(queue, taken[queue].left)
+        unmatched = [queue for queue in queues if copied[queue].seen != taken[queue].jobs + taken[queue].left]
+        if unmatched:
+            await self._withdraw(unmatched, paused_at)
         else:
-            self._doubled = False
+            self._in_both = False
 
-    async def _settle(self, queues: Sequence[str], paused_at: int) -> None:
+    async def _withdraw(self, queues: Sequence[str], paused_at: int) -> None:
         if queues:
-            for queue, one in (await self._walk("settle", queues, 0, paused_at)).items():
-                self._stay(queue, one.left)
+            for queue, one in (await self._run_step("withdraw", queues, 0, paused_at)).items():
+                self._count_left(queue, one.left)
 
-    def _stay(self, queue: str, count: int) -> None:
+    def _count_left(self, queue: str, count: int) -> None:
         self._queues[queue].jobs -= count
         self._queues[queue].left += count
 
-    async def _check_room(self, waiting: dict[str, int]) -> None:
-        """Raise StoreBusy where a quota of the target leaves no room, before anything is copied."""
-        limits = {one.queue: one.max_waiting for one in await self._target.tenant_settings(self._tenant)}
-        if all(limit is None for limit in limits.values()):
-            return
-        stats = await self._target.stats(self._tenant)
-        there = {one.queue: sum(one.counts.get(state, 0) for state in WAITING) for one in stats}
-        for queue, limit in limits.items():
-            has = sum(there.values()) if queue is None else there.get(queue, 0)
-            more = sum(waiting.values()) if queue is None else waiting.get(queue, 0)
-            if limit is not None and more and has + more > limit:
-                raise StoreBusy(no_room(queue, has, limit, more))
+    async def _run_step(self, step: Step, queues: Sequence[str], total: int, paused_at: int) -> dict[str, Receipt]:
+        mapping = CopyMapping(self._info.id, self._info.skew_ms)
+        step_input = StepInput(
+            step, self._tenant, mapping, self._leases[0].job.worker_id, paused_at, self._source_log.record.spans
+        )
+        with self._progress(step, total) as advance:
+            return {receipt.queue: receipt for receipt in await self._run_steps(step_input, queues, advance)}
 
-    async def _walk(self, step: Step, queues: Sequence[str], total: int, paused_at: int) -> dict[str, Receipt]:
-        mapping = CopyMapping(self._course.id, self._course.skew_ms)
-        step_input = StepInput(step, self._tenant, mapping, self._turn.job.worker_id, paused_at, self._out.record.spans)
-        with self._progress(step, total) as tell:
-            return {receipt.queue: receipt for receipt in await self._walker(step_input, queues, tell)}
-
-    async def _here(self, step_input: StepInput, queues: Sequence[str], tell: Tell) -> Sequence[Receipt]:
-        return [await walk(step_input, self._source, self._target, queue, tell) for queue in queues]
+    async def _run_here(self, step_input: StepInput, queues: Sequence[str], advance: Advance) -> Sequence[Receipt]:
+        return [await run_step(step_input, self._source, self._target, queue, advance) for queue in queues]
 
 
 def _seen(receipt: Receipt) -> tuple[int, int]:
     return receipt.seen, receipt.seen_sum
-
-
-def _open(info: MoveInfo, tenant: str) -> StoreBusy:
-    return StoreBusy(
-        f"a move {info} has not ended; finish it first, by the same command. If one of its stores is gone for good: "
-        f"{_forgetting(info, tenant)}"
-    )
-
-
-def _forgetting(info: MoveInfo, tenant: str) -> str:
-    return f"holdfast move {info.source} {info.target} --tenant {tenant} --forget"
-
-
-def _refuse(receipts: Iterable[Receipt]) -> None:
-    """Raise StoreMismatch with the first jobs that differ, if there are any."""
-    said = [line for receipt in receipts for line in receipt.differences]
-    if said:
-        lines = "\n  ".join(said[:10])
-        raise StoreMismatch(f"DST does not have what SRC has, so nothing of it is taken away:\n  {lines}")
-
-
-async def _known(source: Store, tenant: str) -> bool:
-    if any(one.queue != MOVES for one in await source.stats(tenant)):
-        return True
-    settings = await source.tenant_settings(tenant)
-    return any(one != TenantSettings(one.queue) for one in settings)
-
-
-def _unknown(plan: MovePlan) -> InvalidOption:
-    return InvalidOption("tenant", f"there are no jobs or settings of {plan.tenant!r} in {shown_url(plan.source)}")
-
-
-def _count(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"

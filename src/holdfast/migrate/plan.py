@@ -1,4 +1,4 @@
-"""Whose jobs are to move, from where and to where; and how these stores are opened."""
+"""Which tenant to move, from which store to which; and how these stores are opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec.structs import force_setattr
 from holdfast.core.errors import HoldfastError, InvalidOption
 from holdfast.core.names import check_tenant
 from holdfast.extensions import SingleTenant
-from holdfast.migrate.notes import LEASE_MS
+from holdfast.migrate.move_log import LEASE_MS
 from holdfast.opening import absolute, make_store, parse_url, shown_url
 from holdfast.store import Store
 
@@ -19,13 +19,13 @@ WAIT_S = 60.0
 
 
 class MovePlan(Struct, frozen=True):
-    """Whose jobs to move, from where and to where."""
+    """Which tenant to move, from which store to which."""
 
     source: str
     target: str
     tenant: str
     wait_s: float = WAIT_S
-    """How long jobs that run in the source are waited for."""
+    """How long to wait for jobs that run in the source."""
     lease_ms: int = LEASE_MS
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class MovePlan(Struct, frozen=True):
 
 @contextlib.asynccontextmanager
 async def opened(url: str, name: str) -> AsyncGenerator[Store]:
-    """One of the two. Raises InvalidOption for a service, and says which store an error is of."""
+    """Open one of the two stores. Raises InvalidOption for a service; a note on other errors names the store."""
     store = make_store(url)
     if isinstance(store, SingleTenant):
         raise InvalidOption(name, "a service does not show all of a job; give the address of the store behind it")
@@ -47,7 +47,7 @@ async def opened(url: str, name: str) -> AsyncGenerator[Store]:
         try:
             await store.open()
         except HoldfastError as error:
-            error.add_note(f"That is {name}, {shown_url(url)}.")
+            error.add_note(f"The store is {name}, {shown_url(url)}.")
             raise
         yield store
     finally:

@@ -1,4 +1,4 @@
-"""The event log as tables, on Spark: keep it, ask it, prove it, and move jobs in bulk.
+"""The event log as tables, on Spark: keep it, query it, audit it, and move jobs in bulk.
 
-This is the only home of PySpark, PyArrow and pandas; everything else runs without them.
+Only this package uses PySpark, PyArrow and pandas; everything else runs without them.
 """

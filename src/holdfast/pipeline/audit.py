@@ -1,7 +1,7 @@
-"""Prove a history against the contract: every rule that it can show, and the events that break one.
+"""Checks a history against the contract: every rule that events can show, and the events that break one.
 
-What it cannot show is not judged: the order of claims, turns between tenants, quotas, and whether a lease that was
-renewed ended in time where the store does not record renewals (`events=all` does).
+Events do not show the order of claims, turns between tenants, or quotas. They show whether a renewed lease ended in
+time only if the store records renewals (`events=all`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyspark.sql import functions as fn
 
 from holdfast.core.job import JobKey, PurgeCount
 from holdfast.core.text import printable
-from holdfast.pipeline.damage import TakenIn
+from holdfast.pipeline.damage import IngestedBatches
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.rows import rows
 from holdfast.pipeline.transforms.histories import ENDS, JOB
@@ -27,7 +27,7 @@ from holdfast.pipeline.transforms.violations import (
     batch_sums,
     census,
     cleared,
-    doubtful,
+    jobs_to_check,
     of_jobs,
     purge_suspects,
     purges,
@@ -45,7 +45,7 @@ COUNTS = "tenant string, series bigint, counted bigint"
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that was broken, and by which events: their positions in the log of the shard, the offending one last."""
+    """A broken rule, and the events that break it: their positions in the shard's log, the offending one last."""
 
     rule: str
     explanation: str
@@ -60,9 +60,9 @@ class Violation:
 
 @dataclass(frozen=True)
 class StoreJobs:
-    """The jobs of the store, as the data source reads them: between two ends of the log.
+    """The jobs of the store, read between two ends of the log.
 
-    The lake has the log up to the second one: so it has every event that their records have counted.
+    The lake has the log up to the second end, so it has every event of these jobs.
     """
 
     jobs: DataFrame
@@ -71,38 +71,38 @@ class StoreJobs:
     purges: Sequence[PurgeCount] = ()
     """The counts of purges, read between the same two ends."""
     again: Callable[[Sequence[JobKey]], tuple[DataFrame, StoreJobs]] | None = None
-    """Look up single jobs, with the events up to a later end: a list may miss a job that moves meanwhile."""
+    """Reads single jobs again, with events up to a later end: a list may miss a job that moves meanwhile."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found."""
+    """The result of an audit."""
 
     events: int
     accepted: int
     waiting: int
-    """Jobs that had been accepted, and had not ended where the log ends. With a store, none of them is lost."""
+    """Accepted jobs that had not ended by the end of the log. Compared with a store, none of them is lost."""
     counts: dict[str, int]
-    """How often each rule was broken."""
+    """The violations of each rule."""
     samples: list[Violation]
-    """Up to a few of each rule."""
+    """A few violations of each rule."""
     violations: DataFrame
-    """All of them, cached; `unpersist()` it when done."""
+    """All violations, cached. Call `unpersist()` on them when done."""
     notes: list[str] = field(default_factory=list[str])
-    """What was found and breaks nothing."""
+    """Findings that break no rule."""
 
     @property
     def broken(self) -> bool:
-        """Whether any rule was."""
+        """Whether any rule was broken."""
         return bool(self.counts)
 
     @property
     def total(self) -> int:
-        """How many violations there are."""
+        """The number of violations."""
         return sum(self.counts.values())
 
     def text(self) -> str:
-        """For people."""
+        """The result as text for people."""
         lines = [f"{self.total:,} violation{'' if self.total == 1 else 's'} over {self.events:,} events"]
         lines.append(f"{self.accepted:,} jobs accepted, {self.waiting:,} of them had not ended")
         lines += self.notes
@@ -113,7 +113,7 @@ class Audit:
         return "\n".join(lines)
 
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """The result as a document for programs."""
         return {
             "events": self.events,
             "accepted": self.accepted,
@@ -133,18 +133,20 @@ def audit(
     store: StoreJobs | None = None,
     extensions: bool | None = None,
     limit: int = LIMIT,
-    tell: Callable[[str], None] = lambda _: None,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> Audit:
-    """Audit all events of a lake, and with `store` also that the store agrees with them.
+    """Audit all events of a lake. With `store`, also check that the store agrees with them.
 
-    `extensions` says whether the store records them (`events=all`); None: as far as the log itself shows it.
+    `extensions` says whether the store records renewals (`events=all`); None: decide by the log.
     """
-    # What is taken in from here on is for the next audit.
-    batches, lost_notes = lake.batches(), lake.lost_notes()
-    noted = fn.col("batch") <= max((batch.batch for batch in batches), default=-1)
-    events, gaps = lake.read(spark, "events").where(noted), lake.read(spark, "gaps")
-    taken_in = TakenIn(batches, lost_notes, lake.dropped())
-    return audit_events(events, gaps, store=store, taken_in=taken_in, extensions=extensions, limit=limit, tell=tell)
+    # Batches that are ingested from here on wait for the next audit.
+    batches, lost_records = lake.batches(), lake.lost_records()
+    recorded = fn.col("batch") <= max((batch.batch for batch in batches), default=-1)
+    events, gaps = lake.read(spark, "events").where(recorded), lake.read(spark, "gaps")
+    ingested = IngestedBatches(batches, lost_records, lake.dropped())
+    return audit_events(
+        events, gaps, store=store, ingested=ingested, extensions=extensions, limit=limit, on_step=on_step
+    )
 
 
 def audit_events(
@@ -152,46 +154,46 @@ def audit_events(
     gaps: DataFrame,
     *,
     store: StoreJobs | None = None,
-    taken_in: TakenIn | None = None,
+    ingested: IngestedBatches | None = None,
     extensions: bool | None = None,
     limit: int = LIMIT,
-    tell: Callable[[str], None] = lambda _: None,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> Audit:
-    """The same for events in any table, with the gaps that are known of their log, and what was taken in to it."""
-    tell("counting the events")
-    tallied = tally(events, summed=taken_in is not None).persist()
-    told = census(tallied).collect()
-    damages = [] if taken_in is None else taken_in.damages(batch_sums(tallied).collect())
+    """Audit events of any table, with the known gaps of their log and the record of what was ingested."""
+    on_step("counting the events")
+    tallied = tally(events, summed=ingested is not None).persist()
+    rows_by_kind = census(tallied).collect()
+    damages = [] if ingested is None else ingested.damages(batch_sums(tallied).collect())
     tallied.unpersist()
-    kinds = {row["kind"]: int(row["count"]) for row in told}
+    kinds = {row["kind"]: int(row["count"]) for row in rows_by_kind}
     notes: list[str] = []
-    tell("clearing the jobs that are plainly right")
-    jobs = doubtful(events).persist()
+    on_step("clearing the jobs that are plainly correct")
+    jobs = jobs_to_check(events).persist()
     held = [jobs]
-    plain, twice = jobs.isEmpty(), any(row["twice"] for row in told)
-    # Not made of the checks on no events: they are long, and Spark would plan them for nothing.
+    plain, twice = jobs.isEmpty(), any(row["twice"] for row in rows_by_kind)
+    # Do not run the checks on zero events: Spark would plan these long queries for nothing.
     found: DataFrame = cast("Any", events.sparkSession).createDataFrame(
         [("LAKE-1", damage, "", "", "", None, [], [], None) for damage in damages], FINDINGS
     )
     if twice or not plain:
-        tell("looking closer at the others")
+        on_step("looking closer at the others")
         looked_at = events.limit(0) if plain else of_jobs(events, jobs)
         suspected = suspects(looked_at)
         if kinds.get("purged"):
             suspected = _with_purges(suspected, events)
         suspected = cleared(suspected, events, gaps, extensions=extensions).persist()
-        # Who bears a token without having claimed it is among the jobs that are looked at.
+        # A job that has a token without a claim is among the jobs that get the closer look.
         shared = shared_tokens(events, events if twice else looked_at).persist()
         held += [suspected, shared]
         left = _left(suspected, events, notes)
-        # What another job's token explains is one fault, not two.
+        # A violation that a shared token explains counts once.
         left = left.join(shared, ["shard", "position"], "left_anti")
         found = found.unionByName(left.select(*FINDING)).unionByName(shared.select(*FINDING))
     if store is not None:
-        tell("comparing with the store's jobs")
+        on_step("comparing with the store's jobs")
         found = found.unionByName(_unlike(events, gaps, store))
     counts: dict[str, int] = {}
-    # Where all is plain, that is known by now.
+    # If every job is plainly correct, there is nothing to count.
     if damages or twice or not plain or store is not None:
         found = found.persist()
         rules = found.groupBy("rule").count().orderBy("rule").collect()
@@ -210,9 +212,9 @@ def audit_events(
 
 
 def _with_purges(suspected: DataFrame, events: DataFrame) -> DataFrame:
-    """The suspects, and purges that are out of place among their tenant's. What these are suspected of is certain.
+    """Add purges that are out of order among their tenant's purges. Those are certain violations.
 
-    By its own job alone, a purge that was logged again may only be early: the clock could explain that.
+    Seen from its own job, a purge that was logged twice may only look early, which the clock could explain.
     """
     found = purge_suspects(purges(events))
     if found.isEmpty():
@@ -245,23 +247,21 @@ def _unlike_jobs(events: DataFrame, gaps: DataFrame, store: StoreJobs) -> DataFr
 
 
 def _left(suspected: DataFrame, events: DataFrame, notes: list[str]) -> DataFrame:
-    """The suspects that nothing explains; what explains the others is noted."""
+    """The suspects without an explanation. Explanations of the others are added to `notes`."""
     groups = suspected.groupBy("needs", "truncated", "unsure").count().collect()
 
     def count(**facts: Any) -> int:
         return sum(int(row["count"]) for row in groups if all(row[name] == fact for name, fact in facts.items()))
 
     if truncated := count(truncated=True):
-        notes.append(
-            f"the log was cut before it was read: {truncated:,} events follow on what is missing, and are not judged"
-        )
+        notes.append(f"the log was trimmed before it was read: {truncated:,} events follow a gap and are not judged")
     if unsure := count(truncated=False, unsure=True):
         notes.append(f"{unsure:,} leases ended after the deadline of their claim; renewals were not recorded")
     left = suspected.where(~fn.col("truncated") & ~fn.col("unsure"))
     if count(truncated=False, needs="clock"):
         back = set_back(left, events).persist()
         if steps := back.count():
-            notes.append(f"the store's clock was set back: {steps:,} events came before their time, and are not judged")
+            notes.append(f"the store's clock was set back: {steps:,} events are out of time and are not judged")
         left = left.join(back, ["shard", "position"], "left_anti")
     return left
 

@@ -1,14 +1,14 @@
-"""Silver and gold tables from the bronze events: what new batches touched, or everything.
+"""Builds the silver and gold tables from the bronze events: only what new batches touched, or everything.
 
-Silver is partitioned by the day on which a job's life began: it never changes, and what is new mostly concerns young
-jobs, so a build rewrites the last day or two and the days of the few long-lived jobs that moved. (By a hash of the
-job's name every build would touch every partition.) Gold is partitioned by the day of its hours. A job is followed
-again from the beginning of its last known life, an hour from all that happened in it; nothing is added up, so doing it
-twice changes nothing.
+Silver is partitioned by the day on which a job's life began. That day never changes, and new events mostly belong to
+young jobs, so a build rewrites the last day or two, and the days of the few old jobs that moved. (With a hash of the
+job's name, every build would touch every partition.) Gold is partitioned by the day of its hours. A build recomputes a
+job from the beginning of its last known life, and an hour from all of its events. It adds nothing up, so building twice
+changes nothing.
 
-Each table is swapped as a whole, its untouched partitions being hard links: a reader sees the old one or the new one.
-`job_runs`, which says where to go on, comes last, and then the note of how far the build came: a crash before that
-leaves a build that the next one does again.
+Each table is swapped as a whole, with hard links to its unchanged partitions: a reader sees the old table or the new
+one. `job_runs`, which says where to continue, is written last, and then the record of the build. After a crash the next
+build does the same again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from msgspec import Struct
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
-from holdfast.pipeline.lake import Lake, read_json, write_json
+from holdfast.pipeline.json_files import read_json, write_json
+from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.transforms.attempts import attempts
 from holdfast.pipeline.transforms.failures import failures
 from holdfast.pipeline.transforms.histories import JOB, LIVES_BEFORE, hour_of
@@ -35,14 +36,14 @@ from holdfast.pipeline.transforms.runs import job_runs
 from holdfast.pipeline.transforms.slo import DEFAULT_OBJECTIVE, Objective, slo
 
 TABLES = ("attempts", "hourly", "failures", "slo", "job_runs")
-"""In the order in which they are written."""
+"""The tables in the order of writing."""
 LIFE = (*JOB, "life")
-# A clock that is set back by less than this may put an event of a job on a day before the job began.
+# If the clock is set back by less than this, an event may be on a day before its job began.
 _SLACK = timedelta(days=1)
 
 
-class Progress(Struct, frozen=True):
-    """How far the tables are built, and by which objective."""
+class BuildRecord(Struct, frozen=True):
+    """The last batch that the tables are built from, and their objective."""
 
     batch: int
     target: float
@@ -54,9 +55,9 @@ class Built(Struct, frozen=True):
 
     full: bool
     batches: int
-    """How many were new."""
+    """The number of new batches."""
     days: list[str]
-    """Days of silver and gold that were written anew; with `full` none are named."""
+    """The days of silver and gold that were rewritten; empty with `full`."""
 
 
 def build(
@@ -65,9 +66,9 @@ def build(
     *,
     full: bool = False,
     objective: Objective = DEFAULT_OBJECTIVE,
-    tell: Callable[[str], None] = lambda _: None,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> Built:
-    """Bring silver and gold up to the last whole batch of bronze, and tell each table before it is written.
+    """Bring silver and gold up to the last complete batch of bronze. Calls `on_step` before each table.
 
     Raises StoreBusy while another build runs.
     """
@@ -76,37 +77,37 @@ def build(
         if not numbers:
             return Built(full, 0, [])
         before = None if full else progress(lake)
-        now = Progress(max(numbers), objective.target, objective.start_within_s)
+        now = BuildRecord(max(numbers), objective.target, objective.start_within_s)
         events = lake.read(spark, "events").where(fn.col("batch") <= now.batch)
         if before is None or not all(lake.has(table) for table in TABLES):
-            _build_all(spark, lake, events, objective, tell)
-            write_json(_note(lake), now)
+            _build_all(spark, lake, events, objective, on_step)
+            write_json(_record_file(lake), now)
             return Built(full=True, batches=len(numbers), days=[])
         fresh = [number for number in numbers if number > before.batch]
-        days = _Update(spark, lake, events, before.batch, objective, tell).run() if fresh else set[date]()
+        days = _Update(spark, lake, events, before.batch, objective, on_step).run() if fresh else set[date]()
         if (now.target, now.start_within_s) != (before.target, before.start_within_s):
             lake.replace("slo", slo(lake.read(spark, "job_runs"), objective), ["date"])
-        write_json(_note(lake), now)
+        write_json(_record_file(lake), now)
         return Built(full=False, batches=len(fresh), days=sorted(day.isoformat() for day in days))
 
 
-def progress(lake: Lake) -> Progress | None:
-    """How far the lake is built, or None: not at all. Raises StoreMismatch if the note of it is damaged."""
+def progress(lake: Lake) -> BuildRecord | None:
+    """The record of the last build, or None. Raises StoreMismatch if it is damaged."""
     try:
-        return read_json(_note(lake), Progress, "Build again with --full.")
+        return read_json(_record_file(lake), BuildRecord, "Build again with --full.")
     except FileNotFoundError:
         return None
 
 
-def _note(lake: Lake) -> Path:
+def _record_file(lake: Lake) -> Path:
     return lake.root / "_build.json"
 
 
 def _build_all(
-    spark: SparkSession, lake: Lake, events: DataFrame, objective: Objective, tell: Callable[[str], None]
+    spark: SparkSession, lake: Lake, events: DataFrame, objective: Objective, on_step: Callable[[str], None]
 ) -> None:
     def put(table: str, frame: DataFrame) -> None:
-        tell(_step(table))
+        on_step(_step(table))
         lake.replace(table, frame, ["date"])
 
     put("attempts", attempts(events))
@@ -132,16 +133,16 @@ class _Update:
         events: DataFrame,
         built: int,
         objective: Objective,
-        tell: Callable[[str], None],
+        on_step: Callable[[str], None],
     ) -> None:
-        self.spark, self.lake, self.objective, self.tell = spark, lake, objective, tell
+        self.spark, self.lake, self.objective, self.on_step = spark, lake, objective, on_step
         self.events = events
         self.fresh = events.where(fn.col("batch") > built)
         self.days: set[date] = set()
         self.held: list[DataFrame] = []
 
     def run(self) -> set[date]:
-        """Write what the new batches touched; the days that were written anew."""
+        """Rewrite what the new batches touched. Returns the days that were rewritten."""
         try:
             self._run()
         finally:
@@ -165,7 +166,7 @@ class _Update:
         of_days = self.events.where(_among("date", error_days))
         self._write("failures", failures(of_days), None, ("date",), error_days)
 
-        # A replayed job has ended in another hour before: that one is judged anew too.
+        # A replayed job ended in an earlier hour before: recompute that hour too.
         replaced = old_runs.where(_among("date", life_days)).join(lives, list(LIFE), "left_semi")
         ended = runs.select("ended_at").unionByName(replaced.select("ended_at")).where("ended_at IS NOT NULL")
         ended_hours = self._hold(ended.select(hour_of(fn.col("ended_at")).alias("hour")).distinct())
@@ -177,7 +178,7 @@ class _Update:
         self._write("job_runs", runs, lives, LIFE, life_days)
 
     def _history(self, old_runs: DataFrame) -> DataFrame:
-        """The events of every touched job, from the beginning of the life that was its last when it was built."""
+        """The events of every touched job, from the beginning of its last known life."""
         touched = self.fresh.select(*JOB).distinct()
         newest = Window.partitionBy(*JOB).orderBy(fn.col("life").desc())
         known = old_runs.join(touched, list(JOB), "left_semi").withColumn("age", fn.row_number().over(newest))
@@ -199,8 +200,8 @@ class _Update:
     def _write(
         self, table: str, rows: DataFrame, keys: DataFrame | None, names: Sequence[str], days: Iterable[date]
     ) -> None:
-        """Put `rows` in place of those with these keys, all of which are in the partitions of these days."""
-        self.tell(_step(table))
+        """Replace the rows with these keys by `rows`. All of them are in the partitions of these days."""
+        self.on_step(_step(table))
         kept = self.lake.read(self.spark, table).where(_among("date", days))
         whole = rows if keys is None else kept.join(keys, list(names), "left_anti").unionByName(rows)
         replace_days(self.lake, table, whole, days)
@@ -212,14 +213,14 @@ class _Update:
 
 
 def replace_days(lake: Lake, table: str, frame: DataFrame, days: Iterable[date]) -> None:
-    """Write the partitions of these days anew, and only these. Readers see the table as it was or as it is then."""
+    """Rewrite the partitions of these days alone. Readers see the old table or the new one."""
     place = lake.path(table)
     fresh = place.with_name(f".{table}.new-{uuid.uuid4().hex}")
     try:
         frame.write.partitionBy("date").parquet(str(fresh))
-        anew = {f"date={day.isoformat()}" for day in days}
+        rewritten = {f"date={day.isoformat()}" for day in days}
         for partition in place.glob("date=*"):
-            if partition.name not in anew:
+            if partition.name not in rewritten:
                 shutil.copytree(partition, fresh / partition.name, copy_function=os.link)
         lake.swap(place, fresh)
     finally:
@@ -231,16 +232,16 @@ def _days(frame: DataFrame) -> list[date]:
 
 
 def _among(name: str, days: Iterable[date]) -> Column:
-    """Whether a date is one of these; written so that other partitions are not read."""
+    """Whether a date is one of these. In this form Spark does not read other partitions."""
     return fn.col(name).isin(list(days))
 
 
 def _on(name: str, days: Iterable[date]) -> Column:
-    """Whether an instant is on one of these days; written so that other files are skipped by their statistics."""
+    """Whether an instant is on one of these days. In this form Spark skips other files by their statistics."""
     spans = [(fn.col(name) >= fn.lit(day)) & (fn.col(name) < fn.lit(day + timedelta(days=1))) for day in days]
     return reduce(Column.__or__, spans, fn.lit(False))
 
 
 def _in_hours(frame: DataFrame, instant: str, hours: DataFrame) -> DataFrame:
-    of = frame.withColumn("hour", hour_of(fn.col(instant)))
-    return of.join(fn.broadcast(hours), "hour", "left_semi").drop("hour")
+    with_hour = frame.withColumn("hour", hour_of(fn.col(instant)))
+    return with_hour.join(fn.broadcast(hours), "hour", "left_semi").drop("hour")

@@ -1,6 +1,6 @@
-"""Charts as inline SVG: lines over hours, with a table of the same numbers for those who cannot see them.
+"""Charts as inline SVG: lines over hours, with a table of the same numbers for readers who cannot see them.
 
-Each is drawn twice, for a desk and for a phone, and the style sheet shows one of them: labels keep their size.
+Each chart is drawn twice, for a desktop and for a phone. The style sheet shows one of them, so labels keep their size.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from datetime import datetime
 from html import escape
 
 NONE = "-"
-"""Where there is no number."""
+"""Shown instead of a missing number."""
 TOP, RIGHT, BOTTOM = 12, 8, 26
-THIN, THICKER = 1.5, 0.8
-DOT, LARGER = 2.8, 1.4
-"""How thick a line is at least and how large the dot of an hour, and by how much more for each one drawn over them."""
-_SHORT = 16.0
-"""A line that is shorter has dots too, to be seen."""
+LINE_WIDTH, LINE_WIDTH_STEP = 1.5, 0.8
+DOT_RADIUS, DOT_RADIUS_STEP = 2.8, 1.4
+"""The width of a line and the radius of a dot; the step is added for each line that is drawn over it."""
+_MIN_LENGTH = 16.0
+"""A shorter line also gets dots, to be visible."""
 _TICKS_MS = (0, 1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 86_400_000, 864_000_000)
 _DAY = 24
 _STEPS = (1, 2, 3, 6, 12)
@@ -27,16 +27,16 @@ _STEPS = (1, 2, 3, 6, 12)
 
 @dataclass(frozen=True)
 class Size:
-    """For which screen a chart is drawn. What is on it is measured in the units of its drawing."""
+    """The size of a drawing for one kind of screen, in units of the drawing."""
 
     name: str
     width: int
     height: int
     left: int
     letters: int
-    """How high they are, as the style sheet says."""
-    most_hours: int
-    """How many hours are labeled."""
+    """The height of letters in the style sheet."""
+    max_labels: int
+    """The most hours with a label."""
 
     @property
     def inner_width(self) -> int:
@@ -47,7 +47,7 @@ class Size:
         return self.height - TOP - BOTTOM
 
     def text_width(self, text: str) -> float:
-        """About how wide a label is."""
+        """The approximate width of a label."""
         return 0.6 * self.letters * len(text)
 
 
@@ -56,19 +56,19 @@ NARROW = Size("narrow", 420, 240, 62, 13, 4)
 
 
 @dataclass(frozen=True)
-class Line:
-    """One value for each hour; None where there is none. `color` is a class of the style sheet."""
+class Series:
+    """One value for each hour; None if there is none. `color` is a class of the style sheet."""
 
     name: str
     color: str
     values: Sequence[float | None]
     filled: bool = False
-    """Down to 0, so that a line over it can be the same and hide nothing."""
+    """Filled down to 0, so that a line with the same values over it hides nothing."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """The room between two values for each hour."""
+    """The area between two values for each hour."""
 
     name: str
     low: Sequence[float | None]
@@ -77,24 +77,24 @@ class Band:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over the same hours, the first drawn thickest and beneath. `logarithmic` is for durations in ms."""
+    """Lines over the same hours. The first is the thickest and at the bottom. `logarithmic` is for durations in ms."""
 
     id: str
     title: str
     hours: Sequence[datetime]
-    lines: Sequence[Line]
+    lines: Sequence[Series]
     show: Callable[[float], str]
     band: Band | None = None
     logarithmic: bool = False
     mark: float | None = None
-    """A level that is drawn across."""
+    """A value with a line across the chart."""
 
     def svg(self) -> str:
-        """The picture in both sizes, with a title and, over each hour of the wide one, its numbers."""
+        """The drawing in both sizes, with a title. The wide one shows the numbers of an hour on hover."""
         return self._drawn(WIDE, [self._hover(n) for n in range(len(self.hours))]) + self._drawn(NARROW, [])
 
     def legend(self) -> str:
-        """Which line is which."""
+        """The legend of the lines."""
         names = [
             f'<li class="{line.color}{" filled" if line.filled else ""}"><i></i>{escape(line.name)}</li>'
             for line in self.lines
@@ -104,11 +104,11 @@ class Chart:
         return f'<ul class="legend">{"".join(names)}</ul>'
 
     def table(self) -> str:
-        """The same numbers as text."""
+        """The numbers as a table."""
         head = "".join(f"<th scope=col>{escape(line.name)}</th>" for line in self.lines)
         rows = "".join(
             f"<tr><th scope=row>{hour:%Y-%m-%d %H:%M}</th>"
-            + "".join(f"<td>{self._said(line.values[n])}</td>" for line in self.lines)
+            + "".join(f"<td>{self._text(line.values[n])}</td>" for line in self.lines)
             + "</tr>"
             for n, hour in enumerate(self.hours)
         )
@@ -155,10 +155,10 @@ class Chart:
             yield f'<line class="mark" {across} y1="{y:.1f}" y2="{y:.1f}"/>'
 
     def _times(self, size: Size) -> Iterator[str]:
-        """Round times of the day, and the date at midnight."""
+        """Labels at round hours, with the date at midnight."""
         count = len(self.hours)
-        days = -(-count // (_DAY * size.most_hours))
-        step = next((step for step in _STEPS if count <= step * size.most_hours), _DAY)
+        days = -(-count // (_DAY * size.max_labels))
+        step = next((step for step in _STEPS if count <= step * size.max_labels), _DAY)
         for n, hour in enumerate(self.hours):
             if hour.hour % step or (step == _DAY and hour.toordinal() % days):
                 continue
@@ -177,9 +177,11 @@ class Chart:
             outline += [f"{x:.1f},{scale.y(low):.1f}" for x, low, _ in reversed(pairs)]
             yield f'<polygon class="band" points="{" ".join(outline)}"/>'
         for n, line in enumerate(self.lines):
-            yield from self._columns(line, scale) if line.filled else self._pieces(line, scale, len(self.lines) - 1 - n)
+            yield from (
+                self._columns(line, scale) if line.filled else self._segments(line, scale, len(self.lines) - 1 - n)
+            )
 
-    def _columns(self, line: Line, scale: Scale) -> Iterator[str]:
+    def _columns(self, line: Series, scale: Scale) -> Iterator[str]:
         """A column for each hour, all in one shape."""
         half = scale.size.inner_width / max(1, len(self.hours)) / 2
         ground = f"{scale.y(0):.1f}"
@@ -190,37 +192,40 @@ class Chart:
         outline.append(f"{scale.size.width - RIGHT},{ground}")
         yield f'<polygon class="filled {line.color}" points="{" ".join(outline)}"/>'
 
-    def _pieces(self, line: Line, scale: Scale, over: int) -> Iterator[str]:
-        """The line without what is not known. The more are drawn `over` it the thicker it is, to be seen beneath."""
-        pieces: list[list[tuple[float, float]]] = [[]]
+    def _segments(self, line: Series, scale: Scale, over: int) -> Iterator[str]:
+        """The line without unknown values. It gets thicker for each line `over` it, so that it stays visible."""
+        width = f"{LINE_WIDTH + over * LINE_WIDTH_STEP:g}"
+        segments: list[list[tuple[float, float]]] = [[]]
         for n, value in enumerate(line.values):
             if value is None:
-                pieces.append([])
+                segments.append([])
             else:
-                pieces[-1].append((self._x(scale.size, n), scale.y(value)))
-        for piece in filter(None, pieces):
-            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in piece)
-            yield f'<polyline class="line {line.color}" stroke-width="{THIN + over * THICKER:g}" points="{points}"/>'
-            if piece[-1][0] - piece[0][0] < _SHORT:
-                radius = f"{DOT + over * LARGER:g}"
-                yield from (f'<circle class="{line.color}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>' for x, y in piece)
+                segments[-1].append((self._x(scale.size, n), scale.y(value)))
+        for segment in filter(None, segments):
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in segment)
+            yield f'<polyline class="line {line.color}" stroke-width="{width}" points="{points}"/>'
+            if segment[-1][0] - segment[0][0] < _MIN_LENGTH:
+                radius = f"{DOT_RADIUS + over * DOT_RADIUS_STEP:g}"
+                yield from (
+                    f'<circle class="{line.color}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>' for x, y in segment
+                )
 
     def _hover(self, n: int) -> str:
-        """A strip over one hour whose title the browser shows."""
+        """A strip over one hour. The browser shows its title on hover."""
         width = WIDE.inner_width / max(1, len(self.hours))
-        said = [f"{line.name} {self._said(line.values[n])}" for line in self.lines if line.values[n] is not None]
-        text = escape(f"{self.hours[n]:%a %d %b %H:%M}: {', '.join(said) or 'nothing'}")
+        values = [f"{line.name} {self._text(line.values[n])}" for line in self.lines if line.values[n] is not None]
+        text = escape(f"{self.hours[n]:%a %d %b %H:%M}: {', '.join(values) or 'nothing'}")
         return (
             f'<rect class="hover" x="{self._x(WIDE, n) - width / 2:.1f}" y="{TOP}" width="{width:.1f}" '
             f'height="{WIDE.inner_height}"><title>{text}</title></rect>'
         )
 
-    def _said(self, value: float | None) -> str:
+    def _text(self, value: float | None) -> str:
         return NONE if value is None else self.show(value)
 
 
 def _short(value: float, show: Callable[[float], str]) -> str:
-    """A number beside an axis; thousands and millions of what has no unit are named."""
+    """A number for an axis. Large numbers without a unit are shortened to thousands or millions."""
     text = show(value)
     if value >= 10_000 and text.replace(",", "").replace(".", "").isdigit():  # noqa: PLR2004
         return f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k"  # noqa: PLR2004
@@ -228,23 +233,23 @@ def _short(value: float, show: Callable[[float], str]) -> str:
 
 
 class Scale:
-    """From a value to its height, from 0 on."""
+    """Turns values into heights, starting at 0."""
 
-    def __init__(self, most: float, size: Size = WIDE) -> None:
-        self.size, self.most = size, self._round_up(most)
+    def __init__(self, highest: float, size: Size = WIDE) -> None:
+        self.size, self.highest = size, self._round_up(highest)
 
     @staticmethod
-    def _round_up(most: float) -> float:
-        if most <= 0:
+    def _round_up(value: float) -> float:
+        if value <= 0:
             return 1.0
-        power = 10.0 ** math.floor(math.log10(most))
-        return next(step * power for step in (1, 2, 4, 5, 10) if step * power >= most)
+        power = 10.0 ** math.floor(math.log10(value))
+        return next(step * power for step in (1, 2, 4, 5, 10) if step * power >= value)
 
     def y(self, value: float) -> float:
         return self.size.height - BOTTOM - self.size.inner_height * self._share(value)
 
     def ticks(self) -> list[float]:
-        """Round values, none so near the one below that their labels would touch."""
+        """Round values, far enough apart that their labels do not touch."""
         kept: list[float] = []
         for value in self._round_values():
             if not kept or self.y(kept[-1]) - self.y(value) >= 1.5 * self.size.letters:
@@ -252,25 +257,25 @@ class Scale:
         return kept
 
     def _share(self, value: float) -> float:
-        return value / self.most
+        return value / self.highest
 
     def _round_values(self) -> list[float]:
-        # 1, 2, 4 or 5 at the top: in steps that are as round.
-        steps = 4 if f"{self.most:e}"[0] in "24" else 5
-        return [self.most * n / steps for n in range(steps + 1)]
+        # The top is 1, 2, 4 or 5: choose the number of steps that gives round values.
+        steps = 4 if f"{self.highest:e}"[0] in "24" else 5
+        return [self.highest * n / steps for n in range(steps + 1)]
 
 
 class LogScale(Scale):
-    """The same for durations in ms, from the round one below the least on."""
+    """A logarithmic scale for durations in ms. It starts at the round value below the lowest."""
 
-    def __init__(self, least: float, most: float, size: Size = WIDE) -> None:
-        self.least = float(max((tick for tick in _TICKS_MS if tick < least), default=0))
-        super().__init__(most, size)
-        self.most = max(most, 10 * self.least, 10.0)
+    def __init__(self, lowest: float, highest: float, size: Size = WIDE) -> None:
+        self.lowest = float(max((tick for tick in _TICKS_MS if tick < lowest), default=0))
+        super().__init__(highest, size)
+        self.highest = max(highest, 10 * self.lowest, 10.0)
 
     def _share(self, value: float) -> float:
-        lowest, highest = math.log1p(self.least), math.log1p(self.most)
-        return (math.log1p(max(value, self.least)) - lowest) / (highest - lowest)
+        low, high = math.log1p(self.lowest), math.log1p(self.highest)
+        return (math.log1p(max(value, self.lowest)) - low) / (high - low)
 
     def _round_values(self) -> list[float]:
-        return [float(tick) for tick in _TICKS_MS if self.least <= tick <= self.most]
+        return [float(tick) for tick in _TICKS_MS if self.lowest <= tick <= self.highest]

@@ -1,9 +1,9 @@
-"""Checksums of events: how many there are, and the sum of their hashes modulo 2^64, in whatever order they come.
+"""Checksums of events: their number, and the sum of their hashes modulo 2^64. Their order does not matter.
 
-The task that reads events makes one before it writes them, and the audit makes it again from the lake. The hash of an
-event is the xxhash64 of the xxhash64 of each of its columns, the way Spark computes it: each column is hashed alone,
-so no value runs over into the next, and a null has a hash that no text or number is likely to have. A sum, unlike an
-XOR, also tells an event that is there three times from one that is there once.
+A task computes one when it reads events, before it writes them, and the audit computes it again from the lake. The hash
+of an event is the xxhash64 of the xxhash64 of each column, as Spark computes it: each column is hashed by itself, so
+that values cannot run into each other, and a null has a hash that no text or number is likely to have. Unlike an XOR, a
+sum also detects an event that is there three times instead of once.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.compute as pc  # pyright: ignore[reportMissingTypeStubs]
 import xxhash
 
-from holdfast.pipeline.lake import Checksum, checksum
+from holdfast.pipeline.batches import Checksum, checksum
 from holdfast.pipeline.schemas import EVENTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 COLUMNS = (*EVENTS.fieldNames(), "date")
-"""What is hashed, in this order: every column but `batch`, which a compaction changes."""
+"""The hashed columns, in this order: all but `batch`, which a compaction changes."""
 
-# Arrow comes without types.
+# Arrow has no type hints.
 _arrow, _compute = cast("Any", pa), cast("Any", pc)
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
-_EACH_ITS_OWN = ("position", "offset", "job_id")
-"""Texts that hardly repeat."""
+_UNIQUE = ("position", "offset", "job_id")
+"""Texts that rarely repeat."""
 _SEED = 42
-# Arrays wrap around silently, single numbers warn.
+# NumPy warns about overflow of scalars, but not of arrays.
 _SEED_ARRAY: Hashes = np.array([_SEED], np.uint64)
 _EPOCH = date(1970, 1, 1)
 _P1, _P2, _P3, _P4, _P5 = (
@@ -48,7 +48,7 @@ _P1, _P2, _P3, _P4, _P5 = (
 
 
 def sums() -> dict[str, Column]:
-    """Aggregates that `read_sums` makes a checksum of. In halves: a sum of whole numbers would overflow."""
+    """The aggregates that `read_sums` turns into a checksum. Hashes are summed in halves, so that nothing overflows."""
     from pyspark.sql import functions as fn
 
     hashed = fn.xxhash64(*(fn.xxhash64(fn.col(name)) for name in COLUMNS))
@@ -68,10 +68,9 @@ def read_sums(row: Any) -> Checksum:
 
 
 def of_batch(batch: Any, day: date) -> Checksum:
-    """The checksum of the events in a record batch, which are all of one day."""
+    """The checksum of the events in a record batch. All of them are of one day."""
     columns = [
-        _hash_texts(batch.column(name)) if name in _EACH_ITS_OWN else _hashes(batch.column(name))
-        for name in COLUMNS[:-1]
+        _hash_texts(batch.column(name)) if name in _UNIQUE else _hashes(batch.column(name)) for name in COLUMNS[:-1]
     ]
     columns.append(_hash_ints(np.array([(day - _EPOCH).days])))
     hashes: Hashes = np.full(batch.num_rows, _SEED, np.uint64)

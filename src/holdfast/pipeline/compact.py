@@ -1,9 +1,9 @@
-"""Fewer files, and less of the past: bronze files of a day written together, and old days dropped.
+"""Compaction and retention: merges the small bronze files of a day, and drops old days.
 
-An ingest that looks every few seconds leaves thousands of small files a day. `compact` writes those of a day anew as a
-few, under the number of the last of their batches. Batches that are built and batches that are not stay apart, so that
-a build still finds what is new. Nothing is replaced before the new files have shown the same rows, by count and
-checksum; then the table is swapped as a whole, its untouched files being hard links.
+An ingest that polls every few seconds leaves thousands of small files a day. `compact` merges those of a day under the
+number of their last batch. It keeps built and unbuilt batches apart, so that a build still finds what is new. It
+replaces files only after the new ones have the same rows, by count and checksum. Then it swaps the table as a whole,
+with hard links to the unchanged files.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from holdfast.pipeline.lake import LAYER, Lake
 from holdfast.pipeline.schemas import PARTITIONS, TABLES
 
 FILE_BYTES = 128 * 1024 * 1024
-LEAST_FILES = 2
+MIN_FILES = 2
 SOURCES = ("events", "payloads")
 _ORDER = {"events": ("shard", "position"), "payloads": ("tenant", "queue", "job_id")}
 _NO_MARK = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 
 
 class Compacted(Struct, frozen=True):
-    """What a compaction did."""
+    """The result of a compaction."""
 
     days: int
     files_before: int
@@ -43,49 +43,47 @@ class Compacted(Struct, frozen=True):
 
 
 class Dropped(Struct, frozen=True):
-    """What `retain` drops, or would."""
+    """What `retain` drops, or would drop."""
 
     before: str
     """Days before this one."""
     days: dict[str, list[str]]
-    """By table."""
+    """The days by table."""
     bytes: int
     unbuilt: list[str]
-    """Days that are old enough, and stay: no build has seen all of them."""
+    """Old days that stay, because no build has read all of them."""
     open_jobs: int
-    """Jobs of those days that had not ended. What they do from now on is seen without their beginning."""
+    """Jobs of those days that had not ended. Their later events will have no beginning."""
 
 
 class _Group(Struct, frozen=True):
-    """Batches of one day that become one."""
+    """Batches of one day that are merged into one."""
 
     day: str
     batches: tuple[Path, ...]
     files: tuple[Path, ...]
     count: int
-    """How many files they become."""
+    """The number of files after the merge."""
 
     @property
     def target(self) -> str:
-        """The directory they are written to, as seen from the table."""
+        """The directory of the merged files, relative to the table."""
         return f"{self.day}/batch={max(_batch(path) for path in self.batches)}"
 
 
-def compact(
-    spark: SparkSession, lake: Lake, *, file_bytes: int = FILE_BYTES, least_files: int = LEAST_FILES
-) -> Compacted:
-    """Write the small files of each day anew as few. Raises StoreBusy while an ingest or a build runs on the lake.
+def compact(spark: SparkSession, lake: Lake, *, file_bytes: int = FILE_BYTES, min_files: int = MIN_FILES) -> Compacted:
+    """Merge the small files of each day. Raises StoreBusy while an ingest or a build runs on the lake.
 
-    `least_files`: days with fewer files than that stay as they are.
+    Days with fewer files than `min_files` are skipped.
     """
-    if file_bytes < 1 or least_files < LEAST_FILES:
-        raise InvalidOption("compact", "a file has at least a byte, and one file is no less than one")
+    if file_bytes < 1 or min_files < MIN_FILES:
+        raise InvalidOption("compact", "file_bytes must be at least 1, and min_files at least 2")
     done = Compacted(0, 0, 0, 0)
     with lake.lock("ingest"), lake.lock("build"):
         for table in SOURCES:
             if not lake.has(table):
                 continue
-            groups = list(_groups(lake, table, file_bytes, least_files))
+            groups = list(_groups(lake, table, file_bytes, min_files))
             if groups:
                 rows, files = _rewrite(spark, lake, table, groups)
                 done = Compacted(
@@ -97,21 +95,21 @@ def compact(
     return done
 
 
-def _groups(lake: Lake, table: str, file_bytes: int, least_files: int) -> Iterator[_Group]:
+def _groups(lake: Lake, table: str, file_bytes: int, min_files: int) -> Iterator[_Group]:
     built = progress(lake)
-    half = set(lake.unfinished_batches())
+    unfinished = set(lake.unfinished_batches())
     for day in sorted(lake.path(table).glob("date=*")):
-        whole = [path for path in sorted(day.glob("batch=*")) if _batch(path) not in half]
-        for seen in (True, False):
-            batches = [path for path in whole if (built is not None and _batch(path) <= built.batch) is seen]
+        complete = [path for path in sorted(day.glob("batch=*")) if _batch(path) not in unfinished]
+        for is_built in (True, False):
+            batches = [path for path in complete if (built is not None and _batch(path) <= built.batch) is is_built]
             files = [file for path in batches for file in sorted(path.glob("*.parquet"))]
             count = max(1, -(-sum(file.stat().st_size for file in files) // file_bytes))
-            if len(files) >= least_files and len(files) > count:
+            if len(files) >= min_files and len(files) > count:
                 yield _Group(day.name, tuple(batches), tuple(files), count)
 
 
 def _rewrite(spark: SparkSession, lake: Lake, table: str, groups: Sequence[_Group]) -> tuple[int, int]:
-    """Swap in a table where these groups are written together; how many rows and files they have."""
+    """Swap in a table in which these groups are merged. Returns their rows and files."""
     place = lake.path(table)
     fresh = place.with_name(f".{table}.new-{uuid.uuid4().hex}")
     schema = StructType([field for field in TABLES[table].fields if field.name not in PARTITIONS])
@@ -124,7 +122,7 @@ def _rewrite(spark: SparkSession, lake: Lake, table: str, groups: Sequence[_Grou
             ordered.write.options(**_NO_MARK).parquet(target)
             before, after = digest(old), digest(spark.read.schema(schema).parquet(target))
             if before != after:
-                raise StoreMismatch(f"{group.day} of {table} did not come out the same; the lake was left as it is")
+                raise StoreMismatch(f"{group.day} of {table} differs after the merge; the lake was not changed")
             rows += before[0]
         files = len(list(fresh.rglob("*.parquet")))
         replaced = {path for group in groups for path in group.batches}
@@ -138,8 +136,8 @@ def _rewrite(spark: SparkSession, lake: Lake, table: str, groups: Sequence[_Grou
 
 
 def digest(frame: DataFrame) -> tuple[int, str]:
-    """How many rows, and a checksum of them that does not depend on their order."""
-    # A hash passes over nulls, and so cannot tell which column has none.
+    """The number of rows, and a checksum that does not depend on their order."""
+    # The hash skips nulls, so it needs an extra value for each column that says whether it is null.
     columns = [fn.col(f"`{name}`") for name in sorted(frame.columns)]
     row_hash = fn.xxhash64(*columns, *(column.isNull() for column in columns))
     total = fn.coalesce(fn.sum(row_hash.cast("decimal(38,0)")), fn.lit(0))
@@ -155,17 +153,17 @@ def _batch(path: Path) -> int:
 
 
 def retain(spark: SparkSession, lake: Lake, days: int, *, dry_run: bool = True, today: date | None = None) -> Dropped:
-    """Drop what is older than `days` from all tables, or only say what that would be.
+    """Drop what is older than `days` from all tables, or with `dry_run` only report it.
 
-    Days of events that no build has seen stay. Raises StoreBusy while an ingest, a build or a compaction runs.
+    Days with events that no build has read stay. Raises StoreBusy while an ingest, a build or a compaction runs.
     """
     if days < 1:
-        raise InvalidOption("days", f"{days} is not a whole number from 1 on; today is never dropped")
+        raise InvalidOption("days", f"{days} is not a whole number above 0; today is never dropped")
     today = today or datetime.now(UTC).date()
     try:
         before = today - timedelta(days=days)
     except OverflowError:
-        raise InvalidOption("days", f"{days} days reach back to before the calendar") from None
+        raise InvalidOption("days", f"{days} days is before the first date of the calendar") from None
     with lake.lock("ingest"), lake.lock("build"):
         _clear(lake)
         unbuilt = _unbuilt(lake, before)
@@ -202,34 +200,34 @@ def _open_jobs(spark: SparkSession, lake: Lake, old: dict[str, list[str]]) -> in
 
 
 def _drop(spark: SparkSession, lake: Lake, old: dict[str, list[str]]) -> None:
-    """Gold first and events last: whoever dies on the way leaves events, from which the rest can be built."""
+    """Drop gold first and events last. After a crash in between, the rest can be built from the events."""
     if "events" in old:
-        # The audit must not take it for lost.
-        lake.note_gap("", _last_offset(spark, lake, old["events"]))
-        lake.note_dropped(old["events"])
+        # Record the gap, or the audit would report these events as lost.
+        lake.record_gap("", _last_offset(spark, lake, old["events"]))
+        lake.record_dropped(old["events"])
     for table in reversed(LAYER):
         for day in old.get(table, ()):
-            # Out of the table in one step, then away.
+            # Move the day out of the table in one step, then delete it.
             gone = lake.path(table).with_name(f".dropped-{uuid.uuid4().hex}")
             (lake.path(table) / f"date={day}").rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
 
 def _last_offset(spark: SparkSession, lake: Lake, days: list[str]) -> str:
-    """Up to where the log is missing without these days."""
+    """The last offset of these days."""
     events = lake.read(spark, "events").where(fn.col("date").isin([date.fromisoformat(day) for day in days]))
     rows = events.groupBy("shard").agg(fn.max_by("offset", "position").alias("offset")).orderBy("shard").collect()
     offsets: dict[int, str] = {row["shard"]: row["offset"] for row in rows}
     parts = offsets[max(offsets)].split(".")
     if len(offsets) == 1 and 0 in offsets:
         return offsets[0]
-    # An offset of several shards names a place in each: each shard's own is the one that counts.
+    # An offset of several shards has a number for each. Take each shard's number from its own last event.
     own = {shard: offset.split(".")[shard] for shard, offset in offsets.items()}
     return ".".join(own.get(shard, "0") for shard in range(len(parts)))
 
 
 def _clear(lake: Lake) -> None:
-    """Remove what a killed `retain` left."""
+    """Remove what a killed `retain` left behind."""
     for layer in set(LAYER.values()):
         for gone in cast("Any", (lake.root / layer).glob(".dropped-*")):
             shutil.rmtree(gone, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a lake has, against what was taken in to it: by batch and day, a count and a checksum."""
+"""Compares what a lake has with what was ingested, by batch and day: a count and a checksum."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Any
 
 from msgspec import Struct
 
+from holdfast.pipeline.batches import Batch, Checksum
 from holdfast.pipeline.checksums import read_sums
-from holdfast.pipeline.lake import Batch, Checksum
 
 
-class TakenIn(Struct, frozen=True):
-    """What was taken in, by the notes of the batches."""
+class IngestedBatches(Struct, frozen=True):
+    """What was ingested, by the records of the batches."""
 
     batches: Sequence[Batch]
-    lost_notes: Sequence[int] = ()
-    """Batches that were taken in, and whose notes are gone."""
+    lost_records: Sequence[int] = ()
+    """Batches that were ingested and whose records are gone."""
     dropped: dict[str, int] = {}
-    """Days that were dropped on purpose, each with the last batch of which that is so."""
+    """Days that were dropped on purpose, each with the last batch that was dropped."""
 
     def damages(self, sums: Iterable[Any]) -> list[str]:
-        """What differs, in words. `sums` has a row for each batch and day of the table, as `batch_sums` makes them."""
+        """The differences, in words. `sums` has a row for each batch and day of the table, from `batch_sums`."""
         found: dict[str, dict[int, Checksum]] = {}
         for row in sums:
             found.setdefault(str(row["date"]), {})[row["batch"]] = read_sums(row)
-        said = [f"the note of batch {batch} is gone, and its events with it" for batch in self.lost_notes]
+        damages = [f"the record of batch {batch} is gone, and its events with it" for batch in self.lost_records]
         expected = self._expected({day: sorted(batches) for day, batches in found.items()})
         for day in sorted(found.keys() | expected.keys()):
-            there, noted = found.get(day, {}), expected.get(day, {})
-            for batch in sorted(there.keys() | noted.keys()):
-                has, had = there.get(batch, Checksum()), noted.get(batch, Checksum())
+            there, recorded = found.get(day, {}), expected.get(day, {})
+            for batch in sorted(there.keys() | recorded.keys()):
+                has, had = there.get(batch, Checksum()), recorded.get(batch, Checksum())
                 if has != had:
-                    said.append(_difference(day, batch, has, had))
-        return said
+                    damages.append(_difference(day, batch, has, had))
+        return damages
 
     def _expected(self, written: dict[str, list[int]]) -> dict[str, dict[int, Checksum]]:
-        """The checksums of each day by the batch that has its events.
+        """The checksums of each day, by the batch that holds the events now.
 
-        A compaction writes several batches of a day, one after another, under the number of the last. So what was
-        taken in by a batch is in the first one from its number on.
+        A compaction merges consecutive batches of a day under the number of the last one. So the events of a batch
+        are in the first batch on disk with its number or a higher one.
         """
         expected: dict[str, dict[int, Checksum]] = {}
         for batch in self.batches:
@@ -58,5 +58,5 @@ class TakenIn(Struct, frozen=True):
 def _difference(day: str, batch: int, has: Checksum, had: Checksum) -> str:
     where = f"date={day}/batch={batch}"
     if has.events != had.events:
-        return f"{where} has {has.events:,} events, and {had.events:,} were taken in"
-    return f"{where} has as many events as were taken in, {has.events:,}, and not the same: their checksums differ"
+        return f"{where} has {has.events:,} events, but {had.events:,} were ingested"
+    return f"{where} has {has.events:,} events, as many as were ingested, but their checksums differ"

@@ -1,4 +1,4 @@
-"""What went wrong inside Spark, in our own words: its exceptions carry a trace through two languages."""
+"""Turns Spark's exceptions, which carry a trace through two languages, into short errors of our own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FOREIGN = ("pyspark.", "py4j.")
 
 @contextlib.contextmanager
 def plainly(what: str) -> Generator[None]:
-    """Raise what a task, or the data source, ran into, and not what Spark made of it."""
+    """Replace an exception of Spark's by the error of the task or of the data source that caused it."""
     try:
         yield
     except Exception as error:
@@ -27,21 +27,23 @@ def plainly(what: str) -> Generator[None]:
 
 
 def cause(what: str, text: str) -> HoldfastError:
-    """Our error that Spark's text is about, or all that Spark says."""
+    """Our own error in Spark's text, or a StoreError with the text."""
     if not (ours := _OURS.findall(text)):
         return StoreError(f"Spark could not {what}: {_brief(text)}")
-    name, said = ours[-1]
+    name, message = ours[-1]
     kind = getattr(errors, name, StoreError)
     if kind is InvalidOption:
-        option, _, reason = said.partition(": ")
+        option, _, reason = message.partition(": ")
         return InvalidOption(option, reason)
-    return kind(said) if isinstance(kind, type) and issubclass(kind, StoreError) else StoreError(f"{name}: {said}")
+    return (
+        kind(message) if isinstance(kind, type) and issubclass(kind, StoreError) else StoreError(f"{name}: {message}")
+    )
 
 
 def _brief(text: str) -> str:
-    """What Spark says first, and the innermost cause where that says more."""
+    """The first line of Spark's text, and the innermost cause if it adds something."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    first = lines[0] if lines else "it does not say why"
+    first = lines[0] if lines else "without a reason"
     causes = [match[1] for line in lines[1:] if (match := _CAUSE.fullmatch(line))]
     if not causes or causes[-1] in first:
         return first

@@ -17,9 +17,9 @@ from holdfast.pipeline.transforms.sketches import merged, percentile
 
 HOUR = timedelta(hours=1)
 PAST = timedelta(days=28)
-"""How far back the forecast looks."""
-ROWS = 20
-"""How many tenants, queues and failures are listed."""
+"""How many days the forecast uses."""
+MAX_ROWS = 20
+"""The most tenants, queues and failures in a table."""
 PERCENTS = (50, 95, 99)
 
 Histogram = Mapping[int, int]
@@ -27,7 +27,7 @@ Histogram = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Expected:
-    """What an hour to come may bring."""
+    """The forecast for one hour."""
 
     hour: datetime
     mean: float
@@ -37,7 +37,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Figures:
-    """Everything that a report shows; `hours` are without a hole, the last one may still go on."""
+    """All numbers of a report. `hours` has no gaps; the last hour may be incomplete."""
 
     hours: list[datetime] = field(default_factory=list[datetime])
     counts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
@@ -58,13 +58,13 @@ class Figures:
 
     @property
     def burn_rates(self) -> list[float | None]:
-        """How fast each hour used up the error budget; 1 uses it up exactly."""
+        """The burn rate of the error budget in each hour; 1 uses exactly the budget."""
         pairs = zip(self.good, self.bad, strict=True)
         return [bad / (good + bad) / (1 - self.target) if good + bad else None for good, bad in pairs]
 
 
 def figures(spark: SparkSession, lake: Lake, days: int) -> Figures:
-    """The last `days` that the tables know of; without hours where nothing has been built."""
+    """The numbers of the last `days` in the tables. Without hours if nothing has been built."""
     hourly = lake.read(spark, "hourly")
     last: datetime | None = rows(hourly.agg(fn.max("hour").alias("last")))[0]["last"]
     if last is None:
@@ -86,7 +86,7 @@ def figures(spark: SparkSession, lake: Lake, days: int) -> Figures:
         bad=[int(objective[hour]["bad"]) if hour in objective else 0 for hour in hours],
         target=float(latest["target"]) if latest else 0.0,
         start_within_ms=int(latest["start_within_ms"]) if latest else 0,
-        tenants=rows(_totals(recent, "tenant").orderBy(fn.desc("enqueued"), "tenant").limit(ROWS)),
+        tenants=rows(_totals(recent, "tenant").orderBy(fn.desc("enqueued"), "tenant").limit(MAX_ROWS)),
         queues=_queues(recent),
         failures=rows(_failures(lake.read(spark, "failures"), hours[0])),
         forecast=forecast(enqueued, last),
@@ -94,10 +94,10 @@ def figures(spark: SparkSession, lake: Lake, days: int) -> Figures:
 
 
 def forecast(enqueued: Mapping[datetime, int], last: datetime, ahead: int = 24) -> list[Expected]:
-    """For each hour of the next day: mean, lowest and highest of the same hour on the days before, up to 28.
+    """For each hour of the next day: mean, lowest and highest of the same hour on up to 28 days before.
 
-    The last hour may still go on and is left out; hours in which nothing came count as 0. Where an hour of the day has
-    never been seen, all hours stand in for it.
+    The last hour may be incomplete and is left out. Hours without events count as 0. For an hour of the day without
+    history, all hours are used.
     """
     past = _hours(max(min(enqueued), last - PAST), last - HOUR)
     counts = {hour: enqueued.get(hour, 0) for hour in past}
@@ -128,7 +128,7 @@ def _objective(slo: DataFrame, first: datetime) -> DataFrame:
 
 
 def _by_hour(hourly: DataFrame, column: str, hours: Sequence[datetime]) -> list[Histogram]:
-    """One histogram for each hour, those of all tenants and queues added up."""
+    """One histogram for each hour, summed over all tenants and queues."""
     buckets = hourly.select("hour", fn.explode(column).alias("bucket", "count"))
     found: dict[datetime, dict[int, int]] = {}
     for row in rows(buckets.groupBy("hour", "bucket").agg(fn.sum("count").alias("count"))):
@@ -137,8 +137,8 @@ def _by_hour(hourly: DataFrame, column: str, hours: Sequence[datetime]) -> list[
 
 
 def _queues(hourly: DataFrame) -> list[dict[str, Any]]:
-    """The busiest queues, with how long their jobs waited and ran."""
-    busiest = _totals(hourly, "tenant", "queue").orderBy(fn.desc("enqueued"), "tenant", "queue").limit(ROWS)
+    """The busiest queues, with percentiles of their wait and run times."""
+    busiest = _totals(hourly, "tenant", "queue").orderBy(fn.desc("enqueued"), "tenant", "queue").limit(MAX_ROWS)
     listed = rows(busiest)
     mine = hourly.join(fn.broadcast(busiest.select("tenant", "queue")), ["tenant", "queue"], "left_semi")
     for measure in ("wait", "run"):
@@ -162,4 +162,4 @@ def _failures(failures: DataFrame, first: datetime) -> DataFrame:
         fn.max("tenants").alias("tenants"),
         fn.max_by("sample", "last_seen_at").alias("sample"),
     )
-    return grouped.orderBy(fn.desc("count"), "fingerprint", "type").limit(ROWS)
+    return grouped.orderBy(fn.desc("count"), "fingerprint", "type").limit(MAX_ROWS)

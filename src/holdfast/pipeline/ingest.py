@@ -1,9 +1,9 @@
-"""The log into the lake, exactly once: to its end as it is now, or following it.
+"""Copies the log into the lake, exactly once: to its current end, or following it.
 
-Spark fixes the ends of a micro-batch before it begins and notes when it has ended. Its tasks write files, and the
-driver moves those that they tell into the partitions (date, batch), which have all events of that batch and day. A
-driver that dies in between does the same batch again, and what is moved there then replaces what was there. The reader
-registered in the store is moved on when a batch is in the lake, and trimming waits for it.
+Spark fixes the end of a micro-batch before the batch begins, and records when it is done. Tasks write files and return
+their names. The driver moves these files into partitions (date, batch), which hold all events of that batch and day. If
+the driver dies in between, the next one repeats the batch and replaces what is there. When a batch is in the lake, the
+lake's registered reader in the store advances. Trimming waits for that reader.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from holdfast.core.events import Gap
 from holdfast.core.job import JobKey
 from holdfast.core.names import OPERATOR
 from holdfast.opening import absolute
+from holdfast.pipeline.batches import Batch, batch_of
 from holdfast.pipeline.errors import cause
-from holdfast.pipeline.lake import Batch, Lake, batch_of
-from holdfast.pipeline.origin import Origin, check_known, settle
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.origin import Origin, check_known, establish_origin
 from holdfast.store import Reader
 
 if TYPE_CHECKING:
@@ -33,21 +34,22 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from holdfast.pipeline.reader import OpenStore
+    from holdfast.pipeline.connection import OpenStore
 
 Payloads = Literal["none", "hash", "full"]
 
 POLL_S = 0.2
-KEYS_AT_ONCE = 500
-STARTS = 3
+MAX_KEYS = 500
+"""The most jobs to look up in one call."""
+MAX_STARTS = 3
 STOPPED = "the ingest was asked to stop before this batch"
 
 _decode_gaps = msgspec.json.Decoder(list[Gap]).decode
 _TRIMMED = re.compile(r"EventsTrimmed: events after '([^']*)' up to '([^']*)' are no longer kept")
 
 
-class Plan(Struct, frozen=True):
-    """What an ingest is to do."""
+class IngestPlan(Struct, frozen=True):
+    """What to ingest, and how."""
 
     store: str
     tenant: str | None = None
@@ -58,63 +60,65 @@ class Plan(Struct, frozen=True):
     per_partition: int = 100_000
     accept_gap: bool = False
     moved: bool = False
-    """The store has a new address."""
+    """It is the same store at a new address."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "store", absolute(self.store))
 
 
 class Ingested(Struct):
-    """What has been taken in so far by this run."""
+    """What this run has ingested so far."""
 
     batches: int = 0
     events: int = 0
     payloads: int = 0
     missing_payloads: int = 0
     gaps: int = 0
-    """Where events of one tenant had been trimmed before they were read. They are noted in the lake."""
+    """Ranges where events of one tenant were trimmed before they were read. The lake records them."""
     offset: str = ""
     seconds: float = 0.0
     stopped: bool = False
-    """Asked to end before it had come to the log's end."""
+    """The run was stopped before the end of the log."""
 
 
-Tell = Callable[[Ingested], None]
+OnBatch = Callable[[Ingested], None]
 
 
 def ingest(
     spark: SparkSession,
     lake: Lake,
-    plan: Plan,
-    tell: Tell = lambda _: None,
+    plan: IngestPlan,
+    on_batch: OnBatch = lambda _: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Ingested:
-    """Take in the log, and tell after each batch. With `plan.follow` it goes on until `stopped` says so.
+    """Ingest the log, and call `on_batch` after each batch. With `plan.follow` it continues until `stopped()`.
 
-    Whoever is stopped finishes the batch under way; the next ingest goes on behind it.
+    A stopped ingest finishes the current batch; the next ingest continues after it.
 
-    Raises StoreBusy while another ingest runs on the lake, EventsTrimmed where the log was cut before it was read (it
-    is noted in the lake; `accept_gap` goes on behind it), StoreMismatch where the lake is of another store.
+    Raises StoreBusy while another ingest runs on the lake, and StoreMismatch if the lake belongs to another store.
+    Raises EventsTrimmed if the log was trimmed before it was read. The lake records that gap; with `accept_gap` the
+    ingest continues after it.
     """
-    from holdfast.pipeline.reader import OpenStore
+    from holdfast.pipeline.connection import OpenStore
     from holdfast.pipeline.session import jvm_pid
 
     with lake.lock("ingest") as lock, OpenStore(plan.store) as opened:
         if (java := jvm_pid()) is not None:
-            lock.note({"java": java})
+            lock.record({"java": java})
         lake.stop_mark.unlink(missing_ok=True)
-        origin = settle(opened, lake, plan)
-        run = _Run(spark, lake, plan, origin, opened, tell, stopped)
+        origin = establish_origin(opened, lake, plan)
+        run = _Run(spark, lake, plan, origin, opened, on_batch, stopped)
         accepted: str | None = None
         while True:
             try:
                 return run.once(accepted)
             except EventsTrimmed as gap:
-                settle(opened, lake, plan)  # A store that was restored meanwhile has no gap but another log.
-                lake.note_gap(gap.from_, gap.to)
+                # A store that was restored meanwhile has another log instead of a gap. This raises for it.
+                establish_origin(opened, lake, plan)
+                lake.record_gap(gap.from_, gap.to)
                 if not plan.accept_gap:
                     gap.add_note(
-                        "The gap is noted in the lake, and nothing behind it was taken in. To go on behind it: "
+                        "The lake has recorded the gap and has nothing after it. To continue after the gap: "
                         "holdfast pipeline ingest --accept-gap"
                     )
                     raise
@@ -122,33 +126,33 @@ def ingest(
 
 
 class _Run:
-    """One ingest: the query that does it, and who watches it."""
+    """One ingest: a streaming query, and its progress."""
 
     def __init__(
         self,
         spark: SparkSession,
         lake: Lake,
-        plan: Plan,
+        plan: IngestPlan,
         origin: Origin,
         opened: OpenStore,
-        tell: Tell,
+        on_batch: OnBatch,
         stopped: Callable[[], bool],
     ) -> None:
         self._spark, self._lake, self._plan, self._origin = spark, lake, plan, origin
-        self._opened, self._tell, self._stopped = opened, tell, stopped
+        self._opened, self._on_batch, self._stopped = opened, on_batch, stopped
         self._done = Ingested()
         self._began = time.monotonic()
         self._last = -1
 
     def once(self, accepted: str | None) -> Ingested:
-        """Run the query to its end. Raises EventsTrimmed, or what else stopped it."""
+        """Run the query to its end. Raises EventsTrimmed, or the error that ended it."""
         query = self._start(accepted)
         try:
             while not query.awaitTermination(cast("int", POLL_S)):
-                self._look(query)
+                self._advance(query)
                 if self._stopped():
                     self._lake.stop_mark.touch()
-                    # Else a batch is under way, which ends, or finds the mark.
+                    # A batch that is under way ends, or finds the mark.
                     if self._plan.follow and not query.status["isTriggerActive"]:
                         break
         except Exception as error:
@@ -159,7 +163,7 @@ class _Run:
             self._done.stopped = not self._plan.follow
         finally:
             try:
-                self._look(query)
+                self._advance(query)
             finally:
                 query.stop()
         return self._done
@@ -185,18 +189,18 @@ class _Run:
             writer = writer.trigger(availableNow=True)
         return _started(writer)
 
-    def _look(self, query: StreamingQuery) -> None:
-        """Take note of the batches that have ended since the last look."""
+    def _advance(self, query: StreamingQuery) -> None:
+        """Count the batches that have ended since the last call, and advance the reader."""
         for progress in cast("list[Any]", query.recentProgress):
             number = int(progress["batchId"])
-            # A trigger that found nothing to do reports too, under the number of the batch that is still to come.
+            # A trigger that found nothing to do reports too, with the number of the next batch.
             if number <= self._last or "addBatch" not in progress["durationMs"]:
                 continue
             if (batch := self._lake.batch(number)) is not None:
                 self._last = number
-                self._note(batch, json.loads(progress["sources"][0]["endOffset"])["offset"])
+                self._count(batch, json.loads(progress["sources"][0]["endOffset"])["offset"])
 
-    def _note(self, batch: Batch, offset: str) -> None:
+    def _count(self, batch: Batch, offset: str) -> None:
         done = self._done
         done.batches += 1
         done.events += batch.events
@@ -207,12 +211,12 @@ class _Run:
         done.offset = offset
         check_known(self._opened, self._origin)
         self._opened.run(self._opened.store.set_reader(Reader(self._origin.tenant, self._origin.reader, offset)))
-        self._tell(done)
+        self._on_batch(done)
 
 
 def _started(writer: DataStreamWriter) -> StreamingQuery:
-    """Start a query. A Connect server gives the process for its batches ten seconds to come up, which may be short."""
-    for _ in range(STARTS - 1):
+    """Start a query. A Connect server waits ten seconds for its batch process, which may be too short: try again."""
+    for _ in range(MAX_STARTS - 1):
         try:
             return writer.start()
         except Exception as error:
@@ -222,43 +226,43 @@ def _started(writer: DataStreamWriter) -> StreamingQuery:
 
 
 def _cause(text: str) -> HoldfastError:
-    """What went wrong inside a query, out of what Spark says about it."""
+    """The error of a query, read from Spark's text."""
     if match := _TRIMMED.search(text):
         return EventsTrimmed(match[1], match[2])
     return cause("ingest", text)
 
 
 class WriteBatch:
-    """Writes a micro-batch. With Spark Connect it travels to the server, so it holds names and nothing open."""
+    """Writes a micro-batch. Spark Connect sends it to the server, so it holds names and no open resources."""
 
     def __init__(self, root: str, store: str, payloads: Payloads, origin: Origin) -> None:
         self._root, self._store, self._payloads, self._origin = root, store, payloads, origin
 
     def __call__(self, frame: DataFrame, number: int) -> None:
-        from holdfast.pipeline.reader import OpenStore
+        from holdfast.pipeline.connection import OpenStore
         from holdfast.pipeline.rows import rows
 
         lake = Lake(self._root)
         if lake.stop_mark.exists():
-            # To stop the query instead would have Java print a trace of the batch that is interrupted.
+            # Stopping the query instead would make Java print a trace of the interrupted batch.
             raise InterruptedError(STOPPED)
         if lake.batch(number) is not None:
-            # It was all there when the driver died: by now the store may not have all of it any more.
+            # The batch was complete when the driver died. The store may have trimmed parts of it since.
             return
         lake.clear_landing()
-        told = rows(frame)
-        files = [row for row in told if row["file"]]
-        # A store that was made anew meanwhile may have had a log that goes as far.
+        written = rows(frame)
+        files = [row for row in written if row["file"]]
+        # The store may have been recreated meanwhile, with a log that is as long.
         with OpenStore(self._store) as opened:
             check_known(opened, self._origin)
         lake.take_files("events", number, [(file["date"], file["file"]) for file in files])
         batch = batch_of(number, [(file["date"], file["rows"], file["checksum"]) for file in files])
-        missing = [gap for row in told if row["gaps"] for gap in _decode_gaps(row["gaps"])]
-        batch = replace(batch, gaps=lake.note_gaps(missing))
+        missing = [gap for row in written if row["gaps"] for gap in _decode_gaps(row["gaps"])]
+        batch = replace(batch, gaps=lake.record_gaps(missing))
         lake.clear_landing()
         if self._payloads != "none":
             batch = self._add_payloads(frame.sparkSession, lake, batch)
-        lake.mark_batch(batch)
+        lake.record_batch(batch)
 
     def _add_payloads(self, spark: SparkSession, lake: Lake, batch: Batch) -> Batch:
         from pyspark.sql import functions as f
@@ -268,7 +272,7 @@ class WriteBatch:
         events = spark.read.schema(BRONZE_EVENTS).parquet(str(lake.path("events"))) if batch.events else None
         if events is None:
             return batch
-        # Not the operator's records: keys are among them.
+        # Leave out the operator's records: they contain keys.
         jobs = events.where(f.col("tenant") != OPERATOR)
         enqueued = jobs.where((f.col("batch") == batch.batch) & (f.col("kind") == "enqueued"))
         columns = enqueued.select("tenant", "queue", "job_id", "at", "date", "batch")
@@ -281,21 +285,23 @@ class WriteBatch:
 
 
 class FetchPayloads:
-    """Looks up the jobs of `enqueued` events. Those that are gone, or have a new life by now, have no row."""
+    """Looks up the jobs of `enqueued` events. Jobs that are gone, or were enqueued anew since, get no row."""
 
     def __init__(self, store: str, *, full: bool) -> None:
         self._store, self._full = store, full
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        from holdfast.pipeline.reader import Batches, OpenStore, payload_columns
+        from holdfast.pipeline.columns import BatchBuilder
+        from holdfast.pipeline.connection import OpenStore
+        from holdfast.pipeline.job_columns import payload_columns
         from holdfast.pipeline.schemas import PAYLOADS
 
-        make = Batches(PAYLOADS, payload_columns(full=self._full))
+        builder = BatchBuilder(PAYLOADS, payload_columns(full=self._full))
         with OpenStore(self._store) as opened:
             for batch in batches:
                 rows: list[dict[str, Any]] = batch.to_pylist()
-                for at in range(0, len(rows), KEYS_AT_ONCE):
-                    part = rows[at : at + KEYS_AT_ONCE]
+                for at in range(0, len(rows), MAX_KEYS):
+                    part = rows[at : at + MAX_KEYS]
                     keys = [JobKey(row["tenant"], row["queue"], row["job_id"]) for row in part]
                     jobs = opened.run(opened.store.get(keys))
                     found = [
@@ -304,11 +310,11 @@ class FetchPayloads:
                         if job is not None and job.enqueued_at == round(row["at"].timestamp() * 1000)
                     ]
                     if found:
-                        yield make.make(found)
+                        yield builder.build(found)
 
 
 def check_payloads(text: str) -> Payloads:
-    """Return `text` if it says what to do with payloads. Raises InvalidOption."""
+    """Return `text` if it is none, hash or full. Raises InvalidOption."""
     if text not in ("none", "hash", "full"):
         raise InvalidOption("payloads", f"{text!r} is not 'none', 'hash' or 'full'")
     return text

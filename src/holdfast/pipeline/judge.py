@@ -2,10 +2,10 @@
 
 Spark's SQL runs programs (`TRANSFORM ... USING`), calls Java (`java_method`) and reads any file of the machine
 (text.`/etc/passwd`). So the text is parsed here, every node of the tree must be of a kind on the lists below, and Spark
-gets a text that is written anew from the tree: nothing that was not judged reaches it. The new text is parsed and
-judged once more and must come out the same, which catches a slip of the writer.
+gets a new text, generated from the tree: Spark never sees text that was not judged. The new text is parsed and judged
+again and must come out the same, which catches mistakes of the generator.
 
-Functions are kept by the names they have in Spark: this parser knows none of them, so each is an `Anonymous` node.
+The parser here knows no functions, so each function is an `Anonymous` node with its name in Spark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REFERENCE = "docs/reference/query.md"
 
 TABLE_FUNCTIONS = frozenset({"range"})
 FUNCTIONS = frozenset(Path(__file__).with_name("functions.txt").read_text(encoding="ascii").split())
-"""They compute from their arguments alone. None reads a file, calls Java, or tells of the machine."""
+"""Functions that compute from their arguments alone. None reads a file, calls Java, or reveals the machine."""
 
 _VALUES = (
     exp.Column, exp.Identifier, exp.Literal, exp.RawString, exp.HexString, exp.Boolean, exp.Null, exp.Star, exp.Var,
@@ -57,7 +57,7 @@ _WHAT: Mapping[type[exp.Expr], str] = {
 }
 _WORD = re.compile(r"[A-Za-z_]+\Z")
 
-# It writes down each statement that it does not know. Here they are refused, in our own words.
+# The parser logs each statement that it does not know. Here such statements are refused with our own message.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
 
@@ -66,7 +66,7 @@ _parsers: dict[str, Any] = cast("Any", SparkParser).FUNCTION_PARSERS
 
 class _Parser(SparkParser):
     FUNCTIONS: ClassVar[dict[str, Any]] = {}
-    # Else `array(1, 2)[0]` is read as an array of 0, for other dialects.
+    # Otherwise `array(1, 2)[0]` is read as an array of 0, as in other dialects.
     ARRAY_CONSTRUCTORS: ClassVar[dict[str, Any]] = {}
     FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
         name: _parsers[name] for name in ("CAST", "TRY_CAST", "EXTRACT", "TRIM")
@@ -81,19 +81,21 @@ _dialect = _Dialect()
 
 
 def statement(sql: str) -> str:
-    """A SELECT, written anew. Raises InvalidOption for everything else."""
+    """A SELECT, generated from its parsed tree. Raises InvalidOption for everything else."""
     if not sql.strip(" \t\r\n;"):
-        raise InvalidOption("query", "is empty; write for example: SELECT queue, count(*) FROM job_runs GROUP BY queue")
+        raise InvalidOption(
+            "query", "it is empty; write for example: SELECT queue, count(*) FROM job_runs GROUP BY queue"
+        )
     return _Judge("query", (*_VALUES, *_QUERIES)).written(sql)
 
 
 def condition(sql: str) -> str:
-    """A condition on columns, without subqueries, written anew. Raises InvalidOption for everything else."""
+    """A condition on columns without subqueries, generated from its parsed tree. Raises InvalidOption otherwise."""
     return _Judge("where", _VALUES).written(sql)
 
 
 class _Judge:
-    """Judges by a list of the kinds of nodes that may be there."""
+    """Accepts only trees whose nodes are all of the allowed kinds."""
 
     def __init__(self, option: str, kinds: Collection[type[exp.Expr]]) -> None:
         self._option, self._kinds = option, frozenset(kinds)
@@ -105,9 +107,9 @@ class _Judge:
             same = self._once(text) == text
         except (SqlglotError, RecursionError) as error:
             wanted = "a SELECT" if self._selects else "a condition without ';'"
-            self._refuse(f"only {wanted} can be asked, and this cannot be read as one{_place(error)}")
+            self._refuse(f"only {wanted} is allowed, and this cannot be read as one{_place(error)}")
         if not same:
-            self._refuse("it cannot be written anew exactly; write it more simply")
+            self._refuse("it cannot be generated again exactly; write it more simply")
         return text
 
     def _once(self, sql: str) -> str:
@@ -125,9 +127,9 @@ class _Judge:
         trees = parser.parse(tokens, sql) if self._selects else parser.parse_into(exp.Condition, tokens, sql)
         found = [tree for tree in trees if tree is not None]
         if len(found) != 1:
-            self._refuse(f"only one statement can be asked, and there are {len(found)}")
+            self._refuse(f"only one statement is allowed, and there are {len(found)}")
         if self._selects and not isinstance(found[0], exp.Query | exp.Values):
-            self._refuse("only a SELECT can be asked")
+            self._refuse("only a SELECT is allowed")
         return found[0]
 
     def _check(self, node: exp.Expr) -> None:
@@ -139,7 +141,7 @@ class _Judge:
             case exp.Table():
                 self._check_table(node)
             case exp.Anonymous() if not isinstance(node.parent, exp.Table) and node.name.lower() not in FUNCTIONS:
-                self._refuse(f"the function {node.name} is not among those that can be used ({REFERENCE})")
+                self._refuse(f"the function {node.name} is not allowed ({REFERENCE})")
             case exp.Dot() if not isinstance(node.expression, exp.Identifier | exp.Star):
                 self._refuse(f"a function of a schema cannot be used ({REFERENCE})")
             case exp.Var() if not _WORD.match(node.name):
@@ -153,7 +155,7 @@ class _Judge:
         source = table.this
         if isinstance(source, exp.Anonymous) and not table.db:
             if source.name.lower() not in TABLE_FUNCTIONS:
-                self._refuse(f"the table function {source.name} is not among those that can be used ({REFERENCE})")
+                self._refuse(f"the table function {source.name} is not allowed ({REFERENCE})")
         elif table.db or table.catalog or not isinstance(source, exp.Identifier):
             self._refuse(f"{table.sql(dialect=_dialect, comments=False)} is not a table of the lake: {_TABLES}")
         elif table.name.lower() not in LAYER and not _in_scope(table):
@@ -167,7 +169,7 @@ _TABLES = f"they are {', '.join(LAYER)}, without a schema"
 
 
 def _in_scope(table: exp.Table) -> bool:
-    """Whether a WITH around this table defines its name; one of the same WITH that comes later does not."""
+    """Whether a WITH around this table defines its name. A later part of the same WITH does not."""
     name, node = table.name.lower(), cast("exp.Expr", table)
     while (parent := node.parent) is not None:
         defined: list[exp.Expr] = []
@@ -182,7 +184,7 @@ def _in_scope(table: exp.Table) -> bool:
 
 
 def _place(error: Exception) -> str:
-    """Where the parser stopped, if it says so."""
+    """Where the parser stopped, if it is known."""
     if isinstance(error, ParseError) and error.errors and (line := error.errors[0].get("line")):
         return f": line {line}, column {error.errors[0].get('col')}"
     return ": it is nested too deeply" if isinstance(error, RecursionError) else ""

@@ -1,11 +1,11 @@
 """A lake: a directory of Parquet tables that any tool can read.
 
-    LAKE/_holdfast.json              which layout this is; another one is refused
+    LAKE/_holdfast.json              the layout's number; a lake with another number is refused
     LAKE/_checkpoint/                how far Spark has read
-    LAKE/_batches/00000012.json      micro-batch 12 is wholly in the bronze tables, with a checksum for each day
+    LAKE/_batches/00000012.json      micro-batch 12 is complete in the bronze tables, with a checksum for each day
     LAKE/_dropped.json               days whose events were dropped on purpose
-    LAKE/_locks/ingest.lock          who writes
-    LAKE/_landing/                   what tasks have written of the batch that is being taken in
+    LAKE/_locks/ingest.lock          the process that writes
+    LAKE/_landing/                   files that tasks have written for the current batch
     LAKE/bronze/events/date=2030-01-31/batch=12/*.parquet
     LAKE/bronze/payloads, gaps       LAKE/silver/job_runs, attempts       LAKE/gold/hourly, failures, slo
 
@@ -15,28 +15,26 @@ The driver and the executors must see it under the same path.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import shutil
-import socket
 import time
 import uuid
 from collections.abc import Generator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from msgspec import DecodeError, Struct
-from msgspec import json as msgjson
+from msgspec import Struct
 
 from holdfast.core import events
-from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch
+from holdfast.core.errors import InvalidOption, StoreMismatch
+from holdfast.pipeline.batches import Batch, LakeGap
+from holdfast.pipeline.json_files import RESTORE, read_json, write_json
+from holdfast.pipeline.locks import Lock
+from holdfast.pipeline.positions import positions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-T = TypeVar("T")
 
 FORMAT = 2
 LAYER = {
@@ -44,84 +42,30 @@ LAYER = {
     "job_runs": "silver", "attempts": "silver",
     "hourly": "gold", "failures": "gold", "slo": "gold",
 }  # fmt: skip
-"""Where each table is."""
-
-POSITION_WIDTH = 20
-"""Digits of each number in a position."""
-
-RESTORE = "Bring it back from a backup of the lake, or ingest into a new directory."
+"""The layer of each table."""
 
 _MARK, _DROPPED = "_holdfast.json", "_dropped.json"
-_LONG_TAKEN_S = 30.0
 _WRITES = {"ingest": ("bronze",), "build": ("silver", "gold")}
-"""The layers that who holds a lock may write."""
+"""The layers that the holder of each lock may write."""
 _SWAP_PAUSES_S = (0.01, 0.1, 0.5)
 
 
-class Checksum(Struct, frozen=True):
-    """Of some events: how many, and the sum of their hashes modulo 2^64. See `holdfast.pipeline.checksums`."""
-
-    events: int = 0
-    total: str = f"{0:016x}"
-    """In hexadecimal digits: many readers of JSON round large numbers."""
-
-    def __add__(self, other: Checksum) -> Checksum:
-        return checksum(self.events + other.events, int(self.total, 16) + int(other.total, 16))
-
-
-def checksum(events: int, total: int) -> Checksum:
-    """Of so many events, with this sum before it is cut to 64 bits."""
-    return Checksum(events, f"{total % 2**64:016x}")
-
-
-class Batch(Struct, frozen=True):
-    """A micro-batch that is wholly in the bronze tables."""
-
-    batch: int
-    events: int
-    payloads: int = 0
-    missing_payloads: int = 0
-    """Jobs that were gone before their payload could be read."""
-    gaps: int = 0
-    """Where events of one tenant were missing."""
-    days: dict[str, Checksum] = {}
-    """What was read of each day, by the tasks that read it."""
-
-
-def batch_of(number: int, files: Sequence[tuple[date, int, str]]) -> Batch:
-    """A batch of files, of each of which its task told the day, the number of rows and their checksum."""
-    days: dict[str, Checksum] = {}
-    for day, rows, total in files:
-        days[str(day)] = days.get(str(day), Checksum()) + Checksum(rows, total)
-    return Batch(number, sum(checksum.events for checksum in days.values()), days=days)
-
-
 class _Origin(Struct, frozen=True):
-    """What is said here of where the events come from."""
+    """The part of `_origin.json` that a lake needs itself."""
 
     store: str
 
 
-class Gap(Struct, frozen=True, rename={"from_": "from"}):
-    """A stretch of the log that was cut before it was read."""
-
-    from_: str
-    to: str
-    seen_at: datetime
-    tenant: str | None = None
-    """Of this one alone; None: of all."""
-
-
 class Lake:
-    """The directory, and what is in it."""
+    """The directory and its tables."""
 
     def __init__(self, root: str | Path, *, create: bool = False) -> None:
-        """Open a lake. Raises InvalidOption where there is none, StoreMismatch for another format."""
+        """Open a lake. Raises InvalidOption if there is none, StoreMismatch if it has another format."""
         self.root = Path(root).expanduser().absolute()
         mark = self.root / _MARK
         if not mark.exists():
             if not create:
-                reason = f"there is no lake in {self.root}; make one with: holdfast pipeline ingest --lake {root}"
+                reason = f"there is no lake in {self.root}; create one with: holdfast pipeline ingest --lake {root}"
                 raise InvalidOption("lake", reason)
             self._make_directory()
             write_json(mark, {"format": FORMAT, "made_by": _version()})
@@ -131,22 +75,22 @@ class Lake:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            what = "is a file" if self.root.is_file() else f"cannot be made: {error.strerror}"
+            what = "is a file" if self.root.is_file() else f"cannot be created: {error.strerror}"
             raise InvalidOption("lake", f"{self.root} {what}; name a directory") from None
         if any(self.root.iterdir()):
             raise InvalidOption("lake", f"{self.root} is neither a lake nor empty")
 
     def _check_format(self, mark: Path) -> None:
         try:
-            said: dict[str, Any] = json.loads(mark.read_text())
-            found = said["format"]
+            content: dict[str, Any] = json.loads(mark.read_text())
+            found = content["format"]
         except (ValueError, KeyError, TypeError):
-            raise StoreMismatch(f"{mark} is damaged; the lake was left as it is") from None
+            raise StoreMismatch(f"{mark} is damaged; the lake was not changed") from None
         if found != FORMAT:
-            made_by = said.get("made_by", "another version")
+            made_by = content.get("made_by", "another version")
             raise StoreMismatch(
                 f"the lake in {self.root} has format {found}, made by holdfast {made_by}; this is {_version()} "
-                f"and reads format {FORMAT}. It was left as it is: use that version, or ingest into a new directory."
+                f"and reads format {FORMAT}. It was not changed: use that version, or ingest into a new directory."
             )
 
     # Tables -----------------------------------------------------------------------------------------------
@@ -160,10 +104,10 @@ class Lake:
         return self.found(table) is not None
 
     def found(self, table: str) -> Path | None:
-        """Where the table is to be read, or None: it has not been written.
+        """The directory to read a table from, or None if the table has not been written.
 
-        While its writer swaps it, it has another name for a moment, and keeps that if the writer dies right then.
-        Readers wait and look; to put it back is for the next writer.
+        While a writer swaps a table, its directory has another name for a moment. If the writer dies then, it keeps
+        that name until the next writer puts it back. Readers wait and look again.
         """
         for pause_s in _SWAP_PAUSES_S:
             old = self._old(table)
@@ -175,34 +119,34 @@ class Lake:
         return self.path(table) if self.path(table).is_dir() else next(iter(self._old(table)), None)
 
     def _old(self, table: str) -> list[Path]:
-        """What the table was before a swap that has not ended."""
+        """The old directories of a table whose swap has not ended."""
         return sorted((self.root / LAYER[table]).glob(f".{table}.old-*"))
 
     def read(self, spark: SparkSession, table: str) -> DataFrame:
-        """A table as a DataFrame, empty where it has not been written. Bronze tables show whole batches alone."""
+        """A table as a DataFrame, empty if it has not been written. Bronze tables show complete batches only."""
         from pyspark.sql import functions as f
 
         from holdfast.pipeline.schemas import GAPS, TABLES
 
         schema = GAPS if table == "gaps" else TABLES[table]
-        # Before the files are listed: of a batch that is noted later, some may be missing in the list.
-        noted = self._noted()
+        # Read the records before the files: a batch that is recorded later may have files that the list lacks.
+        recorded = self._recorded()
         place = self.found(table)
         if table == "gaps" or place is None:
             rows = self._gap_rows() if table == "gaps" else []
             return cast("Any", spark).createDataFrame(rows, schema)
         frame = spark.read.schema(schema).parquet(str(place))
-        if LAYER[table] == "bronze" and (half := self._written("events") - noted):
+        if LAYER[table] == "bronze" and (half := self._written("events") - recorded):
             frame = frame.where(~f.col("batch").isin(sorted(half)))
         if table == "events":
-            # Days that are being dropped, or whose dropping was interrupted.
+            # Skip days that are being dropped, or whose dropping was interrupted.
             for day, batch in self.dropped().items():
                 if (place / f"date={day}").exists():
                     frame = frame.where(f"date != DATE'{day}' OR batch > {batch}")
         return frame
 
     def replace(self, table: str, frame: DataFrame, partition_by: Sequence[str] = ()) -> None:
-        """Write a table anew. Readers see the old one or the new one, and a crash leaves one of them."""
+        """Replace a whole table. Readers see the old one or the new one, and a crash leaves one of them."""
         place = self.path(table)
         fresh = place.with_name(f".{table}.new-{uuid.uuid4().hex}")
         try:
@@ -212,21 +156,21 @@ class Lake:
             shutil.rmtree(fresh, ignore_errors=True)
 
     def overwrite_partitions(self, table: str, frame: DataFrame, partition_by: Sequence[str]) -> None:
-        """Replace those partitions of a table that `frame` has rows of; the others stay as they are."""
+        """Replace the partitions of a table that `frame` has rows for. The others do not change."""
         writer = frame.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
         writer.partitionBy(*partition_by).parquet(str(self.path(table)))
 
     def swap(self, place: Path, fresh: Path) -> None:
-        """Put a directory in a table's place. A crash in between leaves the old table to be put back."""
+        """Put a directory in the place of a table. After a crash in between, the next writer puts the old one back."""
         old = place.with_name(f".{place.name}.old-{uuid.uuid4().hex}")
         if place.exists():
-            # From here on the old table is found under its other name if the next step does not come.
+            # If the process dies here, `found` finds the old table under its other name.
             place.rename(old)
         fresh.rename(place)
         shutil.rmtree(old, ignore_errors=True)
 
     def _finish_swaps(self, tables: Sequence[str]) -> None:
-        """Put tables back that were on their way when their writer died. Only for who is their writer now."""
+        """Put back tables whose writer died during a swap. Only the current writer may call this."""
         for table in tables:
             for old in self._old(table):
                 if self.path(table).is_dir():
@@ -238,91 +182,91 @@ class Lake:
 
     @property
     def checkpoint(self) -> Path:
-        """Where Spark notes how far it has read."""
+        """Spark's record of how far it has read."""
         return self.root / "_checkpoint"
 
     def _batch_file(self, batch: int) -> Path:
         return self.root / "_batches" / f"{batch:08}.json"
 
-    def mark_batch(self, batch: Batch) -> None:
-        """Note that a batch is wholly in the bronze tables."""
+    def record_batch(self, batch: Batch) -> None:
+        """Record that a batch is complete in the bronze tables."""
         write_json(self._batch_file(batch.batch), batch)
 
     def batch(self, number: int) -> Batch | None:
-        """What was noted of a batch, or None: it is not wholly there."""
+        """The record of a batch, or None if the batch is not complete."""
         try:
             return read_json(self._batch_file(number), Batch)
         except FileNotFoundError:
             return None
 
     def batches(self) -> list[Batch]:
-        """Every whole batch, in order."""
-        return [batch for number in sorted(self._noted()) if (batch := self.batch(number)) is not None]
+        """Every complete batch, in order."""
+        return [batch for number in sorted(self._recorded()) if (batch := self.batch(number)) is not None]
 
     def unfinished_batches(self) -> list[int]:
-        """Batches of which something is there and not all: their writer died, and the next ingest does them again."""
-        return sorted(self._written("events") - self._noted())
+        """Incomplete batches. Their writer died; the next ingest writes them again."""
+        return sorted(self._written("events") - self._recorded())
 
     def _written(self, table: str) -> set[int]:
         place = self.found(table) or self.path(table)
         return {int(path.name.partition("=")[2]) for path in place.glob("date=*/batch=*")}
 
-    def _noted(self) -> set[int]:
+    def _recorded(self) -> set[int]:
         return {int(path.stem) for path in self.root.glob("_batches/*.json")}
 
-    def lost_notes(self) -> list[int]:
-        """Batches whose note is gone, so that no table shows them: Spark has ended them, or a later one is noted."""
+    def lost_records(self) -> list[int]:
+        """Batches whose record is gone, so that no table shows them: Spark finished them, or a later one has one."""
         ended = {int(path.name) for path in self.checkpoint.glob("commits/*") if path.name.isdigit()}
-        noted = self._noted()
-        return sorted((ended | set(range(max(noted, default=0)))) - noted)
+        recorded = self._recorded()
+        return sorted((ended | set(range(max(recorded, default=0)))) - recorded)
 
     def dropped(self) -> dict[str, int]:
-        """The days whose events were dropped on purpose, each with the last batch of which that is so."""
+        """The days whose events were dropped on purpose, each with the last batch that was dropped."""
         try:
             return read_json(self.root / _DROPPED, dict[str, int])
         except FileNotFoundError:
             return {}
 
-    def note_dropped(self, days: Sequence[str]) -> None:
-        """From now on these days are dropped, up to the last whole batch; their files may be removed after that."""
-        last = max(self._noted(), default=-1)
+    def record_dropped(self, days: Sequence[str]) -> None:
+        """Record that these days are dropped, up to the last complete batch. After that their files may be removed."""
+        last = max(self._recorded(), default=-1)
         write_json(self.root / _DROPPED, self.dropped() | dict.fromkeys(days, last))
 
     def read_up_to(self) -> str | None:
-        """The store's offset where the last whole batch ends, by Spark's checkpoint; None: there is none."""
+        """The store's offset at the end of the last complete batch, from Spark's checkpoint. None without a batch."""
         last = max((batch.batch for batch in self.batches()), default=None)
         if last is None:
             return None
-        noted = self.checkpoint / "offsets" / str(last)
+        file = self.checkpoint / "offsets" / str(last)
         try:
-            return str(json.loads(noted.read_text().splitlines()[-1])["offset"])
+            return str(json.loads(file.read_text().splitlines()[-1])["offset"])
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise StoreMismatch(f"{noted} is damaged: {error!r}. {RESTORE}") from None
+            raise StoreMismatch(f"{file} is damaged: {error!r}. {RESTORE}") from None
 
     @property
     def landing(self) -> Path:
-        """Where tasks write what becomes a batch."""
+        """Where tasks write the files of the next batch."""
         return self.root / "_landing"
 
     def clear_landing(self) -> None:
-        """Remove what tasks have written that no batch took."""
+        """Remove files that tasks have written and that no batch has taken."""
         shutil.rmtree(self.landing, ignore_errors=True)
 
     def take_files(self, table: str, batch: int, files: Sequence[tuple[date, str]]) -> None:
-        """Have a batch be these files out of `landing`, whatever was there of it; the files of a day appear at once."""
+        """Make a batch of these files in `landing`, replacing what it had. The files of a day appear at once."""
         for old in self.path(table).glob(f"date=*/batch={batch}"):
             shutil.rmtree(old)
         for day in sorted({day for day, _ in files}):
             fresh = self.landing / f"{day}"
             fresh.mkdir()
-            for name in (name for of, name in files if of == day):
+            for name in (name for other, name in files if other == day):
                 (self.landing / name).rename(fresh / f"part-{name}")
             place = self.path(table) / f"date={day}" / f"batch={batch}"
             place.parent.mkdir(parents=True, exist_ok=True)
             fresh.rename(place)
 
     def count_rows(self, table: str, batch: int) -> int:
-        """How many rows of a batch a bronze table has, by what its files say."""
+        """The rows of a batch in a bronze table, counted from the metadata of its files."""
         from pyarrow import parquet  # pyright: ignore[reportMissingTypeStubs]
 
         files = self.path(table).glob(f"date=*/batch={batch}/*.parquet")
@@ -330,13 +274,13 @@ class Lake:
 
     # Gaps -------------------------------------------------------------------------------------------------
 
-    def gaps(self) -> list[Gap]:
-        """Where the log had been cut before it was read."""
+    def gaps(self) -> list[LakeGap]:
+        """The ranges of the log that were trimmed before they were read."""
         files = sorted(self.path("gaps").glob("*.json"))
-        return sorted((read_json(file, Gap) for file in files), key=lambda gap: gap.seen_at)
+        return sorted((read_json(file, LakeGap) for file in files), key=lambda gap: gap.seen_at)
 
     def _gap_rows(self) -> list[tuple[int, str, str, datetime, str | None]]:
-        """The gaps in positions of each shard, as events have them."""
+        """The gaps as positions in each shard, like those of events."""
         origin = self.root / "_origin.json"
         store = read_json(origin, _Origin).store if origin.exists() else ""
         rows: list[tuple[int, str, str, datetime, str | None]] = []
@@ -347,48 +291,48 @@ class Lake:
             rows += [(shard, start, end, gap.seen_at, gap.tenant) for shard, (start, end) in pairs if start < end]
         return rows
 
-    def note_gap(self, from_: str, to: str, tenant: str | None = None) -> Gap:
-        """Record a gap, once; a later look at the same gap may find that it has grown. "" is the log's beginning."""
+    def record_gap(self, from_: str, to: str, tenant: str | None = None) -> LakeGap:
+        """Record a gap, or its new end if it has grown. The offset "" is the beginning of the log."""
         known = {(gap.tenant, gap.from_): gap for gap in self.gaps()}
         seen_at = known[tenant, from_].seen_at if (tenant, from_) in known else datetime.now(UTC)
-        gap = Gap(from_, to, seen_at, tenant)
+        gap = LakeGap(from_, to, seen_at, tenant)
         name = uuid.uuid5(uuid.NAMESPACE_URL, from_ if tenant is None else f"{tenant} {from_}").hex
         write_json(self.path("gaps") / f"{name}.json", gap)
         return gap
 
-    def note_gaps(self, found: Sequence[events.Gap]) -> int:
-        """Record what pieces of the log lacked of single tenants; those that join up are one. How many there are."""
-        pieces = {(gap.tenant, gap.after): gap.to for gap in found}
+    def record_gaps(self, found: Sequence[events.Gap]) -> int:
+        """Record the gaps of single tenants. Adjoining gaps become one. Returns how many gaps there are."""
+        ends = {(gap.tenant, gap.after): gap.to for gap in found}
         inner = {(gap.tenant, gap.to) for gap in found}
-        begins = [begin for begin in pieces if begin not in inner]
-        for tenant, after in begins:
-            to = pieces[tenant, after]
-            while (tenant, to) in pieces:
-                to = pieces[tenant, to]
-            self.note_gap(after, to, tenant)
-        return len(begins)
+        starts = [start for start in ends if start not in inner]
+        for tenant, after in starts:
+            to = ends[tenant, after]
+            while (tenant, to) in ends:
+                to = ends[tenant, to]
+            self.record_gap(after, to, tenant)
+        return len(starts)
 
     # One writer at a time ---------------------------------------------------------------------------------
 
     @property
     def stop_mark(self) -> Path:
-        """A file that is there when the ingest that runs is to begin no other batch."""
+        """While this file exists, the running ingest begins no other batch."""
         return self.root / "_locks" / "ingest.stop"
 
     def check_free(self, *names: str) -> None:
-        """Raise StoreBusy where somebody does one of these: sooner said than after Spark has started."""
+        """Raise StoreBusy if one of these is running. Checked early, because Spark takes seconds to start."""
         for name in names:
             path = self.root / "_locks" / f"{name}.lock"
             if path.exists():
                 with path.open("a+") as file:
-                    Lock(file.fileno(), path).look(name)
+                    Lock(file.fileno(), path).check(name)
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Generator[Lock]:
-        """Be the one who does `name` here. Raises StoreBusy with who it is where somebody else does.
+        """Hold the lock `name`. Raises StoreBusy, with the holder, if another process has it.
 
-        `ingest` is for the writers of bronze, `build` for those of silver and gold, both for who writes in all.
-        The lock ends with its process, however that ends; and if that left a Java machine behind, with that.
+        Writers of bronze take `ingest`, writers of silver and gold take `build`. Those that write everywhere take both.
+        The lock ends with its process, or with the Java process that a killed driver left behind.
         """
         path = self.root / "_locks" / f"{name}.lock"
         path.parent.mkdir(exist_ok=True)
@@ -399,109 +343,7 @@ class Lake:
                 self._finish_swaps([table for table, layer in LAYER.items() if layer in _WRITES[name]])
                 yield lock
             finally:
-                lock.note({})
-
-
-def take_lock(descriptor: int) -> bool:
-    """Lock an open file for as long as it is open, unless somebody else has."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def release_lock(descriptor: int) -> None:
-    """Let others lock it."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-class Lock:
-    """A held lock."""
-
-    def __init__(self, descriptor: int, path: Path) -> None:
-        self._descriptor, self._path = descriptor, path
-
-    def look(self, name: str) -> None:
-        """Say who has it, if anybody."""
-        if not take_lock(self._descriptor):
-            raise StoreBusy(f"{name} is already running on this lake: {self._holder()}")
-
-    def take(self, name: str) -> None:
-        """Take it, or say who has it."""
-        self.look(name)
-        said = self._said()
-        java = said.get("java")
-        if isinstance(java, int) and said.get("host") == socket.gethostname():
-            self._wait_for(java, name)
-        self.note({"pid": os.getpid()})
-
-    def note(self, facts: dict[str, Any]) -> None:
-        """Write down who holds it; nothing for nobody."""
-        known = {"host": socket.gethostname(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
-        self._path.write_text(json.dumps({**self._said(), **known, **facts} if facts else {}))
-
-    def _said(self) -> dict[str, Any]:
-        try:
-            return json.loads(self._path.read_text() or "{}")
-        except ValueError:
-            return {}
-
-    def _holder(self) -> str:
-        said = self._said()
-        return f"process {said.get('pid', '?')} on {said.get('host', '?')}, since {said.get('since', '?')}"
-
-    def _wait_for(self, pid: int, name: str) -> None:
-        """Wait for the Java machine of a killed driver: it may still be writing, and ends on its own."""
-        until = time.monotonic() + _LONG_TAKEN_S
-        while _runs_java(pid):
-            if time.monotonic() > until:
-                raise StoreBusy(f"{name} was killed and left its Java process {pid} behind; end that first")
-            time.sleep(0.05)
-
-
-def _runs_java(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    with contextlib.suppress(OSError):
-        # Its number may be somebody else's by now.
-        return b"java" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return True
-
-
-def place_in(store: str, shard: int) -> int:
-    """Which number of an offset counts the events one by one, in the log of this shard of a store of this name."""
-    return -1 if store == "postgres" else shard
-
-
-def positions(store: str, offset: str) -> list[str]:
-    """The position in each shard that an offset stands for, as `reader` makes them of whole columns."""
-    parts = [part.zfill(POSITION_WIDTH) for part in offset.split(".")]
-    scheme = store.partition(":")[0]
-    if scheme == "file":
-        return parts[:1]  # The other one is a check value.
-    return parts if "redis" in scheme or "valkey" in scheme else [".".join(parts)]
-
-
-def read_json(path: Path, type_: type[T], cure: str = RESTORE) -> T:
-    """What `write_json` wrote. Raises FileNotFoundError, or StoreMismatch with the cure if it is damaged."""
-    try:
-        return msgjson.decode(path.read_bytes(), type=type_)
-    except (DecodeError, UnicodeDecodeError) as error:
-        raise StoreMismatch(f"{path} is damaged: {error}. {cure}") from None
-
-
-def write_json(path: Path, document: Any) -> None:
-    """Write a small file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with fresh.open("wb") as file:
-        file.write(msgjson.encode(document))
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+                lock.record({})
 
 
 def _version() -> str:

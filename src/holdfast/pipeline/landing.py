@@ -1,7 +1,7 @@
-"""Events into Parquet by the tasks that read them: Java sees which files were written, and none of the rows.
+"""Tasks write the events they read as Parquet files. Spark's Java side sees the file names and none of the rows.
 
-A task may fail half-way, run twice, or go on after its driver was killed. So each writes files with names of their
-own, apart from the tables, and tells them; what is not told by a task that has ended well is never taken into a table.
+A task may fail half-way, run twice, or continue after its driver was killed. So each task writes files with unique
+names, outside the tables, and returns the names. Only files that a successful task has returned get into a table.
 """
 
 from __future__ import annotations
@@ -20,42 +20,45 @@ from pyarrow import parquet  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core.events import Gap
 from holdfast.extensions import LogRange
-from holdfast.pipeline.checksums import Checksum, of_batch
-from holdfast.pipeline.reader import Wanted, read_stretch
+from holdfast.pipeline.batches import Checksum
+from holdfast.pipeline.checksums import of_batch
+from holdfast.pipeline.reader import EventFilter, read_range
 from holdfast.pipeline.schemas import EVENTS
 
-GROUP = 100_000
-"""Rows of a row group, about: so many are held in memory."""
+GROUP_ROWS = 100_000
+"""About how many rows a row group has. They are held in memory."""
 
-# Arrow comes without types.
+# Arrow has no type hints.
 _arrow, _compute, _parquet = cast("Any", pa), cast("Any", pc), cast("Any", parquet)
-_EACH_ITS_OWN = ("position", "offset", "token")
-"""Columns without repetitions, which a dictionary makes no smaller."""
+_UNIQUE = ("position", "offset", "token")
+"""Columns without repetition. A dictionary would not make them smaller."""
 
 
-def land(url: str, stretch: LogRange, wanted: Wanted, place: str) -> Iterator[tuple[date, str, int, str, str | None]]:
-    """Write the events of a piece of the log into files in `place`, one for each day, and tell them as FILES.
+def land(
+    url: str, log_range: LogRange, event_filter: EventFilter, directory: str
+) -> Iterator[tuple[date, str, int, str, str | None]]:
+    """Write the events of a range of the log into files in `directory`, one for each day. Returns rows of FILES.
 
-    What of single tenants is gone from the piece is told in a row of its own, which names no file.
+    Gaps in the events of single tenants are returned in a row without a file.
     """
-    folder = Path(place)
+    folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     gaps: list[Gap] = []
     with _all_or_none() as files:
-        for batch in read_stretch(url, stretch, EVENTS, wanted, gaps.append):
+        for batch in read_range(url, log_range, EVENTS, event_filter, gaps.append):
             for day, part in _days(batch):
                 if day not in files:
                     files[day] = _File(folder, day)
                 files[day].add(part)
-        told = [(day, *file.close(), None) for day, file in files.items()]
-    yield from told
+        written = [(day, *file.close(), None) for day, file in files.items()]
+    yield from written
     if gaps:
         yield date(1970, 1, 1), "", 0, Checksum().total, msgspec.json.encode(gaps).decode()
 
 
 @contextlib.contextmanager
 def _all_or_none() -> Generator[dict[date, _File]]:
-    """Files by day; none of them is left behind where their making fails."""
+    """Files by day. If writing them fails, all are removed."""
     files: dict[date, _File] = {}
     try:
         yield files
@@ -74,7 +77,7 @@ def _days(batch: Any) -> Iterator[tuple[date, Any]]:
 
 
 class _File:
-    """A Parquet file as Spark writes it, so that the files of a table are alike for whoever reads them."""
+    """A Parquet file in the form that Spark writes, so that all files of a table are alike."""
 
     def __init__(self, folder: Path, day: date) -> None:
         self.path = folder / f"{uuid.uuid4().hex}.parquet"
@@ -84,15 +87,15 @@ class _File:
         self._held = 0
 
     def add(self, batch: Any) -> None:
-        # Of what was read, before it is written.
+        # The checksum covers what was read, before it is written.
         self._checksum += of_batch(batch, self._day)
         self._batches.append(batch)
         self._held += batch.num_rows
-        if self._held >= GROUP:
+        if self._held >= GROUP_ROWS:
             self._write()
 
     def close(self) -> tuple[str, int, str]:
-        """Finish it, and tell its name, how many rows it has and their checksum."""
+        """Finish the file. Returns its name, its number of rows and their checksum."""
         if self._batches:
             self._write()
         self._writer.close()
@@ -105,7 +108,7 @@ class _File:
                 self.path,
                 table.schema,
                 compression="snappy",
-                use_dictionary=[name for name in table.schema.names if name not in _EACH_ITS_OWN],
+                use_dictionary=[name for name in table.schema.names if name not in _UNIQUE],
                 use_deprecated_int96_timestamps=True,
                 store_schema=False,
             )

@@ -1,10 +1,11 @@
-"""Questions in SQL on the tables of a lake, each of them a view by its name.
+"""SQL queries on the tables of a lake. Each table is a view with its name.
 
 `hourly` also has percentiles (`wait_p50_ms`, `run_p99_ms`, ...), and two functions roll its histograms up:
 
     SELECT queue, percentile_ms(merged(collect_list(run_histogram)), 95) FROM hourly GROUP BY queue
 
-They are Python: Spark's own SQL functions cannot be nested around a lambda. Columns that nobody asks for cost nothing.
+The functions are Python: Spark's own SQL functions cannot be nested around a lambda. A column that a query does not use
+costs nothing.
 """
 
 from __future__ import annotations
@@ -28,30 +29,30 @@ LIMIT = 1000
 PERCENTS = (50, 95, 99)
 
 
-class Answer(Struct, frozen=True):
-    """Rows under their names."""
+class QueryResult(Struct, frozen=True):
+    """The rows of a query under their column names."""
 
     columns: list[str]
     rows: list[list[Any]]
     more: bool
-    """There are more than were asked for."""
+    """There are more rows than were asked for."""
 
 
-def query(spark: SparkSession, lake: Lake, sql: str, limit: int | None = LIMIT) -> Answer:
-    """What a SELECT gives. Raises InvalidOption for any other statement, and for what makes no sense."""
+def query(spark: SparkSession, lake: Lake, sql: str, limit: int | None = LIMIT) -> QueryResult:
+    """The rows of a SELECT. Raises InvalidOption for any other statement, and for an invalid one."""
     if limit is not None and limit < 1:
-        raise InvalidOption("limit", f"{limit} is not a whole number from 1 on")
-    judge.statement(sql)  # Before the views are made: they take seconds.
+        raise InvalidOption("limit", f"{limit} is not a whole number above 0")
+    judge.statement(sql)  # Check before the views are made: that takes seconds.
     make_views(spark, lake)
     with plainly("answer"):
         frame = select(spark, sql)
         rows = (frame if limit is None else frame.limit(limit + 1)).collect()
     cut = rows if limit is None else rows[:limit]
-    return Answer(frame.columns, [list(cast("Any", row)) for row in cut], len(cut) < len(rows))
+    return QueryResult(frame.columns, [list(cast("Any", row)) for row in cut], len(cut) < len(rows))
 
 
 def select(spark: SparkSession, sql: str) -> DataFrame:
-    """A SELECT as a DataFrame, not run yet. What Spark gets is what `judge` has written."""
+    """A SELECT as a DataFrame, not run yet. Spark gets the text that `judge` has written."""
     text = judge.statement(sql)
     try:
         frame = spark.sql(text)
@@ -62,7 +63,7 @@ def select(spark: SparkSession, sql: str) -> DataFrame:
 
 
 def make_views(spark: SparkSession, lake: Lake) -> None:
-    """A view for each table of the lake, and the functions on histograms."""
+    """Create a view for each table of the lake, and the functions on histograms."""
     register: Any = spark.udf.register
     register("percentile_ms", _percentile, DOUBLE)
     register("merged", _merged, HISTOGRAM)

@@ -1,4 +1,4 @@
-"""One HTML page with what the tables say: it needs no network, no script and no server.
+"""Writes the report: one HTML page that needs no network, no script and no server.
 
 Names of tenants and texts of errors come from outside: everything is escaped, and the page's own policy forbids
 scripts and requests.
@@ -16,23 +16,23 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline.charts import NONE, Band, Chart, Line
+from holdfast.pipeline.charts import NONE, Band, Chart, Series
 from holdfast.pipeline.figures import PERCENTS, Figures, figures
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.transforms.sketches import merged, percentile
 
 DAYS = 7
 _LOOK_BACK = 48
-"""Hours before the forecast that are shown with it."""
+"""The hours before the forecast that its chart shows."""
 _SAMPLE = 200
-_AT_FIRST = 10
-"""Rows of a table that a screen shows before it is asked for all. Paper has all of them."""
+_MAX_ROWS = 10
+"""The rows of a table that a screen shows until all are asked for. Paper shows all."""
 _MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def report(spark: SparkSession, lake: Lake, path: Path, *, days: int = DAYS, title: str = "Holdfast report") -> Path:
-    """Write the report of the last `days` in the built tables to `path`, whole or not at all."""
+    """Write the report of the last `days` in the built tables to `path`. A crash leaves no half page."""
     page = render(figures(spark, lake, days), title=title, now=datetime.now(UTC))
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -42,7 +42,7 @@ def report(spark: SparkSession, lake: Lake, path: Path, *, days: int = DAYS, tit
 
 
 def render(found: Figures, *, title: str, now: datetime) -> str:
-    """The page."""
+    """The page as HTML."""
     style = resources.files("holdfast.pipeline").joinpath("report.css").read_text(encoding="utf-8")
     body = _body(found) if found.hours else _EMPTY
     span = f"{found.hours[0]:%d %b %Y %H:%M} to {found.hours[-1]:%d %b %Y %H:59}, " if found.hours else ""
@@ -58,7 +58,7 @@ def render(found: Figures, *, title: str, now: datetime) -> str:
 
 
 _EMPTY = (
-    '<section class="empty"><h2>Nothing here yet</h2><p>The lake has no built tables. Take in a log with '
+    '<section class="empty"><h2>Nothing here yet</h2><p>The lake has no built tables. Ingest a log with '
     "<code>holdfast pipeline ingest</code>, then run <code>holdfast pipeline build</code>.</p></section>"
 )
 
@@ -72,9 +72,9 @@ def _body(found: Figures) -> str:
             _section("Run time", _chart(_durations(found, "run")), "From claimed to the end of the handler."),
             _section("Error budget", *_budget(found)),
             _section("Forecast", *_forecast(found)),
-            _section("Failures", _failures(found), "By the fingerprint of the error: equal but for numbers and names."),
+            _section("Failures", _failures(found), "By the fingerprint of the error, which ignores numbers and names."),
             _section("Tenants", _tenants(found), f"The {len(found.tenants)} busiest."),
-            _section("Queues", _queues(found), f"The {len(found.queues)} busiest. Percentiles are right to 2 %."),
+            _section("Queues", _queues(found), f"The {len(found.queues)} busiest. Percentiles are right within 2 %."),
         )
     )
 
@@ -109,7 +109,7 @@ def _tiles(found: Figures) -> str:
 
 def _throughput(found: Figures) -> Chart:
     colors = {"enqueued": "c1", "completed": "c2", "failed": "c3", "retried": "c4"}
-    lines = [Line(kind, color, found.counts[kind], filled=kind == "enqueued") for kind, color in colors.items()]
+    lines = [Series(kind, color, found.counts[kind], filled=kind == "enqueued") for kind, color in colors.items()]
     return Chart("throughput", "Jobs enqueued, completed, failed and retried in each hour", found.hours, lines, _count)
 
 
@@ -117,7 +117,7 @@ def _durations(found: Figures, measure: str) -> Chart:
     histograms = found.waits if measure == "wait" else found.runs
     colors = ("c2", "c1", "c4")
     lines = [
-        Line(f"{percent} %", color, found.percentiles(histograms, percent))
+        Series(f"{percent} %", color, found.percentiles(histograms, percent))
         for percent, color in reversed([*zip(PERCENTS, colors, strict=True)])
     ]
     title = f"{measure.capitalize()} time in each hour, percentiles, on a logarithmic scale"
@@ -127,11 +127,11 @@ def _durations(found: Figures, measure: str) -> Chart:
 def _budget(found: Figures) -> tuple[str, str]:
     if not sum(found.good) + sum(found.bad):
         return "<p>No job has ended in this time.</p>", ""
-    line = Line("burn rate", "c3", found.burn_rates)
+    line = Series("burn rate", "c3", found.burn_rates)
     chart = Chart("budget", "Burn rate of the error budget in each hour", found.hours, [line], _rate, mark=1.0)
     text = (
         f"The objective: {100 * found.target:g} % of the jobs start within {_ms(found.start_within_ms)} and do not "
-        "fail. At a burn rate of 1, the dashed line, the budget is used up exactly."
+        "fail. A burn rate of 1, the dashed line, uses exactly the budget."
     )
     return _chart(chart), text
 
@@ -149,15 +149,15 @@ def _forecast(found: Figures) -> tuple[str, str]:
         "Jobs enqueued in the last hours, and expected in the next day",
         [*past, *(expected.hour for expected in ahead)],
         [
-            Line("enqueued", "c1", [*counts, *later], filled=True),
-            Line("expected", "c4", [*none, *(expected.mean for expected in ahead)]),
+            Series("enqueued", "c1", [*counts, *later], filled=True),
+            Series("expected", "c4", [*none, *(expected.mean for expected in ahead)]),
         ],
         _count,
         Band("lowest to highest", [*none, *(e.low for e in ahead)], [*none, *(e.high for e in ahead)]),
     )
     text = (
-        "For each hour of the next day the mean of the same hour on the days before, up to 28, and the lowest and the "
-        "highest of them. It knows neither weekdays nor trends."
+        "For each hour of the next day: the mean, the lowest and the highest of the same hour on up to 28 days before. "
+        "It knows neither weekdays nor trends."
     )
     return _chart(chart), text
 
@@ -165,11 +165,11 @@ def _forecast(found: Figures) -> tuple[str, str]:
 def _failures(found: Figures) -> str:
     if not found.failures:
         return "<p>None.</p>"
-    most = max(row["count"] for row in found.failures)
+    highest = max(row["count"] for row in found.failures)
     columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         ("error", lambda row: f"<b>{escape(row['error_type'] or '')}</b><br><code>{escape(row['fingerprint'])}</code>"),
         ("job type", lambda row: escape(row["type"])),
-        ("attempts", lambda row: f"{row['count']:,}{_bar(row['count'] / most)}"),
+        ("attempts", lambda row: f"{row['count']:,}{_bar(row['count'] / highest)}"),
         ("dead", lambda row: f"{row['dead']:,}"),
         ("tenants", lambda row: f"{row['tenants']:,}"),
         ("first", lambda row: f"{row['first_seen_at']:%d %b %H:%M}"),
@@ -180,9 +180,9 @@ def _failures(found: Figures) -> str:
 
 
 def _tenants(found: Figures) -> str:
-    most = max((row["enqueued"] for row in found.tenants), default=0) or 1
+    highest = max((row["enqueued"] for row in found.tenants), default=0) or 1
     return _table(
-        [("tenant", lambda row: escape(row["tenant"])), ("", lambda row: _bar(row["enqueued"] / most)), *_counts()],
+        [("tenant", lambda row: escape(row["tenant"])), ("", lambda row: _bar(row["enqueued"] / highest)), *_counts()],
         found.tenants,
     )
 
@@ -208,12 +208,12 @@ def _counts() -> list[tuple[str, Callable[[dict[str, Any]], str]]]:
 def _table(columns: Sequence[tuple[str, Callable[[dict[str, Any]], str]]], rows: Sequence[dict[str, Any]]) -> str:
     head = "".join(f"<th scope=col>{escape(name)}</th>" for name, _ in columns)
     body = "".join(
-        f"<tr{' class=rest' if n >= _AT_FIRST else ''}>{''.join(f'<td>{show(row)}</td>' for _, show in columns)}</tr>"
+        f"<tr{' class=rest' if n >= _MAX_ROWS else ''}>{''.join(f'<td>{show(row)}</td>' for _, show in columns)}</tr>"
         for n, row in enumerate(rows)
     )
     more = (
         f'<label class="more"><input type="checkbox"> Show all {len(rows)} rows</label>'
-        if len(rows) > _AT_FIRST
+        if len(rows) > _MAX_ROWS
         else ""
     )
     return (

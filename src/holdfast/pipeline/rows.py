@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 
 
 def rows(frame: DataFrame) -> list[dict[str, Any]]:
-    """All rows, by column name, with instants in UTC: Spark hands them over in this machine's own time zone."""
+    """All rows by column name, with instants in UTC: Spark returns them in the time zone of this machine."""
     return [{name: _utc(value) for name, value in cast("Any", row).asDict().items()} for row in frame.collect()]
 
 

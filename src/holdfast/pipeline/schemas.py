@@ -1,8 +1,8 @@
-"""Every table of the pipeline, column by column, in order.
+"""Every table of the pipeline: its columns in order.
 
-All instants are UTC with milliseconds; durations are whole milliseconds (`*_ms`). `EVENTS` and `JOBS` are what the
-data source `holdfast` gives; the others are tables of a lake, where bronze tables also have the day and the
-micro-batch they were written by.
+All instants are UTC with milliseconds. Durations are whole milliseconds (`*_ms`). `EVENTS` and `JOBS` are the rows of
+the data source `holdfast`. The others are tables of a lake; bronze tables also have the day and the micro-batch that
+wrote the row.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pyspark.sql.types import (
 INT, LONG, DOUBLE, TEXT, BYTES = IntegerType(), LongType(), DoubleType(), StringType(), BinaryType()
 FLAG, DATE, INSTANT = BooleanType(), DateType(), TimestampType()
 HISTOGRAM = MapType(INT, LONG, valueContainsNull=False)
-"""Counts by bucket, which can be added up over hours, queues and tenants."""
+"""Counts by bucket. They can be added up over hours, queues and tenants."""
 
 
 def _struct(*fields: tuple[str, DataType] | tuple[str, DataType, str]) -> StructType:
-    """Columns by name and type; a third item "null" says that a value may be missing."""
+    """Columns by name and type. A third item, "null", means that the value may be missing."""
     return StructType([StructField(field[0], field[1], nullable=len(field) > 2) for field in fields])  # noqa: PLR2004
 
 
@@ -37,31 +37,31 @@ def _join(*parts: StructType) -> StructType:
     return StructType([field for part in parts for field in part.fields])
 
 
-# What the data source gives -------------------------------------------------------------------------------
+# Rows of the data source ---------------------------------------------------------------------------------
 
 EVENTS = _struct(
-    ("shard", INT),  # 0 where the store has one log
-    ("position", TEXT),  # sorts, byte by byte, as the log does within its shard
-    ("offset", TEXT),  # the store's own, opaque
+    ("shard", INT),  # 0 if the store has one log
+    ("position", TEXT),  # sorts, byte by byte, in log order within the shard
+    ("offset", TEXT),  # the store's offset, an opaque text
     ("kind", TEXT),
     ("tenant", TEXT),
     ("queue", TEXT),
     ("job_id", TEXT),
     ("type", TEXT),
     ("at", INSTANT),
-    ("number", INT),  # within the job's life: 1, 2, 3 ...; 0 where the store did not count
+    ("number", INT),  # within the job's life: 1, 2, 3 ...; 0 if the store did not count
     ("attempt", INT),
     ("token", LONG),
-    ("worker_id", TEXT),  # "" where there is none
-    ("priority", INT, "null"),  # of enqueued
-    ("max_attempts", INT, "null"),  # of enqueued
-    ("visible_at", INSTANT, "null"),  # of enqueued, claimed, retried, released, expired, replayed
-    ("deadline", INSTANT, "null"),  # of claimed and extended
-    ("reason", TEXT, "null"),  # of failed
-    ("error_type", TEXT, "null"),  # of retried, failed, expired
+    ("worker_id", TEXT),  # empty if there is none
+    ("priority", INT, "null"),  # for enqueued
+    ("max_attempts", INT, "null"),  # for enqueued
+    ("visible_at", INSTANT, "null"),  # for enqueued, claimed, retried, released, expired, replayed
+    ("deadline", INSTANT, "null"),  # for claimed and extended
+    ("reason", TEXT, "null"),  # for failed
+    ("error_type", TEXT, "null"),  # for retried, failed, expired
     ("error_message", TEXT, "null"),
     ("fingerprint", TEXT, "null"),
-    ("data", TEXT),  # all that the event says, as JSON
+    ("data", TEXT),  # all data of the event, as JSON
 )
 
 JOBS = _struct(
@@ -74,7 +74,7 @@ JOBS = _struct(
     ("attempts", INT),
     ("max_attempts", INT),
     ("replays", INT),
-    ("events", INT),  # the number of its last event; 0 where the store did not count
+    ("events", INT),  # the number of its last event; 0 if the store did not count
     ("token", LONG),
     ("worker_id", TEXT),
     ("enqueued_at", INSTANT),
@@ -91,13 +91,13 @@ JOBS = _struct(
     ("codec", TEXT),
     ("version", INT),
 )
-# With the option `into`: the files that the events were written to, and the checksum of what was read for each; or,
-# without a file, what of single tenants was missing.
+# With the option `into`: the files that tasks have written, each with the checksum of what was read. A row without a
+# file has the gaps in the events of single tenants.
 FILES = _struct(("date", DATE), ("file", TEXT), ("rows", LONG), ("checksum", TEXT), ("gaps", TEXT, "null"))
 
 JOBS_WITH_PAYLOAD = _join(JOBS, _struct(("size", LONG), ("payload", BYTES)))
 
-# Bronze: what was read, as it was read ----------------------------------------------------------------------
+# Bronze: events as they were read ----------------------------------------------------------------------
 
 _WRITTEN = _struct(("date", DATE), ("batch", LONG))
 PARTITIONS = ("date", "batch")
@@ -120,13 +120,13 @@ PAYLOADS = _join(
     _WRITTEN,
 )
 
-# Where the log had been cut before it was read: what is missing, and since when that is known.
+# Ranges of the log that were trimmed before they were read.
 GAPS = _struct(
     ("shard", INT),
-    ("from", TEXT),  # positions: what lies behind this one ("": from the very beginning) ...
-    ("to", TEXT),  # ... up to and with this one is missing
+    ("from", TEXT),  # positions: events after this one ("": from the beginning) ...
+    ("to", TEXT),  # ... up to and including this one are missing
     ("seen_at", INSTANT),
-    ("tenant", TEXT, "null"),  # of this one alone; null: of all
+    ("tenant", TEXT, "null"),  # whose events are missing; null: those of all tenants
 )
 
 # Silver: jobs and their attempts ----------------------------------------------------------------------------
@@ -135,7 +135,7 @@ _JOB = _struct(
     ("tenant", TEXT),
     ("queue", TEXT),
     ("job_id", TEXT),
-    ("life", INT),  # 1, 2, ...: a new `enqueued` of the same id begins another; 0 where the log began later
+    ("life", INT),  # 1, 2, ...: each `enqueued` of the same id begins a new life; 0 if the log began later
 )
 
 JOB_RUNS = _join(
@@ -144,17 +144,17 @@ JOB_RUNS = _join(
         ("type", TEXT),
         ("priority", INT, "null"),
         ("max_attempts", INT, "null"),
-        ("enqueued_at", INSTANT, "null"),  # null where the log began later
+        ("enqueued_at", INSTANT, "null"),  # null if the log began later
         ("first_visible_at", INSTANT, "null"),
         ("first_claimed_at", INSTANT, "null"),
         ("ended_at", INSTANT, "null"),
-        ("state", TEXT),  # as last known
+        ("state", TEXT),  # after the last known event
         ("attempts", INT),
         ("replays", INT),
         ("wait_ms", LONG, "null"),  # from visible to the first claim
         ("run_ms", LONG, "null"),  # from the last claim to the end
         ("total_ms", LONG, "null"),
-        ("worker_id", TEXT, "null"),  # the last
+        ("worker_id", TEXT, "null"),  # the last worker
         ("reason", TEXT, "null"),  # why it failed
         ("error_type", TEXT, "null"),  # of the last error of this life
         ("error_message", TEXT, "null"),
@@ -163,7 +163,7 @@ JOB_RUNS = _join(
         ("last_position", TEXT),
         ("shard", INT),
         ("purged", FLAG),
-        ("date", DATE),  # on which this life began; it never changes, so the table is partitioned by it
+        ("date", DATE),  # the day on which this life began; it never changes, so the table is partitioned by it
     ),
 )
 
@@ -177,13 +177,13 @@ ATTEMPTS = _join(
         ("visible_at", INSTANT, "null"),
         ("claimed_at", INSTANT),
         ("ended_at", INSTANT, "null"),
-        ("outcome", TEXT),  # completed failed retried released expired canceled running
+        ("outcome", TEXT),  # completed, failed, retried, released, expired, canceled or running
         ("wait_ms", LONG, "null"),
         ("run_ms", LONG, "null"),
         ("error_type", TEXT, "null"),
         ("error_message", TEXT, "null"),
         ("fingerprint", TEXT, "null"),
-        ("date", DATE),  # on which the life began, as in job_runs
+        ("date", DATE),  # the day on which the life began, as in job_runs
     ),
 )
 
@@ -218,8 +218,8 @@ FAILURES = _struct(
     ("sample", TEXT),
     ("first_seen_at", INSTANT),
     ("last_seen_at", INSTANT),
-    ("count", LONG),  # attempts that ended so
-    ("dead", LONG),  # of these, the last of their job: dead letters
+    ("count", LONG),  # attempts with this error
+    ("dead", LONG),  # those that made their job a dead letter
     ("jobs", LONG),
     ("tenants", LONG),
     ("date", DATE),

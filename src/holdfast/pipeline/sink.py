@@ -1,27 +1,27 @@
-"""DataFrames as jobs: each row is one enqueue, under an id of its own, so that a task may run twice.
+"""DataFrames as jobs: each row is one enqueue with its own id, so that a task may run twice.
 
 Columns:
 
-    id                  the job's id; without it the idempotency key is the id too. One of them must be there
-    idempotency_key     once among all jobs of that type, for as long as the option `idempotency` says
+    id                  the job's id; default: the idempotency key. One of the two is required
+    idempotency_key     unique among the jobs of that type, for as long as the option `idempotency` says
     payload             a struct, map or array, JSON in a string, or bytes in the codec of the option `codec`
-    queue, type         win over the options of that name
+    queue, type         override the options of that name
     priority, max_attempts
     run_at (timestamp) or delay (seconds)
 
 Options:
 
-    store, tenant       where to and whose; a tenant never comes from a row [TENANT-1]
-    queue, type         of all rows that have none of their own (queue: default)
-    codec               of payloads that are bytes (json)
+    store, tenant       the store and the tenant; a tenant never comes from a row [TENANT-1]
+    queue, type         for rows without a value of their own (queue: default)
+    codec               for payloads that are bytes (json)
     priority, maxAttempts, resultTtl (seconds)
     idempotency         until_terminal (the default), until_started or forever
-    patience            for how many seconds a full quota or a store that is away is waited for (300)
-    write               a name of this write: rows that it has enqueued before are not enqueued again, even if their
-                        jobs were canceled since [ENQ-8]; by default each write has one of its own
+    patience            how many seconds to wait for a full quota or an unavailable store (300)
+    write               a name for this write: rows that it has enqueued before are not enqueued again, even if their
+                        jobs were canceled since [ENQ-8]; default: a new name for each write
 
-A row that cannot be a job fails the write; what was enqueued before stays. Count the jobs in the store: Spark may lose
-what a task said it did.
+An invalid row fails the write; rows that were enqueued before stay. Count the jobs in the store: Spark may lose the
+counts of a task.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ from holdfast.core.job import (
 )
 from holdfast.jobs import codec as codecs
 from holdfast.jobs.options import duration_ms, instant_ms
-from holdfast.pipeline.source import number, store_url
+from holdfast.pipeline.source_options import number, store_url
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.reader import OpenStore
+    from holdfast.pipeline.connection import OpenStore
     from holdfast.store import EnqueueAnswer
 
 CHUNK = 1000
-PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 
 COLUMNS = ("id", "idempotency_key", "payload", "queue", "type", "priority", "max_attempts", "run_at", "delay")
-"""What a row can say about its job."""
+"""The columns that a row may have."""
 _WRITING = frozenset({
     "store", "path", "tenant", "queue", "type", "codec", "priority", "maxattempts", "resultttl", "idempotency",
     "patience", "write", "checkpointlocation",
@@ -82,10 +82,10 @@ _WRITING = frozenset({
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task says it did."""
+    """The answers that a task counted."""
 
     queued: int = 0
-    """New jobs, and those of an earlier attempt of this task."""
+    """New jobs, including those of an earlier attempt of this task."""
     duplicates: int = 0
     completed: int = 0
 
@@ -100,44 +100,46 @@ class Written(WriterCommitMessage):
 
 
 class WriteOptions:
-    """The options of a write, and what its rows have, checked."""
+    """The checked options and columns of a write."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        said = {name.lower(): value for name, value in options.items()}
-        for name in said:
+        given = {name.lower(): value for name, value in options.items()}
+        for name in given:
             if name not in _WRITING:
                 raise InvalidOption(name, "there is no such option for writing")
         if overwrite:
             raise InvalidOption("mode", "jobs are added, never replaced; use .mode('append')")
-        self.store = store_url(said)
-        if "tenant" not in said:
+        self.store = store_url(given)
+        if "tenant" not in given:
             raise InvalidOption("tenant", "not given; use .option('tenant', NAME)")
-        self.tenant = names.check_tenant(said["tenant"])
-        self.queue = names.check_own_queue(said.get("queue", "default"))
-        self.type = names.check_type(said["type"]) if said.get("type") else ""
-        self.codec = codecs.get(said.get("codec", "json")).name
-        self.priority = names.check_priority(int(said.get("priority", "5")))
-        self.max_attempts = names.check_max_attempts(number("maxAttempts", said.get("maxattempts", "4")))
-        ttl = said.get("resultttl")
+        self.tenant = names.check_tenant(given["tenant"])
+        self.queue = names.check_own_queue(given.get("queue", "default"))
+        self.type = names.check_type(given["type"]) if given.get("type") else ""
+        self.codec = codecs.get(given.get("codec", "json")).name
+        self.priority = names.check_priority(int(given.get("priority", "5")))
+        self.max_attempts = names.check_max_attempts(number("maxAttempts", given.get("maxattempts", "4")))
+        ttl = given.get("resultttl")
         self.result_ttl_ms = RESULT_TTL if ttl is None else duration_ms("resultTtl", float(ttl))
-        policy = said.get("idempotency", "until_terminal")
+        policy = given.get("idempotency", "until_terminal")
         if policy not in get_args(KeyPolicy) or policy == "ttl":
             raise InvalidOption("idempotency", f"{policy!r} is not 'until_terminal', 'until_started' or 'forever'")
         self.policy: KeyPolicy = cast("KeyPolicy", policy)
-        self.patience_s = float(said.get("patience", "300"))
-        self.write = said.get("write") or uuid.uuid4().hex
+        self.patience_s = float(given.get("patience", "300"))
+        self.write = given.get("write") or uuid.uuid4().hex
         self.columns = frozenset(schema.fieldNames())
         self._check_columns(schema)
 
     def _check_columns(self, schema: StructType) -> None:
         if unknown := self.columns.difference(COLUMNS):
-            reason = f"no job has one; there are {', '.join(sorted(COLUMNS))}. Put the rest into a struct named payload"
+            reason = (
+                f"jobs have no such column, only {', '.join(sorted(COLUMNS))}. Put the rest into a struct `payload`"
+            )
             raise InvalidOption(f"column {min(unknown)}", reason)
         if not self.columns & {"id", "idempotency_key"}:
-            reason = "a column id or idempotency_key is needed: Spark may run a task twice, and no job may come twice"
+            reason = "a column id or idempotency_key is required: Spark may run a task twice"
             raise InvalidOption("id", reason)
         if "payload" not in self.columns:
-            raise InvalidOption("payload", "the column is missing; make one with struct(...) or to_json(...)")
+            raise InvalidOption("payload", "the column is missing; create it with struct(...) or to_json(...)")
         if {"run_at", "delay"} <= self.columns:
             raise InvalidOption("delay", "give a column run_at or delay, not both")
         kind = schema["payload"].dataType
@@ -154,7 +156,8 @@ class _Write:
 
     def write(self, iterator: Iterator[Any]) -> Written:
         """Enqueue the rows of one task."""
-        from holdfast.pipeline.reader import OpenStore, settle
+        from holdfast.pipeline.connection import OpenStore
+        from holdfast.pipeline.reader import freeze_imports
 
         written = Written()
         with OpenStore(self._options.store) as opened:
@@ -165,7 +168,7 @@ class _Write:
                 for at in range(0, len(jobs), CHUNK):
                     sender.send(jobs[at : at + CHUNK])
             sender.finish()
-        settle()
+        freeze_imports()
         return written
 
 
@@ -178,7 +181,7 @@ class StreamSink(_Write, DataSourceStreamArrowWriter):
 
 
 class _Sender:
-    """Sends chunks, one on its way while the next is made, and again what was refused for now."""
+    """Sends chunks of jobs, the next one while the last is in flight. Sends again what was refused for now."""
 
     def __init__(self, opened: OpenStore, patience_s: float, written: Written) -> None:
         self._opened, self._patience_s, self._written = opened, patience_s, written
@@ -190,27 +193,27 @@ class _Sender:
         self._sent = following
 
     def finish(self) -> None:
-        """See to it that all that was sent is enqueued."""
+        """Wait until everything that was sent is enqueued."""
         if self._sent is None:
             return
         (jobs, answers), self._sent = self._sent, None
         until = time.monotonic() + self._patience_s
         pause_s = PAUSE_S
         while True:
-            left, trouble = self._take(jobs, answers)
-            if trouble is None:
+            left, reason = self._take(jobs, answers)
+            if reason is None:
                 return
             if len(left) < len(jobs):
-                # It goes on, if slowly.
+                # There is progress: be patient again.
                 until, pause_s = time.monotonic() + self._patience_s, PAUSE_S
             if time.monotonic() >= until:
-                trouble.add_note(
+                reason.add_note(
                     f"{len(left)} rows of this task were not enqueued after {self._patience_s:g} s; "
-                    "write again: rows that are in are not enqueued twice"
+                    "write again: enqueued rows are not enqueued twice"
                 )
-                raise trouble
+                raise reason
             time.sleep(pause_s * (0.5 + random.random() / 2))  # noqa: S311 - jitter
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
             jobs, answers = left, self._start(left)
 
     def _start(self, jobs: list[NewJob]) -> Future[list[EnqueueAnswer]]:
@@ -219,20 +222,20 @@ class _Sender:
     def _take(
         self, jobs: list[NewJob], answers: Future[list[EnqueueAnswer]]
     ) -> tuple[list[NewJob], HoldfastError | None]:
-        """Count what was answered; what is left, and why."""
+        """Count the answers. Returns the jobs that are left, and why."""
         try:
             answered = answers.result()
         except (StoreBusy, StoreUnavailable) as error:
             return jobs, error
         left: list[NewJob] = []
-        trouble: HoldfastError | None = None
+        reason: HoldfastError | None = None
         for job, answer in zip(jobs, answered, strict=True):
             if isinstance(answer, QuotaExceeded):
                 left.append(job)
-                trouble = answer
+                reason = answer
             else:
                 self._written.add(answer)
-        return left, trouble
+        return left, reason
 
 
 # From rows to jobs ----------------------------------------------------------------------------------------------
@@ -254,7 +257,7 @@ def _job(row: Sequence[Any], options: WriteOptions) -> NewJob:
     id_, key, payload, queue, type_, priority, attempts, run_at, delay = row
     if id_ is None and key is None:
         raise InvalidOption("id", "a row has neither an id nor an idempotency key")
-    # A key may be free again before a task is repeated; an id that was made of it is not.
+    # When a task is repeated, its key may be free again. An id made from the key still finds the first job.
     id_ = names.check_id(str(key if id_ is None else id_))
     queue = options.queue if queue is None else _queue(queue)
     envelope = Envelope(

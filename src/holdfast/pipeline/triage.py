@@ -1,4 +1,4 @@
-"""Dead letters by cause: how many, whose, since when, a sample, and the condition that picks exactly them."""
+"""Dead letters by cause: their number, tenants, times, a sample, and the condition that selects exactly them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.rows import rows
 
 LIMIT = 50
-NAMES = 10
-"""How many tenants and queues of a cause are named."""
+MAX_NAMES = 10
+"""The most tenants and queues that a cause lists."""
 
 
 @dataclass(frozen=True)
@@ -33,30 +33,30 @@ class Cause:
     first_at: datetime
     last_at: datetime
     sample: str | None
-    """The message of the last one."""
+    """The last error message."""
     sample_job: str
     where: str
-    """What `pipeline replay --where` takes to replay them."""
+    """The condition for `pipeline replay --where`."""
 
 
 @dataclass(frozen=True)
 class Triage:
-    """What is dead, the most frequent cause first."""
+    """The causes of dead letters, the most frequent first."""
 
     total: int
     causes: list[Cause]
 
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """The causes as a document for programs."""
         return {"total": self.total, "causes": [asdict(cause) for cause in self.causes]}
 
 
 def triage(spark: SparkSession, lake: Lake, *, where: str | None = None, limit: int = LIMIT) -> Triage:
-    """The dead letters of the built tables, those that were replayed or purged since left out.
+    """The dead letters in the built tables, without those that were replayed or purged since.
 
-    Those that the store has forgotten after their retention are counted: forgetting makes no event. [KEEP-1]
+    Jobs that the store has forgotten after their retention still count: forgetting makes no event. [KEEP-1]
 
-    `where` is a condition in SQL on the columns of `job_runs`. Raises InvalidOption if it makes no sense.
+    `where` is an SQL condition on the columns of `job_runs`. Raises InvalidOption if it is invalid.
     """
     runs = lake.read(spark, "job_runs")
     dead = runs.where((fn.col("state") == "failed") & ~fn.col("purged"))
@@ -64,12 +64,12 @@ def triage(spark: SparkSession, lake: Lake, *, where: str | None = None, limit: 
 
 
 def triage_jobs(dead: DataFrame, *, limit: int = LIMIT) -> Triage:
-    """The same for failed jobs in any table that has the columns of `job_runs`."""
+    """The causes of failed jobs in any table with the columns of `job_runs`."""
     grouped = dead.groupBy("fingerprint", "type", "error_type").agg(
         fn.count("*").alias("count"),
         fn.count_distinct("tenant").alias("tenants"),
-        fn.slice(fn.sort_array(fn.collect_set("tenant")), 1, NAMES).alias("some_tenants"),
-        fn.slice(fn.sort_array(fn.collect_set("queue")), 1, NAMES).alias("queues"),
+        fn.slice(fn.sort_array(fn.collect_set("tenant")), 1, MAX_NAMES).alias("some_tenants"),
+        fn.slice(fn.sort_array(fn.collect_set("queue")), 1, MAX_NAMES).alias("queues"),
         fn.min("ended_at").alias("first_at"),
         fn.max("ended_at").alias("last_at"),
         fn.max_by("error_message", "ended_at").alias("sample"),
@@ -81,15 +81,15 @@ def triage_jobs(dead: DataFrame, *, limit: int = LIMIT) -> Triage:
 
 
 def chosen(frame: DataFrame, where: str | None) -> DataFrame:
-    """The rows that a user's condition picks. Raises InvalidOption if it is no condition on them."""
+    """The rows that a user's condition selects. Raises InvalidOption if it is no valid condition on them."""
     if where is None:
         return frame
-    from holdfast.pipeline import judge  # Executors, which load this module, judge nothing.
+    from holdfast.pipeline import judge  # Imported here: executors load this module and need no parser.
 
     text = judge.condition(where)
     try:
         found = frame.where(text)
-        _ = found.schema  # A remote session looks at it only when asked.
+        _ = found.schema  # A remote session checks the condition only now.
     except (AnalysisException, ParseException) as error:
         reason = str(error).strip().partition("\n")[0]
         raise InvalidOption("where", f"{reason} The columns are: {', '.join(frame.columns)}.") from None
@@ -103,6 +103,6 @@ def condition(fingerprint: str | None, type: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as it stands in SQL."""
+    """A text as an SQL literal."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

@@ -1,7 +1,7 @@
-"""Workers on Spark's executors: ordinary ones, with the same leases, heartbeats and signals, one for each task.
+"""Workers on Spark's executors, one for each task. They are ordinary workers, with the same leases and heartbeats.
 
-A task that dies leaves leases behind that run out; whoever works on the same queues, in another task or anywhere else,
-takes over. Spark starts a lost task again, and with it a worker. Nothing here acknowledges a job.
+If a task dies, its leases expire, and any other worker of the same queues claims the jobs, on Spark or elsewhere. Spark
+restarts a lost task, and with it a worker. Nothing here acknowledges a job.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from pyspark.sql.types import DoubleType, IntegerType, LongType, StringType, Str
 from holdfast.core.errors import InvalidOption, StoreBusy, StoreUnavailable
 from holdfast.core.job import JobState
 from holdfast.opening import absolute, existing, open_store
+from holdfast.pipeline.connection import OpenStore
 from holdfast.pipeline.errors import plainly
-from holdfast.pipeline.reader import OpenStore
 from holdfast.store import Store
 from holdfast.worker import Worker
 
 OUTCOMES = ("completed", "failed", "retrying", "canceled", "stalled")
-LARGEST_CODE = 64 * 1024 * 1024
-LOOK_EVERY_S = 0.5
+MAX_CODE_BYTES = 64 * 1024 * 1024
+POLL_S = 0.5
 
 _WAITING = (JobState.READY, JobState.LEASED, JobState.RETRYING, JobState.SCHEDULED)
 
@@ -50,69 +50,69 @@ WORKED = StructType(
 )
 
 MakeWorker = Callable[[Store], Worker]
-"""Makes a worker on an open store. It travels to the executors, so it must be importable there."""
+"""Makes a worker on an open store. Spark sends it to the executors, so it must be importable there."""
 
 _arrow = cast("Any", pa)
 
 
-class Plan(Struct, frozen=True):
-    """How many workers, and for how long. Without an end they work until their tasks are canceled."""
+class WorkPlan(Struct, frozen=True):
+    """How many workers to run, and until when. Without an end they run until their tasks are canceled."""
 
     store: str
     tasks: int = 2
-    """All of them need a free core; those that find none wait for one."""
+    """Each task needs a core; tasks without one wait."""
     until_empty: bool = False
-    """Until nothing of their queues is ready, running or to be retried. What is scheduled for later is not waited for,
-    nor a queue that is paused."""
+    """Stop when no job of the queues is ready, running or waiting for a retry. Scheduled jobs and paused queues do not
+    count."""
     duration_s: float | None = None
     stop_file: str | None = None
-    """Until this file appears, which the executors must be able to see."""
+    """Stop when this file appears. The executors must see it."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "store", absolute(self.store))
         if self.stop_file is not None:
             force_setattr(self, "stop_file", str(Path(self.stop_file).absolute()))
         if self.tasks < 1:
-            raise InvalidOption("tasks", f"{self.tasks} is not a whole number from 1 on")
+            raise InvalidOption("tasks", f"{self.tasks} is not a whole number above 0")
         if self.duration_s is not None and self.duration_s <= 0:
-            raise InvalidOption("duration", f"{self.duration_s:g} s is no time to work in")
+            raise InvalidOption("duration", f"{self.duration_s:g} s is too short; it must be above 0")
 
 
 class Worked(Struct, frozen=True):
-    """What came of it."""
+    """What the workers did."""
 
     workers: list[dict[str, Any]]
-    """By each task that lived to tell; of one that was lost, what its successor did."""
+    """One entry for each task that ended well. A restarted task counts only its last run."""
     left: dict[str, int]
-    """Jobs in the queues by their state, as the store has them now."""
+    """The jobs in the queues now, by state."""
 
     @property
     def totals(self) -> dict[str, int]:
-        """What all workers together say they did."""
+        """The counts of all workers together."""
         return {name: sum(worker[name] for worker in self.workers) for name in OUTCOMES}
 
 
-def work(spark: SparkSession, plan: Plan, make: MakeWorker, code: bytes | None = None) -> Worked:
-    """Run a worker in each of `plan.tasks` tasks, until the plan says to stop.
+def work(spark: SparkSession, plan: WorkPlan, make: MakeWorker, code: bytes | None = None) -> Worked:
+    """Run a worker in each of `plan.tasks` tasks, until the plan's end.
 
-    `code` (from `pack`) is put on the Python path of each. Raises what a worker raised.
+    `code` (from `pack`) is added to the Python path of each task. Raises the error of a worker.
     """
     if plan.stop_file is not None and Path(plan.stop_file).exists():
-        raise InvalidOption("stop_file", f"{plan.stop_file} is there already; remove it first")
+        raise InvalidOption("stop_file", f"{plan.stop_file} exists already; remove it first")
     with OpenStore(plan.store) as opened:
-        # What is wrong with the options is said here, once.
+        # Wrong options raise here, once, instead of in every task.
         settings = make(opened.store).settings
         numbers = spark.range(0, plan.tasks, 1, plan.tasks)
-        crew: DataFrame = cast("Any", numbers).mapInArrow(Crew(plan, make, code), WORKED)
+        tasks: DataFrame = cast("Any", numbers).mapInArrow(WorkerTask(plan, make, code), WORKED)
         with plainly("run the workers"):
-            rows = crew.collect()
+            rows = tasks.collect()
         left = opened.run(_counts(opened.store, settings.tenant, settings.queues))
     workers = sorted((cast("Any", row).asDict() for row in rows), key=lambda worker: worker["task"])
     return Worked(workers, {state.value: count for state, count in left.items()})
 
 
 def pack(paths: Iterable[Path]) -> bytes | None:
-    """Modules (`.py`) and packages (directories) as one piece that can travel; None for none. Raises InvalidOption."""
+    """Modules (`.py`) and packages (directories) as one archive; None if there are none. Raises InvalidOption."""
     files: dict[str, Path] = {}
     for path in paths:
         if path.is_file():
@@ -125,8 +125,8 @@ def pack(paths: Iterable[Path]) -> bytes | None:
     if not files:
         return None
     size = sum(file.stat().st_size for file in files.values())
-    if size > LARGEST_CODE:
-        raise InvalidOption("code", f"is {size / 1e6:.0f} MB; install that much on the executors instead")
+    if size > MAX_CODE_BYTES:
+        raise InvalidOption("code", f"it has {size / 1e6:.0f} MB; install that much on the executors instead")
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in files.items():
@@ -135,7 +135,7 @@ def pack(paths: Iterable[Path]) -> bytes | None:
 
 
 async def _counts(store: Store, tenant: str | None, queues: tuple[str, ...]) -> dict[JobState, int]:
-    """Jobs that could be worked on by now: what is ready in a paused queue could not."""
+    """The jobs that workers could run now or later. Waiting jobs of paused queues are left out."""
     counts: dict[JobState, int] = dict.fromkeys(_WAITING, 0)
     for name in await store.tenants() if tenant is None else [tenant]:
         for stats in await store.stats(name, queues):
@@ -148,10 +148,10 @@ async def _counts(store: Store, tenant: str | None, queues: tuple[str, ...]) -> 
 # On the executors -----------------------------------------------------------------------------------------------
 
 
-class Crew:
+class WorkerTask:
     """Runs a worker for each row."""
 
-    def __init__(self, plan: Plan, make: MakeWorker, code: bytes | None) -> None:
+    def __init__(self, plan: WorkPlan, make: MakeWorker, code: bytes | None) -> None:
         self._plan, self._make, self._code = plan, make, code
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -162,8 +162,8 @@ class Crew:
         schema = cast("Any", types).to_arrow_schema(WORKED, timezone="UTC")
         for batch in batches:
             for row in cast("list[dict[str, Any]]", batch.to_pylist()):
-                told = asyncio.run(self._work(row["id"]))
-                yield _arrow.RecordBatch.from_pylist([told], schema=schema)
+                done = asyncio.run(self._work(row["id"]))
+                yield _arrow.RecordBatch.from_pylist([done], schema=schema)
 
     async def _work(self, task: int) -> dict[str, Any]:
         began = time.monotonic()
@@ -189,7 +189,7 @@ class Crew:
         return {"task": task, "worker_id": worker.id, **counts, "seconds": time.monotonic() - began}
 
     async def _watch(self, store: Store, worker: Worker) -> None:
-        """Stop the worker when it is time, and when Spark's side of the task is gone."""
+        """Stop the worker at the plan's end, or when Spark's side of the task is gone."""
         plan, parent = self._plan, os.getppid()
         until = None if plan.duration_s is None else time.monotonic() + plan.duration_s
         while os.getppid() == parent and (until is None or time.monotonic() < until):
@@ -197,7 +197,7 @@ class Crew:
                 break
             if plan.until_empty and await self._empty(store, worker):
                 break
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
         await worker.stop()
 
     async def _empty(self, store: Store, worker: Worker) -> bool:
@@ -215,9 +215,9 @@ def _unpack(code: bytes) -> None:
     """Put shipped code on the Python path of this process."""
     if code in _unpacked:
         return
-    place = tempfile.mkdtemp(prefix="holdfast-code-")
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    directory = tempfile.mkdtemp(prefix="holdfast-code-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     with zipfile.ZipFile(io.BytesIO(code)) as archive:
-        archive.extractall(place)
-    sys.path.insert(0, place)
-    _unpacked[code] = place
+        archive.extractall(directory)
+    sys.path.insert(0, directory)
+    _unpacked[code] = directory

@@ -1,1 +1,1 @@
-"""What goes over HTTP, for the service and for clients in Python: requests and answers."""
+"""Requests, answers and problems of the HTTP service. The service and the Python client share them."""

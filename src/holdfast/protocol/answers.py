@@ -1,4 +1,4 @@
-"""What the HTTP service answers; `protocol.requests` is what is sent to it, and says how values are written."""
+"""Answers of the HTTP service. `protocol.requests` says how values are written."""
 
 from __future__ import annotations
 
@@ -9,41 +9,13 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core.events import EventKind
 from holdfast.core.job import CancelStatus, Jitter, JobState, PurgeStatus, TtlStatus
+from holdfast.protocol.problems import ErrorInfo
 
 T = TypeVar("T")
 
 
 class Answer(Struct, kw_only=True, omit_defaults=True):
-    """What the service answers. Clients must take fields that they do not know."""
-
-
-class Problem(Struct, kw_only=True, omit_defaults=True):
-    """An error, by RFC 9457. `code` is stable and safe to match on."""
-
-    type: str
-    title: str
-    status: int
-    code: str
-    detail: str
-    args: list[Any] | UnsetType = UNSET
-    """The facts of an error of the library, in the order in which its class takes them."""
-    budget: str | UnsetType = UNSET
-    """What the tenant has used up, for example `max_jobs` or `requests_per_s`. [TENANT-5]"""
-
-
-class ErrorInfo(Struct, kw_only=True, omit_defaults=True):
-    """Why one item of a batch was refused. The codes are those of problems."""
-
-    code: str
-    message: str
-    args: list[Any] | UnsetType = UNSET
-    budget: str | UnsetType = UNSET
-
-
-class Refused(Struct, kw_only=True):
-    """One item of a batch that was refused; the others are as if it had not been there. [ENQ-4]"""
-
-    error: ErrorInfo
+    """Base of all answers. Clients must ignore unknown fields."""
 
 
 class Items(Struct, Generic[T], kw_only=True):
@@ -51,14 +23,14 @@ class Items(Struct, Generic[T], kw_only=True):
 
     items: list[T]
     tenant: str | UnsetType = UNSET
-    """On whom an operator acted."""
+    """The tenant that an operator acted on."""
 
 
 # Enqueue --------------------------------------------------------------------------------------------------
 
 
 class Ticket(Answer):
-    """A job that was taken in, or was found to be there. [ENQ-2]"""
+    """A job that was enqueued, or existed already. [ENQ-2]"""
 
     status: Literal["queued", "duplicate", "completed"]
     id: str
@@ -67,11 +39,11 @@ class Ticket(Answer):
     result: Raw | UnsetType = UNSET
     codec: str = "json"
     warnings: list[str] = []
-    """Why it may not run soon: no living worker serves its queue, or none there knows its type."""
+    """Why it may not run soon: no live worker serves its queue, or none of them runs its type."""
 
 
 class KnownType(Answer):
-    """A job type that living workers run, and what an enqueue gets that says nothing about it."""
+    """A job type that live workers run, with the defaults for its jobs."""
 
     name: str
     queue: str
@@ -83,14 +55,14 @@ class KnownType(Answer):
 
 
 class ServedQueue(Answer):
-    """A queue that living workers serve, and the types that they know; null: one of them does not say."""
+    """A queue that live workers serve, with their types; null: a worker does not report its types."""
 
     queue: str
     types: list[str] | None
 
 
 class Types(Answer):
-    """A page of what the living workers that serve this tenant run: queues first, then types, both by name."""
+    """A page of the live workers' queues and types, for this tenant: queues first, then types, both by name."""
 
     types: list[KnownType]
     queues: list[ServedQueue]
@@ -98,7 +70,7 @@ class Types(Answer):
 
 
 class Beaten(Answer):
-    """The worker is known to live."""
+    """The heartbeat was recorded."""
 
     status: Literal["noted"] = "noted"
 
@@ -107,7 +79,7 @@ class Beaten(Answer):
 
 
 class Step(Answer):
-    """A step of a flow. One that is no job yet is `blocked`, or `ready` if its turn has come."""
+    """A step of a flow. Before it is a job it is `blocked`, or `ready` if the steps before it are complete."""
 
     name: str
     id: str
@@ -122,7 +94,7 @@ class Step(Answer):
 
 
 class Flow(Answer):
-    """A flow and its steps as they are."""
+    """A flow with its steps."""
 
     id: str
     name: str
@@ -133,21 +105,21 @@ class Flow(Answer):
     finished_at: datetime | None = None
     replays: int = 0
     error: str | None = None
-    """Of a failed flow: which steps did not complete."""
+    """The steps of a failed flow that did not complete."""
 
 
 # Work -----------------------------------------------------------------------------------------------------
 
 
 class Released(Answer):
-    """Why the last worker released a job, and since when every worker that had it has given this reason. [RETRY-6]"""
+    """The reason of the last release, and the first of the consecutive releases with this reason. [RETRY-6]"""
 
     reason: str
     since: datetime
 
 
 class ClaimedJob(Answer):
-    """A job, leased. Show the `token` to finish, extend or report; it is opaque, and proves this lease alone."""
+    """A leased job. The `token` proves this lease to finish, extend and report. It is opaque."""
 
     queue: str
     id: str
@@ -155,14 +127,14 @@ class ClaimedJob(Answer):
     payload: Raw
     token: str
     fence: int
-    """Grows with every lease of a job, for what a handler does elsewhere. [LEASE-5]"""
+    """Grows with every lease of a job. Handlers pass it to other systems as a fencing token. [LEASE-5]"""
     attempt: int
     max_attempts: int
     deadline: datetime
     priority: int
     enqueued_at: datetime
     visible_at: datetime
-    """Since when it could be claimed."""
+    """When it became claimable."""
     codec: str = "json"
     version: int = 1
     timeout_s: float | None = None
@@ -174,22 +146,22 @@ class ClaimedJob(Answer):
 
 
 class Claimed(Answer):
-    """What a claim got; `now` is the store's clock, which the deadlines are of."""
+    """The leased jobs. `now` and the deadlines are by the store's clock."""
 
     jobs: list[ClaimedJob]
     now: datetime
     waited_s: float = 0.0
-    """For so long at least there was nothing: the leases began after that."""
+    """How long the claim waited at least. The leases began after that."""
 
 
 class Finished(Answer):
-    """An acknowledgement that was accepted: the state that the job is in by it."""
+    """An accepted acknowledgement, with the new state of the job."""
 
     status: JobState
 
 
 class Extended(Answer):
-    """The lease holds until `deadline`; `now` is the store's clock at that moment."""
+    """The lease is valid until `deadline`. `now` is the store's clock at the renewal."""
 
     status: Literal["extended"]
     deadline: datetime
@@ -216,14 +188,14 @@ class AttemptInfo(Answer):
 
 
 class ProgressInfo(Answer):
-    """How far a handler says it is."""
+    """The progress that a handler reported."""
 
     fraction: float
     message: str
 
 
 class Job(Answer):
-    """A job as it is."""
+    """A job."""
 
     id: str
     tenant: str
@@ -253,7 +225,7 @@ class Job(Answer):
     result: Raw | UnsetType = UNSET
     result_codec: str = "json"
     fence: int = 0
-    """Of the last lease."""
+    """The fence of the last lease."""
     timeout_s: float | None = None
     trace: dict[str, str] | None = None
     events: int = 0
@@ -262,14 +234,14 @@ class Job(Answer):
 
 
 class Jobs(Answer):
-    """A page. It goes on at `cursor`, which is null after the last; a page may be empty and still have one."""
+    """A page. The next one begins at `cursor`; null: this is the last. An empty page may have a cursor."""
 
     jobs: list[Job]
     cursor: str | None
 
 
 class FailedWith(Answer):
-    """Why a job failed for good."""
+    """Why a job failed."""
 
     reason: str
     type: str
@@ -277,7 +249,7 @@ class FailedWith(Answer):
 
 
 class Outcomes(Answer):
-    """How a job ended, or, with status 202, the state that it is in."""
+    """The outcome of a job; with status 202, its current state."""
 
     state: JobState
     result: Raw | UnsetType = UNSET
@@ -286,7 +258,7 @@ class Outcomes(Answer):
 
 
 class Canceled(Answer):
-    """What a cancel came to. [CANCEL-3]"""
+    """The answer to a cancel. [CANCEL-3]"""
 
     status: CancelStatus
 
@@ -299,18 +271,18 @@ class QueueStats(Answer):
     oldest_ready_age_s: float | None
     paused: bool
     oldest_ready_at: datetime | None = None
-    """Since when that one has been visible, by the store's clock."""
+    """When the oldest ready job became visible, by the store's clock."""
 
 
 class Queues(Answer):
-    """A page of the queues that have jobs or are paused, by name; with a cursor it is not the last, even if empty."""
+    """A page of the queues that have jobs or are paused, by name. An empty page may have a cursor."""
 
     queues: list[QueueStats]
     cursor: str | None
 
 
 class Event(Answer):
-    """One thing that happened to one job. Instants inside `data` are milliseconds since 1970. [EVENT-1]"""
+    """One event of a job. Instants in `data` are milliseconds since 1970. [EVENT-1]"""
 
     kind: EventKind
     job_id: str
@@ -324,18 +296,18 @@ class Event(Answer):
     offset: str
     data: dict[str, Any]
     number: int = 0
-    """Its number within its job's life, counted from 1 without a gap."""
+    """Its number among the events of its job, from 1 without gaps."""
 
 
 class Events(Answer):
-    """A page of events. It goes on at `cursor`, which is null at the end of the log."""
+    """A page of events. The next one begins at `cursor`, which is null at the end of the log."""
 
     events: list[Event]
     cursor: str | None
 
 
-class Retained(Answer):
-    """Whether a finished job is kept for that long now."""
+class ResultTtlSet(Answer):
+    """The answer to a new result time of one job."""
 
     status: TtlStatus
 
@@ -344,7 +316,7 @@ class Retained(Answer):
 
 
 class Paused(Answer):
-    """Whether a queue hands out jobs."""
+    """Whether a queue is paused."""
 
     tenant: str
     queue: str
@@ -360,7 +332,7 @@ class DeadLetters(Answer):
 
 
 class ReplayItem(Answer):
-    """What became of one dead letter: a status or an error."""
+    """The answer for one dead letter: a status or an error."""
 
     id: str
     status: Literal["replayed"] | None = None
@@ -368,7 +340,7 @@ class ReplayItem(Answer):
 
 
 class Replays(Answer):
-    """Item by item. `more` says that others match."""
+    """Answers item by item. `more` says that further dead letters match."""
 
     tenant: str
     items: list[ReplayItem]
@@ -376,20 +348,20 @@ class Replays(Answer):
 
 
 class Purged(Answer):
-    """How many dead letters were forgotten."""
+    """The number of purged dead letters."""
 
     tenant: str
     purged: int
 
 
-class Forgotten(Answer):
-    """Whether a finished job was forgotten."""
+class JobPurged(Answer):
+    """The answer to the purge of one finished job."""
 
     status: PurgeStatus
 
 
 class RetryInfo(Answer):
-    """How long to wait before the next attempt. [RETRY-3]"""
+    """The delay before the next attempt. [RETRY-3]"""
 
     base_s: float
     factor: float
@@ -398,7 +370,7 @@ class RetryInfo(Answer):
 
 
 class Schedule(Answer):
-    """A schedule as it is. `next_at` is the tick that it waits for, or that is overdue."""
+    """A schedule. `next_at` is its next tick, or an overdue one."""
 
     tenant: str
     name: str
@@ -421,7 +393,7 @@ class Schedule(Answer):
 
 
 class Schedules(Answer):
-    """A page. It goes on at `cursor`, which is null after the last; a page may be empty and still have one."""
+    """A page. The next one begins at `cursor`; null: this is the last. An empty page may have a cursor."""
 
     tenant: str
     schedules: list[Schedule]
@@ -429,7 +401,7 @@ class Schedules(Answer):
 
 
 class Unscheduled(Answer):
-    """A schedule that is no more."""
+    """A removed schedule."""
 
     tenant: str
     name: str
@@ -437,21 +409,21 @@ class Unscheduled(Answer):
 
 
 class Session(Answer):
-    """Whose token it is, what it is good for, and how the store behind the service keeps its promises."""
+    """The tenant and the rights of a token, and the capabilities of the store."""
 
     tenant: str
     scopes: list[str]
     expires_at: datetime
     now: datetime
     store: dict[str, Any]
-    """Its capabilities."""
+    """Its capabilities, as `Queue.capabilities`."""
     offset: str | None = None
-    """The end of the log as it is now, for a token that may read."""
+    """The current end of the log, for a token that may read."""
     queues: list[str] | None = None
-    """The only ones it is good for."""
+    """The queues that the token is limited to."""
 
 
 class Health(Answer):
-    """All is well."""
+    """Healthy."""
 
     status: Literal["ok"]

@@ -1,12 +1,10 @@
-"""What is sent to the HTTP service. `protocol.answers` is what comes back.
+"""Requests to the HTTP service. `protocol.answers` has the answers.
 
-The two are the one description of what goes over HTTP, for the service and for clients written in Python.
+All bodies are JSON. Instants are RFC 3339 with milliseconds and a time zone; durations are seconds (`*_s`). A payload
+or result is any JSON. With another codec than `json` it is the base64 of its bytes, and `codec` names the codec.
+Unknown fields are refused.
 
-All bodies are JSON. Instants are RFC 3339 with milliseconds and a time zone, durations seconds (`*_s`). A payload or
-result is any JSON; in another codec than `json` it is the base64 of its bytes, and `codec` names the codec. What is not
-said is left out. Fields that are not known are refused.
-
-The rules for names and numbers are those of `core.names` and are checked there; the schemas state them for readers.
+The rules for names and numbers are those of `core.names`, which checks them. The schemas repeat them for readers.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ from holdfast.core.events import EventKind
 from holdfast.core.job import Jitter, JobState, Outcome
 
 BATCH_LIMIT = 1000
-"""Items in a batch, and jobs in a claim."""
+"""The most items in a batch, and jobs in a claim."""
 CLAIM_QUEUES = 100
-"""Queues in a claim."""
+"""The most queues in a claim."""
 PAGE_LIMIT = 1000
-LONGEST_WAIT_S = 60.0
+MAX_WAIT_S = 60.0
 KINDS: tuple[str, ...] = get_args(EventKind)
 
 _SPAN_S = 1000 * 365 * 86400
@@ -35,13 +33,13 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
 
 
 def _list_of(words: Iterable[str]) -> str:
-    """Some of these words with commas between them, or nothing said."""
+    """The pattern of a list of these words, separated by commas, which may be empty."""
     word = f"({'|'.join(words)})"
     return f"^$|^{word}(,{word})*$"
 
 
 QueueName = Annotated[str, Meta(description="A queue.", extra_json_schema={"pattern": _NAME})]
-JobType = Annotated[str, Meta(description='A job type; "" has none.', extra_json_schema={"pattern": f"^$|{_NAME}"})]
+JobType = Annotated[str, Meta(description='A job type; "": no type.', extra_json_schema={"pattern": f"^$|{_NAME}"})]
 JobId = Annotated[
     str,
     Meta(
@@ -61,18 +59,18 @@ Duration = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": _SP
 Kept = Annotated[
     float,
     Meta(
-        description="Seconds, up to the store's ceiling: 30 days unless its operator has raised it.",
+        description="Seconds, up to the store's limit, which is 30 days unless its operator raises it.",
         extra_json_schema={"minimum": 0, "maximum": RESULT_TTL_CEILING // 1000},
     ),
 ]
-Span = Annotated[float, Meta(description="Seconds, a millisecond at least.", ge=0.001, le=_SPAN_S)]
+Span = Annotated[float, Meta(description="Seconds, at least 0.001.", ge=0.001, le=_SPAN_S)]
 Lease = Annotated[float, Meta(description="Seconds.", extra_json_schema={"minimum": 1, "maximum": 43200})]
 Wait = Annotated[
     float,
-    Meta(description="Seconds to wait while there is nothing.", ge=0, le=LONGEST_WAIT_S),
+    Meta(description="Seconds to wait.", ge=0, le=MAX_WAIT_S),
 ]
 Token = Annotated[
-    str, Meta(description="The lease's token, as the claim answered it.", extra_json_schema={"maxLength": 200})
+    str, Meta(description="The token of the lease, from the answer to the claim.", extra_json_schema={"maxLength": 200})
 ]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_LIMIT)]
 States = Annotated[str, Meta(extra_json_schema={"pattern": _list_of(JobState)})]
@@ -84,15 +82,15 @@ def _null() -> Raw:
     return Raw(b"null")
 
 
-class Wire(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is sent to the service."""
+class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of all requests."""
 
 
 # Enqueue --------------------------------------------------------------------------------------------------
 
 
-class Retry(Wire):
-    """How long to wait before the next attempt. [RETRY-3]"""
+class Retry(Request):
+    """The delay before the next attempt. [RETRY-3]"""
 
     base_s: Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 30 * 86400})] = 5.0
     factor: Annotated[float, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] = 2.0
@@ -100,26 +98,26 @@ class Retry(Wire):
     jitter: Jitter = "full"
 
 
-class Enqueue(Wire):
-    """One job to take in. [ENQ-1 to ENQ-8]
+class Enqueue(Request):
+    """One job to enqueue. [ENQ-1 to ENQ-8]
 
-    What is not said about queue, attempts, retry, timeout, priority and result is as the living workers of this tenant
-    say of the type, if they do.
+    Queue, attempts, retry, timeout, priority and result time default to those that live workers of this tenant report
+    for the type.
     """
 
     queue: QueueName | None = None
-    """By default that of the type, else `default`."""
+    """Defaults to the queue of the type, else to `default`."""
     type: JobType = ""
     payload: Raw = field(default_factory=_null)
     id: JobId | None = None
     request_id: JobId | None = None
-    """Repeat it with the same request, and a lost reply costs nothing: the answer is `queued` again. [ENQ-8]"""
+    """Makes a repeat safe after a lost answer: the same request with the same id is answered `queued` again. [ENQ-8]"""
     idempotency_key: JobId | None = None
     idempotency: Literal["until_terminal", "until_started", "forever"] | None = None
     idempotency_ttl_s: (
         Annotated[float, Meta(ge=0.001, le=_SPAN_S, extra_json_schema={"maximum": RESULT_TTL_CEILING // 1000})] | None
     ) = None
-    """How long a key holds, in place of `idempotency`."""
+    """How long the key is valid, instead of `idempotency`."""
     delay_s: Duration | None = None
     run_at: Instant | None = None
     priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
@@ -141,8 +139,8 @@ StepName = Annotated[
 ]
 
 
-class NewStep(Wire):
-    """A step of a flow: the job it is to be, and the names of the steps that must have completed before."""
+class NewStep(Request):
+    """A step of a flow: its job, and the names of the steps that must complete first."""
 
     name: StepName
     after: Annotated[list[StepName], Meta(max_length=BATCH_LIMIT)] = []
@@ -150,7 +148,7 @@ class NewStep(Wire):
     type: JobType = ""
     payload: Raw = field(default_factory=_null)
     delay_s: Duration | None = None
-    """Counts from its turn."""
+    """Counts from the completion of the steps before it."""
     run_at: Instant | None = None
     priority: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": 9})] | None = None
     max_attempts: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 100})] | None = None
@@ -162,10 +160,10 @@ class NewStep(Wire):
     version: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
 
 
-class NewFlow(Wire):
-    """Jobs that wait for each other. Their payloads together are up to 256 KiB."""
+class NewFlow(Request):
+    """Jobs that wait for each other. The limit for all payloads together is 256 KiB."""
 
-    name: Annotated[str, Meta(description="What kind of flow it is.", extra_json_schema={"pattern": _NAME})]
+    name: Annotated[str, Meta(description="The kind of flow.", extra_json_schema={"pattern": _NAME})]
     steps: Annotated[list[NewStep], Meta(min_length=1, max_length=BATCH_LIMIT)]
     id: (
         Annotated[
@@ -178,11 +176,11 @@ class NewFlow(Wire):
         | None
     ) = None
     request_id: JobId | None = None
-    """Repeat it with the same request, and a lost reply costs nothing: the answer is `queued` again. [ENQ-8]"""
+    """Makes a repeat safe after a lost answer: the same request with the same id is answered `queued` again. [ENQ-8]"""
     result_ttl_s: Kept | None = None
 
 
-class EnqueueBatch(Wire):
+class EnqueueBatch(Request):
     """Up to 1000 jobs, answered item by item."""
 
     jobs: Annotated[list[Enqueue], Meta(max_length=BATCH_LIMIT)]
@@ -191,8 +189,8 @@ class EnqueueBatch(Wire):
 # Work -----------------------------------------------------------------------------------------------------
 
 
-class Claim(Wire):
-    """A wish for jobs. [CLAIM-1 to CLAIM-5]"""
+class Claim(Request):
+    """Leases jobs. [CLAIM-1 to CLAIM-5]"""
 
     queues: Annotated[list[QueueName], Meta(min_length=1, max_length=CLAIM_QUEUES)]
     limit: Annotated[int, Meta(ge=1, le=BATCH_LIMIT)] = 1
@@ -201,8 +199,8 @@ class Claim(Wire):
     worker_id: JobId | None = None
 
 
-class KnownType(Wire):
-    """A job type that a worker runs, and what an enqueue of it gets that says nothing. `name` "": jobs without one."""
+class KnownType(Request):
+    """A job type that a worker runs, with the defaults for its jobs. An empty `name` means jobs without a type."""
 
     name: JobType
     queue: QueueName = "default"
@@ -213,8 +211,8 @@ class KnownType(Wire):
     result_ttl_s: Duration = 3600.0
 
 
-class Beat(Wire):
-    """A worker that lives, for `ttl_s` from now on; 0: it signs off."""
+class Beat(Request):
+    """A worker reports that it is alive for `ttl_s` from now on; 0: it stops."""
 
     worker_id: JobId
     queues: Annotated[list[QueueName], Meta(min_length=1, max_length=CLAIM_QUEUES)]
@@ -226,7 +224,7 @@ class Beat(Wire):
     ttl_s: Annotated[float, Meta(ge=0, le=300)] = 30.0
 
 
-class JobError(Wire):
+class JobError(Request):
     """Why an attempt failed."""
 
     type: Annotated[str, Meta(max_length=2048)]
@@ -234,19 +232,19 @@ class JobError(Wire):
     traceback: str = ""
 
 
-class Lot(Wire):
-    """Which lease."""
+class LeaseItem(Request):
+    """Names a lease."""
 
     queue: QueueName
     id: JobId
     token: Token
 
 
-class Finish(Lot):
-    """The end of one attempt. [LEASE-1]
+class Finish(LeaseItem):
+    """Ends one attempt. [LEASE-1]
 
-    `complete` with a `result`; `retry`: the attempt failed, and the job is dead when none are left; `fail`: for good;
-    `release`: given back, the attempt is not counted.
+    `complete` has a `result`. `retry`: the attempt failed, and the job fails if it was the last. `fail`: the job fails.
+    `release`: the job waits again, and the attempt does not count.
     """
 
     outcome: Outcome
@@ -258,38 +256,38 @@ class Finish(Lot):
     reason: Annotated[str, Meta(description="Why it is released.", extra_json_schema={"pattern": f"^$|{_NAME}"})] = ""
 
 
-class Extend(Lot):
-    """Hold a lease for longer. [LEASE-2]"""
+class Extend(LeaseItem):
+    """Renews a lease. [LEASE-2]"""
 
     lease_s: Lease = 30.0
 
 
-class Progress(Wire):
-    """How far an attempt is."""
+class Progress(Request):
+    """The progress of an attempt."""
 
     fraction: Annotated[float, Meta(ge=0, le=1)]
     message: Annotated[str, Meta(max_length=1024)] = ""
 
 
-class Report(Lot):
-    """Progress of a running job."""
+class Report(LeaseItem):
+    """Reports the progress of a running job."""
 
     progress: Progress
 
 
-class FinishBatch(Wire):
+class FinishBatch(Request):
     """Up to 1000 acknowledgements, answered item by item."""
 
     leases: Annotated[list[Finish], Meta(max_length=BATCH_LIMIT)]
 
 
-class ExtendBatch(Wire):
+class ExtendBatch(Request):
     """Up to 1000 renewals, answered item by item."""
 
     leases: Annotated[list[Extend], Meta(max_length=BATCH_LIMIT)]
 
 
-class ReportBatch(Wire):
+class ReportBatch(Request):
     """Up to 1000 reports, answered item by item."""
 
     leases: Annotated[list[Report], Meta(max_length=BATCH_LIMIT)]
@@ -298,40 +296,40 @@ class ReportBatch(Wire):
 # Operators ------------------------------------------------------------------------------------------------
 
 
-class Where(Wire):
-    """Which dead letters; nothing said: all."""
+class Where(Request):
+    """Selects dead letters. Without fields it selects all."""
 
     type: JobType | None = None
     error: str | None = None
 
 
-class Replay(Wire):
-    """Dead letters to start again: those of these ids, or up to 1000 that match. [DEAD-1]"""
+class Replay(Request):
+    """Replays dead letters: those with these ids, or up to 1000 that match. [DEAD-1]"""
 
     ids: Annotated[list[JobId], Meta(max_length=BATCH_LIMIT)] | UnsetType = UNSET
     where: Where | UnsetType = UNSET
 
 
-class Purge(Wire):
-    """Dead letters to forget: those that ended before an instant and match."""
+class Purge(Request):
+    """Purges dead letters: those that failed before an instant and match."""
 
     before: Instant | None = None
     type: JobType | None = None
     error: str | None = None
 
 
-class Retain(Wire):
-    """How long to keep one finished job from now on; with `sequence` only that life of the id. [RESULT-1]"""
+class SetResultTtl(Request):
+    """Keeps one finished job for this long from now. With `sequence`, only that job of the id. [RESULT-1]"""
 
     id: JobId
     result_ttl_s: Kept
     sequence: int | None = None
 
 
-class Cancel(Wire):
-    """One job to cancel; with `only_waiting` a running one is left alone. [CANCEL-1 to CANCEL-3]
+class Cancel(Request):
+    """Cancels one job. With `only_waiting`, a running job is not canceled. [CANCEL-1 to CANCEL-3]
 
-    With `sequence` only that life of the id is meant: any other one is not found.
+    With `sequence`, only that job of the id: an earlier or later one is not found.
     """
 
     id: JobId
@@ -339,22 +337,22 @@ class Cancel(Wire):
     sequence: int | None = None
 
 
-class CancelBatch(Wire):
+class CancelBatch(Request):
     """Up to 1000 jobs to cancel, answered item by item."""
 
     jobs: Annotated[list[Cancel], Meta(max_length=BATCH_LIMIT)]
 
 
-class RetainBatch(Wire):
+class SetResultTtlBatch(Request):
     """Up to 1000 finished jobs, answered item by item."""
 
-    jobs: Annotated[list[Retain], Meta(max_length=BATCH_LIMIT)]
+    jobs: Annotated[list[SetResultTtl], Meta(max_length=BATCH_LIMIT)]
 
 
-class Forget(Wire):
-    """One finished job to forget now; with `finished_at` only if it is still that same ending. [KEEP-1]
+class PurgeJob(Request):
+    """Purges one finished job. With `finished_at`, only if it has not run again since. [KEEP-1]
 
-    With `sequence` only that life of the id is meant: any other one is not found.
+    With `sequence`, only that job of the id: an earlier or later one is not found.
     """
 
     id: JobId
@@ -362,17 +360,17 @@ class Forget(Wire):
     sequence: int | None = None
 
 
-class ForgetBatch(Wire):
+class PurgeJobBatch(Request):
     """Up to 1000 finished jobs, answered item by item."""
 
-    jobs: Annotated[list[Forget], Meta(max_length=BATCH_LIMIT)]
+    jobs: Annotated[list[PurgeJob], Meta(max_length=BATCH_LIMIT)]
 
 
 # Schedules ------------------------------------------------------------------------------------------------
 
 
-class PutSchedule(Wire):
-    """When, by `cron` or `every_s`, and the job that is enqueued then. A time zone is for cron."""
+class PutSchedule(Request):
+    """A time by `cron` or `every_s`, and the job to enqueue. The time zone applies to `cron`."""
 
     cron: Annotated[str, Meta(description="Five fields.", extra_json_schema={"pattern": _CRON})] | None = None
     every_s: Annotated[float, Meta(extra_json_schema={"minimum": 1, "maximum": _SPAN_S})] | None = None
@@ -392,24 +390,24 @@ class PutSchedule(Wire):
 # Queries --------------------------------------------------------------------------------------------------
 
 
-class NoQuery(Wire):
+class NoQuery(Request):
     """No parameters."""
 
 
-class WaitQuery(Wire):
-    """How long to wait for the end of a job."""
+class WaitQuery(Request):
+    """Waits for the end of a job."""
 
     wait_s: Wait = 0.0
 
 
-class CancelQuery(Wire):
-    """Whether to leave a running job alone."""
+class CancelQuery(Request):
+    """Options of a cancel."""
 
     only_waiting: bool = False
 
 
-class ListQuery(Wire):
-    """Which jobs of a queue; several states stand with commas between them."""
+class ListQuery(Request):
+    """Selects jobs of a queue. Several states are separated by commas."""
 
     state: States | None = None
     type: JobType | None = None
@@ -417,15 +415,15 @@ class ListQuery(Wire):
     limit: Limit = 100
 
 
-class PageQuery(Wire):
-    """Which page."""
+class PageQuery(Request):
+    """Selects a page."""
 
     cursor: str | None = None
     limit: Limit = 100
 
 
-class DeadQuery(Wire):
-    """Which dead letters; `error` is a type, a fingerprint or a part of a message."""
+class DeadQuery(Request):
+    """Selects dead letters. `error` is a type, a fingerprint or a part of a message."""
 
     type: JobType | None = None
     error: str | None = None
@@ -433,15 +431,15 @@ class DeadQuery(Wire):
     limit: Limit = 100
 
 
-class EventQuery(Wire):
-    """From which offset on."""
+class EventQuery(Request):
+    """Selects events after an offset."""
 
     after: str | None = None
     limit: Limit = 100
 
 
-class StreamQuery(Wire):
-    """From which offset on, whether to go on with what comes, and of which kinds (with commas between them)."""
+class StreamQuery(Request):
+    """Selects events after an offset and of some kinds, separated by commas. `follow` waits for new events."""
 
     after: str | None = None
     follow: bool = True

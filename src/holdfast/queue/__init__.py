@@ -1,5 +1,6 @@
 """A store bound to one tenant.
 
-queue (the class) and connection (opening, closing, shared round trips); ticket and records (what callers get);
-coalesce (concurrent calls share a round trip); waiting (for results); claims (claims that wait).
+`queue` has the class, with thin methods. The work is done by subject: connection (open, close, shared round trips),
+enqueue, inspect, results, cancel, dead_letters, events, settings. `ticket` and `records` are what callers get.
+`coalesce` lets concurrent calls share a round trip, `waiting` waits for jobs to end, `claims` waits for jobs to claim.
 """

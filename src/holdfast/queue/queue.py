@@ -1,65 +1,106 @@
-"""Queue: a store bound to one tenant. Checks, coalescing and telemetry, once for all stores."""
+"""Queue: a store bound to one tenant. Each method names its subject's module, where the work is done."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, Sequence
-from itertools import islice
-from typing import Any, Literal, TypeVar, Unpack, cast, overload
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from datetime import datetime, timedelta
+from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
-from msgspec import convert
-
-from holdfast.core.budgets import check_envelope
-from holdfast.core.errors import HoldfastError, InvalidOption, PartlyRefused, ResultExpired
-from holdfast.core.job import (
-    Duplicate,
-    Envelope,
-    JobKey,
-    JobState,
-    NewJob,
-    Queued,
-)
+from holdfast.blobs import BlobRef, Blobs, check_owner
+from holdfast.budgets import TenantUsage, usage_of
+from holdfast.core.budgets import Budgets
+from holdfast.core.job import JobKey, JobState, PurgeStatus, TtlStatus
 from holdfast.core.names import FLOWS
 from holdfast.core.schedule import target_of
-from holdfast.extensions import FlowReader, ScheduleKeeper
-from holdfast.flows.flow import Flow, FlowRecord, flow_record
-from holdfast.ids import new_id
-from holdfast.jobs.definition import Message, untyped
-from holdfast.jobs.options import EnqueueOptions, Resolved, ScheduleOptions, Seconds, resolve, timeout_s
-from holdfast.queue.administration import Administration
-from holdfast.queue.coalesce import BATCH_LIMIT
-from holdfast.queue.records import Schedule
+from holdfast.extensions import ScheduleKeeper
+from holdfast.flows.flow import Flow, FlowRecord
+from holdfast.jobs.definition import Message
+from holdfast.jobs.options import EnqueueOptions, ScheduleOptions, Seconds
+from holdfast.queue import dead_letters, events, inspect, results, settings
+from holdfast.queue.cancel import cancel_job
+from holdfast.queue.connection import Address, Connection
+from holdfast.queue.enqueue import OnRefused, Producer, as_message, options_of
+from holdfast.queue.records import Cancellation, Event, JobPage, JobRecord, Schedule, Stats, WorkerRecord
 from holdfast.queue.ticket import Ticket
 from holdfast.schedules.schedules import check_plain, scheduling
 from holdfast.schedules.ticks import check_name, timing
-from holdfast.store import EnqueueAnswer
-from holdfast.telemetry import metrics, tracing
+from holdfast.store import Capabilities, ListQuery, Reader, Store, TenantSettings
 
 R = TypeVar("R")
 
-PART = 250
-"""Of a long enqueue so many jobs are made at a time: in between the event loop can send on what is on its way."""
 
-_Jobs = list[tuple[Message[Any], NewJob | HoldfastError]]
-"""Messages, and what each came to: a job, or why it is none."""
-
-
-_NOTHING = Message.raw(None)
-"""Stands for an item that is no message."""
-
-OnRefused = Literal["raise", "return"]
-
-
-class Queue(Administration):
-    """One tenant's jobs in a store: enqueue them, follow them, steer them.
+class Queue:
+    """One tenant's jobs in a store: enqueue them, follow them, manage them.
 
         async with Queue("file:./data", tenant="acme") as queue:
             ticket = await queue.enqueue(send_email.message("a@example.com"))
 
-    `name` is the queue that jobs go to and are looked up in where neither the call nor the job's definition
-    names one. Use one Queue from one event loop; concurrent calls share round trips.
+    `name` is the default queue, for calls and job definitions that name none. Use one Queue from one event loop.
+    Concurrent calls share round trips.
     """
+
+    tenant: str
+    name: str
+    codec: str
+    blobs: Blobs | None
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        tenant: str | None = None,
+        token: str | Callable[[], str] | None = None,
+        name: str = "default",
+        store: Store | None = None,
+        codec: str = "json",
+        blobs: str | Blobs | None = None,
+        events: Literal["transitions", "all"] | None = None,
+    ) -> None:
+        self._connection = connection = Connection(
+            url, store, tenant=tenant, token=token, name=name, codec=codec, blobs=blobs, events=events
+        )
+        self.tenant, self.name = connection.tenant, connection.name
+        self.codec, self.blobs = connection.codec, connection.blobs
+        self._producer = Producer(connection, self)
+
+    @property
+    def store(self) -> Store:
+        """The store itself, for operations that a Queue does not offer."""
+        return self._connection.store
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Where stores differ, and what holds for this one."""
+        return self._connection.store.capabilities
+
+    def address(self) -> Address | None:
+        """How another process opens the same store, or None if it cannot."""
+        return self._connection.address()
+
+    async def open(self) -> Self:
+        """Connect to the store. Twice is harmless. A closed Queue can be opened again."""
+        await self._connection.open()
+        return self
+
+    async def close(self) -> None:
+        """Finish calls in flight, end every wait, and close the store. Twice is harmless.
+
+        A store that was passed in as `store=` stays open.
+        """
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        # Without the URL: it may hold a password.
+        return f"<{type(self).__name__} {self.name!r} of tenant {self.tenant!r} on {self.capabilities.name}>"
+
+    # Enqueue ----------------------------------------------------------------------------------------------
 
     @overload
     async def enqueue(
@@ -70,20 +111,13 @@ class Queue(Administration):
         self, message: Any, *, connection: Any = None, **options: Unpack[EnqueueOptions]
     ) -> Ticket[Any]: ...
     async def enqueue(self, message: Any, *, connection: Any = None, **options: Unpack[EnqueueOptions]) -> Ticket[Any]:
-        """Take in a message, or a payload without a job type. [ENQ-1 to ENQ-8]
+        """Enqueue a message, or a payload without a job type. [ENQ-1 to ENQ-8]
 
-        The ticket says "queued", or what was there already under that id or key. `connection` joins the caller's
-        own transaction where the store can. Raises InvalidName, InvalidOption, InvalidPayload, PayloadTooLarge
-        or QuotaExceeded, and then nothing was enqueued.
+        The ticket says "queued", or which job already has that id or key. `connection` joins the caller's own
+        transaction where the store can. Raises InvalidName, InvalidOption, InvalidPayload, PayloadTooLarge or
+        QuotaExceeded; then nothing was enqueued.
         """
-        item = _message(message)
-        new = self._new_job(item, _options(item, options), tracing.inject())
-        ticket = self._ticket(new.key, item, await self._send(new, connection))
-        if ticket.error is not None:
-            raise ticket.error
-        if ticket.status == "completed":
-            await self._add_blob(ticket)
-        return ticket
+        return await self._producer.enqueue(message, connection, options)
 
     @overload
     async def enqueue_many(
@@ -111,49 +145,15 @@ class Queue(Administration):
         on_refused: OnRefused | None = None,
         **options: Unpack[EnqueueOptions],
     ) -> list[Ticket[Any]]:
-        """Take in many messages, 1000 to a round trip, and answer item by item, in order. [ENQ-4]
+        """Enqueue many messages, 1000 per round trip. Answers item by item, in order. [ENQ-4]
 
-        A refused message spoils no other: its ticket has the status "refused" and the `error`. When all have been
-        tried, PartlyRefused is raised with all tickets; `on_refused="return"` returns them instead, which is the
-        default with a `connection`: the transaction is the caller's to commit or to roll back. Duplicates are not
-        refusals. `options` hold for all; `message.options(id=...)` gives one message its own. An error of the store
+        A refused message affects no other: its ticket has the status "refused" and the `error`. After the last
+        message, PartlyRefused is raised with all tickets. `on_refused="return"` returns them instead; with a
+        `connection` that is the default, because the caller commits or rolls back. Duplicates are not refusals.
+        `options` hold for all messages; `message.options(id=...)` gives one message its own. An error of the store
         or of `messages` ends the call; its notes say how many messages were answered before, and how many refused.
         """
-        raising = raises_refusals(on_refused, connection)
-        if isinstance(messages, Message):
-            raise InvalidOption("enqueue_many", "this is one message: use enqueue, or give a list of messages")
-        if options.get("id") is not None or options.get("idempotency_key") is not None:
-            raise InvalidOption("enqueue_many", "an id or key is one item's: use message.options(id=...)")
-        common = resolve(options)
-        tickets: list[Ticket[Any]] = []
-        jobs: _Jobs = []
-        sent: _Jobs = []
-        sending: asyncio.Task[Sequence[EnqueueAnswer]] | None = None
-        try:
-            async for part in _parts(messages):
-                # While one batch is on its way the next is made; it leaves when that is answered, so order holds.
-                jobs += self._jobs_of(part, options, common)
-                if jobs and (len(jobs) == BATCH_LIMIT or len(part) < PART):
-                    answers = None if sending is None else await sending
-                    answered, sent, jobs = sent, jobs, []
-                    sending = asyncio.create_task(self._answers_to(sent, connection))
-                    await asyncio.sleep(0)
-                    await asyncio.sleep(0)  # By now it has left; what else there is to do keeps nobody waiting.
-                    if answers is not None:
-                        tickets += await self._tickets(answered, answers, common)
-                else:
-                    await asyncio.sleep(0)
-            if sending is not None:
-                answers, sending = await sending, None
-                tickets += await self._tickets(sent, answers, common)
-        except BaseException as error:
-            if (last := await _end(sending, error)) is not None:
-                tickets += await self._tickets(sent, last, common)
-            note_answered(error, tickets)
-            raise
-        if raising and any(ticket.error is not None for ticket in tickets):
-            raise PartlyRefused(tickets)
-        return tickets
+        return await self._producer.enqueue_many(messages, connection, on_refused, options)
 
     @overload
     async def enqueue_and_wait(
@@ -181,25 +181,135 @@ class Queue(Administration):
         connection: Any = None,
         **options: Unpack[EnqueueOptions],
     ) -> Any:
-        """Enqueue, and wait for the result: of the job that was there already, if one was. [RESULT-2, RESULT-3]
+        """Enqueue, and wait for the result. If the id or key is known, wait for that job. [RESULT-2, RESULT-3]
 
-        Subscribes before it enqueues. Raises what `enqueue` and `result` raise; InvalidOption with a `connection` that
-        could be joined: nobody runs a job that is not committed.
+        Subscribes before it enqueues. Raises what `enqueue` and `result` raise, and InvalidOption if it would join the
+        transaction of `connection`: no worker runs a job that is not committed.
         """
-        if connection is not None and self.capabilities.transactional_enqueue:
-            reason = "a job runs when your transaction has committed: enqueue in it, and ticket.wait() after the commit"
-            raise InvalidOption("connection", reason)
-        limit = timeout_s(timeout)
-        clock = asyncio.get_running_loop().time
-        end = None if limit is None else clock() + limit
-        item = _message(message)
-        new = self._new_job(item, _options(item, options), tracing.inject())
-        with self._waits.watch(new.key, new.envelope.request_id) as watch:
-            ticket = self._ticket(new.key, item, await self._send(new, connection))
-            if ticket.status == "queued":
-                watch.enqueued()
-                return await self._outcome(watch, None if end is None else max(0.0, end - clock()), ticket.result_type)
-        return await ticket.wait(None if end is None else max(0.0, end - clock()))
+        return await self._producer.enqueue_and_wait(message, timeout, connection, options)
+
+    # Look up and wait -------------------------------------------------------------------------------------
+
+    async def get(self, id: str, *, queue: str | None = None) -> JobRecord | None:
+        """The job as it is now, or None. Another tenant's job answers None too. [TENANT-2]"""
+        return await inspect.get(self._connection, self._connection.key(id, queue))
+
+    async def result(self, id: str, *, queue: str | None = None, timeout: Seconds | None = None) -> Any:
+        """Wait for a job and return its result. [RESULT-2]
+
+        Raises JobNotFound, JobFailed, JobCanceled, WaitTimeout (the job goes on), or ResultExpired if the result was
+        forgotten during the wait.
+        """
+        return await self.wait_for(self._connection.key(id, queue), timeout, known=False)
+
+    async def results_of(self, keys: Mapping[str, JobKey]) -> dict[str, Any]:
+        """The results of completed jobs, under the names of `keys`, in one read. Raises ResultExpired."""
+        return await results.results_of(self._connection, keys)
+
+    async def wait_for(self, key: JobKey, timeout: Seconds | None, *, known: bool, result_type: Any = Any) -> Any:
+        """Wait for a job's result. `known` says that the job is known to have existed. [RESULT-2]
+
+        Raises JobFailed, JobCanceled, WaitTimeout, ResultExpired, or JobNotFound if it is not known to have existed.
+        """
+        return await results.wait_for(self._connection, key, timeout, known=known, result_type=result_type)
+
+    async def list(
+        self,
+        *,
+        queue: str | None = None,
+        state: JobState | str | Iterable[JobState | str] | None = None,
+        type: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> JobPage:
+        """A page of a queue's jobs: waiting ones in claim order, then leased, then finished.
+
+        `type` filters while paging: a page may be empty and still have a cursor.
+        """
+        states, name = inspect.states_of(state), self._connection.queue(queue)
+        query = ListQuery(self.tenant, name, states, type, cursor=cursor, limit=limit)
+        return await inspect.page(self._connection, query)
+
+    async def stats(self, queue: str | None = None) -> Stats:
+        """Counts per state, and the age of the oldest ready job, of one queue."""
+        return (await inspect.stats(self._connection, [self._connection.queue(queue)]))[0]
+
+    async def queues(self) -> Sequence[Stats]:
+        """The stats of every queue the tenant has, by name."""
+        return await inspect.stats(self._connection, None)
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        """The living workers that serve this tenant."""
+        return await inspect.workers(self._connection)
+
+    # Cancel, replay, purge --------------------------------------------------------------------------------
+
+    async def cancel(self, id: str, *, queue: str | None = None, only_waiting: bool = False) -> Cancellation:
+        """Cancel a job; a running one too, unless `only_waiting`. A flow takes its steps along. [CANCEL-1]"""
+        return await cancel_job(self._connection, self._connection.key(id, queue), only_waiting=only_waiting)
+
+    async def dead_letters(
+        self,
+        *,
+        queue: str | None = None,
+        type: str | None = None,
+        error: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> JobPage:
+        """A page of failed jobs, oldest first. [DEAD-1]
+
+        `error` is the last error's type or fingerprint, or a part of its message.
+        """
+        name = self._connection.queue(queue)
+        query = ListQuery(self.tenant, name, dead_letters.FAILED, type, error, cursor, limit)
+        return await inspect.page(self._connection, query)
+
+    async def replay(self, id: str, *, queue: str | None = None) -> Ticket[Any]:
+        """Start a dead letter again, with the same id and with attempts from 0. Recorded as an event. [STATE-3]
+
+        Raises JobNotFound, NotReplayable (also if a concurrent replay won) or QuotaExceeded.
+        """
+        return await dead_letters.replay(self._connection, self, self._connection.key(id, queue))
+
+    async def replay_many(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        queue: str | None = None,
+        type: str | None = None,
+        error: str | None = None,
+    ) -> Sequence[Ticket[Any]]:
+        """Start the named dead letters again, or all that match. [DEAD-1]
+
+        Answers item by item: a ticket is "replayed", or "refused" with its `error`. A job that fails again during
+        the call is not replayed a second time.
+        """
+        return await dead_letters.replay_many(self._connection, self, ids, queue, type, error)
+
+    async def purge(self, id: str, *, queue: str | None = None) -> PurgeStatus:
+        """Forget a finished job now: "purged", "not_terminal" or "not_found". Recorded as an event. [KEEP-1]"""
+        return await dead_letters.purge(self._connection, self._connection.key(id, queue))
+
+    async def purge_dead_letters(
+        self,
+        *,
+        before: datetime | timedelta | None = None,
+        queue: str | None = None,
+        type: str | None = None,
+        error: str | None = None,
+    ) -> int:
+        """Forget failed jobs that ended before an instant, or longer ago than a duration. Returns how many. [DEAD-1]"""
+        return await dead_letters.purge_matching(self._connection, before, queue, type, error)
+
+    async def set_result_ttl(self, id: str, ttl: timedelta | float, *, queue: str | None = None) -> TtlStatus:
+        """Keep a finished job for `ttl` from now: "updated", "not_terminal" or "not_found". [RESULT-1]
+
+        Raises InvalidOption over the store's ceiling, 30 days unless its operator has raised it.
+        """
+        return await results.set_ttl(self._connection, self._connection.key(id, queue), ttl)
+
+    # Schedules and flows ----------------------------------------------------------------------------------
 
     async def schedule(
         self,
@@ -211,187 +321,126 @@ class Queue(Administration):
         timezone: str = "UTC",
         **options: Unpack[ScheduleOptions],
     ) -> Schedule:
-        """Have a message enqueued at every tick: of a `cron` expression in a `timezone`, or `every` so often.
+        """Enqueue a message at every tick: of a `cron` expression in a `timezone`, or `every` so many seconds.
 
-        The same again changes nothing, so call it at every start; another takes the place of the one of that name.
-        For each tick there is one job at most, `name@tick`. Of ticks that nobody was there for, the last one is run.
+        Call it at every start: the same schedule again changes nothing, a different one replaces the one of that name.
+        Each tick makes at most one job, `name@tick`. If ticks were missed, only the last one runs.
         Raises InvalidName, InvalidOption, InvalidPayload, PayloadTooLarge or QuotaExceeded.
         """
         check_name(name)
-        when = timing(cron, every, timezone, here=not isinstance(self._live, ScheduleKeeper))
-        item = _message(message)
-        new = self._new_job(item, check_plain(_options(item, cast("EnqueueOptions", options))), None)
-        put = scheduling(self._live).put_schedule(self.tenant, name, when, target_of(new))
-        return Schedule(await self._counted("schedule", put))
+        store = self._connection.live
+        when = timing(cron, every, timezone, here=not isinstance(store, ScheduleKeeper))
+        item = as_message(message)
+        new = self._producer.new_job(item, check_plain(options_of(item, cast("EnqueueOptions", options))), None)
+        put = scheduling(store).put_schedule(self.tenant, name, when, target_of(new))
+        return Schedule(await self._connection.counted("schedule", put))
+
+    async def schedules(self) -> Sequence[Schedule]:
+        """The tenant's schedules, by name."""
+        store = self._connection.live
+        found = await self._connection.counted("schedules", scheduling(store).list_schedules(self.tenant))
+        return [Schedule(one) for one in found]
+
+    async def get_schedule(self, name: str) -> Schedule | None:
+        """A schedule as it is now, or None. Another tenant's schedule answers None too. [TENANT-2]"""
+        store = self._connection.live
+        got = scheduling(store).get_schedule(self.tenant, check_name(name))
+        found = await self._connection.counted("schedules", got)
+        return None if found is None else Schedule(found)
+
+    async def unschedule(self, name: str) -> bool:
+        """End a schedule. Returns whether there was one. Jobs that it has enqueued stay as they are."""
+        removed = scheduling(self._connection.live).remove_schedule(self.tenant, check_name(name))
+        return await self._connection.counted("schedule", removed)
 
     async def start(self, flow: Flow, *, connection: Any = None) -> Ticket[dict[str, Any]]:
-        """Start a flow: its steps are enqueued in their turn, by whoever does the upkeep of the store.
+        """Start a flow. Upkeep enqueues each step when the steps before it have completed.
 
-        The ticket is that of the flow: `wait()` gives a dict of the steps by name, each with its `state` and, where
-        they are not too large together, its `result`; it raises JobFailed, naming the steps that did not complete.
-        `cancel()` cancels the flow and its open steps. A flow id that is known answers as in `enqueue`. [ENQ-2]
-        Raises InvalidOption, PayloadTooLarge or QuotaExceeded, and then nothing was started.
+        The ticket is the flow's: `wait()` returns a dict of the steps by name, each with its `state` and, unless they
+        are too large together, its `result`. It raises JobFailed, naming the steps that did not complete. `cancel()`
+        cancels the flow and its open steps. A known flow id answers as in `enqueue`. [ENQ-2]
+        Raises InvalidOption, PayloadTooLarge or QuotaExceeded; then nothing was started.
         """
-        headers = tracing.inject()
-        jobs = [self._new_job(step.message, step.options, headers) for step in flow.steps]
-        new = flow.job(self.tenant, jobs, headers)
-        check_envelope(new.envelope, self._ceiling_ms)
-        ticket = self._ticket(new.key, untyped(None), await self._send(new, connection))
-        if ticket.error is not None:
-            raise ticket.error
-        return ticket
+        return await self._producer.start(flow, connection)
 
     async def flow(self, id: str) -> FlowRecord | None:
         """A flow and its steps as they are now, or None."""
-        self._check_open()
-        key, store = self._key(id, FLOWS), self._live
-        if isinstance(store, FlowReader):
-            shown = await self._counted("flow", store.flow(self.tenant, key.id))
-            return None if shown is None else convert(shown, FlowRecord, from_attributes=True)
-        job = await self._gets(key)
-        return None if job is None else await flow_record(self._live, job)
+        return await inspect.flow(self._connection, self._connection.key(id, FLOWS))
 
-    # The small steps --------------------------------------------------------------------------------------
+    # Events -----------------------------------------------------------------------------------------------
 
-    def _new_job(self, message: Message[Any], options: Resolved, headers: dict[str, str] | None) -> NewJob:
-        spec = message.spec
-        data, codec = message.encode(self.codec)
-        request_id = new_id()
-        ttl_ms = spec.result_ttl_ms if options.result_ttl_ms is None else options.result_ttl_ms
-        envelope = Envelope(
-            spec.type,
-            data,
-            codec,
-            spec.version,
-            spec.priority if options.priority is None else options.priority,
-            options.max_attempts or spec.max_attempts,
-            spec.backoff,
-            spec.timeout_ms,
-            ttl_ms,
-            request_id,
-            options.idempotency,
-            headers,
-        )
-        key = JobKey(self.tenant, options.queue or spec.queue or self.name, options.id or request_id)
-        if self._ceiling_ms:
-            check_envelope(envelope, self._ceiling_ms)
-        return NewJob(key, envelope, options.delay_ms, options.run_at, options.replace_failed)
+    async def events(self, after: str | None = None, *, follow: bool = False) -> AsyncGenerator[Event]:
+        """The tenant's events in order, after an offset (None: from the oldest kept). [EVENT-2, EVENT-3]
 
-    def _send(self, new: NewJob, connection: Any) -> Awaitable[EnqueueAnswer]:
-        self._check_open()
-        return self._enqueues.one(new) if connection is None else self._join(new, connection)
+        With `follow` it waits for new events at the end of the log, without polling. Raises EventsTrimmed if events in
+        between are gone, InvalidOption if `after` is not an offset of this store.
+        """
+        async with aclosing(events.follow(self._connection, after, forever=follow)) as found:
+            async for event in found:
+                yield event
 
-    async def _join(self, new: NewJob, connection: Any) -> EnqueueAnswer:
-        return (await self._enqueue_batch([new], connection))[0]
+    async def last_offset(self) -> str:
+        """The end of the log now. `events(after=...)` from here shows only new events."""
+        return await events.last_offset(self._connection)
 
-    def _jobs_of(self, part: list[Any], options: EnqueueOptions, common: Resolved) -> _Jobs:
-        headers = tracing.inject()
-        return [self._job_or_refusal(item, options, common, headers) for item in part]
+    async def register_reader(self, name: str, after: str | None = None) -> str:
+        """Register a reader that trimming waits for, at `after` or at the end of the log. Returns that offset."""
+        offset = await self.last_offset() if after is None else after
+        await self.advance_reader(name, offset)
+        return offset
 
-    async def _answers_to(self, jobs: _Jobs, connection: Any) -> Sequence[EnqueueAnswer]:
-        good = [job for _, job in jobs if isinstance(job, NewJob)]
-        return await self._enqueue_batch(good, connection) if good else ()
+    async def advance_reader(self, name: str, offset: str) -> None:
+        """Record that a reader has handled everything up to `offset`. It never moves back. [EVENT-2]"""
+        await events.set_reader(self._connection, name, offset)
 
-    async def _tickets(self, jobs: _Jobs, answers: Sequence[EnqueueAnswer], common: Resolved) -> list[Ticket[Any]]:
-        coming = iter(answers)
-        tickets: list[Ticket[Any]] = []
-        for message, job in jobs:
-            if isinstance(job, NewJob):
-                ticket = self._ticket(job.key, message, next(coming))
-            else:
-                own = message.resolved
-                queue = own.queue or common.queue or message.spec.queue or self.name
-                ticket = self._ticket(JobKey(self.tenant, queue, own.id or ""), message, job)
-            if ticket.status == "completed":
-                await self._add_blob(ticket)
-            tickets.append(ticket)
-        return tickets
+    async def drop_reader(self, name: str) -> bool:
+        """Forget a reader. Returns whether there was one."""
+        return await self._connection.counted("drop_reader", self._connection.live.drop_reader(self.tenant, name))
 
-    def _job_or_refusal(
-        self, item: Any, options: EnqueueOptions, common: Resolved, headers: dict[str, str] | None
-    ) -> tuple[Message[Any], NewJob | HoldfastError]:
-        message = _NOTHING
-        try:
-            message = _message(item)
-            return message, self._new_job(message, _options(message, options) if message.said else common, headers)
-        except HoldfastError as refusal:
-            return message, refusal
+    async def readers(self) -> Sequence[Reader]:
+        """The tenant's registered readers."""
+        return await self._connection.counted("readers", self._connection.live.readers(self.tenant))
 
-    def _ticket(self, key: JobKey, message: Message[Any], answer: EnqueueAnswer | HoldfastError) -> Ticket[Any]:
-        ticket: Ticket[Any]
-        if isinstance(answer, Queued):
-            ticket = Ticket(self, key, "queued", answer.state, message.definition)
-        elif isinstance(answer, HoldfastError):
-            ticket = Ticket(self, key, "refused", None, error=answer)
-        elif isinstance(answer, Duplicate):
-            found = key._replace(id=answer.id)
-            ticket = Ticket(self, found, "duplicate", answer.state, message.definition)
-        else:
-            found = key._replace(id=answer.id)
-            ticket = Ticket(self, found, "completed", JobState.COMPLETED, message.definition, answer.result)
-        if metrics.current is not None:
-            metrics.current.enqueued(key.queue, ticket.status)
-        return ticket
+    # Settings and blobs -----------------------------------------------------------------------------------
 
-    async def _add_blob(self, ticket: Ticket[Any]) -> None:
-        # One that is gone shows when somebody asks for the result, and spoils nothing else.
-        with contextlib.suppress(ResultExpired):
-            ticket.blob = await self._fetch(ticket.kept, ticket.key)
+    async def pause(self, queue: str | None = None) -> None:
+        """Hand out no more jobs of a queue. It still accepts new ones. [CLAIM-5]"""
+        await settings.pause(self._connection, queue, paused=True)
 
+    async def resume(self, queue: str | None = None) -> None:
+        """Hand out a paused queue's jobs again."""
+        await settings.pause(self._connection, queue, paused=False)
 
-def raises_refusals(on_refused: OnRefused | None, connection: Any) -> bool:
-    """Whether `enqueue_many` raises PartlyRefused. Raises InvalidOption."""
-    if on_refused not in (None, "raise", "return"):
-        raise InvalidOption("on_refused", f"{on_refused!r} is not 'raise' or 'return'")
-    # An exception would make most callers roll their transaction back, which a refusal must not decide (ADR 10).
-    return on_refused == "raise" or (on_refused is None and connection is None)
+    async def set_tenant(
+        self,
+        *,
+        weight: float | None = None,
+        max_waiting: int | None = None,
+        queue: str | None = None,
+        budgets: Budgets | None = None,
+    ) -> None:
+        """Set the tenant's weight and quota, for one queue or, without `queue`, for all together. [TENANT-4, TENANT-5]
 
+        `budgets` are for the tenant as a whole; in them 0 means no limit. None changes nothing. Raises InvalidOption.
+        """
+        await settings.set_tenant(self._connection, weight, max_waiting, queue, budgets)
 
-def note_answered(error: BaseException, tickets: Sequence[Any]) -> None:
-    """Say on an error that ended `enqueue_many` what had been answered before it."""
-    if tickets:
-        refused = sum(ticket.error is not None for ticket in tickets)
-        error.add_note(f"enqueue_many: the first {len(tickets)} messages were answered before this, {refused} refused.")
+    async def tenant_settings(self) -> Sequence[TenantSettings]:
+        """The tenant's own settings, then those of its queues by name."""
+        return await self._connection.counted("tenant_settings", self._connection.live.tenant_settings(self.tenant))
 
+    async def usage(self) -> TenantUsage:
+        """What the tenant keeps and may keep, budget by budget. The counts are at most 10 s old. [TENANT-5]"""
+        return await self._connection.counted("usage", usage_of(self._connection.live, self.tenant))
 
-async def _end(
-    sending: asyncio.Task[Sequence[EnqueueAnswer]] | None, error: BaseException
-) -> Sequence[EnqueueAnswer] | None:
-    """Leave no batch on its way: one whose caller was canceled is canceled too, else it is seen through.
+    async def put_blob(self, data: bytes) -> BlobRef:
+        """Store a large payload in the blob store. Put the reference into a message in its place.
 
-    The answers, if there are any.
-    """
-    if sending is None:
-        return None
-    if isinstance(error, asyncio.CancelledError):
-        sending.cancel()
-    await asyncio.wait([sending])
-    return None if sending.cancelled() or sending.exception() is not None else sending.result()
+        A handler reads it by `await current_job().read_blob(ref)`. Holdfast never deletes it: set a lifecycle rule on
+        `<tenant>/payloads/` if the blob store has such rules.
+        """
+        return await results.blob_store(self._connection).add(self.tenant, data)
 
-
-def _message(message: Any) -> Message[Any]:
-    return cast("Message[Any]", message) if isinstance(message, Message) else untyped(message)
-
-
-def _options(message: Message[Any], options: EnqueueOptions) -> Resolved:
-    """The options of one item: the message's own win over those of the call."""
-    if message.said is None:
-        return resolve(options)
-    return resolve({**options, **message.said}) if options else message.resolved
-
-
-async def _parts(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[list[Any]]:
-    """Messages as they come, `PART` at a time; the last part is smaller, or empty."""
-    part: list[Any] = []
-    if isinstance(messages, AsyncIterable):
-        async for message in messages:
-            part.append(message)
-            if len(part) == PART:
-                yield part
-                part = []
-        yield part
-        return
-    source = iter(messages)
-    while len(part := list(islice(source, PART))) == PART:
-        yield part
-    yield part
+    async def read_blob(self, ref: BlobRef) -> bytes:
+        """The payload that a reference of this tenant names. Raises InvalidPayload if it is gone or foreign."""
+        return await results.blob_store(self._connection).read(check_owner(ref, self.tenant))

@@ -1,19 +1,20 @@
 """The HTTP service: `holdfast serve`. Needs `pip install 'holdfast[service]'`.
 
-    app        the ASGI application: one table of routes, each with its scope, its body and its answers
-    edge       what is around every request: paths, ids, the access log, metrics
-    routes/    what the routes do: jobs, work, queues, schedules, flows, events, health
-    call       one request on its way: who calls, what was sent, how it is answered
-    bodies     reading a body, bounded in every way
-    intake     jobs from the wire to the store      views   jobs and events on their way out
-    tokens     who calls: JSON Web Tokens           keys    the keys they are checked with; signing: making some
-    proofs     tokens of leases                     records what an operator keeps in the store
-    revoked    tokens that are taken no more
-    limits     requests and bad tokens              errors  problems and their codes
-    fair       calls to the store, in turns between tenants
-    tails      the ends of logs that are followed
-    openapi    the document, made from the table    protocol, server   uvicorn, bounded; several processes
-    hub        what all requests of a process share: the store, waiting claims, one queue for each tenant
+    app          the ASGI application: the table of routes, and the checks before each of them
+    middleware   around every request: path, request id, trace, access log, metrics
+    routes/      the routes by subject: jobs, work, queues, schedules, flows, events, health
+    call         one request: its caller, body, query and answer
+    bodies       reads a body within its limits; `scan` checks large values without decoding them
+    parsing      requests as the store takes them        views       jobs and events as answers
+    tokens       checks JSON Web Tokens                  keys        their public keys; `signing` makes tokens
+    proofs       signs and verifies leases               revoked     revoked tokens
+    records      an operator's records in the store      audit       the audit trail
+    limits       rates of tenants and tokens             shares      bytes and connections in use
+    turns        work in each turn of the event loop     fair        calls to the store, fair between tenants
+    event_cache  shared reads of event streams           types       the job types that workers run
+    openapi      the OpenAPI document                    errors      problems and their codes
+    context      what all requests of a process share    answer_size keeps answers under 8 MiB
+    protocol     uvicorn's HTTP protocol, with limits    server      sockets, signals, processes
 
-The wire format is in `holdfast.protocol.requests` and `holdfast.protocol.answers`.
+Requests and answers are defined in `holdfast.protocol`.
 """

@@ -1,4 +1,4 @@
-"""The ASGI application: one table of routes, and what happens to every request on its way to one."""
+"""The ASGI application: the table of routes, and the checks of every request before its route."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.service import bodies, openapi
 from holdfast.service.audit import Trail, is_audited, trail
 from holdfast.service.call import (
-    NOBODY,
+    ANONYMOUS,
     STREAM,
     Call,
     Receive,
@@ -29,14 +29,15 @@ from holdfast.service.call import (
     send_reply,
 )
 from holdfast.service.errors import AT_ONCE, Refusal, problem
-from holdfast.service.middleware import Edge
+from holdfast.service.middleware import Middleware
 from holdfast.service.routes import events, flows, health, jobs, queues, schedules, work
 from holdfast.service.shares import Hold
 from holdfast.service.tokens import Caller
+from holdfast.service.turns import TURN
 from holdfast.telemetry.logging import get_logger
 
 if TYPE_CHECKING:
-    from holdfast.service.context import Hub
+    from holdfast.service.context import ServiceContext
 
 _log = get_logger("holdfast.service")
 
@@ -45,28 +46,28 @@ ROUTES: tuple[Route, ...] = (
 )  # fmt: skip
 
 
-def make_app(hub: Hub) -> Edge:
-    """The application for one process."""
+def make_app(context: ServiceContext) -> Middleware:
+    """Make the application of one process."""
     app = FastAPI(
         title="Holdfast", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False,
         exception_handlers={HTTPException: _not_routed, Exception: _went_wrong},
     )  # fmt: skip
-    routes = [route for route in ROUTES if hub.settings.metrics or route.path != "/metrics"]
+    routes = [route for route in ROUTES if context.settings.metrics or route.path != "/metrics"]
     document = openapi.document(routes)
     app.openapi = lambda: document
     endpoints: dict[str, _Endpoint] = {}
     for path in dict.fromkeys(route.path for route in routes):
         by_method = {route.method: route for route in routes if route.path == path}
-        endpoints[path] = _Endpoint(hub, by_method)
+        endpoints[path] = _Endpoint(context, by_method)
         app.router.routes.append(_exactly(path, endpoints[path], list(by_method)))
     app.router.routes.append(_exactly("/openapi.json", _document(document), ["GET"]))
-    return Edge(_Table(app, endpoints), hub)
+    return Middleware(_Table(app, endpoints), context)
 
 
 class _Table:
-    """Finds the endpoint of a path by one look: a router that tries all takes a fifth of a small request's time.
+    """Finds the endpoint of a path in one lookup. Trying each path takes a fifth of a small request's time.
 
-    What is not in the table goes to that router, which says why.
+    Other paths are left to FastAPI's router, which answers 404 or 405.
     """
 
     def __init__(self, app: FastAPI, endpoints: dict[str, _Endpoint]) -> None:
@@ -86,22 +87,22 @@ class _Table:
 
 
 def _shape(parts: list[str]) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
-    """What is fixed of a path: in the table, the fourth and the sixth part are names of something."""
+    """The constant parts of a path. In the table, the fourth and the sixth part are parameters."""
     return len(parts), tuple(parts[:3]), tuple(parts[4::2])
 
 
 def _exactly(path: str, endpoint: Any, methods: list[str]) -> Path:
-    """Starlette adds HEAD wherever there is GET; the document does not have it."""
+    """A route with these methods only: Starlette adds HEAD to GET, and the document does not have it."""
     entry = Path(path, endpoint=endpoint, methods=methods)
     entry.methods = set(methods)
     return entry
 
 
 class _Endpoint:
-    """What is at one path, by method."""
+    """The routes of one path, by method."""
 
-    def __init__(self, hub: Hub, routes: dict[str, Route]) -> None:
-        self._hub = hub
+    def __init__(self, context: ServiceContext, routes: dict[str, Route]) -> None:
+        self._context = context
         self.routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,8 +117,8 @@ class _Endpoint:
                 body = bodies.Body(receive, headers)
                 caller = await self._caller(route, scope, headers)
                 if is_audited(route, caller):
-                    with trail(route, scope, caller, self._hub.trail) as noted:
-                        reply = await self._reply(route, scope, caller, body, holds, noted)
+                    with trail(route, scope, caller, self._context.trail) as audit:
+                        reply = await self._reply(route, scope, caller, body, holds, audit)
                 else:
                     reply = await self._reply(route, scope, caller, body, holds)
             except HoldfastError as error:
@@ -126,7 +127,7 @@ class _Endpoint:
             if isinstance(reply, Stream):
                 await self._stream(scope, send, reply, holds[0])
                 return
-            # What was asked, and what the answer was made of, is gone.
+            # The request and the objects of the answer are freed: only the encoded answer counts now.
             holds[0].resize(len(reply.value))
             await send_reply(send, reply)
             if scope["holdfast.flow"].write_paused:
@@ -136,24 +137,29 @@ class _Endpoint:
                 hold.resize(0)
 
     async def _caller(self, route: Route, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
-        """Who calls, by a good token. Raises a refusal."""
+        """The caller that the token names. Raises a refusal."""
         if route.scope is None:
-            return NOBODY
-        caller = await self._hub.tokens.caller(headers.get(b"authorization"), _address(scope))
+            return ANONYMOUS
+        caller = await self._context.tokens.caller(headers.get(b"authorization"), _address(scope))
         scope["holdfast.tenant"] = caller.tenant
         scope["holdfast.belong"](caller.tenant)
         return caller
 
     async def _admit(self, route: Route, caller: Caller) -> None:
-        """Raise a refusal unless the token is not revoked, has room for a request, and is for this route."""
+        """Raise a refusal if the token is revoked, has no scope for this route, or exceeds a rate."""
         if route.scope is not None:
-            hub = self._hub
-            if not hub.revoked.is_fresh():
-                await hub.revoked.renew()
-            hub.revoked.refuse(caller)
-            hub.rates.take(caller.digest)
-            hub.requests.check(caller.tenant)
-            hub.requests.take(caller.tenant)
+            context = self._context
+            if not context.revoked.is_fresh():
+                await context.revoked.renew()
+            context.revoked.refuse(caller)
+            if not route.is_never_refused:
+                context.token_rates.check(caller.digest)
+                context.requests.check(caller.tenant)
+            elif context.requests.is_exhausted(caller.tenant):
+                # One per turn of the event loop, so that other tenants' requests come in between. [TENANT-4]
+                await context.turns.take(TURN, caller.tenant)
+            context.token_rates.take(caller.digest)
+            context.requests.take(caller.tenant)
             if route.scope:
                 caller.need(route.scope)
 
@@ -164,33 +170,33 @@ class _Endpoint:
         caller: Caller,
         body: bodies.Body,
         holds: list[Hold],
-        noted: Trail | None = None,
+        audit: Trail | None = None,
     ) -> Reply | Stream:
-        """Check everything that can be checked before the route's own work, the cheapest first; then do that."""
+        """Check the request, cheapest checks first, and call the route's handler."""
         await self._admit(route, caller)
-        hub, limits = self._hub, self._hub.settings.limits
-        hold, answer = (hub.memory.hold(caller.tenant, _address(scope)) for _ in range(2))
+        context, limits = self._context, self._context.settings.limits
+        hold, answer = (context.memory.hold(caller.tenant, _address(scope)) for _ in range(2))
         holds += hold, answer
         query = parse_query(scope["query_string"], route.query)
         content: Any = None
         if route.batch and route.item is not None:
             data = await body.read(limits.batch_body, limits.body_s, hold, scope)
-            content = await bodies.decode_batch(data, route.batch, route.item, hub.turns, caller.tenant)
+            content = await bodies.decode_batch(data, route.batch, route.item, context.turns, caller.tenant)
         elif route.body is not None:
             data = await body.read(limits.body, limits.body_s, hold, scope)
-            content = await bodies.decode(data, route.body, hub.turns, caller.tenant)
+            content = await bodies.decode(data, route.body, context.turns, caller.tenant)
         elif not body.ended:
             raise Refusal("invalid_request", "this route takes no body")
         if route.method != "GET":
             if not route.is_never_refused:
-                hub.changes.check(caller.tenant)
-            hub.changes.take(caller.tenant, len(content) if route.batch else 1)
-        call = Call(hub, scope, caller, content, query, holds)
-        if noted is not None:
-            noted.asked(call)
+                context.changes.check(caller.tenant)
+            context.changes.take(caller.tenant, len(content) if route.batch else 1)
+        call = Call(context, scope, caller, content, query, holds)
+        if audit is not None:
+            audit.asked(call)
         reply = await route.handler(call)
-        if noted is not None:
-            noted.answered(reply)
+        if audit is not None:
+            audit.answered(reply)
         if isinstance(reply, Stream):
             return reply
         reply = encoded(reply)
@@ -203,12 +209,12 @@ class _Endpoint:
         try:
             async for part in stream.parts:
                 hold.resize(len(part))
-                async with asyncio.timeout(self._hub.settings.limits.send_s):
+                async with asyncio.timeout(self._context.settings.limits.send_s):
                     await send({"type": "http.response.body", "body": part, "more_body": True})
         except TimeoutError:
             scope["holdfast.abort"]()
         except HoldfastError as error:
-            # Too late for a status: the client comes again with the last id it saw, and is told then.
+            # Too late for a status. The client reconnects with the last id that it saw, and gets the error then.
             _log.warning("a stream ended early", code=error.code)
         finally:
             await stream.parts.aclose()
@@ -219,7 +225,7 @@ async def _refuse(send: Send, error: HoldfastError, body: bodies.Body) -> None:
     if error.code in AT_ONCE:
         await send_problem(send, error, close=True, then=body.drain)
         return
-    # Who is slow has had his time.
+    # Timed out: do not drain the body.
     all_read = error.code != "request_timeout" and await body.drain()
     await send_problem(send, error, close=not all_read)
 
@@ -230,18 +236,18 @@ def _address(scope: Scope) -> str:
 
 
 def _gather(lines: Iterable[tuple[bytes, bytes]], headers: dict[bytes, bytes]) -> None:
-    """Headers by name. Those that decide who calls and what is read must stand once."""
+    """Collect headers by name. Those that decide about the caller and the body must not occur twice."""
     for name, value in lines:
         if name in _ONCE and name in headers:
-            raise _misread(f"the header {name.decode('latin-1')} stands twice")
+            raise _misread(f"the header {name.decode('latin-1')} occurs twice")
         headers[name] = value
 
     if b"host" not in headers:
-        raise _misread("there is no header host")
+        raise _misread("the header host is missing")
 
 
 def _misread(detail: str) -> Refusal:
-    """The refusal of what another server on the way may read otherwise: nothing more is read from that connection."""
+    """A refusal that closes the connection: a proxy may have understood the request differently."""
     return Refusal("invalid_request", detail, {"connection": "close"})
 
 
@@ -273,13 +279,13 @@ async def _not_routed(request: Request, error: Exception) -> Response:
         return Response(body, status, headers, media_type="application/problem+json")
     status = error.status_code if isinstance(error, HTTPException) else 500
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
-    detail = {404: "there is nothing at this path", 405: "not with this method"}.get(status, "refused")
+    detail = {404: "no such path", 405: "this path has other methods"}.get(status, "refused")
     headers = dict((error.headers or {}) if isinstance(error, HTTPException) else {})
     body = problem(Refusal(code, detail))[1]
     return Response(body, status, headers, media_type="application/problem+json")
 
 
 async def _went_wrong(_: Request, error: Exception) -> Response:
-    """What the client is told; the edge logs the rest."""
+    """The answer to an unexpected error. The middleware logs it."""
     status, body, headers = problem(error)
     return Response(body, status, {**headers, "connection": "close"}, media_type="application/problem+json")

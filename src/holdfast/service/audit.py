@@ -1,7 +1,7 @@
-"""The audit trail of the service: who called an operator's route, from where, on what, and how it ended.
+"""The audit trail of the service: the caller of an operator's route, its address, what it acted on, and the outcome.
 
-Routes with an `action` are meant: those of `jobs:admin` for every caller, refused ones too, and the others (canceling)
-where the token has `jobs:admin`. Requests without a good token name nobody: they are in the access log alone.
+It covers the routes with an `action`: those that need `jobs:admin`, also refused calls, and canceling if the token
+has `jobs:admin`. Requests without a valid token name no caller: only the access log has them.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 _log = get_logger("holdfast.service")
 
 
-MOST_WAITING = 100_000
-"""The most lines in the queue; more are in the log alone, with a warning."""
+MAX_WAITING = 100_000
+"""The most lines in the queue. Further lines are only logged, with a warning."""
 
 
 class TrailQueue:
-    """The trail as jobs of the operator's tenant, in a reserved queue: `holdfast trail` reads and takes them."""
+    """The trail as jobs of the operator's tenant, in a reserved queue. `holdfast trail` reads and consumes them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lines = Coalescer[NewJob, EnqueueAnswer](store.enqueue)
 
     async def open(self) -> None:
-        """Bound the queue."""
-        await self._store.set_tenant(OPERATOR, TenantSettings(AUDIT, max_waiting=MOST_WAITING))
+        """Limit the length of the queue."""
+        await self._store.set_tenant(OPERATOR, TenantSettings(AUDIT, max_waiting=MAX_WAITING))
 
     async def close(self) -> None:
-        """Wait for what is on its way."""
+        """Wait for lines in flight."""
         await self._lines.settle()
 
     def put(self, facts: dict[str, Any]) -> None:
-        """Add a line. The call has been answered for, whatever becomes of it."""
+        """Add a line. The call does not wait for it, and does not fail with it."""
         id = new_id()
         line = msgspec.json.encode({"at": datetime.now(UTC), **facts})
         new = NewJob(JobKey(OPERATOR, AUDIT, id), Envelope("audit", line, result_ttl_ms=0, request_id=id))
@@ -66,33 +66,33 @@ def _note(answer: Future[EnqueueAnswer]) -> None:
         return
     error = answer.exception() or answer.result()
     if isinstance(error, BaseException):
-        _log.warning("a line of the audit trail is in the log alone", error=error)
+        _log.warning("an audit line was not put into the queue, only logged", error=error)
 
 
 class Trail:
-    """What is known of one call so far."""
+    """The facts about one call so far."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self._facts = facts
 
     def asked(self, call: Call[Any, Any]) -> None:
-        """Note on what the caller wants to act."""
+        """Add what the call acts on."""
         self._facts |= _asked(call.body)
 
     def answered(self, reply: Reply | Stream) -> None:
-        """Note what became of it."""
+        """Add the outcome."""
         if isinstance(reply, Reply):
             self._facts |= _answered(reply.value)
 
 
 def is_audited(route: Route, caller: Caller) -> bool:
-    """Whether a call is one for the trail."""
+    """Whether a call belongs in the trail."""
     return bool(route.action) and (route.scope == ADMIN or ADMIN in caller.scopes)
 
 
 @contextmanager
 def trail(route: Route, scope: Scope, caller: Caller, queue: TrailQueue | None) -> Generator[Trail]:
-    """Write the line of a call, and put it in the queue if there is one."""
+    """Log the line of a call, and put it into the queue if there is one."""
     also = None if queue is None else queue.put
     client = scope.get("client")
     path = {name: unquote(text, errors="replace") for name, text in scope["path_params"].items()}
@@ -133,5 +133,5 @@ def _answered(value: Any) -> dict[str, Any]:
 
 
 def _counted(items: Iterable[Any]) -> dict[str, int]:
-    """How many items had each answer: a status, or the code of an error."""
+    """The number of items for each status or error code."""
     return dict(Counter(getattr(item, "status", None) or item.error.code for item in items))

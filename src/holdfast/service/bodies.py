@@ -1,7 +1,7 @@
-"""Reading a body: bounded in size and time, JSON and nothing else, and every key once.
+"""Reads a body: limited in size and time, JSON only, without duplicate keys.
 
-No body is decoded as a whole unless it is small: a batch is split into items without looking into them, and what is in
-a large one is checked as text, a slice in a turn of the event loop (`scan`, `turns`).
+Only a small body is decoded as a whole. A batch is split into items without decoding them, and a large item is checked
+as text, one slice in each turn of the event loop (`scan`, `turns`).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 DRAIN_BYTES = 8 * 1024 * 1024
 DRAIN_S = 2.0
-"""What is read and thrown away before a refusal, so that a client that is still sending gets to see it."""
+"""How much of a body is read and discarded with a refusal: a client that is still sending would not see the answer."""
 
 _LENGTH_DIGITS = 20
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BLANK = b" \t\n\r"
 _FIRST_KEY = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*("(?:[^"\\]|\\.){0,64}")[ \t\n\r]*:', re.DOTALL)
-_FEW_ITEMS = 8 * requests.BATCH_LIMIT
-"""A text with fewer commas is split without a bound: that is quicker for small ones."""
+_MIN_BOUNDED = 8 * requests.BATCH_LIMIT
+"""A text with fewer commas is split without a limit, which is faster."""
 _OPAQUE = ("payload", "result")
-"""Fields of any JSON, which `intake` checks."""
+"""Fields that take any JSON. `parsing` checks them."""
 
 
 def _raw_fields(count: int) -> type[Any]:
-    """A list of up to so many values, not looked into; msgspec refuses the first that is too many."""
+    """A list of up to `count` raw values. msgspec refuses the first one beyond that."""
     fields = [(f"f{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(count)]
     return msgspec.defstruct("Items", fields, array_like=True, forbid_unknown_fields=True)
 
@@ -52,7 +52,7 @@ _bounded = msgspec.json.Decoder(_raw_fields(requests.BATCH_LIMIT))
 
 
 class Body:
-    """The body of one request, not read yet."""
+    """The body of one request, before it is read."""
 
     def __init__(self, receive: Receive, headers: dict[bytes, bytes]) -> None:
         self._receive = receive
@@ -64,18 +64,18 @@ class Body:
         self.ended = self.length == 0 and b"transfer-encoding" not in headers
 
     async def read(self, limit: int, timeout_s: float, hold: Hold, scope: Mapping[str, Any]) -> bytes:
-        """All of it, if it is JSON by its headers, no longer than `limit`, and there is room. Raises a refusal."""
+        """Read all of it. Raises a refusal if it is not JSON, longer than `limit`, too slow, or memory is short."""
         kind = self._headers.get(b"content-type", b"")
         if kind != b"application/json" and not _is_json(kind):
             raise Refusal("unsupported_media_type", "send JSON in UTF-8, as application/json")
         if self._headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise Refusal("unsupported_media_type", "send it as it is, without content-encoding")
+            raise Refusal("unsupported_media_type", "send it without content-encoding")
         if self.length > limit:
             raise _too_large(limit)
         hold.take(self.length)
         cycle = scope.get("holdfast.cycle")
         if cycle is not None and not cycle.more_body and self.length:
-            # It is there already, as long as it was said to be: there is nothing to wait for.
+            # All of it has arrived already, so there is no need for a timeout.
             return await self._part()
         parts: list[bytes] = []
         size, held = 0, self.length
@@ -86,16 +86,16 @@ class Body:
                     size += len(part)
                     if size > limit:
                         raise _too_large(limit)
-                    if size > held:  # In chunks: there is no length.
+                    if size > held:  # Chunked: there was no length to count before.
                         hold.take(size - held)
                         held = size
                     parts.append(part)
         except TimeoutError:
-            raise Refusal("request_timeout", f"the body did not come within {timeout_s:g} s") from None
+            raise Refusal("request_timeout", f"the body did not arrive within {timeout_s:g} s") from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def drain(self) -> bool:
-        """Read what is left and forget it; whether that was all."""
+        """Read and discard the rest. Returns whether the body has ended."""
         if not self.ended and b"expect" not in self._headers:
             size = 0
             with contextlib.suppress(TimeoutError, Refusal):
@@ -108,7 +108,7 @@ class Body:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self.ended = True
-            raise Refusal("request_timeout", "the client left in the middle of the body")
+            raise Refusal("request_timeout", "the client disconnected in the middle of the body")
         self.ended = not message.get("more_body", False)
         if not self.ended:
             hit("service.mid_body")
@@ -116,7 +116,7 @@ class Body:
 
 
 async def decode(data: bytes, type: type[T], turns: Turns, tenant: str) -> T:
-    """A body as what it should be. Raises a refusal that says where it is not."""
+    """Decode a body. Raises a refusal that names the wrong part."""
     work = work_of(data)
     if not turns.try_take(min(work, TURN)):
         await turns.take(min(work, TURN), tenant)
@@ -129,7 +129,7 @@ async def decode(data: bytes, type: type[T], turns: Turns, tenant: str) -> T:
 
 
 async def decode_batch(data: bytes, name: str, type: type[T], turns: Turns, tenant: str) -> list[T | HoldfastError]:
-    """The items of `{name: [...]}`, each as what it should be, or why it is not. [ENQ-4]"""
+    """Decode the items of `{name: [...]}`. An item that is wrong becomes its refusal. [ENQ-4]"""
     work = work_of(data)
     if not turns.try_take(min(work, TURN)):
         await turns.take(min(work, TURN), tenant)
@@ -137,7 +137,7 @@ async def decode_batch(data: bytes, name: str, type: type[T], turns: Turns, tena
     if work <= TURN:
         _check_text(data)
         try:
-            # All at once, which takes half the time; one by one where one of them is wrong.
+            # All at once, which takes half the time. If an item is wrong, one by one.
             found: list[T | HoldfastError] = codec.reader(list[type])(_list(data, name))
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return [_item(item, type) for item in split(data, name)]
@@ -163,21 +163,21 @@ async def decode_batch(data: bytes, name: str, type: type[T], turns: Turns, tena
 
 
 def split(data: bytes, name: str) -> list[bytes]:
-    """The items of `{name: [...]}` as they are, in one look that builds no more than there may be. Raises a refusal."""
+    """Split `{name: [...]}` into raw items, at most as many as a batch may have. Raises a refusal."""
     text = _list(data, name)
     try:
-        if len(data) <= SIMPLE_BYTES and data.count(b",") < _FEW_ITEMS:
+        if len(data) <= SIMPLE_BYTES and data.count(b",") < _MIN_BOUNDED:
             items = _few.decode(text)
         else:
             items = [item for item in msgspec.structs.astuple(_bounded.decode(text)) if item is not msgspec.UNSET]
     except (msgspec.MsgspecError, RecursionError) as error:
-        # Of a list that has another member behind it, too: what is decoded is all between the colon and the brace.
+        # Also for a second member after the list: the text up to the last brace is decoded as the list.
         raise invalid(f'not a batch, {{"{name}": [...]}} of up to {requests.BATCH_LIMIT} items: {error}') from None
     return [bytes(item) for item in _check_count(items)]
 
 
 def _list(data: bytes, name: str) -> memoryview:
-    """What is between the colon and the last brace of `{name: [...]}`."""
+    """The text between the first colon and the last brace of `{name: [...]}`."""
     first, last = _FIRST_KEY.match(data), data.rstrip(_BLANK)
     if first is None or not last.endswith(b"}") or _decode(first[1], str) != name:
         raise invalid(f'a batch is {{"{name}": [...]}} and nothing else')
@@ -186,7 +186,7 @@ def _list(data: bytes, name: str) -> memoryview:
 
 def _check_count(items: list[T]) -> list[T]:
     if len(items) > requests.BATCH_LIMIT:
-        raise invalid(f"a batch has up to {requests.BATCH_LIMIT} items, this one {len(items)}")
+        raise invalid(f"a batch has up to {requests.BATCH_LIMIT} items; this one has {len(items)}")
     return items
 
 
@@ -205,7 +205,7 @@ async def _large_item(data: bytes, type: type[T], turns: Turns, tenant: str) -> 
 
 
 async def _check_large(data: bytes, type: Any, turns: Turns, tenant: str) -> None:
-    """Check the keys of an object that is too large to be decoded, and that its lists are not too long."""
+    """Check the keys of an object that is too large to decode, and the lengths of its lists."""
     await turns.take(TURN, tenant)
     outline = _decode(data, _outline(type))
     fields = {name: getattr(outline, name) for name in outline.__struct_fields__}
@@ -220,7 +220,7 @@ async def _check_large(data: bytes, type: Any, turns: Turns, tenant: str) -> Non
 
 @lru_cache
 def _outline(type: Any) -> type[Any]:
-    """The fields of a struct, none of them looked into."""
+    """A struct with the same fields, all of them raw."""
     fields = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in type.__struct_fields__]
     return msgspec.defstruct("Outline", fields, forbid_unknown_fields=True)
 
@@ -239,10 +239,10 @@ def _check_unicode(data: bytes) -> None:
 
 
 def convert_query(pairs: list[tuple[str, str]], type: type[T]) -> T:
-    """The query as what it should be. Raises a refusal."""
+    """Convert a query. Raises a refusal."""
     query = dict(pairs)
     if len(query) != len(pairs):
-        raise invalid("a parameter stands twice in the query")
+        raise invalid("a query parameter occurs twice")
     try:
         return msgspec.convert(query, type, strict=False)
     except msgspec.ValidationError as error:
@@ -264,20 +264,20 @@ def _decode(data: bytes, type: Any) -> Any:
 
 
 def _check_text(data: bytes) -> None:
-    """Refuse what is not JSON, or has a key twice: another reader might see the other one."""
+    """Refuse text that is not JSON, or has a duplicate key: parsers differ in which of the two they keep."""
     try:
         again = msgspec.json.encode(msgspec.json.decode(data))
     except RecursionError:
         raise invalid("nested too deeply") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise invalid(str(error)) from None
-    # Most clients write what msgspec would write, but for spaces: then there is nothing to count.
+    # Most clients write the text that msgspec would write, apart from spaces: then no key is duplicate.
     if again != data and msgspec.json.format(data, indent=-1) != again and _members(data) != _members(again):
-        raise invalid("a key stands twice in an object")
+        raise invalid("an object has a duplicate key")
 
 
 def _members(text: bytes) -> int:
-    """How many members all objects of a JSON text have: outside strings, each has one colon."""
+    """The number of members of all objects in a JSON text: each has one colon outside strings."""
     return _STRINGS.sub(b"", text).count(b":")
 
 

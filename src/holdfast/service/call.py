@@ -1,4 +1,4 @@
-"""One request on its way: who calls, what was sent, and how it is answered."""
+"""One request: its caller, its body and query, and its answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.service.shares import Hold
 from holdfast.service.tokens import ADMIN, Caller
 
 if TYPE_CHECKING:
-    from holdfast.service.context import Hub
+    from holdfast.service.context import ServiceContext
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -31,15 +31,15 @@ B = TypeVar("B")
 Q = TypeVar("Q")
 
 JSON, PROBLEM, STREAM = b"application/json", b"application/problem+json", b"text/event-stream"
-NOBODY = Caller("", frozenset(), None, "", 0.0, b"")
-"""Who calls where no token is needed."""
-MOST_PARAMETERS = 20
+ANONYMOUS = Caller("", frozenset(), None, "", 0.0, b"")
+"""The caller of a route that needs no token."""
+MAX_PARAMETERS = 20
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Reply(Struct):
-    """An answer: a status and a value for JSON, or bytes as they are."""
+    """An answer: a status, and a value to encode as JSON, or bytes."""
 
     value: Any
     status: int = 200
@@ -47,21 +47,23 @@ class Reply(Struct):
 
 
 class Stream(Struct):
-    """An answer that goes on: parts of server-sent events."""
+    """An answer in parts: server-sent events."""
 
     parts: AsyncGenerator[bytes]
 
 
 class Call(Generic[B, Q]):
-    """One request to one route. `B` is its body, `Q` its query."""
+    """One request to one route, with a body `B` and a query `Q`."""
 
-    def __init__(self, hub: Hub, scope: Scope, caller: Caller, body: B, query: Q, holds: list[Hold]) -> None:
-        self.hub = hub
+    def __init__(
+        self, context: ServiceContext, scope: Scope, caller: Caller, body: B, query: Q, holds: list[Hold]
+    ) -> None:
+        self.context = context
         self.caller = caller
         self.body = body
         self.query = query
         self.hold = holds[-1]
-        """What its answer takes of the memory."""
+        """The memory that its answer uses."""
         self._scope = scope
         self._holds = holds
 
@@ -71,15 +73,15 @@ class Call(Generic[B, Q]):
 
     @property
     def queue(self) -> str:
-        """The queue that the path names, if the caller may touch it. Raises InvalidName or a refusal.
+        """The queue that the path names, if the caller may use it. Raises InvalidName or a refusal.
 
-        What Holdfast keeps for itself can be looked at, and changed by the routes of schedules and flows alone.
+        Holdfast's own queues can be read. Only the routes of schedules and flows change them.
         """
         check = check_queue if self._scope["method"] == "GET" else check_own_queue
         queue = check(self._segment("queue"))
         self.caller.need_queue(queue)
         if queue == SCHEDULES:
-            self.caller.need(ADMIN)  # As the routes of schedules do.
+            self.caller.need(ADMIN)  # As on the routes of schedules.
         return queue
 
     @property
@@ -93,25 +95,25 @@ class Call(Generic[B, Q]):
         return check_name(self._segment("name"))
 
     def header(self, name: bytes) -> str | None:
-        """One header, if there is exactly one of it."""
+        """A header that occurs exactly once; else None."""
         found = [value for key, value in self._scope["headers"] if key == name]
         return found[0].decode("latin-1") if len(found) == 1 else None
 
     @property
     def trace(self) -> dict[str, str] | None:
-        """The caller's trace context, to travel with jobs."""
+        """The caller's trace context. Jobs carry it to their workers."""
         return self._scope.get("holdfast.trace")
 
     def wait(self, *, stream: bool = False) -> None:
-        """Count as one that waits, or as a stream, to the end; its connection counts no more. Raises a refusal."""
-        hold = (self.hub.streams if stream else self.hub.waits).hold(self.tenant)
+        """Count this request as waiting, or as a stream, in place of its connection. Raises a refusal."""
+        hold = (self.context.streams if stream else self.context.waits).hold(self.tenant)
         hold.take(1)
         self._holds.append(hold)
         self._scope["holdfast.belong"]("")
 
     @contextmanager
     def leaving(self) -> Generator[asyncio.Future[None]]:
-        """A future that is done once there is nobody to wait for: the client left, or the service ends."""
+        """A future that is done when the client disconnects or the service stops."""
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def leave(_: object = None) -> None:
@@ -120,20 +122,20 @@ class Call(Generic[B, Q]):
 
         lost: set[Callable[[], None]] = self._scope["holdfast.lost"]
         lost.add(leave)
-        self.hub.stopping.add_done_callback(leave)
+        self.context.stopping.add_done_callback(leave)
         try:
             yield gone
         finally:
             lost.discard(leave)
-            self.hub.stopping.remove_done_callback(leave)
+            self.context.stopping.remove_done_callback(leave)
 
     @property
     def client_left(self) -> bool:
-        """Whether nobody would get the answer."""
+        """Whether the client has disconnected."""
         return self._scope["holdfast.left"]()
 
     def _segment(self, name: str) -> str:
-        # Routed on the raw path, so a %2F is a part of the segment.
+        # The raw path is routed, so a %2F belongs to its segment.
         text: str = self._scope["path_params"][name]
         try:
             return unquote(text, errors="strict")
@@ -145,35 +147,35 @@ Handler = Callable[[Call[Any, Any]], Awaitable[Reply | Stream]]
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """One line of the table of routes."""
+    """One entry in the table of routes."""
 
     method: str
     path: str
     handler: Handler
     summary: str
     scope: str | None
-    """What the token must have; "": any will do; None: no token is asked for."""
+    """The scope that the token needs; "": any token; None: no token."""
     body: type[Any] | None = None
     batch: str = ""
-    """The name of the list in the body, whose items are answered one by one."""
+    """The name of the list in the body of a batch. Its items are answered one by one."""
     item: type[Any] | None = None
     query: type[Any] = requests.NoQuery
     answers: dict[int, Any] = {}
-    """What is answered when it went well, by status; None: something else than JSON."""
+    """The types of successful answers, by status; None: not JSON."""
     action: str = ""
-    """What it is called in the audit trail; "": it is no act of an operator."""
+    """Its name in the audit trail; "" if it is not an operator's action."""
     is_never_refused: bool = False
-    """By `changes_per_s`: what ends or keeps a lease is counted alone. [TENANT-5]"""
+    """Whether the rates of its tenant and token only count it: a request that ends or keeps a lease. [TENANT-5]"""
     refuses: tuple[str, ...] = ()
-    """The codes of its own problems; those that every route has are added."""
+    """The codes of its problems, in addition to those of every route."""
 
 
 def parse_query(text: bytes, type: type[Q]) -> Q:
-    """The query of a request. Raises a refusal."""
+    """Parse the query of a request. Raises a refusal."""
     try:
         pairs = parse_qsl(
             text.decode("ascii"), keep_blank_values=True, strict_parsing=bool(text), errors="strict",
-            max_num_fields=MOST_PARAMETERS,
+            max_num_fields=MAX_PARAMETERS,
         )  # fmt: skip
     except ValueError:
         raise invalid("the query is not name=value&... in UTF-8") from None
@@ -181,7 +183,7 @@ def parse_query(text: bytes, type: type[Q]) -> Q:
 
 
 def encoded(reply: Reply) -> Reply:
-    """The same answer as bytes."""
+    """The answer with its value as bytes."""
     return reply if isinstance(reply.value, bytes) else Reply(_encode(reply.value), reply.status, reply.kind)
 
 
@@ -195,7 +197,7 @@ async def send_reply(send: Send, reply: Reply) -> None:
 async def send_problem(
     send: Send, error: BaseException, *, close: bool = False, then: Callable[[], Awaitable[Any]] | None = None
 ) -> None:
-    """Say what is wrong; `then` is done before the connection ends."""
+    """Send an error as a problem. `then` runs before the answer ends."""
     status, body, headers = problem(error)
     if close:
         headers["connection"] = "close"
@@ -214,5 +216,5 @@ async def _send_start(send: Send, status: int, kind: bytes, body: bytes, headers
 
 
 def _safe(value: str) -> bytes:
-    """A header's value: what a client sent may be in it, and must not end the line."""
+    """A header's value without line breaks: it may contain text from a client."""
     return "".join(c if " " <= c <= "~" else "?" for c in value).encode()

@@ -1,4 +1,4 @@
-"""What all requests of one process share."""
+"""What all requests of one process share: the open store, waiting claims, and a Queue for each tenant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from holdfast.core.budgets import Budgets, BudgetUse, TenantUsage
 from holdfast.core.errors import HoldfastError, ResultExpired, StoreBusy, StoreError, StoreUnavailable
 from holdfast.core.failpoint import hit
 from holdfast.core.job import (
-    PAYLOAD_LIMIT,
     RESULT_LIMIT,
     Cancel,
     CancelStatus,
@@ -37,11 +36,12 @@ from holdfast.queue.claims import Claimer
 from holdfast.queue.coalesce import Coalescer
 from holdfast.queue.queue import Queue
 from holdfast.queue.waiting import Waits
+from holdfast.service.answer_size import ANSWER_BYTES, MAX_BYTES, AnswerSize, LargestJobs, count_that_fit
 from holdfast.service.audit import TrailQueue
-from holdfast.service.event_cache import Tails
+from holdfast.service.event_cache import EventCaches
 from holdfast.service.fair import CallsExhausted, fair
 from holdfast.service.keys import Keys
-from holdfast.service.limits import Rates, TenantRates
+from holdfast.service.limits import TenantRates, TokenRates
 from holdfast.service.proofs import Proofs
 from holdfast.service.revoked import Revoked
 from holdfast.service.settings import Settings
@@ -55,48 +55,41 @@ from holdfast.telemetry.logging import get_logger
 
 _log = get_logger(__name__)
 
-TENANTS = 10_000
-"""How many tenants' queues are kept at hand."""
-ANSWER_BYTES = 8 * 1024 * 1024
-"""A claim or a page that has as much of payloads, results and errors gets no more."""
-STEP = 100
-"""The most jobs that are asked for at a time."""
-LARGEST_CLAIMED, LARGEST_JOB = PAYLOAD_LIMIT, PAYLOAD_LIMIT + RESULT_LIMIT
-"""The most that one job has of them, but for its errors."""
+MAX_TENANTS = 10_000
+"""The most tenants whose Queue is kept."""
 
 
 class _Tenant(NamedTuple):
-    """What the requests of one tenant share. Not of several: who is blocked must not hold up another. [TENANT-4]"""
+    """What the requests of one tenant share. Tenants share no round trips: one may be blocked. [TENANT-4]"""
 
     queue: Queue
     waits: Waits
     enqueues: Coalescer[NewJob, EnqueueAnswer | HoldfastError]
     gets: Coalescer[JobKey, Job | None]
     cancels: Coalescer[Cancel, CancelStatus]
-    largest: dict[str, int]
-    """The largest job of its last claim and of its last page, in bytes."""
+    largest: LargestJobs
 
 
-class Hub:
-    """One process of the service, without HTTP: a store, open; claims that wait; one Queue for each tenant.
+class ServiceContext:
+    """One process of the service, without HTTP.
 
-    Concurrent requests of a tenant share round trips. Whose they are came from a token. [TENANT-1]
+    Concurrent requests of a tenant share round trips. The tenant always comes from a token. [TENANT-1]
     """
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self.settings = settings
         self.store = fair(store)
-        """In turns between tenants. The service's own reads are not: of each kind there is one at a time."""
+        """Fair between tenants. The service's own reads use `store` directly: there is one of each kind at a time."""
         self._enforcer = enforcer_of(store)
         self.ceiling_ms = ceiling_ms(store)
         self.blobs = None if settings.blobs is None else Blobs.open(settings.blobs)
         self.keys = Keys(settings.tokens.hs256_key, settings.tokens.jwks)
         self.tokens = Tokens(settings.tokens.check(), self.keys, settings.limits)
-        self.rates = Rates(settings.limits.rate)
+        self.token_rates = TokenRates(settings.limits.rate)
         self.proofs = Proofs(store)
         self.revoked = Revoked(store)
         self.claimer = Claimer(self.store)
-        self.tails = Tails(self.store)
+        self.event_caches = EventCaches(self.store)
         self.types = Types(self.store)
         self.trail = TrailQueue(store) if settings.audit_queue else None
         self.turns = Turns()
@@ -128,13 +121,13 @@ class Hub:
         self.requests = TenantRates("requests_per_s", "requests", self._budget("requests_per_s", limits.tenant_rate))
         self.changes = TenantRates("changes_per_s", "changes", self._budget("changes_per_s", limits.tenant_changes))
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the service is to end: who waits for something answers with what there is."""
+        """Done when the service stops: waiting requests then answer at once."""
         self._own = store
         self._tenants: dict[str, _Tenant] = {}
         self._upkeep: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Open the store, read the keys, start the upkeep."""
+        """Open the store, read the keys, start maintenance."""
         await self.keys.open()
         await self.store.open()
         await self.proofs.renew()
@@ -145,25 +138,25 @@ class Hub:
         if self.settings.upkeep:
             self._upkeep = asyncio.create_task(Maintenance(self._own, blobs=self.blobs).run())
 
-    def most(self) -> tuple[int, int, int, int]:
-        """The most so far of what is bounded: bytes, connections, waits, work in a turn."""
-        return self.memory.most, self.connections.most, self.waits.most + self.streams.most, self.turns.most
+    def peaks(self) -> tuple[int, int, int, int]:
+        """The highest values so far of bytes, connections, waits, and work in a turn."""
+        return self.memory.peak, self.connections.peak, self.waits.peak + self.streams.peak, self.turns.peak
 
     def budgets(self, tenant: str) -> Budgets:
-        """What an operator has set for a tenant, or for all, as far as it is known by now. [TENANT-5]"""
+        """The budgets that an operator has set for a tenant, or for all, as last read. [TENANT-5]"""
         return Budgets() if self._enforcer is None else self._enforcer.budgets(tenant)
 
     def _budget(self, name: str, default: int) -> Callable[[str], int]:
-        """How much of a thing a tenant may have in this process; 0: any number."""
+        """A function that returns a tenant's limit in this process; 0: no limit."""
 
         def limit(tenant: str) -> int:
-            said = getattr(self.budgets(tenant), name)
-            return default if said is None else said
+            budget = getattr(self.budgets(tenant), name)
+            return default if budget is None else budget
 
         return limit
 
     async def usage(self, tenant: str) -> TenantUsage:
-        """What a tenant keeps, and what it uses of this process, with what it may."""
+        """What a tenant uses in the store and in this process, with its limits."""
         found = await usage_of(self.store, tenant)
         here = {
             "max_connections": (self.connections.used_by(tenant), self.connections.limit_of(tenant)),
@@ -178,12 +171,12 @@ class Hub:
         return replace(found, budgets=budgets)
 
     def stop(self) -> None:
-        """Let everybody who waits answer now."""
+        """Let waiting requests answer now."""
         if not self.stopping.done():
             self.stopping.set_result(None)
 
     async def close(self) -> None:
-        """Let go of everything. Call it when no request is under way."""
+        """Close everything. Call it when no request is in progress."""
         self.stop()
         if self._upkeep is not None:
             self._upkeep.cancel()
@@ -205,9 +198,10 @@ class Hub:
         return self._tenant(tenant).queue
 
     async def ended(self, key: JobKey, wait_s: float, gone: asyncio.Future[None]) -> Job | None:
-        """The job as it ended, or None if there is none. Waits, but not for a client that has left. [RESULT-2]
+        """Wait for the end of a job and return it; None if there is no such job. [RESULT-2]
 
-        Raises WaitTimeout, and ResultExpired where the job was there and is no more. [RESULT-1]
+        The wait ends when `gone` is done. Raises WaitTimeout, or ResultExpired if the job is forgotten meanwhile.
+        [RESULT-1]
         """
         with self._tenant(key.tenant).waits.watch(key) as watch:
             watch.look()
@@ -219,25 +213,25 @@ class Hub:
     def _tenant(self, name: str) -> _Tenant:
         tenant = self._tenants.pop(name, None)
         if tenant is None:
-            if len(self._tenants) >= TENANTS:
+            if len(self._tenants) >= MAX_TENANTS:
                 del self._tenants[next(iter(self._tenants))]
             queue = Queue(store=self.store, tenant=name, blobs=self.blobs)
             gets = Coalescer(self._get)
             waits = Waits(name, self.store.listen, gets)
-            tenant = _Tenant(queue, waits, Coalescer(self._enqueue), gets, Coalescer(self._cancel), {})
+            tenant = _Tenant(queue, waits, Coalescer(self._enqueue), gets, Coalescer(self._cancel), LargestJobs())
         self._tenants[name] = tenant
         return tenant
 
     async def enqueue(self, item: NewJob) -> EnqueueAnswer | HoldfastError:
-        """One job, with others of its tenant."""
+        """Enqueue one job, in one round trip with others of its tenant."""
         return await self._tenant(item.key.tenant).enqueues(item)
 
     async def enqueue_many(self, items: Sequence[NewJob]) -> Sequence[EnqueueAnswer | HoldfastError]:
-        """A batch of one caller, in one trip of its own."""
+        """Enqueue the batch of one request, in its own round trip."""
         return await self._enqueue(items)
 
     async def get(self, key: JobKey) -> Job | None:
-        """One job as it is, or None."""
+        """One job, or None."""
         return await self._tenant(key.tenant).gets(key)
 
     async def cancel(self, item: Cancel) -> CancelStatus:
@@ -247,9 +241,9 @@ class Hub:
     async def claim(
         self, request: ClaimRequest, wait_s: float, gone: asyncio.Future[None], hold: Hold
     ) -> tuple[Claimed, float]:
-        """Claim, and wait while there is nothing, but not for a client that has left; and how long it waited.
+        """Claim, and wait until there is a job or `gone` is done. Returns the claim, and how long it waited.
 
-        Raises a refusal, before anything is leased, while there is no room for an answer.
+        Raises a refusal before it leases a job, if there is no memory for the answer.
         """
         started = looked = time.monotonic()
 
@@ -259,8 +253,8 @@ class Hub:
             hold.check()
 
         hold.check()
-        steps = _Steps(self._tenant(request.tenant or "").largest, "claim", LARGEST_CLAIMED, request.limit, hold)
-        step = steps.first() if wait_s else steps.next()
+        steps = AnswerSize(self._tenant(request.tenant or "").largest, "claim", request.limit, hold)
+        step = steps.waiting() if wait_s else steps.next()
         claimed = await self.claimer.claim(replace(request, limit=step), wait_s=wait_s, gone=gone, on_look=look)
         fits = steps.add(claimed.jobs)
         jobs = claimed.jobs
@@ -268,14 +262,14 @@ class Hub:
             try:
                 claimed = await self.store.claim(replace(request, limit=step))
             except StoreError:
-                break  # Those that are leased are answered.
+                break  # Answer with the jobs that are leased.
             fits = steps.add(claimed.jobs)
             jobs = [*jobs, *claimed.jobs]
         if not fits:
-            # Larger ones than before: what is over an answer's length goes back, with its attempt. [RETRY-5]
-            kept = _fit(jobs)
+            # Larger jobs than before. Release those that do not fit; the attempt does not count. [RETRY-5]
+            kept = count_that_fit(jobs)
             with contextlib.suppress(StoreError):
-                await self.give_back(jobs[kept:])
+                await self.release(jobs[kept:])
             jobs = jobs[:kept]
         claimed = replace(claimed, jobs=jobs)
         hit("service.after_claim")
@@ -284,52 +278,55 @@ class Hub:
         return claimed, looked - started
 
     async def page(self, query: ListQuery, hold: Hold) -> Page:
-        """A page of jobs, shorter than was asked for where they are large. Raises a refusal where there is no room."""
+        """A page of jobs, shorter than requested if they are large. Raises a refusal if there is no memory."""
         hold.check()
-        steps = _Steps(self._tenant(query.tenant).largest, "page", LARGEST_JOB, query.limit, hold)
+        steps = AnswerSize(self._tenant(query.tenant).largest, "page", query.limit, hold)
         jobs: list[Job] = []
         step = steps.next()
         while True:
             page = await self.store.list(replace(query, limit=step))
             if steps.add(page.jobs):
                 jobs = [*jobs, *page.jobs]
-                # A step that found less has looked through as much as a store does at a time.
+                # A shorter step means that the store has scanned its maximum.
                 if page.cursor is None or len(page.jobs) < step:
                     return replace(page, jobs=jobs)
                 query = replace(query, cursor=page.cursor)
             else:
-                # Larger ones than before: again, as many as are sure to fit.
+                # Larger jobs than before. Ask again for as many as certainly fit.
                 steps.drop(page.jobs)
             step = steps.next()
             if not step:
                 return replace(page, jobs=jobs, cursor=query.cursor)
 
     async def ids(self, query: ListQuery) -> tuple[list[str], bool]:
-        """The ids of jobs, and whether there are more. What else they have is not kept."""
+        """The ids of jobs, and whether there are more."""
         ids: list[str] = []
         while True:
-            step = min(query.limit - len(ids), ANSWER_BYTES // LARGEST_JOB)
+            step = min(query.limit - len(ids), ANSWER_BYTES // MAX_BYTES["page"])
             page = await self.store.list(replace(query, limit=step))
             ids += [job.id for job in page.jobs]
             if page.cursor is None or len(ids) >= query.limit:
                 return ids, page.cursor is not None
             query = replace(query, cursor=page.cursor)
 
-    async def give_back(self, jobs: Sequence[Job]) -> None:
-        """Release jobs that nobody is there to take. [RETRY-5]"""
+    async def release(self, jobs: Sequence[Job]) -> None:
+        """Release jobs that cannot be delivered. [RETRY-5]"""
         if jobs:
             await self.store.finish([Finish(job.key, job.token, "release") for job in jobs])
 
     @property
     def result_limit(self) -> int:
-        """The largest result that can be kept."""
+        """The largest result that can be stored."""
         return RESULT_LIMIT if self.blobs is None else self.settings.limits.batch_body
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[FinishAnswer]:
-        """Acknowledge. A result over the limit of a store goes to the blob store. [RESULT-1]"""
-        small = [await self._small(item) for item in items]
-        answers = await self.store.finish(small)
-        await self._tidy(small)
+        """Acknowledge. A result that is too large for the store is put into the blob store. [RESULT-1]"""
+        if self.blobs is None:
+            answers = await self.store.finish(items)
+        else:
+            small = [await self._small(item, self.blobs) for item in items]
+            answers = await self.store.finish(small)
+            await self._delete_unused(small, self.blobs)
         if http_metrics.current is not None:
             http_metrics.current.jobs("finish", answers)
         return answers
@@ -339,7 +336,7 @@ class Hub:
         return await self.store.extend(items)
 
     async def purge(self, items: Sequence[Purge]) -> Sequence[PurgeStatus]:
-        """Forget finished jobs, and the blobs that held their results. [KEEP-1]"""
+        """Purge finished jobs and the blobs of their results. [KEEP-1]"""
         jobs = await self.store.get([item.key for item in items]) if self.blobs is not None else []
         statuses = await self.store.purge(items)
         names = [
@@ -352,7 +349,7 @@ class Hub:
         return statuses
 
     async def blob(self, result: Result | None, key: JobKey) -> bytes | None:
-        """What the blob store has of a result. Raises ResultExpired where it is gone."""
+        """The bytes of a result in the blob store, if it is there. Raises ResultExpired if they are gone."""
         if result is None or not result.blob or self.blobs is None:
             return None
         data = await self.blobs.get(result.blob)
@@ -367,10 +364,10 @@ class Hub:
         except StoreBusy as error:
             if len(items) == 1 or isinstance(error, CallsExhausted):
                 raise
-            # One of them is blocked: each alone, and the others are answered as they were. [ENQ-8]
+            # One of them is blocked. Send each alone: those that were accepted are answered the same again. [ENQ-8]
             answers = await asyncio.gather(*(self._alone(item) for item in items))
         except StoreUnavailable as error:
-            # Once more, at once: if only the reply was lost, the request ids make it answer the same. [ENQ-8]
+            # Repeat once, at once. If only the reply was lost, the request ids make the answer the same. [ENQ-8]
             _log.warning("enqueue repeated", items=len(items), error=error)
             answers = await self.store.enqueue(items)
         hit("service.after_enqueue")
@@ -390,91 +387,24 @@ class Hub:
     async def _cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         return await self.store.cancel(items)
 
-    async def _small(self, item: Finish) -> Finish:
-        if item.result is None or len(item.result.data) <= RESULT_LIMIT or self.blobs is None:
+    async def _small(self, item: Finish, blobs: Blobs) -> Finish:
+        if item.result is None or len(item.result.data) <= RESULT_LIMIT:
             return item
-        # Of its own: whether the lease still holds is not known yet, and what was accepted must not change.
+        # A name of its own: the lease may be lost already, and an accepted result must not be overwritten.
         name = f"{result_name(item.key, item.token)}-{new_id()}"
-        await self.blobs.put(name, item.result.data)
+        await blobs.put(name, item.result.data)
         return Finish(item.key, item.token, "complete", Result(b"", item.result.codec, name))
 
-    async def _tidy(self, items: Sequence[Finish]) -> None:
-        """Delete the blobs of results that were refused, or that repeat one which is there. [LEASE-1]"""
+    async def _delete_unused(self, items: Sequence[Finish], blobs: Blobs) -> None:
+        """Delete the blobs of results that were refused, or that repeat an accepted one. [LEASE-1]"""
         written = {item.key: item.result.blob for item in items if item.result is not None and item.result.blob}
-        if not written or self.blobs is None:
+        if not written:
             return
         try:
             jobs = await self.store.get(list(written))
             kept = {job.result.blob for job in jobs if job is not None and job.result is not None}
             names = [item.result.blob for item in items if item.result is not None and item.result.blob]
-            await self.blobs.delete(name for name in names if name not in kept)
+            await blobs.delete(name for name in names if name not in kept)
         except StoreError as error:
-            # The acknowledgements hold all the same.
-            _log.warning("blobs of refused results are left", blobs=len(written), error=error)
-
-
-class _Steps:
-    """How many jobs to ask a store for at a time, for an answer of bounded length. Stores do not know of bytes.
-
-    As many as are sure to fit; or as fit if they are no larger than the largest of the tenant's last answer: most
-    jobs are small, and one call does. Room for the largest there can be is held before the store is asked.
-    """
-
-    def __init__(self, known: dict[str, int], kind: str, largest: int, wanted: int, hold: Hold) -> None:
-        self._known = known
-        self._kind = kind
-        self._largest = largest
-        self._wanted = wanted
-        self._hold = hold
-        self._size = 0
-        self._is_sure = True
-
-    def first(self) -> int:
-        """Of a claim that waits: what is sure to fit, and no room is held meanwhile, since many wait."""
-        return min(self._wanted, ANSWER_BYTES // self._largest)
-
-    def next(self) -> int:
-        """So many; 0: there is no room for more."""
-        left = ANSWER_BYTES - self._size
-        likely = max(1, min(self._known.get(self._kind, self._largest), self._largest))
-        sure = left // self._largest
-        step = min(self._wanted, max(sure, min(STEP, left // likely, self._hold.room() // self._largest)))
-        self._is_sure = step <= sure
-        self._hold.resize(self._size + step * self._largest)
-        return step
-
-    def add(self, jobs: Sequence[Job]) -> bool:
-        """Count what a store gave; whether the answer still has no more than it may, but for what errors say."""
-        sizes = [_size(job) for job in jobs]
-        if sizes:
-            self._known[self._kind] = max(sizes)
-        self._size += sum(sizes)
-        self._wanted -= len(sizes)
-        self._hold.resize(self._size)
-        return self._is_sure or self._size <= ANSWER_BYTES
-
-    def drop(self, jobs: Sequence[Job]) -> None:
-        """Take back what was counted last."""
-        self._size -= sum(map(_size, jobs))
-        self._wanted += len(jobs)
-        self._hold.resize(self._size)
-
-
-def _fit(jobs: Sequence[Job]) -> int:
-    """How many of them, from the first, an answer has room for: one at least."""
-    size = 0
-    for count, job in enumerate(jobs):
-        size += _size(job)
-        if size > ANSWER_BYTES:
-            return max(1, count)
-    return len(jobs)
-
-
-def _size(job: Job) -> int:
-    """How much of an answer it takes, about."""
-    size = len(job.envelope.payload)
-    if job.result is not None:
-        size += len(job.result.data)
-    if job.errors:
-        size += sum(len(error.message) + len(error.traceback) for error in job.errors)
-    return size
+            # The acknowledgements are valid all the same.
+            _log.warning("could not delete the blobs of refused results", blobs=len(written), error=error)

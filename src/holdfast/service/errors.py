@@ -1,4 +1,4 @@
-"""Every error as a problem (RFC 9457), with a stable code. The table is the reference."""
+"""Errors as problems (RFC 9457), with stable codes. `STATUS` is the reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.core.errors import (
     StoreMismatch,
     StoreUnavailable,
 )
-from holdfast.protocol import answers
+from holdfast.protocol import problems
 from holdfast.telemetry import http as http_metrics
 
 RETRY_AFTER_S = 1
@@ -62,15 +62,15 @@ STATUS: dict[str, int] = {
 }
 
 AT_ONCE = frozenset({"share_exceeded", "overloaded"})
-"""Refused before the body is read, and answered before it is there."""
-_AGAIN = AT_ONCE | {
+"""Refusals that are sent before the body has arrived."""
+_RETRYABLE = AT_ONCE | {
     "quota_exceeded", "rate_limited", "store_unavailable", "store_busy", "too_many_connections", "stopping"
 }  # fmt: skip
 _TITLES = {429: "Too many requests", 413: "Too large"}
 
 
 class Refusal(HoldfastError):
-    """A request that is refused by the service itself."""
+    """A refusal by the service itself."""
 
     def __init__(self, code: str, detail: str, headers: dict[str, str] | None = None, budget: str = "") -> None:
         super().__init__(code, detail, headers, budget)
@@ -82,41 +82,41 @@ class Refusal(HoldfastError):
 
 
 def invalid(detail: str) -> Refusal:
-    """A request that cannot be understood."""
+    """The refusal of a malformed request."""
     return Refusal("invalid_request", detail)
 
 
 def code_of(error: BaseException) -> str:
-    """The code of an error; one that is nobody's business outside is an internal one."""
+    """The code of an error. An error without a public code is an internal one."""
     if isinstance(error, HoldfastError) and not isinstance(error, StoreMismatch) and error.code in STATUS:
         return error.code
     return "internal_error"
 
 
 def detail_of(error: BaseException) -> str:
-    """What to tell about it. Of the store itself only that it is away: its errors name hosts and files."""
+    """The text of an error. Errors of the store name hosts and files, so their text is replaced."""
     code = code_of(error)
     if code == "internal_error":
-        return "something went wrong here; the log has it under the request's id"
+        return "an internal error; the log has it under the request's id"
     if isinstance(error, StoreUnavailable):
-        return "the store cannot be reached; nothing of this request was acknowledged, try again"
+        return "the store cannot be reached; nothing in this request was acknowledged, try again"
     if isinstance(error, StoreBusy):
         return "the store cannot take this request now; try again"
     if isinstance(error, InvalidOption) and error.option == "store":
-        return "the store does not take this"
+        return "the store refuses this"
     return str(error)
 
 
-def info(error: BaseException) -> answers.ErrorInfo:
+def info(error: BaseException) -> problems.ErrorInfo:
     """An error of one item of a batch."""
-    return answers.ErrorInfo(code=code_of(error), message=detail_of(error), args=_args(error), budget=_budget(error))
+    return problems.ErrorInfo(code=code_of(error), message=detail_of(error), args=_args(error), budget=_budget(error))
 
 
 def problem(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
-    """Status, body and further headers of an answer that says what is wrong."""
+    """The status, body and extra headers of an error's answer."""
     code = code_of(error)
     status = STATUS[code]
-    body = answers.Problem(
+    body = problems.Problem(
         type=f"urn:holdfast:problem:{code}",
         title=_TITLES.get(status) or HTTPStatus(status).phrase,
         status=status,
@@ -126,20 +126,20 @@ def problem(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
         budget=_budget(error),
     )
     headers = dict(error.headers) if isinstance(error, Refusal) else {}
-    if code in _AGAIN:
+    if code in _RETRYABLE:
         headers.setdefault("retry-after", str(_retry_after_s(error)))
     return status, msgspec.json.encode(body), headers
 
 
 def _args(error: BaseException) -> list[Any] | UnsetType:
-    """The facts of an error of the library; not those of the store itself, or of the service."""
+    """The arguments of an error of the library, from which a client can build it again."""
     if isinstance(error, (Refusal, StoreError)) or code_of(error) == "internal_error":
         return UNSET
     return list(error.args)
 
 
 def _budget(error: BaseException) -> str | UnsetType:
-    """The budget that is used up, if it is that. Counted: whoever answers with it has refused something."""
+    """The exhausted budget, if that is the reason. The metrics count it."""
     budget = error.budget if isinstance(error, (Refusal, QuotaExceeded)) else ""
     if budget and http_metrics.current is not None:
         http_metrics.current.refused(budget)

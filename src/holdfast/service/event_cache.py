@@ -1,9 +1,12 @@
-"""The end of a tenant's log, read once for all who follow it in this process. [EVENT-2, EVENT-3]
+"""A tenant's event log, read once for all event streams that follow it in this process. [EVENT-2, EVENT-3]
 
-A tail keeps what was read last. Who stands at a place in it is answered from there, and whoever reaches its end shares
-the next look with all others. Who comes from further back reads for himself until he is at a place that the tail
-knows, or until neither he nor the tail finds anything: then both stand before the same event. Offsets are opaque, so
-places are only ever compared for being the same.
+`EventCache` keeps the newest events of one tenant. A stream whose offset is in the cache is answered from it. Streams
+that reach its end share the next read of the store. A stream that starts further back reads for itself until it arrives
+at an offset that the cache knows, or until neither the stream nor the cache finds a further event: then both are before
+the same event. Offsets are opaque, so they are only compared for equality.
+
+`History` bounds those reads of the past. A client that opens streams again and again makes each of them read the log
+from its beginning. So a tenant has `HISTORY_READS` of them at a time in each process, in small pages. [TENANT-4]
 """
 
 from __future__ import annotations
@@ -18,68 +21,101 @@ from holdfast.queue.coalesce import Coalescer
 from holdfast.store import ALL_HINTS, EventPage, Signal, Store
 
 PAGE = 500
-KEPT = 2 * PAGE
+"""Events per read at the end of the log."""
+HISTORY_PAGE = 100
+"""Events per read of the past. Encoding them takes about 0.3 ms of the event loop."""
+HISTORY_READS = 2
+HISTORY_PAUSE_S = 0.005
+"""The pause after a read of the past while other streams of the tenant want one: at most 40,000 events a second."""
+MAX_CACHED = 2 * PAGE
 EAGER_S = 0.25
 IDLE_S = 1.0
-LOOK_S = 10.0
-"""How long a look holds where no hint came."""
+FRESH_S = 10.0
+"""How long a read counts as up to date while no hint arrives."""
 
 
-class Tails:
-    """The tails that somebody follows, by tenant."""
+class History:
+    """Reads of the past: `HISTORY_READS` at a time for each tenant. Waiting for new events needs no turn here."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._tails: dict[str, Tail] = {}
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._wanted: dict[str, int] = {}
+
+    async def read(self, tenant: str, after: str | None, limit: int | None = None) -> EventPage:
+        """Read one page, as `Store.events` does, when it is this read's turn."""
+        turn = self._turns.setdefault(tenant, asyncio.Semaphore(HISTORY_READS))
+        self._wanted[tenant] = self._wanted.get(tenant, 0) + 1
+        try:
+            async with turn:
+                page = await self._store.events(tenant, after, limit or HISTORY_PAGE)
+                if self._wanted[tenant] > HISTORY_READS and limit is None:
+                    # Other tenants' requests are served meanwhile.
+                    await asyncio.sleep(HISTORY_PAUSE_S)
+                return page
+        finally:
+            self._wanted[tenant] -= 1
+            if not self._wanted[tenant]:
+                del self._wanted[tenant], self._turns[tenant]
+
+
+class EventCaches:
+    """The caches of all tenants that have event streams."""
+
+    def __init__(self, store: Store) -> None:
+        self.history = History(store)
+        self._store = store
+        self._caches: dict[str, EventCache] = {}
 
     @contextmanager
-    def follow(self, tenant: str) -> Generator[tuple[Tail, asyncio.Event]]:
-        """A tenant's tail, and an event that is set when it may have grown."""
-        tail = self._tails.get(tenant)
-        if tail is None:
-            tail = self._tails[tenant] = Tail(self._store, tenant)
+    def follow(self, tenant: str) -> Generator[tuple[EventCache, asyncio.Event]]:
+        """A tenant's cache, and an event that is set when the log may have grown."""
+        cache = self._caches.get(tenant)
+        if cache is None:
+            cache = self._caches[tenant] = EventCache(self._store, tenant, self.history)
         grown = asyncio.Event()
-        tail.enter(grown)
+        cache.enter(grown)
         try:
-            yield tail, grown
+            yield cache, grown
         finally:
-            if tail.leave(grown):
-                del self._tails[tenant]
+            if cache.leave(grown):
+                del self._caches[tenant]
 
 
-class Tail:
-    """The end of one tenant's log."""
+class EventCache:
+    """The newest events of one tenant."""
 
-    def __init__(self, store: Store, tenant: str) -> None:
+    def __init__(self, store: Store, tenant: str, history: History) -> None:
         self._store = store
         self._tenant = tenant
-        self._bells: set[asyncio.Event] = set()
-        self._looks = Coalescer(self._look)
+        self._history = history
+        self._wakeups: set[asyncio.Event] = set()
+        self._reads = Coalescer(self._read_on)
         self._count = self._hints = 0
-        self._forget()
-        self._stop = _on_growth(store, tenant, self._notify)
+        self._clear()
+        self._unlisten = _on_growth(store, tenant, self._notify)
 
     def enter(self, wakeup: asyncio.Event) -> None:
-        """Begin to follow. What is there already is seen by the next look, hint or no hint."""
-        self._bells.add(wakeup)
+        """Add a follower. It sees the events that exist already even if no hint arrives."""
+        self._wakeups.add(wakeup)
         self._hints += 1
 
     def leave(self, wakeup: asyncio.Event) -> bool:
-        """Whether that was the last."""
-        self._bells.discard(wakeup)
-        if not self._bells:
-            self._stop()
-        return not self._bells
+        """Remove a follower. Returns whether it was the last."""
+        self._wakeups.discard(wakeup)
+        if not self._wakeups:
+            self._unlisten()
+        return not self._wakeups
 
     async def after(self, offset: str | None) -> EventPage:
-        """As `Store.events`, for one who follows: an event that no hint has told of yet may come later."""
+        """As `Store.events`. An event without a hint so far may be missing; a follower gets it later."""
         if self._place(offset) == self._count and not self._is_fresh():
-            await self._looks(None)
+            await self._reads(None)
         place = self._place(offset)
-        return await self._read(offset) if place is None else self._page(place)
+        return await self._read_past(offset) if place is None else self._page(place)
 
     def _place(self, offset: str | None) -> int | None:
-        """How many events of the tail come before it; None: it is not known here."""
+        """The number of cached events up to an offset. None: the offset is not in the cache."""
         place = None if offset is None else self._places.get(offset)
         return None if place is None or place < self._first else place
 
@@ -91,42 +127,43 @@ class Tail:
         begin = place - self._first
         events = self._events[begin : begin + PAGE]
         if place + len(events) == self._count:
-            # Who is given what others have found goes on to look himself: the hint that woke him may be of more.
+            # The hint that woke this follower may be about a later event: unless the cache is fresh, read again.
             return EventPage(events, self._end or "", more=self._more or (bool(events) and not self._is_fresh()))
         return EventPage(events, events[-1].offset, more=True)
 
-    async def _read(self, offset: str | None) -> EventPage:
+    async def _read_past(self, offset: str | None) -> EventPage:
         end, count = self._end, self._count
-        page = await self._store.events(self._tenant, offset, PAGE)
+        page = await self._history.read(self._tenant, offset)
         if page.more:
             return page
         if self._end is None:
             self._add(page)
             return page
         if page.events:
-            # The tail knows the event, or soon will, but hardly the place where this look ended.
+            # The cache has the last of these events, or soon will. It hardly has the offset at which this read ended.
             return EventPage(page.events, page.events[-1].offset, more=False)
-        # Nothing came after the offset, up to where the tail was before. If the tail, looking now, finds nothing
-        # either, then nothing lies between the two, whichever is first.
-        await self._looks(None)
+        # Between the offset and the cache's end before this read there was nothing. If the cache now finds nothing
+        # either, then no event is between the two, whichever comes first.
+        await self._reads(None)
         if end is not None and self._count == count and not self._more:
             return EventPage([], self._end, more=False)
         return page
 
     def _is_fresh(self) -> bool:
         now = asyncio.get_running_loop().time()
-        return not self._more and self._looked == self._hints and now < self._looked_at + LOOK_S
+        return not self._more and self._read_hints == self._hints and now < self._read_at + FRESH_S
 
-    async def _look(self, askers: Sequence[None]) -> Sequence[None]:
+    async def _read_on(self, askers: Sequence[None]) -> Sequence[None]:
+        """Read from the end of the cache, once for all that ask meanwhile."""
         if self._end is None:
-            return askers  # Each reads for himself, and the first begins anew.
+            return askers  # Each reads for itself, and the first fills the cache.
         hints = self._hints
         try:
             page = await self._store.events(self._tenant, self._end, PAGE)
         except BaseException:
-            self._forget()
+            self._clear()
             raise
-        self._looked, self._looked_at = hints, asyncio.get_running_loop().time()
+        self._read_hints, self._read_at = hints, asyncio.get_running_loop().time()
         self._add(page)
         return askers
 
@@ -136,54 +173,55 @@ class Tail:
             self._places[event.offset] = self._count
         self._places[page.next] = self._count
         self._end, self._more = page.next, page.more
-        self._events = [*self._events, *page.events][-KEPT:]
-        while len(self._places) > 2 * KEPT:
+        self._events = [*self._events, *page.events][-MAX_CACHED:]
+        while len(self._places) > 2 * MAX_CACHED:
             del self._places[next(iter(self._places))]
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._events: list[Event] = []
         self._places: dict[str, int] = {}
         self._end: str | None = None
         self._more = False
-        self._looked, self._looked_at = -1, 0.0
-        # Who has seen the count before must not take what comes for what was.
+        self._read_hints, self._read_at = -1, 0.0
+        # A read that began before sees by the count that the cache was cleared.
         self._count += 1
 
     def _notify(self) -> None:
         self._hints += 1
-        for wakeup in self._bells:
+        for wakeup in self._wakeups:
             wakeup.set()
 
 
-def _on_growth(store: Store, tenant: str, tell: Callable[[], None]) -> Callable[[], None]:
-    """Call `tell` when the log may have grown by something of a tenant; the answer ends it.
+def _on_growth(store: Store, tenant: str, notify: Callable[[], None]) -> Callable[[], None]:
+    """Call `notify` when a tenant's log may have grown. Returns a function that ends it.
 
-    A hint that names the tenant tells it at once, and for a moment after that so does one that names nobody. Else
-    those are mostly others' doing, and tell it once in `IDLE_S`: who follows a quiet tenant costs a busy one little.
+    A hint that names the tenant notifies at once, and for `EAGER_S` after it so does a hint without a tenant. At other
+    times hints without a tenant are mostly about other tenants, and notify once in `IDLE_S`: followers of a quiet
+    tenant cost a busy one little.
     """
     loop = asyncio.get_running_loop()
     eager_until = idle_until = 0.0
     later: asyncio.TimerHandle | None = None
 
-    def look() -> None:
+    def notify_idle() -> None:
         nonlocal idle_until, later
-        # Spread, so that the followers of many tenants do not look in step.
+        # Spread, so that the followers of many tenants do not read in step.
         idle_until = loop.time() + IDLE_S * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
         later = None
-        tell()
+        notify()
 
     def hear(signal: Signal) -> None:
         nonlocal eager_until, later
         now = loop.time()
         if signal.tenant == tenant:
             eager_until = now + EAGER_S
-            tell()
+            notify()
         elif not signal.tenant and now < eager_until:
-            tell()
+            notify()
         elif not signal.tenant and now >= idle_until:
-            look()
+            notify_idle()
         elif not signal.tenant and later is None:
-            later = loop.call_at(idle_until, look)
+            later = loop.call_at(idle_until, notify_idle)
 
     unlisten = store.listen(hear, ALL_HINTS)
 

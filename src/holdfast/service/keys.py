@@ -1,7 +1,7 @@
-"""The keys that tokens are checked with: from settings, a file or a URL; read again when they change.
+"""The keys that verify tokens: from settings, a file or a URL, and read again regularly.
 
-A key has one algorithm, by its kind and never by what a token says. Only addresses that the operator gave are ever
-asked: `jku`, `x5u`, `jwk` and `x5c` of a token are not looked at.
+A key has one algorithm, which follows from its type and never from a token. Only the operator's addresses are read:
+`jku`, `x5u`, `jwk` and `x5c` in a token are ignored.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from holdfast.telemetry.logging import get_logger
 
 _log = get_logger(__name__)
 
-MOST_BYTES = 1024 * 1024
-MOST_KEYS = 100
+MAX_BYTES = 1024 * 1024
+MAX_KEYS = 100
 FETCH_S = 5.0
 RENEW_S = 300.0
-"""How often to read the keys again ..."""
-LEAST_S = 10.0
-"""... and how soon, when a token names one that is not there. Whoever sends made-up names costs no more than this."""
+"""How often to read the keys again."""
+MIN_RENEW_S = 10.0
+"""The least time between two reads because of unknown key names. It bounds the cost of tokens with made-up names."""
 
 PRIVATE_PARTS = ("d", "p", "q", "dp", "dq", "qi", "key_ops")
-"""What a private key has beyond its public one."""
+"""The members of a private key that its public key does not have."""
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _RSA_LEAST_BITS = 2048
@@ -41,14 +41,14 @@ _KINDS: dict[Any, str] = {("RSA", None): "RS256", ("EC", "P-256"): "ES256", ("OK
 
 
 class Key(msgspec.Struct, frozen=True):
-    """A key and the one algorithm it is for."""
+    """A key and its only algorithm."""
 
     algorithm: str
     material: Any
 
 
 class Keys:
-    """The keys as they are now. `generation` changes with them."""
+    """The current keys. `generation` changes with them."""
 
     def __init__(self, hs256_key: str | None, source: str | None) -> None:
         self.generation = 0
@@ -61,7 +61,7 @@ class Keys:
         self._reading: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Read the keys for the first time. Raises InvalidOption where there are none."""
+        """Read the keys for the first time. Raises InvalidOption if there are none."""
         if self._source is None:
             return
         try:
@@ -72,13 +72,13 @@ class Keys:
             raise InvalidOption("jwks", f"{shown_url(self._source)} has no key of RS256, ES256 or EdDSA")
 
     async def find(self, algorithm: str, kid: str | None) -> Key | None:
-        """The key that a token is to be checked with. One that is not known is looked for again, but not often."""
+        """The key for a token. If it is unknown, the keys are read again, within `MIN_RENEW_S`."""
         if algorithm == "HS256":
             return self._shared
         if self._source is None:
             return None
         key = self._find(algorithm, kid)
-        if key is None and time.monotonic() - self._read_at > LEAST_S:
+        if key is None and time.monotonic() - self._read_at > MIN_RENEW_S:
             self._renew()
         if key is None and self._reading is not None:
             await asyncio.wait([self._reading], timeout=FETCH_S)
@@ -86,12 +86,12 @@ class Keys:
         return key
 
     def renew_in_time(self) -> None:
-        """Read the keys again if it is time; whoever asks meanwhile is checked with those that are known."""
+        """Start to read the keys again if it is time. Until then tokens are checked with the known keys."""
         if self._source is not None and time.monotonic() - self._read_at > RENEW_S:
             self._renew()
 
     async def close(self) -> None:
-        """Read no more."""
+        """End a read in progress."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
@@ -101,7 +101,7 @@ class Keys:
             key = self._by_id.get(kid)
             return key if key is not None and key.algorithm == algorithm else None
         every = [key for key in (*self._by_id.values(), *self._nameless) if key.algorithm == algorithm]
-        # Without a name it must be clear which one is meant.
+        # A token without a key name needs a single candidate.
         return every[0] if len(every) == 1 else None
 
     def _renew(self) -> None:
@@ -111,7 +111,7 @@ class Keys:
     async def _read(self) -> None:
         try:
             self._take(await asyncio.to_thread(_fetch, self._source or ""))
-        except Exception as error:  # noqa: BLE001 - the old keys go on holding
+        except Exception as error:  # noqa: BLE001 - the old keys stay valid
             _log.warning("keys not renewed", error=_why(error))
         finally:
             self._read_at = time.monotonic()
@@ -133,22 +133,22 @@ def _fetch(source: str) -> bytes:
     elif parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOCAL):
         opener = urllib.request.build_opener(_NoRedirect)
         with opener.open(source, timeout=FETCH_S) as answer:
-            text = answer.read(MOST_BYTES + 1)
+            text = answer.read(MAX_BYTES + 1)
     else:
         raise ValueError("give a file, or a URL with https://")
-    if len(text) > MOST_BYTES:
-        raise ValueError(f"more than {MOST_BYTES} bytes")
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES} bytes")
     return text
 
 
 def _why(error: Exception) -> str:
-    """Why there are no keys. What `http.client` says of a URL may be a piece of a password in it."""
+    """The reason for a failed read. Messages of `http.client` may contain a part of a password in the URL."""
     return type(error).__name__ if isinstance(error, HTTPException) else str(error)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        """Follow nobody."""
+        """Do not follow redirects."""
 
 
 def _parse(text: bytes) -> tuple[dict[str, Key], list[Key]]:
@@ -156,24 +156,24 @@ def _parse(text: bytes) -> tuple[dict[str, Key], list[Key]]:
     by_id: dict[str, Key] = {}
     nameless: list[Key] = []
     skipped = 0
-    for entry in document.keys[:MOST_KEYS]:
+    for entry in document.keys[:MAX_KEYS]:
         try:
             key, kid = _key(entry), entry.get("kid")
             if key is not None and kid is None:
                 nameless.append(key)
             elif key is not None:
                 _name(key, kid, by_id)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one, the others hold
+        except Exception as error:  # noqa: BLE001 - one bad key must not disable the others
             skipped += 1
             _log.warning("a key is skipped", error=error)
     if skipped and not by_id and not nameless:
-        raise ValueError("none of its keys can be read")
+        raise ValueError("it has no readable key")
     return by_id, nameless
 
 
 def _name(key: Key, kid: Any, by_id: dict[str, Key]) -> None:
     if not isinstance(kid, str) or kid in by_id:
-        raise ValueError(f"the name of a key is not a string, or stands twice: {kid!r}")
+        raise ValueError(f"the name of a key is not a string, or not unique: {kid!r}")
     by_id[kid] = key
 
 
@@ -182,7 +182,7 @@ class _Set(msgspec.Struct):
 
 
 def _key(entry: dict[str, Any]) -> Key | None:
-    """The key, if it is one to check with and of a kind we take. A shared secret in a public place is none."""
+    """The key, if it verifies signatures with a supported algorithm. A shared secret in a public set is ignored."""
     algorithm = _KINDS.get((entry.get("kty"), entry.get("crv")))
     if algorithm is None or entry.get("alg", algorithm) != algorithm or entry.get("use", "sig") != "sig":
         return None

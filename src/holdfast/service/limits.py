@@ -1,4 +1,4 @@
-"""How many requests a token or a tenant may make, and how many bad tokens may come from one address."""
+"""Rates: requests of a token, requests and changes of a tenant, invalid tokens from one address."""
 
 from __future__ import annotations
 
@@ -14,61 +14,64 @@ from holdfast.service.errors import Refusal
 K = TypeVar("K", bound=Hashable)
 
 BURST_S = 2.0
-"""What was not used is kept for so long."""
-REMEMBERED = 10_000
+"""A bucket holds as much as its rate gives in this time."""
+MAX_KEYS = 10_000
 _V6_NETWORK = 64
-"""The part of an address in IPv6 that is given out as a whole: one host may have all the rest."""
+"""The prefix of an IPv6 network that one customer gets: one host may use all addresses in it."""
 
 
 class _Buckets(Generic[K]):
-    """A bucket for each key, which fills at a rate and holds what comes together in `BURST_S`. A rate of 0 is none."""
+    """A token bucket for each key. A rate of 0 means no limit."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._levels: dict[K, tuple[float, float]] = {}
 
     def wait_s(self, key: K, rate: float) -> int:
-        """How long to wait until there is enough for one; 0: there is."""
+        """The time until there is room for one; 0: now."""
         if rate <= 0:
             return 0
         level = self._level(key, rate)
         return math.ceil((1.0 - level) / rate) if level < 1.0 else 0
 
     def take(self, key: K, rate: float, amount: int = 1) -> None:
-        """Take so many out: more than there are is a debt, which is paid by waiting."""
+        """Take `amount`. The level may become negative: the key then waits until it is positive again."""
         if rate <= 0:
             return
         level = self._level(key, rate) - amount
         self._levels.pop(key, None)
-        if len(self._levels) >= REMEMBERED:
-            # The one that has not been here for longest has a full bucket, or nearly.
+        if len(self._levels) >= MAX_KEYS:
+            # The least recently used one has a full bucket, or nearly.
             del self._levels[next(iter(self._levels))]
         self._levels[key] = (level, self._clock())
 
     def _level(self, key: K, rate: float) -> float:
-        most = max(1.0, rate * BURST_S)
+        full = max(1.0, rate * BURST_S)
         now = self._clock()
-        level, at = self._levels.get(key, (most, now))
-        return min(most, level + (now - at) * rate)
+        level, at = self._levels.get(key, (full, now))
+        return min(full, level + (now - at) * rate)
 
 
-class Rates:
+class TokenRates:
     """Requests by token."""
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
         self._buckets: _Buckets[bytes] = _Buckets(clock)
 
-    def take(self, digest: bytes) -> None:
-        """Count one request. Raises a refusal that says when to come again."""
+    def check(self, digest: bytes) -> None:
+        """Raise a refusal that says when to retry, unless there is room for one request."""
         wait_s = self._buckets.wait_s(digest, self._rate)
         if wait_s:
             raise _limited(f"this token may make {self._rate:g} requests per second", wait_s)
+
+    def take(self, digest: bytes) -> None:
+        """Count one request."""
         self._buckets.take(digest, self._rate)
 
 
 class TenantRates:
-    """Requests, or changes, of a tenant, whatever token or address they come with. [TENANT-5]"""
+    """Requests or changes of a tenant, with any of its tokens and from any address. [TENANT-5]"""
 
     def __init__(
         self, budget: str, thing: str, rate_of: Callable[[str], int], clock: Callable[[], float] = time.monotonic
@@ -76,11 +79,15 @@ class TenantRates:
         self._budget = budget
         self._thing = thing
         self.rate_of = rate_of
-        """What a tenant may make in a second; 0: any number."""
+        """The limit of a tenant per second; 0: no limit."""
         self._buckets: _Buckets[str] = _Buckets(clock)
 
+    def is_exhausted(self, tenant: str) -> bool:
+        """Whether there is no room for one."""
+        return self._buckets.wait_s(tenant, self.rate_of(tenant)) > 0
+
     def check(self, tenant: str) -> None:
-        """Raise a refusal that says when to come again, if there is not room for one."""
+        """Raise a refusal that says when to retry, unless there is room for one."""
         rate = self.rate_of(tenant)
         wait_s = self._buckets.wait_s(tenant, rate)
         if wait_s:
@@ -88,32 +95,32 @@ class TenantRates:
             raise _limited(detail, wait_s, self._budget)
 
     def take(self, tenant: str, amount: int = 1) -> None:
-        """Count so many."""
+        """Count `amount`."""
         self._buckets.take(tenant, self.rate_of(tenant), amount)
 
 
 class BadTokens:
-    """Tokens that were refused, by the address they came from. Who has sent too many waits before one is checked."""
+    """Invalid tokens by address. An address that sends too many must wait before the next one is checked."""
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
         self._buckets: _Buckets[str] = _Buckets(clock)
 
     def check(self, address: str) -> None:
-        """Raise a refusal that says when to come again, if too many came from there."""
+        """Raise a refusal that says when to retry, if the address sent too many."""
         wait_s = self._buckets.wait_s(host(address), self._rate)
         if wait_s:
-            raise _limited("too many tokens from this address were not accepted", wait_s)
+            raise _limited("too many invalid tokens from this address", wait_s)
 
     def count(self, address: str) -> None:
-        """One more, unless they wait already."""
+        """Count one, unless the address must wait already."""
         if not self._buckets.wait_s(host(address), self._rate):
             self._buckets.take(host(address), self._rate)
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(MAX_KEYS)
 def host(address: str) -> str:
-    """Who it is: in IPv6 a network. What is no address is ""."""
+    """The client behind an address: in IPv6 its network. "" if the text is not an address."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Around every request: the path as it was sent, an id, a trace, the access log, metrics, and a last resort."""
+"""Around every request: the raw path, a request id, the trace, the access log, metrics, unexpected errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.telemetry.logging import get_logger
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from holdfast.service.context import Hub
+    from holdfast.service.context import ServiceContext
 
 _access = get_logger("holdfast.access")
 _log = get_logger("holdfast.service")
@@ -30,17 +30,17 @@ _SAFE = [
 ]
 
 
-class Edge:
-    """The outermost layer. What it logs has no token, no query and no body."""
+class Middleware:
+    """The outermost layer. It never logs a token, a query or a body."""
 
-    def __init__(self, app: ASGIApp, hub: Hub) -> None:
+    def __init__(self, app: ASGIApp, context: ServiceContext) -> None:
         self._app = app
-        self._hub = hub
-        self._most = (0, 0, 0, 0)
+        self._context = context
+        self._peaks = (0, 0, 0, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        # Routes match the raw path, split at literal slashes; each segment is decoded after that.
+        # Routes match the raw path, split at literal slashes. Each segment is decoded later.
         scope["path"] = scope["raw_path"].decode("latin-1")
         scope.setdefault("holdfast.lost", set())
         scope.setdefault("holdfast.left", bool)
@@ -62,7 +62,7 @@ class Edge:
             with tracing.request_span(scope["method"], trace) as carried:
                 scope["holdfast.trace"] = carried
                 await self._app(scope, receive, out)
-        except Exception as error:  # noqa: BLE001 - a client gets an answer, the log the rest
+        except Exception as error:  # noqa: BLE001 - the client gets an answer, and the log the error
             _log.exception("a request failed", request_id=request_id.decode())
             if not status:
                 await send_problem(out, error, close=True)
@@ -73,11 +73,11 @@ class Edge:
         route = scope.get("holdfast.route", "")
         if http_metrics.current is not None:
             http_metrics.current.answered(scope["method"], route, status, took_s)
-            most = self._hub.most()
-            if most != self._most:
-                self._most = most
-                http_metrics.current.most(*most)
-        if not self._hub.settings.access_log:
+            peaks = self._context.peaks()
+            if peaks != self._peaks:
+                self._peaks = peaks
+                http_metrics.current.set_peaks(*peaks)
+        if not self._context.settings.access_log:
             return
         client = scope.get("client")
         trace = scope["holdfast.trace"]
@@ -97,7 +97,7 @@ class Edge:
 
 
 class _NoFlow:
-    """What it knows of answers on their way."""
+    """The flow control of a server that has none."""
 
     write_paused = False
 
@@ -106,11 +106,11 @@ _NO_FLOW = _NoFlow()
 
 
 def _nothing(tenant: str) -> None:
-    """What a server other than ours does about whose a connection is."""
+    """In place of our server's hook: other servers do not count connections by tenant."""
 
 
 def _marks(headers: list[tuple[bytes, bytes]]) -> tuple[bytes, dict[str, str] | None]:
-    """The request's id, the caller's own if it is well-formed; and the caller's trace context."""
+    """The request id, the client's own if it is well-formed, and the client's trace context."""
     request_id, parent, state = b"", None, None
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.match(value):

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of routes and the types of the wire: what it says is what is checked."""
+"""The OpenAPI document, made from the table of routes and the types that requests are checked with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.protocol import answers, requests
+from holdfast.protocol import problems, requests
 from holdfast.service.call import Route
 from holdfast.service.errors import STATUS
 from holdfast.service.tokens import ADMIN, PRODUCE, READ, WORK
@@ -23,8 +23,8 @@ _WITH_BODY = ("body_too_large", "unsupported_media_type", "request_timeout")
 _SCOPES = {
     PRODUCE: "Enqueue and cancel jobs",
     WORK: "Claim and finish jobs",
-    READ: "Look at jobs, queues and events",
-    ADMIN: "Pause queues, replay and purge dead letters, keep schedules",
+    READ: "Read jobs, queues and events",
+    ADMIN: "Pause queues, replay and purge dead letters, manage schedules",
 }
 _TEXT = {"type": "string"}
 _EVENT = {"type": "object", "properties": {"id": _TEXT, "event": _TEXT, "data": _TEXT}}
@@ -34,31 +34,31 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _said(*names: str) -> dict[str, Any]:
+def _given(*names: str) -> dict[str, Any]:
     return {"required": list(names), "properties": {name: {"not": {"type": "null"}} for name in names}}
 
 
 _RULES: dict[str, dict[str, Any]] = {
     "Replay": {"oneOf": [{"required": ["ids"]}, {"required": ["where"]}]},
     "PutSchedule": {
-        "oneOf": [_said("cron"), _said("every_s")],
-        "anyOf": [_said("cron"), {"properties": {"timezone": {"const": "UTC"}}}],
+        "oneOf": [_given("cron"), _given("every_s")],
+        "anyOf": [_given("cron"), {"properties": {"timezone": {"const": "UTC"}}}],
     },
-    "NewStep": {"not": _said("delay_s", "run_at")},
+    "NewStep": {"not": _given("delay_s", "run_at")},
     "Enqueue": {
         "allOf": [
-            {"not": _said("delay_s", "run_at")},
-            {"not": _said("idempotency", "idempotency_ttl_s")},
-            {"anyOf": [_said("idempotency_key"), {"not": _said("idempotency")}]},
-            {"anyOf": [_said("idempotency_key"), {"not": _said("idempotency_ttl_s")}]},
+            {"not": _given("delay_s", "run_at")},
+            {"not": _given("idempotency", "idempotency_ttl_s")},
+            {"anyOf": [_given("idempotency_key"), {"not": _given("idempotency")}]},
+            {"anyOf": [_given("idempotency_key"), {"not": _given("idempotency_ttl_s")}]},
         ]
     },
 }
-"""What a type alone cannot say."""
+"""Rules that the types do not express."""
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
-    """The document for these routes."""
+    """Make the document of these routes."""
     from importlib.metadata import version
 
     types = list(_types(routes))
@@ -74,7 +74,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         "info": {
             "title": "Holdfast",
             "version": version("holdfast"),
-            "description": "A multi-tenant job queue. The tenant is the token's.",
+            "description": "A multi-tenant job queue. The token decides the tenant.",
         },
         "paths": paths,
         "components": {
@@ -111,19 +111,19 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _batch(route: Route) -> dict[str, Any]:
-    """A batch takes items of any form: one that does not fit is answered by an error of its own. [ENQ-4]"""
+    """A batch accepts any items: an invalid one is answered with its own error. [ENQ-4]"""
     item = {"anyOf": [{"$ref": _REF.format(name=route.item.__name__ if route.item else "")}, {}]}
     return {
         "type": "object",
         "required": [route.batch],
         "additionalProperties": False,
         "properties": {route.batch: {"type": "array", "maxItems": requests.BATCH_LIMIT, "items": item}},
-        "description": "An item that does not fit is answered by an error of its own.",
+        "description": "An invalid item is answered with its own error.",
     }
 
 
 def _types(routes: Iterable[Route]) -> Iterable[Any]:
-    found: dict[str, Any] = {_name(type): type for type in (answers.Problem, answers.Refused)}
+    found: dict[str, Any] = {_name(type): type for type in (problems.Problem, problems.Refused)}
     for route in routes:
         for type in (route.body, *route.answers.values()):
             if type is not None:
@@ -153,7 +153,7 @@ def _query_parameters(query: type[Any]) -> list[dict[str, Any]]:
 def _headers(route: Route) -> list[dict[str, Any]]:
     if route.path != "/v1/events":
         return []
-    text = "Where to go on; wins over `after`."
+    text = "The offset to resume after. It takes precedence over `after`."
     return [
         {"name": "Last-Event-ID", "in": "header", "required": False, "schema": {"type": "string"}, "description": text}
     ]
@@ -179,7 +179,7 @@ def _answers(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         kind = _KINDS[route.path][0] if type is None else "application/json"
         schema: dict[str, Any] = _KINDS[route.path][1] if type is None else schemas[_name(type)]
         if route.batch:
-            item = {"anyOf": [schema, schemas[_name(answers.Refused)]]}
+            item = {"anyOf": [schema, schemas[_name(problems.Refused)]]}
             schema = {
                 "type": "object",
                 "required": ["items"],

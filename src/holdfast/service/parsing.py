@@ -1,4 +1,4 @@
-"""Values on their way in: from the wire to what a store takes, by the same rules as a Queue's."""
+"""Converts requests to the types of a store, by the same rules as `Queue`."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ from holdfast.protocol import requests
 from holdfast.schedules.ticks import timing
 from holdfast.service import scan
 from holdfast.service.errors import invalid
-from holdfast.service.turns import FEW_BYTES, Turns, is_simple
+from holdfast.service.turns import MIN_COUNTED_BYTES, Turns, is_simple
 from holdfast.store import WorkerInfo
-from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end, describe, unkeepable
+from holdfast.worker.outcome import MESSAGE_LIMIT, TRACEBACK_LIMIT, clean, clean_end, describe, unstorable
 
 W = TypeVar("W")
 
 PLAIN_TYPE = TypeInfo("")
 SMALL_BYTES = 4 * 1024
-"""A msgpack value of no more is decoded at once."""
+"""A msgpack value up to this size is decoded at once."""
 
 
 def new_job(
     tenant: str, item: requests.Enqueue, headers: dict[str, str] | None, payload: bytes, policy: TypeInfo = PLAIN_TYPE
 ) -> NewJob:
-    """A job to enqueue, with a payload that was checked; `policy` is what holds where it says nothing.
+    """A job to enqueue, with a checked payload. `policy` has the options that the request leaves out.
 
     Raises InvalidName or InvalidOption.
     """
@@ -85,9 +85,9 @@ def new_job(
 
 
 async def schedule(tenant: str, item: requests.PutSchedule, turns: Turns) -> tuple[Timing, Target]:
-    """When, and what. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
+    """The timing and the target of a schedule. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
     when = timing(item.cron, item.every_s, item.timezone)
-    said = requests.Enqueue(
+    job = requests.Enqueue(
         queue=item.queue,
         type=item.type,
         payload=item.payload,
@@ -99,19 +99,19 @@ async def schedule(tenant: str, item: requests.PutSchedule, turns: Turns) -> tup
         codec=item.codec,
         version=item.version,
     )
-    return when, target_of(new_job(tenant, said, None, await payload_of(item, turns, tenant)))
+    return when, target_of(new_job(tenant, job, None, await payload_of(item, turns, tenant)))
 
 
 async def flow(tenant: str, body: requests.NewFlow, headers: dict[str, str] | None, turns: Turns) -> NewJob:
     """A flow to start. Raises InvalidName, InvalidOption, InvalidPayload or PayloadTooLarge."""
-    said = {step.name: step for step in body.steps}
-    if len(said) < len(body.steps):
-        raise InvalidOption("steps", "two have the same name")
+    by_name = {step.name: step for step in body.steps}
+    if len(by_name) < len(body.steps):
+        raise InvalidOption("steps", "two of them have the same name")
     after = {step.name: list(dict.fromkeys(step.after)) for step in body.steps}
     check_edges(sum(map(len, after.values())))
     order = in_order(after)
     places = {name: place for place, name in enumerate(order)}
-    steps = [await _step(tenant, said[name], places, headers, turns) for name in order]
+    steps = [await _step(tenant, by_name[name], places, headers, turns) for name in order]
     request_id = new_id() if body.request_id is None else check_id(body.request_id, "request id")
     key = JobKey(tenant, FLOWS, new_id() if body.id is None else check_flow_id(body.id))
     ttl_ms = RESULT_TTL if body.result_ttl_s is None else duration_ms("result_ttl_s", body.result_ttl_s)
@@ -128,19 +128,19 @@ async def _step(
 
 
 def finish(tenant: str, item: requests.Finish, fence: int, result: Result | AttemptError | None) -> Finish:
-    """An acknowledgement, with what became of its result. Raises InvalidName or InvalidOption."""
+    """An acknowledgement with its checked result. Raises InvalidName or InvalidOption."""
     outcome, error = item.outcome, None
     if isinstance(result, AttemptError):
         outcome, error, result = "fail", result, None
     elif outcome in ("fail", "retry"):
-        said = item.error or requests.JobError(type="Error")
+        given = item.error or requests.JobError(type="Error")
         error = AttemptError(
-            clean(said.type, MESSAGE_LIMIT),
-            clean(said.message, MESSAGE_LIMIT),
-            clean_end(said.traceback, TRACEBACK_LIMIT),
+            clean(given.type, MESSAGE_LIMIT),
+            clean(given.message, MESSAGE_LIMIT),
+            clean_end(given.traceback, TRACEBACK_LIMIT),
         )
     if item.reason and item.outcome != "release":
-        raise InvalidOption("reason", f"goes with the outcome release; {item.outcome} has its `error`")
+        raise InvalidOption("reason", f"only for the outcome release; {item.outcome} takes an `error`")
     reason = check_reason(item.reason) if item.reason else ""
     delay_ms = None if item.delay_s is None else duration_ms("delay_s", item.delay_s)
     chance = random.random()  # noqa: S311 - jitter, no secret
@@ -148,10 +148,10 @@ def finish(tenant: str, item: requests.Finish, fence: int, result: Result | Atte
 
 
 def small_result(item: requests.Finish, limit: int) -> Result | AttemptError | None:
-    """The result of a job that was completed, or why it cannot be kept; None: it needs turns of its own.
+    """The result of a completed job, or the error if it cannot be kept; None: use `large_result`.
 
-    A result over the limit fails its job, unread: refused, the attempt would be made again, and the handler has had its
-    effect. [RESULT-1] Raises UnknownCodec.
+    A result over the limit fails its job. If it were refused instead, the attempt would run again, although the handler
+    has had its effect. [RESULT-1] Raises UnknownCodec.
     """
     try:
         data = small_value(item.result, item.codec, limit)
@@ -161,7 +161,7 @@ def small_result(item: requests.Finish, limit: int) -> Result | AttemptError | N
 
 
 async def large_result(item: requests.Finish, turns: Turns, tenant: str, limit: int) -> Result | AttemptError:
-    """The same for one that needs turns."""
+    """The same for a large result, in turns of the event loop."""
     try:
         return Result(await large_value(item.result, item.codec, turns, tenant), item.codec)
     except InvalidPayload as refusal:
@@ -171,8 +171,8 @@ async def large_result(item: requests.Finish, turns: Turns, tenant: str, limit: 
 def _unkept(refusal: PayloadTooLarge | InvalidPayload, limit: int) -> AttemptError:
     if isinstance(refusal, PayloadTooLarge):
         return describe(ResultTooLarge(refusal.size, limit))
-    error = unkeepable(refusal).error
-    assert error is not None  # noqa: S101 - it says why
+    error = unstorable(refusal).error
+    assert error is not None  # noqa: S101 - an unkeepable result has one
     return error
 
 
@@ -188,7 +188,7 @@ def report(tenant: str, item: requests.Report, fence: int) -> Report:
 
 
 def worker(tenant: str, item: requests.Beat) -> WorkerInfo:
-    """A worker of this tenant. Its name is kept apart from those of others. Raises InvalidName or InvalidOption."""
+    """A worker of this tenant. Its stored name has the tenant as a prefix. Raises InvalidName or InvalidOption."""
     name = f"{tenant}/{check_id(item.worker_id, 'worker id')}"
     queues = tuple(dict.fromkeys(map(check_own_queue, item.queues)))
     types = tuple(map(_type, item.types))
@@ -208,18 +208,21 @@ def _type(item: requests.KnownType) -> TypeInfo:
 
 
 def chosen(option: str, text: str, known: Iterable[W]) -> list[W]:
-    """Words with commas between them, each one that is known. Raises a refusal."""
-    words = {str(word): word for word in known}
-    said = text.split(",")
-    for word in said:
-        if word not in words:
-            raise invalid(f"{option}: {word[:80]!r} is none of {', '.join(words)}")
-    return [words[word] for word in said]
+    """The values that a text lists, separated by commas. Raises a refusal for an unknown one."""
+    values = {str(value): value for value in known}
+    chosen = text.split(",")
+    for name in chosen:
+        if name not in values:
+            raise invalid(f"{option}: {name[:80]!r} is none of {', '.join(values)}")
+    return [values[name] for name in chosen]
 
 
-def key_of(tenant: str, item: requests.Lot) -> JobKey:
-    """Which job. The tenant is the caller's, whatever else is said. [TENANT-1]"""
-    return JobKey(tenant, check_own_queue(item.queue), check_id(item.id))
+def key_of(tenant: str, item: requests.LeaseItem) -> JobKey:
+    """The job of a lease whose proof was verified: its id is one that the store gave. Raises InvalidName.
+
+    The tenant is the caller's, whatever the request says. [TENANT-1]
+    """
+    return JobKey(tenant, check_own_queue(item.queue), item.id)
 
 
 def lease_ms(lease_s: float) -> int:
@@ -228,7 +231,7 @@ def lease_ms(lease_s: float) -> int:
 
 
 def _options(item: requests.Enqueue) -> EnqueueOptions:
-    said: dict[str, Any] = {
+    options: dict[str, Any] = {
         "id": item.id,
         "delay": item.delay_s,
         "run_at": item.run_at,
@@ -242,8 +245,8 @@ def _options(item: requests.Enqueue) -> EnqueueOptions:
     if item.idempotency_ttl_s is not None:
         if item.idempotency is not None:
             raise InvalidOption("idempotency", "give idempotency or idempotency_ttl_s, not both")
-        said["idempotency"] = timedelta(seconds=item.idempotency_ttl_s)
-    return cast("EnqueueOptions", said)
+        options["idempotency"] = timedelta(seconds=item.idempotency_ttl_s)
+    return cast("EnqueueOptions", options)
 
 
 def _backoff(retry: requests.Retry) -> Backoff:
@@ -252,15 +255,15 @@ def _backoff(retry: requests.Retry) -> Backoff:
 
 
 def small_value(raw: Raw, codec: str, limit: int) -> bytes | None:
-    """A payload or result as a store keeps it, checked; None: it needs turns of its own, by `large_value`.
+    """A checked payload or result, as a store keeps it; None: it is large, use `large_value`.
 
-    Its size is looked at first. A codec other than JSON must be known here and able to read it. Raises UnknownCodec,
-    InvalidPayload or PayloadTooLarge.
+    The size is checked first. Values of other codecs than JSON are decoded. Raises UnknownCodec, InvalidPayload or
+    PayloadTooLarge.
     """
     text = bytes(raw)
     if codec == "json":
         codecs.check_size(text, limit)
-        return codecs.check_json_text(text) if len(text) <= FEW_BYTES or is_simple(text) else None
+        return codecs.check_json_text(text) if len(text) <= MIN_COUNTED_BYTES or is_simple(text) else None
     reader = codecs.get(codec)
     data = _unpacked(text, codec)
     codecs.check_size(data, limit)
@@ -268,12 +271,12 @@ def small_value(raw: Raw, codec: str, limit: int) -> bytes | None:
         return None
     value = codecs.decode(data, reader.name)
     codecs.check_value(value)
-    # Most write what msgspec would write: then no key stands twice.
+    # Most clients write the bytes that msgspec would write: then no key is duplicate.
     return data if codec != "msgpack" or reader.encode(value) == data else None
 
 
 async def large_value(raw: Raw, codec: str, turns: Turns, tenant: str) -> bytes:
-    """The same for one that is never decoded, a slice in a turn. Raises InvalidPayload."""
+    """The same for a large value, which is never decoded: one slice in each turn. Raises InvalidPayload."""
     text = bytes(raw)
     data = text if codec == "json" else _unpacked(text, codec)
     await turns.run(scan.json_text(text) if codec == "json" else scan.msgpack(data), tenant)
@@ -283,7 +286,7 @@ async def large_value(raw: Raw, codec: str, turns: Turns, tenant: str) -> bytes:
 async def payload_of(
     item: requests.Enqueue | requests.NewStep | requests.PutSchedule, turns: Turns, tenant: str
 ) -> bytes:
-    """The payload, checked. Raises UnknownCodec, InvalidPayload or PayloadTooLarge."""
+    """The checked payload. Raises UnknownCodec, InvalidPayload or PayloadTooLarge."""
     data = small_value(item.payload, item.codec, PAYLOAD_LIMIT)
     return await large_value(item.payload, item.codec, turns, tenant) if data is None else data
 
@@ -292,4 +295,4 @@ def _unpacked(text: bytes, codec: str) -> bytes:
     try:
         return base64.b64decode(msgspec_json.decode(text, type=str), validate=True)
     except (ValueError, binascii.Error):
-        raise InvalidPayload(f"a value in {codec} is the base64 of its bytes") from None
+        raise InvalidPayload(f"a {codec} value must be its bytes in base64") from None

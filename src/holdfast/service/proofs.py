@@ -1,10 +1,10 @@
-"""Proofs of leases: what a worker shows over HTTP in place of the number that is a token within a process. [LEASE-1]
+"""Proofs of leases: the tokens of leases over HTTP. Within a process a token is a plain number. [LEASE-1]
 
-A proof is `kid.fence.mac`. The MAC is HMAC-SHA-256, cut to 128 bits, over tenant, queue, id and fence, each with its
-length before it. A worker that was not granted the lease cannot make one, and a guess costs one HMAC and no call to
-the store.
+A proof is `kid.fence.mac`. The MAC is HMAC-SHA-256, cut to 128 bits, over tenant, queue, id and fence, each name with
+its length before it. A worker without the lease cannot make a proof, and a guess costs one HMAC and no call to the
+store.
 
-The keys are records in the store (see `records`): all processes share them, and a restart keeps them. A process reads
+The keys are records in the store (see `records`): all processes share them, and they survive a restart. A process reads
 them again at the first request after `RENEW_S`. It signs with the newest key that every process has read by then, and
 verifies with every key that the operator has not dropped.
 """
@@ -18,6 +18,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
@@ -29,26 +30,26 @@ from holdfast.store import Store
 
 RENEW_S = 5.0
 """A process uses its copy of the keys for this long: a dropped key verifies no longer than that."""
-LEAST_S = 2.0
-"""The least time between two reads for proofs whose key is unknown."""
-REMEMBERED = 5_000
-"""The last proofs that a process has signed, this many to twice as many, are compared without an HMAC."""
+MIN_RENEW_S = 2.0
+"""The least time between two reads because of proofs with an unknown key."""
+MAX_REMEMBERED = 5_000
+"""A process compares the proofs that it signed last, this many to twice as many, without an HMAC."""
 SIGN_AFTER_MS = 10_000
 """A new key signs from this age on: by then every process can verify with it."""
 
 _KEY_BYTES = 32
 _MAC_DIGITS = 32
-_MOST_DIGITS = 16
+_MAX_DIGITS = 16
 _LABEL = "holdfast lease 1 "
 _INNER, _OUTER = (bytes(number ^ pad for number in range(256)) for pad in (0x36, 0x5C))
 
 _Job = tuple[str, str, str]
 _Halves = tuple[Any, Any]
-"""Two hashes of SHA-256 that go on from the key."""
+"""Two states of SHA-256, after the key's inner and outer block."""
 
 
 class LeaseKey(Struct, frozen=True):
-    """A key of the ring. Keys are numbered from 1; the newest has the highest number."""
+    """A signing key. Keys are numbered from 1; the newest has the highest number."""
 
     kid: str
     secret: bytes
@@ -56,7 +57,7 @@ class LeaseKey(Struct, frozen=True):
 
 
 class LeaseKeys:
-    """The ring in the store."""
+    """The signing keys in the store."""
 
     def __init__(self, store: Store) -> None:
         self._records = Records(store, LEASE_KEYS)
@@ -66,9 +67,9 @@ class LeaseKeys:
         return sorted(map(_key, await self._records.all()), key=lambda key: int(key.kid))
 
     async def some(self) -> list[LeaseKey]:
-        """The same, and the first key is made where there is none.
+        """The keys, the oldest first. Creates the first key if there is none.
 
-        Processes that start at the same time end with the same ring: of adds of one number, one wins.
+        Processes that start at the same time get the same keys: of concurrent adds of one number, one wins.
         """
         found = await self.all()
         if not found:
@@ -84,9 +85,9 @@ class LeaseKeys:
                 return kid
 
     async def drop(self, kid: str) -> None:
-        """Remove a key: what it signed verifies no more. Raises InvalidOption for the newest, and where there is none.
+        """Remove a key: its proofs are no longer valid. Raises InvalidOption for the newest key, or an unknown one.
 
-        The newest stays, so that a number never comes again with another key.
+        The newest key stays, so that a number is never used for two keys.
         """
         known = [key.kid for key in await self.all()]
         if kid not in known:
@@ -101,7 +102,7 @@ class Proofs:
 
     def __init__(self, store: Store) -> None:
         self._keys = LeaseKeys(store)
-        self._ring: list[tuple[str, bytes]] = []
+        self._read_keys: list[tuple[str, bytes]] = []
         self._secrets: dict[str, _Halves] = {}
         self._signed: dict[_Job, tuple[int, str]] = {}
         self._signed_before: dict[_Job, tuple[int, str]] = {}
@@ -110,42 +111,42 @@ class Proofs:
         self._reading: asyncio.Task[None] | None = None
 
     async def renew(self, proofs: Iterable[str] = ()) -> None:
-        """Read the keys again if it is time, or if a proof names one that is unknown. Call it before the others.
+        """Read the keys again if it is time, or if a proof names an unknown key. Call it before `sign` and `fence`.
 
-        Raises what the store raises: the request would meet the same there.
+        Raises the store's errors.
         """
         age_s = time.monotonic() - self._read_at
-        if self._secrets and age_s < RENEW_S and (age_s < LEAST_S or not self._any_unknown(proofs)):
+        if self._secrets and age_s < RENEW_S and (age_s < MIN_RENEW_S or not self._any_unknown(proofs)):
             return
-        # Shared by the requests that meet here; one that is cancelled does not cancel it for the others.
+        # Concurrent requests share the read. A canceled request does not cancel it for the others.
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
         await asyncio.shield(self._reading)
 
     async def close(self) -> None:
-        """End a read that is under way."""
+        """End a read in progress."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
 
     def sign(self, tenant: str, queue: str, id: str, fence: int) -> str:
-        """The proof of a lease."""
+        """Make the proof of a lease."""
         proof = _proof(self._signing, self._secrets[self._signing], tenant, queue, id, fence)
-        if len(self._signed) >= REMEMBERED:
+        if len(self._signed) >= MAX_REMEMBERED:
             self._signed_before, self._signed = self._signed, {}
         self._signed[tenant, queue, id] = fence, proof
         return proof
 
     def fence(self, tenant: str, queue: str, id: str, proof: str) -> int:
-        """The fence of the lease that this proves. Raises LeaseLost, whether there is such a job or not. [LEASE-1]"""
+        """Verify a proof and return its fence. Raises LeaseLost, whether the job exists or not. [LEASE-1]"""
         job = tenant, queue, id
         signed = self._signed.get(job) or self._signed_before.get(job)
         if signed is not None and proof.isascii() and hmac.compare_digest(signed[1], proof):
             return signed[0]
         kid, digits, *_ = (*proof.split(".", 2), "")
         halves = self._secrets.get(kid)
-        if halves is not None and proof.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS:
-            # The whole text is compared: a proof has one spelling.
+        if halves is not None and proof.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS:
+            # Compare the whole text: a proof has one spelling.
             fence = int(digits)
             if hmac.compare_digest(_proof(kid, halves, tenant, queue, id, fence), proof):
                 return fence
@@ -160,25 +161,30 @@ class Proofs:
             keys = await self._keys.some()
         finally:
             self._reading = None
-        ring = [(key.kid, key.secret) for key in keys]
-        if ring != self._ring:
-            self._ring, self._signed, self._signed_before = ring, {}, {}
-            self._secrets = {kid: _halves(secret) for kid, secret in ring}
+        pairs = [(key.kid, key.secret) for key in keys]
+        if pairs != self._read_keys:
+            self._read_keys, self._signed, self._signed_before = pairs, {}, {}
+            self._secrets = {kid: _halves(secret) for kid, secret in pairs}
         self._signing = next((key.kid for key in reversed(keys) if key.age_ms >= SIGN_AFTER_MS), keys[0].kid)
         self._read_at = began
 
 
 def _proof(kid: str, halves: _Halves, tenant: str, queue: str, id: str, fence: int) -> str:
-    message = f"{_LABEL}{len(tenant)}:{tenant}{len(queue)}:{queue}{len(id)}:{id}{fence}".encode(errors="surrogatepass")
     # What `hmac.digest` does, in less than half the time: the two halves of the key are hashed already.
     inner, outer = halves[0].copy(), halves[1].copy()
-    inner.update(message)
+    inner.update(f"{_scope(tenant, queue)}{len(id)}:{id}{fence}".encode())
     outer.update(inner.digest())
     return f"{kid}.{fence}.{outer.hexdigest()[:_MAC_DIGITS]}"
 
 
+@lru_cache
+def _scope(tenant: str, queue: str) -> str:
+    """The part of a message that all jobs of a queue share."""
+    return f"{_LABEL}{len(tenant)}:{tenant}{len(queue)}:{queue}"
+
+
 def _halves(secret: bytes) -> _Halves:
-    """What HMAC hashes before the message, and before the digest of that (RFC 2104)."""
+    """The states of SHA-256 after the inner and the outer key block of HMAC (RFC 2104)."""
     block = secret.ljust(hashlib.sha256().block_size, b"\0")
     return hashlib.sha256(block.translate(_INNER)), hashlib.sha256(block.translate(_OUTER))
 
@@ -188,5 +194,5 @@ def _key(record: Record) -> LeaseKey:
 
 
 def _new_secret() -> bytes:
-    """A key as a record has it: text, so that tools that show payloads can."""
+    """A random key in base64: tools show payloads as text."""
     return base64.b64encode(secrets.token_bytes(_KEY_BYTES))

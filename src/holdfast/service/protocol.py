@@ -1,9 +1,9 @@
-"""uvicorn's protocol, with the bounds it does not have: how long headers may take and be, how many connections.
+"""uvicorn's HTTP protocol with limits that it lacks: the time and size of headers, the number of connections.
 
-uvicorn's own timer covers only the time between requests, and starts anew with every byte; httptools takes headers of
-any length. A connection here has an end set when it is made and at each request, which only complete headers lift.
-The body has its own, in `bodies`. Headers are what stood in the head: trailers are refused, and so is an upgrade, after
-which httptools would take the body for the next request.
+uvicorn's own timer covers only the time between requests, and restarts with every byte. httptools limits no headers.
+Here a timer starts with the connection and with each request, and only complete headers stop it. The body has
+its own timeout, in `bodies`. Trailers are refused, and so is an upgrade: after it httptools would read the body as the
+next request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._moved = False
         self._no_body = 0
         self._timer: asyncio.TimerHandle | None = None
-        # Those of a proxy are of many addresses.
+        # A trusted proxy's connections carry the requests of many addresses.
         address = self.client[0] if self.client else ""
         self._hold = self.shares.hold("", "" if _is_one_of(address, self.proxies) else address)
         try:
@@ -63,7 +63,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_body and not self._moved:
-            # A trailer without end, say: httptools keeps it, and tells nobody.
+            # For example an endless trailer: httptools keeps it, and calls nothing.
             self._no_body += len(data)
             if self._no_body > self.limits.header_bytes:
                 self._refuse(_too_long(self.limits))
@@ -73,7 +73,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._head > self.limits.header_bytes:
                 self._refuse(_too_long(self.limits))
         elif self._timer is None and self.cycle.response_complete:
-            # Empty lines before a request, say: they have stopped uvicorn's timer, and started nothing.
+            # For example empty lines before a request: they stop uvicorn's timer and start nothing.
             self._start_timer()
 
     def on_message_begin(self) -> None:
@@ -85,7 +85,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            raise self._over(Refusal("invalid_request", "headers after the body are not taken"))
+            raise self._over(Refusal("invalid_request", "trailers are not accepted"))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -94,7 +94,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise self._over(_too_long(self.limits))
         parser: Any = self.parser
         if parser.should_upgrade() or any(name == b"upgrade" for name, _ in self.headers):
-            raise self._over(Refusal("invalid_request", "there is no other protocol here to upgrade to"))
+            raise self._over(Refusal("invalid_request", "an upgrade to another protocol is not supported"))
         self._in_head = False
         self._in_body = self._moved = True
         self._no_body = 0
@@ -119,18 +119,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # One time for what follows, from here to the end of the headers, however they come.
+        # One timer from here to the end of the next headers.
         self._unset_keepalive_if_required()
         if self._timer is None and not self.transport.is_closing() and self.cycle.response_complete:
             self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """What is not HTTP, or not by the rules, is refused as a problem, and the connection is over."""
+        """Answer malformed HTTP with a problem, and close the connection."""
         del msg
         self._refuse(self._verdict or Refusal("invalid_request", "this is not a well-formed HTTP request"))
 
     def _over(self, refusal: Refusal) -> Exception:
-        """What ends the parsing when raised; the client gets the refusal."""
+        """An exception that ends the parsing. The client gets the refusal."""
         self._verdict = refusal
         return ValueError(refusal.detail)
 
@@ -147,7 +147,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._in_head:
             self.transport.close()
             return
-        self._refuse(Refusal("request_timeout", f"the headers did not come within {self.limits.header_s:g} s"))
+        self._refuse(Refusal("request_timeout", f"the headers did not arrive within {self.limits.header_s:g} s"))
 
     def _refuse(self, refusal: Refusal) -> None:
         self._verdict = refusal
@@ -157,7 +157,7 @@ class BoundedProtocol(HttpToolsProtocol):
         status, body, headers = problem(refusal)
         lines = {"content-type": "application/problem+json", "content-length": str(len(body)), "connection": "close"}
         text = "".join(f"{name}: {value}\r\n" for name, value in {**lines, **headers}.items())
-        # A response that is under way would be torn in two by another one.
+        # Do not write into a response that has started.
         cycle: Any = self.cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
             self.transport.write(b"".join([STATUS_LINE[status], text.encode(), b"\r\n", body]))
@@ -165,7 +165,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def bounded(limits: Limits, shares: Shares, proxies: str = "") -> type[BoundedProtocol]:
-    """The protocol with these limits."""
+    """Make the protocol with these limits."""
     own = {"limits": limits, "shares": shares, "proxies": proxy_networks(proxies)}
     return type("BoundedProtocol", (BoundedProtocol,), own)
 

@@ -1,7 +1,7 @@
-"""What an operator keeps in a store beside the jobs: small records, on every store, by the public contract alone.
+"""Small records of an operator in the store, such as keys. They work on every store, by the `Store` contract alone.
 
-A record is a job of the tenant `-holdfast`, which no token and no Queue can name, in a reserved queue. It waits for a
-day that is years away, so it is never claimed, and retention never forgets it. [ENQ-5]
+A record is a job in a reserved queue of the tenant `-holdfast`, which no token and no Queue can name. It is scheduled a
+thousand years ahead, so it is never claimed and never forgotten. [ENQ-5]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PAGE = 1000
 
 
 class Record(Struct, frozen=True):
-    """One record, and how long it has been there by the store's clock."""
+    """One record, with its age by the store's clock."""
 
     id: str
     data: bytes
@@ -35,7 +35,7 @@ class Records:
         self._queue = queue
 
     async def all(self) -> list[Record]:
-        """Every record, the oldest first."""
+        """All records, the oldest first."""
         found: list[Record] = []
         cursor: str | None = None
         while True:
@@ -46,15 +46,15 @@ class Records:
                 return sorted(found, key=lambda record: -record.age_ms)
 
     async def add(self, id: str, data: bytes) -> bool:
-        """Add a record; False: there is one of that id. Of concurrent adds of one id, one is True. [ENQ-2]"""
+        """Add a record. False if its id exists. Of concurrent adds of one id, one returns True. [ENQ-2]"""
         new = NewJob(JobKey(OPERATOR, self._queue, id), Envelope("", data, request_id=new_id()), delay_ms=_NEVER_MS)
         (answer,) = await self._store.enqueue([new])
         if isinstance(answer, QuotaExceeded):
-            raise StoreBusy(f"tenant {OPERATOR!r} has a quota; it must have none")
+            raise StoreBusy(f"tenant {OPERATOR!r} must not have a quota")
         return isinstance(answer, Queued)
 
     async def remove(self, id: str) -> bool:
-        """Remove a record, and what it says; whether there was one."""
+        """Remove a record with its data. Returns whether it existed."""
         key = JobKey(OPERATOR, self._queue, id)
         (job,) = await self._store.get([key])
         await self._store.cancel([Cancel(key)])

@@ -1,7 +1,7 @@
-"""Tokens that an operator has revoked: by `jti`, by `sub`, or all that were issued before a moment, for each tenant.
+"""Tokens that an operator has revoked, for each tenant: by `jti`, by `sub`, or all that were issued before an instant.
 
-They are records in the store (see `records`). A process reads them in the background every `RENEW_S`, and answers
-nothing by what it read longer than `OLDEST_S` ago: so long at most is a revoked token still taken.
+Revocations are records in the store (see `records`). A process reads them in the background every `RENEW_S`, and uses
+no copy older than `MAX_AGE_S`: a revoked token works for at most this long.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from holdfast.service.tokens import Caller, refused
 from holdfast.store import Store
 
 RENEW_S = 3.0
-OLDEST_S = 10.0
+MAX_AGE_S = 10.0
 
 Kind = Literal["jti", "sub", "issued_before"]
 
 
 class Revocation(Struct, frozen=True):
-    """Which tokens of a tenant: those of a `jti` or `sub`, or issued before a moment in seconds since 1970."""
+    """Revokes tokens of a tenant: those with a `jti` or `sub`, or issued before an instant in seconds since 1970."""
 
     tenant: str
     kind: Kind
@@ -37,7 +37,7 @@ class Revocation(Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """By a digest: a `jti` may be longer than an id, or have control characters."""
+        """The id of its record. A digest: a `jti` may be longer than an id, or have control characters."""
         return hashlib.sha256(join_key(self.tenant, self.kind, self.value).encode(errors="replace")).hexdigest()
 
 
@@ -48,24 +48,24 @@ class RevokedTokens:
         self._records = Records(store, REVOKED)
 
     async def all(self, tenant: str | None = None) -> list[Revocation]:
-        """Those of a tenant, or all; the oldest first."""
+        """The revocations of a tenant, or of all tenants, the oldest first."""
         found = [msgspec.json.decode(record.data, type=Revocation) for record in await self._records.all()]
         return [one for one in found if tenant is None or one.tenant == tenant]
 
     async def add(self, revocation: Revocation) -> bool:
-        """Revoke; whether that is new. Raises InvalidName or InvalidOption."""
+        """Revoke tokens. Returns whether the revocation is new. Raises InvalidName or InvalidOption."""
         check_tenant(revocation.tenant)
         if not revocation.value:
             raise InvalidOption(revocation.kind, "it is empty")
         return await self._records.add(revocation.id, msgspec.json.encode(revocation))
 
     async def remove(self, revocation: Revocation) -> bool:
-        """Take the tokens again; whether they were revoked."""
+        """Accept the tokens again. Returns whether they were revoked."""
         return await self._records.remove(revocation.id)
 
 
 class Revoked:
-    """What one process of the service knows of them."""
+    """The copy of all revocations in one process."""
 
     def __init__(self, store: Store) -> None:
         self._tokens = RevokedTokens(store)
@@ -75,26 +75,26 @@ class Revoked:
         self._reading: asyncio.Task[None] | None = None
 
     async def check(self, caller: Caller) -> None:
-        """Raise a refusal if the caller's token is revoked, and what the store raises if that cannot be known."""
+        """Raise a refusal if the caller's token is revoked, or the store's error if the copy is too old."""
         await self.renew()
         self.refuse(caller)
 
     def is_fresh(self) -> bool:
-        """Whether what is known need not be read again yet."""
+        """Whether it is not yet time to read again."""
         return self._read_at is not None and time.monotonic() - self._read_at < RENEW_S
 
     def refuse(self, caller: Caller) -> None:
-        """Raise a refusal if the caller's token is revoked, by what is known."""
+        """Raise a refusal if the copy says that the caller's token is revoked."""
         if not self._listed and not self._issued_after:
             return
         tenant = caller.tenant
         listed = (tenant, "jti", caller.token_id) in self._listed or (tenant, "sub", caller.subject) in self._listed
-        # A token that does not say when it was issued may have been issued before.
+        # A token without `iat` may be older.
         if listed or (caller.issued_at or 0.0) < self._issued_after.get(tenant, 0.0):
             raise refused("it was revoked")
 
     async def is_revoked(self, caller: Caller) -> bool:
-        """The same as an answer; False where the store cannot be asked."""
+        """Whether the caller's token is revoked. False if the store cannot be read."""
         try:
             with contextlib.suppress(StoreError):
                 await self.check(caller)
@@ -103,18 +103,18 @@ class Revoked:
         return False
 
     async def renew(self) -> None:
-        """Start to read again if it is time, and wait for it where what is known is too old."""
-        age_s = OLDEST_S if self._read_at is None else time.monotonic() - self._read_at
+        """Start to read again if it is time, and wait for it if the copy is too old."""
+        age_s = MAX_AGE_S if self._read_at is None else time.monotonic() - self._read_at
         if age_s < RENEW_S:
             return
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
             self._reading.add_done_callback(_retrieve)
-        if age_s >= OLDEST_S:
+        if age_s >= MAX_AGE_S:
             await asyncio.shield(self._reading)
 
     async def close(self) -> None:
-        """End a read that is under way."""
+        """End a read in progress."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
@@ -134,6 +134,6 @@ class Revoked:
 
 
 def _retrieve(reading: asyncio.Task[None]) -> None:
-    """A read in the background that failed is tried again by the next request."""
+    """Retrieve the error of a failed read: the next request reads again."""
     if not reading.cancelled():
         reading.exception()

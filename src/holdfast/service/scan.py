@@ -1,7 +1,7 @@
-"""Checks of large values, as text or bytes and a slice at a time: nothing is decoded, nothing is kept for a leaf.
+"""Checks large values as text or bytes, in slices: nothing is decoded, and a leaf needs no memory.
 
-The rule is that of `codec.check_value`, and that no key stands twice in an object: another reader might see the other
-one. Each check is a generator; between two slices the event loop can have a turn.
+The rules are those of `codec.check_value`, and no object may have a duplicate key: parsers differ in which of the two
+they keep. Each check is a generator. It yields after each slice, so that the event loop can run.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from holdfast.jobs.codec import INT_MAX, INT_MIN, NESTING_LIMIT
 from holdfast.service.errors import Refusal, invalid
 
 SLICE = 32 * 1024
-"""Work of one slice: 1 for each byte, and more for each part that needs a look of its own. About 2 ms."""
+"""The work of one slice, about 2 ms: 1 per byte, and more per part that needs its own check."""
 PART, HARD_PART = 16, 64
 SHOWN = 8
-"""The most levels of a path that are shown."""
+"""The most levels of a path in a message."""
 
 Slices = Generator[None]
 
 _SPACE = rb"[ \t\n\r]*+"
-# What needs no look comes first: numbers of few digits, words, and strings that are no keys and have no escapes.
+# First the parts that need no check: numbers with few digits, words, and strings that are not keys and have no escapes.
 _NEXT = re.compile(
     rb"(?:[ \t\n\r,:.+-]{1,64}+|\d{1,18}+(?:[eE][+-]?+\d{1,2}+)?+(?![\deE])|true|false|null|"
     rb'"[^"\\]{0,4096}+"(?!' + _SPACE + rb":)){0,4096}+"
@@ -43,16 +43,16 @@ _BRACE, _QUOTE = ord("{"), ord('"')
 
 
 class _Json:
-    """Where a check of a JSON text is."""
+    """The state of a check of JSON text."""
 
     def __init__(self, data: bytes, past: bytes, *, rule: bool) -> None:
         self.data = data
         self.keys: list[set[bytes] | None] = []
-        """Of each open object; None for a list."""
+        """The keys of each open object; None for a list."""
         self.starts: list[int] = []
-        """Where each open container begins."""
+        """The offset of each open container."""
         self.names: list[bytes] = []
-        """The key of each open container, or of the last one in its place."""
+        """The key of each open container, or of the last one at its place."""
         self._key = b""
         self._past = past
         self._rule = rule
@@ -67,10 +67,10 @@ class _Json:
         self.names.append(self._key)
 
     def add_key(self, key: bytes, place: int) -> int:
-        """Note a key; where to go on, behind its colon or behind a value that is not looked into."""
+        """Add a key. Returns the offset after its colon, or after a value that is skipped."""
         seen = self.keys[-1]
         if seen is None or key in seen:
-            raise twice()
+            raise duplicate_key()
         seen.add(key)
         self._key = key
         while self.data[place] in b" \t\n\r":
@@ -78,7 +78,7 @@ class _Json:
         return place + len(self._past) if self.data.startswith(self._past, place) else place
 
     def string(self, start: int) -> Generator[None, None, int]:
-        """Check a long string, or one with escapes; where to go on."""
+        """Check a long string, or one with escapes. Returns the offset after it."""
         data, place, since = self.data, start + 1, start
         while data[place] != _QUOTE:
             place = _PIECE.match(data, place).end()  # pyright: ignore[reportOptionalMemberAccess]
@@ -94,7 +94,7 @@ class _Json:
         return place if colon is None else self.add_key(text.encode(), colon.end())
 
     def check_number(self, start: int, end: int) -> None:
-        """Check a number of many digits, or with an exponent. What stands before them may have been passed by."""
+        """Check a number with many digits, or with an exponent. Its beginning may have been skipped already."""
         if not self._rule:
             return
         before = _INTEGER_PART.search(self.data, max(0, start - 20), start)
@@ -104,7 +104,7 @@ class _Json:
             raise InvalidPayload(fault, self._path(start))
 
     def _path(self, place: int) -> str:
-        """Of the part at an offset."""
+        """The path of the part at an offset."""
         starts, names = [*self.starts, place], [*self.names, self._key]
         shown = "$"
         for level, seen in enumerate(self.keys[:SHOWN]):
@@ -117,7 +117,7 @@ class _Json:
 
 def _number_fault(text: bytes) -> str:
     if len(text) > _LONGEST_NUMBER:
-        return f"a number of more than {_LONGEST_NUMBER} digits; pass it as a string"
+        return f"a number with more than {_LONGEST_NUMBER} digits; pass it as a string"
     try:
         value: Any = msgspec.json.decode(text)
     except msgspec.MsgspecError:
@@ -127,15 +127,15 @@ def _number_fault(text: bytes) -> str:
     return ""
 
 
-def twice() -> Refusal:
-    """The refusal of a key that stands twice."""
-    return invalid("a key stands twice in an object")
+def duplicate_key() -> Refusal:
+    """The refusal of a duplicate key."""
+    return invalid("an object has a duplicate key")
 
 
 def json_text(data: bytes, *, past: bytes = b"", rule: bool = True) -> Slices:
-    """Check a JSON text that is known to be well-formed. Raises a refusal, or InvalidPayload with the path.
+    """Check JSON text that is well-formed. Raises a refusal, or InvalidPayload with the path.
 
-    A member's value that is `past` is not looked into. Without `rule` only keys are looked at.
+    A member whose value is `past` is skipped. Without `rule` only keys are checked.
     """
     at = _Json(data, past, rule=rule)
     place, spent, end = 0, 0, len(data)
@@ -146,7 +146,7 @@ def json_text(data: bytes, *, past: bytes = b"", rule: bool = True) -> Slices:
         if match is None or match.end() == begin:
             raise invalid("not well-formed")
         place, kind = match.end(), match.lastindex
-        # By how often they come.
+        # The most frequent first.
         if kind == _CLOSE:
             del keys[-1], starts[-1], names[-1]
         elif kind == _OPEN:
@@ -166,7 +166,7 @@ def json_text(data: bytes, *, past: bytes = b"", rule: bool = True) -> Slices:
 
 
 def _count(text: bytes) -> str:
-    """How many values of a list come before its end: `text` is a list up to there."""
+    """The number of values in the beginning of a list."""
     if len(text) > _PATH_BYTES:
         return "?"
     return str(len(msgspec.json.decode(text.rstrip(b" \t\n\r,") + b"]", type=list[msgspec.Raw])))
@@ -175,13 +175,13 @@ def _count(text: bytes) -> str:
 # MessagePack ----------------------------------------------------------------------------------------------
 
 _FIXMAP, _FIXLIST, _FIXSTRING, _NIL, _NEGATIVE = 0x80, 0x90, 0xA0, 0xC0, 0xE0
-"""The first bytes of kinds whose first byte says all."""
+"""The first bytes of types that need no further byte for their size."""
 _FLOATS = {0xCA: ">f", 0xCB: ">d"}
 _FIXED = {0xC0: 1, 0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5,
           0xD3: 9, 0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10, 0xD8: 18}  # fmt: skip
-"""Bytes of each kind of scalar that has always as many."""
+"""The size of each scalar of fixed size."""
 _COUNTED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-"""Bytes that say how long a string, a binary or an extension is."""
+"""The size of the length field of a string, a binary or an extension."""
 _STRINGS = frozenset({*range(_FIXSTRING, _NIL), 0xD9, 0xDA, 0xDB})
 _EXTENSIONS = frozenset({0xC7, 0xC8, 0xC9})
 _TIMES = frozenset({0xC7, 0xD6, 0xD7})
@@ -189,12 +189,12 @@ _MAPS, _LISTS = {0xDE: 2, 0xDF: 4}, {0xDC: 2, 0xDD: 4}
 
 
 class _Msgpack:
-    """Where a check of MessagePack is."""
+    """The state of a check of MessagePack."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.left: list[int] = []
-        """Parts that each open container still has; keys and values of a map are one each."""
+        """The remaining parts of each open container. Keys and values of a map count one each."""
         self.keys: list[set[Any] | None] = []
         self.shown: list[Any] = []
         """The last key of each open map, the length of each open list."""
@@ -211,7 +211,7 @@ class _Msgpack:
     def open(self, count: int, *, is_map: bool, is_key: bool) -> None:
         """A container begins."""
         if is_key:
-            raise self.fault("a map or list cannot be one", is_key=True)
+            raise self.fault("a map or list cannot be a key", is_key=True)
         if len(self.left) >= NESTING_LIMIT:
             raise self.fault(f"nested deeper than {NESTING_LIMIT}", is_key=False)
         self.left.append(2 * count if is_map else count)
@@ -219,13 +219,13 @@ class _Msgpack:
         self.shown.append("" if is_map else count)
 
     def close(self) -> bool:
-        """Containers whose parts are all there end; whether that was the last."""
+        """Close containers without remaining parts. Returns whether none is open."""
         while self.left and not self.left[-1]:
             del self.left[-1], self.keys[-1], self.shown[-1]
         return not self.left
 
     def scalar(self, kind: int, place: int, end: int, *, is_key: bool) -> None:
-        """Check one, and note it if it is a key."""
+        """Check a scalar. If it is a key, add it."""
         value: Any = None
         if kind in _STRINGS:
             start = place + 1 + _COUNTED.get(kind, 0)
@@ -241,7 +241,7 @@ class _Msgpack:
         if is_key:
             keys = self.keys[-1]
             if keys is None or value in keys:
-                raise self.fault(f"{value!r:.80} stands twice in a map", is_key=True)
+                raise self.fault(f"{value!r:.80} is duplicate in its map", is_key=True)
             keys.add(value)
             self.shown[-1] = value
 
@@ -251,8 +251,8 @@ def msgpack(data: bytes) -> Slices:
     try:
         yield from _msgpack(data)
     except (IndexError, struct.error, UnicodeDecodeError, TypeError, msgspec.MsgspecError) as error:
-        said = "it ends too early" if isinstance(error, (IndexError, struct.error)) else str(error)
-        raise InvalidPayload(f"not readable as msgpack: {said}") from error
+        reason = "it ends too early" if isinstance(error, (IndexError, struct.error)) else str(error)
+        raise InvalidPayload(f"not readable as msgpack: {reason}") from error
 
 
 def _msgpack(data: bytes) -> Slices:
@@ -287,7 +287,7 @@ def _msgpack(data: bytes) -> Slices:
 
 
 def _container(data: bytes, place: int, kind: int) -> tuple[int, int, bool]:
-    """Where the parts of a map or list begin, how many there are, and whether it is a map."""
+    """The offset of the first part of a map or list, the number of parts, and whether it is a map."""
     if kind < _FIXSTRING:
         return place + 1, kind & 0x0F, kind < _FIXLIST
     width = (_MAPS.get(kind) or 0) + (_LISTS.get(kind) or 0)

@@ -1,4 +1,4 @@
-"""Serving: sockets, uvicorn, signals, several processes."""
+"""Runs the service: sockets, uvicorn, signals, several processes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from holdfast.core.errors import InvalidOption
 from holdfast.opening import make_store
 from holdfast.service.app import make_app
-from holdfast.service.context import Hub
+from holdfast.service.context import ServiceContext
 from holdfast.service.protocol import bounded
 from holdfast.service.settings import Settings
 from holdfast.store import Store
 from holdfast.telemetry import http as http_metrics
 from holdfast.telemetry.logging import get_logger
-from holdfast.worker.shutdown import on_signal
+from holdfast.worker.signals import on_signal
 
 _log = get_logger("holdfast.service")
 
@@ -32,16 +32,16 @@ BACKLOG = 2048
 
 
 def listen(host: str, port: int, stalled_s: float) -> socket.socket:
-    """A socket to serve at. Raises InvalidOption."""
+    """A listening socket. Raises InvalidOption."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Connections inherit all of it. Without TCP_NODELAY an answer in two pieces waits 40 ms for the other end to say
-    # that it got the first; asyncio sets it by itself only where the protocol is named.
+    # Connections inherit the options. Without TCP_NODELAY an answer in two packets waits 40 ms for the acknowledgement
+    # of the first; asyncio sets it only on sockets whose protocol is named.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(AttributeError, OSError):
-            # One whose other end takes nothing any more is ended by the kernel.
+            # The kernel closes a connection whose peer accepts no more data.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stalled_s * 1000))
         sock.bind((host, port))
         sock.listen(BACKLOG)
@@ -61,22 +61,22 @@ def run(settings: Settings, sock: socket.socket, ready: Callable[[], None]) -> N
 
 
 def check(settings: Settings, processes: int) -> None:
-    """Raise what each of so many processes would: said once, and not again and again by every child."""
+    """Open and close the service once, so that a wrong setting is reported once and not by every process."""
 
     async def look() -> None:
-        hub = Hub(replace(settings, upkeep=False), make_store(settings.store))
-        if processes > 1 and not hub.store.capabilities.many_processes:
-            raise InvalidOption("processes", f"{hub.store.capabilities.name} is for one process alone")
+        context = ServiceContext(replace(settings, upkeep=False), make_store(settings.store))
+        if processes > 1 and not context.store.capabilities.many_processes:
+            raise InvalidOption("processes", f"{context.store.capabilities.name} works in one process only")
         try:
-            await hub.open()
+            await context.open()
         finally:
-            await hub.close()
+            await context.close()
 
     asyncio.run(look())
 
 
 async def serve(settings: Settings, sock: socket.socket, *, ready: Callable[[], None] | None = None) -> None:
-    """Serve in this process until SIGTERM or SIGINT; then let requests end, and answer those that wait."""
+    """Serve until SIGTERM or SIGINT. Then requests in progress finish, and waiting ones are answered."""
     _raise_file_limit(settings.limits.connections)
     http_metrics.enable()
     async with running(settings, sock) as server:
@@ -87,32 +87,32 @@ async def serve(settings: Settings, sock: socket.socket, *, ready: Callable[[], 
 
 
 class Running:
-    """A server at work."""
+    """A running server."""
 
-    def __init__(self, server: uvicorn.Server, hub: Hub, ended: asyncio.Task[None], port: int) -> None:
+    def __init__(self, server: uvicorn.Server, context: ServiceContext, ended: asyncio.Task[None], port: int) -> None:
         self._server = server
-        self.hub = hub
+        self.context = context
         self.ended = ended
         self.port = port
 
     def stop(self) -> None:
-        """Take no more connections, let requests end; the second time: at once."""
+        """Accept no more connections and let requests finish. A second call ends them at once."""
         if self._server.should_exit:
             self._server.force_exit = True
         self._server.should_exit = True
-        self.hub.stop()
+        self.context.stop()
 
 
 @asynccontextmanager
 async def running(settings: Settings, sock: socket.socket, store: Store | None = None) -> AsyncGenerator[Running]:
-    """A server in the current event loop, serving as long as the block lasts, and stopped in peace after it."""
-    hub = Hub(settings, make_store(settings.store) if store is None else store)
+    """Run a server in the current event loop during the block, and stop it gracefully afterwards."""
+    context = ServiceContext(settings, make_store(settings.store) if store is None else store)
     try:
-        await hub.open()
-        server = _Server(_config(settings, hub))
+        await context.open()
+        server = _Server(_config(settings, context))
         ended = asyncio.create_task(server.serve(sockets=[sock]))
         await server.up.wait()
-        control = Running(server, hub, ended, sock.getsockname()[1])
+        control = Running(server, context, ended, sock.getsockname()[1])
         try:
             yield control
         finally:
@@ -120,12 +120,12 @@ async def running(settings: Settings, sock: socket.socket, store: Store | None =
                 control.stop()
             await asyncio.wait([ended])
     finally:
-        await hub.close()
+        await context.close()
 
 
 @contextmanager
 def shared_metrics() -> Generator[None]:
-    """A directory by which several processes show their metrics as one. Set up before they start."""
+    """A directory in which several processes share their metrics. Create it before they start."""
     import os
 
     with tempfile.TemporaryDirectory(prefix="holdfast-metrics-") as directory:
@@ -147,17 +147,17 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Ours: uvicorn would raise the signal again at the end, and spoil the exit code."""
+        """Leave signals to `serve`: uvicorn would raise the signal again at the end and change the exit code."""
         yield
 
 
-def _config(settings: Settings, hub: Hub) -> uvicorn.Config:
+def _config(settings: Settings, context: ServiceContext) -> uvicorn.Config:
     limits = settings.limits
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    app: Any = make_app(hub)
+    app: Any = make_app(context)
     return uvicorn.Config(
         app,
-        http=bounded(limits, hub.connections, settings.proxies),
+        http=bounded(limits, context.connections, settings.proxies),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -177,4 +177,4 @@ def _raise_file_limit(connections: int) -> None:
     if wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     if wanted < connections:
-        _log.warning("fewer files can be open than connections", files=wanted, connections=connections)
+        _log.warning("the limit of open files is below the limit of connections", files=wanted, connections=connections)

@@ -1,7 +1,8 @@
-"""How much of a thing is in use at once: by the whole process, by each tenant, by each address.
+"""Counts what is in use: by the process, by each tenant, by each address.
 
-One account counts bytes in flight, one connections, one requests that wait. What is over the process's limit is refused
-with 503, what is over a tenant's or an address's share with 429, both with Retry-After.
+There is an account for bytes in flight, one for connections, one for waiting requests and one for event streams. Over
+the limit of the process, requests are refused with 503; over the share of a tenant or an address, with 429. Both have
+Retry-After.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from holdfast.service.limits import host
 
 
 class Shares:
-    """One account. A limit of 0 is none."""
+    """One account. A limit of 0 means no limit."""
 
     def __init__(
         self,
@@ -27,23 +28,22 @@ class Shares:
         full: str = "overloaded",
         budget: str = "",
     ) -> None:
-        self.used = self.most = 0
-        """Now, and the most so far."""
+        self.used = self.peak = 0
         self._thing = thing
         self._process = process
         self._tenant = tenant
         self._address = address
         self._full = full
         self._budget = budget
-        """What a tenant's limit is called where an operator sets it."""
+        """The name of the tenant's budget, if an operator can set it."""
         self._parts: dict[tuple[str, str], int] = {}
 
     def hold(self, tenant: str = "", address: str = "") -> Hold:
-        """What one request or connection is going to use. "" is no tenant, and no address."""
+        """The part of one request or connection. "" means no tenant, or no address."""
         return Hold(self, tenant, host(address))
 
     def check(self, amount: int, tenant: str, address: str) -> None:
-        """Raise a refusal if so much more would be over a limit."""
+        """Raise a refusal if `amount` more would exceed a limit."""
         for kind, name in (("tenant", tenant), ("address", address)):
             limit = self._limit(kind, name)
             if limit and self._parts.get((kind, name), 0) + amount > limit:
@@ -55,7 +55,7 @@ class Shares:
             raise Refusal(self._full, f"{self._thing} of this service: the limit is {self._process}; try again later")
 
     def room(self, tenant: str, address: str) -> int:
-        """How much more there may be; a great deal where there is no limit."""
+        """How much more fits; a very large number if there is no limit."""
         left = [self._process - self.used] if self._process else []
         for kind, name in (("tenant", tenant), ("address", address)):
             limit = self._limit(kind, name)
@@ -64,11 +64,11 @@ class Shares:
         return max(0, min(left, default=2**62))
 
     def used_by(self, tenant: str) -> int:
-        """How much is in use by one tenant."""
+        """How much a tenant uses."""
         return self._parts.get(("tenant", tenant), 0)
 
     def limit_of(self, tenant: str) -> int:
-        """How much that may be; 0: any number."""
+        """The limit of a tenant; 0: no limit."""
         return self._limit("tenant", tenant)
 
     def _limit(self, kind: str, name: str) -> int:
@@ -77,9 +77,9 @@ class Shares:
         return self._tenant if isinstance(self._tenant, int) else self._tenant(name)
 
     def count(self, amount: int, tenant: str, address: str) -> None:
-        """So much more is in use, or less."""
+        """Add `amount`, which may be negative."""
         self.used += amount
-        self.most = max(self.most, self.used)
+        self.peak = max(self.peak, self.used)
         for part in (("tenant", tenant), ("address", address)):
             if part[1]:
                 now = self._parts.get(part, 0) + amount
@@ -90,7 +90,7 @@ class Shares:
 
 
 class Hold:
-    """What one request or connection uses; nothing after `with`."""
+    """The use of one request or connection. The end of `with` returns it."""
 
     def __init__(self, shares: Shares, tenant: str, address: str) -> None:
         self._shares = shares
@@ -105,26 +105,26 @@ class Hold:
         self.resize(0)
 
     def check(self) -> None:
-        """Raise a refusal if there is no room for anything."""
+        """Raise a refusal if there is no room at all."""
         self._shares.check(1, self._tenant, self._address)
 
     def room(self) -> int:
-        """How much more it could take."""
+        """How much more fits."""
         return self._shares.room(self._tenant, self._address)
 
     def take(self, amount: int) -> None:
-        """Use so much more. Raises a refusal, and then nothing has changed."""
+        """Use `amount` more. Raises a refusal, and then changes nothing."""
         self._shares.check(amount, self._tenant, self._address)
         self.resize(self._amount + amount)
 
     def resize(self, amount: int) -> None:
-        """Use so much, whatever the limits: it is there already."""
+        """Set the use to `amount`, without a check of the limits."""
         if amount != self._amount:
             self._shares.count(amount - self._amount, self._tenant, self._address)
             self._amount = amount
 
     def move(self, tenant: str) -> None:
-        """Be another tenant's, or nobody's. Raises a refusal, and then it is nobody's."""
+        """Move the use to a tenant; "": to none. Raises a refusal, and then no tenant has it."""
         if tenant == self._tenant:
             return
         amount = self._amount

@@ -1,4 +1,4 @@
-"""Tokens and keys for development, where nobody else issues any."""
+"""Makes tokens and keys, for development and for deployments without an identity provider."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sign(
     subject: str = "",
     private_key: bytes | None = None,
 ) -> str:
-    """A token, by the shared key or by a private one (a JWK). Raises InvalidOption or InvalidName."""
+    """Make a token, signed with the shared key or a private key (a JWK). Raises InvalidOption or InvalidName."""
     claims: dict[str, Any] = {
         "iss": settings.issuer,
         "aud": settings.audience,
@@ -56,12 +56,12 @@ def sign(
 
 
 def new_secret() -> str:
-    """A key of HS256: 32 random bytes as text."""
+    """A key for HS256: 32 random bytes as text."""
     return secrets.token_urlsafe(32)
 
 
 def new_pair(algorithm: Algorithm) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A private key and the public one of it, as JWKs. Raises InvalidOption."""
+    """A private key and its public key, as JWKs. Raises InvalidOption."""
     from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
     if algorithm == "RS256":
@@ -71,7 +71,7 @@ def new_pair(algorithm: Algorithm) -> tuple[dict[str, Any], dict[str, Any]]:
     elif algorithm == "EdDSA":
         private = OKPAlgorithm.to_jwk(ed25519.Ed25519PrivateKey.generate(), as_dict=True)
     else:
-        raise InvalidOption("algorithm", f"{algorithm!r} has no pair of keys; there are RS256, ES256 and EdDSA")
+        raise InvalidOption("algorithm", f"{algorithm!r} has no key pair; use RS256, ES256 or EdDSA")
     names = {"kid": secrets.token_hex(8), "alg": algorithm, "use": "sig"}
     public = {name: value for name, value in private.items() if name not in PRIVATE_PARTS}
     return {**private, **names}, {**public, **names}
@@ -81,7 +81,7 @@ def _private(text: bytes) -> jwt.PyJWK:
     try:
         return jwt.PyJWK(json.decode(text, type=dict[str, Any]))
     except Exception as error:
-        raise InvalidOption("key", "that is not a private key as `holdfast keys new` writes it") from error
+        raise InvalidOption("key", "this is not a private key as `holdfast keys new` writes it") from error
 
 
 def _scope(scope: str) -> str:

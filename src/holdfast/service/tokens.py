@@ -1,9 +1,9 @@
-"""Who calls: a JSON Web Token says the tenant, the scopes and, for some workers, the queues. [TENANT-1]
+"""Verifies JSON Web Tokens. A token names the tenant, the scopes and, optionally, the queues of its caller. [TENANT-1]
 
-Checked in this order, and refused at the first that does not hold: size, header (algorithm, critical extensions, key),
-signature, `exp`, `nbf`, `iat`, `iss`, `aud`, the tenant, the scopes. Tokens are never logged and never kept: what was
-checked is remembered by its digest until the keys change. Of those that are not known, an address that sends too many
-bad ones has to wait: whoever guesses, or makes us check signatures, is bounded, and who has a good one goes on.
+The checks, in this order: size, header (algorithm, critical extensions, key), signature, `exp`, `nbf`, `iat`, `iss`,
+`aud`, tenant, scopes. Tokens are never logged and never stored: a verified token is remembered by its digest until the
+keys change. An address that sends too many invalid tokens must wait before a new one is checked. That bounds guesses
+and the work for signatures, while remembered tokens keep working.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PRODUCE, WORK, READ, ADMIN = "jobs:produce", "jobs:work", "jobs:read", "jobs:adm
 SCOPES = (PRODUCE, WORK, READ, ADMIN)
 ALGORITHMS = ("HS256", "RS256", "ES256", "EdDSA")
 TENANT_ALIASES = ("tid", "tenant", "tenant_id", "tenantId", "organization_id", "organizationId")
-"""Claims that name a tenant elsewhere: if a token has several, they must say the same."""
+"""Common claims for the tenant. If a token has several of them, they must agree."""
 
-REMEMBERED = 10_000
+MAX_REMEMBERED = 10_000
 _LAST_TIME = 253_402_300_800
 """The end of the year 9999."""
 _REQUIRED = ["exp", "iss", "aud"]
@@ -37,45 +37,45 @@ _TYPES = ("JWT", "AT+JWT", "APPLICATION/AT+JWT")
 
 
 class Caller(Struct, frozen=True):
-    """Who calls, and what he may."""
+    """The caller of a request, with its rights."""
 
     tenant: str
     scopes: frozenset[str]
     queues: frozenset[str] | None
-    """The only queues he may touch, none of Holdfast's own among them; None: all of the tenant's."""
+    """The queues that it may use, without Holdfast's own; None: all queues of the tenant."""
     subject: str
     expires_at: float
     digest: bytes
-    """Stands for the token, however its signature is spelt, where it must be told from others."""
+    """Identifies the token, whatever the spelling of its signature."""
     token_id: str = ""
     """The `jti`; "" without one."""
     issued_at: float | None = None
 
     def need(self, scope: str) -> None:
-        """Raise a refusal unless the token has that scope."""
+        """Raise a refusal unless the token has the scope."""
         if scope not in self.scopes:
             challenge = f'Bearer realm="holdfast", error="insufficient_scope", scope="{scope}"'
-            raise Refusal("scope_missing", f"the token lacks the scope {scope}", {"www-authenticate": challenge})
+            raise Refusal("scope_missing", f"the token needs the scope {scope}", {"www-authenticate": challenge})
 
     def need_queue(self, queue: str) -> None:
-        """Raise a refusal if the token is for other queues."""
+        """Raise a refusal unless the token is for the queue."""
         if self.queues is not None and queue not in self.queues:
             raise Refusal("queue_forbidden", f"the token is not for the queue {queue!r}")
 
 
 class Tokens:
-    """Checks tokens."""
+    """Verifies tokens."""
 
     def __init__(self, settings: TokenSettings, keys: Keys, limits: Limits) -> None:
         self._settings = settings
         self._keys = keys
-        self._most_bytes = limits.token_bytes
+        self._max_bytes = limits.token_bytes
         self._bad = BadTokens(limits.bad_tokens)
         self._known: dict[bytes, Caller] = {}
         self._generation = keys.generation
 
     async def caller(self, authorization: bytes | None, address: str) -> Caller:
-        """Who sent this header from there. Raises a refusal with 401, or 429 after too many of those."""
+        """The caller that an Authorization header names. Raises a refusal: 401, or 429 after too many of those."""
         token = self._bearer(authorization)
         self._keys.renew_in_time()
         digest = hashlib.sha256(token).digest()
@@ -85,12 +85,12 @@ class Tokens:
         caller = self._known.pop(digest, None)
         if caller is None:
             caller = await self._check_new(token.decode("ascii"), address)
-        if len(self._known) >= REMEMBERED:
-            # Who has not been here for longest.
+        if len(self._known) >= MAX_REMEMBERED:
+            # The least recently used.
             del self._known[next(iter(self._known))]
         self._known[digest] = caller
         if self.left_s(caller) <= 0:
-            # It was good: nobody guesses, and there is nothing to check.
+            # The token was valid once, so this is not a guess and does not count as one.
             raise _expired()
         return caller
 
@@ -103,7 +103,7 @@ class Tokens:
             raise
 
     def left_s(self, caller: Caller) -> float:
-        """How much longer the caller's token holds."""
+        """The remaining lifetime of the caller's token."""
         return caller.expires_at + self._settings.leeway_s - time.time()
 
     def _bearer(self, authorization: bytes | None) -> bytes:
@@ -112,7 +112,7 @@ class Tokens:
         scheme, _, token = authorization.partition(b" ")
         if scheme.lower() != b"bearer" or not token or not token.isascii():
             raise refused("the header is not `Bearer TOKEN`")
-        if len(token) > self._most_bytes:
+        if len(token) > self._max_bytes:
             raise refused("it is too long")
         return token
 
@@ -138,11 +138,11 @@ class Tokens:
         except ImmatureSignatureError:
             raise refused("it is not valid yet") from None
         except (PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
-            # By its kind alone: some messages repeat a part of the token.
-            raise refused(_WHY.get(type(error).__name__, "it cannot be read or its signature is wrong")) from None
+            # Not the error's own text, which may contain a part of the token.
+            raise refused(_WHY.get(type(error).__name__, "it is malformed or its signature is wrong")) from None
         _check_times(claims)
         subject, token_id, issued_at = claims.get("sub"), claims.get("jti"), claims.get("iat")
-        # A signature can be spelt in many ways, what is signed in one.
+        # A signature has several spellings, the signed part has one.
         digest = hashlib.sha256(token.rpartition(".")[0].encode()).digest()
         return Caller(
             self._tenant(claims), _scopes(claims), _queues(claims), subject if isinstance(subject, str) else "",
@@ -173,7 +173,7 @@ _WHY = {
 
 
 def refused(why: str) -> Refusal:
-    """A token that is not accepted."""
+    """The refusal of an invalid token."""
     return Refusal("token_invalid", f"the token is not accepted: {why}", _challenge(why))
 
 
@@ -191,7 +191,7 @@ def _check_header(header: dict[str, Any]) -> str:
     if algorithm not in ALGORITHMS:
         raise refused("its algorithm is none of HS256, RS256, ES256, EdDSA")
     if "crit" in header or "b64" in header:
-        raise refused("it has critical extensions, and none are known here")
+        raise refused("it has critical extensions, which are not supported")
     if str(header.get("typ", "JWT")).upper() not in _TYPES:
         raise refused("its type is not JWT")
     kid = header.get("kid")
@@ -201,7 +201,7 @@ def _check_header(header: dict[str, Any]) -> str:
 
 
 def _check_times(claims: dict[str, Any]) -> None:
-    """PyJWT takes whatever `int` takes, strings too."""
+    """Check that times are numbers: PyJWT accepts strings too."""
     for name in ("exp", "nbf", "iat"):
         if name in claims and not (type(claims[name]) in (int, float) and 0 <= claims[name] < _LAST_TIME):
             raise refused(f"its `{name}` is not a time")
@@ -224,5 +224,5 @@ def _queues(claims: dict[str, Any]) -> frozenset[str] | None:
         names = {check_queue(queue) for queue in queues}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     except InvalidName:
         raise refused("its `queues` are not names of queues") from None
-    # All flows and schedules of the tenant are in the reserved ones: who is for some queues has their own routes.
+    # The reserved queues hold all flows and schedules of the tenant. These have routes of their own.
     return frozenset(name for name in names if not name.startswith(RESERVED))

@@ -1,4 +1,4 @@
-"""Turns of the event loop: how much work on bodies is done in one, and whose is next."""
+"""Bounds the work on bodies in each turn of the event loop, in rotation between tenants."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from collections import deque
 from holdfast.service.scan import SLICE, Slices
 
 TURN = 2 * SLICE
-"""Work in one turn of the loop, of all requests together. About 4 ms."""
+"""The work of all requests in one turn of the event loop, about 4 ms."""
 SMALL = TURN // 16
-"""Less than this does not wait: the large bodies of others are not before it."""
+"""Work up to this amount never waits behind the large bodies of other requests."""
 SIMPLE_BYTES = 256 * 1024
-FEW_BYTES = 512
-"""Taken for the worst that they can be, uncounted: that is still small."""
+MIN_COUNTED_BYTES = 512
+"""Shorter texts are not counted but rated as the worst of their length, which is still small."""
 _PART, _BYTES = 5, 16
 
 
 def work_of(data: bytes) -> int:
-    """About how much work it is to decode a JSON text as a whole: of a large one, more than a turn has."""
+    """An estimate of the work to decode a JSON text at once. For a large text it is more than a turn."""
     if len(data) > SIMPLE_BYTES:
         return TURN + 1
-    if len(data) <= FEW_BYTES:
+    if len(data) <= MIN_COUNTED_BYTES:
         return 1 + _PART * len(data)
     parts = data.count(b",") + data.count(b"[") + data.count(b"{")
     return 1 + _PART * parts + len(data) // _BYTES
 
 
 def is_simple(data: bytes) -> bool:
-    """Whether a JSON text can be decoded as a whole, in one turn."""
+    """Whether a JSON text can be decoded at once, in one turn."""
     return work_of(data) <= TURN
 
 
 class Turns:
-    """Hands out turns of the event loop, in rotation between tenants. [TENANT-4]"""
+    """Assigns turns of the event loop, in rotation between tenants. [TENANT-4]"""
 
     def __init__(self) -> None:
-        self.most = 0
-        """The most work that was done in one turn."""
+        self.peak = 0
+        """The most work in one turn so far."""
         self._spent = 0
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._ticks = False
 
     def try_take(self, work: int) -> bool:
-        """Do this work in the current turn, if it has room for it; any turn has room for what is small."""
+        """Take work in the current turn, if it fits. Small work always fits."""
         if work > SMALL and (self._waiting or (self._spent and self._spent + work > TURN)):
             return False
         self._count(work)
         return True
 
     async def take(self, work: int, tenant: str) -> None:
-        """Wait for a turn that has room for this work; any turn has room for one of it."""
+        """Wait for a turn in which this work fits. An empty turn takes work of any size."""
         if not self.try_take(work):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(tenant, deque()).append(turn)
@@ -58,14 +58,14 @@ class Turns:
             self._count(work)
 
     async def run(self, slices: Slices, tenant: str) -> None:
-        """Make a check, a slice in a turn. Raises what it raises."""
+        """Run a check, one slice in each turn. Raises its errors."""
         await self.take(SLICE, tenant)
         for _ in slices:
             await self.take(SLICE, tenant)
 
     def _count(self, work: int) -> None:
         self._spent += work
-        self.most = max(self.most, self._spent)
+        self.peak = max(self.peak, self._spent)
         if not self._ticks:
             self._tick_soon()
 
@@ -75,7 +75,7 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._tick)
 
     def _tick(self) -> None:
-        """A turn is over."""
+        """Begin a new turn, and give it to the next tenant."""
         self._spent = 0
         self._ticks = False
         while self._waiting:

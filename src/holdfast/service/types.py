@@ -1,4 +1,4 @@
-"""What the workers of each tenant run, read every few seconds for all requests of a process."""
+"""The job types that workers run, read every few seconds for all requests of a process."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from holdfast.core.policy import KnownTypes
 from holdfast.store import Store, WorkerInfo
 
 FRESH_S = 3.0
-"""So old may be what an enqueue goes by."""
+"""The greatest age of the types that an enqueue uses."""
 
 
 class Types:
-    """The living workers, and what they say of the types that they run."""
+    """The live workers, and the options of the types that they run."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._workers: Sequence[WorkerInfo] = ()
         self._known: dict[str, KnownTypes] = {}
         self._mine: dict[str, dict[str, int]] = {}
-        """By tenant: its own workers, and how many queues and types each names."""
+        """By tenant: its own workers, with the number of queues and types that each of them names."""
         self._read_at = time.monotonic() - FRESH_S
         self._reading = asyncio.Lock()
 
     async def of(self, tenant: str) -> KnownTypes:
-        """What the workers run that serve this tenant; of others it learns nothing. [TENANT-2]"""
+        """The types of the workers that serve this tenant, and of no others. [TENANT-2]"""
         await self._renew()
         known = self._known.get(tenant)
         if known is None:
@@ -37,7 +37,7 @@ class Types:
         return known
 
     async def admit(self, worker: WorkerInfo, budgets: Budgets, *, lives: bool) -> None:
-        """Count a worker that reports or signs off. Raises QuotaExceeded where its tenant has too many."""
+        """Count a worker that reports, or remove it. Raises QuotaExceeded if its tenant has too many."""
         await self._renew()
         tenant = worker.tenant or ""
         mine = self._mine.get(tenant)

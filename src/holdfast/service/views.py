@@ -1,4 +1,7 @@
-"""Values on their way out: jobs and events as the wire has them."""
+"""Converts jobs, schedules, events and counts to answers.
+
+Fields are given in the order of their struct: msgspec searches for each keyword that is out of order.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +24,26 @@ from holdfast.store import QueueStats
 
 
 def raw(data: bytes, codec: str) -> Raw:
-    """A value as it goes over the wire: JSON as it is, the bytes of other codecs in base64."""
+    """A payload or result in an answer: JSON unchanged, the bytes of other codecs in base64."""
     return Raw(data) if codec == "json" else Raw(msgspec.json.encode(base64.b64encode(data).decode()))
 
 
 def codec_name(codec: str) -> str:
-    """The name of a codec. The default is left out, and msgspec knows it by identity."""
+    """The name of a codec. msgspec omits a default only if it is the same object."""
     return "json" if codec == "json" else codec
 
 
 def claimed(answer: Claimed, waited_s: float, proofs: Proofs) -> answers.Claimed:
-    """What a claim got. When to look again is not told: the store counts other tenants' leases too. [TENANT-2]"""
-    moments: dict[int, datetime] = {}
-    jobs = [_claimed_job(job, proofs.sign(*job.key, job.token), moments) for job in answer.jobs]
+    """The answer to a claim. It has no `next_at`, which depends on other tenants' leases too. [TENANT-2]"""
+    # Jobs of one claim share their deadline, and often the other instants.
+    instants = {at for job in answer.jobs for at in (job.deadline, job.enqueued_at, job.visible_at)}
+    moments = {at: moment(at) for at in instants}
+    jobs = [_claimed_job(job, proofs.sign(job.tenant, job.queue, job.id, job.token), moments) for job in answer.jobs]
     return answers.Claimed(jobs=jobs, now=moment(answer.now), waited_s=waited_s)
 
 
 def _claimed_job(job: Job, proof: str, moments: dict[int, datetime]) -> answers.ClaimedJob:
-    """`moments` has those of the jobs before: jobs of one claim share their deadline, and often the others."""
     envelope = job.envelope
-    for at in (job.deadline, job.enqueued_at, job.visible_at):
-        if at not in moments:
-            moments[at] = moment(at)
     return answers.ClaimedJob(
         queue=job.queue,
         id=job.id,
@@ -54,13 +55,13 @@ def _claimed_job(job: Job, proof: str, moments: dict[int, datetime]) -> answers.
         max_attempts=envelope.max_attempts,
         deadline=moments[job.deadline],
         priority=envelope.priority,
+        enqueued_at=moments[job.enqueued_at],
+        visible_at=moments[job.visible_at],
         codec=codec_name(envelope.codec),
         version=envelope.version,
         timeout_s=None if envelope.timeout_ms is None else envelope.timeout_ms / 1000,
         trace=envelope.headers,
-        enqueued_at=moments[job.enqueued_at],
-        visible_at=moments[job.visible_at],
-        released=_released(job),
+        released=_released(job) if job.released_for else None,
         events=job.events,
     )
 
@@ -72,7 +73,7 @@ def _released(job: Job) -> answers.Released | None:
 
 
 def job(found: Job, blob: bytes | None = None) -> answers.Job:
-    """A job as it is. A result that is in a blob is left out unless `blob` has it."""
+    """A job. A result in the blob store is included only if `blob` has its bytes."""
     envelope, result = found.envelope, found.result
     progress = found.progress
     return answers.Job(
@@ -123,14 +124,14 @@ def job(found: Job, blob: bytes | None = None) -> answers.Job:
 
 
 def value(result: Result | None, blob: bytes | None) -> Raw | msgspec.UnsetType:
-    """The value of a result, if there is one and it is at hand."""
+    """The value of a result; unset if there is none, or if it is in the blob store and `blob` is None."""
     if result is None or (result.blob and blob is None):
         return UNSET
     return raw(result.data if blob is None else blob, result.codec)
 
 
 def outcome(found: Job, blob: bytes | None) -> answers.Outcomes:
-    """How a job ended, or where it is."""
+    """The state of a job, and its result or error."""
     error = None
     if found.state is JobState.FAILED:
         last = found.errors[-1] if found.errors else None
@@ -141,7 +142,7 @@ def outcome(found: Job, blob: bytes | None) -> answers.Outcomes:
 
 
 def schedule(tenant: str, found: Schedule) -> answers.Schedule:
-    """A schedule as it is."""
+    """A schedule."""
     timing, target = found.definition.timing, found.definition.target
     envelope = target.envelope
     backoff = envelope.backoff
@@ -168,9 +169,9 @@ def schedule(tenant: str, found: Schedule) -> answers.Schedule:
 
 
 def types(known: KnownTypes, cursor: str, limit: int) -> answers.Types:
-    """A page of what workers run. A queue counts as many as the types that it has. Raises InvalidOption."""
+    """A page of the types that workers run. A queue counts as one more than its types. Raises InvalidOption."""
     if cursor and not cursor.startswith((_QUEUE, _TYPE)):
-        raise InvalidOption("cursor", "it is of no page before this one")
+        raise InvalidOption("cursor", "not a cursor of this list")
     keys = sorted([*map(_QUEUE.__add__, known.queues), *map(_TYPE.__add__, known.types)])
     page = answers.Types(types=[], queues=[], cursor=None)
     for key in keys[bisect_right(keys, cursor) :]:
@@ -206,7 +207,7 @@ def _retry(backoff: Backoff) -> answers.RetryInfo:
 
 
 def stats(found: QueueStats) -> answers.QueueStats:
-    """Counts; every state is there."""
+    """Counts of a queue, for every state."""
     oldest = found.oldest_ready_at
     return answers.QueueStats(
         queue=found.queue,

@@ -1,1 +1,1 @@
-"""The stores. Nobody imports them: they are found by their entry points (see `holdfast.store`)."""
+"""The stores. No module imports them: `holdfast.opening` finds them by their entry points."""

@@ -1,1 +1,1 @@
-"""Metrics, traces and logs, recorded in the queue and the worker alone. Off until switched on."""
+"""Metrics, traces and logs of the queue, the worker and the service. Metrics and traces are off until enabled."""

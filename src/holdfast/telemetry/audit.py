@@ -1,6 +1,6 @@
-"""Who did what: one line on the logger `holdfast.audit` for each administrative act, however it ended.
+"""The audit log: one line on the logger `holdfast.audit` for each administrative action and its outcome.
 
-No line has a payload, a result or a token. What clients wrote is cut to a bounded length.
+No line has a payload, a result or a token. Texts from clients are cut to a bounded length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.telemetry.logging import get_logger
 LOGGER = "holdfast.audit"
 MAX_TEXT = 200
 MAX_IDS = 100
-"""The most ids that a line names; `count` has them all."""
+"""The most ids in a line. `count` has the full number."""
 
 _log = get_logger(LOGGER)
 
@@ -24,12 +24,10 @@ _log = get_logger(LOGGER)
 def audited(
     action: str, *, also: Callable[[dict[str, Any]], None] | None = None, **facts: Any
 ) -> Generator[dict[str, Any]]:
-    """Log how the block ended, with the facts that it has gathered by then; those that are None or empty are left out.
+    """Log the outcome of the block with its facts, without empty ones. `also` is called with the same facts.
 
-    `also` is called with the same facts.
-
-    The outcome is `done`, the code of the error that was raised, or `unknown` for a block that was interrupted: then
-    the act may have been done.
+    The outcome is `done`, the code of the error, or `unknown` if the block is interrupted: then the action may have
+    taken effect.
     """
     outcome = "unknown"
     try:
@@ -49,7 +47,7 @@ def audited(
 
 
 def named(ids: Iterable[str]) -> dict[str, Any]:
-    """The facts about jobs that were named one by one."""
+    """The facts about a list of ids."""
     found = list(ids)
     return {"ids": found[:MAX_IDS], "count": len(found)}
 

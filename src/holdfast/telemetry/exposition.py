@@ -1,6 +1,6 @@
-"""Metrics on an address of their own: a few connections at a time, each for a short time, one request each.
+"""Serves metrics on a separate address, to a few short connections at a time.
 
-Apart from the service: it needs no event loop, and takes none of the connections that clients may have.
+It runs in threads, needs no event loop, and does not use the connections of the service.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from socketserver import ThreadingMixIn
 from typing import Any
 
 MAX_CONNECTIONS = 8
-"""Further ones are closed without an answer: metrics are read by one or two programs."""
+"""Further connections are closed without an answer: one or two programs read metrics."""
 CONNECTION_S = 10.0
-"""How long a connection may last, from its beginning to its end."""
+"""The longest time of a connection."""
 _PATHS = ("/", "/metrics")
 
 
 def serve(host: str, port: int, text: Callable[[], bytes], content_type: str) -> int:
-    """Serve what `text` gives, in threads that end with the process; the port. Raises OSError."""
+    """Serve the text that `text` returns, in daemon threads. Returns the port. Raises OSError."""
 
     class Handler(BaseHTTPRequestHandler):
         def setup(self) -> None:
@@ -50,7 +50,7 @@ def serve(host: str, port: int, text: Callable[[], bytes], content_type: str) ->
             return "holdfast"
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: whoever reads metrics does so often."""
+            """Log nothing: metrics are read every few seconds."""
 
     server = _Bounded((host, port), Handler)
     threading.Thread(target=server.serve_forever, name="holdfast-metrics", daemon=True).start()
@@ -79,7 +79,7 @@ class _Bounded(ThreadingMixIn, HTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left, or that was too slow."""
+        """Ignore clients that disconnect or are too slow."""
 
 
 def _cut(connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of the HTTP service, off until `enable()`. Labels are bounded: routes of the table, never tenants."""
+"""Metrics of the HTTP service, off until `enable()`. Labels are bounded: routes, never tenants."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"}
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 30, 60)
 
-MOST = {
-    "bytes": "The most bytes of bodies and answers that were in flight at once, in one process",
-    "connections": "The most connections that were open at once, in one process",
-    "waits": "The most requests that waited at once, event streams included, in one process",
+PEAKS = {
+    "bytes": "The most bytes of bodies and answers in flight, in one process",
+    "connections": "The most open connections, in one process",
+    "waits": "The most waiting requests, including event streams, in one process",
     "turn_work": "The most work on bodies in one turn of the event loop, in one process",
 }
 
 current: HttpMetrics | None = None
-"""Where to record, or None."""
+"""The metrics to record into; None: off."""
 
 
 class HttpMetrics:
@@ -36,64 +36,64 @@ class HttpMetrics:
         self._registry = registry
         labels = ("method", "route")
         self._requests = Counter(
-            "requests", "Requests, by what they were answered", (*labels, "status"), namespace="holdfast_http",
+            "requests", "Requests by status", (*labels, "status"), namespace="holdfast_http",
             registry=registry,
         )  # fmt: skip
         self._seconds = Histogram(
-            "request_seconds", "How long a request took, waits included", labels, namespace="holdfast_http",
+            "request_seconds", "Duration of a request, including waits", labels, namespace="holdfast_http",
             registry=registry, buckets=_SECONDS,
         )  # fmt: skip
 
         self._jobs = Counter(
-            "jobs", "Items of operations, by what they were answered", ("op", "answer"), namespace="holdfast_http",
+            "jobs", "Items of operations by answer", ("op", "answer"), namespace="holdfast_http",
             registry=registry,
         )  # fmt: skip
 
         self._refusals = Counter(
-            "budget_refusals", "Requests and items that were over a budget of their tenant", ("budget",),
+            "budget_refusals", "Requests and items refused because of a budget of their tenant", ("budget",),
             namespace="holdfast_http", registry=registry,
         )  # fmt: skip
 
         self._children: dict[tuple[str, str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
-        self._most = [
+        self._peaks = [
             Gauge(f"most_{name}", text, namespace="holdfast_http", registry=registry, multiprocess_mode="livemax")
-            for name, text in MOST.items()
+            for name, text in PEAKS.items()
         ]
 
     def refused(self, budget: str) -> None:
-        """Something was over a budget. Without the tenant."""
+        """Count a refusal by a budget, without the tenant."""
         self._refusals.labels(budget).inc()
 
-    def most(self, *values: int) -> None:
-        """The most so far of each thing in `MOST`, in this process."""
-        for gauge, value in zip(self._most, values, strict=True):
+    def set_peaks(self, *values: int) -> None:
+        """Set the values of `PEAKS`, in their order."""
+        for gauge, value in zip(self._peaks, values, strict=True):
             gauge.set(value)
 
     def answered(self, method: str, route: str, status: int, took_s: float) -> None:
-        """One request is over; `route` is "" where none fitted, `status` 0 where the client left."""
+        """Count a finished request. `route` is "" if none matched, `status` 0 if the client disconnected."""
         method = method if method in METHODS else "other"
         labels = method, route, status
         children = self._children.get(labels)
         if children is None:
-            # Kept: to look up a child takes ten times as long as to count in it. As bounded as the labels are.
+            # Cached: looking up a child takes ten times as long as counting. Labels are bounded, so this is too.
             seconds = self._seconds.labels(method, route)
             children = self._children[labels] = self._requests.labels(method, route, str(status)).inc, seconds.observe
         children[0]()
         children[1](took_s)
 
     def jobs(self, op: str, answers: Sequence[object]) -> None:
-        """So many items of an operation were answered, each by what it was. Without the queue: it is a tenant's."""
+        """Count the answers of an operation by type, without the queue, whose name belongs to a tenant."""
         for name, count in Counts(type(answer).__name__ for answer in answers).items():
             self._jobs.labels(op, name).inc(count)
 
     def text(self) -> bytes:
-        """What Prometheus reads."""
+        """The metrics in Prometheus' text format."""
         from prometheus_client import generate_latest
 
         return generate_latest(self.registry())
 
     def registry(self) -> CollectorRegistry:
-        """The metrics of this process, or of all that share a directory."""
+        """The metrics of this process, or of all processes that share a directory."""
         from prometheus_client import CollectorRegistry
         from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -105,7 +105,7 @@ class HttpMetrics:
 
 
 def enable() -> HttpMetrics:
-    """Record from now on. Twice is harmless."""
+    """Record from now on. Calling it twice is harmless."""
     global current  # noqa: PLW0603 - one process, one set of metrics
     if current is None:
         try:
@@ -118,7 +118,7 @@ def enable() -> HttpMetrics:
 
 
 def serve_at(host: str, port: int) -> int:
-    """Show the metrics on an address of their own; the port. Raises InvalidOption."""
+    """Serve the metrics on a separate address. Returns the port. Raises InvalidOption."""
     from holdfast.telemetry import exposition
 
     try:

@@ -1,6 +1,6 @@
-"""Logs with fields. By structlog where the program has configured it, else by the standard library.
+"""Logs with fields: by structlog if the program has configured it, else by the standard library.
 
-Payloads, results and tokens are never logged: fields of those names are dropped.
+Payloads, results and tokens are never logged: fields with these names are dropped.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from holdfast.core.text import printable, printable_json
 
 _SECRET = frozenset({"payload", "result", "token", "fence"})
 _PLAIN_TEXT = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:/+@%")
-SUBJECTS = 1000
-"""The most subjects a SeldomLogger remembers: job types come from producers."""
+MAX_SUBJECTS = 1000
+"""The most subjects that a SeldomLogger remembers. Subjects such as job types come from producers."""
 
 
 class Logger(Protocol):
-    """What handlers and our own code log with: an event, and fields."""
+    """The logger of handlers and of Holdfast itself: an event with fields."""
 
     def bind(self, **fields: Any) -> Logger: ...
 
@@ -42,19 +42,18 @@ class Logger(Protocol):
 
 
 def get_logger(name: str) -> Logger:
-    """A logger for one module; nothing is looked up before something is logged."""
+    """A logger for one module. It looks nothing up before the first message."""
     return _FieldLogger(name, {})
 
 
 configured: tuple[bool, str | int] | None = None
-"""How `configure` was called for the whole process, for the processes that it starts: json, level."""
+"""The arguments `json` and `level` of `configure(application=True)`, for child processes."""
 
 
 def configure(*, json: bool = False, level: str | int = "INFO", application: bool = False) -> None:
-    """Print our logs on standard error: JSON lines, or `event key=value` for people. For programs.
+    """Print Holdfast's logs on standard error, as JSON lines or as `event key=value`.
 
-    With `application`, what the application logs by the standard library looks the same, unless it has handlers of
-    its own.
+    With `application`, logs of the application by the standard library look the same, unless it has its own handlers.
     """
     global configured  # noqa: PLW0603 - one process, one way to log
     handler = logging.StreamHandler(sys.stderr)
@@ -72,7 +71,7 @@ def configure(*, json: bool = False, level: str | int = "INFO", application: boo
 
 
 def configure_lines(*names: str) -> None:
-    """Print what these loggers say on standard output, as JSON lines, whatever the level. For the HTTP service."""
+    """Print these loggers on standard output as JSON lines, at any level. For the HTTP service."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
     for name in names:
@@ -83,7 +82,7 @@ def configure_lines(*names: str) -> None:
 
 
 class Record:
-    """An event and its fields, as one log message: `job finished queue=emails attempt=2`."""
+    """An event with its fields as one log message: `job finished queue=emails attempt=2`."""
 
     __slots__ = ("event", "fields")
 
@@ -93,25 +92,25 @@ class Record:
 
     def __str__(self) -> str:
         fields = dict(self.fields)
-        # On lines of its own, as everywhere: escaped into one, nobody reads it.
+        # On separate lines: escaped into one line, a traceback is unreadable.
         traceback = fields.pop("traceback", None)
         line = " ".join([self.event, *(f"{name}={_shown(value)}" for name, value in fields.items())])
         return f"{line}\n{traceback.rstrip()}" if traceback else line
 
 
 class TextFormatter(logging.Formatter):
-    """One line for people."""
+    """One line for humans."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        # Tracebacks carry what jobs were given.
+        # Tracebacks contain arguments of jobs.
         return printable(super().format(record), lines=True)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -159,35 +158,35 @@ class _FieldLogger:
             return
         logger = logging.getLogger(self._name)
         if logger.isEnabledFor(level):
-            # The caller of info() and its like is two frames up.
+            # The caller of info() is two frames up.
             record = Record(event, _without_secrets(self._fields | fields))
             logger.log(level, record, exc_info=exc_info, stacklevel=3)
 
 
 class SeldomLogger:
-    """Logs what would otherwise be said for every job: each subject once in `every_s`, and how often it happened."""
+    """Logs a message once in `every_s` for each subject, with the number of times it occurred."""
 
     def __init__(self, name: str, every_s: float) -> None:
         self._logger = get_logger(name)
         self._every_s = every_s
-        self._said: dict[object, tuple[float, int]] = {}
+        self._logged: dict[object, tuple[float, int]] = {}
 
     def warning(self, subject: object, event: str, **fields: Any) -> None:
-        """Log, unless the same subject was logged within `every_s`; `times` counts what was not."""
+        """Log, unless the same subject was logged within `every_s`. `times` counts the suppressed messages too."""
         now = time.monotonic()
-        said_at, times = self._said.get(subject, (-math.inf, 0))
+        logged_at, times = self._logged.get(subject, (-math.inf, 0))
         times += 1
-        if now - said_at < self._every_s:
-            self._said[subject] = said_at, times
+        if now - logged_at < self._every_s:
+            self._logged[subject] = logged_at, times
             return
-        if len(self._said) >= SUBJECTS:
-            self._said.clear()
-        self._said[subject] = now, 0
+        if len(self._logged) >= MAX_SUBJECTS:
+            self._logged.clear()
+        self._logged[subject] = now, 0
         self._logger.warning(event, **fields, times=times)
 
 
 class NullLogger:
-    """Says nothing: the log of `current_job()` outside a worker."""
+    """Logs nothing: the log of `current_job()` outside a worker."""
 
     __slots__ = ()
 
@@ -196,7 +195,7 @@ class NullLogger:
         return self
 
     def debug(self, event: str, **fields: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     info = warning = error = exception = debug
 

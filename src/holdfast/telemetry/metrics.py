@@ -1,6 +1,6 @@
 """Prometheus metrics, off until `enable()`. Needs prometheus-client: `pip install 'holdfast[telemetry]'`.
 
-Labels are bounded: never a tenant, never an id, and no more than 100 queue names; further ones count as "other".
+Labels are bounded: no tenants, no ids, and up to 100 queue names. Further queues count as "other".
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from holdfast.core.errors import InvalidOption
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-QUEUE_NAMES = 100
+MAX_QUEUE_NAMES = 100
 _RUN_SECONDS = (0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600)
 
 current: Metrics | None = None
-"""Where to record, or None. Ask it before working out what to record."""
+"""The metrics to record into; None: off. Check it before computing values."""
 
 
 class Metrics:
@@ -32,54 +32,54 @@ class Metrics:
             return Histogram(name, text, ["queue"], namespace="holdfast", registry=registry, buckets=_RUN_SECONDS)
 
         self._queues: set[str] = set()
-        self._enqueued = counter("enqueued", "Enqueues, by what they were answered", "queue", "status")
+        self._enqueued = counter("enqueued", "Enqueues by answer", "queue", "status")
         self._claimed = counter("claimed", "Leases granted to this process", "queue")
-        self._finished = counter("finished", "Runs that ended here, by outcome", "queue", "outcome")
-        self._released = counter("released", "Leases given back uncounted, by reason", "queue", "reason")
-        self._store_errors = counter("store_errors", "Calls of the store that raised", "op")
-        self._run = histogram("job_run_seconds", "How long a run took")
-        self._wait = histogram("job_wait_seconds", "How long a job was visible before it was claimed")
-        self._held = Gauge("held", "Jobs this process holds a lease on", namespace="holdfast", registry=registry)
+        self._finished = counter("finished", "Runs that ended here by outcome", "queue", "outcome")
+        self._released = counter("released", "Leases released uncounted, by reason", "queue", "reason")
+        self._store_errors = counter("store_errors", "Calls to the store that failed", "op")
+        self._run = histogram("job_run_seconds", "Duration of a run")
+        self._wait = histogram("job_wait_seconds", "Time from visible to claimed")
+        self._held = Gauge("held", "Jobs that this process has leased", namespace="holdfast", registry=registry)
 
     def enqueued(self, queue: str, status: str) -> None:
-        """One item of an enqueue was answered."""
+        """Count one answered item of an enqueue."""
         self._enqueued.labels(self._queue(queue), status).inc()
 
     def claimed(self, queue: str, wait_s: float) -> None:
-        """One job was leased, `wait_s` after it became visible."""
+        """Count one leased job, `wait_s` after it became visible."""
         queue = self._queue(queue)
         self._claimed.labels(queue).inc()
         self._wait.labels(queue).observe(wait_s)
 
     def finished(self, queue: str, outcome: str, run_s: float) -> None:
-        """One run ended."""
+        """Count one finished run."""
         queue = self._queue(queue)
         self._finished.labels(queue, outcome).inc()
         self._run.labels(queue).observe(run_s)
 
     def released(self, queue: str, reason: str) -> None:
-        """One lease was given back. `reason` is one of the worker's own, of which there are few."""
+        """Count one released lease. `reason` is one of the few reasons of the worker itself."""
         self._released.labels(self._queue(queue), reason).inc()
 
     def held(self, change: int) -> None:
-        """So many more jobs are held; fewer, if negative."""
+        """Change the number of held jobs."""
         self._held.inc(change)
 
     def store_error(self, op: str) -> None:
-        """A call of the store raised."""
+        """Count a failed call to the store."""
         self._store_errors.labels(op).inc()
 
     def _queue(self, name: str) -> str:
         if name in self._queues:
             return name
-        if len(self._queues) >= QUEUE_NAMES:
+        if len(self._queues) >= MAX_QUEUE_NAMES:
             return "other"
         self._queues.add(name)
         return name
 
 
 def enable(registry: CollectorRegistry | None = None) -> Metrics:
-    """Record from now on, into `registry` or the default one. Twice is harmless."""
+    """Record from now on, into `registry` or the default one. Calling it twice is harmless."""
     global current  # noqa: PLW0603 - one process, one set of metrics
     if current is None:
         try:
@@ -92,6 +92,6 @@ def enable(registry: CollectorRegistry | None = None) -> Metrics:
 
 
 def disable() -> None:
-    """Record no more."""
+    """Stop recording."""
     global current  # noqa: PLW0603 - one process, one set of metrics
     current = None

@@ -1,8 +1,8 @@
-"""Traces that go on across the queue, by OpenTelemetry where the program uses it.
+"""Traces across the queue, by OpenTelemetry if the program uses it.
 
-The producer's trace travels in the envelope's headers (W3C `traceparent`); the worker's span continues it.
-OpenTelemetry is never imported from here first: a program that does not use it pays for one dict lookup. One that only
-has it installed (redis-py imports it where it is) and has set up no provider pays little more.
+The envelope's headers carry the producer's trace (W3C `traceparent`), and the worker's span continues it. This module
+never imports OpenTelemetry first: a program without it pays for one dict lookup. A program that imports it without a
+provider, as redis-py does, pays little more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def inject() -> dict[str, str] | None:
-    """The current trace as headers, or None where there is none."""
+    """The current trace as headers; None if there is none."""
     trace = _trace()
     if trace is None or not trace.get_current_span().get_span_context().is_valid:
         return None
@@ -30,14 +30,14 @@ def inject() -> dict[str, str] | None:
 
 
 def active() -> bool:
-    """Whether spans would go anywhere: the program has set up a provider. Ask once for many jobs."""
+    """Whether the program has set up a provider. Call it once for many jobs."""
     trace = _trace()
     return trace is not None and not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 @contextmanager
 def request_span(method: str, headers: dict[str, str] | None) -> Generator[dict[str, str] | None]:
-    """A span for one HTTP request that continues the caller's trace; what is to travel on from it, as headers."""
+    """A span for one HTTP request that continues the caller's trace. Yields the headers for its jobs."""
     if not active():
         yield headers
         return
@@ -51,7 +51,7 @@ def request_span(method: str, headers: dict[str, str] | None) -> Generator[dict[
 
 @contextmanager
 def job_span(job: Job) -> Generator[None]:
-    """A span for one run of a job, continuing the producer's trace. Exceptions are recorded and go on."""
+    """A span for one run of a job that continues the producer's trace. It records exceptions."""
     trace = _trace()
     if trace is None:
         yield
@@ -80,7 +80,7 @@ def job_span(job: Job) -> Generator[None]:
         try:
             yield
         except Exception as error:
-            # By ourselves, because it calls the error's __str__, and one that raises must not take its place.
+            # Recording calls the error's __str__. If that raises, the original error must still propagate.
             with contextlib.suppress(Exception):
                 span.set_status(trace.StatusCode.ERROR, type(error).__name__)
                 span.record_exception(error)

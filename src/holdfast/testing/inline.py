@@ -23,21 +23,23 @@ from holdfast.core.job import (
     Job,
     JobKey,
     JobState,
-    NewJob,
     Progress,
     Report,
 )
 from holdfast.core.names import RESERVED
 from holdfast.ids import new_id
 from holdfast.jobs.definition import JobDefinition, Message, find
-from holdfast.jobs.options import Resolved, duration_ms, instant_ms
-from holdfast.maintenance.coordinator import DutyContext
-from holdfast.maintenance.duties import DUTIES
+from holdfast.jobs.options import duration_ms, instant_ms
+from holdfast.maintenance.handlers import SYSTEM_HANDLERS
+from holdfast.maintenance.system_jobs import SystemContext
 from holdfast.queue.queue import Queue
 from holdfast.worker.active_job import ActiveJob
+from holdfast.worker.answers import Answers
+from holdfast.worker.callbacks import Callbacks
 from holdfast.worker.clients import Clients, HandlerQueue
 from holdfast.worker.handlers import Handler, table
 from holdfast.worker.runner import Runner
+from holdfast.worker.state import RunState
 
 DRAIN_LIMIT = 10_000
 REAP_LIMIT = 1000
@@ -93,6 +95,7 @@ class InlineQueue(Queue):
         super().__init__(f"memory:inline-{new_id()}?test_clock=frozen", tenant=tenant, name=name, blobs=blobs)
         self._handlers = table([], handler)
         self._reports: list[Report] = []
+        self._producer.on_message = self._learn
 
     async def drain(self, *, raise_errors: bool = False) -> Drained:
         """Run every job that is claimable now, in claim order, and those they enqueue; how many runs it took.
@@ -137,10 +140,6 @@ class InlineQueue(Queue):
             if stop == end:
                 return
 
-    def _new_job(self, message: Message[Any], options: Resolved, headers: dict[str, str] | None) -> NewJob:
-        self._learn(message)
-        return super()._new_job(message, options, headers)
-
     def _learn(self, message: Message[Any]) -> None:
         """Remember the handler of the message."""
         if message.definition is not None:
@@ -159,33 +158,34 @@ class InlineQueue(Queue):
 
     async def _take_care(self) -> None:
         """What the coordinator does in a worker, once for each schedule and flow that is due, and without waiting."""
-        request = ClaimRequest(self.tenant, tuple(DUTIES), DRAIN_LIMIT, LEASE_MAX, "inline")
+        request = ClaimRequest(self.tenant, tuple(SYSTEM_HANDLERS), DRAIN_LIMIT, LEASE_MAX, "inline")
         for job in (await self.store.claim(request)).jobs:
-            duty, context = DUTIES[job.queue], _InlineDuty(self.store)
-            finish = await duty.run(job, context)
+            handler, context = SYSTEM_HANDLERS[job.queue], _InlineContext(self.store)
+            finish = await handler.run(job, context)
             (answer,) = await self.store.finish([replace(finish, delay_ms=None) if context.waits else finish])
-            if duty.after is not None and isinstance(answer, Finished) and answer.state in TERMINAL:
-                await duty.after(job, context, answer.state)
+            if handler.clean_up is not None and isinstance(answer, Finished) and answer.state in TERMINAL:
+                await handler.clean_up(job, context, answer.state)
 
     async def _run(self, job: Job) -> tuple[Finish, BaseException | None]:
         ended: asyncio.Future[tuple[Finish, BaseException | None]] = asyncio.get_running_loop().create_future()
-        free = asyncio.Event()
 
-        def acknowledge(held: ActiveJob, finish: Finish) -> None:
-            ended.set_result((finish, held.error))
+        def acknowledge(active: ActiveJob, finish: Finish) -> None:
+            ended.set_result((finish, active.error))
 
-        def report(held: ActiveJob, progress: Progress) -> None:
-            self._reports.append(Report(held.key, held.token, progress))
+        def report(active: ActiveJob, progress: Progress) -> None:
+            self._reports.append(Report(active.key, active.token, progress))
 
         known = find(job.envelope.type)
         handlers = ({known.name: _inline(known)} if known is not None else {}) | self._handlers
         clients = _InlineClients(self, self._learn)
         # No other worker comes: what is unknown here fails at once.
+        state = RunState()
         runner = Runner(
-            handlers, 1, self.codec, self.blobs, acknowledge, free.set, report, unknown_ms=0, clients=clients
-        )
+            state, handlers, acknowledge, Answers(state, Callbacks(), None), report,
+            concurrency=1, codec=self.codec, blobs=self.blobs, unknown_ms=0, clients=clients,
+        )  # fmt: skip
         try:
-            runner.start(ActiveJob(job, job.key, job.token, math.inf, math.inf))
+            runner.add([ActiveJob(job, job.key, job.token, math.inf, math.inf)])
             return await ended
         finally:
             await runner.close()
@@ -198,11 +198,7 @@ class _Client(HandlerQueue):
         super().__init__(
             store=inline.store, tenant=inline.tenant, name=inline.name, codec=inline.codec, blobs=inline.blobs
         )
-        self._learn = learn
-
-    def _new_job(self, message: Message[Any], options: Resolved, headers: dict[str, str] | None) -> NewJob:
-        self._learn(message)
-        return super()._new_job(message, options, headers)
+        self._producer.on_message = learn
 
 
 class _InlineClients(Clients):
@@ -215,7 +211,7 @@ class _InlineClients(Clients):
         return _Client(self._inline, self._learn)
 
 
-class _InlineDuty(DutyContext):
+class _InlineContext(SystemContext):
     """A duty that would have to wait gives its job back instead."""
 
     waits = False

@@ -58,7 +58,7 @@ class Proxy:
         self.port = 0
         self.counts = Counts()
         self._listener: asyncio.Server | None = None
-        self._connections: set[_Connection] = set()
+        self._connections: set[_ProxiedPair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests = _Fault()
         self._replies = _Fault()
@@ -157,7 +157,7 @@ class Proxy:
             _reset(writer)
             return
         self.counts.connections += 1
-        connection = _Connection(reader, writer, *there)
+        connection = _ProxiedPair(reader, writer, *there)
         if self._frozen_new:
             connection.gate.clear()
         self._connections.add(connection)
@@ -171,7 +171,7 @@ class Proxy:
             connection.to_client.close()
             connection.to_server.close()
 
-    async def _carry_requests(self, connection: _Connection) -> None:
+    async def _carry_requests(self, connection: _ProxiedPair) -> None:
         while chunk := await self._next(connection, connection.from_client):
             if connection.over or connection.cut:
                 return
@@ -186,7 +186,7 @@ class Proxy:
             await _send(connection.to_server, chunk)
         _finish(connection.to_server)
 
-    async def _carry_replies(self, connection: _Connection) -> None:
+    async def _carry_replies(self, connection: _ProxiedPair) -> None:
         while chunk := await self._next(connection, connection.from_server):
             if connection.over:
                 return
@@ -202,7 +202,7 @@ class Proxy:
             await _send(connection.to_client, chunk)
         connection.to_client.close()
 
-    async def _next(self, connection: _Connection, reader: asyncio.StreamReader) -> bytes:
+    async def _next(self, connection: _ProxiedPair, reader: asyncio.StreamReader) -> bytes:
         """What comes next; nothing at the end or after a reset. It is held back at the gate."""
         chunk = b""
         with contextlib.suppress(ConnectionError):
@@ -213,7 +213,7 @@ class Proxy:
         return chunk
 
 
-class _Connection:
+class _ProxiedPair:
     """A client and the server, connected."""
 
     def __init__(

@@ -1,4 +1,7 @@
-"""Acknowledgements, gathered: while one batch is on its way the next one fills. An idle worker sends at once."""
+"""Sends outcomes to the store in batches: while one batch is in flight, the next one fills.
+
+An idle worker sends each outcome at once.
+"""
 
 from __future__ import annotations
 
@@ -7,68 +10,65 @@ from typing import TYPE_CHECKING
 
 from holdfast.clock import boot_time
 from holdfast.core.failpoint import hit
+from holdfast.core.job import Finish, Finished, JobState
 from holdfast.maintenance.backoff import AWAY, Pause
+from holdfast.worker.joining import is_completed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.core.job import Finish
-    from holdfast.store import FinishAnswer, Store
+    from holdfast.store import Store
     from holdfast.worker.active_job import ActiveJob
+    from holdfast.worker.answers import Answers
 
 BATCH = 1_000
 
 
 class Acknowledger:
-    """Sends outcomes until the store has accepted or refused them, or the lease is over by the own clock. [LEASE-4]
+    """Sends each outcome until the store has accepted or refused it, or the lease is over by our clock. [LEASE-4]
 
-    A batch that got no answer is sent again: the same token with the same outcome is answered like the first
-    time. [LEASE-1] `on_settled(batch, answers)` gets what became of each, None standing for a lease that was
-    over before it could be sent; `on_error` of each failure.
+    A batch without an answer is sent again: the store answers the same token and outcome as it did the first
+    time. [LEASE-1] Each answer goes to `answers`, each failure of the store to `on_error(operation, error)`.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        on_settled: Callable[[list[ActiveJob], list[FinishAnswer | None]], None],
-        on_error: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, store: Store, answers: Answers, on_error: Callable[[str, BaseException], None]) -> None:
         self._store = store
-        self._on_settled = on_settled
+        self._answers = answers
         self._on_error = on_error
         self._waiting: list[ActiveJob] = []
         self._in_flight = 0
-        self._wake: asyncio.Future[None] | None = None
+        self._wakeup: asyncio.Future[None] | None = None
         self._batch = BATCH
         self._closing = False
+        self._checks: set[asyncio.Task[None]] = set()
 
     @property
     def backlog(self) -> int:
         """How many outcomes the store has not answered yet."""
         return len(self._waiting) + self._in_flight
 
-    def add(self, held: ActiveJob, finish: Finish) -> None:
+    def add(self, active: ActiveJob, finish: Finish) -> None:
         """Send this outcome with the next batch."""
-        held.finish = finish
-        if self._waiting:
-            hit("worker.mid_batch")
-        self._waiting.append(held)
-        if self._wake is not None:
-            self._wake.set_result(None)
-            self._wake = None
+        active.finish = finish
+        if active.joined:
+            check = asyncio.create_task(self._add_unless_completed(active, finish))
+            self._checks.add(check)
+            check.add_done_callback(self._checks.discard)
+        else:
+            self._add(active)
 
     async def run(self) -> None:
-        """Send what is added, until `close` and everything is answered."""
+        """Send outcomes until `close` was called and everything is answered."""
         pause = Pause()
         while True:
             if not self._waiting:
                 if self._closing:
                     return
-                self._wake = asyncio.get_running_loop().create_future()
+                self._wakeup = asyncio.get_running_loop().create_future()
                 try:
-                    await self._wake
+                    await self._wakeup
                 finally:
-                    self._wake = None
+                    self._wakeup = None
                 continue
             batch = self._waiting[: self._batch]
             del self._waiting[: self._batch]
@@ -77,7 +77,7 @@ class Acknowledger:
             except asyncio.CancelledError:
                 self._waiting[:0] = batch
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, the outcomes must not be lost
+            except Exception as error:  # noqa: BLE001 - no failure may lose the outcomes
                 self._put_back(batch, error)
                 await asyncio.sleep(pause.next_s())
             else:
@@ -85,42 +85,83 @@ class Acknowledger:
                 self._batch = BATCH
 
     def close(self) -> None:
-        """Let `run` end when everything is answered."""
+        """Let `run` return when everything is answered."""
         self._closing = True
-        if self._wake is not None:
-            self._wake.set_result(None)
-            self._wake = None
+        self._wake()
+
+    async def finish_checks(self, timeout_s: float) -> None:
+        """Wait until the store was asked about jobs that joined a transaction."""
+        if self._checks:
+            await asyncio.wait(self._checks, timeout=timeout_s)
 
     async def send_once(self) -> None:
-        """One try for everything that waits, for an end in a hurry. Only when `run` has ended."""
+        """Try once to send everything that waits. Only after `run` has ended."""
         batch, self._waiting = self._waiting, []
         if batch:
             await self._send(batch)
 
+    async def abandon_checks(self) -> None:
+        """Cancel what `finish_checks` did not see end."""
+        for check in self._checks:
+            check.cancel()
+        if self._checks:
+            await asyncio.wait(self._checks)
+
     async def _send(self, batch: list[ActiveJob]) -> None:
-        batch = self._without_lost(batch)
+        batch = self._drop_expired(batch)
         if not batch:
             return
         hit("worker.before_ack")
         self._in_flight = len(batch)
         try:
-            answers = await self._store.finish([held.finish for held in batch if held.finish is not None])
+            answers = await self._store.finish([active.finish for active in batch if active.finish is not None])
         finally:
             self._in_flight = 0
         hit("worker.after_ack")
-        self._on_settled(batch, list(answers))
+        self._answers.answered(batch, list(answers))
 
-    def _without_lost(self, batch: list[ActiveJob]) -> list[ActiveJob]:
+    def _drop_expired(self, batch: list[ActiveJob]) -> list[ActiveJob]:
         now = boot_time()
-        lost = [held for held in batch if held.until <= now]
-        if not lost:
+        expired = [active for active in batch if active.until <= now]
+        if not expired:
             return batch
-        self._on_settled(lost, [None] * len(lost))
-        return [held for held in batch if held.until > now]
+        self._answers.answered(expired, [None] * len(expired))
+        return [active for active in batch if active.until > now]
 
     def _put_back(self, batch: list[ActiveJob], error: Exception) -> None:
-        self._waiting.extend(self._without_lost(batch))
+        self._waiting.extend(self._drop_expired(batch))
         if not isinstance(error, AWAY):
-            # One of the items may be what it cannot take: smaller batches keep the others from its company.
+            # The store may reject one item of the batch: smaller batches separate the others from it.
             self._batch = max(1, min(self._batch, len(batch)) // 2)
-        self._on_error(error)
+        self._on_error("finish", error)
+
+    async def _add_unless_completed(self, active: ActiveJob, finish: Finish) -> None:
+        """Acknowledge a job unless its handler's own transaction has completed it. [ENQ-7]"""
+        pause = Pause()
+        while active.until > boot_time():
+            try:
+                (job,) = await self._store.get([active.key])
+            except Exception as error:  # noqa: BLE001 - a worker outlives failures of its store
+                self._on_error("get", error)
+                await asyncio.sleep(pause.next_s())
+                continue
+            if not is_completed(job, active.token):
+                break
+            if finish.result is not None and finish.result.blob:
+                await self._answers.delete_blob(finish.result.blob)
+            active.finish = Finish(active.key, active.token, "complete")
+            self._answers.answered([active], [Finished(JobState.COMPLETED)])
+            return
+        # Also when the lease has run out: `run` reports that.
+        self._add(active)
+
+    def _add(self, active: ActiveJob) -> None:
+        if self._waiting:
+            hit("worker.mid_batch")
+        self._waiting.append(active)
+        self._wake()
+
+    def _wake(self) -> None:
+        wakeup, self._wakeup = self._wakeup, None
+        if wakeup is not None and not wakeup.done():
+            wakeup.set_result(None)

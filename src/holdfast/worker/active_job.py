@@ -1,4 +1,4 @@
-"""A job that this worker holds, and until when it may believe so."""
+"""A job that this worker has leased."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ if TYPE_CHECKING:
     from holdfast.core.job import Finish, Job, JobKey
     from holdfast.jobs.context import JobContext
 
-Verdict = Literal["", "canceled", "stalled", "timeout", "released"]
-"""Why the outcome of a handler no longer counts: what becomes of the job was decided without it."""
+Interruption = Literal["", "canceled", "stalled", "timeout", "released"]
+"""Why a handler was asked to stop. What it returns or raises after that rarely counts: see `outcome.counts`."""
 
 
 class ActiveJob(Struct, eq=False, gc=False):
-    """One lease. Made by the worker's event loop; the heartbeat moves `until` and `renew_at` from its thread.
+    """One lease and what the worker does with it.
 
-    Compared and hashed by identity: after a lease was lost, the same job can be held a second time. The garbage
-    collector does not look at it: its cycles, by `context` and `task`, are ended by the runner.
+    The worker's event loop makes it. The heartbeat moves `until` and `renew_at` from its own thread. Compared and
+    hashed by identity: after a lease is lost, the worker can lease the same job again. The garbage collector skips it:
+    the runner breaks its reference cycles, through `context` and `task`.
     """
 
     job: Job
     key: JobKey
     token: int
     until: float
-    """By the own clock (clock.py), counted from before the request was sent: never later than the store's deadline,
-    whatever other clocks say. [LEASE-4]"""
+    """When the lease ends by this process's clock (clock.py). Counted from before the claim was sent, so it is never
+    later than the store's deadline. [LEASE-4]"""
     renew_at: float
     give_up_at: float = math.inf
-    """A handler that blocks the event loop past its timeout is not kept alive: another may have a try."""
-    verdict: Verdict = ""
+    """From here on the lease is not renewed: the handler blocks the event loop past its timeout."""
+    interruption: Interruption = ""
     finish: Finish | None = None
+    """The outcome, once it is known."""
     started_at: float = 0.0
     run_s: float = 0.0
     context: JobContext | None = None
@@ -42,6 +44,15 @@ class ActiveJob(Struct, eq=False, gc=False):
     timer: asyncio.TimerHandle | None = None
     timeout_s: float | None = None
     error: BaseException | None = None
-    """What its handler raised, until the slot is free: `on_ack` can look at it."""
+    """What the handler raised, until its slot is free. The inline queue reads it."""
     joined: bool = False
-    """Its handler asked for it to be completed with a transaction of its own; see `joining`."""
+    """The handler completes the job in its own transaction; see `joining`."""
+
+    def interrupt(self, reason: Interruption) -> None:
+        """Ask the running handler to stop. [CANCEL-2]"""
+        self.interruption = reason
+        if self.context is not None:
+            self.context.canceled.set()
+        # A task that is canceled before its first step never runs, and so never frees its slot.
+        if self.started_at and self.task is not None:
+            self.task.cancel()

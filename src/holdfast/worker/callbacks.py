@@ -9,8 +9,10 @@ from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
-from holdfast.core.errors import InvalidOption
+from holdfast.core.errors import HoldfastError, InvalidOption
 from holdfast.core.job import AttemptError, Job
+from holdfast.maintenance.backoff import AWAY
+from holdfast.telemetry import metrics
 from holdfast.telemetry.logging import get_logger
 
 EventName = Literal["completed", "failed", "retrying", "canceled", "stalled", "error"]
@@ -22,7 +24,7 @@ class WorkerEvent(Struct, frozen=True):
     name: EventName
     job: Job | None = None
     error: AttemptError | BaseException | None = None
-    """Why the attempt failed ("failed", "retrying"), or what the store or the worker ran into ("error")."""
+    """Why the attempt failed ("failed", "retrying"), or which failure the store or the worker met ("error")."""
 
 
 Callback = Callable[[WorkerEvent], Any]
@@ -37,13 +39,13 @@ class Callbacks:
         self._functions: dict[str, list[Callback]] = {name: [] for name in get_args(EventName)}
         self._tasks: set[asyncio.Task[None]] = set()
         self.silent = True
-        """No callback is registered: the hot path makes no events."""
+        """No callback is registered, so the hot path makes no events."""
 
     def on(self, name: EventName, function: Callback) -> None:
         """Call `function(WorkerEvent)` whenever `name` happens."""
         if name not in self._functions:
             known = ", ".join(self._functions)
-            raise InvalidOption("event", f"{name!r} is none of a worker's; there are {known}")
+            raise InvalidOption("event", f"{name!r} is not an event of a worker; the events are {known}")
         self._functions[name].append(function)
         self.silent = False
 
@@ -59,12 +61,22 @@ class Callbacks:
             except Exception:  # noqa: BLE001 - it is the user's code
                 _log.exception("a callback raised", name=name)
 
+    def store_failed(self, operation: str, error: BaseException) -> None:
+        """Log and count a failed call of the store, and call the functions registered for "error"."""
+        if metrics.current is not None:
+            metrics.current.store_error(operation)
+        if isinstance(error, (HoldfastError, *AWAY)):
+            _log.warning("the store did not answer", op=operation, error=str(error))
+        else:
+            _log.error("a call of the store failed", op=operation, error=repr(error))
+        self.emit("error", None, error)
+
     def has(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether this task is a callback."""
         return task in self._tasks
 
     async def finish(self, timeout_s: float) -> None:
-        """Let the callbacks that still run come to their end, for `timeout_s` at most."""
+        """Wait at most `timeout_s` for the callbacks that still run, then cancel them."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
             for task in late:

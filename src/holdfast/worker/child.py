@@ -78,7 +78,7 @@ class Child:
             try:
                 return messages.Returned(codecs.encode(value, task.codec))
             except Exception as error:  # noqa: BLE001 - whatever a codec raises, the result cannot be kept
-                return outcome.unkeepable(error)
+                return outcome.unstorable(error)
         except BaseException as error:  # noqa: BLE001 - also SystemExit is just a failed attempt
             if context.canceled.is_set():
                 # Told to end, and now cleaned up. Without the clean-up of the interpreter: a thread that the

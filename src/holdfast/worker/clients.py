@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from holdfast.blocking import open_in_background, reach
+from holdfast.blocking import for_caller, open_in_background
 from holdfast.core.errors import InvalidOption
 from holdfast.queue.queue import Queue
 
@@ -40,7 +40,7 @@ class Clients:
         if queue is None:
             # Of two threads that make one at once, each uses its own: that costs shared round trips, nothing more.
             queue = self._queues[tenant] = self._make(tenant)
-        return reach(queue, self._home)
+        return for_caller(queue, self._home)
 
     def _make(self, tenant: str) -> Queue:
         return HandlerQueue(store=self._store, tenant=tenant, name=self._name, codec=self._codec, blobs=self._blobs)

@@ -1,8 +1,8 @@
-"""Keeps leases alive, on a path that a busy handler cannot starve. [LEASE-4]
+"""Keeps leases alive, in a thread that a busy handler cannot starve. [LEASE-4]
 
-A thread with an event loop and a handle on the store of its own. It sleeps until something is due: a third of a
-lease after the claim a renewal, at the end of a lease that could not be renewed the loss of it. Taking and ending
-short jobs costs it nothing: they enter and leave a set and are gone before anything is due.
+The thread has its own event loop and its own connection to the store. It sleeps until something is due: a renewal, a
+third of a lease after the claim, or the loss of a lease that could not be renewed. Short jobs cost it nothing: they
+enter and leave the set of leased jobs before anything is due.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 BATCH = 1_000
 BEAT_EVERY_S = 10.0
-CHANGED_EVERY_S = 1.0
-"""How soon the registry knows how many jobs a worker holds."""
+RECOUNT_S = 1.0
+"""How soon the registry learns that a worker's number of jobs has changed."""
 BEAT_TTL_MS = 30_000
 VERIFY_EVERY_S = 0.25
 SIGN_OFF_S = 1.0
 STOP_S = 6.0
-"""How long the end may take: what is led is given back, each step of that within a second."""
+"""How long the end may take: the coordinator releases its jobs, each step within a second."""
 
-HEARD = 1_000
-"""The most cancels to remember for jobs that were leased to this worker and have not arrived."""
+MAX_CANCELS = 1_000
+"""The most cancels to remember, for jobs that were leased to this worker and have not arrived yet."""
 
 _ANY = ("", "", "")
 _CANCELED = frozenset({Hint.CANCELED})
@@ -48,36 +48,36 @@ _log = get_logger(__name__)
 
 
 class Heartbeat:
-    """Renews what is in `held`, notices cancels, beats for the worker, and leads schedules and flows by `lead`.
+    """Renews the leases in `leased`, notices cancels, beats for the worker, and runs `coordinate` beside that.
 
-    Made and stopped in the worker's event loop, where `on_lost(held, refusal)` and `on_error(error)` are called.
+    Made and stopped in the worker's event loop. Calls `on_lost(active, refusal)` and `on_error(error)` there.
     """
 
     def __init__(
         self,
         store: Store,
-        held: set[ActiveJob],
+        leased: set[ActiveJob],
         lease_ms: int,
         describe: Callable[[], WorkerInfo],
         on_lost: Callable[[ActiveJob, Refusal], None],
         on_error: Callable[[BaseException], None],
-        lead: Callable[[Store], Awaitable[None]] | None = None,
+        coordinate: Callable[[Store], Awaitable[None]] | None = None,
     ) -> None:
         self._home = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._origin = store
-        self._held = held
+        self._leased = leased
         self._lease_ms = lease_ms
         self._lease_s = lease_ms / 1000
         self._describe = describe
         self._on_lost = on_lost
         self._on_error = on_error
-        self._lead = lead
+        self._coordinate = coordinate
         self._idle = {"renew": True, "expire": True}
         self._verify: list[Signal] = []
         self._verify_at = 0.0
-        self._heard: dict[tuple[str, str, str], float] = {}
-        """When which cancels were heard of, the last ones: their jobs may have been on their way here."""
+        self._cancels: dict[tuple[str, str, str], float] = {}
+        """When the latest cancels were noticed, by job: the job may have been on its way to this worker."""
         self._alone: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -90,20 +90,20 @@ class Heartbeat:
         if self._failure is not None:
             raise self._failure
 
-    def kick(self, taken: Sequence[ActiveJob], sent: float) -> None:
-        """Jobs were added, leased after `sent`. Cheap: mostly nothing happens unless the thread was idle."""
-        if self._heard:
-            # A cancel that was heard of before its job was taken concerned no job that was held then. [CANCEL-2]
-            missed = [Signal(Hint.CANCELED, *one.key) for one in taken if self._was_canceled(one, sent)]
+    def watch(self, taken: Sequence[ActiveJob], sent_at: float) -> None:
+        """Jobs were added to `leased`, by a claim sent at `sent_at`. Wakes the thread only if it is idle."""
+        if self._cancels:
+            # A cancel that came before its job matched no leased job at that time. [CANCEL-2]
+            missed = [Signal(Hint.CANCELED, *active.key) for active in taken if self._was_canceled(active, sent_at)]
             if missed:
-                self._loop.call_soon_threadsafe(self._look_at, missed)
-        # The jobs were added before this line, and the thread looks once more after it has marked itself
-        # idle: whatever the order, one of the two notices.
+                self._loop.call_soon_threadsafe(self._verify_soon, missed)
+        # The jobs were added before this line, and the thread checks `leased` once more after it has marked itself
+        # idle. In either order, one of the two notices the jobs.
         if self._idle["renew"] or self._idle["expire"]:
             self._loop.call_soon_threadsafe(self._wake)
 
     async def stop(self) -> None:
-        """Sign the worker off and end the thread."""
+        """Remove the worker from the registry and end the thread."""
         self._loop.call_soon_threadsafe(self._stop.set)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
@@ -123,33 +123,33 @@ class Heartbeat:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self._bells = {"renew": asyncio.Event(), "expire": asyncio.Event()}
+        self._wakeups = {"renew": asyncio.Event(), "expire": asyncio.Event()}
         self._started.set()
-        tasks = [asyncio.create_task(self._repeat(duty)) for duty in (self._expire_forever, self._serve)]
+        tasks = [asyncio.create_task(self._repeat(part)) for part in (self._expire_forever, self._serve)]
         await self._stop.wait()
         for task in (*tasks, *self._alone):
             task.cancel()
         await asyncio.wait([*tasks, *self._alone])
 
-    async def _repeat(self, duty: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, part: Callable[[], Awaitable[None]]) -> None:
         pause = Pause()
         while True:
             try:
-                await duty()
-            except Exception as error:  # noqa: BLE001 - the heart beats on
+                await part()
+            except Exception as error:  # noqa: BLE001 - the heartbeat outlives failures of the store
                 self._report(error)
                 await asyncio.sleep(pause.next_s())
 
     async def _serve(self) -> None:
         store = await self._connect()
-        unlisten = store.listen(self._hear, _CANCELED)
-        # What was canceled before we listened.
-        self._look_at([Signal(Hint.CANCELED)])
+        unlisten = store.listen(self._on_cancel, _CANCELED)
+        # Jobs may have been canceled before we listened.
+        self._verify_soon([Signal(Hint.CANCELED)])
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._renew_forever(store))
                 group.create_task(self._beat_forever(store))
-                group.create_task(self._repeat(partial(self._lead_forever, store)))
+                group.create_task(self._repeat(partial(self._coordinate_forever, store)))
         finally:
             unlisten()
             await self._sign_off(store)
@@ -159,7 +159,7 @@ class Heartbeat:
         while True:
             try:
                 return await self._origin.sibling()
-            except Exception as error:  # noqa: BLE001 - the heart beats on
+            except Exception as error:  # noqa: BLE001 - the heartbeat outlives failures of the store
                 self._report(error)
             await asyncio.sleep(pause.next_s())
 
@@ -168,10 +168,10 @@ class Heartbeat:
     async def _renew_forever(self, store: Store) -> None:
         pause = Pause(self._lease_s / 6)
         while True:
-            self._bells["renew"].clear()
+            self._wakeups["renew"].clear()
             due = self._due(boot_time())
-            # A renewal can hang: something must watch for the end of the lease meanwhile.
-            self._bells["expire"].set()
+            # A renewal can hang: `_expire_forever` watches for the end of the lease meanwhile.
+            self._wakeups["expire"].set()
             if not due:
                 await self._sleep("renew", self._next_renewal())
                 continue
@@ -182,22 +182,22 @@ class Heartbeat:
                 for start in range(0, len(due), BATCH):
                     await self._renew(store, due[start : start + BATCH])
                 pause.reset()
-            except Exception as error:  # noqa: BLE001 - the heart beats on
+            except Exception as error:  # noqa: BLE001 - the heartbeat outlives failures of the store
                 self._report(error)
                 await asyncio.sleep(pause.next_s())
 
     def _due(self, now: float) -> list[ActiveJob]:
-        held = self._held.copy()
-        due = [one for one in held if one.renew_at <= now < one.give_up_at]
+        leased = self._leased.copy()
+        due = [one for one in leased if one.renew_at <= now < one.give_up_at]
         if self._verify and self._verify_at <= now:
             signals, self._verify = self._verify, []
             self._verify_at = now + VERIFY_EVERY_S
-            due += [one for one in held if one.renew_at > now and any(_concerns(s, one) for s in signals)]
+            due += [one for one in leased if one.renew_at > now and any(_concerns(s, one) for s in signals)]
         return due
 
     def _next_renewal(self) -> float | None:
         now = boot_time()
-        moments = [one.renew_at if now < one.give_up_at else one.until for one in self._held.copy()]
+        moments = [one.renew_at if now < one.give_up_at else one.until for one in self._leased.copy()]
         if self._verify:
             moments.append(self._verify_at)
         return min(moments, default=None)
@@ -228,9 +228,9 @@ class Heartbeat:
         if context is not None:
             context.renewed(answer.deadline)
 
-    def _renew_alone(self, store: Store, held: list[ActiveJob]) -> None:
-        """Renew what an open transaction may hold, of its handler or of others: the rest must not wait for it."""
-        for one in held:
+    def _renew_alone(self, store: Store, jobs: list[ActiveJob]) -> None:
+        """Renew, each in its own call, jobs that an open transaction may lock: the others must not wait for it."""
+        for one in jobs:
             one.renew_at = boot_time() + self._lease_s / 3
             task = self._loop.create_task(self._renew_one(store, one))
             self._alone.add(task)
@@ -245,57 +245,57 @@ class Heartbeat:
                 return
             (job,) = await store.get([one.key])
             if is_completed(job, one.token):
-                # Its transaction has committed. Whatever the handler still does, the lease does not matter any more.
+                # Its transaction has committed: the lease no longer matters, whatever the handler still does.
                 one.until = one.renew_at = math.inf
             else:
                 self._lost(one, answer)
-        except Exception as error:  # noqa: BLE001 - its transaction is open; if that is for too long, the lease runs out
+        except Exception as error:  # noqa: BLE001 - its transaction is open; if it stays open too long, the lease expires
             _log.debug("a lease was not renewed", error=str(error))
 
-    def _hear(self, signal: Signal) -> None:
-        # First this: a job that is added meanwhile is noticed here or by `kick`.
-        self._heard.pop(_whose(signal), None)
-        self._heard[_whose(signal)] = boot_time()
-        if len(self._heard) > HEARD:
-            del self._heard[next(iter(self._heard))]
-        if any(_concerns(signal, one) for one in self._held.copy()):
-            self._look_at([signal])
+    def _on_cancel(self, signal: Signal) -> None:
+        # Remember the cancel first: a job that is added meanwhile is noticed either here or by `watch`.
+        self._cancels.pop(_key_of(signal), None)
+        self._cancels[_key_of(signal)] = boot_time()
+        if len(self._cancels) > MAX_CANCELS:
+            del self._cancels[next(iter(self._cancels))]
+        if any(_concerns(signal, one) for one in self._leased.copy()):
+            self._verify_soon([signal])
 
     def _was_canceled(self, one: ActiveJob, sent: float) -> bool:
-        """Whether a cancel of this job may have been heard of since `sent`. From the worker's thread."""
-        return any(self._heard.get(key, -math.inf) >= sent for key in (one.key, _ANY))
+        """Whether a cancel of this job may have been noticed since `sent`. Called in the worker's thread."""
+        return any(self._cancels.get(key, -math.inf) >= sent for key in (one.key, _ANY))
 
-    def _look_at(self, signals: list[Signal]) -> None:
+    def _verify_soon(self, signals: list[Signal]) -> None:
         self._verify += signals
-        self._bells["renew"].set()
+        self._wakeups["renew"].set()
 
-    # The end of belief
+    # Lost leases
 
     async def _expire_forever(self) -> None:
         while True:
-            self._bells["expire"].clear()
+            self._wakeups["expire"].clear()
             now = boot_time()
-            for one in self._held.copy():
+            for one in self._leased.copy():
                 if one.until <= now:
                     self._lost(one, LeaseExpired(one.key.queue, one.key.id))
-            await self._sleep("expire", min((one.until for one in self._held.copy()), default=None))
+            await self._sleep("expire", min((one.until for one in self._leased.copy()), default=None))
 
-    def _lost(self, held: ActiveJob, refusal: Refusal) -> None:
-        self._held.discard(held)
-        # Here and not in the worker's loop: a thread must learn of it even while that loop is blocked.
-        context = held.context
+    def _lost(self, one: ActiveJob, refusal: Refusal) -> None:
+        self._leased.discard(one)
+        # Set here, not in the worker's loop: a handler in a thread must see it even while that loop is blocked.
+        context = one.context
         if context is not None:
             context.canceled.set()
-        self.call_in_loop(self._on_lost, held, refusal)
+        self.call_in_loop(self._on_lost, one, refusal)
 
     # Schedules and flows
 
-    async def _lead_forever(self, store: Store) -> None:
-        """Here a handler cannot block it, as in the worker's own loop: their leases would run out one by one."""
-        if self._lead is None:
+    async def _coordinate_forever(self, store: Store) -> None:
+        """Serve schedules and flows. In the worker's loop, a handler that blocks it would let their leases expire."""
+        if self._coordinate is None:
             await asyncio.Event().wait()
         else:
-            await self._lead(store)
+            await self._coordinate(store)
 
     # The registry of workers
 
@@ -304,21 +304,21 @@ class Heartbeat:
             info = self._describe()
             try:
                 await store.beat(info, BEAT_TTL_MS)
-            except Exception as error:  # noqa: BLE001 - the heart beats on
+            except Exception as error:  # noqa: BLE001 - the heartbeat outlives failures of the store
                 self._report(error)
-            # Sooner where the number of jobs has changed, so that `workers` agrees with the metrics.
+            # Beat sooner if the number of jobs has changed, so that `workers` agrees with the metrics.
             end = boot_time() + BEAT_EVERY_S
             while boot_time() < end:
-                await asyncio.sleep(CHANGED_EVERY_S)
-                if len(self._held) != info.held:
+                await asyncio.sleep(RECOUNT_S)
+                if len(self._leased) != info.held:
                     break
 
     async def _sign_off(self, store: Store) -> None:
         try:
             async with asyncio.timeout(SIGN_OFF_S):
                 await store.beat(self._describe(), 0)
-        except Exception:  # noqa: BLE001 - the registry forgets us by itself
-            _log.debug("could not sign off")
+        except Exception:  # noqa: BLE001 - the registry entry expires by itself
+            _log.debug("the worker could not remove itself from the registry")
         finally:
             if store is not self._origin:
                 with contextlib.suppress(Exception):
@@ -327,23 +327,23 @@ class Heartbeat:
 
     # Sleeping and waking
 
-    async def _sleep(self, duty: str, until: float | None) -> None:
-        """Sleep until the bell of this duty or the moment; with neither in sight, until the next `kick`."""
+    async def _sleep(self, part: str, until: float | None) -> None:
+        """Sleep until `until` or until this part is woken. None: mark the part idle and sleep until `watch`."""
         if until is None:
-            self._idle[duty] = True
-            if not self._held:
-                await self._bells[duty].wait()
-            self._idle[duty] = False
+            self._idle[part] = True
+            if not self._leased:
+                await self._wakeups[part].wait()
+            self._idle[part] = False
             return
         try:
             async with asyncio.timeout(min(LOOK_S, max(0.0, until - boot_time()))):
-                await self._bells[duty].wait()
+                await self._wakeups[part].wait()
         except TimeoutError:
             pass
 
     def _wake(self) -> None:
-        for bell in self._bells.values():
-            bell.set()
+        for wakeup in self._wakeups.values():
+            wakeup.set()
 
     def _report(self, error: Exception) -> None:
         if not isinstance(error, (StoreError, *AWAY)):
@@ -352,16 +352,16 @@ class Heartbeat:
 
     def call_in_loop(self, call: Callable[..., object], *args: object) -> None:
         """Call something in the worker's event loop."""
-        # The worker's loop can be closed while it was killed in the middle.
+        # The worker's loop is already closed if the worker was killed.
         with contextlib.suppress(RuntimeError):
             self._home.call_soon_threadsafe(call, *args)
 
 
-def _whose(signal: Signal) -> tuple[str, str, str]:
+def _key_of(signal: Signal) -> tuple[str, str, str]:
     named = signal.tenant and signal.queue and signal.id
     return (signal.tenant, signal.queue, signal.id) if named else _ANY
 
 
-def _concerns(signal: Signal, held: ActiveJob) -> bool:
-    tenant, queue, id_ = held.key
+def _concerns(signal: Signal, one: ActiveJob) -> bool:
+    tenant, queue, id_ = one.key
     return signal.id in ("", id_) and signal.queue in ("", queue) and signal.tenant in ("", tenant)

@@ -1,14 +1,13 @@
-"""Jobs that are completed inside their handlers' own transactions. [ENQ-7]
+"""Jobs that a handler completes inside its own transaction. [ENQ-7]
 
-Whether such a completion holds is decided when the transaction ends, out of our sight. So the handler's outcome is not
-sent before the store was asked. While the transaction is open, other changes of the job wait for it: its lease
-is not renewed in one call with others.
+The worker does not see how that transaction ends. So it asks the store before it sends the handler's outcome. While
+the transaction is open, other changes of the job wait for it: its lease is renewed in a call of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import InvalidOption, ResultTooLarge
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Joining:
-    """Completes jobs for their handlers. Belongs to the worker's event loop, which threads call into."""
+    """Completes jobs for their handlers. Belongs to the worker's event loop; threads call into it."""
 
-    def __init__(self, store: Store, codec: str, running: Callable[[], Iterable[ActiveJob]]) -> None:
+    def __init__(self, store: Store, codec: str, running: Iterable[ActiveJob]) -> None:
         self._store = store
         self._codec = codec
         self._running = running
@@ -35,14 +34,14 @@ class Joining:
         """Complete the job of this context with the commit of the connection's transaction."""
         if asyncio.get_running_loop() is not self._loop:
             raise InvalidOption("complete_in", "call it in the handler's own event loop; in a thread, complete_in_sync")
-        held = next((one for one in self._running() if one.context is context), None)
-        if held is None:
+        active = next((one for one in self._running if one.context is context), None)
+        if active is None:
             raise InvalidOption("complete_in", "the handler has ended; complete its job before it returns")
         data = codecs.encode(result, self._codec)
         if len(data) > RESULT_LIMIT:
             raise ResultTooLarge(len(data), RESULT_LIMIT)
-        held.joined = True
-        finish = Finish(held.key, held.token, "complete", Result(data, self._codec))
+        active.joined = True
+        finish = Finish(active.key, active.token, "complete", Result(data, self._codec))
         (answer,) = await self._store.finish([finish], connection=connection)
         if not isinstance(answer, Finished):
             raise answer
@@ -54,6 +53,6 @@ class Joining:
 
 
 def is_completed(job: Job | None, token: int) -> bool:
-    """Whether a job that was leased under this token was completed under it: its transaction has committed."""
-    # A leased job is never forgotten: one that is gone had ended.
+    """Whether the job was completed under this token, so that its transaction has committed."""
+    # A leased job is never forgotten: one that is gone has ended.
     return job is None or (job.state is JobState.COMPLETED and job.token == token)

@@ -1,4 +1,4 @@
-"""What a handler's end means for its job: the acknowledgement, with an error that any store can keep. [RETRY-4]"""
+"""Turns how a handler ended into the outcome of its job, with an error that any store can keep. [RETRY-4]"""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MESSAGE_LIMIT = 2 * 1024
 TRACEBACK_LIMIT = 8 * 1024
 DELAY_LIMIT_MS = 10 * 365 * DAY
 UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown_type", "unknown_version"
-"""Why a job is left to another worker."""
+"""The reasons for which a job is left to another worker."""
 UNKNOWN_DELAY_MS = (1 * SECOND, 60 * SECOND)
 
 
 def raised(error: BaseException) -> Raised:
-    """What to do about an exception of a handler: give back, fail for good, or try again."""
+    """What a handler's exception means for its job: release it, fail it for good, or retry it."""
     if isinstance(error, RetryLater):
         delay_ms = math.ceil(error.delay.total_seconds() * 1000)
         return Raised("release", None, min(DELAY_LIMIT_MS, max(0, delay_ms)))
@@ -34,10 +34,10 @@ def raised(error: BaseException) -> Raised:
 
 
 def unreadable(error: BaseException) -> Raised:
-    """What to do about a payload that could not be read.
+    """What an unreadable payload means for its job.
 
-    Arguments that do not fit never will: the job fails. A type, codec or version that is unknown here is left to
-    another worker, which may come with the next deploy. [RETRY-6]
+    Arguments that do not match never will: the job fails. A job of an unknown type, codec or version is left to
+    another worker, which the next deploy may bring. [RETRY-6]
     """
     if isinstance(error, UnknownJobType):
         return Raised("release", describe(error), reason=UNKNOWN_TYPE)
@@ -46,52 +46,69 @@ def unreadable(error: BaseException) -> Raised:
     return Raised("fail" if isinstance(error, InvalidPayload) else "retry", describe(error))
 
 
-def unkeepable(error: BaseException) -> Raised:
-    """What to do about a result that cannot be kept: the handler has had its effect and is not run again. [RESULT-1]"""
-    said = describe(error)
-    return Raised("fail", replace(said, message=clean(f"the result cannot be kept: {said.message}", MESSAGE_LIMIT)))
+def unstorable(error: BaseException) -> Raised:
+    """A result that cannot be stored: its job fails, because the handler has had its effect. [RESULT-1]"""
+    described = describe(error)
+    message = clean(f"the result cannot be stored: {described.message}", MESSAGE_LIMIT)
+    return Raised("fail", replace(described, message=message))
 
 
-def for_another(held: ActiveJob, ending: Raised, unknown_ms: int) -> Finish:
-    """Leave a job that is unknown here to another worker, or fail it if none has known it for `unknown_ms`. [RETRY-6]
+def for_another(active: ActiveJob, ending: Raised, unknown_ms: int) -> Finish:
+    """Leave a job of an unknown type to another worker, or fail it if none has known it for `unknown_ms`. [RETRY-6]
 
-    All moments are the store's. The delay grows with the age: a job that a deploy brings a worker for soon is not kept
-    from it, and one that no worker will know costs little.
+    All times are the store's. The delay grows with the job's age: a worker that a deploy brings soon gets it soon, and
+    a job that no worker will ever know costs little.
     """
-    job = held.job
+    job = active.job
     now = job.claimed_at or 0
     seen_at = job.first_released_at if job.released_for == ending.reason else now
     if now - seen_at >= unknown_ms:
-        return Finish(held.key, held.token, "fail", error=ending.error)
+        return Finish(active.key, active.token, "fail", error=ending.error)
     age_ms = now - min(seen_at, job.visible_at)
     delay_ms = min(UNKNOWN_DELAY_MS[1], max(UNKNOWN_DELAY_MS[0], age_ms // 10))
-    return Finish(held.key, held.token, "release", delay_ms=delay_ms, reason=ending.reason)
+    return Finish(active.key, active.token, "release", delay_ms=delay_ms, reason=ending.reason)
 
 
-def timed_out(held: ActiveJob) -> Finish:
-    """The attempt took longer than it may."""
-    error = AttemptError("Timeout", f"the handler ran longer than {held.timeout_s or 0:g} s")
-    return Finish(held.key, held.token, "retry", error=error, timed_out=True, random=_chance())
+def timed_out(active: ActiveJob) -> Finish:
+    """The attempt exceeded its timeout."""
+    error = AttemptError("Timeout", f"the handler ran longer than {active.timeout_s or 0:g} s")
+    return Finish(active.key, active.token, "retry", error=error, timed_out=True, random=_chance())
 
 
-def release(held: ActiveJob) -> Finish:
-    """The job goes back at once, and the attempt is not counted. [RETRY-5]"""
-    return Finish(held.key, held.token, "release")
+def release(active: ActiveJob) -> Finish:
+    """The job is ready again at once, and the attempt does not count. [RETRY-5]"""
+    return Finish(active.key, active.token, "release")
 
 
-def finish(held: ActiveJob, ending: Raised) -> Finish:
-    """The acknowledgement of an attempt that did not complete. [RETRY-3]"""
-    return Finish(held.key, held.token, ending.outcome, error=ending.error, delay_ms=ending.delay_ms, random=_chance())
+def counts(active: ActiveJob, ending: bytes | Raised) -> bool:
+    """Whether the ending of an interrupted handler still decides the outcome of its job.
+
+    Only for a job that is to be released. A handler that was interrupted, or that noticed the request to stop and
+    returned, may have done half of its work: its job is released. One that never looked has done all of it, and must
+    not run again.
+    """
+    if active.interruption != "released" or active.finish is not None:
+        return False
+    if isinstance(ending, bytes):
+        return active.context is not None and not active.context.canceled.noticed
+    return ending.outcome == "fail"
+
+
+def finish(active: ActiveJob, ending: Raised) -> Finish:
+    """The outcome of an attempt that did not complete. [RETRY-3]"""
+    return Finish(
+        active.key, active.token, ending.outcome, error=ending.error, delay_ms=ending.delay_ms, random=_chance()
+    )
 
 
 def describe(error: BaseException) -> AttemptError:
-    """An exception as a store keeps it: bounded, without NUL characters and lone surrogates."""
+    """An exception as a store keeps it: bounded, without NUL characters and unpaired surrogates."""
     try:
         message = str(error)
     except Exception as second:  # noqa: BLE001 - a broken __str__ must not hide that the attempt failed
         message = f"(no message: its __str__ raised {type(second).__name__})"
     if isinstance(error, asyncio.CancelledError) and not message:
-        message = "the handler was canceled, and not by the worker"
+        message = "the handler was canceled, but not by the worker"
     name = clean(type(error).__name__, MESSAGE_LIMIT)
     return AttemptError(name, clean(message, MESSAGE_LIMIT), clean_end(_traceback(error), TRACEBACK_LIMIT))
 
@@ -102,7 +119,7 @@ def clean(text: str, limit: int) -> str:
 
 
 def clean_end(text: str, limit: int) -> str:
-    """The end of a text, up to `limit` bytes of UTF-8: a traceback says most in its last lines."""
+    """The end of a text, up to `limit` bytes of UTF-8: the last lines of a traceback matter most."""
     return _plain(text[-limit:])[-limit:].decode(errors="ignore")
 
 

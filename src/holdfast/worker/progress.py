@@ -1,4 +1,4 @@
-"""Progress of running jobs, gathered: of several reports of one job the newest counts."""
+"""Progress of running jobs, sent in batches. Of several reports of one job only the newest is sent."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Reporter:
         self._on_error = on_error
         self._loop = asyncio.get_running_loop()
         self._newest: dict[ActiveJob, Progress] = {}
-        self._woken = False
+        self._scheduled = False
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, held: ActiveJob, progress: Progress) -> None:
-        """Report `progress` soon. From any thread."""
-        self._newest[held] = progress
-        if not self._woken:
-            self._woken = True
+    def add(self, active: ActiveJob, progress: Progress) -> None:
+        """Send `progress` soon. May be called from any thread."""
+        self._newest[active] = progress
+        if not self._scheduled:
+            self._scheduled = True
             self._loop.call_soon_threadsafe(self._start)
 
     async def close(self) -> None:
@@ -49,21 +49,21 @@ class Reporter:
             await asyncio.wait([self._task])
 
     def _start(self) -> None:
-        self._woken = False
+        self._scheduled = False
         if self._task is None or self._task.done():
             self._task = self._loop.create_task(self._send())
 
     async def _send(self) -> None:
         while self._newest:
-            newest = {held: self._newest.pop(held) for held in list(self._newest)}
+            newest = {active: self._newest.pop(active) for active in list(self._newest)}
             # A job that has ended has nothing left to report.
-            items = [(held, progress) for held, progress in newest.items() if held.finish is None]
+            items = [(active, progress) for active, progress in newest.items() if active.finish is None]
             try:
-                answers = await self._store.report([Report(h.key, h.token, progress) for h, progress in items])
-            except Exception as error:  # noqa: BLE001 - progress is worth no worker
+                answers = await self._store.report([Report(job.key, job.token, progress) for job, progress in items])
+            except Exception as error:  # noqa: BLE001 - a failed report must not stop a worker
                 self._on_error(error)
             else:
-                for (held, _), answer in zip(items, answers, strict=True):
+                for (active, _), answer in zip(items, answers, strict=True):
                     if isinstance(answer, Exception):
-                        self._on_lost(held, answer)
+                        self._on_lost(active, answer)
             await asyncio.sleep(EVERY_S)

@@ -1,4 +1,8 @@
-"""Runs handlers, on the event loop, in a thread or in a child process, and reports how they ended."""
+"""Runs the handlers of leased jobs, each in a slot: on the event loop, in a thread or in a child process.
+
+The middle of a job's life in a worker: `add` puts it into a free slot, one of the three `_run` methods calls its
+handler, `_end` turns the ending into an outcome, hands that to the acknowledger and frees the slot.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +15,34 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast.blobs import Blobs, result_name
 from holdfast.clock import boot_time
-from holdfast.core.errors import ResultTooLarge, UnknownJobType
+from holdfast.core.errors import UnknownJobType
 from holdfast.core.failpoint import hit
 from holdfast.core.job import HOUR, RESULT_LIMIT, Finish, Progress, Result
 from holdfast.jobs import codec as codecs
 from holdfast.jobs.context import JobContext, activate
-from holdfast.maintenance.backoff import AWAY, Pause
-from holdfast.telemetry import metrics
+from holdfast.telemetry import metrics, tracing
 from holdfast.telemetry.logging import SeldomLogger
-from holdfast.telemetry.tracing import active, job_span
+from holdfast.telemetry.tracing import job_span
 from holdfast.worker import outcome
 from holdfast.worker.messages import Raised
 from holdfast.worker.processes import Processes
+from holdfast.worker.results import store_large_result
 from holdfast.worker.threads import Threads
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from holdfast.blobs import Blobs
     from holdfast.jobs.context import Clients, Completer
     from holdfast.queue.connection import Address
-    from holdfast.worker.active_job import ActiveJob, Verdict
+    from holdfast.worker.active_job import ActiveJob
+    from holdfast.worker.answers import Answers
     from holdfast.worker.handlers import Handler
+    from holdfast.worker.state import RunState
 
 TIMEOUT_GRACE_S = 5.0
-BLOB_TRIES = 5
+"""How long a handler that timed out may take to stop, before its job is acknowledged without it."""
 UNKNOWN_MS = 24 * HOUR
 """A job whose type no worker has known for this long fails. [RETRY-6]"""
 
@@ -42,272 +50,277 @@ _seldom = SeldomLogger(__name__, every_s=60.0)
 
 
 class Runner:
-    """Runs held jobs. Made inside the event loop it belongs to.
+    """Runs up to `concurrency` jobs at once. Made inside the event loop it belongs to.
 
-    `on_ack(held, finish)` gets the outcome to acknowledge, at most once for each job. `on_free()` says that a slot is
-    free again, which can be later.
+    `acknowledge(active, finish)` gets the outcome of each job, at most once; `report(active, progress)` gets what a
+    handler reports.
     """
 
     def __init__(
         self,
+        state: RunState,
         handlers: dict[str, Handler],
+        acknowledge: Callable[[ActiveJob, Finish], None],
+        answers: Answers,
+        report: Callable[[ActiveJob, Progress], None],
+        *,
         concurrency: int,
         codec: str,
         blobs: Blobs | None,
-        on_ack: Callable[[ActiveJob, Finish], None],
-        on_free: Callable[[], None],
-        on_progress: Callable[[ActiveJob, Progress], None],
-        *,
         completer: Completer | None = None,
         unknown_ms: int = UNKNOWN_MS,
         clients: Clients | None = None,
         address: Address | None = None,
     ) -> None:
+        self._state = state
         self._handlers = handlers
+        self._concurrency = concurrency
         self._codec = codec
         self._blobs = blobs
-        self._on_ack = on_ack
-        self._on_free = on_free
-        self._on_progress = on_progress
+        self._acknowledge = acknowledge
+        self._answers = answers
+        self._report = report
         self._completer = completer
         self._unknown_ms = unknown_ms
         self._clients = clients
         self._loop = asyncio.get_running_loop()
-        # Each job starts from this, not from the context of the job whose end made room for it.
+        # Each job starts from this context, not from that of the job that ended before it.
         self._context = contextvars.copy_context()
         self._threads = Threads(concurrency)
         self._processes = Processes(address)
-        self._nothing = codecs.encode(None, codec)
-        self.running: set[ActiveJob] = set()
-        self.tracing = active()
+        self._none = codecs.encode(None, codec)
+        self._refilling = False
+        self.tracing = tracing.active()
         """Whether jobs that start from now on get a span."""
 
-    def start(self, held: ActiveJob) -> None:
-        """Start the handler. Its slot is taken until `on_free`."""
-        envelope = held.job.envelope
+    # Slots -----------------------------------------------------------------------------------------------------
+
+    def add(self, jobs: Iterable[ActiveJob]) -> None:
+        """Start these jobs as slots are free; release them if the run is stopping."""
+        self._state.prefetched.extend(jobs)
+        if self._state.stopping:
+            self.release_prefetched()
+        else:
+            self._fill_slots()
+
+    def release_prefetched(self) -> None:
+        """Give back the jobs that wait for a slot. [RETRY-5]"""
+        prefetched = self._state.prefetched
+        while prefetched:
+            active = prefetched.popleft()
+            self._acknowledge(active, outcome.release(active))
+
+    def _fill_slots(self) -> None:
+        prefetched, running = self._state.prefetched, self._state.running
+        now = boot_time()
+        while prefetched and len(running) < self._concurrency:
+            active = prefetched.popleft()
+            if active.until > now:
+                self._start(active)
+            else:
+                self._answers.answered([active], [None])
+
+    def _free_slot(self, active: ActiveJob) -> None:
+        # Each of these refers to the active job, an error by its traceback: cycles would cost the garbage collector.
+        active.context = active.task = active.error = None
+        self._state.running.discard(active)
+        self._state.ended += 1
+        if not self._refilling:
+            self._refilling = True
+            self._loop.call_soon(self._refill_slots)
+
+    def _refill_slots(self) -> None:
+        """Runs once for all slots that became free in one turn of the event loop."""
+        self._refilling = False
+        self._fill_slots()
+        self._state.changed.set()
+
+    # Starting --------------------------------------------------------------------------------------------------
+
+    def _start(self, active: ActiveJob) -> None:
+        envelope = active.job.envelope
         handler = self._handlers.get(envelope.type)
         if handler is None:
-            self._on_ack(held, self._finish(held, outcome.unreadable(UnknownJobType(envelope.type))))
+            self._acknowledge(active, self._finish(active, outcome.unreadable(UnknownJobType(envelope.type))))
             return
-        self.running.add(held)
-        on_progress = partial(self._on_progress, held)
-        held.context = JobContext(
-            held.job, on_progress=on_progress, blobs=self._blobs, completer=self._completer, clients=self._clients
-        )
+        self._state.running.add(active)
+        active.context = JobContext(
+            active.job, on_progress=partial(self._report, active), blobs=self._blobs, completer=self._completer,
+            clients=self._clients,
+        )  # fmt: skip
         timeout_s = handler.timeout_s if envelope.timeout_ms is None else envelope.timeout_ms / 1000
         if timeout_s is not None:
-            held.timeout_s = timeout_s
-            held.timer = self._loop.call_later(timeout_s, self._time_out, held, handler)
-            held.give_up_at = boot_time() + timeout_s + TIMEOUT_GRACE_S
+            active.timeout_s = timeout_s
+            active.timer = self._loop.call_later(timeout_s, self._time_out, active, handler)
+            active.give_up_at = boot_time() + timeout_s + TIMEOUT_GRACE_S
         if handler.executor == "async":
-            run = self._run_async(held, held.context, handler)
-            held.task = self._loop.create_task(run, context=self._context.copy())
+            run = self._run_async(active, active.context, handler)
+            active.task = self._loop.create_task(run, context=self._context.copy())
         elif handler.executor == "thread":
-            call = partial(self._run_in_thread, held, held.context, handler)
+            call = partial(self._run_in_thread, active, active.context, handler)
             self._threads.submit(partial(self._context.copy().run, call))
         else:
-            run = self._run_in_process(held, handler)
-            held.task = self._loop.create_task(run, context=self._context.copy())
+            run = self._run_in_process(active, handler)
+            active.task = self._loop.create_task(run, context=self._context.copy())
 
-    def notify(self, held: ActiveJob, verdict: Verdict) -> None:
-        """Notify a running handler that its outcome no longer counts, and ask it to stop. [CANCEL-2]"""
-        held.verdict = verdict
-        if held.context is not None:
-            held.context.canceled.set()
-        # A task that is canceled before its first step never runs, not even the lines that free its slot.
-        if held.started_at and held.task is not None:
-            held.task.cancel()
+    def _time_out(self, active: ActiveJob, handler: Handler) -> None:
+        if active.interruption:
+            return
+        active.interrupt("timeout")
+        if handler.executor == "thread":
+            # A thread cannot be stopped from outside: the job runs again elsewhere, and the slot stays occupied.
+            self._acknowledge_interruption(active)
+        else:
+            active.timer = self._loop.call_later(TIMEOUT_GRACE_S, self._acknowledge_interruption, active)
 
-    def notify_all(self, verdict: Verdict) -> None:
-        """Notify every running handler; one that already has a verdict keeps it and is only asked to stop."""
-        for held in tuple(self.running):
-            self.notify(held, held.verdict or verdict)
+    # The three executors ---------------------------------------------------------------------------------------
 
-    def unstoppable(self) -> list[ActiveJob]:
-        """The jobs whose handlers were asked to give them back and still run: usually threads."""
-        return [held for held in self.running if held.verdict == "released" and held.finish is None]
-
-    def abandon(self) -> None:
-        """Acknowledge attempts that timed out and whose handlers have not ended."""
-        for held in tuple(self.running):
-            if held.verdict == "timeout":
-                self._acknowledge_verdict(held)
-
-    async def close(self) -> None:
-        """End the threads and children. Only threads that ignore the request still run."""
-        await self._processes.close()
-        self._threads.close(0.0 if self.running else 5.0)
-
-    # The three ways to run -----------------------------------------------------------------------------------
-
-    async def _run_async(self, held: ActiveJob, context: JobContext, handler: Handler) -> None:
-        held.started_at = time.monotonic()
-        if held.verdict:
-            return self._end(held, None)
-        # The task has a context of its own: nothing is to be put back afterwards.
+    async def _run_async(self, active: ActiveJob, context: JobContext, handler: Handler) -> None:
+        active.started_at = time.monotonic()
+        if active.interruption:
+            return self._end(active, None)
+        # The task has a contextvars context of its own, so nothing needs to be reset.
         activate(context)
         try:
             hit("worker.before_run")
-            args, kwargs = handler.load(held.job.envelope)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the payload cannot be read here
-            held.error = error
-            return self._end(held, outcome.unreadable(error))
+            args, kwargs = handler.load(active.job.envelope)
+        except Exception as error:  # noqa: BLE001 - any error means that the payload cannot be read here
+            active.error = error
+            return self._end(active, outcome.unreadable(error))
         try:
             if self.tracing:
-                with job_span(held.job):
+                with job_span(active.job):
                     value = await handler.function(*args, **kwargs)
             else:
                 value = await handler.function(*args, **kwargs)
             hit("worker.after_effect")
         except GeneratorExit:
             raise
-        except BaseException as error:  # noqa: BLE001 - SystemExit of a handler must not end the worker
-            held.error = error
-            return self._end(held, outcome.raised(error))
-        return self._end(held, self._encode(value))
+        except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the worker
+            active.error = error
+            return self._end(active, outcome.raised(error))
+        return self._end(active, self._encode(value))
 
-    def _run_in_thread(self, held: ActiveJob, context: JobContext, handler: Handler) -> None:
-        held.started_at = time.monotonic()
-        ending = None if held.verdict else self._call(held, context, handler)
-        # The loop is closed if the worker has ended while this handler would not listen.
+    def _run_in_thread(self, active: ActiveJob, context: JobContext, handler: Handler) -> None:
+        active.started_at = time.monotonic()
+        ending = None if active.interruption else self._call(active, context, handler)
+        # The loop is closed if the worker has ended before this handler.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._end, held, ending)
+            self._loop.call_soon_threadsafe(self._end, active, ending)
 
-    def _call(self, held: ActiveJob, context: JobContext, handler: Handler) -> bytes | Raised:
+    def _call(self, active: ActiveJob, context: JobContext, handler: Handler) -> bytes | Raised:
         activate(context)
         try:
             hit("worker.before_run")
-            args, kwargs = handler.load(held.job.envelope)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the payload cannot be read here
-            held.error = error
+            args, kwargs = handler.load(active.job.envelope)
+        except Exception as error:  # noqa: BLE001 - any error means that the payload cannot be read here
+            active.error = error
             return outcome.unreadable(error)
         try:
-            with job_span(held.job):
+            with job_span(active.job):
                 value = handler.function(*args, **kwargs)
             hit("worker.after_effect")
-        except BaseException as error:  # noqa: BLE001 - SystemExit is just a failed attempt
-            held.error = error
+        except BaseException as error:  # noqa: BLE001 - SystemExit is a failed attempt
+            active.error = error
             return outcome.raised(error)
         return self._encode(value)
 
-    async def _run_in_process(self, held: ActiveJob, handler: Handler) -> None:
-        held.started_at = time.monotonic()
-        if held.verdict:
-            return self._end(held, None)
+    async def _run_in_process(self, active: ActiveJob, handler: Handler) -> None:
+        active.started_at = time.monotonic()
+        if active.interruption:
+            return self._end(active, None)
         try:
             hit("worker.before_run")
-            with job_span(held.job):
-                on_progress = partial(self._on_progress, held)
-                ending = await self._processes.run(held.job, handler.reference, self._codec, on_progress)
+            with job_span(active.job):
+                on_progress = partial(self._report, active)
+                ending = await self._processes.run(active.job, handler.reference, self._codec, on_progress)
             hit("worker.after_effect")
         except GeneratorExit:
             raise
-        except BaseException as error:  # noqa: BLE001 - no child could be started, or it was ended
+        except BaseException as error:  # noqa: BLE001 - the child did not start, or was killed
             ending = outcome.raised(error)
-        return self._end(held, ending)
+        return self._end(active, ending)
 
     def _encode(self, value: Any) -> bytes | Raised:
         if value is None:
-            return self._nothing
+            return self._none
         try:
             return codecs.encode(value, self._codec)
-        except Exception as error:  # noqa: BLE001 - whatever a codec raises, the result cannot be kept
-            return outcome.unkeepable(error)
+        except Exception as error:  # noqa: BLE001 - any error of a codec means that the result cannot be stored
+            return outcome.unstorable(error)
 
-    # The end ---------------------------------------------------------------------------------------------------
+    # Ending ----------------------------------------------------------------------------------------------------
 
-    def _end(self, held: ActiveJob, ending: bytes | Raised | None) -> None:
-        if held.timer is not None:
-            held.timer.cancel()
-            held.give_up_at = math.inf
+    def _end(self, active: ActiveJob, ending: bytes | Raised | None) -> None:
+        """The handler has ended: acknowledge its outcome and free its slot. None: it was never called."""
+        if active.timer is not None:
+            active.timer.cancel()
+            active.give_up_at = math.inf
         if metrics.current is not None:
-            held.run_s = time.monotonic() - held.started_at
-        if ending is None or (held.verdict and not _came_to_its_end(held, ending)):
-            self._acknowledge_verdict(held)
+            active.run_s = time.monotonic() - active.started_at
+        if ending is None or (active.interruption and not outcome.counts(active, ending)):
+            self._acknowledge_interruption(active)
         elif isinstance(ending, Raised):
-            self._on_ack(held, self._finish(held, ending))
+            self._acknowledge(active, self._finish(active, ending))
         elif len(ending) <= RESULT_LIMIT:
-            self._on_ack(held, Finish(held.key, held.token, "complete", Result(ending, self._codec)))
+            self._acknowledge(active, Finish(active.key, active.token, "complete", Result(ending, self._codec)))
         else:
-            # The slot stays taken: what is to be kept elsewhere is in memory here until then.
-            held.task = self._loop.create_task(self._keep_large(held, ending))
+            # The slot stays occupied: the large result is in memory until it is stored.
+            active.task = self._loop.create_task(self._store_and_end(active, ending))
             return
-        self._free(held)
+        self._free_slot(active)
 
-    def _finish(self, held: ActiveJob, ending: Raised) -> Finish:
+    async def _store_and_end(self, active: ActiveJob, data: bytes) -> None:
+        try:
+            finish = await store_large_result(self._blobs, active, data, self._codec)
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the blob store is away, or the worker ends
+            finish = outcome.finish(active, outcome.raised(error))
+        if active.interruption and active.interruption != "released":
+            self._acknowledge_interruption(active)
+        elif active.finish is None:
+            self._acknowledge(active, finish)
+        self._free_slot(active)
+
+    def _finish(self, active: ActiveJob, ending: Raised) -> Finish:
         if not ending.reason:
-            return outcome.finish(held, ending)
-        finish = outcome.for_another(held, ending, self._unknown_ms)
+            return outcome.finish(active, ending)
+        finish = outcome.for_another(active, ending, self._unknown_ms)
         if finish.outcome == "release" and ending.error is not None:
-            envelope = held.job.envelope
+            envelope = active.job.envelope
             _seldom.warning(
                 (ending.reason, envelope.type), "a job is left to another worker",
-                reason=ending.reason, type=envelope.type, queue=held.key.queue, id=held.key.id,
+                reason=ending.reason, type=envelope.type, queue=active.key.queue, id=active.key.id,
                 error=ending.error.message,
             )  # fmt: skip
         return finish
 
-    def _free(self, held: ActiveJob) -> None:
-        # All know the held job, an error by its traceback: as cycles they would keep the garbage collector busy.
-        held.context = held.task = held.error = None
-        self.running.discard(held)
-        self._on_free()
+    def _acknowledge_interruption(self, active: ActiveJob) -> None:
+        """Acknowledge an interrupted job, unless that is done or its lease is gone (canceled, stalled)."""
+        if active.finish is None and active.interruption == "released":
+            self._acknowledge(active, outcome.release(active))
+        elif active.finish is None and active.interruption == "timeout":
+            self._acknowledge(active, outcome.timed_out(active))
 
-    def _acknowledge_verdict(self, held: ActiveJob) -> None:
-        if held.finish is None and held.verdict == "released":
-            self._on_ack(held, outcome.release(held))
-        elif held.finish is None and held.verdict == "timeout":
-            self._on_ack(held, outcome.timed_out(held))
+    # Stopping --------------------------------------------------------------------------------------------------
 
-    def _time_out(self, held: ActiveJob, handler: Handler) -> None:
-        if held.verdict:
-            return
-        self.notify(held, "timeout")
-        if handler.executor == "thread":
-            # Nothing ends a thread from outside: the job goes on elsewhere, the slot stays taken.
-            self._acknowledge_verdict(held)
-        else:
-            held.timer = self._loop.call_later(TIMEOUT_GRACE_S, self._acknowledge_verdict, held)
+    def interrupt_all(self) -> None:
+        """Ask every running handler to stop and give its job back. One that was interrupted before keeps its reason."""
+        for active in tuple(self._state.running):
+            active.interrupt(active.interruption or "released")
 
-    async def _keep_large(self, held: ActiveJob, data: bytes) -> None:
-        """Keep a large result as a blob; without a place for it the job fails. [RESULT-1]"""
-        try:
-            finish = await self._put(held, data)
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the blob store is away, or the worker ends
-            finish = outcome.finish(held, outcome.raised(error))
-        if held.verdict and held.verdict != "released":
-            self._acknowledge_verdict(held)
-        elif held.finish is None:
-            self._on_ack(held, finish)
-        self._free(held)
+    def unstoppable(self) -> list[ActiveJob]:
+        """The jobs whose handlers were asked to give them back and still run: usually threads."""
+        return [active for active in self._state.running if active.interruption == "released" and active.finish is None]
 
-    async def _put(self, held: ActiveJob, data: bytes) -> Finish:
-        if self._blobs is None:
-            error = outcome.describe(ResultTooLarge(len(data), RESULT_LIMIT))
-            return outcome.finish(held, Raised("fail", error))
-        name = result_name(held.key, held.token)
-        pause = Pause()
-        for tries_left in reversed(range(BLOB_TRIES)):
-            try:
-                await self._blobs.put(name, data)
-                break
-            except AWAY:
-                if not tries_left:
-                    raise
-                await asyncio.sleep(pause.next_s())
-        return Finish(held.key, held.token, "complete", Result(b"", self._codec, name))
+    def abandon_timed_out(self) -> None:
+        """Acknowledge attempts that timed out and whose handlers have not ended."""
+        for active in tuple(self._state.running):
+            if active.interruption == "timeout":
+                self._acknowledge_interruption(active)
 
-
-def _came_to_its_end(held: ActiveJob, ending: bytes | Raised) -> bool:
-    """Whether a handler that was asked to give its job back has finished it instead, while its lease is still good.
-
-    One that was interrupted, or that saw that it should stop and returned, is given back: its work may be half done.
-    One that never looked is done, and is not run again.
-    """
-    if held.verdict != "released" or held.finish is not None:
-        return False
-    if isinstance(ending, bytes):
-        return held.context is not None and not held.context.canceled.noticed
-    return ending.outcome == "fail"
+    async def close(self) -> None:
+        """End the threads and child processes. Only threads that ignore the request still run."""
+        await self._processes.close()
+        self._threads.close(0.0 if self._state.running else 5.0)

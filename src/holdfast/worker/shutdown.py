@@ -1,139 +1,95 @@
-"""SIGTERM and SIGINT for whatever runs in an event loop: the first asks to end, the second to end at once.
-
-Python keeps one handler for each signal, and others want it too: a web server around us, for one.
-
-    before us                                          we
-    SIG_DFL, default_int_handler, asyncio.Runner's     take the signal
-    another Python handler                             take it, and then call that handler
-    one that was set through the event loop            leave it alone: it cannot be called from outside
-"""
+"""The end of a run: let handlers finish or give their jobs back, then send the last acknowledgements. [RETRY-5]"""
 
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from functools import partial
-from types import FrameType
-from typing import Any, cast
+import contextlib
+import math
+import time
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from holdfast.telemetry.logging import get_logger
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+if TYPE_CHECKING:
+    from holdfast.worker.acks import Acknowledger
+    from holdfast.worker.active_job import ActiveJob
+    from holdfast.worker.runner import Runner
+    from holdfast.worker.state import RunState
 
-Handler = Callable[[int, FrameType | None], Any] | int | None
-
-_callbacks: dict[object, Callable[[], None]] = {}
-_installed: dict[int, tuple[Handler, Handler]] = {}
-"""By signal: our handler, and the one before it."""
+END_S = 2.0
+"""How long a handler may take to stop when asked."""
+DRAIN_S = 5.0
+"""How long the last claim and the last acknowledgements may take."""
+STOP_NOW_S = 1.0
+"""The same, after a second signal."""
+LOG_EVERY_S = 10.0
+"""How often to log which jobs the shutdown waits for."""
+MAX_LOGGED_JOBS = 10
 
 _log = get_logger(__name__)
 
 
-@contextmanager
-def on_signal(callback: Callable[[], None]) -> Generator[None]:
-    """Call `callback` in the running loop at each signal inside the block, then restore what was before.
-
-    Several blocks may be open in one loop; each is called. In another thread than the main one nothing is installed:
-    Python delivers signals to the main thread alone. A handler that other code has installed meanwhile stays.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
+async def end_running(state: RunState, runner: Runner, grace_s: float) -> None:
+    """Release prefetched jobs; let running handlers finish within the grace, then ask them to stop."""
+    runner.release_prefetched()
+    if not state.running:
         return
-    token = object()
-    if not _callbacks:
-        for number in SIGNALS:
-            _install(number, asyncio.get_running_loop())
-    _callbacks[token] = callback
-    try:
-        yield
-    finally:
-        del _callbacks[token]
-        if not _callbacks:
-            for number in list(_installed):
-                _restore(number, asyncio.get_running_loop())
+    _log.info("stopping: running jobs may finish", running=len(state.running), grace_s=grace_s)
+    await _wait_for(state, lambda: state.running, "waiting for running jobs", grace_s)
+    runner.interrupt_all()
+    await state.wait_until(lambda: not state.running or state.stopping_now, END_S)
+    # A handler that cannot be stopped still has effects: release its job, and two workers would run it.
+    await _wait_for(state, runner.unstoppable, "waiting for handlers that do not stop when asked")
+    if state.stopping_now and state.running:
+        # The second request kills child processes and cancels tasks once more. Handlers must see the first one before:
+        # the event loop takes two cancels in one turn as one.
+        await state.wait_until(lambda: not state.running, STOP_NOW_S / 20)
+        runner.interrupt_all()
+        await state.wait_until(lambda: not state.running, STOP_NOW_S / 4)
+    runner.abandon_timed_out()
+    if left := runner.unstoppable():
+        _log.error("ending while handlers run; their leases will expire", running=len(left), jobs=_ids(left))
 
 
-@contextmanager
-def stop_event() -> Generator[asyncio.Event]:
-    """An event that the first signal sets.
-
-    with stop_event() as stop:
-        await maintain(url, stop=stop)
-    """
-    event = asyncio.Event()
-    with on_signal(event.set):
-        yield event
-
-
-def exit_early(number: int, frame: FrameType | None) -> None:
-    """A handler for programs: exit with 0 as long as nothing else watches the signal. `on_signal` takes its place."""
-    del number, frame
-    for one in SIGNALS:
-        signal.signal(one, signal.SIG_IGN)
-    sys.exit(0)
-
-
-def _install(number: int, loop: asyncio.AbstractEventLoop) -> None:
-    before = signal.getsignal(number)
-    if before is None or _is_of_loop(before, loop):
-        name = signal.Signals(number).name
-        _log.warning("the program has its own handler in the event loop; stop() or a cancel ends this", signal=name)
-        return
-    then = None if _is_default(before) else cast("Callable[[int, FrameType | None], Any]", before)
-
-    def ours(signum: int, frame: FrameType | None) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(_call_all)
-        if then is not None:
-            then(signum, frame)
-
-    with _held_back(number):
-        # Without it the loop could go to sleep between the signal and its handler, and not wake up.
-        loop.add_signal_handler(number, _woken)
-        signal.signal(number, ours)
-    _installed[number] = ours, before
+async def end_calls(
+    state: RunState, acks: Acknowledger, leaving: asyncio.Task[None], acknowledging: asyncio.Task[None]
+) -> None:
+    """Wait for the last claim, then until every outcome is answered; at last try once to send what is left."""
+    await _wait_for_task(state, leaving)
+    if not leaving.done():
+        # Also after a second signal: a job handed off from now on would be stuck until its lease expires.
+        await asyncio.wait([leaving], timeout=STOP_NOW_S)
+    await acks.finish_checks(DRAIN_S)
+    acks.close()
+    await _wait_for_task(state, acknowledging)
+    if not acknowledging.done():
+        acknowledging.cancel()
+        await asyncio.wait([acknowledging])
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(STOP_NOW_S):
+                await acks.send_once()
 
 
-def _restore(number: int, loop: asyncio.AbstractEventLoop) -> None:
-    ours, before = _installed.pop(number)
-    current = signal.getsignal(number)
-    if not _is_of_loop(current, loop):
-        with _held_back(number):
-            loop.remove_signal_handler(number)
-            signal.signal(number, before if current is ours else current)
+async def _wait_for(
+    state: RunState, remaining: Callable[[], Collection[ActiveJob]], message: str, timeout_s: float = math.inf
+) -> None:
+    """Wait until no job remains, at most `timeout_s`, and not after a second signal. Log what remains every 10 s."""
+    end = time.monotonic() + timeout_s
+    log_now = timeout_s == math.inf
+    while (jobs := remaining()) and not state.stopping_now and (left_s := end - time.monotonic()) > 0:
+        if log_now:
+            _log.warning(message, running=len(jobs), jobs=_ids(jobs))
+        log_now = True
+        await state.wait_until(lambda: not remaining() or state.stopping_now, min(LOG_EVERY_S, left_s))
 
 
-@contextmanager
-def _held_back(number: int) -> Generator[None]:
-    """A signal that comes inside the block is delivered after it."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+async def _wait_for_task(state: RunState, task: asyncio.Task[None]) -> None:
+    task.add_done_callback(lambda _: state.changed.set())
+    await state.wait_until(lambda: task.done() or state.stopping_now, DRAIN_S)
 
 
-def _is_default(handler: Handler) -> bool:
-    """Whether the default handler of the signal is installed."""
-    if not callable(handler) or handler in (signal.default_int_handler, exit_early):
-        return True
-    return isinstance(handler, partial) and isinstance(getattr(handler.func, "__self__", None), asyncio.Runner)
-
-
-def _is_of_loop(handler: Handler, loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether `loop.add_signal_handler` has put it there: it comes from the package of the loop."""
-    own = type(loop).__module__.partition(".")[0]
-    return getattr(handler, "__module__", "").partition(".")[0] in (own, "asyncio") and not _is_default(handler)
-
-
-def _woken() -> None:
-    pass
-
-
-def _call_all() -> None:
-    for callback in list(_callbacks.values()):
-        callback()
+def _ids(jobs: Collection[ActiveJob]) -> str:
+    """The first of some jobs, for the log."""
+    names = sorted(f"{active.job.envelope.type}/{active.key.id}" for active in jobs)
+    return ",".join(names[:MAX_LOGGED_JOBS]) + (",..." if len(names) > MAX_LOGGED_JOBS else "")

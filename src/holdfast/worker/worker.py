@@ -30,7 +30,7 @@ from holdfast.worker.handlers import Handler, table
 from holdfast.worker.loop import Loop
 from holdfast.worker.runner import UNKNOWN_MS
 from holdfast.worker.settings import Settings
-from holdfast.worker.shutdown import on_signal
+from holdfast.worker.signals import on_signal
 
 CONCURRENCY = range(1, 10_001)
 LEASE = timedelta(seconds=30)
@@ -267,7 +267,7 @@ class Worker:
         try:
             await asyncio.shield(working)
         except asyncio.CancelledError:
-            loop.hurry()
+            loop.stop_now()
             await asyncio.wait([working])
             raise
 
@@ -275,7 +275,7 @@ class Worker:
         if self._loop is None or self._stop_asked:
             self._stop_asked = True
             if self._loop is not None:
-                self._loop.hurry()
+                self._loop.stop_now()
         else:
             self._stop_asked = True
             self._loop.stop()

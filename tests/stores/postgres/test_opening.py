@@ -35,7 +35,7 @@ async def run(*args):
 async def test_the_command_says_what_it_did(postgres, database):
     url = postgres.url(database)
     assert await run("migrate", url) == (0, "".join(f"applied {name}\n" for name in NAMES), "")
-    again = "There is nothing to migrate: the schema is up to date.\n"
+    again = "Nothing to migrate: the schema is up to date.\n"
     assert await run("migrate", url) == (0, again, "")
     code, out, _ = await run("migrate", url, "--json")
     assert (code, json.loads(out)["steps"]) == (0, [])

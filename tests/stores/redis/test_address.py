@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import InvalidOption
 from holdfast.opening import parse_url
-from holdfast.stores.redis.address import SCHEMES, Host, Kind, Tls, read
+from holdfast.stores.redis.address import SCHEMES, Host, Tls, Topology, parse_address
 
 
 def address(url):
-    return read(parse_url(url))
+    return parse_address(parse_url(url))
 
 
 def test_a_bare_url_means_the_usual_server():
     found = address("redis://")
-    assert (found.kind, found.hosts, found.db) == (Kind.SINGLE, (Host("localhost", 6379),), 0)
+    assert (found.topology, found.hosts, found.db) == (Topology.SINGLE, (Host("localhost", 6379),), 0)
     assert (found.username, found.password, found.tls) == (None, None, None)
     assert (found.prefix, found.shards, found.timeout_s, found.connect_timeout_s) == ("hf", None, 5, 5)
     assert found.connections == 32
@@ -44,13 +44,13 @@ def test_hosts_and_databases_are_found(url, hosts, db):
 
 def test_a_socket_has_a_path_and_no_host():
     found = address("redis+unix:///run/a%20b/valkey.sock?db=2")
-    assert (found.kind, found.path, found.hosts, found.db) == (Kind.UNIX, "/run/a b/valkey.sock", (), 2)
+    assert (found.topology, found.path, found.hosts, found.db) == (Topology.UNIX, "/run/a b/valkey.sock", (), 2)
     assert address("valkey+unix://u:p@/s.sock").username == "u"
 
 
 def test_sentinel_has_a_service_and_credentials_of_its_own():
     found = address("redis+sentinel://u:p@a/my%20jobs?sentinel_username=su&sentinel_password=sp%40")
-    assert (found.kind, found.service) == (Kind.SENTINEL, "my jobs")
+    assert (found.topology, found.service) == (Topology.SENTINEL, "my jobs")
     assert (found.username, found.password) == ("u", "p")
     assert (found.sentinel_username, found.sentinel_password) == ("su", "sp@")
 
@@ -78,7 +78,7 @@ def test_credentials_survive_the_url_and_never_show(user, password):
     try:
         written = f"{quote(user, safe='')}:{quote(secret, safe='')}"
     except UnicodeEncodeError:
-        return  # A lone surrogate: nobody can write it into a URL.
+        return  # A single surrogate cannot be written into a URL.
     found = address(f"redis://{written}@h:7000/1")
     assert (found.username, found.password) == (user, secret)
     assert (found.hosts, found.db) == ((Host("h", 7000),), 1)
@@ -114,7 +114,7 @@ def test_what_is_shown_has_no_password_and_no_options(url, shown):
         ("redis://h/-1", "store", "number of a database"),
         ("redis://h?db=1", "db", "no such option"),
         ("redis+unix://host/s.sock", "store", "redis+unix:///run/valkey.sock"),
-        ("redis+unix://", "store", "no socket"),
+        ("redis+unix://", "store", "the path of the socket is missing"),
         ("rediss+unix:///s.sock", "store", "is not one of"),
         ("redis+sentinel://a,b", "store", "redis+sentinel://HOST1,HOST2/SERVICE"),
         ("redis+sentinel://a/b/c", "store", "name of the service"),

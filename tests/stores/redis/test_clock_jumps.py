@@ -2,7 +2,7 @@
 
 Invariants verified:
 - nothing is lost: every job ends, though it may be an hour late by the new clock
-- a lease is bounded: who died holding it loses it, at the latest after the jump and the lease
+- a lease is bounded: a dead worker loses it, at the latest after the jump and the lease
 - a lease that has run out by the new clock is over, and its late acknowledgement changes nothing
 - tokens and the numbers of events grow on, whichever way the clock goes
 """
@@ -63,7 +63,7 @@ async def test_an_hour_back_leaves_leases_to_their_holders_and_bounds_them(store
     await store.enqueue([new("kept"), new("dead")])
     kept, dead = (await store.claim(wish())).jobs
     await store.shift_clock(-HOUR)
-    # The holder goes on as if nothing had been: the lease is longer now, not shorter.
+    # The holder continues as before: the lease is longer now, not shorter.
     (answer,) = await store.extend([Extend(kept.key, kept.token, LEASE_MS)])
     assert isinstance(answer, Extended)
     assert answer.deadline >= kept.deadline
@@ -126,7 +126,7 @@ async def test_tokens_and_events_grow_on_whichever_way_the_clock_goes(store):
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("page", [1, 3, 100])
 async def test_a_reader_of_the_log_misses_nothing_and_sees_nothing_twice(valkey, prefix, shards, page):
-    """The log is in the order of what happened, not of the clock; a reader that resumes goes on. [EVENT-2]"""
+    """The log is in the order of the changes, not of the clock; a reader that resumes misses nothing. [EVENT-2]"""
     tenants = [f"t{n}" for n in range(6)]
     store = await open_store(valkey.url(prefix=prefix, shards=shards, test_clock=1))
     try:
@@ -172,7 +172,7 @@ async def test_results_and_dead_letters_are_kept_for_their_time_or_longer(store)
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-async def test_a_waiting_worker_goes_on_by_the_new_clock(zygote, queue, url, log, hours):
+async def test_a_waiting_worker_follows_the_new_clock(zygote, queue, url, log, hours):
     pid = await zygote.start(url, log=log)
     await eventually(lambda: queue.store.workers("acme"))
     delayed = await queue.enqueue(work.message(log), id="delayed", delay=1800)

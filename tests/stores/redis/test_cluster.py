@@ -1,4 +1,4 @@
-"""The store on a cluster: what goes on when a node is gone."""
+"""The store on a cluster with a dead node."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def new(tenant):
     return NewJob(JobKey(tenant, "q", "job"), Envelope("t", b"{}", request_id=f"r-{tenant}"))
 
 
-async def test_a_node_that_is_gone_keeps_nobody_from_the_others():
+async def test_a_dead_node_does_not_affect_the_others():
     with ValkeyCluster(3, cluster_require_full_coverage=False) as cluster:
         store = await open_store(f"{cluster.url(shards=16, timeout_s=1, connect_timeout_s=1)}")
         await store.enqueue([new(tenant) for tenant in TENANTS])

@@ -11,9 +11,9 @@ from msgspec import Struct
 from holdfast.core.errors import StoreMismatch, StoreUnavailable
 from holdfast.opening import parse_url
 from holdfast.stores.redis import doctor
-from holdfast.stores.redis.address import read
-from holdfast.stores.redis.client import Link
-from holdfast.stores.redis.doctor import Node
+from holdfast.stores.redis.address import parse_address
+from holdfast.stores.redis.client import RedisClient
+from holdfast.stores.redis.doctor import RedisNode
 from holdfast.testing.servers import HOST, ValkeyServer, free_port
 from tests.eventually import eventually
 
@@ -30,17 +30,17 @@ SCRIPTS = {"enqueue": Script("return 1"), "claim": Script("return 2")}
 
 
 @contextlib.asynccontextmanager
-async def linked(url):
-    link = Link(read(parse_url(url)))
+async def connected(url):
+    client = RedisClient(parse_address(parse_url(url)))
     try:
-        yield link
+        yield client
     finally:
-        await link.close()
+        await client.close()
 
 
-async def look(link, *, shards=("hf:{0}",), scripts=SCRIPTS, clock=time.time):
+async def findings(client, *, shards=("hf:{0}",), scripts=SCRIPTS, clock=time.time):
     """The findings by subject; of several the worst."""
-    found = await doctor.findings(link, prefix="hf", shards=shards, scripts=scripts, layout="1 shard", clock=clock)
+    found = await doctor.findings(client, prefix="hf", shards=shards, scripts=scripts, layout="1 shard", clock=clock)
     worst = {}
     for finding in sorted(found, key=lambda one: ("ok", "warn", "bad").index(one.level)):
         worst[finding.subject] = finding
@@ -49,17 +49,17 @@ async def look(link, *, shards=("hf:{0}",), scripts=SCRIPTS, clock=time.time):
     return worst
 
 
-async def looked(**options):
+async def findings_of_a_server(**options):
     """What the doctor finds at a server with these settings."""
     with ValkeyServer(**options) as server:
-        async with linked(server.url()) as link:
-            return await look(link)
+        async with connected(server.url()) as client:
+            return await findings(client)
 
 
 async def test_a_good_server_is_all_right():
-    found = await looked(appendonly=True, appendfsync="always", maxmemory="1gb")
+    found = await findings_of_a_server(appendonly=True, appendfsync="always", maxmemory="1gb")
     assert {subject: finding.level for subject, finding in found.items()} == dict.fromkeys(
-        ("server", "role", "eviction", "durability", "memory", "clock", "scripts", "hints", "layout"), "ok"
+        ("server", "role", "eviction", "durability", "memory", "clock", "scripts", "notifications", "layout"), "ok"
     )
     assert found["server"].text.startswith("Valkey 9")
     assert found["layout"].text == "1 shard"
@@ -68,7 +68,7 @@ async def test_a_good_server_is_all_right():
 @pytest.mark.parametrize(
     "options, durable, power, says",
     [
-        ({"appendonly": True, "appendfsync": "always"}, True, True, "keeps its word"),
+        ({"appendonly": True, "appendfsync": "always"}, True, True, "does what it promises"),
         (
             {"appendonly": True, "appendfsync": "always", "no_appendfsync_on_rewrite": True},
             True,
@@ -81,11 +81,11 @@ async def test_a_good_server_is_all_right():
         ({"save": ""}, False, False, "loses every job"),
     ],
 )
-async def test_durability_is_told_as_it_is(options, durable, power, says):
+async def test_durability_is_reported(options, durable, power, says):
     with ValkeyServer(**options) as server:
-        async with linked(server.url()) as link:
-            found = await doctor.durability(link)
-            finding = (await look(link))["durability"]
+        async with connected(server.url()) as client:
+            found = await doctor.durability(client)
+            finding = (await findings(client))["durability"]
     assert (found.durable, found.survives_power_loss) == (durable, power)
     assert says in found.note == finding.text
     assert finding.level == ("ok" if power else "warn")
@@ -94,106 +94,106 @@ async def test_durability_is_told_as_it_is(options, durable, power, says):
 async def test_without_syncs_a_kill_loses_nothing():
     """What the server has answered it has given to the operating system."""
     with ValkeyServer(appendonly=True, appendfsync="no") as server:
-        async with linked(server.url()) as link:
+        async with connected(server.url()) as client:
             for n in range(100):
-                await link.command("k", "SET", "k", n)
+                await client.command("k", "SET", "k", n)
             server.kill()
             server.restart()
-            assert await link.command("k", "GET", "k", repeat=True) == b"99"
+            assert await client.command("k", "GET", "k", repeat=True) == b"99"
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 async def test_a_server_that_evicts_is_refused_with_the_cure(policy):
     with ValkeyServer(maxmemory_policy=policy) as server:
-        async with linked(server.url()) as link:
+        async with connected(server.url()) as client:
             with pytest.raises(StoreMismatch, match="CONFIG SET maxmemory-policy noeviction") as caught:
-                await doctor.refuse_eviction(link)
+                await doctor.refuse_eviction(client)
             assert policy in str(caught.value)
-            finding = (await look(link))["eviction"]
+            finding = (await findings(client))["eviction"]
             assert (finding.level, policy in finding.text) == ("bad", True)
             server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
-            await doctor.refuse_eviction(link)
-            assert (await look(link))["eviction"].level == "ok"
+            await doctor.refuse_eviction(client)
+            assert (await findings(client))["eviction"].level == "ok"
 
 
 async def test_eviction_is_seen_without_the_right_to_config():
     with ValkeyServer(maxmemory_policy="allkeys-lru", appendonly=True, appendfsync="always") as server:
         server.command("ACL", "SETUSER", "ann", "on", ">p", "~*", "&*", "+@all", "-config")
-        async with linked(f"redis://ann:p@{HOST}:{server.port}") as link:
+        async with connected(f"redis://ann:p@{HOST}:{server.port}") as client:
             with pytest.raises(StoreMismatch):
-                await doctor.refuse_eviction(link)
-            found = await doctor.durability(link)
+                await doctor.refuse_eviction(client)
+            found = await doctor.durability(client)
             assert (found.durable, found.survives_power_loss) == (False, False)
-            assert "does not tell" in found.note
+            assert "does not reveal" in found.note
 
 
-async def test_a_user_without_rights_is_told_which_he_lacks():
+async def test_a_user_without_rights_learns_which_are_missing():
     with ValkeyServer() as server:
         server.command("ACL", "SETUSER", "ann", "on", ">p", "~*", "resetchannels", "+@all", "-info", "-script")
-        async with linked(f"redis://ann:p@{HOST}:{server.port}") as link:
-            found = await look(link)
-            await doctor.refuse_eviction(link)
+        async with connected(f"redis://ann:p@{HOST}:{server.port}") as client:
+            found = await findings(client)
+            await doctor.refuse_eviction(client)
     assert (found["server"].level, "+info" in found["server"].cure) == ("warn", True)
     assert (found["scripts"].level, "+@scripting" in found["scripts"].cure) == ("bad", True)
-    assert (found["hints"].level, "&hf:*" in found["hints"].cure) == ("bad", True)
+    assert (found["notifications"].level, "&hf:*" in found["notifications"].cure) == ("bad", True)
 
 
 async def test_memory_without_a_limit_or_nearly_full_is_noticed():
     with ValkeyServer(maxmemory="1gb") as server:
-        async with linked(server.url()) as link:
-            assert (await look(link))["memory"].level == "ok"
+        async with connected(server.url()) as client:
+            assert (await findings(client))["memory"].level == "ok"
             used = int(server.info("memory")["used_memory"])
             for share, level in ((0.88, "warn"), (0.999, "bad")):
                 server.command("CONFIG", "SET", "maxmemory", int(used / share))
-                assert (await look(link))["memory"].level == level
+                assert (await findings(client))["memory"].level == level
             server.command("CONFIG", "SET", "maxmemory", 0)
-            finding = (await look(link))["memory"]
+            finding = (await findings(client))["memory"]
             assert (finding.level, "the host has" in finding.text) == ("warn", True)
             server.command("CONFIG", "SET", "maxmemory", finding.cure.split()[3].rstrip(","))
 
 
-async def test_a_small_buffer_for_hints_is_noticed():
-    found = await looked(client_output_buffer_limit=("pubsub", "64kb", "32kb", 60))
-    assert (found["hints"].level, "32mb" in found["hints"].cure) == ("warn", True)
+async def test_a_small_buffer_for_notifications_is_noticed():
+    found = await findings_of_a_server(client_output_buffer_limit=("pubsub", "64kb", "32kb", 60))
+    assert (found["notifications"].level, "32mb" in found["notifications"].cure) == ("warn", True)
 
 
 async def test_a_failed_snapshot_is_bad():
     with ValkeyServer(save=(3600, 1)) as server:
-        async with linked(server.url()) as link:
-            # A directory in the place of the file: it cannot be put there, whoever we are.
+        async with connected(server.url()) as client:
+            # A directory in the place of the file: no user can write the file.
             (Path(server.command("CONFIG", "GET", "dir")[1]) / "dump.rdb").mkdir()
             server.command("BGSAVE")
             await eventually(
                 lambda: server.info("persistence")["rdb_last_bgsave_status"], lambda status: status == "err"
             )
-            finding = (await look(link))["durability"]
+            finding = (await findings(client))["durability"]
             assert (finding.level, finding.text) == ("bad", "the last snapshot failed")
 
 
-async def test_replicas_are_reported_and_a_replica_is_no_place_for_a_store(valkey):
+async def test_replicas_are_reported_and_a_replica_is_not_fit_for_a_store(valkey):
     with ValkeyServer(replicaof=(HOST, valkey.port), maxmemory="1gb") as replica:
         await eventually(lambda: replica.info("replication")["master_link_status"], lambda up: up == "up")
-        async with linked(valkey.url()) as link:
-            finding = await eventually(lambda: look(link), lambda found: found["replication"].level == "ok")
+        async with connected(valkey.url()) as client:
+            finding = await eventually(lambda: findings(client), lambda found: found["replication"].level == "ok")
             assert "a failover can lose acknowledged writes" in finding["replication"].text
-        async with linked(replica.url()) as link:
-            assert (await look(link))["role"].level == "bad"
+        async with connected(replica.url()) as client:
+            assert (await findings(client))["role"].level == "bad"
 
 
 async def test_slow_scripts_are_named():
     slow = Script("for i = 1, 60000000 do end return 1")
     with ValkeyServer() as server:
-        async with linked(server.url()) as link:
-            assert (await look(link, scripts={"slow": slow}))["scripts"].level == "ok"
-            await link.run(slow, "k", [], repeat=False)
-            await link.run(slow, "k", [], repeat=False)
-            finding = (await look(link, scripts={"slow": slow}))["scripts"]
+        async with connected(server.url()) as client:
+            assert (await findings(client, scripts={"slow": slow}))["scripts"].level == "ok"
+            await client.run(slow, "k", [], repeat=False)
+            await client.run(slow, "k", [], repeat=False)
+            finding = (await findings(client, scripts={"slow": slow}))["scripts"]
             assert (finding.level, "slow (1)" in finding.text or "slow (2)" in finding.text) == ("warn", True)
 
 
 async def test_a_clock_that_is_off_is_noticed(valkey):
-    async with linked(valkey.url()) as link:
-        finding = (await look(link, clock=lambda: time.time() - 5))["clock"]
+    async with connected(valkey.url()) as client:
+        finding = (await findings(client, clock=lambda: time.time() - 5))["clock"]
     assert finding.level == "warn"
     assert "5.0 s ahead of this machine; only the server's clock counts" in finding.text
 
@@ -208,24 +208,24 @@ async def test_a_clock_that_is_off_is_noticed(valkey):
         ({}, "bad", "Redis of an unknown version is too old"),
     ],
 )
-def test_versions_are_told_apart(info, level, text):
-    found = doctor._version(Node("n", info, {}))
+def test_old_versions_are_recognised(info, level, text):
+    found = doctor._version(RedisNode("n", info, {}))
     assert (found.level, found.text) == (level, text)
 
 
 async def test_the_spread_of_shards_over_a_cluster_is_judged(cluster):
-    async with linked(cluster.url()) as link:
+    async with connected(cluster.url()) as client:
         even = [f"hf:{{{n}}}" for n in range(48)]
-        found = await look(link, shards=even)
+        found = await findings(client, shards=even)
         assert found["shards"].level == "ok"
         assert all(f"{HOST}:{node.port}: " in found["shards"].text for node in cluster.nodes)
         assert found["server"].text.partition(": ")[0] in {f"{HOST}:{node.port}" for node in cluster.nodes}
-        assert (await look(link, shards=["hf:{0}"] * 16))["shards"].level == "warn"
-        assert (await doctor.durability(link)).durable is False
-        await doctor.refuse_eviction(link)
+        assert (await findings(client, shards=["hf:{0}"] * 16))["shards"].level == "warn"
+        assert (await doctor.durability(client)).durable is False
+        await doctor.refuse_eviction(client)
 
 
 async def test_a_server_that_is_away_is_unavailable():
-    async with linked(f"redis://{HOST}:{free_port()}") as link:
+    async with connected(f"redis://{HOST}:{free_port()}") as client:
         with pytest.raises(StoreUnavailable):
-            await look(link)
+            await findings(client)

@@ -17,7 +17,7 @@ CLAIM = 50
 
 @pytest.fixture(scope="module")
 def server():
-    """A server of its own: what is left of the backlog goes with it."""
+    """A server of its own: the rest of the backlog disappears with it."""
     with ValkeyServer() as server:
         yield server
 

@@ -73,7 +73,7 @@ async def test_when_all_is_over_the_server_is_as_empty_as_before(store, valkey, 
 
 
 async def test_a_thousand_lives_take_no_more_room_than_one(store, valkey, prefix):
-    """Tokens, sequences and the log's numbers are counters; what they counted goes."""
+    """Tokens, sequences and the log's numbers are counters: they leave nothing behind."""
     sizes = []
     for _ in range(4):
         for round_ in range(3):

@@ -1,4 +1,4 @@
-"""The line is cut at a script: before the server hears of it, at one of many at once, at one shard of several.
+"""A connection is cut at a script: before the server gets it, at one of many calls, at one shard of several.
 
 Invariants verified:
 - a claim that never arrives holds nothing, and is never repeated [ENQ-8]
@@ -14,7 +14,7 @@ import pytest
 from holdfast.core.errors import StoreBusy, StoreUnavailable
 from holdfast.core.job import Cancel, JobState, Queued, SetResultTtl
 from holdfast.opening import open_store
-from holdfast.stores.redis import client as link
+from holdfast.stores.redis import client
 from holdfast.stores.redis.keys import shard_of
 from holdfast.stores.redis.scripts import SCRIPTS
 from holdfast.testing.servers import HOST
@@ -49,11 +49,11 @@ async def test_a_request_that_never_arrives_changes_nothing(proxy, far, store):
 async def test_what_is_repeated_reaches_one_life_of_an_id(proxy, far, store, monkeypatch, what):
     """The reply is lost; before the store sends it again, the id has a new life, which ends as well."""
     await store.enqueue([new("x")])
-    send, sent = link.Link._send, []
+    send, sent = client.RedisClient._send, []
 
     async def slow(self, *args, **options):
         sent.append(self)
-        if self is far._link and sent.count(self) == 2:
+        if self is far._client and sent.count(self) == 2:
             await store.enqueue([new("x")])
             if what == "set_result_ttl":
                 await store.cancel([Cancel(key("x"))])
@@ -61,20 +61,20 @@ async def test_what_is_repeated_reaches_one_life_of_an_id(proxy, far, store, mon
 
     if what == "set_result_ttl":
         await store.cancel([Cancel(key("x"))])
-    monkeypatch.setattr(link.Link, "_send", slow)
+    monkeypatch.setattr(client.RedisClient, "_send", slow)
     proxy.cut_replies(when=SCRIPT)
     if what == "cancel":
         assert await far.cancel([Cancel(key("x"))]) == ["canceled"]
     else:
         assert await far.set_result_ttl([SetResultTtl(key("x"), 0)]) == ["updated"]
-    assert (proxy.counts.replies_cut, sent.count(far._link)) == (1, 2)
+    assert (proxy.counts.replies_cut, sent.count(far._client)) == (1, 2)
     (job,) = await store.get([key("x")])
     assert job is not None
     assert job.state is (JobState.READY if what == "cancel" else JobState.CANCELED)
 
 
 async def test_a_cut_in_the_middle_of_many_at_once_fails_only_those(proxy, far_url, store):
-    """Calls on other connections go on; those that were cut are told so, or were repeated."""
+    """Calls on other connections continue. Calls whose connection was cut fail or are repeated."""
     other = await open_store(far_url)
     try:
         items = [new(f"{n}") for n in range(200)]

@@ -31,7 +31,7 @@ def counted(valkey):
 
 @contextlib.contextmanager
 def no_script_over(valkey, most):
-    """Of the scripts in this block, none ran more commands than so many, on average."""
+    """The scripts in this block run at most this many commands each, on average."""
     before = counted(valkey)
     yield
     after = counted(valkey)
@@ -56,7 +56,7 @@ def waiting_by_count(valkey, prefix):
     return int(valkey.command("HGET", f"{prefix}:{{0}}:W", TENANT))
 
 
-async def test_an_enqueue_under_a_quota_of_the_tenant_does_not_look_at_its_queues(store, valkey):
+async def test_an_enqueue_under_a_quota_of_the_tenant_does_not_read_its_queues(store, valkey):
     await fill(store, MANY)
     await store.set_tenant(TENANT, TenantSettings(max_waiting=10**6))
     with no_script_over(valkey, 50):
@@ -70,7 +70,7 @@ async def test_a_quota_is_set_in_steps(store, valkey, prefix):
     assert waiting_by_count(valkey, prefix) == MANY
 
 
-async def test_a_prune_looks_at_some_queues_and_goes_on_with_the_others(store, valkey, prefix):
+async def test_a_prune_sweeps_some_queues_and_continues_with_the_others(store, valkey, prefix):
     await fill(store, MANY)
     await store.cancel([Cancel(JobKey(TENANT, queue_name(number), "job")) for number in range(MANY)])
     await store.shift_clock(400 * 24 * 3600 * SECOND)
@@ -91,7 +91,7 @@ async def test_queues_and_tenants_are_listed_in_pages(store, valkey):
         assert await store.tenants() == [TENANT, *(f"tenant-{number:03}" for number in range(250))]
 
 
-async def test_a_tenant_with_many_empty_queues_is_looked_through_in_pages(store, valkey):
+async def test_a_tenant_with_many_empty_queues_is_read_in_pages(store, valkey):
     """It has jobs in the last of them, or in none."""
     await fill(store, MANY)
     await store.enqueue([new("job", tenant="zeta")])

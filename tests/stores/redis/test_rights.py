@@ -1,4 +1,4 @@
-"""Users of the server who may not do everything."""
+"""Users of the server without all rights."""
 
 import pytest
 
@@ -14,19 +14,19 @@ def new(id):
 
 @pytest.fixture
 def user(valkey, prefix):
-    """The URL of a user who has no right to any channel, as new users do."""
+    """The URL of a user without a right to any channel, like every new user."""
     valkey.command("ACL", "SETUSER", prefix, "on", ">secret", f"~{prefix}:*", "+@all")
     yield f"redis://{prefix}:secret@{HOST}:{valkey.port}/0?prefix={prefix}"
     valkey.command("ACL", "DELUSER", prefix)
 
 
-async def test_a_user_who_may_not_publish_is_told_so_when_he_comes(user):
+async def test_a_user_without_the_right_to_publish_is_refused_at_opening(user):
     with pytest.raises(StoreUnavailable, match="ACL SETUSER"):
         await open_store(user)
 
 
-async def test_one_who_loses_that_right_does_nothing_by_halves(user, valkey, prefix):
-    """Others hear of it later; what he does is done, and he is told that it is."""
+async def test_a_user_that_loses_that_right_leaves_nothing_half_done(user, valkey, prefix):
+    """The change is made and acknowledged. Other clients find it later."""
     valkey.command("ACL", "SETUSER", prefix, f"&{prefix}:*")
     store = await open_store(user)
     valkey.command("ACL", "SETUSER", prefix, "resetchannels")

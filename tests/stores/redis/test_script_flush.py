@@ -1,4 +1,4 @@
-"""SCRIPT FLUSH every few milliseconds under load: somebody else's administrator, or a server that was restarted.
+"""SCRIPT FLUSH every few milliseconds under load, as by another administrator or a restarted server.
 
 Invariants verified:
 - nothing fails: a script that the server has forgotten is sent again with its text

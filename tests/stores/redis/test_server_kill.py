@@ -5,7 +5,7 @@
 Invariants verified:
 - no acknowledged enqueue is lost, and none is doubled [ENQ-1, ENQ-8]
 - no acknowledged completion is undone, and its job never runs again [STATE-2]
-- workers and producers go on by themselves, nobody restarts them
+- workers and producers continue without a restart
 - attempts, tokens and moves are legal by the log, over all the lives of the server [RETRY-1, LEASE-5, EVENT-1]
 """
 

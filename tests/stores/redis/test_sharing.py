@@ -104,7 +104,7 @@ async def test_a_few_events_too_many_among_many_survivors_stand_over(store, valk
     await flood(store, "large", 100, 1)
     await prune_all(store)
     assert kept(valkey, prefix, "e")["large"] == 1350
-    await flood(store, "large", aside // trimming.STAND_OVER, 1)
+    await flood(store, "large", aside // trimming.ENTRIES_PER_EVENT, 1)
     await prune_all(store)
     assert kept(valkey, prefix, "e") == {"large": 1250, "small": 500, "flooder": 1250}
     assert len((await events_of(store, "large"))[0]) == 1250
@@ -144,8 +144,8 @@ async def test_a_reader_of_all_hears_of_very_many_gaps_at_once(store, valkey):
 async def test_whatever_happens_each_tenant_keeps_its_last_events(server, prefix, monkeypatch, seed, shards):
     """Batches of several tenants, readers, cuts, also where survivors stand over: the books are right at every step."""
     chance = random.Random(f"{seed}-{shards}")
-    monkeypatch.setattr(trimming, "SMALL", 0 if seed % 2 else 1000)
-    monkeypatch.setattr(trimming, "STEPS", 2 if seed % 4 > 1 else 50)
+    monkeypatch.setattr(trimming, "ALWAYS_RESCANNED", 0 if seed % 2 else 1000)
+    monkeypatch.setattr(trimming, "MAX_STEPS", 2 if seed % 4 > 1 else 50)
     keep = 40
     store = await open_store(server.url(prefix=prefix, test_clock=1, keep_events=keep, shards=shards))
     tenants = ["a", "b", "c", "d", "e"]

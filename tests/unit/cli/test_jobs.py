@@ -57,7 +57,7 @@ def test_run_at_names_a_moment(cli):
         (("--payload", "{}", "--payload-file", "x"), "not both"),
         (("--payload-file", "missing.json"), "missing.json: No such file"),
         (("--delay", "soon"), "is not a duration"),
-        (("--run-at", "soon"), "is not a moment"),
+        (("--run-at", "soon"), "is not a time"),
         (("--delay", "1m", "--run-at", "2099-01-01T00:00Z"), "give --delay or --run-at, not both"),
         (("--priority", "10"), "from 0 (last) to 9 (first)"),
         (("--priority", "high"), "--priority"),
@@ -246,8 +246,8 @@ def test_a_list_is_filtered_and_continued(cli, url):
 def test_a_list_of_nothing_says_so_beside_the_output(cli):
     answer = cli("list")
     assert (answer.code, answer.out) == (0, "")
-    assert "No such jobs." in answer.err
-    assert "No such jobs in queue q." in cli("list", "-q", "q").err
+    assert "No jobs match." in answer.err
+    assert "No jobs match in queue q." in cli("list", "-q", "q").err
     assert cli("list", "--json").json == {"jobs": [], "cursor": None}
     assert cli("list", "--state", "dead").code == 2
     assert cli("list", "--limit", "0").code == 2

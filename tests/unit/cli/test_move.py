@@ -28,7 +28,7 @@ def filled(cli, url):
 def test_a_store_that_ends_with_the_command_is_refused(cli, filled, name):
     answer = cli("move", *(("memory:", filled) if name == "SRC" else (filled, "memory:")))
     assert (answer.code, answer.out) == (2, "")
-    assert f"{name}: memory: lives in one process" in answer.err
+    assert f"{name}: a memory: store ends with this process" in answer.err
     assert cli("stats", "emails").out.count("canceled") <= 1
 
 
@@ -49,7 +49,7 @@ def test_a_dry_run_tells_of_a_move_that_was_stopped(cli, filled, target):
     assert cli("move", filled, target, "--dry-run", "--json").json["open_move"] is None
     asyncio.run(_begin(filled, target))
     answer = cli("move", filled, target, "--dry-run")
-    assert f"A move from {filled} to {target} was stopped before its end; it has paused: emails" in answer.err
+    assert f"A move from {filled} to {target} was stopped before its end; it paused: emails" in answer.err
     assert "--forget gives it up" in answer.err
     found = cli("move", filled, target, "--dry-run", "--json").json["open_move"]
     assert (found["source"], found["target"], found["under_way"]) == (filled, target, False)
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_said_with_its_exit_code(cli, filled, target, url):
         ((filled, filled), 2, "is SRC itself"),
         ((filled, target, "--tenant", "nobody"), 2, "no jobs or settings of 'nobody'"),
         (("file:./mistyped", target), 1, "mistyped"),
-        ((filled, "redis://127.0.0.1:1"), 1, "That is DST, redis://127.0.0.1:1"),
+        ((filled, "redis://127.0.0.1:1"), 1, "The store is DST, redis://127.0.0.1:1"),
         ((filled, target, "--wait", "soon"), 2, "is not a duration"),
     ):
         answer = cli("move", *args)
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_said_with_its_exit_code(cli, filled, target, url):
 
 def test_a_move_that_cannot_be_finished_is_given_up(cli, filled, target):
     answer = cli("move", filled, target, "--forget")
-    assert (answer.code, "knows of this move of 'acme'" in answer.err) == (2, True)
+    assert (answer.code, "knows this move of 'acme'" in answer.err) == (2, True)
     asyncio.run(_begin(filled, target))
     shutil.rmtree(target.removeprefix("file:"))
     answer = cli("move", filled, f"{target}2")
@@ -104,7 +104,7 @@ def test_a_move_that_cannot_be_finished_is_given_up(cli, filled, target):
     assert (answer.code, "SRC has forgotten the move" in answer.out) == (0, True), answer.err
     answer = cli("move", filled, f"{target}2")
     assert answer.code == 0, answer.err
-    assert "Paused in SRC, too, as before: video" in answer.err
+    assert "Also paused in SRC, as before: video" in answer.err
 
 
 async def _begin(url, target):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.options import duration, instant, moment_or_age, words
+from holdfast.cli.options import duration, instant, time_or_age, words
 from holdfast.cli.session import shown_url
 from holdfast.core.errors import InvalidOption
 
@@ -46,16 +46,16 @@ def test_an_instant_without_a_zone_is_local_time():
     assert instant("run_at", "2030-01-31T18:00Z") == datetime(2030, 1, 31, 18, tzinfo=UTC)
     assert instant("run_at", "2030-01-31T18:00+02:00") == datetime(2030, 1, 31, 16, tzinfo=UTC)
     assert instant("run_at", "2030-01-31T18:00") == datetime(2030, 1, 31, 18).astimezone()
-    with pytest.raises(InvalidOption, match="is not a moment"):
+    with pytest.raises(InvalidOption, match="is not a time"):
         instant("run_at", "tomorrow")
 
 
-def test_a_moment_or_an_age():
-    assert moment_or_age("before", "7d") == timedelta(days=7)
-    assert moment_or_age("before", "2030-01-31T18:00Z") == datetime(2030, 1, 31, 18, tzinfo=UTC)
-    assert moment_or_age("before", None) is None
-    with pytest.raises(InvalidOption, match="neither a duration such as 7d nor a moment"):
-        moment_or_age("before", "yesterday")
+def test_a_time_or_an_age():
+    assert time_or_age("before", "7d") == timedelta(days=7)
+    assert time_or_age("before", "2030-01-31T18:00Z") == datetime(2030, 1, 31, 18, tzinfo=UTC)
+    assert time_or_age("before", None) is None
+    with pytest.raises(InvalidOption, match="neither a duration such as 7d nor a time"):
+        time_or_age("before", "yesterday")
 
 
 def test_names_in_a_row():

@@ -27,7 +27,7 @@ def say(capsys):
 def test_without_pyspark_the_command_says_what_to_install(say, monkeypatch, tmp_path):
     monkeypatch.setattr(session, "find_spec", lambda name: None if name == "pyspark" else find_spec(name))
     code, said = say("ingest", "--store", "file:x", "--lake", str(tmp_path))
-    assert (code, said) == (2, "Error: pipeline: needs pyspark; install it with: pip install 'holdfast[spark]'\n")
+    assert (code, said) == (2, "Error: pipeline: it needs pyspark; install it with: pip install 'holdfast[spark]'\n")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def java(tmp_path, monkeypatch):
         ("1.8.0_392", "is Java 8"),
         ("11.0.2", "is Java 11"),
         (None, "does not run"),
-        ("", "does not tell its version"),
+        ("", "does not print its version"),
         ("17.0.9", None),
         ("21", None),
     ],
@@ -81,7 +81,7 @@ def test_a_missing_store_is_told_and_no_lake_is_made(say, tmp_path):
     assert "there is no store in" in said
     code, said = say("ingest", "--store", "memory:", "--lake", str(tmp_path / "lake"))
     assert code == 2
-    assert "memory: lives in one process" in said
+    assert "a memory: store exists in one process" in said
     assert not (tmp_path / "lake").exists()
 
 

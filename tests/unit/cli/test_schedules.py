@@ -27,9 +27,9 @@ def test_a_schedule_is_added_listed_and_removed(cli):
 @pytest.mark.parametrize(
     "said, reason",
     [
-        ((), "give --cron '30 2 * * *' or --every 10m, one of them"),
-        (("--cron", "* * * * *", "--every", "10m"), "give --cron '30 2 * * *' or --every 10m, one of them"),
-        (("--every", "10m", "--timezone", "Europe/Berlin"), "--timezone is for --cron"),
+        ((), "give either --cron '30 2 * * *' or --every 10m"),
+        (("--cron", "* * * * *", "--every", "10m"), "give either --cron '30 2 * * *' or --every 10m"),
+        (("--every", "10m", "--timezone", "Europe/Berlin"), "--timezone needs --cron"),
         (("--cron", "61 * * * *"), "Bad minute"),
         (("--cron", "* * * * *", "--timezone", "Mars/Base"), "is no time zone"),
         (("--every", "often"), "every:"),

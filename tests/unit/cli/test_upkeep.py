@@ -3,7 +3,7 @@ import json
 
 def test_a_store_without_a_schema_has_nothing_to_migrate(cli):
     answer = cli("migrate", "memory:")
-    assert (answer.code, answer.out) == (0, "There is nothing to migrate: memory: has no schema.\n")
+    assert (answer.code, answer.out) == (0, "Nothing to migrate: memory: has no schema.\n")
     assert json.loads(cli("migrate", "memory:", "--json").out) == {"url": "memory:", "steps": []}
 
 

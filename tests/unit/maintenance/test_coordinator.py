@@ -10,7 +10,8 @@ from holdfast import Flow, Queue, StoreBusy, StoreUnavailable
 from holdfast.core.job import Cancel, ClaimRequest, Envelope, Finish, JobKey, JobState, NewJob, Result
 from holdfast.maintenance import coordinator as module
 from holdfast.maintenance import maintain
-from holdfast.maintenance.coordinator import Coordinator, Duty
+from holdfast.maintenance.coordinator import Coordinator
+from holdfast.maintenance.system_jobs import SystemHandler
 from holdfast.opening import open_store
 from holdfast.store import Hint, Signal
 from tests.eventually import eventually
@@ -26,7 +27,7 @@ async def store():
 
 @asynccontextmanager
 async def coordinating(store, run, after=None, tenant=None):
-    task = asyncio.create_task(Coordinator(store, tenant, {QUEUE: Duty(run, after)}).run())
+    task = asyncio.create_task(Coordinator(store, tenant, {QUEUE: SystemHandler(run, after)}).run())
     try:
         yield
     finally:
@@ -110,14 +111,14 @@ async def test_what_raises_comes_back_later_and_is_never_given_up(store):
 
 
 async def test_what_is_known_of_failures_is_bounded(store, monkeypatch):
-    monkeypatch.setattr(module, "MOST_FAILURES", 3)
+    monkeypatch.setattr(module, "MAX_FAILURES", 3)
     ran = []
 
     async def breaks(job, at):
         ran.append(job.id)
         raise ValueError("no")
 
-    leader = Coordinator(store, None, {QUEUE: Duty(breaks)})
+    leader = Coordinator(store, None, {QUEUE: SystemHandler(breaks)})
     task = asyncio.create_task(leader.run())
     await add(store, *map(str, range(10)))
     await eventually(lambda: len(ran) == 10)
@@ -166,7 +167,7 @@ async def test_whoever_watches_a_job_is_told_of_its_end(store):
 
 
 async def test_many_hints_that_name_no_job_are_one_look(store, monkeypatch):
-    monkeypatch.setattr(module, "VAGUE_S", 0.5)
+    monkeypatch.setattr(module, "BROAD_HINT_S", 0.5)
     notified, listeners, extends, extend = [], [], [], store.extend
 
     def listen(listener, hints):
@@ -273,8 +274,8 @@ async def test_upkeep_alone_leads_the_flows_of_every_tenant(store):
 
 
 async def test_in_a_crowd_those_who_wait_are_told_to_leave(store, monkeypatch):
-    monkeypatch.setattr(module, "CROWDED", 3)
-    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(module, "CROWDED_JOBS", 3)
+    monkeypatch.setattr(module, "MIN_WAIT_S", 0.01)
     answers = []
 
     async def waits(job, at):

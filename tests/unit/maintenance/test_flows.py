@@ -10,6 +10,7 @@ from holdfast import Flow, JobCanceled, JobNotFound, LeaseExpired, LeaseLost, Qu
 from holdfast.core.job import AttemptError, Cancel, ClaimRequest, Finish, JobKey, Result
 from holdfast.core.names import FLOWS
 from holdfast.maintenance import flows
+from holdfast.maintenance.system_jobs import SystemContext
 from tests.unit.running import claim, finish
 
 LATER_MS = 301_000
@@ -22,7 +23,7 @@ async def queue():
         yield queue
 
 
-class Passing(flows.DutyContext):
+class Passing(SystemContext):
     """Where nobody waits: the flow is given back at once."""
 
     watched = frozenset()
@@ -37,7 +38,7 @@ async def lead(queue, flow=None):
         await queue.start(flow)
     (job,) = (await queue.store.claim(ClaimRequest("acme", (FLOWS,), 1, 30_000, "c"))).jobs
     at = Passing(queue.store)
-    ending = await flows.conduct(job, at)
+    ending = await flows.serve(job, at)
     await queue.store.finish([ending])
     return ending, at
 
@@ -267,14 +268,14 @@ async def test_a_full_queue_is_asked_once_and_holds_up_no_other(queue, monkeypat
     asked = counting(monkeypatch, queue.store, "enqueue")
     await lead(queue, flow)
     steps = [new for new in asked if new.key.queue != FLOWS]
-    assert (len(steps), caplog.text.count("a step waits for room")) == (101, 1)
+    assert (len(steps), caplog.text.count("a step waits for its tenant's quota")) == (101, 1)
     assert [job.id for job in await queue.list(queue="other")] == [f"{flow.id}/last"]
 
 
 # Leaders that come late, or again and again -----------------------------------------------------------------------
 
 
-class Held(flows.DutyContext):
+class Held(SystemContext):
     """A leader whose next call of `verb` waits until it may go on."""
 
     def __init__(self, store, verb):
@@ -305,7 +306,7 @@ async def test_a_batch_that_comes_when_the_lease_is_over_starts_nothing(queue, e
         flow.add(n)
     await queue.start(flow)
     late = Held(queue.store, "enqueue")
-    leading = asyncio.create_task(flows.conduct(await claimed_flow(queue), late))
+    leading = asyncio.create_task(flows.serve(await claimed_flow(queue), late))
     await late.reached.wait()
     if end in ("canceled", "gone"):
         await queue.cancel(flow.id, queue=FLOWS)
@@ -333,7 +334,7 @@ async def test_a_late_replay_does_not_start_the_steps_of_a_canceled_flow(queue):
     assert (await lead(queue))[0].outcome == "fail"
     await queue.replay(flow.id, queue=FLOWS)
     late = Held(queue.store, "replay")
-    leading = asyncio.create_task(flows.conduct(await claimed_flow(queue), late))
+    leading = asyncio.create_task(flows.serve(await claimed_flow(queue), late))
     await late.reached.wait()
     await queue.cancel(flow.id, queue=FLOWS)
     late.may_go_on.set()
@@ -358,7 +359,7 @@ async def test_a_late_leader_does_not_touch_what_the_next_one_has_made(queue, ve
     await queue.purge("f", queue=FLOWS)
     await queue.start(flow())
     late = Held(queue.store, verb)
-    leading = asyncio.create_task(flows.conduct(await claimed_flow(queue), late))
+    leading = asyncio.create_task(flows.serve(await claimed_flow(queue), late))
     await late.reached.wait()
     await queue.store.shift_clock(LATER_MS)
     await queue.store.reap(10, 0.0)

@@ -11,7 +11,7 @@ from holdfast.core import schedule as core
 from holdfast.core.job import ClaimRequest, Envelope, Finish
 from holdfast.core.names import SCHEDULES
 from holdfast.maintenance import maintain, scheduler
-from holdfast.maintenance.coordinator import DutyContext
+from holdfast.maintenance.system_jobs import SystemContext
 from holdfast.testing import failpoints
 from tests.eventually import eventually
 from tests.unit.running import claim, finish
@@ -30,7 +30,7 @@ async def tick(queue):
     """Do what is due now; how many schedules were."""
     claimed = await queue.store.claim(ClaimRequest(None, (SCHEDULES,), 100, 30_000, "c"))
     for held in claimed.jobs:
-        await queue.store.finish([await scheduler.tick(held, DutyContext(queue.store))])
+        await queue.store.finish([await scheduler.tick(held, SystemContext(queue.store))])
     return len(claimed.jobs)
 
 
@@ -87,7 +87,7 @@ async def test_a_crash_before_the_release_makes_no_second_job(queue, ending):
     made = await queue.schedule("it", {}, every=timedelta(days=3), result_ttl=0 if ending == "forgotten" else 3600)
     await advance(queue, 3 * 24 * 60 * MINUTE)
     (held,) = await claim(queue, SCHEDULES)
-    await scheduler.tick(held, DutyContext(queue.store))
+    await scheduler.tick(held, SystemContext(queue.store))
     (id,) = of(made, made.next_at)
     if ending == "canceled":
         await queue.cancel(id)
@@ -126,7 +126,7 @@ async def test_another_queue_gets_no_second_job_of_a_tick_that_was_just_fired(qu
     made = await queue.schedule("it", {}, every=60)
     await advance(queue, MINUTE)
     (held,) = await claim(queue, SCHEDULES)
-    await scheduler.tick(held, DutyContext(queue.store))
+    await scheduler.tick(held, SystemContext(queue.store))
     changed = await queue.schedule("it", {}, every=60, queue="other")
     assert changed.next_at == made.next_at + timedelta(minutes=1)
     assert await tick(queue) == 0
@@ -138,7 +138,7 @@ async def test_a_removed_schedule_fires_nothing_more_even_if_it_is_held(queue):
     await advance(queue, MINUTE)
     (held,) = await claim(queue, SCHEDULES)
     assert await queue.unschedule("it") is True
-    answer = await queue.store.finish([await scheduler.tick(held, DutyContext(queue.store))])
+    answer = await queue.store.finish([await scheduler.tick(held, SystemContext(queue.store))])
     assert [refusal.code for refusal in answer] == ["job_canceled"]
     await advance(queue, 10 * MINUTE)
     assert await tick(queue) == 0
@@ -149,15 +149,15 @@ async def test_a_schedule_does_not_die_of_holders_that_died(queue):
     """Each lost lease counts as an attempt, over years: they start again in time. [RETRY-2]"""
     made = await queue.schedule("it", {}, every=3600)
     await advance(queue, 60 * MINUTE)
-    for _ in range(scheduler.WORN - 1):
+    for _ in range(scheduler.RENEW_AFTER - 1):
         assert len(await claim(queue, SCHEDULES)) == 1
         await advance(queue, 30_001)
         await advance(queue, 5 * MINUTE)
-    assert (await queue.get("it", queue=SCHEDULES)).attempts == scheduler.WORN - 1
+    assert (await queue.get("it", queue=SCHEDULES)).attempts == scheduler.RENEW_AFTER - 1
     # Where there is no room for a replay it goes on as it is.
     await queue.set_tenant(max_waiting=0, queue=SCHEDULES)
     assert await tick(queue) == 1
-    assert (await queue.get("it", queue=SCHEDULES)).attempts == scheduler.WORN - 1
+    assert (await queue.get("it", queue=SCHEDULES)).attempts == scheduler.RENEW_AFTER - 1
     await queue.set_tenant(max_waiting=10, queue=SCHEDULES)
     await advance(queue, 60 * MINUTE)
     assert await tick(queue) == 1
@@ -181,8 +181,8 @@ async def test_a_schedule_whose_renewal_was_cut_short_is_mended_by_whoever_keeps
     """Between its failure and its replay nobody holds it."""
     await queue.schedule("it", {}, every=3600)
     await advance(queue, 60 * MINUTE)
-    await wear_out(queue, scheduler.WORN - 1, 5 * MINUTE)
-    with failpoints.armed("scheduler.worn", "raise"), pytest.raises(failpoints.FailpointError):
+    await wear_out(queue, scheduler.RENEW_AFTER - 1, 5 * MINUTE)
+    with failpoints.armed("scheduler.reset", "raise"), pytest.raises(failpoints.FailpointError):
         await tick(queue)
     assert (await queue.get("it", queue=SCHEDULES)).state is JobState.FAILED
     fired = await ids(queue)
@@ -221,7 +221,7 @@ async def test_what_cannot_be_read_raises_for_the_coordinator_to_see(queue):
     await queue.store.enqueue([core.NewJob(key, Envelope(core.TYPE, b'{"format": 2}'))])
     (held,) = await claim(queue, SCHEDULES)
     with pytest.raises(ValueError, match="missing required field"):
-        await scheduler.tick(held, DutyContext(queue.store))
+        await scheduler.tick(held, SystemContext(queue.store))
     await queue.store.finish([Finish(held.key, held.token, "release")])
 
 

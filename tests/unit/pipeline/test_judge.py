@@ -247,7 +247,7 @@ def test_the_condition_of_a_cause_is_let_through_whatever_the_type_is_called(typ
 
 
 def test_what_is_refused_is_said_with_what_can_be_used():
-    with pytest.raises(InvalidOption, match=r"java_method is not among .*docs/reference/query\.md"):
+    with pytest.raises(InvalidOption, match=r"the function java_method is not allowed .*docs/reference/query\.md"):
         statement("SELECT java_method('a', 'b')")
     with pytest.raises(
         InvalidOption, match=r"text.`/etc/passwd` is not a table of the lake: they are events, payloads"
@@ -255,7 +255,7 @@ def test_what_is_refused_is_said_with_what_can_be_used():
         statement("SELECT * FROM text.`/etc/passwd`")
     with pytest.raises(InvalidOption, match="runs a program"):
         statement(PROGRAMS[0])
-    with pytest.raises(InvalidOption, match="only a SELECT can be asked"):
+    with pytest.raises(InvalidOption, match="only a SELECT is allowed"):
         statement("DROP VIEW events")
     with pytest.raises(InvalidOption, match="line 2, column"):
         statement("SELECT 1\nFROM events WHERE")

@@ -164,14 +164,14 @@ async def test_queues_rotate_between_looks(claimer, store):
     assert [call.queues for call in calls] == [("a", "b", "c"), ("b", "c", "a")]
 
 
-# A worker's place at a store ----------------------------------------------------------------------------------
+# A worker's inbox at a store ----------------------------------------------------------------------------------
 
 
-class Posted:
-    """A store that hands jobs over, or says that it cannot."""
+class Inboxes:
+    """A store with direct hand-off, or one that says that it cannot."""
 
-    def __init__(self, place):
-        self.place = place
+    def __init__(self, inbox):
+        self.inbox = inbox
         self.asked = []
 
     async def claim(self, request):
@@ -179,41 +179,41 @@ class Posted:
 
     def open_inbox(self, deliver):
         self.asked.append(deliver)
-        return self.place
+        return self.inbox
 
 
 def deliver(claimed, sent):
     raise AssertionError("nothing is delivered here")
 
 
-def test_a_store_that_posts_is_asked_for_a_place():
-    place = object()
-    posted = Posted(place)
-    assert isinstance(posted, DirectHandoff)
-    assert inbox_at(posted, deliver) is place
-    assert posted.asked == [deliver]
+def test_a_store_with_direct_handoff_opens_an_inbox():
+    inbox = object()
+    handing = Inboxes(inbox)
+    assert isinstance(handing, DirectHandoff)
+    assert inbox_at(handing, deliver) is inbox
+    assert handing.asked == [deliver]
 
 
-async def test_a_store_that_cannot_post_here_gives_a_plain_place():
-    posted = Posted(None)
-    place = inbox_at(posted, deliver)
-    assert posted.asked == [deliver]
-    assert isinstance(place, PollingInbox)
-    assert await place.claim("a request") == "a request"
-    assert not place.low
+async def test_a_store_that_opens_no_inbox_gets_a_polling_one():
+    handing = Inboxes(None)
+    inbox = inbox_at(handing, deliver)
+    assert handing.asked == [deliver]
+    assert isinstance(inbox, PollingInbox)
+    assert await inbox.claim("a request") == "a request"
+    assert not inbox.needs_claim
 
 
-async def test_a_store_that_knows_nothing_of_posts_gives_a_plain_place(store):
+async def test_a_store_without_direct_handoff_gets_a_polling_inbox(store):
     assert not isinstance(store, DirectHandoff)
-    place = inbox_at(store, deliver)
-    assert isinstance(place, PollingInbox)
+    inbox = inbox_at(store, deliver)
+    assert isinstance(inbox, PollingInbox)
     await enqueue(store, "x")
-    assert [job.id for job in (await place.claim(request())).jobs] == ["x"]
+    assert [job.id for job in (await inbox.claim(request())).jobs] == ["x"]
     await enqueue(store, "y")
     await asyncio.sleep(0)
-    assert not place.low
+    assert not inbox.needs_claim
     for _ in range(2):
-        await place.close()
+        await inbox.close()
     assert [job.id for job in (await store.claim(request())).jobs] == ["y"]
 
 

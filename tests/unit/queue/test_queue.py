@@ -614,7 +614,7 @@ async def test_enqueue_and_wait_returns_the_result():
         await turns()
         await run_one(queue, "emails", result=b'"sent"')
         assert await waiting == "sent"
-        assert queue._waits._watches == {}
+        assert queue._connection.waits._watches == {}
 
 
 @asynchronous
@@ -694,7 +694,7 @@ async def test_a_timeout_ends_the_wait_and_the_job_goes_on():
         with pytest.raises(InvalidOption):
             await ticket.wait(timeout=-1)
         assert (await ticket.refresh()).state is JobState.READY
-        assert queue._waits._watches == {}
+        assert queue._connection.waits._watches == {}
 
 
 @asynchronous
@@ -742,8 +742,8 @@ async def test_a_waiter_that_is_canceled_leaves_nothing_behind():
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await waiting
-        assert queue._waits._watches == {}
-        assert queue._waits._unsubscribe is None
+        assert queue._connection.waits._watches == {}
+        assert queue._connection.waits._unsubscribe is None
 
 
 # Blobs ---------------------------------------------------------------------------------------------------------

@@ -12,14 +12,13 @@ from holdfast.maintenance import coordinator
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-async def test_handlers_that_block_the_event_loop_cost_a_flow_no_lease(kind, tmp_path, monkeypatch):
+async def test_handlers_that_block_the_event_loop_cost_a_flow_no_lease(plain_url, monkeypatch):
     monkeypatch.setattr(coordinator, "LEASE_MS", 1_000)
-    url = f"memory:{tmp_path.name}" if kind == "memory" else f"file:{tmp_path}"
 
     async def handler(_):
         time.sleep(1.2)  # noqa: ASYNC251 - it blocks, for longer than the leader's lease
 
-    async with Queue(url, tenant="acme") as queue:
+    async with Queue(plain_url, tenant="acme") as queue:
         flow = Flow("report", id="f")
         first = flow.add("one", name="one")
         flow.add("two", name="two", after=[first])

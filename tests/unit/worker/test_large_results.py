@@ -99,8 +99,8 @@ async def test_a_cancel_while_the_blob_is_written_ends_it(queue, blobs):
     async with serving(queue, large) as worker:
         told = heard(worker)
         ticket = await queue.enqueue(large.message(), id="x")
-        await eventually(lambda: worker._loop._runner.running)
+        await eventually(lambda: worker._loop.state.running)
         await ticket.cancel()
         await eventually(lambda: ("canceled", "x") in told)
-        await eventually(lambda: not worker._loop._runner.running)
+        await eventually(lambda: not worker._loop.state.running)
     assert not blobs.kept

@@ -128,7 +128,7 @@ async def test_a_hurry_does_not_wait_for_children(queue, tmp_path, monkeypatch):
     await queue.enqueue(jobs.deaf.message(str(started)), id="x")
     async with run(worker):
         pid = await pid_in(started)
-        worker._loop.hurry()
+        worker._loop.stop_now()
         await asyncio.wait_for(worker.stop(), 30)
     assert not is_alive(pid)
     record = await queue.get("x")

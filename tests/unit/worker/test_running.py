@@ -300,7 +300,7 @@ async def test_a_result_that_cannot_be_kept_fails_the_job_at_once(queue, what, k
         job_ = await until(queue, await queue.enqueue(odd.message()), {*TERMINAL, JobState.RETRYING})
     (error,) = job_.errors
     assert (job_.state, job_.reason, error.type, runs) == (JobState.FAILED, "permanent", "InvalidPayload", [1])
-    assert error.message.startswith("the result cannot be kept: ")
+    assert error.message.startswith("the result cannot be stored: ")
     assert reason in error.message
 
 

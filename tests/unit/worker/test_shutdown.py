@@ -87,7 +87,7 @@ class Deaf:
 
 async def test_a_thread_that_does_not_stop_keeps_its_lease_until_it_ends(queue, store, monkeypatch, caplog):
     """Given back it would run twice at a time. The end waits for it, renews the lease and says so."""
-    monkeypatch.setattr("holdfast.worker.loop.END_S", 0.01)
+    monkeypatch.setattr("holdfast.worker.shutdown.END_S", 0.01)
     deaf = Deaf()
     ticket = await queue.enqueue("charge a card", id="x")
     worker = Worker(queue, handler=deaf, shutdown_grace=0, lease=1)
@@ -106,7 +106,7 @@ async def test_a_thread_that_does_not_stop_keeps_its_lease_until_it_ends(queue, 
 
 @pytest.mark.parametrize("how", ["signal", "cancel"])
 async def test_told_twice_it_ends_without_giving_back_what_a_thread_still_runs(queue, monkeypatch, caplog, how):
-    monkeypatch.setattr("holdfast.worker.loop.END_S", 0.01)
+    monkeypatch.setattr("holdfast.worker.shutdown.END_S", 0.01)
     deaf = Deaf()
     await queue.enqueue("charge a card", id="x")
     running = asyncio.create_task(Worker(queue, handler=deaf, shutdown_grace=0).run())
@@ -126,7 +126,7 @@ async def test_told_twice_it_ends_without_giving_back_what_a_thread_still_runs(q
 
 
 async def test_a_job_that_is_canceled_while_the_end_waits_for_it_holds_nothing_up(queue, monkeypatch, caplog):
-    monkeypatch.setattr("holdfast.worker.loop.END_S", 0.01)
+    monkeypatch.setattr("holdfast.worker.shutdown.END_S", 0.01)
     deaf = Deaf()
     ticket = await queue.enqueue("charge a card", id="x")
     worker = Worker(queue, handler=deaf, shutdown_grace=0)
@@ -177,7 +177,7 @@ async def test_the_second_signal_ends_it_at_once(queue):
     task = asyncio.create_task(worker.run())
     await started.wait()
     os.kill(os.getpid(), signal.SIGTERM)
-    await eventually(worker._loop._stop.is_set)
+    await eventually(lambda: worker._loop.state.stopping)
     assert not task.done()
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(task, 30)
@@ -327,6 +327,6 @@ async def test_many_jobs_leave_no_trace_in_the_worker(queue):
         worker.on("completed", completed)
         await queue.enqueue_many([nothing.message() for _ in range(5000)])
         await asyncio.wait_for(done.wait(), 30)
-        loop = worker._loop
-        assert not any((loop._held, loop._ahead, loop._runner.running, loop._acks.backlog))
+        state = worker._loop.state
+        assert not any((state.leased, state.prefetched, state.running, worker._loop._acks.backlog))
     assert alive() == before

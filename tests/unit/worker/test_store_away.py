@@ -87,7 +87,7 @@ async def test_a_mistake_inside_ends_the_worker_and_is_not_hidden(queue, monkeyp
     def broken(self):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("holdfast.worker.loop.Loop._room", broken)
+    monkeypatch.setattr("holdfast.worker.claiming.Claiming._room", broken)
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(Worker(queue, jobs=[fine]).run(signals=False), 5)
 
@@ -111,7 +111,7 @@ async def test_outcomes_gather_while_others_are_under_way(queue, store):
 
 
 async def test_no_more_is_claimed_while_too_many_outcomes_wait(queue, store, monkeypatch):
-    monkeypatch.setattr("holdfast.worker.loop.ACK_BACKLOG", 20)
+    monkeypatch.setattr("holdfast.worker.claiming.MAX_ACK_BACKLOG", 20)
     ran = 0
 
     @job

@@ -59,7 +59,7 @@ async def test_an_async_handler_that_will_not_end_is_reported_all_the_same(queue
     async with serving(queue, deaf, concurrency=1) as worker:
         job_ = await until(queue, await queue.enqueue(deaf.message()))
         assert (job_.state, job_.reason) == (JobState.FAILED, "timeout")
-        assert len(worker._loop._runner.running) == 1
+        assert len(worker._loop.state.running) == 1
         go_on.set()
 
 

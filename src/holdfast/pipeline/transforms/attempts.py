@@ -1,4 +1,4 @@
-"""Silver: one row for each lease that was granted."""
+"""Silver: one row for each granted lease."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pyspark.sql import functions as fn
 
 from holdfast.pipeline.schemas import ATTEMPTS
 from holdfast.pipeline.transforms.histories import (
-    NOTES,
+    LEASE_UPDATES,
     by_job,
     in_order,
     instant,
@@ -24,8 +24,8 @@ _COLUMNS = (
 
 
 def attempts(events: DataFrame) -> DataFrame:
-    """Each claim with the transition that ended it; `running` while there is none."""
-    events = by_job(events.where(~is_kind(*NOTES)), *_COLUMNS)
+    """Each claim with the transition that ended it; `running` if there is none yet."""
+    events = by_job(events.where(~is_kind(*LEASE_UPDATES)), *_COLUMNS)
     end = fn.struct("kind", "at", "error_type", "error_message", "fingerprint")
     began = is_kind("enqueued") | fn.lag("kind").over(in_order()).isNull()
     followed = events.withColumns({"life": life(events), "end": fn.lead(end).over(in_order()), "began": began})

@@ -1,4 +1,4 @@
-"""Gold: what went wrong on each day, by the fingerprint of the error."""
+"""Gold: the failures of each day, by the fingerprint of the error."""
 
 from __future__ import annotations
 

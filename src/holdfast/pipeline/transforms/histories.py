@@ -1,4 +1,4 @@
-"""What every transform over single jobs needs: their events, job by job, in the order of the log."""
+"""The events of each job in log order: what every transform over single jobs needs."""
 
 from __future__ import annotations
 
@@ -6,55 +6,55 @@ from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as fn
 
 JOB = ("tenant", "queue", "job_id")
-"""What names a job."""
+"""The columns that identify a job."""
 LIVES_BEFORE = "lives_before"
-"""A column that says how many lives of the job lie before the events given; without it they are all there."""
+"""A column with the number of lives before the given events. Without it the events are complete."""
 ENDS = ("completed", "failed", "canceled")
-NOTES = ("extended", "progressed")
-"""Events that are no transition."""
+LEASE_UPDATES = ("extended", "progressed")
+"""Events of a running lease. They are no transitions."""
 
-# One number for a job, which comes first wherever jobs are sorted: names begin alike, and comparing them is slow.
-MARK = "job_mark"
+# A hash of the job, the first sort column everywhere: names often share a prefix, which is slow to compare.
+JOB_HASH = "job_hash"
 
 
-def mark() -> Column:
-    """That number, of an event."""
-    return fn.xxhash64(*JOB).alias(MARK)
+def job_hash() -> Column:
+    """The hash of an event's job."""
+    return fn.xxhash64(*JOB).alias(JOB_HASH)
 
 
 def by_job(events: DataFrame, *columns: str) -> DataFrame:
-    """Events with these columns alone, and what `in_order` needs beside the names of the job and the position."""
+    """Events with these columns alone, and those that `in_order` needs."""
     more = [LIVES_BEFORE] if LIVES_BEFORE in events.columns else []
-    return events.select(mark(), *JOB, "position", *columns, *more)
+    return events.select(job_hash(), *JOB, "position", *columns, *more)
 
 
 def in_order() -> WindowSpec:
-    """Each job's events in the order of the log. Every window over it is made by one sort."""
-    return Window.partitionBy(MARK, *JOB).orderBy("position")
+    """Each job's events in log order. All windows of this kind share one sort."""
+    return Window.partitionBy(JOB_HASH, *JOB).orderBy("position")
 
 
 def so_far() -> WindowSpec:
-    """The same, from the job's first event to this one."""
+    """The events of a job from the first to this one."""
     return in_order().rowsBetween(Window.unboundedPreceding, Window.currentRow)
 
 
 def is_kind(*kinds: str) -> Column:
-    """Whether the event is one of these."""
+    """Whether the event is of one of these kinds."""
     return fn.col("kind").isin(*kinds)
 
 
 def life(events: DataFrame) -> Column:
-    """Which life of its job an event belongs to: 1, 2, ...; 0 before the first `enqueued` that is known."""
-    begun = fn.sum(is_kind("enqueued").cast("int")).over(so_far())
+    """Which life of its job an event belongs to: 1, 2, ...; 0 before the first known `enqueued`."""
+    lives = fn.sum(is_kind("enqueued").cast("int")).over(so_far())
     if LIVES_BEFORE in events.columns:
-        begun += fn.col(LIVES_BEFORE)
-    return begun.cast("int")
+        lives += fn.col(LIVES_BEFORE)
+    return lives.cast("int")
 
 
 def moment_in_this_life(where: Column, born: Column) -> Column:
-    """When the last event like `where` was, in the life that an event like `born` began, in ms; null or -1: never.
+    """The time in ms of the last event with `where`, in the life that began with `born`; null or -1 if there is none.
 
-    A number, since whatever is not copies its value for each event that it is carried past.
+    It is a number, because Spark copies other values for each event that they are carried past.
     """
     ms = fn.when(where, fn.unix_millis("at")).when(born, -1)
     return fn.last(ms, ignorenulls=True).over(so_far())
@@ -66,7 +66,7 @@ def instant(ms: Column) -> Column:
 
 
 def ms_between(start: Column, end: Column) -> Column:
-    """Whole milliseconds from one instant to another; 0 where a clock was set back between them."""
+    """Whole milliseconds from one instant to another; 0 if the clock was set back between them."""
     ms = fn.unix_millis(end) - fn.unix_millis(start)
     return fn.when(ms < 0, 0).otherwise(ms)
 

@@ -11,14 +11,14 @@ from holdfast.pipeline.transforms.sketches import bucket_of
 
 KINDS = ("enqueued", "claimed", "completed", "failed", "retried", "released", "expired", "canceled")
 RAN = ("completed", "failed", "retried")
-"""Outcomes of an attempt whose handler came to its end: only these say how long a run takes."""
+"""Outcomes of attempts whose handler ran to its end. Only these have a meaningful run time."""
 _GROUP = ("hour", "tenant", "queue", "type")
 
 
 def hourly(events: DataFrame, attempts: DataFrame) -> DataFrame:
-    """Counts of events in the hour they happened; waits in the hour of the claim, run times in that of the end.
+    """Events count in the hour they happened, waits in the hour of the claim, run times in the hour of the end.
 
-    Waits and run times are histograms that add up (`sketches`), with their sum and count.
+    Waits and run times are histograms that can be added up (`sketches`), with their sum and count.
     """
     counts = events.where(is_kind(*KINDS)).select(*_point("at"), fn.col("kind").alias("measure"), fn.lit(0).alias("ms"))
     waits = attempts.where(fn.col("wait_ms").isNotNull()).select(

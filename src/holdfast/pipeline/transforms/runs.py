@@ -8,8 +8,8 @@ from pyspark.sql import functions as fn
 from holdfast.pipeline.schemas import JOB_RUNS
 from holdfast.pipeline.transforms.histories import (
     ENDS,
+    LEASE_UPDATES,
     LIVES_BEFORE,
-    NOTES,
     by_job,
     in_order,
     instant,
@@ -23,16 +23,16 @@ _COLUMNS = (
     "shard", "type", "at", "attempt", "worker_id", "priority", "max_attempts", "visible_at", "reason", "error_type",
     "error_message", "fingerprint",
 )  # fmt: skip
-_OF_BIRTH = ("kind", "at", "position", "priority", "max_attempts", "visible_at", "replayed", "after", "after_at")
-"""What is told of a life by its first event."""
+_FIRST_EVENT = ("kind", "at", "position", "priority", "max_attempts", "visible_at", "replayed", "after", "after_at")
+"""Columns that come from the first event of a life."""
 
 
 def job_runs(events: DataFrame) -> DataFrame:
-    """The lives of the jobs that these events are of, each as its last event leaves it.
+    """The lives of the jobs of these events, each in the state after its last event.
 
-    One shuffle and one sort. Little is carried along from event to event, and what only the first event of a life
-    tells is fetched when none but the first and the last are left. Kinds are numbers, which are quick to compare.
-    `state` is as the log says: a job that became due since still shows as scheduled or retrying.
+    This takes one shuffle and one sort. Few values are carried from event to event. Columns of the first event are
+    fetched when only the first and the last event of each life are left. Kinds are numbers, which are fast to compare.
+    `state` is that of the log: a job that became due since then still shows as scheduled or retrying.
     """
     events = by_job(events.withColumn("kind_no", fn.expr(KIND_NO)), *_COLUMNS, "kind_no").withColumnRenamed(
         "kind_no", "kind"
@@ -58,13 +58,13 @@ def job_runs(events: DataFrame) -> DataFrame:
     )
     first = born | fn.col("before").isNull()
     last = fn.col("after").isNull() | (fn.col("after") == KIND_NOS["enqueued"])
-    # Of each life its first and its last event, next to each other, or one that is both.
+    # The first and the last event of each life, next to each other, or one event that is both.
     edges = followed.where(first | last)
-    of_birth = (fn.when(first, fn.col(name)).otherwise(fn.lag(name).over(in_order())) for name in _OF_BIRTH)
-    edges = edges.withColumns(dict(zip((f"birth_{name}" for name in _OF_BIRTH), of_birth, strict=True)))
-    # The last transition: a purge comes behind it, and a note is made under a lease.
+    first_values = (fn.when(first, fn.col(name)).otherwise(fn.lag(name).over(in_order())) for name in _FIRST_EVENT)
+    edges = edges.withColumns(dict(zip((f"birth_{name}" for name in _FIRST_EVENT), first_values, strict=True)))
+    # The last transition: a purge comes after it, and `extended` and `progressed` happen under a lease.
     purged = _is("purged")
-    change = fn.when(purged, fn.col("before")).when(_is(*NOTES), KIND_NOS["claimed"]).otherwise(fn.col("kind"))
+    change = fn.when(purged, fn.col("before")).when(_is(*LEASE_UPDATES), KIND_NOS["claimed"]).otherwise(fn.col("kind"))
     ended = edges.where(last).withColumns(
         {
             "change": change,
@@ -77,19 +77,19 @@ def job_runs(events: DataFrame) -> DataFrame:
 
 
 def _is(*kinds: str, of: str = "kind") -> Column:
-    """Whether the event is one of these; or the one that another column says the kind of."""
+    """Whether the kind, in the column `of`, is one of these."""
     return fn.col(of).isin(*(KIND_NOS[kind] for kind in kinds))
 
 
 def _columns() -> dict[str, Column]:
     is_end = _is(*ENDS, of="change")
     ended_at = fn.when(is_end, fn.col("changed_at"))
-    whole = _is("enqueued", of="birth_kind")
-    enqueued_at, due_at = (fn.when(whole, fn.col(name)) for name in ("birth_at", "birth_visible_at"))
-    first_claimed_at = fn.when(whole & _is("claimed", of="birth_after"), fn.col("birth_after_at"))
-    straight = ("tenant", "queue", "job_id", "life", "type", "shard")
+    has_start = _is("enqueued", of="birth_kind")
+    enqueued_at, due_at = (fn.when(has_start, fn.col(name)) for name in ("birth_at", "birth_visible_at"))
+    first_claimed_at = fn.when(has_start & _is("claimed", of="birth_after"), fn.col("birth_after_at"))
+    unchanged = ("tenant", "queue", "job_id", "life", "type", "shard")
     error = fn.when(fn.col("failed") >= 0, fn.col("error"))
-    return {name: fn.col(name) for name in straight} | {
+    return {name: fn.col(name) for name in unchanged} | {
         "priority": fn.col("birth_priority"),
         "max_attempts": fn.col("birth_max_attempts"),
         "enqueued_at": enqueued_at,

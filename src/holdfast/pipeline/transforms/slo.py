@@ -1,4 +1,4 @@
-"""Gold: how much of the error budget each hour used up."""
+"""Gold: the share of the error budget that each hour used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.pipeline.transforms.histories import hour_of
 
 @dataclass(frozen=True)
 class Objective:
-    """This share of the jobs starts within that many seconds of becoming visible, and does not fail."""
+    """A share of the jobs that must start within some seconds of becoming visible, and must not fail."""
 
     target: float = 0.99
     start_within_s: float = 30.0
@@ -23,11 +23,11 @@ class Objective:
         if not 0 < self.target < 1:
             raise InvalidOption("target", f"{self.target:g} is not between 0 and 1; write 0.99 for 99 %")
         if not self.start_within_s >= 0:
-            raise InvalidOption("start_within", f"{self.start_within_s:g} s is before the job is there")
+            raise InvalidOption("start_within", f"{self.start_within_s:g} s is negative")
 
     @property
     def start_within_ms(self) -> int:
-        """The same in milliseconds."""
+        """`start_within_s` in milliseconds."""
         return round(self.start_within_s * 1000)
 
 
@@ -35,9 +35,9 @@ DEFAULT_OBJECTIVE = Objective()
 
 
 def slo(job_runs: DataFrame, objective: Objective = DEFAULT_OBJECTIVE) -> DataFrame:
-    """Good and bad jobs in the hour they ended. Burn rate 1 uses the budget up exactly; canceled jobs do not count.
+    """Good and bad jobs in the hour they ended. A burn rate of 1 uses exactly the budget. Canceled jobs do not count.
 
-    A job whose wait is not known, because the log began later, is judged by its end alone.
+    If the wait of a job is unknown, because the log begins later, only its end counts.
     """
     late = fn.coalesce(fn.col("wait_ms") > objective.start_within_ms, fn.lit(False))
     bad = fn.sum(((fn.col("state") == "failed") | late).cast("long"))

@@ -1,4 +1,4 @@
-"""Batches: answered item by item, in order; one bad item spoils nothing else. [ENQ-4]"""
+"""Batches: answered item by item, in order. A refused item affects no other. [ENQ-4]"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from holdfast.core.errors import HoldfastError
 from holdfast.core.job import JobKey
 from holdfast.core.names import check_id
-from holdfast.protocol import answers
+from holdfast.protocol import answers, problems
 from holdfast.service.call import Call, Reply
 from holdfast.service.errors import info
 
@@ -20,7 +20,7 @@ X = TypeVar("X")
 A = TypeVar("A")
 
 STEP, ITEM_WORK = 100, 150
-"""Items that are made in one turn of the event loop, and how much work one is (see `turns`)."""
+"""The items converted in one turn of the event loop, and the work of one (see `turns`)."""
 
 
 async def each(
@@ -30,12 +30,12 @@ async def each(
     show: Callable[[X, A], Any | Awaitable[Any]],
     call: Call[Any, Any],
 ) -> answers.Items[Any]:
-    """Make what a store takes of each item, send what is good in one batch, and show each answer in its place.
+    """Convert each item by `make`, send the valid ones as one batch, and convert the answers by `show`, in order.
 
-    `make` and `show` answer at once for ordinary items: a coroutine for each costs a twentieth of the request.
+    `make` and `show` return a coroutine only if they must wait: one for each item costs a twentieth of the request.
     """
     made: list[X | HoldfastError] = []
-    turns = call.hub.turns
+    turns = call.context.turns
     for start in range(0, len(items), STEP):
         some = items[start : start + STEP]
         if not turns.try_take(ITEM_WORK * len(some)):
@@ -70,7 +70,7 @@ async def each_of_queue(
     answer: Callable[..., Any],
     tenant: str | UnsetType = UNSET,
 ) -> Reply:
-    """The same for items that name jobs of the queue in the path, each answered by a status alone."""
+    """The same for items that name jobs of the queue in the path. Each is answered with a status."""
     queue = call.queue
 
     def show(_: X, status: A) -> Any:
@@ -84,6 +84,6 @@ async def each_of_queue(
     return Reply(items)
 
 
-def refused(error: HoldfastError) -> answers.Refused:
-    """The answer for an item that was not taken."""
-    return answers.Refused(error=info(error))
+def refused(error: HoldfastError) -> problems.Refused:
+    """The answer for a refused item."""
+    return problems.Refused(error=info(error))

@@ -1,8 +1,8 @@
 """Server-sent events: a tenant's log as it grows, resumable. [EVENT-2, EVENT-3]
 
-`id` is the offset, `event` the kind, `data` the event as JSON. A client that comes again with `Last-Event-ID` misses
-nothing and sees nothing twice. Between events there is a comment now and then, so that a line that is dead is noticed.
-A stream lives no longer than its token. Those who follow one tenant share their looks at the store: see `tails`.
+`id` is the offset, `event` the kind, `data` the event as JSON. A client that reconnects with `Last-Event-ID` misses no
+event and sees none twice. A quiet stream carries a comment every 15 s, which reveals a dead connection. A stream ends
+with its token. The streams of one tenant share their reads of the store: see `event_cache`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from holdfast.core.events import Event
 from holdfast.protocol import requests
 from holdfast.service import views
 from holdfast.service.call import Call, Route, Stream
-from holdfast.service.event_cache import PAGE
 from holdfast.service.parsing import chosen
 from holdfast.service.tokens import READ
 
@@ -26,12 +25,12 @@ BEAT_S = 15.0
 
 
 async def follow_events(call: Call[None, requests.StreamQuery]) -> Stream:
-    """It goes on until the client leaves, or to the end of the log with `follow=false`."""
+    """Stream events until the client leaves; with `follow=false`, to the end of the log."""
     after = call.header(b"last-event-id") or call.query.after or None
     kinds = requests.KINDS if not call.query.kinds else chosen("kinds", call.query.kinds, requests.KINDS)
     call.wait(stream=True)
-    # The first look decides about the status: an offset that is wrong or trimmed is told as such.
-    await call.hub.store.events(call.tenant, after, 1)
+    # The first read decides the status: an offset that is invalid or trimmed is refused.
+    await call.context.event_caches.history.read(call.tenant, after, 1)
     return Stream(_follow(call, after, frozenset(kinds)))
 
 
@@ -39,30 +38,31 @@ async def _follow(
     call: Call[None, requests.StreamQuery], after: str | None, kinds: Collection[str]
 ) -> AsyncGenerator[bytes]:
     clock = asyncio.get_running_loop().time
-    with call.leaving() as gone, call.hub.tails.follow(call.tenant) as (tail, grown):
+    history = call.context.event_caches.history
+    with call.leaving() as gone, call.context.event_caches.follow(call.tenant) as (cache, grown):
         gone.add_done_callback(lambda _: grown.set())
         yield BEAT
-        said, beat_at = after, clock() + BEAT_S
+        sent_offset, beat_at = after, clock() + BEAT_S
         while not gone.done():
             grown.clear()
-            await call.hub.revoked.check(call.caller)
-            page = await (tail.after(after) if call.query.follow else call.hub.store.events(call.tenant, after, PAGE))
+            await call.context.revoked.check(call.caller)
+            page = await (cache.after(after) if call.query.follow else history.read(call.tenant, after))
             after = page.next
             shown = [event for event in page.events if _is_shown(call, event, kinds)]
             text = b"".join(map(_line, shown))
-            said = shown[-1].offset if shown else said
+            sent_offset = shown[-1].offset if shown else sent_offset
             is_last = not page.more and not call.query.follow
             if is_last or clock() >= beat_at:
-                # Who comes again begins here, also where what came last was not for him. Not at each step of the log:
-                # that would tell when others do something.
-                text += BEAT if said == after else b"id: %s\n\n" % after.encode()
-                said = after
+                # A client that reconnects resumes here, even if the last events were not for it. The offset is not
+                # sent with each of those events: that would reveal when other queues are active.
+                text += BEAT if sent_offset == after else b"id: %s\n\n" % after.encode()
+                sent_offset = after
             if text:
                 yield text
                 beat_at = clock() + BEAT_S
             if page.more:
                 continue
-            left_s = call.hub.tokens.left_s(call.caller)
+            left_s = call.context.tokens.left_s(call.caller)
             if is_last or left_s <= 0:
                 return
             with contextlib.suppress(TimeoutError):

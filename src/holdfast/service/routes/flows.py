@@ -1,4 +1,4 @@
-"""Flows: start one, look at it, wait for it, cancel it, replay it."""
+"""Flows: start, read, wait, cancel, replay."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from holdfast.core.names import FLOWS
 from holdfast.flows.flow import flow_record
 from holdfast.jobs.options import duration_ms
 from holdfast.protocol import answers, requests
-from holdfast.service import parsing as intake
+from holdfast.service import parsing
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.routes.jobs import ended, outcome, ticket
 from holdfast.service.tokens import ADMIN, PRODUCE, READ
 
 
 async def start_flow(call: Call[requests.NewFlow, requests.NoQuery]) -> Reply:
-    """201 for a new flow, 200 for one that was there. Its steps are enqueued in their turn. [ENQ-2]"""
-    new = await intake.flow(call.tenant, call.body, call.trace, call.hub.turns)
-    check_envelope(new.envelope, call.hub.ceiling_ms)
+    """201 for a new flow, 200 for an existing one. A step is enqueued when the steps before it are complete. [ENQ-2]"""
+    new = await parsing.flow(call.tenant, call.body, call.trace, call.context.turns)
+    check_envelope(new.envelope, call.context.ceiling_ms)
     for step in call.body.steps:
         call.caller.need_queue(step.queue)
         if step.result_ttl_s is not None:
-            check_kept("result_ttl_s", duration_ms("result_ttl_s", step.result_ttl_s), call.hub.ceiling_ms)
-    call.hub.changes.take(call.tenant, len(call.body.steps))
-    answer = await call.hub.enqueue(new)
+            check_kept("result_ttl_s", duration_ms("result_ttl_s", step.result_ttl_s), call.context.ceiling_ms)
+    call.context.changes.take(call.tenant, len(call.body.steps))
+    answer = await call.context.enqueue(new)
     if isinstance(answer, HoldfastError):
         raise answer
     if call.caller.queues is not None and not isinstance(answer, Queued):
-        # The one of that id may have steps that the token is not for: then nothing is told but that it is there.
-        there = await call.hub.get(new.key._replace(id=answer.id))
-        if there is None or not _is_for(call, there):
+        # The existing flow may have steps in queues that the token is not for: then only its existence is shown.
+        found = await call.context.get(new.key._replace(id=answer.id))
+        if found is None or not _is_for(call, found):
             return Reply(answers.Ticket(status="duplicate", id=answer.id, queue=FLOWS, state=None))
         if isinstance(answer, AlreadyCompleted):
-            answer = Duplicate(there.id, there.state) if there.result is None else replace(answer, result=there.result)
-    return Reply(await ticket(call.hub, new, answer), 201 if isinstance(answer, Queued) else 200)
+            answer = Duplicate(found.id, found.state) if found.result is None else replace(answer, result=found.result)
+    return Reply(await ticket(call.context, new, answer), 201 if isinstance(answer, Queued) else 200)
 
 
 async def get_flow(call: Call[None, requests.NoQuery]) -> Reply:
-    """A step that is no job yet is `blocked`, or `ready` if its turn has come."""
-    record = await flow_record(call.hub.store, await _found(call))
+    """A step that is not a job yet is `blocked`, or `ready` if the steps before it are complete."""
+    record = await flow_record(call.context.store, await _found(call))
     return Reply(msgspec.convert(record, answers.Flow, from_attributes=True))
 
 
 async def flow_result(call: Call[None, requests.WaitQuery]) -> Reply:
-    """Waits as for a job. [RESULT-2, RESULT-3]"""
+    """Waits as the result of a job does. [RESULT-2, RESULT-3]"""
     flow = await _found(call)
     flow = await ended(call, flow.key) or await _found(call)
-    if not _is_for(call, flow):  # Another of the same id, by now.
+    if not _is_for(call, flow):  # By now the id may belong to another flow.
         raise JobNotFound(FLOWS, flow.id)
     return await outcome(call, flow)
 
@@ -61,7 +61,7 @@ async def flow_result(call: Call[None, requests.WaitQuery]) -> Reply:
 async def cancel_flow(call: Call[None, requests.CancelQuery]) -> Reply:
     """Cancels its open steps too. [CANCEL-1]"""
     flow = await _found(call)
-    queue = call.hub.queue(call.tenant)
+    queue = call.context.queue(call.tenant)
     canceled = await queue.cancel(flow.id, queue=FLOWS, only_waiting=call.query.only_waiting)
     if canceled.status == "not_found":
         raise JobNotFound(FLOWS, flow.id)
@@ -69,27 +69,27 @@ async def cancel_flow(call: Call[None, requests.CancelQuery]) -> Reply:
 
 
 async def replay_flow(call: Call[None, requests.NoQuery]) -> Reply:
-    """Its failed and canceled steps start again, and what hangs on them goes on. Says the tenant. [DEAD-1]"""
+    """Its failed and canceled steps start again, and the steps after them continue. [DEAD-1]"""
     flow = await _found(call)
-    await call.hub.queue(call.tenant).replay(flow.id, queue=FLOWS)
+    await call.context.queue(call.tenant).replay(flow.id, queue=FLOWS)
     item = answers.ReplayItem(id=flow.id, status="replayed")
     return Reply(answers.Replays(tenant=call.tenant, items=[item], more=False))
 
 
 async def _found(call: Call[Any, Any]) -> Job:
-    """The flow that the path names. Another tenant's answers exactly like none. [TENANT-2]
+    """The flow that the path names. Another tenant's flow answers exactly like a missing one. [TENANT-2]
 
-    So does one with a step in a queue that the token is not for.
+    So does a flow with a step in a queue that the token is not for.
     """
     key = JobKey(call.tenant, FLOWS, call.id)
-    flow = await call.hub.get(key)
+    flow = await call.context.get(key)
     if flow is None or not _is_for(call, flow):
         raise JobNotFound(key.queue, key.id)
     return flow
 
 
 def _is_for(call: Call[Any, Any], flow: Job) -> bool:
-    """Whether the token is for the queues of all its steps."""
+    """Whether the token is for the queues of all steps."""
     only = call.caller.queues
     return only is None or all(step.queue in only for step in plan_of(flow.envelope).steps)
 
@@ -100,18 +100,18 @@ _NAMED = ("invalid_name", "job_not_found", "unknown_codec")
 ROUTES = (
     Route(
         method="POST", path="/v1/flows", handler=start_flow, scope=PRODUCE, body=requests.NewFlow,
-        summary="Start jobs that wait for each other", answers={201: answers.Ticket, 200: answers.Ticket},
+        summary="Start a flow: jobs that wait for each other", answers={201: answers.Ticket, 200: answers.Ticket},
         refuses=(
             "invalid_name", "invalid_option", "invalid_payload", "unknown_codec", "payload_too_large", "quota_exceeded",
         ),
     ),
     Route(
-        method="GET", path=_FLOW, handler=get_flow, scope=READ, summary="A flow and its steps as they are",
+        method="GET", path=_FLOW, handler=get_flow, scope=READ, summary="A flow with its steps",
         answers={200: answers.Flow}, refuses=_NAMED,
     ),
     Route(
         method="GET", path=f"{_FLOW}/result", handler=flow_result, scope=READ, query=requests.WaitQuery,
-        summary="How a flow ended; 202 while it has not", answers={200: answers.Outcomes, 202: answers.Outcomes},
+        summary="The result of a flow; 202 while it runs", answers={200: answers.Outcomes, 202: answers.Outcomes},
         refuses=(*_NAMED, "result_expired"),
     ),
     Route(
@@ -121,7 +121,7 @@ ROUTES = (
     ),
     Route(
         method="POST", path=f"{_FLOW}/replay", handler=replay_flow, action="flow.replay", scope=ADMIN,
-        summary="Start a failed flow again, where it failed", answers={200: answers.Replays},
+        summary="Continue a failed flow where it failed", answers={200: answers.Replays},
         refuses=(*_NAMED, "not_replayable", "quota_exceeded"),
     ),
 )  # fmt: skip

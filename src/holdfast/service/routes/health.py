@@ -1,4 +1,4 @@
-"""For load balancers and Prometheus, without a token and without the name of a tenant; and for clients: the session."""
+"""Health and metrics, without a token and without tenants' names. And the session: what a token is for."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ READY_S = 2.0
 
 
 async def healthz(call: Call[None, requests.NoQuery]) -> Reply:
-    """The process lives, whatever the store does."""
+    """200 while the process runs, whatever the state of the store."""
     del call
     return Reply(answers.Health(status="ok"))
 
 
 async def readyz(call: Call[None, requests.NoQuery]) -> Reply:
-    """The store answers, and the service is not about to end."""
-    if call.hub.stopping.done():
-        raise Refusal("stopping", "the service is about to end")
+    """200 while the store answers and the service is not stopping."""
+    if call.context.stopping.done():
+        raise Refusal("stopping", "the service is stopping")
     try:
         async with asyncio.timeout(READY_S):
-            await call.hub.store.now()
+            await call.context.store.now()
     except TimeoutError:
         raise StoreUnavailable("no answer in time") from None
     return Reply(answers.Health(status="ok"))
 
 
 async def session(call: Call[None, requests.NoQuery]) -> Reply:
-    """A client asks once, to know whose jobs it will see."""
-    caller, store = call.caller, call.hub.store
+    """A client reads it once, to know its tenant and scopes."""
+    caller, store = call.caller, call.context.store
     return Reply(
         answers.Session(
             tenant=caller.tenant,
@@ -53,7 +53,7 @@ async def session(call: Call[None, requests.NoQuery]) -> Reply:
 
 
 async def metrics(call: Call[None, requests.NoQuery]) -> Reply:
-    """Of all processes of the service, where there are several."""
+    """The metrics of all processes of the service."""
     del call
     text = b"" if http_metrics.current is None else await asyncio.to_thread(http_metrics.current.text)
     return Reply(text, kind=http_metrics.CONTENT_TYPE)
@@ -61,15 +61,15 @@ async def metrics(call: Call[None, requests.NoQuery]) -> Reply:
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/session", handler=session, scope="", summary="Whose token this is",
+        method="GET", path="/v1/session", handler=session, scope="", summary="The tenant and the scopes of the token",
         answers={200: answers.Session},
     ),
     Route(
-        method="GET", path="/healthz", handler=healthz, scope=None, summary="Whether the process lives",
+        method="GET", path="/healthz", handler=healthz, scope=None, summary="Whether the process runs",
         answers={200: answers.Health},
     ),
     Route(
-        method="GET", path="/readyz", handler=readyz, scope=None, summary="Whether it can serve",
+        method="GET", path="/readyz", handler=readyz, scope=None, summary="Whether the service can serve requests",
         answers={200: answers.Health}, refuses=("store_unavailable", "stopping"),
     ),
     Route(

@@ -1,4 +1,4 @@
-"""Producers' routes: enqueue, look, wait, cancel."""
+"""Routes for producers: enqueue, read, wait, cancel."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from holdfast.core.job import (
 from holdfast.core.policy import KnownTypes
 from holdfast.jobs.options import duration_ms
 from holdfast.protocol import answers, requests
-from holdfast.service import parsing as intake
-from holdfast.service import views
+from holdfast.service import parsing, views
+from holdfast.service.answer_size import ANSWER_BYTES
 from holdfast.service.call import Call, Reply, Route
-from holdfast.service.context import ANSWER_BYTES, Hub
+from holdfast.service.context import ServiceContext
 from holdfast.service.errors import Refusal
 from holdfast.service.routes.batches import each, each_of_queue
 from holdfast.service.tokens import PRODUCE, READ
 from holdfast.store import EnqueueAnswer
 
-SCANNED = 10_000
-"""How much of the log one request looks through for the events of one job."""
+SCAN_LIMIT = 10_000
+"""The most events that one request scans for those of one job."""
 
 
 async def enqueue(call: Call[requests.Enqueue, requests.NoQuery]) -> Reply:
-    """201 for a new job, 200 for one that was there. [ENQ-2]"""
-    known = await call.hub.types.of(call.tenant)
-    new = _new_job(call, call.body, known, await intake.payload_of(call.body, call.hub.turns, call.tenant))
-    answer = await call.hub.enqueue(new)
+    """201 for a new job, 200 for an existing one. [ENQ-2]"""
+    known = await call.context.types.of(call.tenant)
+    new = _new_job(call, call.body, known, await parsing.payload_of(call.body, call.context.turns, call.tenant))
+    answer = await call.context.enqueue(new)
     if isinstance(answer, HoldfastError):
         raise answer
     if isinstance(answer, Queued):
         return Reply(_queued(new, answer, known), 201)
-    return Reply(await ticket(call.hub, new, answer), 200)
+    return Reply(await ticket(call.context, new, answer), 200)
 
 
 async def enqueue_batch(call: Call[list[requests.Enqueue | HoldfastError], requests.NoQuery]) -> Reply:
-    """An item that is refused spoils no other. [ENQ-4]"""
-    known = await call.hub.types.of(call.tenant)
+    """A refused item affects no other. [ENQ-4]"""
+    known = await call.context.types.of(call.tenant)
 
     size = 0
 
@@ -61,54 +61,52 @@ async def enqueue_batch(call: Call[list[requests.Enqueue | HoldfastError], reque
 
     async def show_other(new: NewJob, answer: EnqueueAnswer | HoldfastError) -> Any:
         nonlocal size
-        shown = await ticket(call.hub, new, answer)
+        shown = await ticket(call.context, new, answer)
         size += 0 if shown.result is UNSET else len(bytes(shown.result))
         if size > ANSWER_BYTES:
-            reason = (
-                f"results of jobs that are done make the answer longer than {ANSWER_BYTES} bytes: send fewer at once"
-            )
+            reason = f"the results of completed jobs make the answer longer than {ANSWER_BYTES} bytes; send fewer items"
             raise Refusal("body_too_large", reason)
         call.hold.resize(size)
         return shown
 
     def make(item: requests.Enqueue) -> NewJob | Awaitable[NewJob]:
-        payload = intake.small_value(item.payload, item.codec, PAYLOAD_LIMIT)
+        payload = parsing.small_value(item.payload, item.codec, PAYLOAD_LIMIT)
         return make_large(item) if payload is None else _new_job(call, item, known, payload)
 
     async def make_large(item: requests.Enqueue) -> NewJob:
-        payload = await intake.large_value(item.payload, item.codec, call.hub.turns, call.tenant)
+        payload = await parsing.large_value(item.payload, item.codec, call.context.turns, call.tenant)
         return _new_job(call, item, known, payload)
 
-    return Reply(await each(call.body, make, call.hub.enqueue_many, show, call))
+    return Reply(await each(call.body, make, call.context.enqueue_many, show, call))
 
 
 async def types(call: Call[None, requests.PageQuery]) -> Reply:
-    """Of those queues that the token is for. What is known here may be a few seconds old."""
-    known = await call.hub.types.of(call.tenant)
+    """Only types of queues that the token is for. The list may be a few seconds old."""
+    known = await call.context.types.of(call.tenant)
     if call.caller.queues is not None:
         known = known.only(call.caller.queues)
     return Reply(views.types(known, call.query.cursor or "", call.query.limit))
 
 
 async def get(call: Call[None, requests.NoQuery]) -> Reply:
-    """Its payload, its errors, its result."""
+    """With its payload, errors and result."""
     job = await _found(call)
-    return Reply(views.job(job, await call.hub.blob(job.result, job.key)))
+    return Reply(views.job(job, await call.context.blob(job.result, job.key)))
 
 
 async def result(call: Call[None, requests.WaitQuery]) -> Reply:
-    """Waits without polling; ends when the client leaves. [RESULT-2, RESULT-3]"""
+    """Waits for up to `wait_s`, without polling. [RESULT-2, RESULT-3]"""
     return await outcome(call, await ended(call, _key(call)) or await _found(call))
 
 
 async def job_events(call: Call[None, requests.EventQuery]) -> Reply:
-    """A page of one job's events: a part of the log is looked through, so it may be empty and have a cursor."""
+    """Each request scans a part of the log, so a page may be empty and still have a cursor."""
     key, query = _key(call), call.query
     await _found(call)
     found: list[answers.Event] = []
     after, scanned, more = query.after or None, 0, True
-    while more and scanned < SCANNED and len(found) < query.limit:
-        page = await call.hub.store.events(call.tenant, after, requests.PAGE_LIMIT)
+    while more and scanned < SCAN_LIMIT and len(found) < query.limit:
+        page = await call.context.event_caches.history.read(call.tenant, after, requests.PAGE_LIMIT)
         scanned += requests.PAGE_LIMIT
         more = page.more
         ours = [event for event in page.events if event.job_id == key.id and event.queue == key.queue]
@@ -121,59 +119,59 @@ async def job_events(call: Call[None, requests.EventQuery]) -> Reply:
 
 
 async def cancel(call: Call[None, requests.CancelQuery]) -> Reply:
-    """Cancel wins. [CANCEL-1 to CANCEL-3]"""
+    """A running job is canceled too, unless `only_waiting`. [CANCEL-1 to CANCEL-3]"""
     key = _key(call)
-    status = await call.hub.cancel(Cancel(key, call.query.only_waiting))
+    status = await call.context.cancel(Cancel(key, call.query.only_waiting))
     if status == "not_found":
         raise JobNotFound(key.queue, key.id)
     return Reply(answers.Canceled(status=status))
 
 
 async def cancel_batch(call: Call[list[requests.Cancel | HoldfastError], requests.NoQuery]) -> Reply:
-    """In the order of the batch; a job that is not there says so. [CANCEL-1 to CANCEL-3]"""
+    """In the order of the batch. A missing job is answered `not_found`. [CANCEL-1 to CANCEL-3]"""
 
     def make(key: JobKey, item: requests.Cancel) -> Cancel:
         return Cancel(key, item.only_waiting, item.sequence)
 
-    return await each_of_queue(call, make, call.hub.store.cancel, answers.Canceled)
+    return await each_of_queue(call, make, call.context.store.cancel, answers.Canceled)
 
 
-async def retain(call: Call[list[requests.Retain | HoldfastError], requests.NoQuery]) -> Reply:
-    """Counted from now. [RESULT-1]"""
+async def set_result_ttl(call: Call[list[requests.SetResultTtl | HoldfastError], requests.NoQuery]) -> Reply:
+    """The time counts from now. [RESULT-1]"""
 
-    def make(key: JobKey, item: requests.Retain) -> SetResultTtl:
-        kept_ms = check_kept("result_ttl_s", duration_ms("result_ttl_s", item.result_ttl_s), call.hub.ceiling_ms)
+    def make(key: JobKey, item: requests.SetResultTtl) -> SetResultTtl:
+        kept_ms = check_kept("result_ttl_s", duration_ms("result_ttl_s", item.result_ttl_s), call.context.ceiling_ms)
         return SetResultTtl(key, kept_ms, item.sequence)
 
-    return await each_of_queue(call, make, call.hub.store.set_result_ttl, answers.Retained)
+    return await each_of_queue(call, make, call.context.store.set_result_ttl, answers.ResultTtlSet)
 
 
-# The small steps ------------------------------------------------------------------------------------------
+# Helpers ------------------------------------------------------------------------------------------
 
 
 def _new_job(call: Call[Any, Any], item: requests.Enqueue, known: KnownTypes, payload: bytes) -> NewJob:
-    policy = known.types.get(item.type, intake.PLAIN_TYPE)
-    new = intake.new_job(call.tenant, item, call.trace, payload, policy)
-    check_envelope(new.envelope, call.hub.ceiling_ms)
+    policy = known.types.get(item.type, parsing.PLAIN_TYPE)
+    new = parsing.new_job(call.tenant, item, call.trace, payload, policy)
+    check_envelope(new.envelope, call.context.ceiling_ms)
     call.caller.need_queue(new.key.queue)
     return new
 
 
 def _queued(new: NewJob, answer: Queued, known: KnownTypes | None) -> answers.Ticket:
-    """The answer to an enqueue that made a job, with a warning where none of the workers that are `known` runs it."""
+    """The answer to an enqueue that created a job, with a warning if no known worker runs its type."""
     queue = new.key.queue
-    said = [] if known is None else known.warnings(new.envelope.type, queue)
-    return answers.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state, warnings=said)
+    warnings = [] if known is None else known.warnings(new.envelope.type, queue)
+    return answers.Ticket(status="queued", id=answer.id, queue=queue, state=answer.state, warnings=warnings)
 
 
-async def ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError) -> answers.Ticket:
-    """The answer to one enqueue. Raises that of one which was refused."""
+async def ticket(context: ServiceContext, new: NewJob, answer: EnqueueAnswer | HoldfastError) -> answers.Ticket:
+    """The answer to one enqueue. Raises a refused one."""
     queue = new.key.queue
     if isinstance(answer, Queued):
         return _queued(new, answer, None)
     if isinstance(answer, AlreadyCompleted):
         key = new.key._replace(id=answer.id)
-        value = views.value(answer.result, await hub.blob(answer.result, key))
+        value = views.value(answer.result, await context.blob(answer.result, key))
         codec = views.codec_name(answer.result.codec)
         state = JobState.COMPLETED
         return answers.Ticket(status="completed", id=answer.id, queue=queue, state=state, result=value, codec=codec)
@@ -183,17 +181,17 @@ async def ticket(hub: Hub, new: NewJob, answer: EnqueueAnswer | HoldfastError) -
 
 
 async def ended(call: Call[Any, requests.WaitQuery], key: JobKey) -> Job | None:
-    """The job as it ended, if it is waited for and has ended in that time."""
+    """The job, if the caller waits and it ends in time."""
     if call.query.wait_s:
         call.wait()
         with call.leaving() as gone, contextlib.suppress(WaitTimeout):
-            return await call.hub.ended(key, call.query.wait_s, gone)
+            return await call.context.ended(key, call.query.wait_s, gone)
     return None
 
 
 async def outcome(call: Call[Any, Any], job: Job) -> Reply:
-    """How a job ended; 202 while it has not."""
-    blob = await call.hub.blob(job.result, job.key)
+    """The answer with a job's outcome; 202 before its end."""
+    blob = await call.context.blob(job.result, job.key)
     return Reply(views.outcome(job, blob), 200 if job.state in TERMINAL else 202)
 
 
@@ -202,10 +200,10 @@ def _key(call: Call[Any, Any]) -> JobKey:
 
 
 async def _found(call: Call[Any, Any]) -> Job:
-    """The job that the path names. Another tenant's answers exactly like none. [TENANT-2]"""
+    """The job that the path names. Another tenant's job answers exactly like a missing one. [TENANT-2]"""
     key = _key(call)
     call.hold.check()
-    job = await call.hub.get(key)
+    job = await call.context.get(key)
     if job is None:
         raise JobNotFound(key.queue, key.id)
     return job
@@ -223,15 +221,15 @@ ROUTES = (
     Route(
         method="POST", path="/v1/jobs:batch", handler=enqueue_batch, scope=PRODUCE,
         body=requests.EnqueueBatch, batch="jobs", item=requests.Enqueue,
-        summary="Enqueue up to 1000 jobs, answered item by item", answers={200: answers.Ticket},
+        summary="Enqueue up to 1000 jobs. Items are answered one by one", answers={200: answers.Ticket},
     ),
     Route(
         method="GET", path="/v1/types", handler=types, scope=PRODUCE, query=requests.PageQuery,
-        summary="A page of the job types that living workers run, with what an enqueue gets that says nothing",
+        summary="A page of the job types that live workers run, with their default options",
         answers={200: answers.Types}, refuses=("invalid_option",),
     ),
     Route(
-        method="GET", path=_JOB, handler=get, scope=READ, summary="A job as it is",
+        method="GET", path=_JOB, handler=get, scope=READ, summary="A job",
         answers={200: answers.Job}, refuses=("invalid_name", "job_not_found", "result_expired"),
     ),
     Route(
@@ -240,12 +238,12 @@ ROUTES = (
     ),
     Route(
         method="GET", path=f"{_JOB}/result", handler=result, scope=READ, query=requests.WaitQuery,
-        summary="How a job ended; 202 while it has not", answers={200: answers.Outcomes, 202: answers.Outcomes},
+        summary="The result of a job; 202 before its end", answers={200: answers.Outcomes, 202: answers.Outcomes},
         refuses=("invalid_name", "job_not_found", "result_expired"),
     ),
     Route(
         method="GET", path=f"{_JOB}/events", handler=job_events, scope=READ, query=requests.EventQuery,
-        summary="What happened to a job, oldest first", answers={200: answers.Events},
+        summary="A page of a job's events, oldest first", answers={200: answers.Events},
         refuses=("invalid_name", "invalid_option", "job_not_found", "events_trimmed"),
     ),
     Route(
@@ -254,8 +252,9 @@ ROUTES = (
         summary="Cancel jobs of a queue", answers={200: answers.Canceled}, refuses=("invalid_name",),
     ),
     Route(
-        method="POST", path="/v1/queues/{queue}/jobs:set-result-ttl", handler=retain, scope=PRODUCE,
-        body=requests.RetainBatch, batch="jobs", item=requests.Retain,
-        summary="Keep finished jobs for longer or shorter", answers={200: answers.Retained}, refuses=("invalid_name",),
+        method="POST", path="/v1/queues/{queue}/jobs:set-result-ttl", handler=set_result_ttl, scope=PRODUCE,
+        body=requests.SetResultTtlBatch, batch="jobs", item=requests.SetResultTtl,
+        summary="Change how long finished jobs are kept",
+        answers={200: answers.ResultTtlSet}, refuses=("invalid_name",),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Queues: lists and counts for readers; pausing and dead letters for operators of one tenant."""
+"""Queues: lists and counts, pausing, dead letters."""
 
 from __future__ import annotations
 
@@ -26,113 +26,113 @@ _FAILED = frozenset({JobState.FAILED})
 
 
 async def queues(call: Call[None, requests.PageQuery]) -> Reply:
-    """Of those that the token is for."""
+    """Only queues that the token is for."""
     query, only = call.query, call.caller.queues
     if only is None:
-        page = await call.hub.store.queue_page(call.tenant, query.cursor or None, query.limit)
+        page = await call.context.store.queue_page(call.tenant, query.cursor or None, query.limit)
     else:
         page = await _some(call, sorted(only))
     return Reply(answers.Queues(queues=[views.stats(one) for one in page.queues], cursor=page.cursor))
 
 
 async def _some(call: Call[None, requests.PageQuery], only: Sequence[str]) -> QueuePage:
-    """Of these queues, those that have jobs or are paused: the others of the tenant are not looked at."""
+    """Those of the named queues that have jobs or are paused. Other queues of the tenant are not read."""
     after = name_cursor(call.query.cursor or None)
     names = [name for name in only if name > after]
-    found = await call.hub.store.stats(call.tenant, names[: call.query.limit])
+    found = await call.context.store.stats(call.tenant, names[: call.query.limit])
     used = [one for one in found if one.paused or any(one.counts.values())]
     return QueuePage(used, names[call.query.limit - 1] if len(names) > call.query.limit else None)
 
 
 async def stats(call: Call[None, requests.NoQuery]) -> Reply:
-    """A queue that nobody has used counts nothing."""
-    return Reply(views.stats((await call.hub.store.stats(call.tenant, [call.queue]))[0]))
+    """An unused queue has counts of 0."""
+    return Reply(views.stats((await call.context.store.stats(call.tenant, [call.queue]))[0]))
 
 
 async def jobs(call: Call[None, requests.ListQuery]) -> Reply:
-    """Waiting jobs in claim order, then leased ones, then finished."""
+    """Waiting jobs in claim order, then leased ones, then finished ones."""
     query = call.query
     states = frozenset(JobState) if not query.state else frozenset(chosen("state", query.state, JobState))
     wanted = ListQuery(
         call.tenant, call.queue, states, _type(query.type), cursor=query.cursor or None, limit=query.limit
     )
-    page = await call.hub.page(wanted, call.hold)
+    page = await call.context.page(wanted, call.hold)
     return Reply(answers.Jobs(jobs=_shown(page.jobs), cursor=page.cursor))
 
 
 async def usage(call: Call[None, requests.NoQuery]) -> Reply:
-    """Counts that are at most 10 s old, with the limits that hold here. [TENANT-5]"""
+    """Counts up to 10 s old, with the limits of this process. [TENANT-5]"""
     if call.caller.queues is not None:
-        raise Refusal("queue_forbidden", "the token is for some queues, and this counts them all")
-    return Reply(await call.hub.usage(call.tenant))
+        raise Refusal("queue_forbidden", "the token is for some queues, and the usage counts all of them")
+    return Reply(await call.context.usage(call.tenant))
 
 
 async def pause(call: Call[None, requests.NoQuery]) -> Reply:
-    """It still takes new ones. [CLAIM-5]"""
+    """A paused queue still accepts jobs. [CLAIM-5]"""
     return await _pause(call, paused=True)
 
 
 async def resume(call: Call[None, requests.NoQuery]) -> Reply:
-    """Go on."""
+    """Waiting jobs can be claimed again."""
     return await _pause(call, paused=False)
 
 
 async def dead_letters(call: Call[None, requests.DeadQuery]) -> Reply:
-    """With reason and errors. [DEAD-1]"""
+    """With their reasons and errors. [DEAD-1]"""
     query = call.query
     wanted = ListQuery(
         call.tenant, call.queue, _FAILED, _type(query.type), query.error, query.cursor or None, query.limit
     )
-    page = await call.hub.page(wanted, call.hold)
+    page = await call.context.page(wanted, call.hold)
     return Reply(answers.DeadLetters(tenant=call.tenant, jobs=_shown(page.jobs), cursor=page.cursor))
 
 
 async def replay(call: Call[requests.Replay, requests.NoQuery]) -> Reply:
-    """Of concurrent replays one wins. [DEAD-1, STATE-3]"""
+    """Of concurrent replays of a job, one succeeds. [DEAD-1, STATE-3]"""
     body, queue, more = call.body, call.queue, False
     if (body.ids is UNSET) == (body.where is UNSET):
-        raise InvalidOption("ids", "give ids or where, one of them")
+        raise InvalidOption("ids", "give either ids or where")
     if body.where is not UNSET:
         wanted = ListQuery(
             call.tenant, queue, _FAILED, _type(body.where.type), body.where.error, limit=requests.BATCH_LIMIT
         )
-        ids, more = await call.hub.ids(wanted)
+        ids, more = await call.context.ids(wanted)
     else:
         ids = [check_id(id) for id in (() if body.ids is UNSET else body.ids)]
-    tickets = await call.hub.queue(call.tenant).replay_many(ids, queue=queue)
+    tickets = await call.context.queue(call.tenant).replay_many(ids, queue=queue)
     return Reply(answers.Replays(tenant=call.tenant, items=[_replayed(ticket) for ticket in tickets], more=more))
 
 
-async def purge(call: Call[requests.Purge, requests.NoQuery]) -> Reply:
-    """Those that ended before an instant, by default now. [DEAD-1]"""
+async def purge_dead_letters(call: Call[requests.Purge, requests.NoQuery]) -> Reply:
+    """Those that failed before an instant, by default now. [DEAD-1]"""
     body = call.body
-    queue = call.hub.queue(call.tenant)
+    queue = call.context.queue(call.tenant)
     purged = await queue.purge_dead_letters(
         before=body.before, queue=call.queue, type=_type(body.type), error=body.error
     )
     return Reply(answers.Purged(tenant=call.tenant, purged=purged))
 
 
-async def forget(call: Call[list[requests.Forget | HoldfastError], requests.NoQuery]) -> Reply:
-    """With an event. Says the tenant. [KEEP-1]"""
+async def purge_jobs(call: Call[list[requests.PurgeJob | HoldfastError], requests.NoQuery]) -> Reply:
+    """Each purged job gets an event. [KEEP-1]"""
 
-    def make(key: JobKey, item: requests.Forget) -> Purge:
+    def make(key: JobKey, item: requests.PurgeJob) -> Purge:
         ended = None if item.finished_at is None else instant_ms("finished_at", item.finished_at)
         return Purge(key, ended, item.sequence)
 
-    return await each_of_queue(call, make, call.hub.purge, answers.Forgotten, call.tenant)
+    return await each_of_queue(call, make, call.context.purge, answers.JobPurged, call.tenant)
 
 
-# The small steps ------------------------------------------------------------------------------------------
+# Helpers ------------------------------------------------------------------------------------------
 
 
 async def _pause(call: Call[None, requests.NoQuery], *, paused: bool) -> Reply:
-    await call.hub.store.pause(call.tenant, call.queue, paused=paused)
+    await call.context.store.pause(call.tenant, call.queue, paused=paused)
     return Reply(answers.Paused(tenant=call.tenant, queue=call.queue, paused=paused))
 
 
 def _type(name: str | None) -> str | None:
-    """A job type to search by; "" finds jobs without one. Raises InvalidName."""
+    """A job type to filter by; "" means jobs without a type. Raises InvalidName."""
     return check_type(name) if name else name
 
 
@@ -151,12 +151,12 @@ _LISTS = ("invalid_name", "invalid_option")
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/usage", handler=usage, scope=READ, summary="What the tenant keeps, and what it may",
+        method="GET", path="/v1/usage", handler=usage, scope=READ, summary="What the tenant uses, and its budgets",
         answers={200: TenantUsage}, refuses=("queue_forbidden",),
     ),
     Route(
         method="GET", path="/v1/queues", handler=queues, scope=READ, query=requests.PageQuery,
-        summary="Counts of a page of queues", answers={200: answers.Queues}, refuses=("invalid_option",),
+        summary="A page of queues with their counts", answers={200: answers.Queues}, refuses=("invalid_option",),
     ),
     Route(
         method="GET", path=f"{_QUEUE}/stats", handler=stats, scope=READ, summary="Counts of one queue",
@@ -167,18 +167,18 @@ ROUTES = (
         summary="A page of a queue's jobs", answers={200: answers.Jobs}, refuses=_LISTS,
     ),
     Route(
-        method="POST", path=f"{_QUEUE}/jobs:purge", handler=forget, action="jobs.purge", scope=ADMIN,
-        body=requests.ForgetBatch, batch="jobs", item=requests.Forget,
-        summary="Forget finished jobs", answers={200: answers.Forgotten}, refuses=("invalid_name",),
+        method="POST", path=f"{_QUEUE}/jobs:purge", handler=purge_jobs, action="jobs.purge", scope=ADMIN,
+        body=requests.PurgeJobBatch, batch="jobs", item=requests.PurgeJob,
+        summary="Purge finished jobs", answers={200: answers.JobPurged}, refuses=("invalid_name",),
     ),
     Route(
         method="POST", path=f"{_QUEUE}/pause", handler=pause, scope=ADMIN,
-        action="queue.pause", summary="Hand out no more jobs",
+        action="queue.pause", summary="Stop claims from a queue",
         answers={200: answers.Paused}, refuses=("invalid_name",),
     ),
     Route(
         method="POST", path=f"{_QUEUE}/resume", handler=resume, scope=ADMIN,
-        action="queue.resume", summary="Hand out jobs again",
+        action="queue.resume", summary="Allow claims from a queue again",
         answers={200: answers.Paused}, refuses=("invalid_name",),
     ),
     Route(
@@ -188,11 +188,11 @@ ROUTES = (
     Route(
         method="POST", path=f"{_QUEUE}/dead-letters:replay", handler=replay, scope=ADMIN,
         action="dead_letters.replay", body=requests.Replay,
-        summary="Start failed jobs again", answers={200: answers.Replays}, refuses=_LISTS,
+        summary="Replay failed jobs", answers={200: answers.Replays}, refuses=_LISTS,
     ),
     Route(
-        method="POST", path=f"{_QUEUE}/dead-letters:purge", handler=purge, scope=ADMIN,
+        method="POST", path=f"{_QUEUE}/dead-letters:purge", handler=purge_dead_letters, scope=ADMIN,
         action="dead_letters.purge", body=requests.Purge,
-        summary="Forget failed jobs", answers={200: answers.Purged}, refuses=_LISTS,
+        summary="Purge failed jobs", answers={200: answers.Purged}, refuses=_LISTS,
     ),
 )  # fmt: skip

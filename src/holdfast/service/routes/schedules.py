@@ -1,4 +1,4 @@
-"""Schedules, for operators of one tenant: what is enqueued by the clock."""
+"""Schedules of one tenant: jobs that are enqueued by the clock."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from holdfast.core.names import SCHEDULES
 from holdfast.core.schedule import KEPT, Schedule
 from holdfast.protocol import answers, requests
 from holdfast.schedules.schedules import scheduling, shown
-from holdfast.service import parsing as intake
-from holdfast.service import views
+from holdfast.service import parsing, views
+from holdfast.service.answer_size import ANSWER_BYTES
 from holdfast.service.call import Call, Reply, Route
-from holdfast.service.context import ANSWER_BYTES
 from holdfast.service.tokens import ADMIN
 from holdfast.store import ListQuery
 
 EVEN_S = 0.05
-"""What a token for some queues asks of schedules takes a multiple of this: the schedules of others do not show."""
+"""Requests with a token for some queues take a multiple of this, so that their time does not reveal other schedules."""
 
 Handler = Callable[[Call[Any, Any]], Awaitable[Reply]]
 
 
 def _evenly(handler: Handler) -> Handler:
-    """A route that tells a token for some queues nothing of other schedules by the time it takes."""
+    """Pad the time of a route, so that it reveals nothing to a token for some queues."""
 
     @wraps(handler)
     async def handle(call: Call[Any, Any]) -> Reply:
@@ -45,12 +44,12 @@ def _evenly(handler: Handler) -> Handler:
 
 @_evenly
 async def list_schedules(call: Call[None, requests.PageQuery]) -> Reply:
-    """Those whose jobs go to a queue that the token is for."""
+    """Only schedules for queues that the token is for."""
     query = call.query
     only = call.caller.queues
     if only is None:
         query_all = ListQuery(call.tenant, SCHEDULES, KEPT, cursor=query.cursor or None, limit=query.limit)
-        page = await call.hub.page(query_all, call.hold)
+        page = await call.context.page(query_all, call.hold)
         found, cursor = shown(page.jobs), page.cursor
     else:
         found, cursor = await _own(call, only)
@@ -59,16 +58,16 @@ async def list_schedules(call: Call[None, requests.PageQuery]) -> Reply:
 
 
 async def _own(call: Call[None, requests.PageQuery], only: Collection[str]) -> tuple[list[Schedule], str | None]:
-    """A page of the schedules for these queues. By name, not by the store's cursor: that would count the others.
+    """A page of the schedules for these queues. Its cursor is a name: the store's cursor would count other schedules.
 
-    It goes through all of the tenant, page by page, and keeps no more than names until it knows which are shown.
+    It reads all schedules of the tenant, page by page, and keeps only names until it knows which ones to show.
     """
-    hub, query = call.hub, call.query
+    context, query = call.context, call.query
     names: set[str] = set()
     cursor: str | None = None
     while True:
         every = ListQuery(call.tenant, SCHEDULES, KEPT, cursor=cursor, limit=requests.PAGE_LIMIT)
-        page = await hub.page(every, call.hold)
+        page = await context.page(every, call.hold)
         here = {one.name for one in shown(page.jobs) if one.definition.target.queue in only}
         names = {*nsmallest(query.limit + 1, names | {name for name in here if name > (query.cursor or "")})}
         cursor = page.cursor
@@ -80,7 +79,7 @@ async def _own(call: Call[None, requests.PageQuery], only: Collection[str]) -> t
         if len(found) == query.limit or size > ANSWER_BYTES - PAYLOAD_LIMIT:
             following = found[-1].name
             break
-        one = await scheduling(hub.store).get_schedule(call.tenant, name)
+        one = await scheduling(context.store).get_schedule(call.tenant, name)
         if one is not None and one.definition.target.queue in only:
             found.append(one)
             size += len(one.definition.target.envelope.payload)
@@ -90,11 +89,11 @@ async def _own(call: Call[None, requests.PageQuery], only: Collection[str]) -> t
 
 @_evenly
 async def put_schedule(call: Call[requests.PutSchedule, requests.NoQuery]) -> Reply:
-    """The same again changes nothing; another takes the place of the one of that name."""
+    """Creates or replaces the schedule of that name. An identical one changes nothing."""
     name = call.name
-    timing, target = await intake.schedule(call.tenant, call.body, call.hub.turns)
+    timing, target = await parsing.schedule(call.tenant, call.body, call.context.turns)
     call.caller.need_queue(target.queue)
-    kept = scheduling(call.hub.store)
+    kept = scheduling(call.context.store)
     if call.caller.queues is not None:
         await _check_free(call, name, target.queue)
     return Reply(views.schedule(call.tenant, await kept.put_schedule(call.tenant, name, timing, target)))
@@ -102,22 +101,22 @@ async def put_schedule(call: Call[requests.PutSchedule, requests.NoQuery]) -> Re
 
 @_evenly
 async def get_schedule(call: Call[None, requests.NoQuery]) -> Reply:
-    """Another tenant's, and one for other queues than the token's, answers exactly like none. [TENANT-2]"""
+    """Another tenant's schedule, or one for other queues, answers exactly like a missing one. [TENANT-2]"""
     return Reply(views.schedule(call.tenant, await _found(call)))
 
 
 @_evenly
 async def remove_schedule(call: Call[None, requests.NoQuery]) -> Reply:
-    """Jobs that it has enqueued stay as they are."""
+    """Jobs that it has enqueued stay."""
     found = await _found(call)
-    if not await scheduling(call.hub.store).remove_schedule(call.tenant, found.name):
+    if not await scheduling(call.context.store).remove_schedule(call.tenant, found.name):
         raise JobNotFound(SCHEDULES, found.name)
     return Reply(answers.Unscheduled(tenant=call.tenant, name=found.name, status="removed"))
 
 
 async def _found(call: Call[Any, Any]) -> Schedule:
     name = call.name
-    found = await scheduling(call.hub.store).get_schedule(call.tenant, name)
+    found = await scheduling(call.context.store).get_schedule(call.tenant, name)
     only = call.caller.queues
     if found is None or (only is not None and found.definition.target.queue not in only):
         raise JobNotFound(SCHEDULES, name)
@@ -125,16 +124,16 @@ async def _found(call: Call[Any, Any]) -> Schedule:
 
 
 async def _check_free(call: Call[Any, Any], name: str, queue: str) -> None:
-    """Raise unless a token for some queues may put this name: one that ends in `@QUEUE` is taken by no other queue.
+    """Raise unless a token for some queues may use this name. It must end in `@QUEUE`.
 
-    Any other name is refused whether it is taken or not.
+    Any other name is refused whether it exists or not, so that the answer reveals nothing.
     """
     if not name.removesuffix(f"@{queue}") or not name.endswith(f"@{queue}"):
         reason = f"a token for some queues names its schedules by queue: {name.partition('@')[0][:80]}@{queue}"
         raise InvalidName("schedule", name, reason)
-    found = await scheduling(call.hub.store).get_schedule(call.tenant, name)
+    found = await scheduling(call.context.store).get_schedule(call.tenant, name)
     if found is not None:
-        # An operator may have given this name to another queue's.
+        # An operator may have used this name for another queue.
         call.caller.need_queue(found.definition.target.queue)
 
 
@@ -148,19 +147,19 @@ ROUTES = (
     ),
     Route(
         method="PUT", path=_SCHEDULE, handler=put_schedule, action="schedule.put", scope=ADMIN,
-        body=requests.PutSchedule, summary="Have a job enqueued by the clock", answers={200: answers.Schedule},
+        body=requests.PutSchedule, summary="Create or replace a schedule", answers={200: answers.Schedule},
         refuses=(
             "invalid_name", "invalid_option", "invalid_payload", "unknown_codec", "payload_too_large",
             "quota_exceeded", "queue_forbidden",
         ),
     ),
     Route(
-        method="GET", path=_SCHEDULE, handler=get_schedule, scope=ADMIN, summary="A schedule as it is",
+        method="GET", path=_SCHEDULE, handler=get_schedule, scope=ADMIN, summary="A schedule",
         answers={200: answers.Schedule}, refuses=_NO_SUCH,
     ),
     Route(
         method="DELETE", path=_SCHEDULE, handler=remove_schedule, scope=ADMIN,
-        action="schedule.remove", summary="End a schedule",
+        action="schedule.remove", summary="Remove a schedule",
         answers={200: answers.Unscheduled}, refuses=_NO_SUCH,
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Workers' routes: claim, finish, extend, report. A worker in any language can run on these alone."""
+"""Routes for workers: claim, finish, extend, report. They are enough for a worker in any language."""
 
 from __future__ import annotations
 
@@ -13,47 +13,46 @@ from holdfast.core.job import ClaimRequest, Extend, Extended, Finish, Finished, 
 from holdfast.core.names import check_id
 from holdfast.jobs.options import check_own_queue, moment
 from holdfast.protocol import answers, requests
-from holdfast.service import parsing as intake
-from holdfast.service import views
+from holdfast.service import parsing, views
 from holdfast.service.call import Call, Reply, Route
 from holdfast.service.routes.batches import each
 from holdfast.service.tokens import WORK, refused
 
-Item = TypeVar("Item", bound=requests.Lot)
+Item = TypeVar("Item", bound=requests.LeaseItem)
 Made = TypeVar("Made", Finish, Extend, Report)
 
 
 async def claim(call: Call[requests.Claim, requests.NoQuery]) -> Reply:
-    """Never repeated: a lost reply costs one lease. What nobody is there to take is given back. [CLAIM-1 to CLAIM-5]"""
+    """Do not repeat a claim: a lost answer costs one lease. [CLAIM-1 to CLAIM-5]"""
     body = call.body
     queues = tuple(dict.fromkeys(map(check_own_queue, body.queues)))
     for queue in queues:
         call.caller.need_queue(queue)
     worker_id = _subject(call) if body.worker_id is None else check_id(body.worker_id, "worker id")
-    lease_ms = intake.lease_ms(body.lease_s)
+    lease_ms = parsing.lease_ms(body.lease_s)
     chance = random.random()  # noqa: S311 - jitter, no secret
     request = ClaimRequest(call.tenant, queues, body.limit, lease_ms, worker_id, chance)
     if body.wait_s:
         call.wait()
     with call.leaving() as gone:
-        claimed, waited_s = await call.hub.claim(request, body.wait_s, gone, call.hold)
-    call.hub.changes.take(call.tenant, len(claimed.jobs))
+        claimed, waited_s = await call.context.claim(request, body.wait_s, gone, call.hold)
+    call.context.changes.take(call.tenant, len(claimed.jobs))
     # The token may have been revoked while the claim waited.
-    revoked = bool(claimed.jobs) and body.wait_s > 0 and await call.hub.revoked.is_revoked(call.caller)
+    revoked = bool(claimed.jobs) and body.wait_s > 0 and await call.context.revoked.is_revoked(call.caller)
     if call.client_left or revoked:
-        await call.hub.give_back(claimed.jobs)
+        await call.context.release(claimed.jobs)
     if revoked:
         raise refused("it was revoked")
     with suppress(StoreError):
-        # After the wait, which may be longer than a key lives. Without the store the keys at hand sign: what is leased
-        # must be answered.
-        await call.hub.proofs.renew()
-    return Reply(views.claimed(claimed, waited_s, call.hub.proofs))
+        # After the wait, which may outlast a key. If the store is away, sign with the known keys: leased jobs must be
+        # answered.
+        await call.context.proofs.renew()
+    return Reply(views.claimed(claimed, waited_s, call.context.proofs))
 
 
 async def finish(call: Call[list[requests.Finish | HoldfastError], requests.NoQuery]) -> Reply:
-    """Complete, fail, retry or release. [LEASE-1]"""
-    tenant, turns, limit = call.tenant, call.hub.turns, call.hub.result_limit
+    """Never refused by a rate or budget of the tenant. [LEASE-1, TENANT-5]"""
+    tenant, turns, limit = call.tenant, call.context.turns, call.context.result_limit
 
     def show(_: Finish, answer: Finished) -> Any:
         return answers.Finished(status=answer.state)
@@ -61,57 +60,57 @@ async def finish(call: Call[list[requests.Finish | HoldfastError], requests.NoQu
     def read(tenant: str, item: requests.Finish, fence: int) -> Finish | Awaitable[Finish]:
         result = None
         if item.outcome == "complete":
-            result = intake.small_result(item, limit)
+            result = parsing.small_result(item, limit)
             if result is None:
                 return read_large(item, fence)
-        return intake.finish(tenant, item, fence, result)
+        return parsing.finish(tenant, item, fence, result)
 
     async def read_large(item: requests.Finish, fence: int) -> Finish:
-        return intake.finish(tenant, item, fence, await intake.large_result(item, turns, tenant, limit))
+        return parsing.finish(tenant, item, fence, await parsing.large_result(item, turns, tenant, limit))
 
     hit("service.before_finish")
     make = await _proved(call, read)
-    return Reply(await each(call.body, make, call.hub.finish, show, call))  # pyright: ignore[reportArgumentType]
+    return Reply(await each(call.body, make, call.context.finish, show, call))  # pyright: ignore[reportArgumentType]
 
 
 async def extend(call: Call[list[requests.Extend | HoldfastError], requests.NoQuery]) -> Reply:
-    """Renew leases; a canceled job says so here. [LEASE-2, CANCEL-2]"""
+    """The answer for a canceled job is `job_canceled`. [LEASE-2, CANCEL-2]"""
 
     def show(_: Extend, answer: Extended) -> Any:
         return answers.Extended(status="extended", deadline=moment(answer.deadline), now=moment(answer.now))
 
-    make = await _proved(call, intake.extend)
-    return Reply(await each(call.body, make, call.hub.extend, show, call))  # pyright: ignore[reportArgumentType]
+    make = await _proved(call, parsing.extend)
+    return Reply(await each(call.body, make, call.context.extend, show, call))  # pyright: ignore[reportArgumentType]
 
 
 async def report(call: Call[list[requests.Report | HoldfastError], requests.NoQuery]) -> Reply:
-    """Record progress."""
+    """Progress is part of the job, and an event where the store records all events."""
 
     def show(_: Report, __: Reported) -> Any:
         return answers.Reported(status="reported")
 
-    make = await _proved(call, intake.report)
-    return Reply(await each(call.body, make, call.hub.store.report, show, call))  # pyright: ignore[reportArgumentType]
+    make = await _proved(call, parsing.report)
+    return Reply(await each(call.body, make, call.context.store.report, show, call))  # pyright: ignore[reportArgumentType]
 
 
 async def beat(call: Call[requests.Beat, requests.NoQuery]) -> Reply:
-    """So that enqueues get what its jobs say, and no warning. A worker can do without."""
-    worker = intake.worker(call.tenant, call.body)
+    """Optional. Enqueues then use the options of the worker's job types, and get no warning about them."""
+    worker = parsing.worker(call.tenant, call.body)
     for queue in worker.queues:
         call.caller.need_queue(queue)
     if call.caller.queues is not None and worker.types:
-        # Enqueues that name no queue go where the type's worker says: not away from workers of other queues.
-        known = (await call.hub.types.of(call.tenant)).types
+        # An enqueue without a queue uses that of its type: this token must not redirect jobs of other queues.
+        known = (await call.context.types.of(call.tenant)).types
         for one in worker.types:
             call.caller.need_queue(one.queue)
             call.caller.need_queue(known.get(one.name, one).queue)
-    await call.hub.types.admit(worker, call.hub.budgets(call.tenant), lives=call.body.ttl_s > 0)
-    await call.hub.store.beat(worker, int(call.body.ttl_s * 1000))
+    await call.context.types.admit(worker, call.context.budgets(call.tenant), lives=call.body.ttl_s > 0)
+    await call.context.store.beat(worker, int(call.body.ttl_s * 1000))
     return Reply(answers.Beaten())
 
 
 def _subject(call: Call[Any, Any]) -> str:
-    """The worker that the token names, if it names one that can be."""
+    """The token's subject as a worker id, if it is a valid one."""
     try:
         return check_id(call.caller.subject, "worker id")
     except InvalidName:
@@ -121,8 +120,8 @@ def _subject(call: Call[Any, Any]) -> str:
 async def _proved(
     call: Call[list[Item | HoldfastError], Any], read: Callable[[str, Item, int], Made | Awaitable[Made]]
 ) -> Callable[[Item], Made | Awaitable[Made]]:
-    """Reads an item as one of the caller's tenant. Raises LeaseLost before anything else, then a refusal. [LEASE-1]"""
-    tenant, caller, proofs = call.tenant, call.caller, call.hub.proofs
+    """A function that converts an item after it has verified its proof. LeaseLost comes before all errors. [LEASE-1]"""
+    tenant, caller, proofs = call.tenant, call.caller, call.context.proofs
     await proofs.renew(item.token for item in call.body if not isinstance(item, HoldfastError))
 
     def make(item: Item) -> Made | Awaitable[Made]:
@@ -136,7 +135,7 @@ async def _proved(
 ROUTES = (
     Route(
         method="POST", path="/v1/claims", handler=claim, scope=WORK, body=requests.Claim,
-        summary="Lease jobs, and wait while there are none", answers={200: answers.Claimed},
+        summary="Lease jobs, and wait for them if there are none", answers={200: answers.Claimed},
         refuses=("invalid_name", "invalid_option"),
     ),
     Route(
@@ -157,7 +156,7 @@ ROUTES = (
     ),
     Route(
         method="POST", path="/v1/workers:beat", handler=beat, scope=WORK, body=requests.Beat,
-        summary="Say that a worker lives, and what it runs", answers={200: answers.Beaten},
+        summary="Report that a worker is alive, and its job types", answers={200: answers.Beaten},
         refuses=("invalid_name", "invalid_option", "quota_exceeded"),
     ),
 )  # fmt: skip

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core import dedup, lease, lifecycle
+from holdfast.core import dedup, lease, lifecycle, requests
 from holdfast.core.budgets import varying
-from holdfast.core.errors import JobNotFound, NotReplayable
+from holdfast.core.errors import JobNotFound
 from holdfast.core.events import Event
 from holdfast.core.job import (
     PURGE_COUNT_MS,
     PURGE_COUNTS_DROPPED,
-    TERMINAL,
     Cancel,
     CancelStatus,
     Extend,
@@ -213,17 +212,14 @@ def cancel(t: Transaction, items: Sequence[Cancel]) -> list[CancelStatus]:
     for item in items:
         t.flush()
         job, lane = t.find(item.key)
-        if job is None or not lifecycle.is_life(job, item.seq):
-            answers.append("not_found")
-        elif job.state is JobState.COMPLETED or job.state is JobState.FAILED or job.state is JobState.CANCELED:
-            answers.append(job.state.value)
-        elif job.state is JobState.LEASED and item.only_waiting:
-            answers.append("processing")
-        else:
-            if job.state is JobState.LEASED:
-                t.signal(Hint.CANCELED, *item.key)
-            t.append(t.change(job, lane, lambda job=job: lifecycle.cancel(job, t.now, t.settings.retention)), lane)
-            answers.append("canceled")
+        answer = requests.check_cancel(job, item)
+        if job is None or answer is not None:
+            answers.append(answer or "not_found")
+            continue
+        if job.state is JobState.LEASED:
+            t.signal(Hint.CANCELED, *item.key)
+        t.append(t.change(job, lane, lambda job=job: lifecycle.cancel(job, t.now, t.settings.retention)), lane)
+        answers.append("canceled")
     return answers
 
 
@@ -239,20 +235,15 @@ def replay(t: Transaction, keys: Sequence[JobKey], under: Lease | None = None) -
 
 def _replay_one(t: Transaction, key: JobKey) -> ReplayAnswer:
     job, lane = t.find(key)
-    if job is None:
-        return JobNotFound(key.queue, key.id)
-    if job.state is not JobState.FAILED:
-        return NotReplayable(key.queue, key.id, f"it is {lifecycle.shown(job, t.now)}, not failed")
-    idempotency = job.envelope.idempotency
-    retakes = idempotency is not None and idempotency.policy == "until_terminal"
+    refusal = requests.check_replay(job, key, t.now)
+    if job is None or refusal is not None:
+        return refusal or JobNotFound(key.queue, key.id)
+    retakes = dedup.retakes_key(job)
     binding = t.binding(job.envelope, lane) if retakes else None
-    if binding is not None:
-        holder = t.find_any(JobKey(key.tenant, key.queue, binding.job_id), lane)
-        if dedup.by_key(binding, holder, t.now) is not None:
-            return NotReplayable(key.queue, key.id, f"job {binding.job_id!r} holds its idempotency key by now")
-    refusal = t.over_quota(key.tenant, key.queue, lane)
-    if refusal is not None:
-        return refusal
+    holder = t.find_any(JobKey(key.tenant, key.queue, binding.job_id), lane) if binding else None
+    answer = dedup.check_retake(job, binding, holder, t.now) or t.over_quota(key.tenant, key.queue, lane)
+    if answer is not None:
+        return answer
     if retakes:
         t.bind(job.envelope, lane, dedup.Binding(job.id, "until_terminal"), binding)
     t.append(t.change(job, lane, lambda: lifecycle.replay(job, t.now)), lane)
@@ -264,14 +255,13 @@ def purge(t: Transaction, items: Sequence[Purge]) -> list[PurgeStatus]:
     answers: list[PurgeStatus] = []
     for item in items:
         job, lane = t.find(item.key)
-        if job is None or not lifecycle.is_life(job, item.seq):
-            answers.append("not_found")
-        elif job.state not in TERMINAL or (item.finished_at is not None and item.finished_at != job.finished_at):
-            answers.append("not_terminal")
-        else:
-            t.append(lifecycle.purge(job, t.now, _count_purge(t, job)), lane)
-            t.forget_job(job, lane)
-            answers.append("purged")
+        answer = requests.check_purge(job, item)
+        if job is None or answer is not None:
+            answers.append(answer or "not_found")
+            continue
+        t.append(lifecycle.purge(job, t.now, _count_purge(t, job)), lane)
+        t.forget_job(job, lane)
+        answers.append("purged")
     if "purged" in answers:
         t.db.execute(SQL["drop_purge_counts"], (t.now - PURGE_COUNT_MS, PURGE_COUNTS_DROPPED))
     return answers
@@ -288,12 +278,11 @@ def set_result_ttl(t: Transaction, items: Sequence[SetResultTtl]) -> list[TtlSta
     answers: list[TtlStatus] = []
     for item in items:
         job, _ = t.find(item.key)
-        if job is None or not lifecycle.is_life(job, item.seq):
-            answers.append("not_found")
-        elif job.state not in TERMINAL:
-            answers.append("not_terminal")
-        else:
-            lifecycle.set_result_ttl(job, item.ttl_ms, t.now)
-            t.db.execute(SQL["save_expiry"], (job.expires_at, rows.pack_extra(job), job.seq))
-            answers.append("updated")
+        answer = requests.check_result_ttl(job, item)
+        if job is None or answer is not None:
+            answers.append(answer or "not_found")
+            continue
+        lifecycle.set_result_ttl(job, item.ttl_ms, t.now)
+        t.db.execute(SQL["save_expiry"], (job.expires_at, rows.pack_extra(job), job.seq))
+        answers.append("updated")
     return answers

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 
 from msgspec import Struct
 
-from holdfast.core import fairness, lifecycle
+from holdfast.core import dedup, fairness, lifecycle
 from holdfast.core.job import Claimed, ClaimRequest, Job, JobKey
 from holdfast.core.retry import spread
 from holdfast.store import REPAIR_LIMIT
@@ -71,7 +71,8 @@ def _lease(t: Transaction, job: Job, lane: int, request: ClaimRequest) -> Job:
     t.count(lane, job.state, +1)
     t.claimed(job, lane)
     t.append(event, lane)
-    t.drop_key(job, lane, "until_started")
+    if dedup.is_released(job):
+        t.drop_key(job, lane)
     return job
 
 

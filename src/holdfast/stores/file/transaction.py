@@ -357,9 +357,8 @@ class Transaction:
         """What follows a job's end: counted, told, maybe with its record, its key free. [ENQ-3]"""
         self.count(lane, job.state, +1)
         self.signal(Hint.DONE, *job.key, None if told is None or forgotten(told, self.now) else told)
-        if job.envelope.idempotency is not None:
-            self.drop_key(job, lane, "until_terminal")
-            self.drop_key(job, lane, "until_started")
+        if dedup.is_released(job):
+            self.drop_key(job, lane)
 
     def add_payloads(self, jobs: list[Job]) -> None:
         """Store the payloads that are too large to stand in the row itself."""
@@ -428,10 +427,11 @@ class Transaction:
             moved.keys += by
             moved.bytes += by * budgets.RECORD_BYTES
 
-    def drop_key(self, job: Job, lane: int, policy: str) -> None:
-        idempotency = job.envelope.idempotency
-        if idempotency is not None and idempotency.policy == policy:
-            self.db.execute(SQL["drop_key"], (lane, job.envelope.type, idempotency.key, job.id, policy))
+    def drop_key(self, job: Job, lane: int) -> None:
+        """Free a job's idempotency key, unless another job holds it by now."""
+        key = job.envelope.idempotency
+        if key is not None:
+            self.db.execute(SQL["drop_key"], (lane, job.envelope.type, key.key, job.id, key.policy))
 
     def one(self, name: str, *arguments: Any) -> Any:
         """The first column of the first row of a named query, or None."""

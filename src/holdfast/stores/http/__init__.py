@@ -1,15 +1,15 @@
-"""The client of the HTTP service: one tenant's jobs, behind a token, with the face of a store.
+"""The client of the HTTP service: a `Store` for one tenant, identified by a token.
 
 The parts:
 
-    address     an http:// or https:// URL, taken apart
-    bearer      the token: where it comes from, and whose it is
-    link, trouble   requests, which of them may be sent twice, what answers mean
-    outgoing, incoming   values as the wire has them, both ways
-    ears        hints, from the tenant's events
-    schedules, flows   the routes that these have of their own
-    posts       a worker's place: claims that wait at the service
-    store       the `Store` face
+    address              parses an http:// or https:// URL
+    bearer               the token, and its tenant
+    client, errors       sends requests, repeats those that are safe to repeat, turns problems into errors
+    outgoing, incoming   convert values to and from the HTTP form
+    notifications        hints, from the tenant's event stream
+    handoff              a worker's inbox: a claim that waits at the service
+    batches, jobs, reads, schedules, flows   the calls, by subject
+    session, store       what all calls share, and the `Store` itself
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.stores.http.store import HttpStore
 
 
 def open_http(url: StoreUrl) -> HttpStore:
-    """`https://HOST[:PORT][/PREFIX]`; the token comes by `Queue(url, token=...)` or from HOLDFAST_TOKEN."""
+    """Make a store from `https://HOST[:PORT][/PREFIX]`. The token is `Queue(url, token=...)` or HOLDFAST_TOKEN."""
     return HttpStore(address.read(url), Bearer.from_environment())
 
 

@@ -1,8 +1,8 @@
-"""Where a service is: `https://HOST[:PORT][/PREFIX]`, and what can be set by query parameters.
+"""The address of a service, `https://HOST[:PORT][/PREFIX]`, with its options as query parameters.
 
-timeout_s=30      how long an answer may take, beside what a call itself waits
-connections=100   how many may be open at once
-plain=1           lets a token go over http:// to another machine: only where nobody else can listen
+timeout_s=30      how long to wait for an answer, in addition to the time that a call itself waits
+connections=100   the most open connections
+plain=1           allows to send a token over http:// to another machine; use it only on a network you trust
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class Address(Struct, frozen=True):
-    """A service's address, taken apart."""
+    """The parsed address of a service."""
 
     base: str
     timeout_s: float
@@ -30,7 +30,7 @@ class Address(Struct, frozen=True):
 
 
 def read(url: StoreUrl) -> Address:
-    """Take the URL of a service apart. Raises InvalidOption with what to write instead."""
+    """Parse the URL of a service. Raises InvalidOption, which says what to write instead."""
     options = Options(url)
     timeout_s = options.number("timeout_s", 30, 1, 3600)
     connections = options.number("connections", 100, 1, 10_000)
@@ -42,12 +42,12 @@ def read(url: StoreUrl) -> Address:
         host, user = parts.hostname, parts.username or parts.password
         _ = parts.port
     except ValueError:
-        raise InvalidOption("store", "that is not the URL of a service; write https://HOST[:PORT]") from None
+        raise InvalidOption("store", "this is not the URL of a service; write https://HOST[:PORT]") from None
     if not host or parts.fragment:
-        raise InvalidOption("store", "that is not the URL of a service; write https://HOST[:PORT]")
+        raise InvalidOption("store", "this is not the URL of a service; write https://HOST[:PORT]")
     if user:
-        raise InvalidOption("store", "a service takes a token, no password: leave it out of the URL, pass token=")
+        raise InvalidOption("store", "a service takes a token, not a password; remove it from the URL and pass token=")
     if url.scheme == "http" and host not in _LOCAL and not plain:
-        reason = "over http:// a token can be read on its way; use https://, or ?plain=1 where the network is yours"
+        reason = "http:// sends the token unencrypted; use https://, or ?plain=1 on a network you trust"
         raise InvalidOption("store", reason)
     return Address(head.rstrip("/"), float(timeout_s), connections)

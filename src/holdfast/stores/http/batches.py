@@ -1,4 +1,4 @@
-"""Batches on their way: cut to what the service takes, put together again, in order. [ENQ-4]"""
+"""Send a batch in parts that the service accepts, and return the answers in order. [ENQ-4]"""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
-from holdfast.protocol import answers, requests
-from holdfast.stores.http.client import Link
+from holdfast.protocol import answers, problems, requests
+from holdfast.stores.http.client import HttpClient
 from holdfast.stores.http.errors import TooLarge, not_ours
 
 A = TypeVar("A")
 
-MOST_BYTES = 3 * 1024 * 1024
-"""A service takes 4 MiB, unless it is set to less; then parts are cut in half."""
+MAX_BYTES = 3 * 1024 * 1024
+"""The default limit of a service is 4 MiB. If it refuses a part as too large, the part is halved."""
 
 
 async def send(
-    link: Link,
+    client: HttpClient,
     path: str,
     name: str,
     items: Sequence[bytes],
@@ -27,42 +27,42 @@ async def send(
     *,
     headers: Mapping[str, str] | None = None,
     repeat: bool = True,
-) -> list[A | answers.ErrorInfo]:
-    """The answers to all items of a batch, each in its place."""
-    found: list[A | answers.ErrorInfo] = []
+) -> list[A | problems.ErrorInfo]:
+    """Return the answers to all items, in order."""
+    found: list[A | problems.ErrorInfo] = []
     parts = _parts(items)
     while parts:
         part = parts.pop(0)
         body = b'{"%s":[%s]}' % (name.encode(), b",".join(part))
         try:
-            told = await link.call("POST", path, answers.Items[Raw], body=body, headers=headers, repeat=repeat)
+            replies = await client.call("POST", path, answers.Items[Raw], body=body, headers=headers, repeat=repeat)
         except TooLarge:
             if len(part) == 1:
                 raise
             parts[:0] = [part[: len(part) // 2], part[len(part) // 2 :]]
             continue
-        if len(told.items) != len(part):
-            raise not_ours(link.shown)
-        found += [_item(answer, type, link) for answer in told.items]
+        if len(replies.items) != len(part):
+            raise not_ours(client.shown)
+        found += [_item(answer, type, client) for answer in replies.items]
     return found
 
 
 def _parts(items: Sequence[bytes]) -> list[list[bytes]]:
     parts: list[list[bytes]] = []
-    size = MOST_BYTES
+    size = MAX_BYTES
     for item in items:
         size += len(item) + 1
-        if size > MOST_BYTES or len(parts[-1]) == requests.BATCH_LIMIT:
+        if size > MAX_BYTES or len(parts[-1]) == requests.BATCH_LIMIT:
             parts.append([])
             size = len(item)
         parts[-1].append(item)
     return parts
 
 
-def _item(answer: Raw, type: type[A], link: Link) -> A | answers.ErrorInfo:
+def _item(answer: Raw, type: type[A], client: HttpClient) -> A | problems.ErrorInfo:
     try:
         if bytes(answer).startswith(b'{"error"'):
-            return msgspec.json.decode(answer, type=answers.Refused).error
+            return msgspec.json.decode(answer, type=problems.Refused).error
         return msgspec.json.decode(answer, type=type)
     except msgspec.MsgspecError:
-        raise not_ours(link.shown) from None
+        raise not_ours(client.shown) from None

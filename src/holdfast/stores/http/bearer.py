@@ -1,4 +1,4 @@
-"""The token: where it comes from, and whose it is. It is never shown and never logged."""
+"""The token and its tenant. A token is never shown and never logged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec import MsgspecError, json
 from holdfast.core.errors import AccessRefused, InvalidOption
 
 VARIABLE = "HOLDFAST_TOKEN"
-MISSING = f"there is no token; pass token=, or set {VARIABLE}"
+MISSING = f"no token; pass token=, or set {VARIABLE}"
 _CLAIMS = ("tid", "tenant", "tenant_id")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
 
@@ -21,7 +21,7 @@ Source = str | Callable[[], str] | None
 
 
 class Bearer:
-    """A token, or a function that gives the one of the moment: tokens run out, workers go on."""
+    """A token, or a function that returns a current one: workers run longer than tokens are valid."""
 
     def __init__(self, source: Source = None) -> None:
         if source is not None and not callable(source):
@@ -30,22 +30,22 @@ class Bearer:
 
     @classmethod
     def from_environment(cls) -> Bearer:
-        """The token of HOLDFAST_TOKEN, if it is set."""
+        """The token in HOLDFAST_TOKEN, if it is set."""
         return cls(os.environ.get(VARIABLE) or None)
 
     @property
     def renews(self) -> bool:
-        """Whether asking again may give another one."""
+        """Whether a second call may return a different token."""
         return callable(self._source)
 
     def text(self) -> str:
-        """The token. Raises AccessRefused where there is none."""
+        """The token. Raises AccessRefused if there is none."""
         if self._source is None:
             raise AccessRefused(MISSING)
         return _checked(self._source()) if callable(self._source) else self._source
 
     def tenant(self) -> str:
-        """Whose it says it is; "" where that stands under a name that is not known here. The service checks it."""
+        """The tenant that the token names; "" if its claim is not known here. The service verifies it."""
         if self._source is None:
             raise InvalidOption("token", MISSING)
         parts = self.text().split(".")
@@ -54,8 +54,8 @@ class Bearer:
             claims: dict[str, Any] = json.decode(text, type=dict[str, Any])
         except (IndexError, ValueError, MsgspecError):
             raise InvalidOption("token", "is not a JSON Web Token") from None
-        said = [claims[name] for name in _CLAIMS if isinstance(claims.get(name), str)]
-        return said[0] if said else ""
+        named = [claims[name] for name in _CLAIMS if isinstance(claims.get(name), str)]
+        return named[0] if named else ""
 
     def __repr__(self) -> str:
         return "<Bearer>"

@@ -1,4 +1,4 @@
-"""Requests to the service: one pool of connections, the token on each, and which of them may be sent twice."""
+"""Requests to the service: one pool of connections, the token in each request, repeats where they are safe."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ import httpx
 import msgspec
 
 from holdfast.core.errors import StoreUnavailable
-from holdfast.stores.http import errors as trouble
+from holdfast.stores.http import errors
 from holdfast.stores.http.address import Address
 from holdfast.stores.http.bearer import Bearer
 
 T = TypeVar("T")
 
 KEEP_ALIVE_S = 8.0
-"""Less than a service keeps an idle connection, so that few are found closed."""
+"""Shorter than the service's own timeout for idle connections, so that few of them turn out to be closed."""
 SILENCE_S = 45.0
-"""A stream that says nothing for so long is dead: the service beats every 15 s."""
+"""A stream that is silent for this long is dead: the service sends a comment every 15 s."""
 FIRST_S = 0.1
-"""The shortest pause before asking again; it doubles."""
-OFFERED_S = 5.0
-"""How long to wait for our turn where the service says that this token asks too often."""
+"""The first pause before a repeated request. It doubles each time."""
+MAX_PATIENCE_S = 5.0
+"""How long to repeat a request that the service refuses because of its rate limits."""
 
 
-class Link:
-    """A service, and the way to it. Belongs to one event loop."""
+class HttpClient:
+    """The connections to one service. Belongs to one event loop."""
 
     def __init__(self, address: Address, bearer: Bearer) -> None:
         self.address = address
         self.bearer = bearer
-        self._client: httpx.AsyncClient | None = None
+        self._http: httpx.AsyncClient | None = None
         self._stream: Any = None
 
     @property
     def shown(self) -> str:
-        """The service, for messages."""
+        """The name of the service in messages."""
         return self.address.base
 
     def open(self) -> None:
-        """Make the pool. Twice is harmless."""
-        if self._client is None:
-            self._client = httpx.AsyncClient(
+        """Create the pool. Calling it twice is harmless."""
+        if self._http is None:
+            self._http = httpx.AsyncClient(
                 verify=ssl.create_default_context() if self.address.is_secure else _NO_TLS,
                 timeout=self.address.timeout_s,
                 limits=httpx.Limits(
@@ -60,24 +60,24 @@ class Link:
                     max_keepalive_connections=self.address.connections,
                     keepalive_expiry=KEEP_ALIVE_S,
                 ),
-                # Proxies of the environment are for what leaves the machine.
+                # A proxy from the environment is not for requests within the machine.
                 trust_env=self.address.is_secure,
                 headers={"accept": "application/json", "user-agent": "holdfast-python"},
             )
 
     def leave(self) -> None:
-        """Say that nothing more will be asked for, and go on reading: for a link with one request at a time.
+        """Close the sending side and keep reading, on a client that sends one request at a time.
 
-        So what the service had sent before it noticed still comes, and it gives back the rest.
+        An answer that is already on its way still arrives. The service releases jobs that it has not sent yet.
         """
         with contextlib.suppress(OSError, AttributeError):
             self._stream.get_extra_info("socket").shutdown(socket.SHUT_WR)
 
     async def close(self) -> None:
-        """Close every connection. Twice is harmless."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        """Close all connections. Calling it twice is harmless."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.aclose()
 
     async def call(
         self,
@@ -91,11 +91,11 @@ class Link:
         repeat: bool = True,
         wait_s: float = 0.0,
     ) -> T:
-        """The answer to a request. Raises what the service says is wrong, or StoreError.
+        """Send a request and return its answer. Raises the error that the service answers, or StoreError.
 
-        `repeat` says that a second one does no harm: it is sent once more where the connection broke.
+        `repeat` marks a request that is safe to send twice: it is sent again if the connection breaks.
         """
-        end = time.monotonic() + OFFERED_S
+        end = time.monotonic() + MAX_PATIENCE_S
         refused = broken = False
         least_s = FIRST_S
         while True:
@@ -106,7 +106,7 @@ class Link:
                 if repeat and not broken and not isinstance(error, httpx.TimeoutException):
                     broken = True
                     continue
-                raise trouble.of_transport(error, self.shown, self.address.timeout_s + wait_s) from None
+                raise errors.of_transport(error, self.shown, self.address.timeout_s + wait_s) from None
             if answer.is_success:
                 return self._decoded(answer, type)
             if answer.status_code == HTTPStatus.UNAUTHORIZED and self.bearer.renews and not refused:
@@ -118,13 +118,13 @@ class Link:
                 await asyncio.sleep(pause_s)
                 least_s *= 2
                 continue
-            raise trouble.of_answer(answer, self.shown)
+            raise errors.of_answer(answer, self.shown)
 
     @asynccontextmanager
     async def stream(
         self, path: str, query: Mapping[str, str]
     ) -> AsyncGenerator[AsyncIterator[tuple[str | None, bytes]]]:
-        """Server-sent events: the offset, if one was said, and the data, which may be empty."""
+        """Server-sent events as pairs: the offset, if the event has one, and the data, which may be empty."""
         timeout = httpx.Timeout(self.address.timeout_s, read=SILENCE_S)
         try:
             headers = self._headers(self.bearer.text(), None)
@@ -133,20 +133,20 @@ class Link:
             try:
                 if not answer.is_success:
                     await answer.aread()
-                    raise trouble.of_answer(answer, self.shown)
+                    raise errors.of_answer(answer, self.shown)
                 if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-                    raise trouble.not_ours(self.shown)
+                    raise errors.not_ours(self.shown)
                 yield _messages(answer)
             finally:
                 await answer.aclose()
         except httpx.HTTPError as error:
-            raise trouble.of_transport(error, self.shown, SILENCE_S) from None
+            raise errors.of_transport(error, self.shown, SILENCE_S) from None
 
     @property
     def _open(self) -> httpx.AsyncClient:
-        if self._client is None:
+        if self._http is None:
             raise StoreUnavailable("the connection to the service is closed; open the queue first")
-        return self._client
+        return self._http
 
     async def _send(
         self,
@@ -182,18 +182,18 @@ class Link:
         try:
             return _decoder(type).decode(answer.content)
         except msgspec.MsgspecError:
-            raise trouble.not_ours(self.shown) from None
+            raise errors.not_ours(self.shown) from None
 
     def __repr__(self) -> str:
-        return f"<Link to {self.shown}>"
+        return f"<HttpClient of {self.shown}>"
 
 
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For http://: a real one takes its time to make, and is not used."""
+"""For http://, which does not use it: creating a real context is slow."""
 
 
 def segment(text: str) -> str:
-    """A name as a part of a path. Dots alone would be taken for directories."""
+    """A name as one segment of a path. `.` and `..` are escaped, because they mean directories."""
     quoted = quote(text, safe="")
     return quoted.replace(".", "%2E") if quoted in (".", "..") else quoted
 
@@ -204,11 +204,11 @@ def _decoder(type: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _pause_s(answer: httpx.Response, least_s: float) -> float | None:
-    """When to come again, where the service asks for patience and has done nothing."""
-    if answer.status_code != HTTPStatus.TOO_MANY_REQUESTS or trouble.RATE_LIMITED not in answer.text:
+    """The pause before a repeat, if the service refused the request because of its rate limits."""
+    if answer.status_code != HTTPStatus.TOO_MANY_REQUESTS or errors.RATE_LIMITED not in answer.text:
         return None
     text = answer.headers.get("retry-after", "")
-    # Spread, so that a fleet does not come back in step.
+    # Spread, so that a fleet does not retry in step.
     return max(float(text) if text.isdigit() else 1.0, least_s) + least_s * random.random()  # noqa: S311 - no secret
 
 
@@ -226,7 +226,7 @@ async def _messages(answer: httpx.Response) -> AsyncGenerator[tuple[str | None, 
 
 
 async def _lines(answer: httpx.Response) -> AsyncGenerator[bytes]:
-    """Lines as server-sent events have them. What else Unicode takes for the end of one may stand in a name."""
+    """Lines of server-sent events. A name may contain other line separators of Unicode: only newlines split."""
     parts: list[bytes] = []
     async for some in answer.aiter_bytes():
         first, *more = some.split(b"\n")

@@ -1,4 +1,4 @@
-"""What went wrong, in our own terms: problems of the service and errors on the way to it, each with what to do."""
+"""Turns the problems of the service, and errors of the connection, into Holdfast's errors, with advice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.core import errors
 from holdfast.core.errors import AccessRefused, HoldfastError, StoreBusy, StoreError, StoreMismatch, StoreUnavailable
-from holdfast.protocol import answers
+from holdfast.protocol import problems
 
 BODY_TOO_LARGE, RATE_LIMITED = "body_too_large", "rate_limited"
 
@@ -23,7 +23,7 @@ _ACCESS = ("token_missing", "token_invalid", "token_expired", "scope_missing", "
 _CURES = {
     "token_missing": "pass token=, or set HOLDFAST_TOKEN",
     "token_invalid": "use one that this service issued or trusts",
-    "token_expired": "get a new one, or pass token= a function that gives the one of the moment",
+    "token_expired": "get a new one, or pass a function as token= that returns a current one",
     "scope_missing": "use a token that has it",
     "queue_forbidden": "use a token for that queue",
 }
@@ -32,48 +32,48 @@ _AWAY = ("store_unavailable", "stopping", "internal_error", "request_timeout")
 _GATEWAY = range(500, 600)
 _REDIRECT = range(300, 400)
 
-_problem = msgspec.json.Decoder(answers.Problem)
+_problem = msgspec.json.Decoder(problems.Problem)
 
 
 class TooLarge(StoreError):
-    """A request with too long a body. Nothing was done; what can be cut is sent in parts."""
+    """The body is too long. The request had no effect; a batch is sent again in parts."""
 
 
-def of_item(info: answers.ErrorInfo) -> HoldfastError:
-    """Why one item of a batch was refused."""
+def of_item(info: problems.ErrorInfo) -> HoldfastError:
+    """The error of one refused item of a batch."""
     return _known(info.code, info.message, info.args)
 
 
 def of_answer(answer: httpx.Response, shown: str) -> HoldfastError:
-    """Why a request was refused, or why its answer is none of a Holdfast service."""
+    """The error of a refused request, or of an answer that does not come from a Holdfast service."""
     if answer.headers.get("content-type", "").startswith("application/problem+json"):
         try:
-            said = _problem.decode(answer.content)
+            problem = _problem.decode(answer.content)
         except msgspec.MsgspecError:
             pass
         else:
-            return _known(said.code, said.detail, said.args)
+            return _known(problem.code, problem.detail, problem.args)
     status = answer.status_code
     if status in _GATEWAY:
-        return StoreUnavailable(f"{shown} answered {status}: something on the way to the service is not well")
+        return StoreUnavailable(f"{shown} answered {status}: a proxy cannot reach the service")
     if status in _REDIRECT:
-        return StoreMismatch(f"{shown} redirects to another place ({status}); a token is not sent there: use its URL")
+        return StoreMismatch(f"{shown} redirects ({status}); a token is not sent to another URL: use that URL")
     return StoreMismatch(f"{shown} does not answer like a Holdfast service (status {status}); check the URL")
 
 
 def of_transport(error: Exception, shown: str, timeout_s: float) -> StoreError:
-    """What an error on the way means. Nothing was acknowledged."""
+    """The error for a failed connection. Nothing was acknowledged."""
     if isinstance(error, httpx.PoolTimeout):
         return StoreBusy(f"all connections to {shown} are in use; raise ?connections=")
     if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)):
         return StoreUnavailable(f"{shown} cannot be reached: {str(error) or type(error).__name__}")
     if isinstance(error, httpx.TimeoutException):
-        return StoreUnavailable(f"{shown} gave no answer within {timeout_s:g} s; what was asked for may yet be done")
+        return StoreUnavailable(f"{shown} did not answer within {timeout_s:g} s; the request may still take effect")
     return StoreUnavailable(f"the connection to {shown} broke: {str(error) or type(error).__name__}")
 
 
 def not_ours(shown: str) -> StoreMismatch:
-    """An answer that went well, and is not what this service answers."""
+    """The error for a successful answer in a form that this service does not use."""
     return StoreMismatch(f"{shown} does not answer like a Holdfast service of this version; check the URL")
 
 

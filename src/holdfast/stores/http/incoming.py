@@ -1,4 +1,4 @@
-"""What the service answers, as a store has it."""
+"""Converts the service's answers to the types of a store."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def ticket(answer: answers.Ticket) -> Queued | Duplicate | AlreadyCompleted:
     return AlreadyCompleted(answer.id, _result(answer.result, answer.codec) or Result(b"null"))
 
 
-def known_types(said: Sequence[answers.KnownType], served: Sequence[answers.ServedQueue]) -> KnownTypes:
-    """What workers run."""
+def known_types(found: Sequence[answers.KnownType], served: Sequence[answers.ServedQueue]) -> KnownTypes:
+    """The job types that workers run."""
     types = [
         TypeInfo(
             one.name, one.queue, one.max_attempts, backoff(one.retry),
             None if one.timeout_s is None else round(one.timeout_s * 1000), one.priority,
             round(one.result_ttl_s * 1000),
         )
-        for one in said
+        for one in found
     ]  # fmt: skip
     queues = {one.queue: None if one.types is None else frozenset(one.types) for one in served}
     return KnownTypes({one.name: one for one in types}, queues)
@@ -80,7 +80,7 @@ def backoff(retry: answers.RetryInfo) -> Backoff:
 
 
 def claimed(tenant: str, worker_id: str, answer: answers.Claimed) -> Claimed:
-    """What a claim got."""
+    """The answer to a claim."""
     now = ms(answer.now)
     return Claimed([_leased(tenant, worker_id, job, now) for job in answer.jobs], now)
 
@@ -107,7 +107,7 @@ def _leased(tenant: str, worker_id: str, job: answers.ClaimedJob, now: int) -> J
 
 
 def job(found: answers.Job) -> Job:
-    """A job as it is. What the wire does not tell stands at its default."""
+    """A job. Fields that HTTP does not carry have their defaults."""
     idempotency = None if found.idempotency_key is None else IdempotencyKey(found.idempotency_key)
     envelope = _envelope(found, found.request_id, idempotency)
     progress = found.progress
@@ -138,41 +138,41 @@ def job(found: answers.Job) -> Job:
     )
 
 
-def outcome(key: JobKey, said: answers.Outcomes) -> Job:
-    """How a job ended. What that does not tell stands at its default."""
-    error = said.error
+def outcome(key: JobKey, found: answers.Outcomes) -> Job:
+    """A job with its state and outcome. All other fields have their defaults."""
+    error = found.error
     return Job(
         *key,
         0,
         Envelope("", b"null"),
-        said.state,
+        found.state,
         0,
         0,
         reason=error.reason if error else "",
-        result=_result(said.result, said.codec),
+        result=_result(found.result, found.codec),
         errors=[AttemptError(error.type, error.message)] if error else [],
     )
 
 
 def _envelope(
-    said: answers.ClaimedJob | answers.Job, request_id: str = "", idempotency: IdempotencyKey | None = None
+    found: answers.ClaimedJob | answers.Job, request_id: str = "", idempotency: IdempotencyKey | None = None
 ) -> Envelope:
     return Envelope(
-        said.type,
-        data(said.payload, said.codec),
-        said.codec,
-        said.version,
-        said.priority,
-        said.max_attempts,
-        timeout_ms=None if said.timeout_s is None else round(said.timeout_s * 1000),
+        found.type,
+        data(found.payload, found.codec),
+        found.codec,
+        found.version,
+        found.priority,
+        found.max_attempts,
+        timeout_ms=None if found.timeout_s is None else round(found.timeout_s * 1000),
         request_id=request_id,
         idempotency=idempotency,
-        headers=said.trace,
+        headers=found.trace,
     )
 
 
 def stats(found: answers.QueueStats) -> QueueStats:
-    """Counts of one queue. Without a ready job nothing depends on the time."""
+    """Counts of one queue. `now` matters only if there is a ready job."""
     oldest = _ms(found.oldest_ready_at)
     now = (oldest or 0) + round((found.oldest_ready_age_s or 0.0) * 1000)
     counts = {state: found.counts.get(state, 0) for state in JobState}

@@ -1,4 +1,4 @@
-"""Jobs on their way: enqueue, claim, acknowledge, cancel, replay, purge."""
+"""Calls that change jobs: enqueue, claim, finish, extend, report, cancel, replay, purge."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from holdfast.core.job import (
     TtlStatus,
 )
 from holdfast.core.names import FLOWS
-from holdfast.protocol import answers, requests
+from holdfast.protocol import answers, problems, requests
 from holdfast.store import JOINING, EnqueueAnswer, ExtendAnswer, FinishAnswer, ReplayAnswer, ReportAnswer
 from holdfast.stores.http import batches, flows, incoming, outgoing
-from holdfast.stores.http.client import Link
+from holdfast.stores.http.client import HttpClient
 from holdfast.stores.http.errors import of_item
 from holdfast.stores.http.session import Session, encode, queue_path
 
@@ -50,19 +50,19 @@ class Jobs(Session):
         _needs_no_lease(under)
         _joins_nothing(connection)
         found: list[EnqueueAnswer] = []
-        # The trace context goes as headers, one for each request.
+        # Items with the same trace context share a request: its headers carry that context.
         for (is_flow, headers), group in groupby(items, key=lambda item: (_is_flow(item.key), outgoing.trace(item))):
             run = self._own(list(group), lambda item: item.key)
             if is_flow:
-                found += [await flows.start(self._link, item) for item in run]
+                found += [await flows.start(self._client, item) for item in run]
                 continue
             made = [encode(outgoing.enqueue(item)) for item in run]
-            told = await batches.send(
-                self._link, "/v1/jobs:batch", "jobs", made, answers.Ticket,
+            replies = await batches.send(
+                self._client, "/v1/jobs:batch", "jobs", made, answers.Ticket,
                 headers=headers, repeat=all(item.envelope.request_id for item in run),
             )  # fmt: skip
-            for answer in told:
-                refused = isinstance(answer, answers.ErrorInfo)
+            for answer in replies:
+                refused = isinstance(answer, problems.ErrorInfo)
                 found.append(cast("EnqueueAnswer", of_item(answer)) if refused else incoming.ticket(answer))
         return found
 
@@ -72,7 +72,7 @@ class Jobs(Session):
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         _joins_nothing(connection)
         if any(item.forgive for item in items):
-            raise Unsupported("giving back earlier attempts", "http")
+            raise Unsupported("returning earlier attempts", "http")
         return await self._leases(
             "finish", items, outgoing.finish, answers.Finished, lambda answer: Finished(answer.status)
         )
@@ -95,7 +95,7 @@ class Jobs(Session):
             run = list(group)
             if is_flow:
                 for item in self._own(run, lambda item: item.key):
-                    found.append(await flows.cancel(self._link, item))  # noqa: PERF401 - pyright would see a list[str]
+                    found.append(await flows.cancel(self._client, item))  # noqa: PERF401 - pyright would see a list[str]
             else:
                 found += await self._by_queue("jobs:cancel", run, cancel, answers.Canceled)
         return found
@@ -106,41 +106,41 @@ class Jobs(Session):
         for queue, group in groupby(self._own(keys, lambda key: key), key=lambda key: key.queue):
             run = list(group)
             if queue == FLOWS:
-                found += [await flows.replay(self._link, key) for key in run]
+                found += [await flows.replay(self._client, key) for key in run]
                 continue
             body = encode(requests.Replay(ids=[key.id for key in run]))
             path = f"{queue_path(queue)}/dead-letters:replay"
-            told = await self._link.call("POST", path, answers.Replays, body=body, repeat=False)
-            for item in told.items:
+            replies = await self._client.call("POST", path, answers.Replays, body=body, repeat=False)
+            for item in replies.items:
                 refused = None if item.error is None else of_item(item.error)
                 found.append(Replayed() if refused is None else cast("ReplayAnswer", refused))
         return found
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
-        def forget(item: Purge) -> requests.Forget:
+        def forget(item: Purge) -> requests.PurgeJob:
             ended = None if item.finished_at is None else outgoing.instant(item.finished_at)
-            return requests.Forget(id=item.key.id, finished_at=ended, sequence=item.seq)
+            return requests.PurgeJob(id=item.key.id, finished_at=ended, sequence=item.seq)
 
-        return await self._by_queue("jobs:purge", items, forget, answers.Forgotten, repeat=False)
+        return await self._by_queue("jobs:purge", items, forget, answers.JobPurged, repeat=False)
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
-        def retain(item: SetResultTtl) -> requests.Retain:
-            return requests.Retain(id=item.key.id, result_ttl_s=item.ttl_ms / 1000, sequence=item.seq)
+        def retain(item: SetResultTtl) -> requests.SetResultTtl:
+            return requests.SetResultTtl(id=item.key.id, result_ttl_s=item.ttl_ms / 1000, sequence=item.seq)
 
-        return await self._by_queue("jobs:set-result-ttl", items, retain, answers.Retained)
+        return await self._by_queue("jobs:set-result-ttl", items, retain, answers.ResultTtlSet)
 
     async def _claim(
-        self, request: ClaimRequest, wait_s: float = 0.0, link: Link | None = None
+        self, request: ClaimRequest, wait_s: float = 0.0, client: HttpClient | None = None
     ) -> tuple[Claimed, float]:
         self._check(request.tenant)
         body = encode(outgoing.claim(request, wait_s))
         # Never repeated: a lost reply costs one lease, a second claim would cost another. [ENQ-8]
-        link = link or self._link
-        answer = await link.call("POST", "/v1/claims", answers.Claimed, body=body, repeat=False, wait_s=wait_s)
+        client = client or self._client
+        answer = await client.call("POST", "/v1/claims", answers.Claimed, body=body, repeat=False, wait_s=wait_s)
         claimed = incoming.claimed(self._tenant, request.worker_id, answer)
         left = request.limit - requests.BATCH_LIMIT
         if left > 0 and len(claimed.jobs) == requests.BATCH_LIMIT:
-            more, _ = await self._claim(replace(request, limit=left), link=link)
+            more, _ = await self._claim(replace(request, limit=left), client=client)
             claimed = replace(more, jobs=claimed.jobs + more.jobs)
         return claimed, answer.waited_s
 
@@ -152,10 +152,10 @@ class Jobs(Session):
         type: type[A],
         show: Callable[[A], B],
     ) -> list[Any]:
-        """Acknowledge. A token makes a repeat answer like the first time. [LEASE-1]"""
+        """Acknowledge. The token makes a repeated request answer as the first one did. [LEASE-1]"""
         made = [encode(make(item)) for item in self._own(items, lambda item: item.key)]
-        told = await batches.send(self._link, f"/v1/leases:{verb}", "leases", made, type)
-        return [of_item(answer) if isinstance(answer, answers.ErrorInfo) else show(answer) for answer in told]
+        replies = await batches.send(self._client, f"/v1/leases:{verb}", "leases", made, type)
+        return [of_item(answer) if isinstance(answer, problems.ErrorInfo) else show(answer) for answer in replies]
 
     async def _by_queue(
         self, path: str, items: Sequence[Any], make: Callable[[Any], Any], type: type[Any], *, repeat: bool = True
@@ -164,9 +164,9 @@ class Jobs(Session):
         for queue, group in groupby(self._own(items, lambda item: item.key), key=lambda item: item.key.queue):
             run = list(group)
             made = [encode(make(item)) for item in run]
-            told = await batches.send(self._link, f"{queue_path(queue)}/{path}", "jobs", made, type, repeat=repeat)
-            for answer in told:
-                if isinstance(answer, answers.ErrorInfo):
+            replies = await batches.send(self._client, f"{queue_path(queue)}/{path}", "jobs", made, type, repeat=repeat)
+            for answer in replies:
+                if isinstance(answer, problems.ErrorInfo):
                     raise of_item(answer)
                 statuses.append(answer.status)
         return statuses
@@ -178,7 +178,7 @@ def _is_flow(key: JobKey) -> bool:
 
 def _needs_no_lease(under: Lease | None) -> None:
     if under is not None:
-        raise Unsupported("acting under another job's lease: flows are led beside their store", "http")
+        raise Unsupported("acting under another job's lease; flows run where their store is", "http")
 
 
 def _joins_nothing(connection: Any) -> None:

@@ -1,8 +1,8 @@
-"""Hints: one stream of the tenant's events for all who listen here, of the kinds that they care for.
+"""Hints: one event stream of the tenant for all listeners of a store, with the kinds of events that they need.
 
-Whoever begins to listen is told once, without an address, when the stream stands: what happened before that is his to
-look at. From then on nothing is missed, also over a lost connection. A token that may not read gets no hints: who has
-one looks for himself, and a worker learns of a cancel from the answer to its next renewal. [CANCEL-2]
+A new listener gets one hint without an address when the stream is open: it looks at the state before that by itself.
+After that no event is missed, even if the connection breaks. A token without `jobs:read` gets no hints: callers then
+poll, and a worker learns of a cancellation from the answer to its next renewal. [CANCEL-2]
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import msgspec
 from holdfast.core.errors import AccessRefused, EventsTrimmed
 from holdfast.protocol import answers, requests
 from holdfast.store import Hint, Listener, Signal
-from holdfast.stores.http.client import Link
+from holdfast.stores.http.client import HttpClient
 
 LINGER_S = 10.0
-"""A stream goes on for so long with nobody listening: the next one may be just about to."""
+"""How long a stream without listeners stays open, in case the next one comes soon."""
 FIRST_S, LAST_S = 0.1, 5.0
+"""The pause before the stream is opened again: the first and the longest."""
 REFUSED_S = 30.0
+"""The pause if the token may not read."""
 
 KINDS: dict[Hint, frozenset[str]] = {
     Hint.READY: frozenset({"enqueued", "retried", "released", "expired", "replayed"}),
@@ -37,21 +39,20 @@ _log = logging.getLogger("holdfast")
 _event = msgspec.json.Decoder(answers.Event)
 
 
-class Ears:
-    """Everybody who listens to one handle of a service."""
+class HttpListener:
+    """All listeners of one store."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
         self._listeners: dict[int, tuple[Listener, frozenset[Hint]]] = {}
         self._count = 0
-        self._hearing: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._kinds: frozenset[str] = frozenset()
-        self._stands = False
         self._offset: str | None = None
         self._left: asyncio.TimerHandle | None = None
 
     def listen(self, listener: Listener, hints: Collection[Hint]) -> Callable[[], None]:
-        """Call `listener` at every hint of these; the answer ends it."""
+        """Call `listener` at each of these hints. Returns a function that ends it."""
         wanted = frozenset(hints)
         if not wanted:
             return lambda: None
@@ -62,49 +63,49 @@ class Ears:
         if self._left is not None:
             self._left.cancel()
             self._left = None
-        if self._hearing is None or not kinds <= self._kinds:
+        if self._reading is None or not kinds <= self._kinds:
             self._kinds |= kinds
             self._start()
         return partial(self._leave, number)
 
     @property
     def any(self) -> bool:
-        """Whether somebody listens."""
+        """Whether there are listeners."""
         return bool(self._listeners)
 
     async def close(self) -> None:
-        """Hear nothing more. Twice is harmless."""
+        """Stop listening. Calling it twice is harmless."""
         self._listeners.clear()
         if self._left is not None:
             self._left.cancel()
             self._left = None
-        hearing = self._end()
-        if hearing is not None:
-            await asyncio.wait([hearing])
+        reading = self._end()
+        if reading is not None:
+            await asyncio.wait([reading])
 
-    def tell(self, signal: Signal) -> None:
-        """Tell everybody whom it concerns."""
+    def notify(self, signal: Signal) -> None:
+        """Call the listeners that want this hint."""
         for listener, hints in list(self._listeners.values()):
             if signal.hint in hints:
                 listener(signal)
 
     def _leave(self, number: int) -> None:
-        if self._listeners.pop(number, None) is not None and not self._listeners and self._hearing is not None:
+        if self._listeners.pop(number, None) is not None and not self._listeners and self._reading is not None:
             self._left = asyncio.get_running_loop().call_later(LINGER_S, self._end)
 
     def _start(self) -> None:
         self._end()
-        self._hearing = asyncio.get_running_loop().create_task(self._hear())
+        self._reading = asyncio.get_running_loop().create_task(self._read())
 
     def _end(self) -> asyncio.Task[None] | None:
-        hearing, self._hearing = self._hearing, None
-        if hearing is not None:
-            hearing.cancel()
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
         if not self._listeners:
             self._kinds, self._offset = frozenset(), None
-        return hearing
+        return reading
 
-    async def _hear(self) -> None:
+    async def _read(self) -> None:
         pause_s, refused = FIRST_S, False
         clock = asyncio.get_running_loop().time
         while True:
@@ -117,29 +118,29 @@ class Ears:
                 _log.log(logging.DEBUG if refused else logging.INFO, "no hints from the service: %s", error)
                 refused = True
                 await asyncio.sleep(REFUSED_S)
-            except Exception as error:  # noqa: BLE001 - also what a function that gives the token raises
+            except Exception as error:  # noqa: BLE001 - the function that returns the token may raise anything
                 _log.debug("hints may be late: %s", error)
-            # Also after an end that was none of an error: who ends every stream at once is not asked in a loop.
+            # Back off after a clean close too, if the stream was short.
             pause_s = FIRST_S if clock() - began > LAST_S else pause_s
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             pause_s = min(2 * pause_s, LAST_S)
 
     async def _follow(self) -> None:
         if self._offset is None:
-            self._offset = (await self._link.call("GET", "/v1/session", answers.Session)).offset
+            self._offset = (await self._client.call("GET", "/v1/session", answers.Session)).offset
         query = {"kinds": ",".join(sorted(self._kinds))}
         if self._offset is not None:
             query["after"] = self._offset
-        async with self._link.stream("/v1/events", query) as messages:
+        async with self._client.stream("/v1/events", query) as messages:
             for hint in Hint:
-                self.tell(Signal(hint))
+                self.notify(Signal(hint))
             async for offset, data in messages:
                 if data:
                     with contextlib.suppress(msgspec.MsgspecError):
-                        self._told(_event.decode(data))
+                        self._notify_of(_event.decode(data))
                 self._offset = offset or self._offset
 
-    def _told(self, event: answers.Event) -> None:
+    def _notify_of(self, event: answers.Event) -> None:
         for hint, kinds in KINDS.items():
             if event.kind in kinds:
-                self.tell(Signal(hint, event.tenant, event.queue, event.job_id))
+                self.notify(Signal(hint, event.tenant, event.queue, event.job_id))

@@ -1,4 +1,4 @@
-"""What a store is asked for, as the wire has it."""
+"""Converts the arguments of a store's calls to requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRACE = ("traceparent", "tracestate")
 
 
 def instant(ms: int) -> datetime:
-    """An instant; those that a calendar does not have are as good as never."""
+    """An instant. One beyond the year 9999 becomes the last millisecond of that year."""
     try:
         return EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
@@ -93,7 +93,7 @@ def _retry(backoff: Backoff) -> requests.Retry:
 
 
 def beat(worker: WorkerInfo, ttl_ms: int) -> requests.Beat:
-    """A worker that lives."""
+    """The heartbeat of a worker."""
     types = [
         requests.KnownType(
             name=one.name, queue=one.queue, max_attempts=one.max_attempts, retry=_retry(one.backoff),
@@ -109,7 +109,7 @@ def beat(worker: WorkerInfo, ttl_ms: int) -> requests.Beat:
 
 
 def claim(request: ClaimRequest, wait_s: float) -> requests.Claim:
-    """A wish for jobs."""
+    """A claim."""
     return requests.Claim(
         queues=list(request.queues),
         limit=min(request.limit, requests.BATCH_LIMIT),
@@ -120,7 +120,7 @@ def claim(request: ClaimRequest, wait_s: float) -> requests.Claim:
 
 
 def finish(item: Finish) -> requests.Finish:
-    """One acknowledgement. A result in a blob store of the worker's own is a failure: the service would not find it."""
+    """One acknowledgement. A result in the worker's own blob store fails the job: the service cannot read it."""
     result, error = item.result, item.error
     lost = result is not None and bool(result.blob)
     said = requests.Finish(
@@ -142,7 +142,7 @@ def finish(item: Finish) -> requests.Finish:
 
 
 class Fence(int):
-    """The number of a lease, with the service's proof of it. What is computed from it is a plain number again."""
+    """The number of a lease, with the service's proof. Arithmetic on it gives a plain number."""
 
     proof: str
 
@@ -156,7 +156,7 @@ class Fence(int):
 
 
 def _token(token: int) -> str:
-    """A token as the wire takes it. The service refuses a plain number: it proves nothing. [LEASE-1]"""
+    """The proof of a lease. The service refuses a plain number, which proves nothing. [LEASE-1]"""
     return token.proof if isinstance(token, Fence) else str(token)
 
 

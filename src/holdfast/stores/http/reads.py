@@ -1,4 +1,4 @@
-"""Looking at jobs, counts and events."""
+"""Calls that read jobs, counts and events."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from functools import partial
 import msgspec
 
 from holdfast.core.errors import AccessRefused, JobNotFound, Unsupported
-from holdfast.core.job import (
-    Job,
-    JobKey,
-    JobState,
-)
+from holdfast.core.job import Job, JobKey, JobState
 from holdfast.core.names import FLOWS
 from holdfast.paging import pages
 from holdfast.protocol import answers
@@ -33,34 +29,34 @@ class Reads(Session):
             if key.queue == FLOWS and self._for_some:
                 return await self._flow_job(key)
             try:
-                return incoming.job(await self._link.call("GET", job_path(key), answers.Job))
+                return incoming.job(await self._client.call("GET", job_path(key), answers.Job))
             except JobNotFound:
                 return None
 
         return await at_once(self._own(keys, lambda key: key), get)
 
     async def _flow_job(self, key: JobKey) -> Job | None:
-        """A flow's job where the token is for some queues only: by the route of flows."""
-        return await flows.ended(self._link, key)
+        """A flow's job, from the route of flows: a token for some queues cannot read the queue of flows."""
+        return await flows.ended(self._client, key)
 
     async def flow(self, tenant: str, id: str) -> answers.Flow | None:
         self._check(tenant)
-        return await flows.get(self._link, JobKey(tenant, FLOWS, id))
+        return await flows.get(self._client, JobKey(tenant, FLOWS, id))
 
     async def list(self, query: ListQuery) -> Page:
         self._check(query.tenant)
-        said = {"limit": str(query.limit), "type": query.type, "cursor": query.cursor}
+        wanted = {"limit": str(query.limit), "type": query.type, "cursor": query.cursor}
         if query.error is not None:
             if query.states != _FAILED:
-                raise Unsupported("searching by error but in dead letters; ask for state failed", "http")
-            path, said["error"] = "dead-letters", query.error
+                raise Unsupported("searching jobs of other states than failed by error; ask for state failed", "http")
+            path, wanted["error"] = "dead-letters", query.error
         else:
             path = "jobs"
-            said["state"] = None if query.states == _ALL else ",".join(sorted(query.states))
+            wanted["state"] = None if query.states == _ALL else ",".join(sorted(query.states))
             if not query.states:
                 return Page([], None, 0)
-        told = {name: value for name, value in said.items() if value is not None}
-        page = await self._link.call("GET", f"{queue_path(query.queue)}/{path}", answers.Jobs, query=told)
+        parameters = {name: value for name, value in wanted.items() if value is not None}
+        page = await self._client.call("GET", f"{queue_path(query.queue)}/{path}", answers.Jobs, query=parameters)
         return Page([incoming.job(job) for job in page.jobs], page.cursor, int(time.time() * 1000))
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
@@ -69,32 +65,32 @@ class Reads(Session):
             return [stats async for page in pages(partial(self.queue_page, tenant)) for stats in page.queues]
 
         async def stats(queue: str) -> QueueStats:
-            return incoming.stats(await self._link.call("GET", f"{queue_path(queue)}/stats", answers.QueueStats))
+            return incoming.stats(await self._client.call("GET", f"{queue_path(queue)}/stats", answers.QueueStats))
 
         return await at_once(queues, stats)
 
     async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage:
         self._check(tenant)
         query = {"limit": str(limit)} if cursor is None else {"limit": str(limit), "cursor": cursor}
-        page = await self._link.call("GET", "/v1/queues", answers.Queues, query=query)
+        page = await self._client.call("GET", "/v1/queues", answers.Queues, query=query)
         return QueuePage([incoming.stats(one) for one in page.queues], page.cursor)
 
     async def tenants(self) -> list[str]:
-        raise Unsupported("listing tenants: a token is one tenant's; ask the store", "http")
+        raise Unsupported("listing tenants; a token is for one tenant, so ask the store", "http")
 
     async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
         del cursor, limit
-        raise Unsupported("listing tenants: a token is one tenant's; ask the store", "http")
+        raise Unsupported("listing tenants; a token is for one tenant, so ask the store", "http")
 
     async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
         del tenant, cursor, limit
-        raise Unsupported("counts of purges: they are for the audit, which reads the store", "http")
+        raise Unsupported("counts of purges; the audit reads them from the store", "http")
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
         self._check(tenant)
         query = {"follow": "false"} if after is None else {"follow": "false", "after": after}
         page, more = EventPage([], after or "", False), False
-        async with self._link.stream("/v1/events", query) as messages:
+        async with self._client.stream("/v1/events", query) as messages:
             async for offset, data in messages:
                 if data:
                     page.events.append(incoming.event(msgspec.json.decode(data, type=answers.Event)))
@@ -107,7 +103,7 @@ class Reads(Session):
     async def last_offset(self) -> str:
         offset = (await self._token()).offset
         if offset is None:
-            raise AccessRefused("the end of the log: the token has no jobs:read; use one that has it", "scope_missing")
+            raise AccessRefused("reading the log needs a token with the scope jobs:read", "scope_missing")
         return offset
 
     async def set_reader(self, reader: Reader) -> None:
@@ -124,4 +120,4 @@ class Reads(Session):
 
 def _readers(name: str) -> Unsupported:
     which = f"the reader {name!r}" if name else "readers"
-    return Unsupported(f"{which}: they hold back the log; keep the offset yourself", "http")
+    return Unsupported(f"{which}; keep the offset yourself", "http")

@@ -1,4 +1,4 @@
-"""Schedules: the service keeps them, and does what they say."""
+"""Calls about schedules. The service stores and runs them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from holdfast.stores.http.session import Session, encode
 
 
 class Schedules(Session):
-    """The calls about schedules."""
+    """Calls about schedules."""
 
     async def put_schedule(self, tenant: str, name: str, timing: Timing, target: Target) -> Schedule:
         self._check(tenant)
         body = encode(outgoing.schedule(timing, target))
-        return _schedule(await self._link.call("PUT", _path(name), answers.Schedule, body=body))
+        return _schedule(await self._client.call("PUT", _path(name), answers.Schedule, body=body))
 
     async def get_schedule(self, tenant: str, name: str) -> Schedule | None:
         self._check(tenant)
         try:
-            return _schedule(await self._link.call("GET", _path(name), answers.Schedule))
+            return _schedule(await self._client.call("GET", _path(name), answers.Schedule))
         except JobNotFound:
             return None
 
@@ -33,7 +33,7 @@ class Schedules(Session):
         found: dict[str, Schedule] = {}
         query = {"limit": str(requests.PAGE_LIMIT)}
         while True:
-            page = await self._link.call("GET", "/v1/schedules", answers.Schedules, query=query)
+            page = await self._client.call("GET", "/v1/schedules", answers.Schedules, query=query)
             found |= {one.name: _schedule(one) for one in page.schedules}
             if page.cursor is None:
                 return [found[name] for name in sorted(found)]
@@ -42,7 +42,7 @@ class Schedules(Session):
     async def remove_schedule(self, tenant: str, name: str) -> bool:
         self._check(tenant)
         try:
-            await self._link.call("DELETE", _path(name), answers.Unscheduled)
+            await self._client.call("DELETE", _path(name), answers.Unscheduled)
         except JobNotFound:
             return False
         return True
@@ -53,7 +53,7 @@ def _path(name: str) -> str:
 
 
 def _schedule(found: answers.Schedule) -> Schedule:
-    """A schedule as it is. What the wire does not tell stands at its default."""
+    """A schedule. Fields that HTTP does not carry have their defaults."""
     retry = found.retry
     envelope = Envelope(
         found.type,

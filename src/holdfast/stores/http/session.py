@@ -1,4 +1,4 @@
-"""What every call has in common: a link, a token, and the one tenant that it is of."""
+"""What all calls share: a client, a token, and the tenant of the token."""
 
 from __future__ import annotations
 
@@ -9,48 +9,46 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.core.errors import InvalidOption, Unsupported
-from holdfast.core.job import (
-    JobKey,
-)
+from holdfast.core.job import JobKey
 from holdfast.protocol import answers
 from holdfast.stores.http.address import Address
 from holdfast.stores.http.bearer import Bearer
-from holdfast.stores.http.client import Link, segment
+from holdfast.stores.http.client import HttpClient, segment
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 AT_ONCE = 32
-"""So many requests for single jobs are under way at the same time."""
+"""The most requests for single jobs in flight."""
 
 encode = msgspec.json.Encoder().encode
 
 
 class Session:
-    """One tenant's way to a service."""
+    """One tenant at one service."""
 
     def __init__(self, address: Address, bearer: Bearer, tenant: str = "") -> None:
         self._address = address
         self._bearer = bearer
         self._tenant = tenant
-        self._link = Link(address, bearer)
+        self._client = HttpClient(address, bearer)
         self._for_some = False
-        """Whether the token is for some queues only."""
+        """Whether the token is limited to some queues."""
 
     def use_token(self, token: str | Callable[[], str]) -> None:
-        self._bearer = self._link.bearer = Bearer(token)
+        self._bearer = self._client.bearer = Bearer(token)
 
     def bind(self, tenant: str | None) -> str:
-        said = self._bearer.tenant()
-        if tenant and said and tenant != said:
-            raise InvalidOption("tenant", f"the token is of {said!r}; leave tenant= out")
-        self._tenant = tenant or said
+        named = self._bearer.tenant()
+        if tenant and named and tenant != named:
+            raise InvalidOption("tenant", f"the token is for {named!r}; leave out tenant=")
+        self._tenant = tenant or named
         if not self._tenant:
-            raise InvalidOption("tenant", "the token does not say it under a name that is known here; give tenant=")
+            raise InvalidOption("tenant", "the token names it in a claim that is not known here; pass tenant=")
         return self._tenant
 
     async def _token(self) -> answers.Session:
-        return await self._link.call("GET", "/v1/session", answers.Session)
+        return await self._client.call("GET", "/v1/session", answers.Session)
 
     def _own(self, items: Sequence[A], key: Callable[[A], JobKey]) -> Sequence[A]:
         for item in items:
@@ -59,12 +57,12 @@ class Session:
 
     def _check(self, tenant: str | None) -> None:
         if tenant != self._tenant:
-            whose = "all tenants at once" if tenant is None else "another tenant than the token's"
-            raise Unsupported(f"{whose}; use a token for each, or the store itself", "http")
+            what = "access to all tenants" if tenant is None else "access to another tenant than the token's"
+            raise Unsupported(f"{what}; use a token for each tenant, or the store itself", "http")
 
 
 async def at_once(items: Sequence[A], act: Callable[[A], Awaitable[B]]) -> list[B]:
-    """One request for each item, some of them side by side; the answers in order."""
+    """Send one request per item, up to `AT_ONCE` concurrently. Returns the answers in order."""
     if len(items) == 1:
         return [await act(items[0])]
     gate = asyncio.Semaphore(AT_ONCE)

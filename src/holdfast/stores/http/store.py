@@ -1,7 +1,6 @@
-"""The `Store` face of a service. What HTTP has no words for raises Unsupported, with what to do instead.
+"""A service as a `Store`. Calls that have no route raise Unsupported, which says what to use instead.
 
-The service does the upkeep of its store: `reap` and `prune` have nothing to do here. It keeps no list of workers
-either, so `beat` says nothing to it; who holds a job stands in the job.
+The service runs the maintenance of its store, so `reap` and `prune` do nothing here.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from holdfast.store import (
 from holdfast.stores.http import flows, incoming, outgoing
 from holdfast.stores.http.address import Address
 from holdfast.stores.http.bearer import Bearer
-from holdfast.stores.http.client import Link
+from holdfast.stores.http.client import HttpClient
 from holdfast.stores.http.doctor import findings
-from holdfast.stores.http.handoff import WaitingPost
+from holdfast.stores.http.handoff import HttpInbox
 from holdfast.stores.http.jobs import Jobs
-from holdfast.stores.http.notifications import Ears
+from holdfast.stores.http.notifications import HttpListener
 from holdfast.stores.http.reads import Reads
 from holdfast.stores.http.schedules import Schedules
 from holdfast.stores.http.session import encode, queue_path
@@ -47,7 +46,7 @@ from holdfast.stores.http.session import encode, queue_path
 _UNKNOWN = Capabilities(
     name="http", durable=False, survives_power_loss=False, many_processes=True, many_hosts=True,
     transactional_enqueue=False, exact_turns=False, exact_quota=False,
-    notes={"durable": "what the store behind the service promises; known once it is open"},
+    notes={"durable": "as the store behind the service; known after `open`"},
 )  # fmt: skip
 
 
@@ -56,14 +55,14 @@ class HttpStore(Jobs, Reads, Schedules):
 
     def __init__(self, address: Address, bearer: Bearer, tenant: str = "") -> None:
         super().__init__(address, bearer, tenant)
-        self._ears = Ears(self._link)
-        self._flow_waits = flows.Waits(self._ears.tell)
-        self._posts = 0
+        self._listener = HttpListener(self._client)
+        self._flow_waits = flows.FlowWaits(self._listener.notify)
+        self._inboxes = 0
         self._info: answers.Session | None = None
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the store behind the service, as far as HTTP carries them; known once it is open."""
+        """Those of the store behind the service, as far as they hold over HTTP. Known after `open`."""
         if self._info is None:
             return _UNKNOWN
         found = msgspec.convert(self._info.store, Capabilities)
@@ -75,26 +74,26 @@ class HttpStore(Jobs, Reads, Schedules):
     async def open(self) -> None:
         if self._info is not None:
             return
-        self._link.open()
+        self._client.open()
         try:
             info = await self._token()
             tenant = self._tenant or info.tenant
             _check_tenant(tenant, info.tenant)
         except BaseException:
-            await self._link.close()
+            await self._client.close()
             raise
         self._tenant, self._info, self._for_some = tenant, info, info.queues is not None
 
     async def close(self) -> None:
         self._info = None
         await self._flow_waits.close()
-        await self._ears.close()
-        await self._link.close()
+        await self._listener.close()
+        await self._client.close()
 
     async def sibling(self) -> HttpStore:
-        # Without a request: connections belong to the event loop that makes them.
+        # No request here: a connection belongs to the event loop that opens it.
         other = HttpStore(self._address, self._bearer, self._tenant)
-        other._link.open()
+        other._client.open()
         other._info, other._for_some = self._info, self._for_some
         return other
 
@@ -102,36 +101,36 @@ class HttpStore(Jobs, Reads, Schedules):
         return incoming.ms((await self._token()).now)
 
     async def shift_clock(self, ms: int) -> None:
-        raise Unsupported(f"moving the clock by {ms} ms; move that of the store behind the service", "http")
+        raise Unsupported(f"moving the clock by {ms} ms; move the clock of the store behind the service", "http")
 
     def listen(self, listener: Listener, hints: Collection[Hint] = ALL_HINTS) -> Callable[[], None]:
-        # Whoever has a place here claims by waiting, and would only wake up for nothing.
-        wanted = [hint for hint in hints if hint is not Hint.READY or not self._posts]
-        return self._ears.listen(listener, wanted)
+        # Workers with an inbox have a claim that waits, so these hints would wake them for nothing.
+        wanted = [hint for hint in hints if hint is not Hint.READY or not self._inboxes]
+        return self._listener.listen(listener, wanted)
 
     async def _flow_job(self, key: JobKey) -> Job | None:
         found = await super()._flow_job(key)
-        if found is not None and found.state not in TERMINAL and self._ears.any:
-            self._flow_waits.add(self._link, key)
+        if found is not None and found.state not in TERMINAL and self._listener.any:
+            self._flow_waits.add(self._client, key)
         return found
 
-    def open_inbox(self, deliver: Deliver) -> WaitingPost:
-        """A place for one worker, in the current event loop."""
-        self._posts += 1
+    def open_inbox(self, deliver: Deliver) -> HttpInbox:
+        """An inbox for one worker, in the current event loop."""
+        self._inboxes += 1
 
         def closed() -> None:
-            self._posts -= 1
+            self._inboxes -= 1
 
-        # With a connection of its own: the end of the wait is told by it.
-        return WaitingPost(self._claim, Link(self._address, self._bearer), deliver, closed)
+        # It has its own connection: closing that ends the wait.
+        return HttpInbox(self._claim, HttpClient(self._address, self._bearer), deliver, closed)
 
-    # Settings, workers, upkeep ----------------------------------------------------------------------------------
+    # Settings, workers, maintenance ----------------------------------------------------------------------------------
 
     async def pause(self, tenant: str, queue: str, *, paused: bool) -> None:
         self._check(tenant)
-        await self._link.call("POST", f"{queue_path(queue)}/{'pause' if paused else 'resume'}", answers.Paused)
+        await self._client.call("POST", f"{queue_path(queue)}/{'pause' if paused else 'resume'}", answers.Paused)
         if not paused:
-            self._ears.tell(Signal(Hint.READY, tenant, queue))
+            self._listener.notify(Signal(Hint.READY, tenant, queue))
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
         self._check(tenant)
@@ -142,9 +141,9 @@ class HttpStore(Jobs, Reads, Schedules):
         raise _settings(None)
 
     async def tenant_usage(self, tenant: str) -> TenantUsage:
-        """What the tenant keeps, and what it may: the service knows."""
+        """What the tenant uses, and its budgets, as the service counts them."""
         self._check(tenant)
-        return await self._link.call("GET", "/v1/usage", TenantUsage)
+        return await self._client.call("GET", "/v1/usage", TenantUsage)
 
     async def usage(self, tenant: str) -> Usage:
         found = await self.tenant_usage(tenant)
@@ -155,7 +154,7 @@ class HttpStore(Jobs, Reads, Schedules):
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
         self._check(worker.tenant)
         body = encode(outgoing.beat(worker, ttl_ms))
-        await self._link.call("POST", "/v1/workers:beat", answers.Beaten, body=body)
+        await self._client.call("POST", "/v1/workers:beat", answers.Beaten, body=body)
 
     async def known_types(self, tenant: str) -> KnownTypes:
         self._check(tenant)
@@ -163,7 +162,7 @@ class HttpStore(Jobs, Reads, Schedules):
         queues: list[answers.ServedQueue] = []
         cursor: str | None = ""
         while cursor is not None:
-            page = await self._link.call("GET", "/v1/types", answers.Types, query={"cursor": cursor})
+            page = await self._client.call("GET", "/v1/types", answers.Types, query={"cursor": cursor})
             types += page.types
             queues += page.queues
             cursor = page.cursor
@@ -195,11 +194,11 @@ class HttpStore(Jobs, Reads, Schedules):
         return f"<HttpStore of tenant {self._tenant!r} at {self._address.base}>"
 
 
-def _check_tenant(tenant: str, said: str) -> None:
-    if tenant != said:
-        raise InvalidOption("tenant", f"the token is of {said!r}, not of {tenant!r}")
+def _check_tenant(tenant: str, named: str) -> None:
+    if tenant != named:
+        raise InvalidOption("tenant", f"the token is for {named!r}, not for {tenant!r}")
 
 
 def _settings(queue: str | None) -> Unsupported:
-    whose = "the tenant's settings" if queue is None else f"the settings of queue {queue!r}"
-    return Unsupported(f"{whose}: they are an operator's, at the store: `holdfast tenant set`", "http")
+    what = "changing the tenant's settings" if queue is None else f"changing the settings of queue {queue!r}"
+    return Unsupported(f"{what}; an operator does that at the store: `holdfast tenant set`", "http")

@@ -12,7 +12,7 @@ DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Internal
 A connection raises InternalClientError if the server closed it while it was idle.
 """
 
-_AGAIN = {"40001", "40P01"}
+_CONFLICTS = {"40001", "40P01"}
 """Serialization failure and deadlock: the transaction was rolled back, and can be tried again at once."""
 _AWAY = {"57P01", "57P02", "57P03", "25006", "55000", "0A000"}
 """The server shuts down, has crashed, starts up, or has become a replica: another one may take over soon.
@@ -49,7 +49,7 @@ def is_lost(error: BaseException) -> bool:
 
 def is_conflict(error: BaseException) -> bool:
     """Whether the server rolled the transaction back because of a conflict, so that it can be tried again."""
-    return isinstance(error, asyncpg.PostgresError) and getattr(error, "sqlstate", "") in _AGAIN
+    return isinstance(error, asyncpg.PostgresError) and getattr(error, "sqlstate", "") in _CONFLICTS
 
 
 def is_blocked(error: BaseException | None) -> bool:

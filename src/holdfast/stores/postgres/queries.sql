@@ -401,12 +401,12 @@ LEFT JOIN {s}.usage u ON u.tenant = $1;
 INSERT INTO {s}.usage_changes (usage) VALUES ($1::int[]);
 -- The partitions: which are empty or fully trimmed, which one is in use, and its size.
 -- name: slots
-SELECT ring.slot, e.n IS NULL AS empty, ring.slot = m.slot AS written,
+SELECT s.slot, e.n IS NULL AS empty, s.slot = m.slot AS written,
     (e.epoch, e.xid, e.n) <= (t.trimmed_epoch, t.trimmed_xid, t.trimmed_n) AS trimmed,
-    CASE WHEN ring.slot = m.slot THEN pg_total_relation_size(('{s}.events_' || m.slot)::regclass) END AS size
-FROM {s}.meta m CROSS JOIN {s}.trimming t CROSS JOIN generate_series(0, {slots} - 1) AS ring (slot) LEFT JOIN LATERAL (
-    SELECT epoch, xid, n FROM {s}.events WHERE events.slot = ring.slot ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1
-) e ON true ORDER BY ring.slot;
+    CASE WHEN s.slot = m.slot THEN pg_total_relation_size(('{s}.events_' || m.slot)::regclass) END AS size
+FROM {s}.meta m CROSS JOIN {s}.trimming t CROSS JOIN generate_series(0, {slots} - 1) AS s (slot) LEFT JOIN LATERAL (
+    SELECT epoch, xid, n FROM {s}.events WHERE events.slot = s.slot ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1
+) e ON true ORDER BY s.slot;
 -- name: switch_slot
 UPDATE {s}.meta SET slot = $2 WHERE slot = $1;
 -- name: lock_slot_{slot}

@@ -76,5 +76,5 @@ def digest(text: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as it stands in SQL."""
+    """A name, quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'

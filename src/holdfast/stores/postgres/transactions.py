@@ -27,7 +27,7 @@ MAX_BATCH = 1000
 BRIEF_LOCK_MS = 100
 """How long a batch waits for a transaction that locks one of its jobs."""
 MAX_BLOCKED = 16
-"""The most blocked jobs of a batch that are told apart one by one."""
+"""The most blocked jobs of a batch that are isolated one by one."""
 CACHE_TRIES = 4
 """How often a call is tried whose cached lane numbers are stale. Each try uses what the server has by then."""
 

@@ -1,16 +1,15 @@
-"""The Redis store: jobs on Redis or Valkey, one server, Sentinel or a cluster.
+"""The Redis store: jobs on Redis or Valkey, on one server, behind Sentinel or on a cluster.
 
-The parts:
-
-    address     a store URL, taken apart
-    wire, pool, routes, link, trouble     connections, who to talk to, how a script is run, what errors mean
-    ears, messages  hints by pub/sub
-    scripts, lua/   one Lua script for each operation: the contract, restated next to the data
-    keys, records   names and bytes, as Lua and Python share them
-    shards      which shard a call goes to, and how batches are cut
-    reads       lists and the log, page by page
-    doctor      what the server's settings mean for the jobs on it
-    store       the `Store` face
+store           the `Store`: one method for each operation
+jobs, claims, listing, log, tenants, upkeep, trimming, payloads     the operations, by subject
+handoff         direct hand-off to waiting workers
+shards          which shard a call runs on, and how batches are split
+scripts, lua/   one Lua script for each operation: the contract, next to the data
+layout, records, entries, keys      what is stored, as Lua and Python share it
+notifications, messages     notifications by pub/sub
+client, routing, pool, connection, connector, errors    how commands reach the server
+address         store URLs
+doctor          what the server's settings mean for jobs
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.opening import Options, StoreUrl
-from holdfast.stores.redis import address
-from holdfast.stores.redis.client import Link
+from holdfast.stores.redis.address import parse_address
+from holdfast.stores.redis.client import RedisClient
 from holdfast.stores.redis.store import RedisStore
 
 if TYPE_CHECKING:
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
 
 
 def open_redis(url: StoreUrl) -> RedisStore:
-    """`redis://HOST:6379/0` and its kin; see `address` for what can be written."""
-    found = address.read(url)
-    return RedisStore(Link(found), found.common, prefix=found.prefix, shards=found.shards)
+    """The store of a URL like `redis://HOST:6379/0`. `address` describes the URLs."""
+    address = parse_address(url)
+    return RedisStore(RedisClient(address), address.common, prefix=address.prefix, shards=address.shards)
 
 
 def from_client(client: Redis | RedisCluster, *, prefix: str = "hf", shards: int | None = None) -> RedisStore:
-    """A store at the place that a client of redis-py is connected to, for `Queue(store=...)`."""
+    """A store on the server of a redis-py client, for `Queue(store=...)`."""
     common = Options(StoreUrl("redis:", "redis", "", {})).common()
-    return RedisStore(Link.of_client(client), common, prefix=prefix, shards=shards)
+    return RedisStore(RedisClient.of_redis_py(client), common, prefix=prefix, shards=shards)
 
 
 __all__ = ["RedisStore", "from_client", "open_redis"]

@@ -1,12 +1,12 @@
-"""Where the server is: a store URL of the redis family, taken apart.
+"""Parses store URLs of the redis family.
 
     redis://[USER:PASSWORD@]HOST[:6379][/DB]              one server; rediss:// with TLS
-    redis+unix://[USER:PASSWORD@]/PATH/TO.SOCK[?db=DB]    one server, by a socket in the file system
+    redis+unix://[USER:PASSWORD@]/PATH/TO.SOCK[?db=DB]    one server, through a Unix socket
     redis+sentinel://[USER:PASSWORD@]H1[:26379],H2/SERVICE[?db=DB]    the primary that Sentinel names
     redis+cluster://[USER:PASSWORD@]H1[:6379],H2          a cluster; a few of its nodes are enough
 
-`valkey` and `valkeys` can stand for `redis` and `rediss` everywhere. What is special in a user name, a password or a
-path is percent-encoded. This module reads text and opens nothing.
+`valkey` and `valkeys` can be written for `redis` and `rediss` everywhere. Special characters in a user name, a password
+or a path are percent-encoded. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SENTINEL_PORT = 26379
 _SERVER_PORT = 6379
 
 
-class Kind(StrEnum):
+class Topology(StrEnum):
     """How the server is found."""
 
     SINGLE = ""
@@ -50,7 +50,7 @@ class Host(Struct, frozen=True):
 
 
 class Tls(Struct, frozen=True):
-    """How the connection is encrypted; "" means: not given."""
+    """How the connection is encrypted. "" means that an option is not given."""
 
     ca: str
     cert: str
@@ -58,17 +58,17 @@ class Tls(Struct, frozen=True):
     verify: bool
 
 
-class Address(Struct, frozen=True):
-    """A store URL of this family, read and checked."""
+class RedisAddress(Struct, frozen=True):
+    """A parsed and checked store URL."""
 
     shown: str
-    """The URL for people: without password and without options."""
-    kind: Kind
+    """The URL for people, without password and options."""
+    topology: Topology
     hosts: tuple[Host, ...]
     path: str
-    """The socket in the file system; "" if there is none."""
+    """The path of the Unix socket; "" if there is none."""
     service: str
-    """The name that Sentinel knows the primary by; "" without Sentinel."""
+    """The name of the primary in Sentinel; "" without Sentinel."""
     db: int
     username: str | None
     password: str | None
@@ -85,32 +85,32 @@ class Address(Struct, frozen=True):
 
 
 SCHEMES = tuple(
-    f"{family}+{kind.value}" if kind.value else family
-    for kind in Kind
+    f"{family}+{topology.value}" if topology.value else family
+    for topology in Topology
     for family, tls in _FAMILIES.items()
-    if not (tls and kind is Kind.UNIX)
+    if not (tls and topology is Topology.UNIX)
 )
-"""Every scheme that `read` understands."""
+"""Every scheme that `parse_address` understands."""
 
 
-def read(url: StoreUrl) -> Address:
-    """Take the URL apart. Raises InvalidOption with what to write instead."""
+def parse_address(url: StoreUrl) -> RedisAddress:
+    """Parse and check a URL. Raises InvalidOption with what to write instead."""
     if url.scheme not in SCHEMES:
         raise InvalidOption("store", f"{url.scheme}: is not one of {', '.join(SCHEMES)}")
-    family, _, kind_name = url.scheme.partition("+")
-    kind = Kind(kind_name)
+    family, _, topology_name = url.scheme.partition("+")
+    topology = Topology(topology_name)
     userinfo, place, path = _split(url)
     username, password = _credentials(url, userinfo)
     options = Options(url)
     common = options.common()
-    sentinel = kind is Kind.SENTINEL
-    address = Address(
+    sentinel = topology is Topology.SENTINEL
+    address = RedisAddress(
         shown=_shown(url, username),
-        kind=kind,
-        hosts=_hosts(url, kind, place),
-        path=_socket(url, path) if kind is Kind.UNIX else "",
+        topology=topology,
+        hosts=_hosts(url, topology, place),
+        path=_socket(url, path) if topology is Topology.UNIX else "",
         service=_service(url, path) if sentinel else "",
-        db=_db(url, kind, path, options),
+        db=_db(url, topology, path, options),
         username=username,
         password=password,
         sentinel_username=(options.text("sentinel_username", "") or None) if sentinel else None,
@@ -128,14 +128,14 @@ def read(url: StoreUrl) -> Address:
 
 
 def _split(url: StoreUrl) -> tuple[str, str, str]:
-    """User info, hosts and path as they stand in the URL. `url.rest` will not do: there `%40` is an `@` already."""
+    """User info, hosts and path, still percent-encoded. In `url.rest`, `%40` is an `@` already."""
     rest = url.url.partition("?")[0].partition(":")[2]
     if not rest.startswith("//"):
-        raise _wrong(url, f"the scheme must be followed by two slashes: {_example(url)}")
+        raise _invalid(url, f"the scheme must be followed by two slashes: {_example(url)}")
     authority, slash, path = rest[2:].partition("/")
     if "@" in path:
         reason = "a '/' in a user name or password is written %2F, and an '@' in a path %40"
-        raise _wrong(url, f"{reason}: {_example(url)}")
+        raise _invalid(url, f"{reason}: {_example(url)}")
     userinfo, _, place = authority.rpartition("@")
     return userinfo, place, slash + path
 
@@ -145,19 +145,21 @@ def _credentials(url: StoreUrl, userinfo: str) -> tuple[str | None, str | None]:
         return None, None
     username, colon, password = userinfo.partition(":")
     if not colon:
-        raise _wrong(url, "before the '@' stands USER:PASSWORD, or :PASSWORD without a user")
+        raise _invalid(url, "write USER:PASSWORD before the '@', or :PASSWORD without a user")
     return unquote(username) or None, unquote(password)
 
 
-def _hosts(url: StoreUrl, kind: Kind, place: str) -> tuple[Host, ...]:
-    if kind is Kind.UNIX:
+def _hosts(url: StoreUrl, topology: Topology, place: str) -> tuple[Host, ...]:
+    if topology is Topology.UNIX:
         if place:
-            raise _wrong(url, f"a socket has no host; three slashes start its path: {_example(url)}")
+            raise _invalid(url, f"a socket has no host; three slashes start its path: {_example(url)}")
         return ()
-    port = _SENTINEL_PORT if kind is Kind.SENTINEL else _SERVER_PORT
+    port = _SENTINEL_PORT if topology is Topology.SENTINEL else _SERVER_PORT
     hosts = tuple(_host(url, text, port) for text in place.split(","))
-    if kind is Kind.SINGLE and len(hosts) > 1:
-        raise _wrong(url, f"one server has one host; for several write {url.scheme}+cluster: or {url.scheme}+sentinel:")
+    if topology is Topology.SINGLE and len(hosts) > 1:
+        raise _invalid(
+            url, f"this scheme takes one host; for several write {url.scheme}+cluster: or {url.scheme}+sentinel:"
+        )
     return hosts
 
 
@@ -169,36 +171,36 @@ def _host(url: StoreUrl, text: str, port: int) -> Host:
     if bracketed:
         name = name[1:-1]
     elif ":" in name or "[" in name or "]" in name:
-        raise _wrong(url, f"that is not a host; an IPv6 address stands in brackets: [::1]:{port}")
+        raise _invalid(url, f"that is not a host; write an IPv6 address in brackets: [::1]:{port}")
     if not _DIGITS.fullmatch(digits) or not 1 <= int(digits) <= _MAX_PORT:
-        # Without what stands there: it may be a password whose '@' is missing.
-        raise _wrong(url, f"after the host's ':' stands a port from 1 to {_MAX_PORT}: {_example(url)}")
+        # Do not show the text: it may be a password whose '@' is missing.
+        raise _invalid(url, f"write a port from 1 to {_MAX_PORT} after the host's ':': {_example(url)}")
     return Host(unquote(name) or "localhost", int(digits))
 
 
-def _db(url: StoreUrl, kind: Kind, path: str, options: Options) -> int:
-    if kind is Kind.SINGLE:
+def _db(url: StoreUrl, topology: Topology, path: str, options: Options) -> int:
+    if topology is Topology.SINGLE:
         number = path.removeprefix("/") or "0"
         if not _DIGITS.fullmatch(number) or int(number) > _MAX_DB:
-            raise _wrong(url, f"after the host stands the number of a database: {_example(url)}")
+            raise _invalid(url, f"write the number of a database after the host: {_example(url)}")
         return int(number)
-    if kind is Kind.CLUSTER:
+    if topology is Topology.CLUSTER:
         if path not in ("", "/", "/0") or options.number("db", 0, 0, _MAX_DB):
-            raise _wrong(url, "a cluster is used with database 0 alone; write no path and no db")
+            raise _invalid(url, "a cluster has only database 0; leave out path and db")
         return 0
     return options.number("db", 0, 0, _MAX_DB)
 
 
 def _socket(url: StoreUrl, path: str) -> str:
     if path in ("", "/"):
-        raise _wrong(url, f"it names no socket: {_example(url)}")
+        raise _invalid(url, f"the path of the socket is missing: {_example(url)}")
     return unquote(path)
 
 
 def _service(url: StoreUrl, path: str) -> str:
     service = unquote(path.removeprefix("/"))
     if not service or "/" in service:
-        raise _wrong(url, f"after the sentinels stands the name of the service: {_example(url)}")
+        raise _invalid(url, f"write the name of the service after the sentinels: {_example(url)}")
     return service
 
 
@@ -231,7 +233,7 @@ def _shards(options: Options) -> int | None:
 
 
 def _shown(url: StoreUrl, username: str | None) -> str:
-    """The URL up to its options, with the user name alone before the `@`."""
+    """The URL without options and password."""
     _, place, path = _split(url)
     user = f"{username}@" if username else ""
     if not place and not url.scheme.endswith("+unix"):
@@ -245,5 +247,5 @@ def _example(url: StoreUrl) -> str:
     return f"{url.scheme}://{rest.get(kind, 'HOST:6379/0')}"
 
 
-def _wrong(url: StoreUrl, reason: str) -> InvalidOption:
+def _invalid(url: StoreUrl, reason: str) -> InvalidOption:
     return InvalidOption("store", f"{url.scheme}: {reason}")

@@ -1,7 +1,7 @@
-"""The link to the server: every command of the store goes through here, and every error becomes one of ours.
+"""The client: every command of the store is sent here, and every error becomes one of Holdfast's.
 
-A script runs by its hash, and by its text where the server does not know it. Whether a call may be sent again after a
-lost connection is said by whoever makes it, with `repeat`; after a timeout nothing is ever sent again.
+A script runs by its hash, and by its text if the server does not know the hash. The caller decides with `repeat`
+whether a call may be sent again after a lost connection. After a timeout nothing is sent again.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, NoScriptErr
 from redis.exceptions import TryAgainError as TryAgain
 
 from holdfast.core.errors import StoreError
-from holdfast.stores.redis.address import Address, Kind
-from holdfast.stores.redis.connection import Argument, Setup, Wire, pack, setup_for, setup_of
-from holdfast.stores.redis.errors import TROUBLES, is_lost, translate
-from holdfast.stores.redis.pool import Pool
-from holdfast.stores.redis.routes import Route, route_for
+from holdfast.stores.redis.address import RedisAddress, Topology
+from holdfast.stores.redis.connection import Argument, RedisConnection, pack
+from holdfast.stores.redis.connector import ConnectionSettings, settings_for, settings_of_client
+from holdfast.stores.redis.errors import REDIS_ERRORS, is_lost, translate
+from holdfast.stores.redis.pool import ConnectionPool
+from holdfast.stores.redis.routing import Router, router_for
 
-PAUSE_S = 0.05
-"""How long to wait before something is sent again."""
+RETRY_S = 0.05
+"""How long to wait before a call is sent again."""
 
-REDIRECTS = 8
-"""How often a cluster may send a command on before we give up."""
+MAX_REDIRECTS = 8
+"""How many redirections of a cluster to follow for one call."""
 
 Call = tuple[str | bytes, Sequence[Argument]]
-"""A key and arguments for a script."""
+"""A script's key and arguments."""
 _Call = tuple[bytes, Sequence[Argument]]
 
 
-class Script(Protocol):
-    """A Lua script: its text, and the SHA-1 of it in hex."""
+class LuaScript(Protocol):
+    """The text of a Lua script, and its SHA-1 in hex."""
 
     @property
     def sha(self) -> str: ...
@@ -42,276 +43,288 @@ class Script(Protocol):
     def text(self) -> str: ...
 
 
-class Link:
-    """One handle's connections to a server or cluster, for one event loop. Connects when first used."""
+class RedisClient:
+    """One store handle's connections to a server or cluster, for one event loop. Connects on first use."""
 
-    def __init__(self, address: Address | Setup) -> None:
-        self._setup = address if isinstance(address, Setup) else setup_for(address)
-        self._route: Route = route_for(self._setup)
+    def __init__(self, address: RedisAddress | ConnectionSettings) -> None:
+        self._settings = address if isinstance(address, ConnectionSettings) else settings_for(address)
+        self._router: Router = router_for(self._settings)
 
     @classmethod
-    def of_client(
+    def of_redis_py(
         cls, client: Redis | RedisCluster, *, timeout_s: float = 5, connect_timeout_s: float = 5, connections: int = 32
     ) -> Self:
-        """A link with the address and the credentials of a client, which is itself neither used nor closed.
+        """A client with the address and the credentials of a redis-py client, which is neither used nor closed.
 
-        The connections are our own: a client sends again what was lost, and not every call may be sent twice.
+        The connections are our own: redis-py sends lost calls again, and not every call may run twice.
         """
-        setup = setup_of(client, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, connections=connections)
-        return cls(setup)
+        settings = settings_of_client(
+            client, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, connections=connections
+        )
+        return cls(settings)
 
     @property
     def shown(self) -> str:
         """The server's address for people, without the password."""
-        return self._setup.shown
+        return self._settings.shown
 
     @property
     def connections(self) -> int:
         """The most connections to one server."""
-        return self._setup.connections
+        return self._settings.connections
 
     @property
     def timeout_s(self) -> float:
-        """How long to wait for an answer."""
-        return self._setup.timeout_s
+        """How long to wait for a reply."""
+        return self._settings.timeout_s
 
     @property
     def is_cluster(self) -> bool:
-        return self._setup.kind is Kind.CLUSTER
+        return self._settings.topology is Topology.CLUSTER
 
-    def sibling(self) -> Link:
-        """A link to the same place, for another event loop."""
-        return Link(self._setup)
+    def sibling(self) -> RedisClient:
+        """A client for the same address and another event loop."""
+        return RedisClient(self._settings)
 
     async def open(self) -> None:
-        """Make sure that the server is there and lets us in. Raises StoreUnavailable."""
+        """Check that the server answers and accepts our credentials. Raises StoreUnavailable."""
         await self.command(b"", "PING", repeat=True)
 
     async def close(self) -> None:
-        """Close every connection. What is under way fails. Twice is harmless."""
-        await self._route.close()
+        """Close every connection. Calls under way fail. Closing twice is harmless."""
+        await self._router.close()
 
     async def run(
-        self, script: Script, key: str | bytes, args: Sequence[Argument], *, repeat: bool, others_first: bool = False
+        self,
+        script: LuaScript,
+        key: str | bytes,
+        args: Sequence[Argument],
+        *,
+        repeat: bool,
+        subscribers_first: bool = False,
     ) -> Any:
-        """Run a script where `key` lives.
+        """Run a script on the server that has `key`.
 
-        `repeat` says that running it twice does what running it once does: then a lost connection is tried once more.
-        `others_first`: whoever the script publishes to is written to before us, see `_PING`.
+        `repeat`: running it twice has the effect of running it once, so a lost connection is tried once more.
+        `subscribers_first`: the server sends what the script publishes before it sends our reply, see `_PING`.
         Raises StoreUnavailable or StoreBusy.
         """
         key = _bytes(key)
-        before, count = (_PING, 2) if others_first else (b"", 1)
+        before, count = (_PING, 2) if subscribers_first else (b"", 1)
         try:
-            packed = before + pack(b"EVALSHA", script.sha, *self._named(key), *args)
-            answer = (await self._guarded(key, packed, count, repeat=repeat, follow=False))[-1]
-            if isinstance(answer, NoScriptError):
-                # It did not run, so that sending it again is safe for any script.
-                packed = before + pack(b"EVAL", script.text, *self._named(key), *args)
-                answer = (await self._guarded(key, packed, count, repeat=repeat, follow=False))[-1]
-            return _checked(answer)
-        except TROUBLES as error:
-            raise self._trouble(error) from error
+            packed = before + pack(b"EVALSHA", script.sha, *self._key_arguments(key), *args)
+            reply = (await self._send_guarded(key, packed, count, repeat=repeat, follow=False))[-1]
+            if isinstance(reply, NoScriptError):
+                # The script did not run: sending it again is safe even without `repeat`.
+                packed = before + pack(b"EVAL", script.text, *self._key_arguments(key), *args)
+                reply = (await self._send_guarded(key, packed, count, repeat=repeat, follow=False))[-1]
+            return _checked(reply)
+        except REDIS_ERRORS as error:
+            raise self._translated(error) from error
 
-    async def run_many(self, script: Script, calls: Sequence[Call], *, repeat: bool) -> list[Any]:
-        """Run a script for each call, in order as far as they go to the same server; the answers in order.
+    async def run_many(self, script: LuaScript, calls: Sequence[Call], *, repeat: bool) -> list[Any]:
+        """Run a script once for each call; the replies come in the order of the calls.
 
-        On a cluster: in order for each slot, slots side by side. If any fails, that is raised, and others may be done.
+        On a cluster, calls of one slot run in order and slots run side by side. If one call fails, its error is raised,
+        and others may have run.
         """
-        groups: dict[int, list[int]] = {}
+        slots: dict[int, list[int]] = {}
         keyed = [(_bytes(key), args) for key, args in calls]
         for position, (key, _) in enumerate(keyed):
-            groups.setdefault(self._route.group(key), []).append(position)
-        parts = list(groups.values())
-        work = [self._run_group(script, [keyed[n] for n in part], repeat=repeat) for part in parts]
+            slots.setdefault(self._router.slot(key), []).append(position)
+        parts = list(slots.values())
+        work = [self._run_slot(script, [keyed[n] for n in part], repeat=repeat) for part in parts]
         done = [await work[0]] if len(work) == 1 else await asyncio.gather(*work, return_exceptions=True)
-        answers: list[Any] = [None] * len(calls)
+        replies: list[Any] = [None] * len(calls)
         for part, outcome in zip(parts, done, strict=True):
             if isinstance(outcome, BaseException):
                 raise outcome
-            for position, answer in zip(part, outcome, strict=True):
-                answers[position] = answer
-        return answers
+            for position, reply in zip(part, outcome, strict=True):
+                replies[position] = reply
+        return replies
 
     async def command(self, key: str | bytes, *args: Argument, repeat: bool = False) -> Any:
-        """Run a plain command at the server that has `key`. Raises as `run` does."""
+        """Run a plain command on the server that has `key`. Raises as `run` does."""
         try:
-            return _checked(await self._one(_bytes(key), pack(*args), repeat=repeat))
-        except TROUBLES as error:
-            raise self._trouble(error) from error
+            return _checked((await self._send_guarded(_bytes(key), pack(*args), 1, repeat=repeat))[0])
+        except REDIS_ERRORS as error:
+            raise self._translated(error) from error
 
     async def each(self, *args: Argument) -> list[tuple[str, Any]]:
-        """Run a command at every primary: its name and its answer, None where it refuses."""
+        """Run a command on every primary: the server's name and its reply, or None if it refuses."""
         try:
-            answers: list[tuple[str, Any]] = []
-            for name, pool in await self._route.primaries():
-                answer = (await self._exchange(pool, pack(*args), 1))[0]
-                answers.append((name, None if isinstance(answer, ResponseError) else answer))
-            return answers
-        except TROUBLES as error:
-            raise self._trouble(error) from error
+            replies: list[tuple[str, Any]] = []
+            for name, pool in await self._router.primaries():
+                reply = (await self._exchange(pool, pack(*args), 1))[0]
+                replies.append((name, None if isinstance(reply, ResponseError) else reply))
+            return replies
+        except REDIS_ERRORS as error:
+            raise self._translated(error) from error
 
     async def info(self) -> list[tuple[str, dict[str, str]]]:
-        """INFO of every primary, by its name; empty where the server forbids it."""
-        return [(name, _parse_info(answer or b"")) for name, answer in await self.each("INFO", "all")]
+        """INFO of every primary, by its name; empty if the server forbids it."""
+        return [(name, _parse_info(reply or b"")) for name, reply in await self.each("INFO", "all")]
 
     async def config_get(self, name: str) -> str | None:
-        """A setting of the server (of the first one in a cluster); None if it does not tell or does not have it."""
-        for _, answer in await self.each("CONFIG", "GET", name):
-            return cast("bytes", answer[1]).decode() if answer else None
+        """A setting of the server (of a cluster's first node); None if it is forbidden or unknown."""
+        for _, reply in await self.each("CONFIG", "GET", name):
+            return cast("bytes", reply[1]).decode() if reply else None
         return None
 
     async def slot_owners(self, keys: Sequence[str | bytes]) -> list[tuple[int, str]]:
         """For each key its slot and the name of the server that has it."""
         try:
-            names = {id(pool): name for name, pool in await self._route.primaries()}
-            pools = [await self._route.pool(_bytes(key)) for key in keys]
+            names = {id(pool): name for name, pool in await self._router.primaries()}
+            pools = [await self._router.pool(_bytes(key)) for key in keys]
             return [(key_slot(_bytes(key)), names.get(id(p), "")) for key, p in zip(keys, pools, strict=True)]
-        except TROUBLES as error:
-            raise self._trouble(error) from error
+        except REDIS_ERRORS as error:
+            raise self._translated(error) from error
 
-    async def dial(self) -> Wire:
-        """A connection of its own, outside of the pool, for whoever closes it. Raises StoreUnavailable."""
+    async def connect(self) -> RedisConnection:
+        """A connection outside of the pool, which the caller closes. Raises StoreUnavailable."""
         try:
-            return await self._route.dial()
-        except TROUBLES as error:
-            raise self._trouble(error) from error
+            return await self._router.connect()
+        except REDIS_ERRORS as error:
+            raise self._translated(error) from error
 
-    async def distrust(self) -> None:
-        """A line was found dead: the others of this handle may be, too, and are not used again. Does not suspend."""
-        await self._route.distrust()
+    async def drop_connections(self) -> None:
+        """Use no connection made so far again: one was found dead, and others may be. Does not suspend."""
+        await self._router.drop_connections()
 
-    async def _run_group(self, script: Script, calls: Sequence[_Call], *, repeat: bool) -> list[Any]:
-        """Run calls in order at one server.
+    async def _run_slot(self, script: LuaScript, calls: Sequence[_Call], *, repeat: bool) -> list[Any]:
+        """Run calls of one slot in order.
 
-        In a transaction, since otherwise the script could come to be known between two calls: the first would be
-        turned away and the second run before it. So all are turned away or none.
+        They run in a transaction. Without one, another client could load the script between two of our calls: the first
+        would be refused with NOSCRIPT, the second would run, and the order would be lost.
         """
         if len(calls) == 1:
             return [await self.run(script, *calls[0], repeat=repeat)]
         try:
-            answers = await self._transaction(script, calls, known=True, repeat=repeat)
-            if isinstance(answers[0], NoScriptError):
-                answers = await self._transaction(script, calls, known=False, repeat=repeat)
-            return [_checked(answer) for answer in answers]
-        except TROUBLES as error:
-            raise self._trouble(error) from error
+            replies = await self._transaction(script, calls, by_hash=True, repeat=repeat)
+            if isinstance(replies[0], NoScriptError):
+                replies = await self._transaction(script, calls, by_hash=False, repeat=repeat)
+            return [_checked(reply) for reply in replies]
+        except REDIS_ERRORS as error:
+            raise self._translated(error) from error
 
-    async def _transaction(self, script: Script, calls: Sequence[_Call], *, known: bool, repeat: bool) -> list[Any]:
-        first = (b"EVALSHA", script.sha) if known else (b"EVAL", script.text)
+    async def _transaction(
+        self, script: LuaScript, calls: Sequence[_Call], *, by_hash: bool, repeat: bool
+    ) -> list[Any]:
+        first = (b"EVALSHA", script.sha) if by_hash else (b"EVAL", script.text)
         parts = [_MULTI]
         for position, (key, args) in enumerate(calls):
             head = (b"EVALSHA", script.sha) if position else first
-            parts.append(pack(*head, *self._named(key), *args))
+            parts.append(pack(*head, *self._key_arguments(key), *args))
         parts.append(_EXEC)
-        answers = await self._guarded(calls[0][0], b"".join(parts), len(parts), repeat=repeat, follow=False)
-        for answer in answers:
-            _checked(answer)  # One that could not be queued comes before the EXECABORT that it causes.
-        return cast("list[Any]", answers[-1])
+        replies = await self._send_guarded(calls[0][0], b"".join(parts), len(parts), repeat=repeat, follow=False)
+        for reply in replies:
+            _checked(reply)  # The reply to a command that could not be queued comes before the EXECABORT it causes.
+        return cast("list[Any]", replies[-1])
 
-    def _named(self, key: bytes) -> tuple[bytes, ...]:
-        """The keys that a script names, after their number.
+    def _key_arguments(self, key: bytes) -> tuple[bytes, ...]:
+        """The keys that a script call names, after their number.
 
-        While a slot moves key by key, its old node refuses every key that is gone, also one that a script has just
-        emptied: the script would end half-way. So on a cluster each script also names a key of its slot that never
-        exists: while the slot moves, the node refuses the call before the script begins.
+        While a slot moves key by key, its old node refuses every key that has left, and also a key that the script has
+        just emptied: the script would stop half-way. So on a cluster each call also names a key of the slot that never
+        exists. While the slot moves, the node then refuses the call before the script begins.
         """
         if not self.is_cluster:
             return (b"1", key)
         return (b"2", key, key + b"?" if b"{" in key else b"{" + key + b"}?")
 
-    async def _one(self, key: bytes, packed: bytes, *, repeat: bool) -> Any:
-        return (await self._guarded(key, packed, 1, repeat=repeat))[0]
-
-    async def _guarded(self, key: bytes, packed: bytes, count: int, *, repeat: bool, follow: bool = True) -> list[Any]:
-        """Send it; once more if that is safe and the connection was lost or the server is no primary any more."""
+    async def _send_guarded(
+        self, key: bytes, packed: bytes, count: int, *, repeat: bool, follow: bool = True
+    ) -> list[Any]:
+        """Send. Once more after a lost connection if `repeat` allows it, and if the server is no longer a primary."""
         try:
-            answers = await self._send(key, packed, count, follow=follow)
-        except TROUBLES as error:
+            replies = await self._send(key, packed, count, follow=follow)
+        except REDIS_ERRORS as error:
             if not repeat or not is_lost(error):
                 raise
         else:
-            if not isinstance(_refusal(answers), ReadOnlyError):
-                return answers
-        await asyncio.sleep(PAUSE_S)
+            if not isinstance(_not_run(replies), ReadOnlyError):
+                return replies
+        await asyncio.sleep(RETRY_S)
         return await self._send(key, packed, count, follow=follow)
 
     async def _send(self, key: bytes, packed: bytes, count: int, *, follow: bool) -> list[Any]:
-        """Send one command, or one transaction, to where it belongs; go where a cluster sends us.
+        """Send a command or a transaction to the server that has `key`, and follow a cluster's redirections.
 
-        Unless `follow`, not to where one key is already while others are still on their way: a script that uses more
-        than the one key it names would take those for empty. It waits until the slot has moved as a whole.
+        Without `follow`, ASK is not followed. A script uses more keys than the one it names. While a slot moves, some
+        of them are still on the old node, and the new node would treat them as empty. So the call waits until the
+        whole slot has moved.
         """
-        pool = await self._route.pool(key)
-        answers = await self._exchange(pool, packed, count)
-        for _ in range(REDIRECTS):
-            refusal = _refusal(answers)
+        pool = await self._router.pool(key)
+        replies = await self._exchange(pool, packed, count)
+        for _ in range(MAX_REDIRECTS):
+            refusal = _not_run(replies)
             if refusal is None:
                 break
-            # All of these say that nothing was done.
             if isinstance(refusal, AskError) and not isinstance(refusal, MovedError) and not follow:
-                await asyncio.sleep(PAUSE_S)
-                answers = await self._exchange(await self._route.pool(key), packed, count)
+                await asyncio.sleep(RETRY_S)
+                replies = await self._exchange(await self._router.pool(key), packed, count)
             elif isinstance(refusal, AskError):
                 moved = isinstance(refusal, MovedError)
-                target = await self._route.redirect(refusal, moved=moved)
+                target = await self._router.redirect(refusal, moved=moved)
                 if target is None:
                     break
                 if moved:
-                    answers = await self._exchange(target, packed, count)
+                    replies = await self._exchange(target, packed, count)
                 else:
-                    answers = (await self._exchange(target, _ASKING + packed, count + 1))[1:]
+                    replies = (await self._exchange(target, _ASKING + packed, count + 1))[1:]
             elif isinstance(refusal, TryAgain):
-                await asyncio.sleep(PAUSE_S)
-                answers = await self._exchange(await self._route.pool(key), packed, count)
+                await asyncio.sleep(RETRY_S)
+                replies = await self._exchange(await self._router.pool(key), packed, count)
             else:
-                await self._route.lost(pool)
+                await self._router.connection_lost(pool)
                 break
-        return answers
+        return replies
 
-    async def _exchange(self, pool: Pool, packed: bytes, count: int) -> list[Any]:
-        """Send commands on a connection of the pool and read as many answers; errors among them are values."""
+    async def _exchange(self, pool: ConnectionPool, packed: bytes, count: int) -> list[Any]:
+        """Send commands on a connection of the pool and read `count` replies; errors among them are values."""
         try:
-            wire = await pool.take()
+            connection = await pool.acquire()
             try:
-                answers = await wire.exchange(packed, count, self._setup.timeout_s)
+                replies = await connection.exchange(packed, count, self._settings.timeout_s)
             except BaseException:
-                # Also when canceled: an answer may be half read, or still come.
-                await pool.discard(wire)
+                # Also after a cancellation: a reply may be half read, or still arrive.
+                await pool.discard(connection)
                 raise
-        except TROUBLES:
-            await self._route.lost(pool)
+        except REDIS_ERRORS:
+            await self._router.connection_lost(pool)
             raise
-        await pool.give(wire)
-        return answers
+        await pool.release(connection)
+        return replies
 
-    def _trouble(self, error: BaseException) -> StoreError:
-        return translate(error, self._setup.shown, self._setup.timeout_s)
+    def _translated(self, error: BaseException) -> StoreError:
+        return translate(error, self._settings.shown, self._settings.timeout_s)
 
 
-_REFUSALS = (AskError, TryAgain, ClusterDownError, ReadOnlyError)
+_NOT_RUN = (AskError, TryAgain, ClusterDownError, ReadOnlyError)
+"""Errors that say that the call did not run."""
 _MULTI = pack("MULTI")
 _EXEC = pack("EXEC")
 _ASKING = pack("ASKING")
 _PING = pack("PING")
-"""The server writes first to whom it had something for last. A script's own answer comes after what it published, and
-so would go out before it; with the answer to this one in wait we are the last in line. (ADR 9)"""
+"""The server writes to clients in the reverse order of their first pending output. A script publishes before it
+replies, so a subscriber would be written to after us. The reply to a PING in front of the script is pending earlier,
+and makes us the last. (ADR 9)"""
 
 
-def _refusal(answers: list[Any]) -> Exception | None:
-    """What says that nothing was done, not there or not now: a command's answer, or one in a transaction's."""
-    inner = cast("list[Any]", answers[-1]) if len(answers) > 1 and isinstance(answers[-1], list) else []
-    return next((answer for answer in (*answers, *inner) if isinstance(answer, _REFUSALS)), None)
+def _not_run(replies: list[Any]) -> Exception | None:
+    """The error that says that the call did not run: a command's reply, or one within a transaction's."""
+    inner = cast("list[Any]", replies[-1]) if len(replies) > 1 and isinstance(replies[-1], list) else []
+    return next((reply for reply in (*replies, *inner) if isinstance(reply, _NOT_RUN)), None)
 
 
 def _bytes(key: str | bytes) -> bytes:
     return key if isinstance(key, bytes) else key.encode()
 
 
-def _checked(answer: Any) -> Any:
-    if isinstance(answer, ResponseError):
-        raise answer
-    return answer
+def _checked(reply: Any) -> Any:
+    if isinstance(reply, ResponseError):
+        raise reply
+    return reply
 
 
 def _parse_info(text: bytes) -> dict[str, str]:

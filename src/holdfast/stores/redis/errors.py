@@ -1,4 +1,4 @@
-"""What went wrong, in our own terms: redis-py's errors to Holdfast's, each with what to do about it."""
+"""Translates the errors of redis-py and of the server to Holdfast's, each with what to do about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
-    ConnectionError,  # noqa: A004  # It is named like the built-in one.
+    ConnectionError,  # noqa: A004  # It has the name of the built-in one.
     MasterDownError,
     MovedError,
     NoPermissionError,
@@ -21,21 +21,20 @@ from redis.exceptions import (
 
 from holdfast.core.errors import StoreBusy, StoreError, StoreUnavailable
 
-TROUBLES = (RedisError, OSError)
-"""What redis-py raises, and what asyncio does: its TimeoutError is an OSError."""
+REDIS_ERRORS = (RedisError, OSError)
+"""What redis-py and asyncio raise: asyncio's TimeoutError is an OSError."""
 
-
-_CLASSES: dict[str, type[RedisError]] = {
+_ERROR_CLASSES: dict[str, type[RedisError]] = {
     "ASK": AskError, "CLUSTERDOWN": ClusterDownError, "LOADING": BusyLoadingError, "MASTERDOWN": MasterDownError,
     "MOVED": MovedError, "NOAUTH": AuthenticationError, "NOPERM": NoPermissionError, "NOSCRIPT": NoScriptError,
     "OOM": OutOfMemoryError, "READONLY": ReadOnlyError, "TRYAGAIN": TryAgainError, "WRONGPASS": AuthenticationError,
 }  # fmt: skip
 
 
-def answered(text: str) -> RedisError:
-    """An error that the server answered with, in redis-py's terms."""
+def server_error(text: str) -> RedisError:
+    """redis-py's error for an error that the server replied with."""
     code, _, rest = text.partition(" ")
-    found = _CLASSES.get(code)
+    found = _ERROR_CLASSES.get(code)
     if found is not None:
         return found(rest)
     if rest.startswith("max number of clients"):
@@ -44,23 +43,23 @@ def answered(text: str) -> RedisError:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection broke, so that nobody knows if the command ran. Not so for an answer, or a timeout."""
+    """Whether the connection broke, so that the command may or may not have run. False for replies and timeouts."""
     return isinstance(error, ConnectionError) and not isinstance(error, AuthenticationError)
 
 
 def translate(error: BaseException, shown: str, timeout_s: float) -> StoreError:
-    """The error to raise in its place. `shown` names the server."""
+    """The error to raise instead. `shown` names the server."""
     text = str(error).strip()
     if isinstance(error, StoreError):
         return error
     if isinstance(error, AuthenticationError):
         return _unauthenticated(text, shown)
     if isinstance(error, TimeoutError) or (isinstance(error, RedisError) and type(error).__name__ == "TimeoutError"):
-        return StoreUnavailable(f"{shown} gave no answer within {timeout_s:g} s; what was asked for may yet be done")
+        return StoreUnavailable(f"{shown} gave no answer within {timeout_s:g} s; the call may still take effect")
     if isinstance(error, BusyLoadingError):
         return StoreUnavailable(f"{shown} is still loading its data")
     if isinstance(error, ResponseError):
-        return _answered(error, text, shown)
+        return _replied(error, text, shown)
     hint = "; name the authority's certificate with tls_ca=PATH" if "CERTIFICATE_VERIFY_FAILED" in text else ""
     return StoreUnavailable(f"{shown} cannot be reached: {text.rstrip('.')}{hint}")
 
@@ -69,26 +68,26 @@ def _unauthenticated(text: str, shown: str) -> StoreError:
     if "without any password" in text or "no password is set" in text:
         return StoreUnavailable(f"{shown} has no password set; leave user and password out of the URL")
     if "Authentication required" in text:
-        return StoreUnavailable(f"{shown} wants a password; write USER:PASSWORD@ or :PASSWORD@ before its host")
+        return StoreUnavailable(f"{shown} requires a password; write USER:PASSWORD@ or :PASSWORD@ before its host")
     return StoreUnavailable(f"{shown} refuses the user name or password: {text}")
 
 
-def _answered(error: ResponseError, text: str, shown: str) -> StoreError:
+def _replied(error: ResponseError, text: str, shown: str) -> StoreError:
     if isinstance(error, OutOfMemoryError):
         cure = "raise its maxmemory, or let jobs finish and be pruned"
         return StoreUnavailable(f"{shown}: the server is out of memory; {cure}")
     if isinstance(error, NoPermissionError) or text.startswith("ACL failure"):
         return StoreUnavailable(f"{shown} forbids it: {text}; allow it with ACL SETUSER")
     if isinstance(error, ReadOnlyError):
-        return StoreUnavailable(f"{shown} is a replica and takes no writes; connect to its primary")
+        return StoreUnavailable(f"{shown} is a replica and accepts no writes; connect to its primary")
     if isinstance(error, ClusterDownError):
         return StoreUnavailable(f"{shown}: the cluster is down or has lost some of its slots: {text}")
     if isinstance(error, TryAgainError) or (isinstance(error, AskError) and not isinstance(error, MovedError)):
-        return StoreUnavailable(f"{shown}: a slot is on its way to another node; try again when it has arrived")
+        return StoreUnavailable(f"{shown}: a slot is moving to another node; try again when it has arrived")
     if isinstance(error, AskError):
-        return StoreUnavailable(f"{shown} belongs to a cluster; write redis+cluster: in its URL")
+        return StoreUnavailable(f"{shown} is part of a cluster; write redis+cluster: in its URL")
     if text.startswith("BUSY "):
-        return StoreBusy(f"{shown} is busy with a script: {text}")
+        return StoreBusy(f"{shown} is busy running a script: {text}")
     if "cluster support disabled" in text:
         return StoreUnavailable(f"{shown} is not a cluster; write redis: in its URL")
     return StoreUnavailable(f"{shown} answered: {text}")

@@ -1,7 +1,7 @@
-"""Names: which shard a tenant lives in, and what its keys are called. [TENANT-3]
+"""Names of lanes, keys and shards. [TENANT-3]
 
-A lane, one tenant's jobs in one queue name, is called `4:acme6:emails` on the server: each name after its own length,
-so that no two lanes share a text. `lua/prelude.lua` makes the keys from it.
+A lane is one tenant's jobs in one queue name. Its name is like `4:acme6:emails`: each part comes with its length, so
+that no two lanes share a name. `lua/prelude.lua` makes the keys from it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def lane_of(tenant: str, queue: str) -> str:
 def names_of(lane: str) -> tuple[str, str]:
     """The tenant and the queue of a lane."""
     length, _, rest = lane.partition(":")
-    # Tenants and queues are ASCII: their length in bytes is that in characters.
+    # Tenants and queues are ASCII: a length in bytes is a length in characters.
     tenant, rest = rest[: int(length)], rest[int(length) :]
     return tenant, rest.partition(":")[2]
 
 
 def key_of(text: str) -> JobKey:
-    """The job that is called by its lane and its id, one after the other."""
+    """The job whose lane and id are joined in this text."""
     length, _, rest = text.partition(":")
     tenant, rest = rest[: int(length)], rest[int(length) :]
     length, _, rest = rest.partition(":")
@@ -37,10 +37,10 @@ def key_of(text: str) -> JobKey:
 
 
 def shard_of(tenant: str, shards: int) -> int:
-    """Where a tenant lives."""
+    """The shard of a tenant."""
     return crc32(tenant.encode()) % shards
 
 
 def shard_key(prefix: str, shard: int) -> str:
-    """The key of a shard's counters, under its hash tag: it goes with every script."""
+    """The key of a shard's counters, with its hash tag. Every script names it."""
     return f"{prefix}:{{{shard}}}:c"

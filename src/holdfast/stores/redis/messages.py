@@ -1,4 +1,4 @@
-"""What the messages say that scripts publish: one channel for each kind of hint, see `commit` in `lua/prelude.lua`."""
+"""Messages that scripts publish: notifications of each kind of hint, and jobs that are handed off."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from msgspec import msgpack
 
 from holdfast.core.job import Job
 from holdfast.store import Hint, Signal
-from holdfast.stores.redis import records
 from holdfast.stores.redis.keys import names_of
+from holdfast.stores.redis.layout import RECORDS_MARK
+from holdfast.stores.redis.records import SEPARATE, to_job
 
-_IN_FULL = 0xC1
-_OFFER = struct.Struct("<QQ")
+_HANDOFF = struct.Struct("<QQ")
 _SIZES = struct.Struct("<HHI")
 _decode_texts = msgpack.Decoder(list[str]).decode
 
 
 def signals(hint: Hint, data: bytes) -> Iterator[Signal]:
-    """What a hint of the server says: lanes, lanes and ids, or all of it; nothing at all means anything."""
+    """The signals of a notification.
+
+    It has lanes, lanes and ids, or completed jobs. An empty one says that anything may have changed.
+    """
     if not data:
         yield Signal(hint)
-    elif data[0] == _IN_FULL:
-        yield from _completions(hint, data)
+    elif data[0] == RECORDS_MARK:
+        for job in _jobs(data, 1):
+            yield Signal(hint, job.tenant, job.queue, job.id, None if job.envelope.payload is SEPARATE else job)
     elif hint is Hint.READY:
         for lane in _decode_texts(data):
             yield Signal(hint, *names_of(lane))
@@ -33,15 +37,10 @@ def signals(hint: Hint, data: bytes) -> Iterator[Signal]:
             yield Signal(hint, *names_of(lane), id_)
 
 
-def handed_over(data: bytes) -> tuple[int, int, list[Job]]:
-    """What an enqueue sends to a worker that offered to take it: the offer's number, the time, and the leased jobs."""
-    number, now = _OFFER.unpack_from(data)
-    return number, now, list(_jobs(data, _OFFER.size))
-
-
-def _completions(hint: Hint, data: bytes) -> Iterator[Signal]:
-    for job in _jobs(data, 1):
-        yield Signal(hint, job.tenant, job.queue, job.id, None if job.envelope.payload is records.ELSEWHERE else job)
+def handed_off(data: bytes) -> tuple[int, int, list[Job]]:
+    """A message to a worker's inbox: the number of its registration, the time, and the leased jobs."""
+    number, now = _HANDOFF.unpack_from(data)
+    return number, now, list(_jobs(data, _HANDOFF.size))
 
 
 def _jobs(data: bytes, at: int) -> Iterator[Job]:
@@ -53,5 +52,5 @@ def _jobs(data: bytes, at: int) -> Iterator[Job]:
         at += lane_size
         id_ = data[at : at + id_size].decode()
         at += id_size
-        yield records.to_job(tenant, queue, id_, data[at : at + record_size])
+        yield to_job(tenant, queue, id_, data[at : at + record_size])
         at += record_size

@@ -1,8 +1,8 @@
-"""Hints by PUBLISH and SUBSCRIBE, on a connection of their own.
+"""Notifications by PUBLISH and SUBSCRIBE, on a connection of their own.
 
-A subscription travels to the server while its listener already looks at the store, and a change may fall in between.
-So when the server has confirmed a subscription, everybody who waited for it is told to look again: once at the start,
-and once after each lost connection.
+While a subscription is on its way to the server, its listener may already read the store, and a change may happen in
+between. So when the server confirms a subscription, all its listeners are notified once: at the start, and after each
+lost connection.
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ from redis.exceptions import ResponseError
 
 from holdfast.core.errors import StoreError, StoreUnavailable
 from holdfast.store import Hint, Listener, Signal
-from holdfast.stores.redis.client import Link
-from holdfast.stores.redis.connection import Wire, pack
-from holdfast.stores.redis.errors import TROUBLES
+from holdfast.stores.redis.client import RedisClient
+from holdfast.stores.redis.connection import RedisConnection, pack
+from holdfast.stores.redis.errors import REDIS_ERRORS
 
 Decode = Callable[[Hint, bytes], Iterable[Signal]]
-"""What a published message says."""
+"""Turns a published message into signals."""
 
-FIRST_PAUSE_S = 0.05
-LAST_PAUSE_S = 1.0
-"""How long to wait before connecting again: at first, and at most."""
+MIN_RECONNECT_S = 0.05
+MAX_RECONNECT_S = 1.0
+"""The first and the longest wait before connecting again."""
 
 LINGER_S = 5.0
-"""How long a subscription is kept after its last listener left, since the next one often comes soon."""
+"""How long to keep a subscription after its last listener has left: the next one often comes soon."""
 
 _log = logging.getLogger("holdfast")
 
 
-class Ears:
+class RedisListener:
     """The listeners of one store handle, in one event loop, and the connection that serves them."""
 
-    def __init__(self, link: Link, prefix: str, decode: Decode, *, linger_s: float = LINGER_S) -> None:
-        self._link = link
+    def __init__(self, client: RedisClient, prefix: str, decode: Decode, *, linger_s: float = LINGER_S) -> None:
+        self._client = client
         self._decode = decode
         self._linger_s = linger_s
         self._channels = {hint: f"{prefix}:{hint.value}".encode() for hint in Hint}
         self._hints = {channel: hint for hint, channel in self._channels.items()}
-        self._posts: dict[bytes, Callable[[bytes], None]] = {}
-        """Channels that only one listens to, and what is called with their messages."""
+        self._inboxes: dict[bytes, Callable[[bytes], None]] = {}
+        """Channels of single workers, and the functions that receive their messages."""
         self._listeners: dict[Hint, dict[object, Listener]] = {hint: {} for hint in Hint}
-        self._line: _Line | None = None
+        self._subscriptions: _Subscriptions | None = None
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        """Also those that are about to end."""
-        self._relaxing: asyncio.TimerHandle | None = None
+        """The current task, and canceled ones that have not ended yet."""
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._left_at = 0.0
-        self._down = False
+        self._is_down = False
         self._warned = False
         self._closed = False
         self._waiting: set[asyncio.Future[None]] = set()
 
     def listen(self, listener: Listener, hints: Collection[Hint]) -> Callable[[], None]:
-        """Call `listener` in this event loop when one of `hints` was published; the answer ends it.
+        """Call `listener` in this event loop when one of `hints` is published. Returns a function that stops it.
 
-        Nothing is missed: a `Signal` without address comes when a subscription has begun, at first or again.
+        Nothing is missed: each time a subscription begins, the listener gets a `Signal` without an address.
         """
         if self._closed:
             raise StoreUnavailable("the store is closed")
@@ -74,33 +74,33 @@ class Ears:
         def stop() -> None:
             for table in self._listeners.values():
                 table.pop(key, None)
-            self._leave(loop)
+            self._left(loop)
 
         return stop
 
-    def post(self, channel: bytes, take: Callable[[bytes], None]) -> Callable[[], None]:
-        """Call `take` with what is published on a channel of one's own; the answer ends it.
+    def open_inbox(self, channel: bytes, receive: Callable[[bytes], None]) -> Callable[[], None]:
+        """Call `receive` with each message on one worker's channel. Returns a function that stops it.
 
-        When the channel has begun to be heard, at first or again, whoever waits for jobs is told to look.
+        Each time the subscription begins, workers that wait for jobs are notified.
         """
         loop = asyncio.get_running_loop()
-        self._posts[channel] = take
+        self._inboxes[channel] = receive
         self._start()
 
         def stop() -> None:
-            self._posts.pop(channel, None)
-            self._tune()  # At once: whoever hears it is sent jobs.
-            self._leave(loop)
+            self._inboxes.pop(channel, None)
+            self._update_subscriptions()  # At once: a channel with a subscriber is sent jobs.
+            self._left(loop)
 
         return stop
 
-    def hears(self, channel: bytes) -> bool:
-        """Whether the server has confirmed a channel of one's own."""
-        return self._line is not None and self._line.confirmed(channel)
+    def is_subscribed(self, channel: bytes) -> bool:
+        """Whether the server has confirmed the subscription to a channel."""
+        return self._subscriptions is not None and self._subscriptions.confirmed(channel)
 
     async def ready(self) -> None:
-        """Return when the server has confirmed all that is wanted now, or when it cannot be reached."""
-        if not self._settled():
+        """Return once the server has confirmed all subscriptions, or if it cannot be reached."""
+        if not self._is_ready():
             future = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
             try:
@@ -109,229 +109,227 @@ class Ears:
                 self._waiting.discard(future)
 
     async def close(self) -> None:
-        """End it all; listeners hear nothing more. Twice is harmless."""
+        """Stop all listeners and disconnect. Closing twice is harmless."""
         self._closed = True
         for table in self._listeners.values():
             table.clear()
-        self._posts.clear()
-        self._rest()
+        self._inboxes.clear()
+        self._disconnect_if_unused()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     # The connection -------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._tune()
+        self._update_subscriptions()
         if self._task is None and self._wanted():
-            self._down = False
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="holdfast hints")
+            self._is_down = False
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="holdfast notifications")
             self._tasks.add(self._task)
             self._task.add_done_callback(self._tasks.discard)
 
-    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._release()
+    def _left(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._wake_if_ready()
         if self._task is not None and not loop.is_closed():
             self._left_at = loop.time()
-            if self._relaxing is None:
-                self._relaxing = loop.call_later(self._linger_s, self._relax, loop)
+            if self._linger_timer is None:
+                self._linger_timer = loop.call_later(self._linger_s, self._stop_lingering, loop)
 
     async def _run(self) -> None:
-        """Stay connected, whatever happens, until canceled."""
-        pause_s = FIRST_PAUSE_S
+        """Stay connected until canceled."""
+        wait_s = MIN_RECONNECT_S
         while True:
             try:
-                wire = await self._link.dial()
-                line = _Line(wire, self._link.timeout_s)
+                connection = await self._client.connect()
+                subscriptions = _Subscriptions(connection, self._client.timeout_s)
                 try:
-                    await self._serve(wire, line)
+                    await self._serve(connection, subscriptions)
                 finally:
-                    heard = line.heard_anything
-                    await line.close()
-                # Whoever is told to look when we are back must not do so on a line as dead as this one.
-                await self._link.distrust()
-                if heard:
-                    pause_s = FIRST_PAUSE_S
+                    got_replies = subscriptions.got_replies
+                    await subscriptions.close()
+                # Reconnecting notifies all listeners. They must not use connections that are as dead as this one.
+                await self._client.drop_connections()
+                if got_replies:
+                    wait_s = MIN_RECONNECT_S
                 reason = "the connection was lost"
             except StoreError as error:
                 reason = str(error)
-            except Exception as error:  # noqa: BLE001  # Whatever it is: without hints everything takes longer.
-                _log.exception("hints failed in a way that nobody expected")
+            except Exception as error:  # noqa: BLE001  # Never stop: without notifications everything takes longer.
+                _log.exception("notifications failed with an unexpected error")
                 reason = repr(error)
             self._lost(reason)
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
-            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311
+            wait_s = min(2 * wait_s, MAX_RECONNECT_S)
 
-    async def _serve(self, wire: Wire, line: _Line) -> None:
-        """Subscribe, and pass on what comes, until the connection ends."""
-        self._line = line
-        self._down = False
-        wire.at_once = self._came  # Somebody waits for the job: not even a turn of the event loop is lost.
-        self._tune()
-        while (message := await line.next()) is not None:
+    async def _serve(self, connection: RedisConnection, subscriptions: _Subscriptions) -> None:
+        """Subscribe and pass messages on until the connection ends."""
+        self._subscriptions = subscriptions
+        self._is_down = False
+        connection.on_reply = self._deliver  # A worker waits for the job: do not lose a turn of the event loop.
+        self._update_subscriptions()
+        while (message := await subscriptions.next()) is not None:
             if message[0] == b"message":
                 hint = self._hints.get(message[1])
                 if hint is not None:
-                    self._heard(hint, message[2])
-            elif message[0] == b"subscribe" and line.confirm(message[1]):
+                    self._received(hint, message[2])
+            elif message[0] == b"subscribe" and subscriptions.confirm(message[1]):
                 hint = self._hints.get(message[1], Hint.READY)
                 self._warned = False
-                self._tell(hint, (Signal(hint),))
-                self._release()
+                self._notify(hint, (Signal(hint),))
+                self._wake_if_ready()
 
     def _lost(self, reason: str) -> None:
-        # One line for each outage, however often we try.
-        _log.log(logging.DEBUG if self._warned else logging.WARNING, "hints may be late: %s", reason)
+        # One warning for each outage, however many attempts to connect fail.
+        _log.log(logging.DEBUG if self._warned else logging.WARNING, "notifications may be late: %s", reason)
         self._warned = True
-        self._line = None
-        self._down = True
-        self._release()
+        self._subscriptions = None
+        self._is_down = True
+        self._wake_if_ready()
 
-    def _relax(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let go of what nobody has come back for, unless somebody was there since."""
-        self._relaxing = None
-        left = self._left_at + self._linger_s - loop.time()
-        if left > 0:
-            self._relaxing = loop.call_later(left, self._relax, loop)
+    def _stop_lingering(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End subscriptions without listeners, unless a listener left less than LINGER_S ago."""
+        self._linger_timer = None
+        left_s = self._left_at + self._linger_s - loop.time()
+        if left_s > 0:
+            self._linger_timer = loop.call_later(left_s, self._stop_lingering, loop)
         elif self._wanted():
-            self._tune()
+            self._update_subscriptions()
         else:
-            self._rest()
+            self._disconnect_if_unused()
 
-    def _rest(self) -> None:
-        """End the connection if nobody has come back."""
+    def _disconnect_if_unused(self) -> None:
         if not self._wanted() and self._task is not None:
             self._task.cancel()
             self._task = None
-            self._line = None
-            self._release()
+            self._subscriptions = None
+            self._wake_if_ready()
 
-    def _tune(self) -> None:
-        """Have the server send just what is wanted."""
-        if self._line is not None:
-            self._line.want(self._wanted())
+    def _update_subscriptions(self) -> None:
+        if self._subscriptions is not None:
+            self._subscriptions.want(self._wanted())
 
     def _wanted(self) -> set[bytes]:
-        return {self._channels[hint] for hint, table in self._listeners.items() if table} | self._posts.keys()
+        return {self._channels[hint] for hint, table in self._listeners.items() if table} | self._inboxes.keys()
 
-    def _settled(self) -> bool:
-        if self._down or self._task is None:
+    def _is_ready(self) -> bool:
+        if self._is_down or self._task is None:
             return True
-        return self._line is not None and all(self._line.confirmed(channel) for channel in self._wanted())
+        return self._subscriptions is not None and all(map(self._subscriptions.confirmed, self._wanted()))
 
-    def _release(self) -> None:
-        """Let those go on who wait for `ready`."""
-        if self._waiting and self._settled():
+    def _wake_if_ready(self) -> None:
+        """Wake the callers of `ready`."""
+        if self._waiting and self._is_ready():
             for future in self._waiting:
                 if not future.done():
                     future.set_result(None)
 
     # The listeners --------------------------------------------------------------------------------------------
 
-    def _came(self, reply: Any) -> bool:
-        """Pass on what came on a channel of one's own; whether that is what it was."""
+    def _deliver(self, reply: Any) -> bool:
+        """Pass a message on a worker's channel on. Returns whether it was one."""
         if not isinstance(reply, list) or reply[0] != b"message":
             return False
         _, channel, data = cast("list[bytes]", reply)
-        take = self._posts.get(channel)
-        if take is None:
+        receive = self._inboxes.get(channel)
+        if receive is None:
             return False
         try:
-            take(data)
-        except Exception:  # noqa: BLE001  # Whoever published it may be newer than we are.
-            _log.exception("jobs that were handed over cannot be read: they are given back")
+            receive(data)
+        except Exception:  # noqa: BLE001  # A newer version may have published it.
+            _log.exception("cannot read a message with handed-off jobs: the worker will release them")
         return True
 
-    def _heard(self, hint: Hint, data: bytes) -> None:
+    def _received(self, hint: Hint, data: bytes) -> None:
         if not self._listeners[hint]:
-            return  # It was on its way when the last one left.
+            return  # The last listener left while the message was on its way.
         try:
             signals = tuple(self._decode(hint, data))
-        except Exception:  # noqa: BLE001  # Whoever published it may be newer than we are.
-            _log.exception("a hint %r that cannot be read: everybody looks", hint.value)
+        except Exception:  # noqa: BLE001  # A newer version may have published it.
+            _log.exception("cannot read a notification of %r: all its listeners are notified", hint.value)
             signals = (Signal(hint),)
-        self._tell(hint, signals)
+        self._notify(hint, signals)
 
-    def _tell(self, hint: Hint, signals: tuple[Signal, ...]) -> None:
+    def _notify(self, hint: Hint, signals: tuple[Signal, ...]) -> None:
         table = self._listeners[hint]
         for key, listener in list(table.items()):
             for signal in signals:
                 if key not in table:
-                    break  # It was ended by another listener, or by itself.
+                    break  # A listener stopped it meanwhile.
                 try:
                     listener(signal)
-                except Exception:  # noqa: BLE001  # One that fails takes nothing from the others.
+                except Exception:  # noqa: BLE001  # One failing listener must not affect the others.
                     _log.exception("a listener failed at %r", hint.value)
 
 
-class _Line:
+class _Subscriptions:
     """One connection with its subscriptions."""
 
-    def __init__(self, wire: Wire, timeout_s: float) -> None:
-        self._wire = wire
+    def __init__(self, connection: RedisConnection, timeout_s: float) -> None:
+        self._connection = connection
         self._timeout_s = timeout_s
-        self._asked: set[bytes] = set()
-        self._due: dict[bytes, int] = {}
-        """How many confirmations are still to come."""
-        self.heard_anything = False
+        self._channels: set[bytes] = set()
+        self._unconfirmed: dict[bytes, int] = {}
+        """How many confirmations of each channel are still to come."""
+        self.got_replies = False
 
     def want(self, channels: set[bytes]) -> None:
-        """Subscribe to just these. The words leave in the order of the calls."""
-        more, less = channels - self._asked, self._asked - channels
-        self._asked = channels
-        for channel in more:
-            self._due[channel] = self._due.get(channel, 0) + 1
-        words = b"".join(_words(more, less))
-        if words:
-            self._send(words)
+        """Subscribe to exactly these channels. Commands leave in the order of the calls."""
+        added, removed = channels - self._channels, self._channels - channels
+        self._channels = channels
+        for channel in added:
+            self._unconfirmed[channel] = self._unconfirmed.get(channel, 0) + 1
+        commands = b"".join(_commands(added, removed))
+        if commands:
+            self._send(commands)
 
     def confirm(self, channel: bytes) -> bool:
-        """Note a confirmation; whether it was the last one due and its channel is still wanted.
+        """Count a confirmation. Returns whether it was the last one expected and its channel is still wanted.
 
-        An earlier one says nothing: the server may have ended that subscription since.
+        An earlier one proves nothing: the server may have ended that subscription since.
         """
-        self._due[channel] -= 1
+        self._unconfirmed[channel] -= 1
         return self.confirmed(channel)
 
     def confirmed(self, channel: bytes) -> bool:
-        return channel in self._asked and not self._due[channel]
+        return channel in self._channels and not self._unconfirmed[channel]
 
     async def next(self) -> list[Any] | None:
-        """The next message; None when the connection has ended, or is silent although asked for a sign of life."""
-        silent = False
+        """The next message; None if the connection has ended, or if the server does not answer a PING."""
+        pinged = False
         while True:
             try:
-                message = await self._wire.read(self._timeout_s / 2)
+                message = await self._connection.read(self._timeout_s / 2)
             except TimeoutError:
-                if silent:
+                if pinged:
                     return None
-                silent = True
+                pinged = True
                 self._send(_PING)
                 continue
-            except TROUBLES:
+            except REDIS_ERRORS:
                 return None
             if isinstance(message, ResponseError):
-                # Most likely NOPERM: a new user may use no channel at all.
-                raise StoreUnavailable(f"the server refuses to send hints: {message}") from message
-            self.heard_anything = True
-            silent = False
+                # Most likely NOPERM: by default, a new user may not use any channel.
+                raise StoreUnavailable(f"the server refuses to send notifications: {message}") from message
+            self.got_replies = True
+            pinged = False
             if isinstance(message, list):
                 return cast("list[Any]", message)
 
     async def close(self) -> None:
-        """Let go of the connection. Does not suspend."""
-        await self._wire.hang_up()
+        """Close the connection. Does not suspend."""
+        await self._connection.abort()
 
-    def _send(self, words: bytes) -> None:
-        with contextlib.suppress(*TROUBLES):  # Whoever reads will notice.
-            self._wire.send(words)
+    def _send(self, commands: bytes) -> None:
+        with contextlib.suppress(*REDIS_ERRORS):  # `next` will notice.
+            self._connection.send(commands)
 
 
 _PING = pack("PING")
 
 
-def _words(more: Iterable[bytes], less: Iterable[bytes]) -> Iterator[bytes]:
-    # In this order: at no time is there no subscription at all, as RESP2 would then leave the mode for them.
-    if more:
-        yield pack("SUBSCRIBE", *more)
-    if less:
-        yield pack("UNSUBSCRIBE", *less)
+def _commands(added: Iterable[bytes], removed: Iterable[bytes]) -> Iterator[bytes]:
+    # Subscribe first: without any subscription a RESP2 connection leaves the subscribed mode.
+    if added:
+        yield pack("SUBSCRIBE", *added)
+    if removed:
+        yield pack("UNSUBSCRIBE", *removed)

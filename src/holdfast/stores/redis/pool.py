@@ -1,8 +1,8 @@
 """A bounded pool of connections to one server.
 
-redis-py has one too. This one hands a connection straight to whoever waits longest, tells a connection that the server
-has closed before it is used, and lets go of all that are older than a trouble; and taking one and giving it back costs
-1 us instead of 33.
+redis-py has a pool too. This one passes a released connection to the caller that has waited longest, recognises a
+connection that the server has closed before using it, and replaces all connections that are older than an error.
+Acquiring and releasing a connection takes 1 us instead of 33.
 """
 
 from __future__ import annotations
@@ -12,121 +12,124 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from holdfast.core.errors import StoreBusy, StoreUnavailable
-from holdfast.stores.redis.connection import Wire
+from holdfast.stores.redis.connection import RedisConnection
 
 
-class Pool:
-    """At most `limit` connections, made when needed. The one used last is used first."""
+class ConnectionPool:
+    """At most `limit` connections, made on demand. The connection used last is used first."""
 
-    def __init__(self, dial: Callable[[], Awaitable[Wire]], limit: int, wait_s: float, shown: str) -> None:
-        self._dial = dial
+    def __init__(
+        self, connect: Callable[[], Awaitable[RedisConnection]], limit: int, wait_s: float, shown: str
+    ) -> None:
+        self._connect = connect
         self._limit = limit
         self._wait_s = wait_s
         self._shown = shown
-        self._idle: list[Wire] = []
-        self._used: dict[Wire, int] = {}
+        self._idle: list[RedisConnection] = []
+        self._used: dict[RedisConnection, int] = {}
+        """Connections in use, each with the generation that it belongs to."""
         self._count = 0
-        self._age = 0
+        self._generation = 0
         self._closed = False
-        self._waiting: deque[asyncio.Future[Wire | None]] = deque()
+        self._waiting: deque[asyncio.Future[RedisConnection | None]] = deque()
 
-    async def take(self) -> Wire:
-        """A connection that is ready for use, to be given back or discarded.
+    async def acquire(self) -> RedisConnection:
+        """A ready connection, to be released or discarded.
 
-        Raises StoreBusy if none came free in time, and what `dial` raises.
+        Raises StoreBusy if no connection becomes free in time, and whatever `connect` raises.
         """
         if self._closed:
             raise _closed()
         while self._idle:
-            wire = self._idle.pop()
-            if wire.is_quiet:
-                self._used[wire] = self._age
-                return wire
+            connection = self._idle.pop()
+            if connection.is_usable:
+                self._used[connection] = self._generation
+                return connection
             self._count -= 1
-            await wire.hang_up()
+            await connection.abort()
         if self._count >= self._limit:
-            wire = await self._wait()
-            if wire is not None:
-                return wire
+            waited = await self._wait()
+            if waited is not None:
+                return waited
         else:
             self._count += 1
-        age = self._age
+        generation = self._generation
         try:
-            wire = await self._dial()
+            connection = await self._connect()
         except BaseException:
-            self._free_place()
+            self._free_slot()
             raise
-        self._used[wire] = age
+        self._used[connection] = generation
         if self._closed:
-            await self.discard(wire)
+            await self.discard(connection)
             raise _closed()
-        return wire
+        return connection
 
-    async def give(self, wire: Wire) -> None:
-        """Take back a connection on which nothing is under way. Does not suspend."""
-        if self._used[wire] != self._age or self._closed or not wire.is_connected:
-            await self.discard(wire)
-        elif not self._hand_over(wire):
-            del self._used[wire]
-            self._idle.append(wire)
+    async def release(self, connection: RedisConnection) -> None:
+        """Take back a connection that has no exchange under way. Does not suspend."""
+        if self._used[connection] != self._generation or self._closed or not connection.is_connected:
+            await self.discard(connection)
+        elif not self._give_to_waiter(connection):
+            del self._used[connection]
+            self._idle.append(connection)
 
-    async def discard(self, wire: Wire) -> None:
-        """Close a connection that may have something under way. Does not suspend."""
-        del self._used[wire]
-        await wire.hang_up()
-        self._free_place()
+    async def discard(self, connection: RedisConnection) -> None:
+        """Close a connection that may have an exchange under way. Does not suspend."""
+        del self._used[connection]
+        await connection.abort()
+        self._free_slot()
 
-    async def drop(self) -> None:
-        """Let go of every connection made so far: idle ones now, the others when they come back. Does not suspend."""
-        self._age += 1
+    async def drop_all(self) -> None:
+        """Close every connection made so far: idle ones now, used ones when they are released. Does not suspend."""
+        self._generation += 1
         idle, self._idle = self._idle, []
         self._count -= len(idle)
-        for wire in idle:
-            await wire.hang_up()
+        for connection in idle:
+            await connection.abort()
 
     async def close(self) -> None:
-        """Close everything, also what is in use."""
+        """Close everything, including connections in use."""
         self._closed = True
-        wires = [*self._idle, *self._used]
-        await self.drop()
+        connections = [*self._idle, *self._used]
+        await self.drop_all()
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
                 future.set_exception(_closed())
-        for wire in wires:
-            await wire.hang_up()
-            await wire.gone()
+        for connection in connections:
+            await connection.abort()
+            await connection.wait_closed()
 
-    async def _wait(self) -> Wire | None:
-        """A connection that somebody else gave back, or None: the place of one that is gone."""
-        future: asyncio.Future[Wire | None] = asyncio.get_running_loop().create_future()
+    async def _wait(self) -> RedisConnection | None:
+        """A connection that another caller released, or None: a slot for a new one."""
+        future: asyncio.Future[RedisConnection | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         try:
             async with asyncio.timeout(self._wait_s):
                 return await future
         except BaseException as error:
             if future.done() and not future.cancelled() and future.exception() is None:
-                await self._pass_on(future.result())  # It came in the same moment as the end of our wait.
+                await self._give_back(future.result())  # It arrived just as the wait ended.
             if isinstance(error, TimeoutError):
                 reason = f"all {self._limit} connections to {self._shown} were in use for {self._wait_s:g} s"
                 raise StoreBusy(f"{reason}; raise `connections` in its URL") from None
             raise
 
-    async def _pass_on(self, wire: Wire | None) -> None:
-        if wire is None:
-            self._free_place()
+    async def _give_back(self, connection: RedisConnection | None) -> None:
+        if connection is None:
+            self._free_slot()
         else:
-            await self.give(wire)
+            await self.release(connection)
 
-    def _free_place(self) -> None:
-        if not self._hand_over(None):
+    def _free_slot(self) -> None:
+        if not self._give_to_waiter(None):
             self._count -= 1
 
-    def _hand_over(self, wire: Wire | None) -> bool:
+    def _give_to_waiter(self, connection: RedisConnection | None) -> bool:
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
-                future.set_result(wire)
+                future.set_result(connection)
                 return True
         return False
 

@@ -1,34 +1,36 @@
--- Cancels jobs; cancel wins. [CANCEL-1 to CANCEL-3]   uses: jobs once
+-- Cancels jobs. Cancel wins over any state that is not terminal. [CANCEL-1 to CANCEL-3]
+--   uses: records keys jobs replies
 --
--- request: the number of the request; the items, each { lane, id, only_waiting, sequence or -1 }
--- Answers each with the state it found (or led to), 4 for a running one that was left alone, -1 for none.
--- Safe to repeat: see `once.lua`.
+-- request: { number of the request, items }; each item { lane, id, only_waiting, sequence number or NONE }
+-- Answers each item with the state that it led to or found. Of a running job that was left alone that is leased, of a
+--   missing one REFUSED_NOT_FOUND.
+-- Safe to repeat: see `replies.lua`. Reads and writes the lanes of the jobs and the log.
 
-local number, items = unpack(request)
-local answers = answered(number)
+local request_number, items = unpack(request)
+local answers = stored_answers(request_number)
 if answers then
   return answers
 end
-load_all(items)
+load_items(items)
 answers = {}
 for n, item in ipairs(items) do
   local lane = lane_of(item[1])
   local job = find(lane, item[2])
-  if not is_life(job, item[4]) then
-    answers[n] = NOT_FOUND
-  elseif job.state > LEASED or (job.state == LEASED and item[3]) then
+  if not is_same_life(job, item[4]) then
+    answers[n] = REFUSED_NOT_FOUND
+  elseif job.state > STATE_LEASED or (job.state == STATE_LEASED and item[3]) then
     answers[n] = job.state
   else
-    if job.state == LEASED then
+    if job.state == STATE_LEASED then
       hints.canceled[#hints.canceled + 1] = lane.name
       hints.canceled[#hints.canceled + 1] = job.id
     end
-    move(job, CANCELED, function()
-      end_at(job, keep_canceled)
+    transition(job, STATE_CANCELED, function()
+      set_ended(job, keep_canceled)
     end)
-    note_of(job, 'canceled')
-    answers[n] = CANCELED
+    log_job_event(job, EVENT_CANCELED)
+    answers[n] = STATE_CANCELED
   end
 end
-finish_call()
-return answer(number, answers)
+save_and_commit()
+return store_answers(request_number, answers)

@@ -1,10 +1,11 @@
--- Tells the store's clock and the end of the log and, for tests, moves the clock. [TIME-1]   uses: nothing
+-- Reads the store's clock and the end of the log; for tests, shifts the clock. [TIME-1]   uses: nothing
 --
--- request: { 'now' } -> { now, number of the last event }; { 'shift', ms } moves it. Sent once.
+-- request: { 'now' }, or { 'shift', ms } to shift the clock first
+-- Answers { now, number of the last event }. Shifting is sent once. Writes the counter `shift`.
 
 if request[1] == 'shift' then
-  call('HSET', KEYS[1], 'shift', whole(shift + request[2]))
+  call('HSET', KEYS[1], 'shift', int_text(shift + request[2]))
   publish('ready', '')
   publish('done', '')
 end
-return { now, tonumber(counters[4]) or 0 }
+return { now, log_end }

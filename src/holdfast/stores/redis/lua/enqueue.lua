@@ -1,135 +1,137 @@
--- Takes in new jobs. [ENQ-1 to ENQ-8, TENANT-5]   uses: jobs lanes, after lone_enqueue
+-- Enqueues jobs. [ENQ-1 to ENQ-8, TENANT-5]
+--   uses: records keys jobs leases lanes, after single_enqueue
 --
--- request: columns, one value for each item: lanes (or one for all), ids, sizes of type, settings, request id, key and
---   payload, size of a payload that stands elsewhere, priority, max_attempts, delay_ms, run_at or -1, result_ttl_ms,
---   replace_failed, request id is the id; then, once: no id stands twice, and none has a key; { lane, id, token } of the
---   lease that this is done under, or false; by place, 1 for a step of a flow, or false for none
--- ARGV[3]: what never changes of each, one after another; ARGV[4]: the large payloads likewise.
--- Answers each with its state if it is queued, else { 'd', id, state or -1 } for a duplicate, { 'c', id, result } for
---   one that ran already, { 'q', 1 for the queue's quota or 0 for the tenant's, waiting, limit }; all with { 'u', refusal }
---   if that lease is over.
--- Safe to repeat where each item has a request id. [ENQ-8]
+-- request: { lanes (one for each item, or one for all), ids, sizes of type, settings, request id, key and payload, size
+--   of a separate payload or 0, priorities, max_attempts, delay_ms, run_at or NONE, result_ttl_ms, replace_failed,
+--   whether the request id is the id; and, once: whether no id is named twice and none has a key, the parent lease {
+--   lane, id, token } or false, { position = 1 } for steps of a flow or false }
+-- ARGV[3]: type, settings, request id, key and payload of each item, joined. ARGV[4]: the separate payloads, joined.
+-- Answers each item with its state if it is queued, else { DUPLICATE, id, state or NONE }, { ALREADY_COMPLETED, id,
+--   result } or { OVER_QUOTA, 1 for the queue's quota or 0 for the tenant's, waiting, limit }; all of them with {
+--   PARENT_REFUSED, refusal } if the parent lease is over.
+-- Safe to repeat if each item has a request id. [ENQ-8]
+-- Reads and writes the lanes of the jobs, the tenants' queues and counts, and the log.
 
-local names, ids, types, statics, requests, keys, payloads, larges, priorities, attempts, delays, run_ats, ttls,
-  replaces, sames, plain, under, steps = unpack(request)
-local refused = refused_under(under, #ids)
+local refused = refused_by_parent(parent_lease, #ids)
 if refused then
   return refused
 end
 local bodies, large = ARGV[3], ARGV[4]
 local answers, at, large_at = {}, 1, 1
 
--- Put a new job in its place: the record, the order it is claimed in, the event.
+-- Add a new job: its record, its place in claim order, its event.
 local function put(lane, n, body, seq)
   local id, priority = ids[n], priorities[n]
   local visible_at = max(now, run_ats[n] < 0 and now + delays[n] or run_ats[n])
-  local state = visible_at > now and SCHEDULED or READY
-  local flags = (larges[n] > 0 and PAYLOAD_ELSEWHERE or 0) + (sames[n] and REQUEST_IS_ID or 0)
-    + (steps and steps[n] and IS_STEP or 0)
+  local state = visible_at > now and STATE_SCHEDULED or STATE_READY
+  local flags = (large_sizes[n] > 0 and FLAG_SEPARATE_PAYLOAD or 0) + (request_is_id[n] and FLAG_REQUEST_IS_ID or 0)
+    + (steps and steps[n] and FLAG_FLOW_STEP or 0)
   local raw = struct.pack(
-    HEAD, state, 0, 0, 0, 1, 0, flags, 0, priority, 0, visible_at, 0, 0, 0, 0, 0, ttls[n],
-    attempts[n], types[n], keys[n], statics[n], requests[n], payloads[n], seq, now
+    RECORD_FORMAT, state, 0, 0, 0, 1, 0, flags, 0, priority, 0, visible_at, 0, 0, 0, 0, 0, ttls[n],
+    max_attempts[n], type_sizes[n], key_sizes[n], static_sizes[n], request_sizes[n], payload_sizes[n], seq, now
   ) .. body
-  set(lane.j, id, raw)
-  rank(lane.w, struct.pack('>I7', seq) .. id, (9 - priority) * BAND + visible_at)
-  arrive(lane, visible_at)
-  note(KINDS.enqueued, lane.name, id, sub(body, 1, types[n]), 0, 0, '', 1, priority, attempts[n], visible_at)
-  local tally = tallies[lane.name]
-  tally[2], tally[4] = tally[2] + 1, tally[4] + RECORD_BYTES + payloads[n] + larges[n]
-  if larges[n] > 0 then
-    set(lane.p, id, sub(large, large_at, large_at + larges[n] - 1))
+  hash_put(lane.j, id, raw)
+  zset_put(lane.w, struct.pack('>I7', seq) .. id, (MAX_PRIORITY - priority) * PRIORITY_BAND + visible_at)
+  note_arrival(lane, visible_at)
+  local type = sub(body, 1, type_sizes[n])
+  log_event(EVENT_ENQUEUED, lane.name, id, type, 0, 0, '', 1, priority, max_attempts[n], visible_at)
+  local usage = usage_changes[lane.name]
+  usage[USAGE_JOBS] = usage[USAGE_JOBS] + 1
+  usage[USAGE_BYTES] = usage[USAGE_BYTES] + RECORD_BYTES + payload_sizes[n] + large_sizes[n]
+  if large_sizes[n] > 0 then
+    hash_put(lane.p, id, sub(large, large_at, large_at + large_sizes[n] - 1))
   end
   return state, raw
 end
 
 local function body_of(n)
-  local size = types[n] + statics[n] + requests[n] + keys[n] + payloads[n]
+  local size = type_sizes[n] + static_sizes[n] + request_sizes[n] + key_sizes[n] + payload_sizes[n]
   at = at + size
   return sub(bodies, at - size, at - 1)
 end
 
--- The common case: ids that are all new and different, no keys, no quotas. Else nothing is done.
+-- The common case: all ids are new and different, without keys and quotas. Returns false, and does nothing, otherwise.
 local function put_all()
   if not plain then
     return false
   end
   local lanes_of, found = {}, {}
   for n = 1, #ids do
-    lanes_of[n] = lane_of(names[n] or names[1])
+    lanes_of[n] = lane_of(lane_names[n] or lane_names[1])
     if lanes_of[n] ~= lanes_of[n - 1] and has_quota(lanes_of[n]) then
       return false
     end
   end
-  fetch(lanes_of, ids, found)
+  fetch_records(lanes_of, ids, found)
   for n = 1, #ids do
     if found[n] then
       return false
     end
   end
-  local seq = tick(#ids)
+  local seq = next_numbers(#ids)
   for n = 1, #ids do
     answers[n] = put(lanes_of[n], n, body_of(n), seq + n - 1)
-    large_at = large_at + larges[n]
+    large_at = large_at + large_sizes[n]
   end
   return true
 end
 
--- What the job that is already there answers.
+-- The answer if this job exists already.
 local function answer_of(job)
-  if job.state == COMPLETED then
-    return { 'c', job.id, job.result }
+  if job.state == STATE_COMPLETED then
+    return { ALREADY_COMPLETED, job.id, job.result }
   end
-  return { 'd', job.id, shown(job) }
+  return { DUPLICATE, job.id, shown_state(job) }
 end
 
-local function by_id(existing, request_id, replace_failed)
+local function answer_by_id(existing, request_id, replace_failed)
   if not existing then
     return nil
   end
   local its_request = existing.id
-  if not has(existing, REQUEST_IS_ID) then
-    its_request = part(existing, existing.type_size + existing.static_size, existing.request_size)
+  if not has_flag(existing, FLAG_REQUEST_IS_ID) then
+    its_request = body_part(existing, existing.type_size + existing.static_size, existing.request_size)
   end
   if request_id ~= '' and request_id == its_request then
-    -- Also past its retention, while there is a trace of it: a repetition must not run the job again. [ENQ-8]
-    return shown(existing)
-  elseif forgotten(existing) then
+    -- Also past its retention, as long as the record exists: a repeated request must not run the job again. [ENQ-8]
+    return shown_state(existing)
+  elseif is_forgotten(existing) then
     return nil
-  elseif existing.state == CANCELED or (existing.state == FAILED and replace_failed) then
+  elseif existing.state == STATE_CANCELED or (existing.state == STATE_FAILED and replace_failed) then
     return nil
   end
   return answer_of(existing)
 end
 
-local function by_key(lane, binding)
+local function answer_by_key(lane, binding)
   if not binding then
     return nil
   end
   local holder = find(lane, binding.id)
-  if binding.policy < 3 then
-    -- These are dropped as the job ends or starts; a job that is gone holds nothing.
-    return holder and holder.state <= LEASED and answer_of(holder) or nil
-  elseif binding.policy == 3 and binding.ends_at <= now then
+  if binding.policy < POLICY_TTL then
+    -- These keys are released when the job ends or starts; a job that is gone holds none.
+    return holder and holder.state <= STATE_LEASED and answer_of(holder) or nil
+  elseif binding.policy == POLICY_TTL and binding.ends_at <= now then
     return nil
   end
-  return holder and answer_of(holder) or { 'd', binding.id, -1 }
+  return holder and answer_of(holder) or { DUPLICATE, binding.id, NONE }
 end
 
 local function put_one(n)
-  local lane, id, body = lane_of(names[n] or names[1]), ids[n], body_of(n)
-  local key_at = types[n] + statics[n] + requests[n]
-  local request_id = sames[n] and id or sub(body, types[n] + statics[n] + 1, key_at)
+  local lane, id, body = lane_of(lane_names[n] or lane_names[1]), ids[n], body_of(n)
+  local key_at = type_sizes[n] + static_sizes[n] + request_sizes[n]
+  local request_id = request_is_id[n] and id or sub(body, type_sizes[n] + static_sizes[n] + 1, key_at)
   local existing = find_any(lane, id)
-  local answer = by_id(existing, request_id, replaces[n])
+  local answer = answer_by_id(existing, request_id, replace_failed_flags[n])
   local field
-  if keys[n] > 0 then
-    field = types[n] .. ':' .. sub(body, 1, types[n]) .. sub(body, key_at + 10, key_at + keys[n])
+  if key_sizes[n] > 0 then
+    field = type_sizes[n] .. ':' .. sub(body, 1, type_sizes[n]) .. sub(body, key_at + 10, key_at + key_sizes[n])
   end
   if answer == nil and field then
     local binding = binding_of(lane, field)
-    -- A key that is held by the very job which this one takes the place of is free.
-    if not (existing and binding and binding.id == id and not forgotten(existing)) then
-      answer = by_key(lane, binding)
+    -- A key held by the job that this one replaces is free.
+    if not (existing and binding and binding.id == id and not is_forgotten(existing)) then
+      answer = answer_by_key(lane, binding)
     end
   end
   if answer == nil then
@@ -141,12 +143,12 @@ local function put_one(n)
   if existing then
     forget(existing)
   end
-  local state, raw = put(lane, n, body, tick(1))
-  lane.jobs[id] = parse(lane, id, raw)
-  count_one(lane)
+  local state, raw = put(lane, n, body, next_numbers(1))
+  lane.jobs[id] = unpack_record(lane, id, raw)
+  count_added(lane)
   if field then
     local policy, ttl = struct.unpack('<BI8', body, key_at + 1)
-    bind(lane, field, policy, policy == 3 and now + ttl or 0, id)
+    bind(lane, field, policy, policy == POLICY_TTL and now + ttl or 0, id)
   end
   return state
 end
@@ -154,9 +156,9 @@ end
 if not put_all() then
   for n = 1, #ids do
     answers[n] = put_one(n)
-    large_at = large_at + larges[n]
+    large_at = large_at + large_sizes[n]
   end
 end
 register_lanes()
-finish_call()
+save_and_commit()
 return answers

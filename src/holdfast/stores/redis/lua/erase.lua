@@ -1,4 +1,4 @@
--- Removes every key of a shard: for places that tests made.   uses: nothing
+-- Removes every key of a shard, for tests.   uses: nothing
 --
 -- request: { cursor }
 -- Answers the cursor of the next call, '0' after the last. Safe to repeat.

@@ -1,7 +1,7 @@
--- Reads jobs as they are. [TENANT-2]   uses: nothing
+-- Reads jobs. [TENANT-2]   uses: nothing
 --
--- request: the keys, each { lane, id }
--- Answers each with { now, record or false }.
+-- request: keys, each { lane, id }
+-- Answers each key with { now, record or false }. Safe to repeat.
 
 local answer = {}
 for n, key in ipairs(request) do

@@ -1,8 +1,6 @@
--- What is known of tenants and their queues: which there are, who is paused, weights and quotas.
+-- Tenants and their queues: which there are, which are paused, weights and quotas.
 
--- The settings of a lane and of its tenant, each { cost of a turn, weight, max_waiting } with false for what is not set.
-local any_settings, any_paused = counters[7], counters[6]
-
+-- The settings of a lane and of its tenant, each { cost of a turn, weight, max_waiting }, false for what is not set.
 local function settings_of(lane)
   if not any_settings then
     return nil
@@ -17,43 +15,44 @@ local function settings_of(lane)
   return lane.settings
 end
 
--- What a turn costs this lane: its own weight, else its tenant's, else 1. [TENANT-4]
+-- The cost of a turn: by the weight of the lane, else of its tenant, else for weight 1. [TENANT-4]
 local function cost_of(lane)
   local settings = settings_of(lane)
-  return settings and (settings[1][1] or settings[2][1]) or 10000
+  return settings and (settings[1][SETTING_COST] or settings[2][SETTING_COST]) or TURN_COST
 end
 
 local function has_quota(lane)
   local settings = settings_of(lane)
-  return settings and (settings[1][3] or settings[2][3])
+  return settings and (settings[1][SETTING_MAX_WAITING] or settings[2][SETTING_MAX_WAITING])
 end
 
--- How many jobs of a lane wait, what this call adds included.
-local function waiting_in(lane)
+-- The waiting jobs of a lane, including those that this call adds.
+local function waiting_in_lane(lane)
   if not lane.waiting then
     lane.waiting = call('ZCARD', lane.w)
   end
   return lane.waiting
 end
 
--- The names behind one in a sorted set that has them in the order of their bytes.
-local function names_behind(key, name, limit)
+-- Up to `limit` names after a name, from a sorted set in the order of their bytes.
+local function names_after(key, name, limit)
   return call('ZRANGEBYLEX', key, name == '' and '-' or '(' .. name, '+', 'LIMIT', 0, limit)
 end
 
--- Go on with the count of a tenant's waiting jobs, by some of its queues: whether it has come to its end.
-local function count_more(tenant)
-  local most = 500
+local MAX_QUEUES_COUNTED = 500
+
+-- Continue the count of a tenant's waiting jobs with some of its queues. Returns whether it is complete.
+local function continue_count(tenant)
   local counted_to = call('HGET', shard .. 'U', tenant)
   if not counted_to then
     return true
   end
-  local queues, sum = names_behind(shard .. 'Q:' .. tenant, counted_to, most), 0
+  local queues, sum = names_after(shard .. 'Q:' .. tenant, counted_to, MAX_QUEUES_COUNTED), 0
   for _, queue in ipairs(queues) do
     sum = sum + call('ZCARD', lane_named(tenant, queue).w)
   end
   call('HINCRBY', shard .. 'W', tenant, sum)
-  if #queues < most then
+  if #queues < MAX_QUEUES_COUNTED then
     call('HDEL', shard .. 'U', tenant)
     return true
   end
@@ -61,19 +60,19 @@ local function count_more(tenant)
   return false
 end
 
--- How many jobs of a tenant wait, in all its queues, what this call adds included.
+-- The waiting jobs of a tenant in all its queues, including those that this call adds.
 local tenants_waiting = {}
 
-local function waiting_of(tenant)
+local function waiting_of_tenant(tenant)
   if not tenants_waiting[tenant] then
-    count_more(tenant)
+    continue_count(tenant)
     tenants_waiting[tenant] = tonumber(call('HGET', shard .. 'W', tenant)) or 0
   end
   return tenants_waiting[tenant]
 end
 
--- A job was added to a lane.
-local function count_one(lane)
+-- Count a job that this call adds to a lane.
+local function count_added(lane)
   if lane.waiting then
     lane.waiting = lane.waiting + 1
     local tenant = names_of(lane)
@@ -81,22 +80,22 @@ local function count_one(lane)
   end
 end
 
--- The refusal, if the lane or the tenant has all the waiting jobs that it may. [TENANT-5]
+-- The refusal, if the lane or its tenant has reached its quota of waiting jobs; else nil. [TENANT-5]
 local function over_quota(lane)
   local settings = settings_of(lane)
   if not settings then
     return nil
   end
-  local most = settings[1][3]
-  if most and waiting_in(lane) >= most then
-    return { 'q', 1, waiting_in(lane), most }
+  local quota = settings[1][SETTING_MAX_WAITING]
+  if quota and waiting_in_lane(lane) >= quota then
+    return { OVER_QUOTA, 1, waiting_in_lane(lane), quota }
   end
-  most = settings[2][3]
-  waiting_in(lane)
-  if most then
-    local waiting = waiting_of(names_of(lane))
-    if waiting >= most then
-      return { 'q', 0, waiting, most }
+  quota = settings[2][SETTING_MAX_WAITING]
+  waiting_in_lane(lane)
+  if quota then
+    local waiting = waiting_of_tenant(names_of(lane))
+    if waiting >= quota then
+      return { OVER_QUOTA, 0, waiting, quota }
     end
   end
   return nil
@@ -106,16 +105,17 @@ local function is_paused(lane)
   return any_paused and call('SISMEMBER', shard .. 'P', lane.name) == 1
 end
 
-local function register(lane)
+-- Note that a tenant has this queue.
+local function register_lane(lane)
   local tenant, queue = names_of(lane)
   if call('ZADD', shard .. 'Q:' .. tenant, 0, queue) == 1 then
     call('ZADD', shard .. 'T', 0, tenant)
   end
 end
 
--- Note the lanes that got jobs in this call.
+-- Note the queues that got jobs in this call.
 local function register_lanes()
   for _, lane in ipairs(arrivals) do
-    register(lane)
+    register_lane(lane)
   end
 end

@@ -1,21 +1,21 @@
--- Reads a stretch of one lane's jobs in one of the three orders of a list.   uses: nothing
+-- Reads some of a lane's jobs in one of the three orders of a list.   uses: nothing
 --
--- request: { lane, which sorted sets (names in `lane_of`), score to go on after or false, how many, how many bytes at
---   most }; ARGV[3]: the member to go on after
--- Answers { now, 1 if there may be more, score, member, record, ... }: waiting in claim order, leased by deadline,
---   ended by time. Several sets are merged.
+-- request: { lane, names of the sorted sets (see LANE_KEYS), score to start after or false, count, most bytes }
+-- ARGV[3]: the member to start after.
+-- Answers { now, 1 if there may be more, score, member, record, ... }: waiting jobs in claim order, leased ones by
+--   deadline, ended ones by time. Several sets are merged. Safe to repeat.
 
-local name, sets, after_score, count, most_bytes = unpack(request)
+local name, sets, after_score, count, max_bytes = unpack(request)
 local after_member = ARGV[3]
 local lane = lane_of(name)
 
--- How many members of a set stand before or at a place: by halving, as a place may be empty by now.
+-- How many members of a set come up to the one to start after. By bisection: that one may be gone by now.
 local function passed(key)
   if not after_score then
     return 0
   end
-  local low = call('ZCOUNT', key, '-inf', '(' .. whole(after_score))
-  local high = call('ZCOUNT', key, '-inf', whole(after_score))
+  local low = call('ZCOUNT', key, '-inf', '(' .. int_text(after_score))
+  local high = call('ZCOUNT', key, '-inf', int_text(after_score))
   while low < high do
     local middle = floor((low + high) / 2)
     if not bytes_before(after_member, call('ZRANGE', key, middle, middle)[1]) then
@@ -46,11 +46,11 @@ local answer, bytes = { now, #found >= count and 1 or 0 }, 0
 for n = 1, min(#found, count) do
   local raw = call('HGET', lane.j, sub(found[n][2], 8)) or ''
   bytes = bytes + #raw
-  if bytes > most_bytes and n > 1 then
+  if bytes > max_bytes and n > 1 then
     answer[2] = 1
     break
   end
-  answer[#answer + 1] = whole(found[n][1])
+  answer[#answer + 1] = int_text(found[n][1])
   answer[#answer + 1] = found[n][2]
   answer[#answer + 1] = raw
 end

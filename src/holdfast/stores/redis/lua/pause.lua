@@ -1,14 +1,15 @@
--- Stops or goes on handing out a queue's jobs. [CLAIM-5]   uses: jobs lanes turns
+-- Pauses or resumes a queue of a tenant. [CLAIM-5]   uses: records keys jobs lanes turns
 --
--- request: { lane, paused }. Safe to repeat.
+-- request: { lane, paused }
+-- Answers 1. Safe to repeat. Writes the set `P`, the counter `paused` and the turns.
 
 local lane = lane_of(request[1])
 local tenant, queue = names_of(lane)
-register(lane)
+register_lane(lane)
 if request[2] then
   call('SADD', shard .. 'P', lane.name)
   call('HSET', KEYS[1], 'paused', 1)
-  -- It leaves the turns at once, and when it goes on it enters them like any other newcomer.
+  -- It leaves the turns now. When it is resumed, it enters them like a newcomer.
   local time = call('ZSCORE', shard .. 'T:' .. queue, tenant)
   if time then
     leave_turns(queue, lane, tonumber(time))

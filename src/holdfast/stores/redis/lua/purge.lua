@@ -1,12 +1,15 @@
--- Forgets finished jobs now, with an event. [KEEP-1]   uses: jobs
+-- Forgets finished jobs now, with an event. [KEEP-1]   uses: records keys jobs
 --
--- request: the items, each { lane, id, finished_at or -1, sequence or -1 }
--- Answers each with 1 if it was purged, 0 if it is not at that end, -1 for none. Sent once.
+-- request: items, each { lane, id, finished_at or NONE, sequence number or NONE }
+-- Answers each item with DONE, NOT_TERMINAL if the job has not ended at that time, or REFUSED_NOT_FOUND.
+-- Sent once. Reads and writes the lanes of the jobs, the purge counts and the log.
+--
+-- The hash `M` has the count of each tenant's purges and the series that it belongs to; `K` has tenants by their last
+-- purge.
 
-local COUNT_MS, DROPPED = 30 * 86400000, 100 -- `PURGE_COUNT_MS` and `PURGE_COUNTS_DROPPED` of `core/job.py`.
 local counts = {}
 
--- The number of a purge among those of its tenant, and which count it belongs to: hash `M`. [EVENT-1]
+-- The number of a purge among those of its tenant, and its series: a new one begins when a count was dropped. [EVENT-1]
 local function count_purge(job)
   local tenant = names_of(job.lane)
   local counted = counts[tenant]
@@ -19,35 +22,37 @@ local function count_purge(job)
   return counted[2], counted[1]
 end
 
--- Counts are dropped some time after the last purge, which `K` has.
+-- Save the counts, and drop those whose last purge was long ago.
 local function save_counts()
   if not next(counts) then
     return
   end
-  for _, tenant in ipairs(call('ZRANGEBYSCORE', shard .. 'K', '-inf', '(' .. whole(now - COUNT_MS), 'LIMIT', 0, DROPPED)) do
-    set(shard .. 'M', tenant, false)
-    rank(shard .. 'K', tenant, false)
+  local before = '(' .. int_text(now - PURGE_COUNT_MS)
+  local old = call('ZRANGEBYSCORE', shard .. 'K', '-inf', before, 'LIMIT', 0, PURGE_COUNTS_DROPPED)
+  for _, tenant in ipairs(old) do
+    hash_put(shard .. 'M', tenant, false)
+    zset_put(shard .. 'K', tenant, false)
   end
   for tenant, counted in pairs(counts) do
-    set(shard .. 'M', tenant, struct.pack('<I8I8', counted[1], counted[2]))
-    rank(shard .. 'K', tenant, now)
+    hash_put(shard .. 'M', tenant, struct.pack('<I8I8', counted[1], counted[2]))
+    zset_put(shard .. 'K', tenant, now)
   end
 end
 
-load_all(request)
+load_items(request)
 local answers = {}
 for n, item in ipairs(request) do
   local job = find(lane_of(item[1]), item[2])
-  if not is_life(job, item[4]) then
-    answers[n] = NOT_FOUND
-  elseif job.state <= LEASED or (item[3] >= 0 and item[3] ~= job.finished_at) then
-    answers[n] = 0
+  if not is_same_life(job, item[4]) then
+    answers[n] = REFUSED_NOT_FOUND
+  elseif job.state <= STATE_LEASED or (item[3] ~= NONE and item[3] ~= job.finished_at) then
+    answers[n] = NOT_TERMINAL
   else
-    note_of(job, 'purged', count_purge(job))
+    log_job_event(job, EVENT_PURGED, count_purge(job))
     forget(job)
-    answers[n] = 1
+    answers[n] = DONE
   end
 end
 save_counts()
-finish_call()
+save_and_commit()
 return answers

@@ -1,7 +1,7 @@
 -- Reads how many jobs of one tenant, or of some tenants, were purged.   uses: nothing
 --
 -- request: { tenant or '' for all, cursor, about how many }
--- Answers { cursor or '0' after the last, tenant, count as `purge.lua` packs it, ... }
+-- Answers { cursor, '0' after the last; tenant, count as `purge.lua` packs it, ... }. Safe to repeat.
 
 local tenant, cursor, limit = unpack(request)
 if tenant ~= '' then

@@ -1,7 +1,7 @@
--- Ends expired leases, oldest deadline first. [LEASE-3, RETRY-2]   uses: jobs
+-- Ends expired leases, oldest deadline first. [LEASE-3, RETRY-2]   uses: records keys jobs leases
 --
 -- request: { limit, random }
--- Answers { now, the next deadline or -1, lane, id, lane, id, ... }. Sent once.
+-- Answers { now, next deadline or NONE, lane, id, lane, id, ... }. Sent once. Writes the lanes of the jobs and the log.
 
-local ended = reap(request[1], request[2])
-return { now, next_deadline() or -1, unpack(ended) }
+local ended = reap_expired(request[1], request[2])
+return { now, next_deadline() or NONE, unpack(ended) }

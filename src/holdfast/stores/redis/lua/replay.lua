@@ -1,57 +1,60 @@
--- Starts dead letters again. Of concurrent replays one wins. [DEAD-1, STATE-3]   uses: jobs lanes
+-- Replays failed jobs. Of concurrent replays one wins. [DEAD-1, STATE-3]   uses: records keys jobs leases lanes
 --
--- request: the keys, each { lane, id }; { lane, id, token } of the lease that this is done under, or false
--- Answers each with 1, -1 for none, { 's', state } for one that is not failed, { 'k', id } if that job holds its key by
---   now, { 'q', ... } and { 'u', ... } as an enqueue does. Sent once.
+-- request: { keys, parent lease { lane, id, token } or false }; each key { lane, id }
+-- Answers each key with DONE, REFUSED_NOT_FOUND, { NOT_FAILED, state }, { KEY_HELD, id } if that job holds its
+--   idempotency key, { OVER_QUOTA, ... } or { PARENT_REFUSED, ... } as an enqueue does.
+-- Sent once. Reads and writes the lanes of the jobs and the log.
 
--- Whether another job holds the key that this one would take again. [ENQ-3]
-local function taken(job, field)
+-- The id of the job that holds this job's key by now, if there is one. [ENQ-3]
+local function key_holder(job, field)
   local binding = binding_of(job.lane, field)
   local holder = binding and find(job.lane, binding.id)
   if not binding then
     return nil
-  elseif binding.policy < 3 then
-    return holder and holder.state <= LEASED and binding.id
-  elseif binding.policy == 3 and binding.ends_at <= now then
+  elseif binding.policy < POLICY_TTL then
+    return holder and holder.state <= STATE_LEASED and binding.id
+  elseif binding.policy == POLICY_TTL and binding.ends_at <= now then
     return nil
   end
   return binding.id
 end
 
-local keys, under = unpack(request)
-local refused = refused_under(under, #keys)
+local keys, parent_lease = unpack(request)
+local refused = refused_by_parent(parent_lease, #keys)
 if refused then
   return refused
 end
-load_all(keys)
+load_items(keys)
 local answers = {}
 for n, item in ipairs(keys) do
   local lane = lane_of(item[1])
   local job = find(lane, item[2])
   if not job then
-    answers[n] = NOT_FOUND
-  elseif job.state ~= FAILED then
-    answers[n] = { 's', shown(job) }
+    answers[n] = REFUSED_NOT_FOUND
+  elseif job.state ~= STATE_FAILED then
+    answers[n] = { NOT_FAILED, shown_state(job) }
   else
-    local policy, field = key_of(job)
-    local holder = policy == 1 and taken(job, field)
-    answers[n] = holder and { 'k', holder } or over_quota(lane)
+    local policy, field = key_of_job(job)
+    local holder = policy == POLICY_UNTIL_TERMINAL and key_holder(job, field)
+    answers[n] = holder and { KEY_HELD, holder } or over_quota(lane)
     if answers[n] == nil then
-      if policy == 1 then
-        bind(lane, field, 1, 0, job.id)
+      if policy == POLICY_UNTIL_TERMINAL then
+        bind(lane, field, POLICY_UNTIL_TERMINAL, 0, job.id)
       end
-      move(job, READY, function()
+      transition(job, STATE_READY, function()
         local extra = extra_of(job)
-        extra[1], extra[2], extra[3], extra[5], extra[6] = extra[1] + 1, false, '', nil, nil
+        extra[EXTRA_REPLAYS] = extra[EXTRA_REPLAYS] + 1
+        extra[EXTRA_FRACTION], extra[EXTRA_MESSAGE] = false, ''
+        extra[EXTRA_RELEASED_FOR], extra[EXTRA_FIRST_RELEASED_AT] = nil, nil
         job.extra = cmsgpack.pack(extra)
         job.attempts, job.visible_at, job.finished_at, job.expires_at, job.reason = 0, now, 0, 0, 0
       end)
-      count_one(lane)
-      note_of(job, 'replayed', now, extra_of(job)[1])
-      answers[n] = 1
+      count_added(lane)
+      log_job_event(job, EVENT_REPLAYED, now, extra_of(job)[EXTRA_REPLAYS])
+      answers[n] = DONE
     end
   end
 end
 register_lanes()
-finish_call()
+save_and_commit()
 return answers

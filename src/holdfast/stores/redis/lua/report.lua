@@ -1,24 +1,24 @@
--- Records progress of running jobs. [LEASE-1]   uses: jobs
+-- Records the progress of running jobs. [LEASE-1]   uses: records keys jobs leases
 --
--- request: the items, each { lane, id, token, fraction, message }
--- Answers each with 0 or the refusal. Safe to repeat.
+-- request: items, each { lane, id, token, fraction, message }
+-- Answers each item with DONE or a refusal. Safe to repeat. Writes the records of the jobs.
 
-load_all(request)
+load_items(request)
 local answers = {}
 for n, item in ipairs(request) do
   local job = find(lane_of(item[1]), item[2])
-  local answer = judge(job, item[3])
+  local answer = judge_lease(job, item[3])
   if answer == nil then
     local extra = extra_of(job)
-    extra[2], extra[3] = item[4], item[5]
+    extra[EXTRA_FRACTION], extra[EXTRA_MESSAGE] = item[4], item[5]
     job.extra = cmsgpack.pack(extra)
     save(job)
     if all_events then
-      note_of(job, 'progressed', item[4], item[5])
+      log_job_event(job, EVENT_PROGRESSED, item[4], item[5])
     end
-    answer = 0
+    answer = DONE
   end
   answers[n] = answer
 end
-finish_call()
+save_and_commit()
 return answers

@@ -1,27 +1,28 @@
--- Changes how long finished jobs are kept, counted from now. [RESULT-1]   uses: jobs once
+-- Changes how long finished jobs are kept, counted from now. [RESULT-1]   uses: records keys jobs replies
 --
--- request: the number of the request; the items, each { lane, id, ttl_ms, sequence or -1 }
--- Answers each with 1, 0 if it has not ended, -1 for none. Safe to repeat: see `once.lua`.
+-- request: { number of the request, items }; each item { lane, id, ttl_ms, sequence number or NONE }
+-- Answers each item with DONE, NOT_TERMINAL or REFUSED_NOT_FOUND. Safe to repeat: see `replies.lua`.
+-- Writes the records of the jobs and the index `E`.
 
-local number, items = unpack(request)
-local answers = answered(number)
+local request_number, items = unpack(request)
+local answers = stored_answers(request_number)
 if answers then
   return answers
 end
-load_all(items)
+load_items(items)
 answers = {}
 for n, item in ipairs(items) do
   local job = find(lane_of(item[1]), item[2])
-  if not is_life(job, item[4]) then
-    answers[n] = NOT_FOUND
-  elseif job.state <= LEASED then
-    answers[n] = 0
+  if not is_same_life(job, item[4]) then
+    answers[n] = REFUSED_NOT_FOUND
+  elseif job.state <= STATE_LEASED then
+    answers[n] = NOT_TERMINAL
   else
     job.ttl, job.expires_at = item[3], now + item[3]
-    stand(job, job.state, true)
+    set_indexed(job, job.state, true)
     save(job)
-    answers[n] = 1
+    answers[n] = DONE
   end
 end
-finish_call()
-return answer(number, answers)
+save_and_commit()
+return store_answers(request_number, answers)

@@ -1,23 +1,23 @@
 -- Lists some of the tenants that have jobs or settings, by name.   uses: lanes
 --
--- request: { tenant to go on behind, or to go on in if a queue is named, queue to go on behind or '', how many tenants to
---   look at, how many queues }
--- Answers { tenant, queue: where the next call goes on, both '' after the last; tenant, ... }.
+-- request: { tenant to start after, or to continue in if a queue is named; queue to start after or ''; most tenants;
+--   most queues to read }
+-- Answers { tenant, queue: where the next call continues, both '' at the end; tenant, ... }. Safe to repeat.
 
-local after, behind, most, looks = unpack(request)
+local after, after_queue, max_tenants, queues_left = unpack(request)
 
 local function first_of(key)
-  local low = after == '' and '-' or (behind == '' and '(' or '[') .. after
-  return call('ZRANGEBYLEX', key, low, '+', 'LIMIT', 0, most)
+  local low = after == '' and '-' or (after_queue == '' and '(' or '[') .. after
+  return call('ZRANGEBYLEX', key, low, '+', 'LIMIT', 0, max_tenants)
 end
 
--- Whether a tenant has jobs; nil if that is not known yet: the last queue that was looked at is then in `behind`.
+-- Whether a tenant has jobs. Returns nil if that is not known yet: then `after_queue` is the last queue read.
 local function has_jobs(tenant)
-  behind = tenant == after and behind or ''
-  while looks > 0 do
-    local queues = names_behind(shard .. 'Q:' .. tenant, behind, min(looks, 100))
+  after_queue = tenant == after and after_queue or ''
+  while queues_left > 0 do
+    local queues = names_after(shard .. 'Q:' .. tenant, after_queue, min(queues_left, 100))
     for _, queue in ipairs(queues) do
-      looks, behind = looks - 1, queue
+      queues_left, after_queue = queues_left - 1, queue
       if call('EXISTS', lane_named(tenant, queue).j) == 1 then
         return true
       end
@@ -31,7 +31,7 @@ end
 
 local with_queues, with_settings = first_of(shard .. 'T'), first_of(shard .. 'S')
 local a, b, answer, last_one = 1, 1, { '', '' }, ''
-for _ = 1, most do
+for _ = 1, max_tenants do
   local tenant, other = with_queues[a], with_settings[b]
   if not tenant and not other then
     return answer
@@ -40,11 +40,11 @@ for _ = 1, most do
     answer[#answer + 1] = other
   else
     a, last_one = a + 1, tenant
-    local has = has_jobs(tenant)
-    if has == nil then
-      answer[1], answer[2] = tenant, behind
+    local has_any = has_jobs(tenant)
+    if has_any == nil then
+      answer[1], answer[2] = tenant, after_queue
       return answer
-    elseif has then
+    elseif has_any then
       answer[#answer + 1] = tenant
     end
   end

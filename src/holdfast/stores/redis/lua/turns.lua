@@ -1,108 +1,112 @@
--- Which waiting jobs are next: visible ones of a lane in order, and turns between lanes. [CLAIM-2, TENANT-4]
+-- Which waiting jobs are next: the visible jobs of a lane in order, and turns between lanes. [CLAIM-2, TENANT-4]
 --
--- Per queue name of the shard: T:QUEUE has the tenants in the turns by virtual time, N:QUEUE those that may have got
--- visible work by the moment they do, V:QUEUE the times of those that left the turns, and `f` the floors.
+-- For each queue name: T:QUEUE has the tenants in the turns by virtual time, N:QUEUE tenants by when they may have
+-- visible work, V:QUEUE the virtual times of tenants that left the turns. `f` has the minimum of each queue name.
 
--- Walks over the visible jobs of a lane in claim order. What is not due yet hides nothing behind it. Where lanes take
--- turns, the tenant, its virtual time, whether it had a turn, and whether it is out of jobs.
+-- A scan over the visible jobs of a lane in claim order: it reads `chunk` members at a time from `min_score` on. A job
+-- that is not due hides none behind it. Where lanes take turns, a scan also has the tenant, its virtual time, whether
+-- it took a turn in this call and whether it leaves the turns.
 local NOTHING = {}
 
-local function walk(lane, chunk, tenant, time)
+local function new_scan(lane, chunk, tenant, time)
   return {
-    lane = lane, chunk = chunk, low = 0, skip = 0, found = NOTHING, at = 1, safe = 0, dry = false,
-    tenant = tenant or false, time = time or 0, moved = false, out = false,
+    lane = lane, chunk = chunk, min_score = 0, skip = 0, found = NOTHING, at = 1, due_until = 0, exhausted = false,
+    tenant = tenant or false, time = time or 0, took_turn = false, has_left = false,
   }
 end
 
--- Up to where members are surely due: to the end if the last one is, and has the priority of the first.
-local function all_due(found)
+-- How much of a chunk is due for certain: all of it, if the last member is due and has the priority of the first.
+local function due_prefix(found)
   local size = #found
   if size == 0 then
     return 0
   end
   local first, last_one = tonumber(found[2]), tonumber(found[size])
-  local band = floor(first / BAND)
-  return floor(last_one / BAND) == band and last_one - band * BAND <= now and size or 0
+  local band = floor(first / PRIORITY_BAND)
+  return floor(last_one / PRIORITY_BAND) == band and last_one - band * PRIORITY_BAND <= now and size or 0
 end
 
--- The next visible member, or nil.
-local function peek(way)
+-- The next visible member of a scan, or nil.
+local function next_visible(scan)
   while true do
-    local member = way.found[way.at]
-    if way.at < way.safe then
+    local member = scan.found[scan.at]
+    if scan.at < scan.due_until then
       return member
     elseif member then
-      local score = tonumber(way.found[way.at + 1])
-      local band = floor(score / BAND)
-      local visible_at = score - band * BAND
+      local score = tonumber(scan.found[scan.at + 1])
+      local band = floor(score / PRIORITY_BAND)
+      local visible_at = score - band * PRIORITY_BAND
       if visible_at <= now then
         return member
       end
       -- The rest of this priority is not due yet.
-      way.low, way.skip, way.found, way.at, way.dry = (band + 1) * BAND, 0, NOTHING, 1, false
-      way.safe = 0
-    elseif way.dry then
+      scan.min_score, scan.skip, scan.found, scan.at, scan.exhausted = (band + 1) * PRIORITY_BAND, 0, NOTHING, 1, false
+      scan.due_until = 0
+    elseif scan.exhausted then
       return nil
     else
-      local skip, chunk = way.skip, way.chunk
-      if way.low == 0 then
-        way.found = call('ZRANGE', way.lane.w, skip, skip + chunk - 1, 'WITHSCORES')
+      local skip, chunk = scan.skip, scan.chunk
+      if scan.min_score == 0 then
+        scan.found = call('ZRANGE', scan.lane.w, skip, skip + chunk - 1, 'WITHSCORES')
       else
-        way.found = call('ZRANGEBYSCORE', way.lane.w, way.low, '+inf', 'WITHSCORES', 'LIMIT', skip, chunk)
+        scan.found = call('ZRANGEBYSCORE', scan.lane.w, scan.min_score, '+inf', 'WITHSCORES', 'LIMIT', skip, chunk)
       end
-      way.at, way.skip = 1, skip + #way.found / 2
-      way.safe = all_due(way.found)
-      way.dry = #way.found < 2 * way.chunk
+      scan.at, scan.skip = 1, skip + #scan.found / 2
+      scan.due_until = due_prefix(scan.found)
+      scan.exhausted = #scan.found < 2 * scan.chunk
     end
   end
 end
 
--- The earliest moment at which a job of this lane is visible, or nil if none waits.
-local function soonest(lane)
-  local low, best = 0, nil
+-- The earliest time at which a job of this lane is visible, or nil if none waits.
+local function earliest_visible(lane)
+  local min_score, best = 0, nil
   while true do
-    local found = call('ZRANGEBYSCORE', lane.w, low, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    local found = call('ZRANGEBYSCORE', lane.w, min_score, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     if not found[1] then
       return best
     end
     local score = tonumber(found[2])
-    local band = floor(score / BAND)
-    best = min(best or score, score - band * BAND)
-    low = (band + 1) * BAND
+    local band = floor(score / PRIORITY_BAND)
+    best = min(best or score, score - band * PRIORITY_BAND)
+    min_score = (band + 1) * PRIORITY_BAND
   end
 end
 
--- How many lanes without work one claim lets go; with more of them it says to look again at once.
-local LEAVE_LIMIT = 200
-local left_turns = 0
+-- The most lanes without visible work that one claim removes from the turns. If there are more, it asks for another
+-- claim.
+local MAX_DEPARTURES = 200
+local departures = 0
 
+-- Remove a lane from the turns, keep its virtual time, and note when it next has visible work.
 local function leave_turns(queue, lane, time)
   local tenant = names_of(lane)
-  left_turns = left_turns + 1
-  local at = soonest(lane)
+  departures = departures + 1
+  local at = earliest_visible(lane)
   call('ZREM', shard .. 'T:' .. queue, tenant)
   if time > 0 then
-    call('HSET', shard .. 'V:' .. queue, tenant, whole(time) .. ':' .. whole(now))
+    call('HSET', shard .. 'V:' .. queue, tenant, int_text(time) .. ':' .. int_text(now))
   end
   if at then
     call('ZADD', shard .. 'N:' .. queue, at, tenant)
   end
 end
 
-local function tired(dry)
-  return left_turns + dry >= LEAVE_LIMIT
+local function at_departure_limit(exhausted_lanes)
+  return departures + exhausted_lanes >= MAX_DEPARTURES
 end
 
--- Let up to `limit` lanes that got visible work into the turns, at the current minimum: the times they came with, by
--- tenant. Whether they have any work is seen when their turn comes; for those it does not come to `check_entered` looks.
+-- Let up to `limit` lanes with new work into the turns, at the current minimum or their own time if that is later.
+-- Returns their own times, by tenant. Whether they have visible work shows when their turn comes; `check_entered`
+-- checks the others.
 local function enter_turns(queue, limit)
   local turns, next_up = shard .. 'T:' .. queue, shard .. 'N:' .. queue
-  local least = tonumber(call('HGET', shard .. 'f', queue)) or 0
+  local minimum = tonumber(call('HGET', shard .. 'f', queue)) or 0
   local head = call('ZRANGE', turns, 0, 0, 'WITHSCORES')
-  while head[1] and left_turns < LEAVE_LIMIT do
+  while head[1] and departures < MAX_DEPARTURES do
     local lane = lane_named(head[1], queue)
-    if not is_paused(lane) and peek(walk(lane, 1)) then
-      least = tonumber(head[2])
+    if not is_paused(lane) and next_visible(new_scan(lane, 1)) then
+      minimum = tonumber(head[2])
       break
     end
     leave_turns(queue, lane, tonumber(head[2]))
@@ -119,25 +123,25 @@ local function enter_turns(queue, limit)
   for n, tenant in ipairs(due) do
     if not present[n] and not (any_paused and is_paused(lane_named(tenant, queue))) then
       local own = times[n] and tonumber(string.match(times[n], '^%d+')) or 0
-      entering[#entering + 1] = max(own, least)
+      entering[#entering + 1] = max(own, minimum)
       entering[#entering + 1] = tenant
       entered[tenant] = own
       gone[#gone + 1] = times[n] and tenant or nil
     end
   end
-  send('ZADD', turns, entering)
-  send('HDEL', shard .. 'V:' .. queue, gone)
+  call_in_pieces('ZADD', turns, entering)
+  call_in_pieces('HDEL', shard .. 'V:' .. queue, gone)
   return entered
 end
 
--- Have those leave again, with the time they came with, that had no turn in this call and have nothing visible.
+-- Remove lanes from the turns that entered in this call, had no turn and have no visible job. They keep their own time.
 local function check_entered(queue, entered)
   local ending = #queue .. ':' .. queue
   for tenant, own in pairs(entered) do
     local first = call('ZRANGE', shard .. 'w:' .. #tenant .. ':' .. tenant .. ending, 0, 0, 'WITHSCORES')[2]
-    if not first or first % BAND > now then
+    if not first or first % PRIORITY_BAND > now then
       local lane = lane_named(tenant, queue)
-      if not peek(walk(lane, 1)) then
+      if not next_visible(new_scan(lane, 1)) then
         leave_turns(queue, lane, own)
       end
     end
@@ -145,14 +149,14 @@ local function check_entered(queue, entered)
 end
 
 -- A heap of lanes by (virtual time, tenant).
-local function before(a, b)
+local function turn_before(a, b)
   return a.time < b.time or (a.time == b.time and text_before(a.tenant, b.tenant))
 end
 
 local function sift_up(heap, n)
   while n > 1 do
     local parent = floor(n / 2)
-    if not before(heap[n], heap[parent]) then
+    if not turn_before(heap[n], heap[parent]) then
       return
     end
     heap[n], heap[parent] = heap[parent], heap[n]
@@ -162,26 +166,26 @@ end
 
 local function sift_down(heap, n)
   while true do
-    local least = n
+    local minimum = n
     for child = 2 * n, 2 * n + 1 do
-      if heap[child] and before(heap[child], heap[least]) then
-        least = child
+      if heap[child] and turn_before(heap[child], heap[minimum]) then
+        minimum = child
       end
     end
-    if least == n then
+    if minimum == n then
       return
     end
-    heap[n], heap[least] = heap[least], heap[n]
-    n = least
+    heap[n], heap[minimum] = heap[minimum], heap[n]
+    n = minimum
   end
 end
 
-local function push(heap, turn)
+local function heap_push(heap, turn)
   heap[#heap + 1] = turn
   sift_up(heap, #heap)
 end
 
-local function pop(heap)
+local function heap_pop(heap)
   local top = heap[1]
   heap[1] = heap[#heap]
   heap[#heap] = nil

@@ -1,15 +1,16 @@
--- What a tenant keeps, as far as it is counted. [TENANT-5]   uses: lanes
+-- Reads what a tenant keeps, as far as it is counted. [TENANT-5]   uses: lanes
 --
 -- request: { tenant }
--- Answers { jobs, lasting keys, bytes, queues with jobs or paused, events }. Of very many queues some are looked at.
+-- Answers { jobs, lasting keys, bytes, queues that have jobs or are paused, events }. The queues of a tenant with more
+--   than MAX_QUEUES are estimated from a sample. Safe to repeat.
 
-local QUEUES = 1000
+local MAX_QUEUES = 1000
 local tenant = request[1]
 local known, sample = call('ZCARD', shard .. 'Q:' .. tenant), nil
-if known <= QUEUES then
+if known <= MAX_QUEUES then
   sample = call('ZRANGE', shard .. 'Q:' .. tenant, 0, -1)
 else
-  sample = call('ZRANDMEMBER', shard .. 'Q:' .. tenant, QUEUES)
+  sample = call('ZRANDMEMBER', shard .. 'Q:' .. tenant, MAX_QUEUES)
 end
 local used = 0
 for _, queue in ipairs(sample) do
@@ -18,8 +19,8 @@ for _, queue in ipairs(sample) do
     used = used + 1
   end
 end
-local answer = { 0, 0, 0, known > QUEUES and floor(used * known / QUEUES) or used, 0 }
-for place, kind in pairs({ 'n:j', 'n:k', 'n:b', [5] = 'n:e' }) do
-  answer[place] = max(0, tonumber(call('HGET', shard .. kind, tenant)) or 0)
+local answer = { 0, 0, 0, known > MAX_QUEUES and floor(used * known / MAX_QUEUES) or used, 0 }
+for position, kind in pairs({ 'n:j', 'n:k', 'n:b', [5] = 'n:e' }) do
+  answer[position] = max(0, tonumber(call('HGET', shard .. kind, tenant)) or 0)
 end
 return answer

@@ -1,7 +1,8 @@
--- Keeps the list of living workers.   uses: lanes
+-- Keeps the list of live workers.   uses: lanes
 --
--- request: { 'beat', worker_id, description, ttl_ms } (0 signs it off); { 'list', worker_id to go on behind, how many to
---   look at } -> { worker_id to go on behind or '' after the last, started_at, seen_at, description, ... }. Safe to repeat.
+-- request: { 'beat', worker id, description, ttl_ms }, with 0 to sign off; or { 'list', worker id to start after, most
+--   workers to read } -> { worker id to continue after or '' at the end, started_at, seen_at, description, ... }
+-- Safe to repeat. Reads and writes the hash `h` and its indexes `H` (by the end of the last beat) and `g` (by id).
 
 local verb, name, description, ttl = unpack(request)
 local key, by_end, by_name = shard .. 'h', shard .. 'H', shard .. 'g'
@@ -22,12 +23,12 @@ if verb == 'beat' then
   call('ZADD', by_name, 0, name)
   return call('ZADD', by_end, now + ttl, name)
 end
-local names = names_behind(by_name, name, description)
+local names = names_after(by_name, name, description)
 local answer = { #names == description and names[#names] or '' }
 for _, found in ipairs(names) do
   if tonumber(call('ZSCORE', by_end, found) or 0) > now then
-    for _, part in ipairs(cmsgpack.unpack(call('HGET', key, found))) do
-      answer[#answer + 1] = part
+    for _, value in ipairs(cmsgpack.unpack(call('HGET', key, found))) do
+      answer[#answer + 1] = value
     end
   end
 end

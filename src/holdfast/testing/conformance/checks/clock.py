@@ -59,7 +59,7 @@ def _wrong_clock(off_s: int) -> Generator[None]:
         patch("time.time", lambda: seconds() + off_s),
         patch("time.time_ns", lambda: nanoseconds() + off_s * 1_000_000_000),
         # Generated ids never go back: the process's own must not see an hour that is still to come.
-        patch("holdfast.queue.queue.new_id", Ids().next),
+        patch("holdfast.queue.enqueue.new_id", Ids().next),
     ):
         yield
 

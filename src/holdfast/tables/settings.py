@@ -1,0 +1,51 @@
+"""Weights, quotas and budgets that operators set for tenants and their queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from holdfast.core import fairness
+from holdfast.core.errors import QuotaExceeded
+from holdfast.store import TenantSettings
+
+
+class SettingsTable:
+    """The settings by tenant and queue; queue None is the tenant as a whole."""
+
+    def __init__(self) -> None:
+        self._settings: dict[tuple[str, str | None], TenantSettings] = {}
+
+    def set(self, tenant: str, new: TenantSettings) -> None:
+        """Set what is not None in `new`."""
+        old = self._settings.get((tenant, new.queue), TenantSettings(new.queue))
+        self._settings[tenant, new.queue] = old.updated(new)
+
+    def of(self, tenant: str) -> list[TenantSettings]:
+        """The tenant's own settings first, then those of its queues by name."""
+        mine = [settings for (name, _), settings in self._settings.items() if name == tenant]
+        return sorted(mine, key=lambda settings: settings.queue or "")
+
+    def tenants(self) -> Iterable[str]:
+        """The tenants that have settings, some more than once."""
+        return (tenant for tenant, _ in self._settings)
+
+    def over_quota(self, tenant: str, queue: str, waiting: Callable[[str | None], int]) -> QuotaExceeded | None:
+        """The refusal if a queue, or its tenant as a whole, has all the waiting jobs that it may. [TENANT-5]
+
+        `waiting` counts the waiting jobs of a queue, or with None those of the tenant.
+        """
+        for scope in (queue, None):
+            settings = self._settings.get((tenant, scope))
+            if settings is not None and settings.max_waiting is not None:
+                count = waiting(scope)
+                if count >= settings.max_waiting:
+                    return QuotaExceeded(scope, count, settings.max_waiting)
+        return None
+
+    def turn_cost(self, tenant: str, queue: str) -> int:
+        """What one turn costs a tenant in a queue, by its weight there. [TENANT-4]"""
+        for scope in (queue, None):
+            settings = self._settings.get((tenant, scope))
+            if settings is not None and settings.weight is not None:
+                return fairness.cost(settings.weight)
+        return fairness.STRIDE

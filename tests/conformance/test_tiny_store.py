@@ -1,0 +1,41 @@
+"""The example store of examples/tiny_store.py keeps the whole contract, in less than 300 lines."""
+
+import asyncio
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from holdfast import opening
+from holdfast.store import Store
+from holdfast.testing.conformance import Check, Skipped, Spaces, all_checks, perform
+
+SOURCE = Path(__file__).parents[2] / "examples" / "tiny_store.py"
+
+
+@pytest.fixture(scope="module")
+def spaces():
+    spec = importlib.util.spec_from_file_location("tiny_store", SOURCE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    registered = opening._opener
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opening, "_opener", lambda scheme: module.open_tiny if scheme == "tiny" else registered(scheme))
+        yield Spaces("tiny:", locate=lambda url, place: f"{url}{place}")
+
+
+@pytest.mark.parametrize("check", all_checks(), ids=lambda check: f"{check.rule}-{check.name}")
+def test_the_tiny_store_keeps_the_rule(check: Check, spaces: Spaces) -> None:
+    try:
+        asyncio.run(perform(check, spaces))
+    except Skipped as reason:
+        pytest.skip(str(reason))
+
+
+def test_it_has_every_method_of_the_contract(spaces):
+    assert isinstance(opening.make_store("tiny:"), Store)
+
+
+def test_it_has_less_than_300_lines():
+    lines = SOURCE.read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 300
