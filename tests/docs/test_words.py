@@ -63,7 +63,7 @@ AREAS = {
 DIRTY = {
     "postgres": {"words", "names", "classes"},
     "filemem": {"words", "names", "classes"},
-    "service": {"words", "names", "classes"},
+    "service": {"words", "classes"},
     "worker": {"words", "names", "classes"},
     "pipe": {"words", "names", "classes"},
     "queue": {"words", "names", "classes"},
