@@ -61,11 +61,11 @@ AREAS = {
 """Where each area is: the first pattern that fits takes a file. The reference is made from docstrings."""
 
 DIRTY = {
-    "postgres": {"words", "names", "classes"},
+    "postgres": {"words", "classes"},
     "filemem": {"words", "names", "classes"},
     "service": {"words", "classes"},
-    "worker": {"words", "names", "classes"},
-    "pipe": {"words", "names", "classes"},
+    "worker": {"words", "classes"},
+    "pipe": {"words", "classes"},
     "queue": {"words", "names", "classes"},
     "general": {"words"},
     "reference": {"words"},
