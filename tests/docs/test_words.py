@@ -65,7 +65,7 @@ DIRTY = {
     "filemem": {"words", "names", "classes"},
     "service": {"words", "classes"},
     "worker": {"words", "classes"},
-    "pipe": {"words", "classes"},
+    "pipe": {"classes"},
     "queue": {"words", "names", "classes"},
     "general": {"words"},
     "reference": {"words"},
