@@ -1,9 +1,10 @@
-"""Bugs in the statements of the file store, and in what stands between them."""
+"""Bugs in the statements of the file store, and in the code between them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from holdfast.core.codes import LEASED
 from holdfast.core.job import Job
 from tests.mutants.planting import Bug, Planted, mutant
 
@@ -26,7 +27,7 @@ def completion_without_the_deadline_check(bug: Bug) -> None:
 @mutant("CANCEL-1", "LEASE-1", stores=FILE)
 def completion_without_the_state_check(bug: Bug) -> None:
     """A process that leased a job completes it, although it was canceled or reaped by another."""
-    bug.sql("save_completed", "AND state = 4", "")
+    bug.sql("save_completed", f"AND state = {LEASED}", "")
     bug.sql("save_completed", "AND deadline > ?1", "")
 
 

@@ -34,7 +34,7 @@ from holdfast.core.job import (
 )
 from holdfast.store import EnqueueAnswer, ExtendAnswer, FinishAnswer, Hint, ReplayAnswer, ReportAnswer
 from holdfast.stores.file import rows
-from holdfast.stores.file.notifications import MOST_RECORDS
+from holdfast.stores.file.notifications import MAX_RECORDS
 from holdfast.stores.file.sql import SQL
 from holdfast.stores.file.transaction import Transaction
 
@@ -70,7 +70,7 @@ def _enqueue_fresh(t: Transaction, items: Sequence[NewJob]) -> list[EnqueueAnswe
     made = [lifecycle.enqueue(item, n, t.now) for n, item in enumerate(items, first)]
     if len(made) == 1:
         job, event = made[0]
-        if t.hand_over(job, event, lanes[job.tenant, job.queue]):
+        if t.hand_off(job, event, lanes[job.tenant, job.queue]):
             t.seq = first
             return [Queued(job.id, job.state)]
     t.db.execute("SAVEPOINT fresh")
@@ -160,8 +160,8 @@ def _complete_at_once(t: Transaction, items: Sequence[Finish]) -> dict[JobKey, t
         t.count(lane, job.state, -1)
         before = varying(job)
         events[key] = (lifecycle.finish(job, item, t.now, t.settings.retention), lane)
-        t.moved(lane).bytes += varying(job) - before
-        t.ended(job, lane, job if len(held) <= MOST_RECORDS and _is_plain(t, job) else None)
+        t.delta(lane).bytes += varying(job) - before
+        t.ended(job, lane, job if len(held) <= MAX_RECORDS and _is_plain(t, job) else None)
     return events
 
 

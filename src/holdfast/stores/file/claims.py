@@ -103,7 +103,7 @@ class _Lane(Struct):
     rows: list[rows.Row]
     taken: int = 0
     read: int = 0
-    dry: bool = False
+    exhausted: bool = False
 
 
 class _Picker:
@@ -150,7 +150,7 @@ class _Picker:
             lane = self._lanes[tenant]
             job = self._next(lane)
             if job is None:
-                lane.dry = True
+                lane.exhausted = True
                 self._idle += not lane.taken
                 return False
             self._floor = max(self._floor, lane.time)
@@ -165,7 +165,7 @@ class _Picker:
                 ahead = cursor.fetchone()
             if not turns:
                 return
-            # One lane at a time: when it turns out dry, the next one of the index may come before those in the heap.
+            # One lane at a time: if it is exhausted, the next one in the index may come before those in the heap.
             head = [heappop(turns)]
             if fairness.turns(head, 1, take, lambda tenant: self._t.cost(tenant, self._queue)):
                 heappush(turns, head[0])
@@ -209,7 +209,7 @@ class _Picker:
         if self._floor >= 0:
             t.db.execute(SQL["set_floor"], (self._queue, self._floor))
         for lane in self._lanes.values():
-            if lane.dry:
+            if lane.exhausted:
                 # What was taken is not written yet: the lane may have more, but nothing that is visible now.
                 t.flush()
                 t.db.execute(SQL["leave_turns"], (_soonest(t, lane.number), lane.number))

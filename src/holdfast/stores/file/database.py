@@ -23,7 +23,7 @@ from holdfast.stores.file.sql import SCHEMA
 
 NAME = "holdfast.db"
 APPLICATION_ID = 0x486F6C64  # "Hold"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 SQLITE_NEEDED = (3, 38)  # The arrow operators of JSON.
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
@@ -344,8 +344,8 @@ def _mounts() -> list[tuple[str, str]]:
         pass
     # macOS and the BSDs tell it by a command: "/dev/disk3s5 on /System/Volumes/Data (apfs, local, journaled)".
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run([MOUNT], capture_output=True, timeout=10, check=True).stdout  # noqa: S603 - a constant
-        return _MOUNTED.findall(told.decode(errors="replace"))
+        output = subprocess.run([MOUNT], capture_output=True, timeout=10, check=True).stdout  # noqa: S603 - a constant
+        return _MOUNTED.findall(output.decode(errors="replace"))
     return []
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
-from holdfast.core import lifecycle
+from holdfast.core import codes, lifecycle
 from holdfast.core.budgets import Budgets, Usage
 from holdfast.core.dedup import Binding, expired
 from holdfast.core.errors import EventsTrimmed, InvalidOption
@@ -137,12 +137,12 @@ def _stats(db: sqlite3.Connection, tenant: str, queue: str, at: int) -> QueueSta
         return QueueStats(queue, counts, None, paused=False, now=at)
     lane, paused, waiting, leased, completed, failed, canceled = row
     for code, count in db.execute(FUTURE, (lane, at)):
-        counts[rows.STATES[code]] += count
+        counts[codes.STATES[code]] += count
     counts[JobState.READY] = waiting - sum(counts.values())
     counts[JobState.LEASED] = leased
     counts[JobState.COMPLETED], counts[JobState.FAILED], counts[JobState.CANCELED] = completed, failed, canceled
     for code, count in db.execute(SQL["expired_counts"], (at, lane)):
-        counts[rows.STATES[code]] -= count
+        counts[codes.STATES[code]] -= count
     oldest = db.execute(OLDEST_READY, (lane, at)).fetchone()[0] if counts[JobState.READY] else None
     return QueueStats(queue, counts, oldest, paused=bool(paused), now=at)
 
@@ -264,10 +264,10 @@ def split(db: sqlite3.Connection, after: str, end: str, size: int) -> list[LogRa
     return [LogRange(0, one, other) for one, other in pairwise(edges)]
 
 
-def read(db: sqlite3.Connection, stretch: LogRange, limit: int) -> LogPage:
+def read(db: sqlite3.Connection, log_range: LogRange, limit: int) -> LogPage:
     """The first events of a piece."""
-    start, _ = _ends(db, stretch.after)
-    end = _number(db, stretch.end)
+    start, _ = _ends(db, log_range.after)
+    end = _number(db, log_range.end)
     stop = _on(db, start, limit, end)
     names = _Names(db)
     found = Gathered()
@@ -277,7 +277,7 @@ def read(db: sqlite3.Connection, stretch: LogRange, limit: int) -> LogPage:
         part = rows.to_columns(first, mark, chunk, names.of)
         found.add(part.part(max(0, start + 1 - first), stop + 1 - first))
     last = offset_at(db, stop)
-    return LogPage(found.parts, last, stop < end, _gaps(db, _cuts(db, start), stretch.after, stop, last))
+    return LogPage(found.parts, last, stop < end, _gaps(db, _cuts(db, start), log_range.after, stop, last))
 
 
 class _Names:

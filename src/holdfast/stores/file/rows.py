@@ -13,6 +13,7 @@ from typing import Any, cast
 from msgspec import Struct, field, msgpack
 from msgspec.structs import replace
 
+from holdfast.core.codes import STATE_CODES, STATES
 from holdfast.core.events import Event, EventColumns, EventKind, Numbered
 from holdfast.core.job import AttemptError, Envelope, IdempotencyKey, Job, JobState, Progress, Result
 
@@ -21,13 +22,6 @@ JOB_COLUMNS = (
     "attempts, events, token, deadline, held, finished_at, expires_at, result"
 )
 COLUMN = {name: n for n, name in enumerate(JOB_COLUMNS.split(", "))}
-
-# The order is part of the file: < 4 waiting, = 4 leased, > 4 ended. New states go to the end of their range.
-STATES = (
-    JobState.BLOCKED, JobState.SCHEDULED, JobState.READY, JobState.RETRYING,
-    JobState.LEASED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED,
-)  # fmt: skip
-CODES = {state: code for code, state in enumerate(STATES)}
 
 SMALL = 1024
 """Payloads up to this size stand in the row of their job."""
@@ -76,7 +70,8 @@ def new_row(job: Job, lane: int) -> Row:
     """A fresh job as a row to insert."""
     e = job.envelope
     return (
-        job.seq, lane, job.id, CODES[job.state], 9 - e.priority, job.visible_at, f"{job.enqueued_at}:{e.request_id}",
+        job.seq, lane, job.id, STATE_CODES[job.state], 9 - e.priority, job.visible_at,
+        f"{job.enqueued_at}:{e.request_id}",
         _head(e.type, e.codec, e.version, e.priority, e.max_attempts, e.backoff, e.timeout_ms, e.result_ttl_ms)
         if e.headers is None else _encode(replace(e, payload=b"", request_id="", idempotency=None)),
         e.payload if len(e.payload) <= SMALL else None, None if e.idempotency is None else pack_extra(job),
@@ -99,7 +94,7 @@ def is_small(job: Job) -> bool:
 def changed_row(job: Job) -> Row:
     """A job's changing columns, and last its seq."""
     return (
-        CODES[job.state], job.visible_at, pack_extra(job), job.attempts, job.events, job.token, job.deadline,
+        STATE_CODES[job.state], job.visible_at, pack_extra(job), job.attempts, job.events, job.token, job.deadline,
         pack_held(job), job.finished_at, job.expires_at, None if job.result is None else _encode(job.result), job.seq,
     )  # fmt: skip
 

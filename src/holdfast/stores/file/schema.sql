@@ -64,11 +64,11 @@ CREATE TABLE jobs (
     result      BLOB
 );
 CREATE UNIQUE INDEX jobs_id ON jobs (lane, id);
-CREATE INDEX jobs_waiting ON jobs (lane, rank, visible_at) WHERE state < 4;
-CREATE INDEX jobs_leased ON jobs (deadline, seq) WHERE state = 4;
-CREATE INDEX jobs_ended ON jobs (lane, finished_at) WHERE state > 4;
-CREATE INDEX jobs_dead ON jobs (lane, finished_at) WHERE state = 6;
-CREATE INDEX jobs_forgotten ON jobs (expires_at) WHERE state > 4;
+CREATE INDEX jobs_waiting ON jobs (lane, rank, visible_at) WHERE state < {leased};
+CREATE INDEX jobs_leased ON jobs (deadline, seq) WHERE state = {leased};
+CREATE INDEX jobs_ended ON jobs (lane, finished_at) WHERE state > {leased};
+CREATE INDEX jobs_dead ON jobs (lane, finished_at) WHERE state = {failed};
+CREATE INDEX jobs_forgotten ON jobs (expires_at) WHERE state > {leased};
 
 CREATE TABLE payloads (seq INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 

@@ -65,7 +65,7 @@ from holdfast.store import (
 from holdfast.stores.file import changes, claims, database, reads, upkeep
 from holdfast.stores.file.engine import Engine
 from holdfast.stores.file.handoff import FileInbox
-from holdfast.stores.file.transaction import Settings, Transaction
+from holdfast.stores.file.transaction import FileSettings, Transaction
 
 CAPABILITIES = Capabilities(
     name="file",
@@ -107,7 +107,7 @@ class FileStore:
         self.enforcer = BudgetEnforcer(self, options)
         self._engine = engine
         self._opening = asyncio.Lock()
-        self._posts: weakref.WeakSet[FileInbox] = weakref.WeakSet()
+        self._inboxes: weakref.WeakSet[FileInbox] = weakref.WeakSet()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -131,7 +131,7 @@ class FileStore:
         self.created = database.prepare(
             self._directory, frozen_at=frozen_at, unsafe_fs=self._unsafe_fs, group=self._group
         )
-        settings = Settings(self.options.retention, self.options.all_events, self.options.keep_events)
+        settings = FileSettings(self.options.retention, self.options.all_events, self.options.keep_events)
         engine = Engine(self._directory, settings)
         with contextlib.ExitStack() as undo:
             undo.callback(engine.close)
@@ -146,8 +146,8 @@ class FileStore:
         engine, self._engine = self._engine, None
         if engine is not None:
             # Others may go on with the engine: what is sent to this handle would not be heard any more.
-            for post in self._posts:
-                post.end()
+            for inbox in self._inboxes:
+                inbox.end()
             await asyncio.to_thread(engine.leave)
 
     async def sibling(self) -> FileStore:
@@ -185,9 +185,9 @@ class FileStore:
         return await self._change(claims.claim, request)
 
     def open_inbox(self, deliver: Deliver) -> FileInbox | None:
-        post = self._opened.open_inbox(deliver)
-        self._posts.add(post)
-        return post
+        inbox = self._opened.open_inbox(deliver)
+        self._inboxes.add(inbox)
+        return inbox
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
         if connection is not None:
@@ -260,8 +260,8 @@ class FileStore:
     async def split(self, after: str, end: str, size: int) -> Sequence[LogRange]:
         return await self._opened.read(lambda db: reads.split(db, after, end, size))
 
-    async def read(self, stretch: LogRange, limit: int) -> LogPage:
-        return await self._opened.read(lambda db: reads.read(db, stretch, limit))
+    async def read(self, log_range: LogRange, limit: int) -> LogPage:
+        return await self._opened.read(lambda db: reads.read(db, log_range, limit))
 
     async def set_reader(self, reader: Reader) -> None:
         await self._change(upkeep.set_reader, reader)

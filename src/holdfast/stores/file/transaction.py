@@ -25,7 +25,7 @@ from holdfast.core.lifecycle import Retention, forgotten
 from holdfast.store import Hint, Signal
 from holdfast.stores.file import rows
 from holdfast.stores.file.sql import ADD_JOBS, ANY_VISIBLE, ROWS, SQL
-from holdfast.stores.file.waiters import Book
+from holdfast.stores.file.waiters import WaiterTable
 
 _COUNTED = (JobState.LEASED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
 _COLUMN = {**dict.fromkeys(WAITING, 0), **{state: n for n, state in enumerate(_COUNTED, 1)}}
@@ -33,12 +33,12 @@ _encode_json = msgspec.json.Encoder().encode
 
 CHUNK = 1000
 """How many events stand in one row of the log at most."""
-LEASES_REMEMBERED = 10_000
-LANES = 8
+MAX_LEASES = 10_000
+MAX_LANES = 8
 """Nothing is handed over to a worker for all tenants where so many lanes may have work: looking would take too long."""
 
 
-class Settings(Struct, frozen=True):
+class FileSettings(Struct, frozen=True):
     """What the store was opened with."""
 
     retention: Retention
@@ -51,7 +51,7 @@ def clock(shift: int, frozen_at: int | None) -> int:
     return (time.time_ns() // 1_000_000 if frozen_at is None else frozen_at) + shift
 
 
-class Moved(Struct):
+class LaneDelta(Struct):
     """How a call changed a lane: its counts of waiting, leased, completed, failed and canceled jobs, and what waits.
 
     And of what the tenant keeps there: keys, bytes, events.
@@ -64,7 +64,7 @@ class Moved(Struct):
     events: int = 0
 
 
-class Memory(Struct):
+class LeaseCache(Struct):
     """What a process remembers between transactions.
 
     The database may be restored in between: so a number from here is used only where the statement compares it with the
@@ -84,13 +84,15 @@ class Memory(Struct):
 class Transaction:
     """The changes of one group."""
 
-    def __init__(self, db: sqlite3.Connection, memory: Memory, settings: Settings, offers: Book) -> None:
+    def __init__(
+        self, db: sqlite3.Connection, lease_cache: LeaseCache, settings: FileSettings, waiters: WaiterTable
+    ) -> None:
         self.db = db
         self.settings = settings
-        self.offers = offers
+        self.waiters = waiters
         # For this transaction alone: a lane number of before may be another tenant's by now.
         self._lanes: dict[tuple[str, str], int] = {}
-        self.leases = memory.leases
+        self.leases = lease_cache.leases
         counters = db.execute(SQL["counters"]).fetchone()
         self._saved = counters[:3]
         self.seq, self.token, self.event, self.trimmed, self.gone, shift, frozen_at = counters
@@ -98,11 +100,11 @@ class Transaction:
         self._kept = self.event
         self._signals: dict[tuple[Hint, str, str, str], Job | None] = {}
         self._clear()
-        while memory.delivered:
-            self.remember(*memory.delivered.popleft())
+        while lease_cache.delivered:
+            self.remember(*lease_cache.delivered.popleft())
 
     def _clear(self) -> None:
-        self._moved: dict[int, Moved] = {}
+        self._deltas: dict[int, LaneDelta] = {}
         self._changed: list[rows.Row] = []
         self._claimed: list[Job] = []
         self._events: list[rows.LoggedEvent] = []
@@ -118,8 +120,8 @@ class Transaction:
             self._save_claimed()
         if self._events:
             self._save_events()
-        for lane, moved in self._moved.items():
-            arguments = (*moved.counts, moved.next_at, lane, moved.keys, moved.bytes, moved.events)
+        for lane, delta in self._deltas.items():
+            arguments = (*delta.counts, delta.next_at, lane, delta.keys, delta.bytes, delta.events)
             db.execute(SQL["move_lane"], arguments)
         self._clear()
 
@@ -134,13 +136,13 @@ class Transaction:
             first = self.event - len(self._events) + n + 1
             self.db.execute(SQL["add_events"], rows.chunk_row(first, chunk))
         for lane, count in rows.count_lanes(self._events).items():
-            self.moved(lane).events += count
+            self.delta(lane).events += count
 
     def keep(self) -> None:
         """The call went through: write what it changed and stand by it."""
         self.flush()
         self._kept = self.event
-        self.offers.keep()
+        self.waiters.keep()
 
     def forget(self) -> None:
         """Drop what a failed call had gathered. Its token and number are not used again."""
@@ -148,7 +150,7 @@ class Transaction:
         self._lanes.clear()
         self._signals.clear()
         self.event = self._kept
-        self.offers.forget()
+        self.waiters.forget()
 
     def next_token(self) -> int:
         """The token of the next lease. It follows the clock: a restored database hands none out twice. [LEASE-5]"""
@@ -221,8 +223,8 @@ class Transaction:
     def _gathered(self, tenant: str, lane: int, scope: str) -> int:
         """Waiting jobs that this call added and has not written yet."""
         if scope:
-            return self._moved[lane].counts[0] if lane in self._moved else 0
-        return sum(moved.counts[0] for number, moved in self._moved.items() if self._owner(number) == tenant)
+            return self._deltas[lane].counts[0] if lane in self._deltas else 0
+        return sum(delta.counts[0] for number, delta in self._deltas.items() if self._owner(number) == tenant)
 
     # Jobs ------------------------------------------------------------------------------------------------------
 
@@ -250,7 +252,7 @@ class Transaction:
         self.count(lane, job.state, -1)
         before = budgets.varying(job)
         event = move()
-        self.moved(lane).bytes += budgets.varying(job) - before
+        self.delta(lane).bytes += budgets.varying(job) - before
         self._changed.append(rows.changed_row(job))
         if job.state in WAITING:
             self.count(lane, job.state, +1)
@@ -264,7 +266,7 @@ class Transaction:
     def arrive(self, job: Job, event: Event, lane: int) -> None:
         """A new job is in its row: count it, tell of it, log it."""
         self.count(lane, job.state, +1)
-        self._moved[lane].bytes += budgets.RECORD_BYTES + len(job.envelope.payload)
+        self._deltas[lane].bytes += budgets.RECORD_BYTES + len(job.envelope.payload)
         self.becomes_visible(job, lane)
         self.append(event, lane)
 
@@ -278,26 +280,26 @@ class Transaction:
             added += self.db.executemany(SQL["add_job"], new[whole:]).rowcount
         return added
 
-    def hand_over(self, job: Job, event: Event, lane: int) -> bool:
+    def hand_off(self, job: Job, event: Event, lane: int) -> bool:
         """Take in a job, the only one of its enqueue, as leased to a worker that waits; else nothing. [CLAIM-1]"""
         if job.state is not JobState.READY or not rows.is_small(job):
             return False
         paused, waiting = self.db.execute(SQL["lane_state"], (lane,)).fetchone()
         if paused or self.one("any_expired", self.now) is not None:
             return False  # A claim would end what has run out first. [LEASE-3]
-        alone = partial(self._nothing_waits, job.queue, lane, waiting)
-        offer = self.offers.find(job.tenant, job.queue, self.now, alone)
-        if offer is None:
+        is_next = partial(self._nothing_waits, job.queue, lane, waiting)
+        waiter = self.waiters.find(job.tenant, job.queue, self.now, is_next)
+        if waiter is None:
             return False
         leased = job.snapshot()
-        claimed = lifecycle.claim(leased, self.next_token(), self.now + offer.lease_ms, offer.worker, self.now)
-        handed = self.offers.packed(offer, leased, lane, self.now)
-        if handed is None or self.db.execute(SQL["add_leased"], rows.full_row(leased, lane)[:-3]).rowcount != 1:
+        claimed = lifecycle.claim(leased, self.next_token(), self.now + waiter.lease_ms, waiter.worker, self.now)
+        handoff = self.waiters.pack(waiter, leased, lane, self.now)
+        if handoff is None or self.db.execute(SQL["add_leased"], rows.full_row(leased, lane)[:-3]).rowcount != 1:
             return False
-        self.offers.hand_over(handed)
+        self.waiters.hand_off(handoff)
         self.token = leased.token
         self.count(lane, leased.state, +1)
-        self._moved[lane].bytes += budgets.weight(leased)
+        self._deltas[lane].bytes += budgets.weight(leased)
         self.append(event, lane)
         self.append(claimed, lane)
         return True
@@ -308,8 +310,8 @@ class Transaction:
             return False
         if whose is not None:
             return True
-        others = self.db.execute(SQL["lanes_with_work"], (queue, self.now, LANES)).fetchall()
-        return len(others) < LANES and not any(count and self.has_visible(number) for number, count in others)
+        others = self.db.execute(SQL["lanes_with_work"], (queue, self.now, MAX_LANES)).fetchall()
+        return len(others) < MAX_LANES and not any(count and self.has_visible(number) for number, count in others)
 
     def has_visible(self, lane: int) -> bool:
         """Whether a job of this lane can be claimed now, but for a pause."""
@@ -323,7 +325,7 @@ class Transaction:
     def remember(self, job: Job, lane: int) -> None:
         """Spare the completion of a job that was leased to this process the look at its row."""
         if job.envelope.idempotency is None:
-            if len(self.leases) >= LEASES_REMEMBERED:
+            if len(self.leases) >= MAX_LEASES:
                 del self.leases[next(iter(self.leases))]
             self.leases[job.key] = (job, lane)
 
@@ -353,10 +355,10 @@ class Transaction:
         self.db.execute("RELEASE completions")
         return done
 
-    def ended(self, job: Job, lane: int, told: Job | None = None) -> None:
+    def ended(self, job: Job, lane: int, record: Job | None = None) -> None:
         """What follows a job's end: counted, told, maybe with its record, its key free. [ENQ-3]"""
         self.count(lane, job.state, +1)
-        self.signal(Hint.DONE, *job.key, None if told is None or forgotten(told, self.now) else told)
+        self.signal(Hint.DONE, *job.key, None if record is None or forgotten(record, self.now) else record)
         if dedup.is_released(job):
             self.drop_key(job, lane)
 
@@ -372,29 +374,29 @@ class Transaction:
 
     def count(self, lane: int, state: JobState, by: int) -> None:
         """A job entered or left a state."""
-        self.moved(lane).counts[_COLUMN[state]] += by
+        self.delta(lane).counts[_COLUMN[state]] += by
 
-    def moved(self, lane: int) -> Moved:
+    def delta(self, lane: int) -> LaneDelta:
         """What this call changes of a lane."""
-        moved = self._moved.get(lane)
-        if moved is None:
-            moved = self._moved[lane] = Moved()
-        return moved
+        delta = self._deltas.get(lane)
+        if delta is None:
+            delta = self._deltas[lane] = LaneDelta()
+        return delta
 
     def becomes_visible(self, job: Job, lane: int) -> None:
         """Let claims know of a waiting job, due or not."""
-        moved = self._moved[lane]
-        if moved.next_at is None or job.visible_at < moved.next_at:
-            moved.next_at = job.visible_at
+        delta = self._deltas[lane]
+        if delta.next_at is None or job.visible_at < delta.next_at:
+            delta.next_at = job.visible_at
         self.signal(Hint.READY, job.tenant, job.queue)
 
     def forget_job(self, job: Job, lane: int) -> None:
         """Remove an ended job for good. [KEEP-1]"""
         self.count(lane, job.state, -1)
-        self._moved[lane].bytes -= budgets.weight(job)
+        self._deltas[lane].bytes -= budgets.weight(job)
         self.db.execute(SQL["drop_job"], (job.seq,))
         if job.envelope.payload is rows.ELSEWHERE:
-            self._moved[lane].bytes -= self.one("payload_size", job.seq) - len(rows.ELSEWHERE)
+            self._deltas[lane].bytes -= self.one("payload_size", job.seq) - len(rows.ELSEWHERE)
             self.db.execute(SQL["drop_payload"], (job.seq,))
         if job.result is not None and job.result.blob:
             self.db.execute(SQL["drop_blob"], (job.result.blob,))
@@ -423,9 +425,9 @@ class Transaction:
     def count_keys(self, lane: int, by: int) -> None:
         """So many more keys outlive their job, or fewer."""
         if by:
-            moved = self.moved(lane)
-            moved.keys += by
-            moved.bytes += by * budgets.RECORD_BYTES
+            delta = self.delta(lane)
+            delta.keys += by
+            delta.bytes += by * budgets.RECORD_BYTES
 
     def drop_key(self, job: Job, lane: int) -> None:
         """Free a job's idempotency key, unless another job holds it by now."""

@@ -177,7 +177,7 @@ class _Pass:
         if not self._gone:
             return
         for lane, count in self._gone.items():
-            t.moved(lane).events -= count
+            t.delta(lane).events -= count
         first: int | None = t.one("first_behind", t.trimmed)
         t.trimmed = t.event if first is None else first - 1
         t.gone += self._gone.total()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 STEP = 1 << 20
 """The log is made longer up to a multiple of this: where it ends at another place, SQLite has made it longer."""
-LEAST = 128 << 10
+MIN_SIZE = 128 << 10
 """A shorter log is left alone: most programs that write so little end soon."""
-MOST = 64 << 20
+MAX_SIZE = 64 << 20
 """So is a longer one, which some reader keeps from being begun anew."""
 SINGLE = 64 << 10
 """A commit that adds more than this is a batch: its flush costs each job little."""
@@ -25,7 +25,7 @@ SINGLE = 64 << 10
 _flush: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)  # macOS has the latter alone.
 
 
-class Log:
+class WalExtender:
     """The log of one open database. Belongs to the thread that writes."""
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class Log:
         self._inode = (found.st_dev, found.st_ino)
         return grew <= SINGLE and _has_grown(self._size)
 
-    def lengthen(self) -> None:
+    def extend(self) -> None:
         """Add zeros, and put them on the disk. Only for who holds SQLite's own lock for writing."""
         # It must be SQLite's: whoever has that alone can know that no frame is being written where the zeros go.
         # A log without a lock of its own can be opened and closed, unlike the database (see database.py).
@@ -62,4 +62,4 @@ class Log:
 
 
 def _has_grown(size: int) -> bool:
-    return LEAST <= size < MOST and size % STEP != 0
+    return MIN_SIZE <= size < MAX_SIZE and size % STEP != 0
