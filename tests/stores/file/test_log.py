@@ -123,8 +123,8 @@ async def test_a_store_that_was_made_anew_keeps_its_own_log(directory, tmp_path)
             for n in range(20):
                 with pytest.raises(StoreMismatch, match="removed or replaced"):
                     await old.enqueue([new(f"{n}")])
-            old._engine._log.is_short()
-            old._engine._lengthen_log()
+            old._engine._wal.is_short()
+            old._engine._extend_wal()
             assert _log(directory).stat().st_size == size
 
 

@@ -96,9 +96,9 @@ class Engine:
         self._wal = WalExtender(self.path)
         self._subscribers = Subscribers(directory / "wake")
         self.inboxes: dict[str, FileInbox] = {}
-        self._inode = database.hold(self.path)
+        self._inode = database.mark_open(self.path)
         with contextlib.ExitStack() as undo, database.opening():
-            undo.callback(database.let_go, self._inode)
+            undo.callback(database.mark_closed, self._inode)
             self._db = database.connect(self.path)
             undo.callback(self._db.close)
             with database.translated(self.path):
@@ -111,7 +111,7 @@ class Engine:
         self._thread = threading.Thread(target=self._write, name="holdfast-file-writer", daemon=True)
         self._thread.start()
 
-    # Asking -----------------------------------------------------------------------------------------------
+    # Calls -----------------------------------------------------------------------------------------------
 
     async def change(self, change: Callable[[Transaction], T]) -> T:
         """Run `change` in the next group. Returns when it is on the disk."""
@@ -191,7 +191,7 @@ class Engine:
         self._readers.shutdown(wait=True)
         for connection in reversed(self._connections):
             connection.close()
-        database.let_go(self._inode)
+        database.mark_closed(self._inode)
         os.close(self._lock_file)
         self._waiters.close()
         self._subscribers.close_notifier()
@@ -214,18 +214,18 @@ class Engine:
     # processes take for unused and delete. So a fork waits until no thread is inside SQLite, and the child first closes
     # every inherited connection. Then it can open the store again.
 
-    def pause(self) -> None:
-        """Before a fork: wait until no connection is in use."""
+    def before_fork(self) -> None:
+        """Wait until no connection is in use."""
         for connection in self._connections:
             connection.guard.acquire()
 
-    def go_on(self) -> None:
-        """After the fork, in the parent."""
+    def after_fork_in_parent(self) -> None:
+        """Let the connections be used again."""
         for connection in self._connections:
             connection.guard.release()
 
-    def start_anew(self) -> None:
-        """After the fork, in the child: close everything inherited, also the descriptor that keeps the lock held."""
+    def after_fork_in_child(self) -> None:
+        """Close everything inherited, also the descriptor that would keep the lock held."""
         for connection in self._connections:
             connection.close()
         os.close(self._lock_file)
@@ -293,7 +293,7 @@ class Engine:
                 with contextlib.suppress(sqlite3.Error), self._connections[0].guard:
                     self._db.execute("BEGIN IMMEDIATE")
                     try:
-                        if database.is_there(self.path, self._inode):
+                        if database.is_same_file(self.path, self._inode):
                             self._wal.extend()
                     finally:
                         self._db.execute("ROLLBACK")
@@ -304,7 +304,7 @@ class Engine:
 
     def _run(self, group: list[_PendingChange[Any]]) -> list[Signal]:
         # If the file was replaced, what is written to the old one is lost.
-        self._check_place()
+        self._check_file()
         self._db.execute("BEGIN IMMEDIATE")
         try:
             signals: list[Signal] = []
@@ -330,9 +330,9 @@ class Engine:
         failpoint.hit("file.after_sending")
         return signals
 
-    def _check_place(self) -> None:
+    def _check_file(self) -> None:
         """Raise StoreMismatch if the path names another file by now: old and new connections would differ."""
-        if not database.is_there(self.path, self._inode):
+        if not database.is_same_file(self.path, self._inode):
             raise StoreMismatch(f"{self.path} was removed or replaced while it was open; restart this process")
 
     def _run_one(self, transaction: Transaction, call: _PendingChange[Any], *, alone: bool) -> None:
@@ -366,7 +366,7 @@ class Engine:
         return reader
 
     def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
-        self._check_place()
+        self._check_file()
         reader = self._reader()
         with database.translated(self.path), reader.guard:
             db = reader.db
@@ -407,22 +407,22 @@ class _Forks:
         self._paused: list[Engine] = []
 
     def before(self) -> None:
-        database.pause()
+        database.before_fork()
         self._paused = list(self.engines)
         for engine in self._paused:
-            engine.pause()
+            engine.before_fork()
 
     def in_parent(self) -> None:
         for engine in self._paused:
-            engine.go_on()
+            engine.after_fork_in_parent()
         self._paused = []
-        database.go_on()
+        database.after_fork_in_parent()
 
     def in_child(self) -> None:
         for engine in self._paused:
-            engine.start_anew()
+            engine.after_fork_in_child()
         self.__init__()
-        database.start_anew()
+        database.after_fork_in_child()
 
 
 _forks = _Forks()

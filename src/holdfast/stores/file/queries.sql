@@ -1,4 +1,5 @@
--- Every statement of the file store, by name. {job} stands for the columns of rows.JOB_COLUMNS.
+-- Every statement of the file store, by name. sql.py fills in the placeholders: {job} the columns of rows.JOB_COLUMNS,
+-- {leased}, {completed} and {failed} the numbers of states. Waiting states are below {leased}, terminal ones above it.
 
 -- name: counters
 SELECT seq, token, event, trimmed, gone, shift, frozen_at FROM counters;
@@ -38,19 +39,20 @@ INSERT INTO payloads VALUES (?, ?);
 UPDATE jobs SET state = ?, visible_at = ?, extra = ?, attempts = ?, events = ?, token = ?, deadline = ?, held = ?,
     finished_at = ?, expires_at = ?, result = ?
 WHERE seq = ?;
--- The two hot moves, for a whole batch in one step: tokens go up by one from ?1 in the order of the array ...
+-- Claims a whole batch in one statement: tokens count up from ?1 in the order of the array.
 -- name: save_claimed
 UPDATE jobs SET state = {leased}, attempts = attempts + 1, events = events + 1, token = ?1 + batch.key, deadline = ?2, held = ?3
 FROM json_each(?4) AS batch WHERE jobs.seq = batch.value;
--- ... and a completion goes through only for the lease that is still live, of the job that it is said to be (a restored
--- database may have another one under this number), and only if its number is the next. [LEASE-1, TENANT-2, EVENT-1]
+-- Completes a whole batch in one statement. It updates only jobs whose lease is still live, that have the expected lane
+-- and id (a restored database may have another job under this seq), and whose event number is the expected one.
+-- [LEASE-1, TENANT-2, EVENT-1]
 -- name: save_completed
 UPDATE jobs SET state = {completed}, deadline = 0, events = events + 1, finished_at = ?1, expires_at = batch.value ->> 2,
     result = substr(?2, batch.value ->> 3, batch.value ->> 4)
 FROM json_each(?3) AS batch
 WHERE jobs.seq = batch.value ->> 0 AND state = {leased} AND token = batch.value ->> 1 AND deadline > ?1
     AND lane = batch.value ->> 5 AND jobs.id = batch.value ->> 6 AND events = batch.value ->> 7;
--- The same for one alone.
+-- The same for a single job.
 -- name: save_one_completed
 UPDATE jobs SET state = {completed}, deadline = 0, events = events + 1, finished_at = ?1, expires_at = ?2, result = ?3
 WHERE seq = ?4 AND state = {leased} AND token = ?5 AND deadline > ?1 AND lane = ?6 AND id = ?7 AND events = ?8;
@@ -80,8 +82,8 @@ DELETE FROM keys WHERE (lane, type, key) IN
 -- name: add_events
 INSERT INTO events VALUES (?, ?, ?, ?, ?, ?);
 
--- Claiming. The arms of a claim (one for each rank, see claims.py) walk jobs_waiting: jobs that are not due yet
--- never stand before those that are.
+-- Claiming. The arms of a claim (one for each rank, see sql.py) walk jobs_waiting: a job that is not due yet never
+-- precedes one that is.
 -- name: visible_arm
 SELECT * FROM (SELECT {job} FROM jobs
     WHERE lane = ?1 AND state < {leased} AND rank = {rank} AND visible_at <= ?2 ORDER BY visible_at, seq LIMIT ?3 + ?4)
@@ -121,7 +123,7 @@ SELECT floor FROM floors WHERE queue = ?;
 -- name: set_floor
 INSERT INTO floors VALUES (?, ?) ON CONFLICT (queue) DO UPDATE SET floor = max(floor, excluded.floor);
 
--- Reading.
+-- Reads.
 -- name: list_waiting
 SELECT {job} FROM jobs
 WHERE lane = ? AND state < {leased} AND (rank, visible_at, seq) > (?, ?, ?) ORDER BY rank, visible_at, seq LIMIT ?;
@@ -209,7 +211,7 @@ DELETE FROM workers WHERE expires_at <= ?;
 SELECT worker_id, expires_at, info, started_at, seen_at FROM workers WHERE worker_id > ? ORDER BY worker_id LIMIT ?;
 -- name: forgotten_jobs
 SELECT {job} FROM jobs WHERE state > {leased} AND expires_at <= ? ORDER BY expires_at, seq LIMIT ?;
--- The log, for trimming: a chunk of one lane is not read, unless it is cut in two.
+-- Trimming. The content of a chunk of one lane is read only if the chunk is cut in two.
 -- name: slowest_readers
 SELECT tenant, min(n) FROM readers GROUP BY tenant;
 -- name: kept_events

@@ -1,4 +1,4 @@
-"""The `Store` face of the file store: each method is one change for the writer, or one read beside it."""
+"""The file store: each method of `Store` is one change for the writer thread, or one concurrent read."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ CAPABILITIES = Capabilities(
     exact_quota=True,
     notes={
         "durable": "Each acknowledged change was flushed to the disk (SQLite WAL, synchronous=FULL).",
-        "survives_power_loss": "As far as the disk keeps its word on fsync; a lost disk loses the jobs on it.",
-        "clock": "The machine's clock: if it is set back, leases and delays last longer by that much.",
-        "frozen writer": "A process stopped in the middle of a write holds up the others until it goes on or ends.",
+        "survives_power_loss": "If the disk honors fsync. A lost disk loses the jobs on it.",
+        "clock": "The machine's clock. If it is set back, leases and delays last longer by that much.",
+        "frozen writer": "A process stopped during a write blocks the others until it continues or ends.",
     },
 )
 
 
 class FileStore:
-    """Jobs in a directory of this machine."""
+    """Jobs in a directory on this machine."""
 
     def __init__(
         self,
@@ -145,13 +145,13 @@ class FileStore:
         await self.enforcer.close()
         engine, self._engine = self._engine, None
         if engine is not None:
-            # Others may go on with the engine: what is sent to this handle would not be heard any more.
+            # Other handles may keep the engine open: jobs must not be handed off to the inboxes of this one.
             for inbox in self._inboxes:
                 inbox.end()
             await asyncio.to_thread(engine.leave)
 
     async def sibling(self) -> FileStore:
-        # The engine serves any number of event loops; the last handle to close ends it.
+        # The engine serves any number of event loops; the last handle closes it.
         engine = self._opened
         engine.join()
         return FileStore(str(self._directory), self.options, engine)
@@ -175,10 +175,10 @@ class FileStore:
         if connection is not None:
             raise Unsupported(JOINING, "file")
         if not self.enforcer.admits(items):
-            return await self.enforcer.enqueue(items, lambda admitted: self._take_in(admitted, under))
-        return await self._take_in(items, under)
+            return await self.enforcer.enqueue(items, lambda admitted: self._enqueue(admitted, under))
+        return await self._enqueue(items, under)
 
-    def _take_in(self, items: Sequence[NewJob], under: Lease | None) -> Awaitable[list[EnqueueAnswer]]:
+    def _enqueue(self, items: Sequence[NewJob], under: Lease | None) -> Awaitable[list[EnqueueAnswer]]:
         return self._opened.change(lambda t: changes.enqueue(t, items, under))
 
     async def claim(self, request: ClaimRequest) -> Claimed:
@@ -215,7 +215,7 @@ class FileStore:
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
         return await self._change(changes.set_result_ttl, items)
 
-    # Reading ----------------------------------------------------------------------------------------------
+    # Reads ----------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
         return await self._opened.read(lambda db: reads.get(db, keys))
@@ -323,6 +323,6 @@ class FileStore:
 
 
 def _close_unwanted(starting: asyncio.Future[Engine]) -> None:
-    """Whoever asked for this engine has left before it was there."""
+    """Close an engine whose opening was canceled."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().close()
