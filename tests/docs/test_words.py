@@ -62,7 +62,6 @@ AREAS = {
 
 DIRTY = {
     "postgres": {"words", "names", "classes"},
-    "filemem": {"words", "names", "classes"},
     "service": {"words", "names", "classes"},
     "worker": {"words", "names", "classes"},
     "pipe": {"words", "names", "classes"},
