@@ -115,13 +115,13 @@ def trimming_leaves_no_mark(bug: Bug) -> None:
 
 @mutant("EVENT-2", stores=FILE)
 def a_tenant_is_judged_by_the_whole_log(bug: Bug) -> None:
-    """Who comes from before the oldest event is told of a gap, though none of its own events went."""
+    """A reader from before the oldest event gets a gap, although none of its own tenant's events is gone."""
     bug.sql("cut_of", "SELECT n FROM cuts WHERE tenant = ?", "SELECT trimmed FROM counters WHERE ? != ''")
 
 
 @mutant("EVENT-2", stores=FILE)
 def what_survives_of_a_chunk_gets_another_offset(bug: Bug) -> None:
-    """The check value of a chunk that was cut in two is made anew."""
+    """The check value of a chunk that was cut in two is computed again."""
 
     def chunk_row(original: Planted, first: int, events: Any, mark: int | None = None) -> Any:
         del mark

@@ -226,7 +226,7 @@ async def stop_at(directory, point):
     say("done")
 
 
-# Offers ----------------------------------------------------------------------------------------------------------
+# Waiters ---------------------------------------------------------------------------------------------------------
 
 
 async def enqueue_and_die(directory, options, point):
@@ -271,7 +271,7 @@ async def listen(directory, hints):
 
 
 async def use_after_fork(directory):
-    """Fork with the store open, listening and at work; the child of the fork uses it, closes it and opens it anew."""
+    """Fork with the store open, listening and at work; the child of the fork uses it, closes it and opens it again."""
     store = await open_at(directory)
     heard = asyncio.Event()
     store.listen(lambda _: heard.set(), [Hint.READY])

@@ -111,7 +111,7 @@ async def test_a_disk_that_has_no_room_for_zeros_takes_jobs(directory, monkeypat
 
 
 async def test_a_store_that_was_made_anew_keeps_its_own_log(directory, tmp_path):
-    """Whoever still has the old one open is refused, and must not touch the log of the new one."""
+    """A process that still has the old one open is refused, and must not write to the log of the new one."""
     async with opened(directory) as old:
         await _fill(old, 10)
         directory.rename(tmp_path / "moved")

@@ -35,7 +35,7 @@ async def test_a_reader_holds_its_tenants_events_up_to_the_hard_level(url, monke
     while (await store.prune(100)).more:
         pass
     kept = [(await store.usage(tenant)).events for tenant in ("a", "b", "d")]
-    # By the hard level, 15 of a and 5 of d leave 30 for b. Nobody waits for those of d, so they go by the soft one.
+    # By the hard level, 15 of a and 5 of d leave 30 for b. No reader waits for d: the soft level applies.
     assert kept == [15, 30, 0]
     await store.close()
 
