@@ -66,7 +66,6 @@ DIRTY = {
     "service": {"words", "classes"},
     "worker": {"words", "names", "classes"},
     "pipe": {"words", "names", "classes"},
-    "queue": {"words", "names", "classes"},
     "general": {"words"},
     "reference": {"words"},
 }
