@@ -274,7 +274,8 @@ def refused_completion_leaves_its_result_to_the_next(bug: Bug) -> None:
 @mutant("EVENT-1", stores=REDIS)
 def completed_event_is_missing(bug: Bug) -> None:
     """The short way of a completion leaves nothing in the log."""
-    bug.lua("finish", "log_event(EVENT_COMPLETED,", "local _ = select('#',")
+    counted = "usage_changes[lane.name] = usage_changes[lane.name] or { 0, 0, 0, 0 }"
+    bug.lua("finish", "log_event(EVENT_COMPLETED,", f"{counted}\n  local _ = select('#',")
 
 
 @mutant("EVENT-1", stores=REDIS)

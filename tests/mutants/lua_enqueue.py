@@ -311,7 +311,7 @@ def tenants_count_forgets_a_claim_over_many_tenants(bug: Bug) -> None:
 @mutant("TENANT-5", stores=REDIS)
 def tenants_count_only_grows(bug: Bug) -> None:
     """Jobs that are claimed in a batch, or canceled, take up room among those that wait."""
-    bug.lua("writes", "batch.command == 'ZADD' and changed or -changed", "run.command == 'ZADD' and changed or 0")
+    bug.lua("writes", "batch.command == 'ZADD' and changed or -changed", "batch.command == 'ZADD' and changed or 0")
 
 
 @mutant("TENANT-5", stores=REDIS)

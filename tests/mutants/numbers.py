@@ -192,7 +192,7 @@ def a_claim_is_logged_with_the_number_before(bug: Bug) -> None:
 @mutant("EVENT-1", stores=POSTGRES, seen_by=IN_A_BATCH)
 def completions_are_not_counted_in_postgres(bug: Bug) -> None:
     """The record of a completed job has the number of the event before."""
-    bug.function("complete", "attempts, events + 1, 5", "attempts, events, 5")
+    bug.function("complete", "attempts, events + 1, {state:completed}", "attempts, events, {state:completed}")
 
 
 @mutant("EVENT-1", stores=POSTGRES, seen_by=IN_A_BATCH)
@@ -204,7 +204,11 @@ def completions_of_a_batch_get_each_others_numbers(bug: Bug) -> None:
 @mutant("EVENT-1", stores=POSTGRES, seen_by=IN_TURN)
 def one_completion_is_not_counted_in_postgres(bug: Bug) -> None:
     """The record of a job that completed alone has the number of the event before."""
-    bug.function("complete_one", "v_job.attempts, v_job.events + 1, 5", "v_job.attempts, v_job.events, 5")
+    bug.function(
+        "complete_one",
+        "v_job.attempts, v_job.events + 1, {state:completed}",
+        "v_job.attempts, v_job.events, {state:completed}",
+    )
 
 
 @mutant("EVENT-1", stores=POSTGRES, seen_by=IN_TURN)

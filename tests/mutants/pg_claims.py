@@ -47,11 +47,11 @@ def a_claim_goes_by_sequence_alone(bug: Bug) -> None:
 def the_mark_stands_behind_what_is_left(bug: Bug) -> None:
     """Jobs of the same moment as the last that was taken are passed over."""
 
-    def marks_of(original: Planted, *args: Any) -> tuple[list[int], Any]:
+    def low_water_of(original: Planted, *args: Any) -> tuple[list[int], Any]:
         marks, whole = original(*args)
         return [mark + 1 if mark else 0 for mark in marks], whole
 
-    bug.around(bug.postgres("lanes"), "marks_of", marks_of)
+    bug.around(bug.postgres("lanes"), "low_water_of", low_water_of)
 
 
 # Leases -------------------------------------------------------------------------------------------------------
@@ -141,19 +141,19 @@ def a_claim_misses_the_deadline_by_a_moment(bug: Bug) -> None:
 @mutant("LEASE-3", stores=POSTGRES)
 def the_reaper_misses_the_deadline_by_a_moment(bug: Bug) -> None:
     """At the very deadline the reaper does not find the lease yet."""
-    bug.statement("hold_expired", "deadline <= $1", "deadline < $1")
+    bug.statement("lock_expired", "deadline <= $1", "deadline < $1")
 
 
 @mutant("LEASE-3", stores=POSTGRES, seen_by="the_reaper_ends_the_oldest_deadlines_first_up_to_its_limit")
 def the_reaper_goes_by_sequence_in_postgres(bug: Bug) -> None:
     """Leases are ended in the order in which their jobs were enqueued, not in that of their deadlines."""
-    bug.statement("hold_expired", "ORDER BY deadline, seq", "ORDER BY seq")
+    bug.statement("lock_expired", "ORDER BY deadline, seq", "ORDER BY seq")
 
 
 @mutant("LEASE-3", stores=POSTGRES, seen_by="the_reaper_ends_the_oldest_deadlines_first_up_to_its_limit")
 def the_reaper_takes_one_more(bug: Bug) -> None:
     """It ends more leases than it was asked to."""
-    bug.statement("hold_expired", "LIMIT $2", "LIMIT $2 + 1")
+    bug.statement("lock_expired", "LIMIT $2", "LIMIT $2 + 1")
 
 
 @mutant("RETRY-3", stores=POSTGRES, seen_by="one_random_number_is_spread_over_a_batch")
@@ -161,9 +161,9 @@ def a_random_number_is_not_spread(bug: Bug) -> None:
     """Leases that are ended together come back together."""
     given: list[float] = []
 
-    async def reap(original: Planted, session: Any, memory: Any, limit: int, random: float, *rest: Any) -> Any:
+    async def reap(original: Planted, session: Any, cache: Any, limit: int, random: float, *rest: Any) -> Any:
         given[:] = [random]
-        return await original(session, memory, limit, random, *rest)
+        return await original(session, cache, limit, random, *rest)
 
     def expire(original: Planted, job: Job, _: float, *rest: Any) -> Event:
         return original(job, given[0], *rest)
@@ -192,7 +192,7 @@ def the_next_deadline_is_not_told(bug: Bug) -> None:
     """An empty claim does not say when a lease may run out."""
 
     async def next_at(original: Planted, claims: Any, *args: Any) -> Any:
-        claims._memory.next_deadline = None
+        claims._cache.next_deadline = None
         return await original(claims, *args)
 
     bug.around(bug.postgres("claims").Claims, "_next_at", next_at)
@@ -235,7 +235,7 @@ def a_turn_costs_nothing_in_postgres(bug: Bug) -> None:
         for lane, time in before.items():
             lane.move(time)
 
-    bug.around(bug.postgres("turns"), "settle", settle)
+    bug.around(bug.postgres("turns"), "record_round", settle)
 
 
 @mutant("TENANT-4", stores=POSTGRES, seen_by="tenants_take_turns_one_by_one_and_within_a_batch")
@@ -302,7 +302,7 @@ def only_the_first_tenant_is_found_anew(bug: Bug) -> None:
 @mutant("TENANT-4", "CLAIM-2", stores=POSTGRES, seen_by="a_claim_over_several_queues_takes_from_them_in_rotation")
 def later_lanes_are_looked_at_by_the_marks_of_the_first(bug: Bug) -> None:
     """Where a claim begins to look for one tenant is decided by what another tenant had."""
-    bug.function("claim", "p_marks[10 * (c.i - 1) + p.rank + 1]", "p_marks[p.rank + 1]")
+    bug.function("claim", "p_low_water[10 * (c.i - 1) + p.rank + 1]", "p_low_water[p.rank + 1]")
 
 
 # Pauses -------------------------------------------------------------------------------------------------------
@@ -329,4 +329,4 @@ def a_pause_stops_all_queues(bug: Bug) -> None:
 @mutant("CLAIM-5", stores=POSTGRES)
 def a_pause_does_not_show(bug: Bug) -> None:
     """The stats of a paused queue do not say so."""
-    bug.statement("counts", "l.paused,", "false AS paused,")
+    bug.statement("queues_named", "paused FROM", "false AS paused FROM")

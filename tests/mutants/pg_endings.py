@@ -35,7 +35,7 @@ def a_completion_may_be_a_moment_late(bug: Bug) -> None:
 @mutant("LEASE-1", stores=POSTGRES, seen_by="a_completion_is_judged_the_same_alone_and_among_others")
 def a_spent_token_completes(bug: Bug) -> None:
     """Who released a job or failed it can complete it afterwards."""
-    bug.function("complete", "j.state + 0 = 4", "j.state + 0 > 0")
+    bug.function("complete", "j.state + 0 = {state:leased}", "j.state + 0 > 0")
     bug.function("complete", "OR v_until <= v_now", "")
 
 
@@ -82,30 +82,30 @@ def a_repeated_completion_is_refused(bug: Bug) -> None:
 def nobody_is_told_of_an_end(bug: Bug) -> None:
     """Whoever waits for a job is not woken when it ends."""
 
-    def hints(original: Planted, news: Any, *args: Any) -> Any:
-        return [told for told in original(news, *args) if told[0].value != "done"]
+    def hints(original: Planted, effects: Any, *args: Any) -> Any:
+        return [told for told in original(effects, *args) if told[0].value != "done"]
 
-    bug.around(bug.postgres("unit_of_work").News, "hints", hints)
+    bug.around(bug.postgres("unit_of_work").Effects, "hints", hints)
 
 
 @mutant("CLAIM-3", stores=POSTGRES, seen_by="a_hint_comes_whenever_a_job_may_have_become_visible")
 def nobody_is_told_of_a_job_that_waits(bug: Bug) -> None:
     """Whoever waits for work is not woken when there is some."""
 
-    def hints(original: Planted, news: Any, *args: Any) -> Any:
-        return [told for told in original(news, *args) if told[0].value != "ready"]
+    def hints(original: Planted, effects: Any, *args: Any) -> Any:
+        return [told for told in original(effects, *args) if told[0].value != "ready"]
 
-    bug.around(bug.postgres("unit_of_work").News, "hints", hints)
+    bug.around(bug.postgres("unit_of_work").Effects, "hints", hints)
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="a_hint_comes_when_the_log_grew")
 def nobody_is_told_that_the_log_grew(bug: Bug) -> None:
     """Whoever follows the log is not woken."""
 
-    def hints(original: Planted, news: Any, *args: Any) -> Any:
-        return [told for told in original(news, *args) if told[0].value != "events"]
+    def hints(original: Planted, effects: Any, *args: Any) -> Any:
+        return [told for told in original(effects, *args) if told[0].value != "events"]
 
-    bug.around(bug.postgres("unit_of_work").News, "hints", hints)
+    bug.around(bug.postgres("unit_of_work").Effects, "hints", hints)
 
 
 # Other outcomes -----------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def nobody_is_told_that_the_log_grew(bug: Bug) -> None:
 @mutant("CANCEL-1", stores=POSTGRES, seen_by="of_a_cancel_and_a_completion_at_once_one_wins")
 def changes_do_not_lock_running_jobs(bug: Bug) -> None:
     """Of a cancel and a completion at the same moment both succeed."""
-    bug.function("hold", "FOR UPDATE OF j", "")
+    bug.function("lock_jobs", "FOR UPDATE OF j", "")
 
 
 def _lock_before_it_is_there(bug: Bug, method: str, least: int) -> None:
@@ -131,14 +131,14 @@ def _lock_before_it_is_there(bug: Bug, method: str, least: int) -> None:
         finally:
             within.reset(before)
 
-    async def begin(original: Planted, session: Any, memory: Any, keys: Any) -> Any:
+    async def begin(original: Planted, session: Any, cache: Any, keys: Any) -> Any:
         pairs = list(keys)
-        unit = await original(session, memory, pairs)
+        unit = await original(session, cache, pairs)
         numbers, ids = [lane.number for lane, _ in pairs], [id_ for _, id_ in pairs]
         found: list[Any] = []
         for _ in range(30 if within.get() else 0):
             await asyncio.sleep(0.001)
-            found = await session.rows("find", numbers, ids, unit.known(numbers))
+            found = await session.rows("find", numbers, ids, unit.fingerprint(numbers))
             if any(row["state"] >= least for row in found):
                 break
         for row in found:
@@ -147,9 +147,9 @@ def _lock_before_it_is_there(bug: Bug, method: str, least: int) -> None:
         return unit
 
     bug.around(bug.face, method, call)
-    bug.around(bug.postgres("unit_of_work").Unit, "begin", begin)
-    bug.function("hold", "ORDER BY ids.lane, ids.id FOR UPDATE OF ids", "")
-    bug.function("hold", "ORDER BY j.seq FOR UPDATE OF j", "")
+    bug.around(bug.postgres("unit_of_work").UnitOfWork, "begin", begin)
+    bug.function("lock_jobs", "ORDER BY ids.lane, ids.id FOR UPDATE OF ids", "")
+    bug.function("lock_jobs", "ORDER BY j.seq FOR UPDATE OF j", "")
 
 
 @mutant("CANCEL-1", "STATE-2", stores=POSTGRES, seen_by="of_a_cancel_and_an_enqueue_at_once_both_answer_the_truth")
@@ -347,25 +347,25 @@ def a_change_of_the_ttl_is_not_written(bug: Bug) -> None:
 @mutant("KEEP-1", "RESULT-1", stores=POSTGRES, seen_by="ended_jobs_are_forgotten_after_their_retention_and_not_before")
 def prune_takes_whatever_has_ended(bug: Bug) -> None:
     """Retention counts for nothing once the pruner comes by."""
-    bug.statement("forgotten_jobs", "expires_at <= $1", "finished_at <= $1")
+    bug.statement("expired_jobs", "expires_at <= $1", "finished_at <= $1")
 
 
 @mutant("KEEP-1", stores=POSTGRES, seen_by="pruning_is_bounded_and_says_when_more_is_left")
 def prune_does_not_say_that_more_is_left(bug: Bug) -> None:
     """A bounded prune says that it is done."""
-    bug.statement("any_forgotten", "SELECT EXISTS", "SELECT false AND EXISTS")
+    bug.statement("any_expired", "SELECT EXISTS", "SELECT false AND EXISTS")
 
 
 @mutant("KEEP-1", stores=POSTGRES, seen_by="pruning_is_bounded_and_says_when_more_is_left")
 def prune_takes_more_than_its_limit(bug: Bug) -> None:
     """A prune forgets more than it was asked to."""
-    bug.statement("forgotten_jobs", "LIMIT $2", "LIMIT $2 + 1")
+    bug.statement("expired_jobs", "LIMIT $2", "LIMIT $2 + 1")
 
 
 @mutant("KEEP-1", "RESULT-1", stores=POSTGRES)
 def stats_count_what_is_forgotten(bug: Bug) -> None:
     """Jobs past their retention are counted until they are pruned."""
-    bug.statement("counts", "d.expires_at > $3", "true")
+    bug.function("count_jobs", "d.expires_at <= v_now", "d.expires_at <= 0")
 
 
 @mutant("RESULT-1", stores=POSTGRES, seen_by="a_result_in_a_blob_is_named_when_it_is_forgotten")
@@ -404,18 +404,18 @@ def an_id_is_looked_up_in_all_lanes(bug: Bug) -> None:
 @mutant("TENANT-1", stores=POSTGRES, seen_by="settings_and_pauses_are_the_tenants_own")
 def stats_are_those_of_all_tenants(bug: Bug) -> None:
     """The counts of a queue are looked up by its name alone."""
-    bug.statement("counts", "l.tenant = $1 AND", "$1 <> '' AND")
+    bug.statement("queues_named", "tenant = $1 AND", "$1 <> '' AND")
 
 
 @mutant("TENANT-1", stores=POSTGRES, seen_by="counts_and_lists_are_the_tenants_own")
 def a_list_shows_the_whole_line(bug: Bug) -> None:
     """The list of a queue shows the waiting jobs of all tenants."""
-    bug.statement("list_waiting", "line = $1 AND lane = $2", "line = $1 AND $2::int > 0")
+    bug.statement("list_waiting", "queue_id = $1 AND lane = $2", "queue_id = $1 AND $2::int > 0")
 
 
 @mutant("STATE-1", stores=POSTGRES, seen_by="a_list_comes_in_pages_that_miss_and_repeat_nothing")
 def a_page_begins_with_the_last_of_the_page_before(bug: Bug) -> None:
-    """A list shows a job twice where two pages meet."""
+    """A list shows a job twice where two pages set_data."""
     bug.statement("list_waiting", "(rank, visible_at, seq) >", "(rank, visible_at, seq) >=")
 
 
@@ -434,19 +434,19 @@ def running_jobs_are_listed_by_sequence(bug: Bug) -> None:
 @mutant("STATE-1", stores=POSTGRES, seen_by="becoming_due_shows_as_ready_and_makes_no_event")
 def due_jobs_are_counted_as_scheduled(bug: Bug) -> None:
     """A job whose time has come is counted in the state in which it was written."""
-    bug.statement("counts", "state IN (1, 3) AND", "false AND")
+    bug.function("count_jobs", "later.read < p_scan THEN later.scheduled", "later.read < p_scan THEN s.scheduled")
 
 
 @mutant("STATE-1", stores=POSTGRES, seen_by="the_oldest_ready_job_is_the_oldest_of_all_priorities")
 def the_newest_is_told_as_the_oldest(bug: Bug) -> None:
     """Since when a queue has been waiting is said by its newest job."""
-    bug.statement("counts", "min(visible_at)", "max(visible_at)")
+    bug.function("count_jobs", "min(x.visible_at)", "max(x.visible_at)")
 
 
 @mutant("TENANT-1", stores=POSTGRES, seen_by="a_tenant_is_listed_while_it_has_jobs_or_settings")
 def a_tenant_with_ended_jobs_is_not_listed(bug: Bug) -> None:
     """Who has nothing but results is not among the tenants."""
-    bug.statement("lanes_behind", "EXISTS (SELECT FROM {s}.done", "false AND EXISTS (SELECT FROM {s}.done")
+    bug.statement("lanes_after", "EXISTS (SELECT FROM {s}.done", "false AND EXISTS (SELECT FROM {s}.done")
 
 
 @mutant("TENANT-1", stores=POSTGRES, seen_by="a_tenant_is_listed_while_it_has_jobs_or_settings")

@@ -15,7 +15,7 @@ from tests.mutants.planting import POSTGRES, Bug, Planted, mutant
 @mutant("ENQ-2", stores=POSTGRES)
 def two_jobs_of_one_id_in_postgres(bug: Bug) -> None:
     """A fresh batch does not look whether all its ids were new."""
-    bug.function("enqueue", "v_put < v_count", "v_put < 0")
+    bug.function("enqueue", "v_taken < v_count", "v_taken < 0")
 
 
 @mutant("ENQ-2", stores=POSTGRES)
@@ -83,7 +83,9 @@ def an_instant_in_the_past_overtakes(bug: Bug) -> None:
 @mutant("STATE-1", "ENQ-5", "ENQ-4", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
 def delayed_job_is_written_as_ready(bug: Bug) -> None:
     """A scheduled job shows as ready."""
-    bug.function("enqueue", "THEN 1 ELSE 2 END", "THEN 2 ELSE 2 END")
+    bug.function(
+        "enqueue", "THEN {state:scheduled} ELSE {state:ready} END", "THEN {state:ready} ELSE {state:ready} END"
+    )
 
 
 @mutant("ENQ-4", "TIME-1", stores=POSTGRES, seen_by="each_job_of_a_batch_is_taken_as_it_was_sent")
@@ -206,13 +208,13 @@ def a_key_stays_with_who_had_it_first(bug: Bug) -> None:
 @mutant("ENQ-3", stores=POSTGRES, seen_by="of_concurrent_enqueues_with_one_key_exactly_one_is_queued")
 def keys_are_bound_without_a_lock(bug: Bug) -> None:
     """Of two enqueues with one key at the same moment both are queued."""
-    bug.statement("try_keys", "SELECT {s}.try_keys($1::text[])", "SELECT $1::text[] IS NOT NULL")
+    bug.statement("try_lock_keys", "SELECT {s}.try_lock_keys($1::text[])", "SELECT $1::text[] IS NOT NULL")
 
 
 @mutant("ENQ-3", stores=POSTGRES, seen_by="of_concurrent_replays_with_one_key_exactly_one_goes_through")
 def keys_are_waited_for_without_a_lock(bug: Bug) -> None:
     """Of two replays with one key at the same moment both go through."""
-    bug.statement("hold_keys", "pg_advisory_xact_lock(hashtextextended(k, 3))", "k")
+    bug.statement("lock_keys", "pg_advisory_xact_lock(hashtextextended(k, 3))", "k")
 
 
 @mutant("ENQ-3", "KEEP-1", stores=POSTGRES, seen_by="a_key_for_ever_outlives_the_job")
@@ -310,7 +312,7 @@ def a_batch_is_not_counted_as_it_goes(bug: Bug) -> None:
 @mutant("TENANT-5", stores=POSTGRES, seen_by="concurrent_enqueues_do_not_get_around_a_quota")
 def quotas_are_counted_without_a_lock(bug: Bug) -> None:
     """Enqueues at the same moment all find the same room."""
-    bug.statement("hold_tenant", "pg_advisory_xact_lock(", "abs(")
+    bug.statement("lock_tenant", "pg_advisory_xact_lock(", "abs(")
 
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="a_replay_is_refused_by_a_quota")
@@ -345,7 +347,7 @@ def an_enqueue_stays_outside_of_the_transaction(bug: Bug) -> None:
     def outside(original: Planted, store: Any, items: Any, *_: Any, **__: Any) -> Any:
         return original(store, items, None)
 
-    bug.around(bug.face, "_enqueue", outside)
+    bug.around(bug.postgres("enqueueing").Enqueueing, "_enqueue", outside)
 
 
 @mutant("ENQ-7", stores=POSTGRES)
@@ -355,7 +357,7 @@ def a_completion_stays_outside_of_the_transaction(bug: Bug) -> None:
     def outside(original: Planted, store: Any, items: Any, *_: Any, **__: Any) -> Any:
         return original(store, items, None)
 
-    bug.around(bug.face, "_complete", outside)
+    bug.around(bug.postgres("finishing").Finishing, "_complete", outside)
 
 
 @mutant("ENQ-7", stores=POSTGRES, seen_by="other_outcomes_join_the_callers_transaction_too")
@@ -365,7 +367,7 @@ def another_outcome_stays_outside_of_the_transaction(bug: Bug) -> None:
     def outside(original: Planted, store: Any, items: Any, *_: Any, **__: Any) -> Any:
         return original(store, items, None)
 
-    bug.around(bug.face, "_finish", outside)
+    bug.around(bug.postgres("finishing").Finishing, "_finish", outside)
 
 
 @mutant("ENQ-7", stores=POSTGRES)
@@ -380,15 +382,15 @@ def a_lane_is_made_in_the_callers_transaction(bug: Bug) -> None:
         finally:
             joined.pop()
 
-    async def make_lanes(original: Planted, link: Any, *rest: Any) -> Any:
-        return await original(_Within(joined[-1]) if joined and joined[-1] else link, *rest)
+    async def make_lanes(original: Planted, client: Any, *rest: Any) -> Any:
+        return await original(_Within(joined[-1]) if joined and joined[-1] else client, *rest)
 
-    bug.around(bug.face, "_enqueue", enqueue)
+    bug.around(bug.postgres("enqueueing").Enqueueing, "_enqueue", enqueue)
     bug.around(bug.postgres("enqueue"), "make_lanes", make_lanes)
 
 
 class _Within:
-    """Looks like a link, and runs everything in one session."""
+    """Looks like a client, and runs everything in one session."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -404,8 +406,8 @@ class _Within:
 def nobody_is_told_of_a_commit(bug: Bug) -> None:
     """A job of a caller's transaction is there, and no worker hears of it."""
 
-    async def publish(original: Planted, store: Any, news: Any, joined: Any, *rest: Any) -> None:
+    async def publish(original: Planted, store: Any, effects: Any, joined: Any, *rest: Any) -> None:
         if joined is None:
-            await original(store, news, joined, *rest)
+            await original(store, effects, joined, *rest)
 
-    bug.around(bug.face, "_publish", publish)
+    bug.around(bug.postgres("transactions").Transactions, "publish", publish)

@@ -31,7 +31,7 @@ def a_batch_of_completions_makes_one_event(bug: Bug) -> None:
 @mutant("EVENT-1", stores=POSTGRES)
 def a_completion_is_logged_as_a_failure(bug: Bug) -> None:
     """The log says that a job failed, and it completed."""
-    bug.function("complete", "'{7}'", "'{8}'")
+    bug.function("complete", "'{{event:completed}}'", "'{{event:failed}}'")
 
 
 @mutant("EVENT-1", stores=POSTGRES)
@@ -108,7 +108,7 @@ def extensions_are_always_logged(bug: Bug) -> None:
         return None
 
     bug.around(bug.postgres("changes"), "extend", extend)
-    bug.around(bug.face, "_extend", plain)
+    bug.around(bug.postgres("finishing").Finishing, "_extend_live", plain)
 
 
 @mutant("EVENT-1", stores=POSTGRES, seen_by="extended_and_progressed_are_recorded_only_when_asked_for")
@@ -168,17 +168,17 @@ def a_completion_is_filed_under_its_own_transaction(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_an_old_transaction_are_in_the_order_of_the_job")
 def a_change_is_filed_under_its_own_transaction(bug: Bug) -> None:
     """A failure in a transaction that began early stands in the log before the lease."""
-    bug.computed(bug.postgres("unit_of_work").Unit, "place", lambda unit: unit.xid)
+    bug.computed(bug.postgres("unit_of_work").UnitOfWork, "filed_under", lambda unit: unit.xid)
 
 
 @mutant("EVENT-3", stores=POSTGRES)
 def a_stream_is_that_of_all_tenants(bug: Bug) -> None:
     """The stream of a tenant is read without its name."""
 
-    async def events(original: Planted, link: Any, memory: Any, _: str | None, *rest: Any) -> Any:
-        return await original(link, memory, None, *rest)
+    async def events(original: Planted, client: Any, cache: Any, _: str | None, *rest: Any) -> Any:
+        return await original(client, cache, None, *rest)
 
-    bug.around(bug.postgres("reads"), "events", events)
+    bug.around(bug.postgres("log_reads"), "events", events)
 
 
 # Trimming and readers -----------------------------------------------------------------------------------------
@@ -187,20 +187,20 @@ def a_stream_is_that_of_all_tenants(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_reports_the_gap_that_it_leaves")
 def the_mark_of_what_is_past_is_too_early(bug: Bug) -> None:
     """The last event that is gone is said to be there yet."""
-    bug.function("note_gone", "first + gone FROM", "first + gone - 1 FROM")
+    bug.function("record_removed", "first + gone FROM", "first + gone - 1 FROM")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_reports_the_gap_that_it_leaves")
 def a_gap_is_not_told_in_postgres(bug: Bug) -> None:
     """Who comes from before what is kept reads on as if nothing were missing."""
 
-    async def events(original: Planted, link: Any, memory: Any, tenant: str | None, _: str | None, limit: int) -> Any:
+    async def events(original: Planted, client: Any, cache: Any, tenant: str | None, _: str | None, limit: int) -> Any:
         try:
-            return await original(link, memory, tenant, _, limit)
+            return await original(client, cache, tenant, _, limit)
         except EventsTrimmed:
-            return await original(link, memory, tenant, None, limit)
+            return await original(client, cache, tenant, None, limit)
 
-    bug.around(bug.postgres("reads"), "events", events)
+    bug.around(bug.postgres("log_reads"), "events", events)
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_waits_for_the_slowest_reader")
@@ -226,9 +226,9 @@ def trimming_waits_for_ever_in_postgres(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="trimming_by_time_takes_nothing_young_where_the_clock_was_set_back")
 def one_old_row_takes_all_before_it(bug: Bug) -> None:
     """The log is taken to be in order of time, also where the clock was set back."""
-    bug.function("trim_stretch", "bool_and(many = count OR at <= p_old) OVER", "bool_or(at <= p_old) OVER")
-    bug.function("trim_stretch", "(PARTITION BY tenant ORDER BY epoch, xid, n, first)", "(PARTITION BY tenant)")
-    bug.function("trim_stretch", "p_tenants = '{}' AND p_old", "false AND p_old")
+    bug.function("trim_step", "bool_and(excess = count OR at <= p_old) OVER", "bool_or(at <= p_old) OVER")
+    bug.function("trim_step", "(PARTITION BY tenant ORDER BY epoch, xid, n, first)", "(PARTITION BY tenant)")
+    bug.function("trim_step", "p_tenants = '{}' AND p_old", "false AND p_old")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="readers_register_by_name_and_never_move_back")
@@ -253,8 +253,8 @@ def readers_of_all_tenants_are_told(bug: Bug) -> None:
 def more_is_trimmed_than_may_go(bug: Bug) -> None:
     """Fewer events are kept than was asked for."""
 
-    async def trim(original: Planted, link: Any, memory: Any, _: int) -> int:
-        return await original(link, memory, 0)
+    async def trim(original: Planted, client: Any, cache: Any, _: int) -> int:
+        return await original(client, cache, 0)
 
     bug.around(bug.postgres("upkeep"), "trim", trim)
 
@@ -262,19 +262,19 @@ def more_is_trimmed_than_may_go(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
 def what_is_cut_beside_a_flood_is_not_kept(bug: Bug) -> None:
     """Events of tenants below the level go with those of the tenant that is above it."""
-    bug.function("trim_stretch", "FROM unnest(v_runs) WHERE gone < count) u", "FROM unnest(v_runs) WHERE false) u")
+    bug.function("trim_step", "FROM unnest(v_runs) WHERE gone < count) u", "FROM unnest(v_runs) WHERE false) u")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
 def what_is_kept_of_a_row_begins_it_anew(bug: Bug) -> None:
     """Events that are kept of a call get the offsets of its first ones."""
-    bug.function("trim_stretch", "e.at, u.begins - 1,", "e.at, u.first,")
+    bug.function("trim_step", "e.at, u.begins - 1,", "e.at, u.first,")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="what_survives_of_a_batch_over_several_tenants_keeps_its_place")
 def a_row_that_was_shortened_keeps_all_its_ids(bug: Bug) -> None:
     """Where some events of a kept row go, those that are left get the ids of those that went."""
-    bug.function("shorten", "ids = ids[u.gone + 1 : u.count]", "ids = ids[1 : u.count - u.gone]")
+    bug.function("remove_kept", "ids = ids[u.gone + 1 : u.count]", "ids = ids[1 : u.count - u.gone]")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="one_tenants_flood_takes_no_event_from_another")
@@ -304,7 +304,7 @@ def any_tenants_reader_holds_the_log(bug: Bug) -> None:
 @mutant("EVENT-2", stores=POSTGRES, seen_by="age_takes_the_events_of_every_tenant")
 def what_is_kept_never_grows_old(bug: Bug) -> None:
     """Events that were kept beside a flood stay for ever."""
-    bug.function("trim_stretch", "v_runs IS NULL AND p_old >=", "v_runs IS NULL AND 0 >=")
+    bug.function("trim_step", "v_runs IS NULL AND p_old >=", "v_runs IS NULL AND 0 >=")
 
 
 # What tenants keep --------------------------------------------------------------------------------------------
@@ -313,23 +313,60 @@ def what_is_kept_never_grows_old(bug: Bug) -> None:
 @mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_batches_and_attempts")
 def a_batch_counts_as_one_job(bug: Bug) -> None:
     """Of many jobs in one call, one is counted."""
-    bug.function("usage_of", "p_jobs * v_count, 0,", "p_jobs, 0,")
+    bug.function("usage_enqueued", "count(*) FILTER (WHERE NOT later)", "1")
 
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_what_a_tenant_keeps")
 def results_are_not_counted(bug: Bug) -> None:
     """The result of a job costs its tenant nothing."""
-    bug.function("complete_one", "ARRAY[p_lane, 0, 0, octet_length(p_result)]", "ARRAY[p_lane, 0, 0, 0]")
+    bug.function("complete_one", "coalesce(octet_length(p_result), 0)", "0")
 
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="usage_follows_what_a_tenant_keeps")
 def forgotten_jobs_are_still_counted(bug: Bug) -> None:
     """What retention has taken away counts for ever."""
-    bug.statement("change_usage", "SELECT * FROM unnest(", "SELECT l, 0, k, b FROM unnest(")
-    bug.statement("change_usage", "$4::bigint[])", "$4::bigint[]) AS u (l, j, k, b)")
+    bug.statement("change_usage", "VALUES ($1::int[])", "SELECT $1::int[] WHERE false")
 
 
 @mutant("TENANT-5", stores=POSTGRES, seen_by="keys_that_outlive_their_job_are_counted")
 def a_key_that_is_taken_again_is_not_counted(bug: Bug) -> None:
     """A key whose time was over counts as one that is there."""
-    bug.around(bug.postgres("unit_of_work").Unit, "_count_keys", lambda *_: None)
+    bug.around(bug.postgres("unit_of_work").UnitOfWork, "_count_keys", lambda *_: None)
+
+
+# Counts of a queue ----------------------------------------------------------------------------------------------
+
+
+@mutant("STATE-1", stores=POSTGRES)
+def a_claim_is_not_counted(bug: Bug) -> None:
+    """A leased job counts as ready."""
+    bug.function("claim", "v_numbers, v_usage)", "v_numbers, NULL)")
+
+
+@mutant("STATE-1", stores=POSTGRES)
+def a_change_of_state_is_not_counted(bug: Bug) -> None:
+    """A job that fails, is canceled or is released counts under the state that it had."""
+
+    def job(original: Planted, changes: Any, lane: int, before: int | None, after: int | None, size: int = 0) -> None:
+        original(changes, lane, before, after if before is None or after is None else before, size)
+
+    bug.around(bug.postgres("usage").Changes, "job", job)
+
+
+@mutant("STATE-1", stores=POSTGRES)
+def uncounted_changes_are_missed(bug: Bug) -> None:
+    """Counts are as old as the last run of upkeep."""
+    bug.function("count_jobs", "FROM {s}.uncounted() x", "FROM {s}.uncounted() x WHERE false")
+
+
+@mutant("CLAIM-3", "STATE-1", stores=POSTGRES)
+def a_handed_over_job_counts_as_ready(bug: Bug) -> None:
+    """A job that goes to a waiting worker at once is counted among the waiting ones."""
+    bug.function("enqueue_one", "0, 0, 0, 0, 1, 0, 0, 0]", "0, 0, 1, 0, 0, 0, 0, 0]")
+
+
+@mutant("STATE-1", stores=POSTGRES)
+def a_completion_is_not_counted(bug: Bug) -> None:
+    """A completed job counts as leased."""
+    bug.function("complete_one", "0, 0, 0, 0, -1, 1, 0, 0]", "0, 0, 0, 0, 0, 0, 0, 0]")
+    bug.function("usage_completed", "-count(*), count(*)", "0, 0")

@@ -46,7 +46,9 @@ def one_with_an_instant_in_the_past_overtakes(bug: Bug) -> None:
 @mutant("STATE-1", "ENQ-5", stores=POSTGRES, seen_by="a_job_is_listed_and_counted_in_exactly_one_state")
 def a_delayed_job_that_came_alone_is_written_as_ready(bug: Bug) -> None:
     """A scheduled job shows as ready."""
-    bug.function("enqueue_one", "THEN 1 ELSE 2 END", "THEN 2 ELSE 2 END")
+    bug.function(
+        "enqueue_one", "THEN {state:scheduled} ELSE {state:ready} END", "THEN {state:ready} ELSE {state:ready} END"
+    )
 
 
 @mutant("EVENT-1", stores=POSTGRES)
@@ -97,7 +99,7 @@ def the_end_of_one_leaves_its_key(bug: Bug) -> None:
 @mutant("EVENT-1", stores=POSTGRES)
 def the_completion_of_one_is_logged_as_another_end(bug: Bug) -> None:
     """A completion shows in the log as a failure."""
-    bug.function("complete_one", "'{7}'", "'{8}'")
+    bug.function("complete_one", "'{{event:completed}}'", "'{{event:failed}}'")
 
 
 @mutant("EVENT-2", stores=POSTGRES, seen_by="events_of_an_old_transaction_are_in_the_order_of_the_job")
@@ -120,7 +122,7 @@ def whoever_waits_is_told_of_no_result(bug: Bug) -> None:
 @mutant("RESULT-2", "RESULT-1", stores=POSTGRES, seen_by=_IN_FULL)
 def whoever_waits_is_told_of_what_is_gone(bug: Bug) -> None:
     """A job that is forgotten as it ends is told of as if it were kept."""
-    bug.function("complete_one", "p_tell AND v_job.result_ttl > 0", "p_tell")
+    bug.function("complete_one", "p_notify AND v_job.result_ttl > 0", "p_notify")
 
 
 @mutant("RESULT-2", stores=POSTGRES, seen_by=_IN_FULL)

@@ -176,15 +176,15 @@ class Bug:
         return self._database
 
     def _note_sql_errors(self) -> None:
-        trouble = self.postgres("errors")
-        original = trouble.translate
+        errors = self.postgres("errors")
+        original = errors.translate
 
         def translate(error: BaseException, *args: Any) -> Any:
             if str(getattr(error, "sqlstate", ""))[:2] in _BREAKDOWNS:
                 self.script_errors.append(str(error))
             return original(error, *args)
 
-        self._put(trouble, "translate", original, translate)
+        self._put(errors, "translate", original, translate)
 
     # Lua --------------------------------------------------------------------------------------------------------
 

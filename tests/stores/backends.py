@@ -78,7 +78,7 @@ class PostgresBackend:
 
     async def waiters(self) -> int:
         """How many workers are registered for jobs."""
-        return await self.ask("SELECT count(*) FROM holdfast.offers WHERE until > 0")
+        return await self.ask("SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")
 
     async def inboxes(self) -> int:
         """How many workers can be sent jobs."""

@@ -331,7 +331,8 @@ async def test_a_lost_claim_costs_a_lease_and_never_a_job(proxy, far, store, jud
         queue, ids = f"q{n}", [f"{m}" for m in range(10)]
         await store.enqueue([new(id_, queue=queue) for id_ in ids])
         # PostgreSQL's hint of the last claim goes by itself, and would be cut instead.
-        await eventually(lambda: getattr(getattr(far, "_ears", None), "_telling", None) is None)
+        notifier = getattr(getattr(far, "_transactions", None), "notifier", None)
+        await eventually(lambda notifier=notifier: getattr(notifier, "_sending", None) is None)
         before = proxy.counts.replies_cut
         proxy.cut_replies(line.meant, after=n)
         jobs = None

@@ -145,7 +145,7 @@ def test_events_are_an_iterator_that_can_be_left(url):
         stream = queue.events(after=seen[0].offset, follow=True)
         assert next(stream) == seen[1]
         stream.close()
-        assert queue.store._listeners == {}
+        assert queue.store.side.notifier._listeners == {}
 
 
 def test_one_queue_serves_many_threads(url):
@@ -192,7 +192,7 @@ def test_ctrl_c_ends_a_wait(url):
 
         def interrupt() -> None:
             # The wait has begun when the background loop listens for its end.
-            while not queue.store._listeners:
+            while not queue.store.side.notifier._listeners:
                 time.sleep(0.001)
             signal.pthread_kill(main, signal.SIGINT)
 
@@ -202,9 +202,9 @@ def test_ctrl_c_ends_a_wait(url):
             ticket.wait()
         thread.join()
         # The cancellation takes a few turns of the background loop; each call gives it some.
-        trips = itertools.takewhile(lambda _: queue.store._listeners, range(1000))
+        trips = itertools.takewhile(lambda _: queue.store.side.notifier._listeners, range(1000))
         assert all(queue.stats().counts[JobState.READY] == 1 for _ in trips)
-        assert queue.store._listeners == {}
+        assert queue.store.side.notifier._listeners == {}
 
 
 def test_a_forked_child_gets_a_loop_and_a_connection_of_its_own():

@@ -67,7 +67,7 @@ class Storm:
         while True:
             with contextlib.suppress(StoreError):
                 store = await open_store(self.url)
-                lanes.forget(store.address.place)
+                lanes.forget(store.address.identity)
                 return store
             await asyncio.sleep(0.1)
 

@@ -78,7 +78,7 @@ async def judge(store, *, whole=True):
 async def apart(url):
     """A store that those opened after it share no memory with, as if it were of another process."""
     store = await open_store(url)
-    lanes.forget(store.address.place)
+    lanes.forget(store.address.identity)
     try:
         yield store
     finally:

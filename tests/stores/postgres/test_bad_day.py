@@ -24,19 +24,19 @@ class Plans:
 
     def __init__(self, store):
         self._said = []
-        dial = store._link.dial
+        connect = store._client.connect
 
         async def explained():
-            connection = await dial()
+            connection = await connect()
             await connection.execute(EXPLAIN)
             connection.add_log_listener(lambda _, message: self._said.append(message.message))
             return connection
 
-        store._link.distrust()
-        store._link.dial = explained
+        store._client.drop_idle()
+        store._client.connect = explained
 
     async def of_claim(self, store, tenant):
-        """The jobs of a claim, how many buffers it touched, and in which tables it looked."""
+        """The jobs of a claim, how many buffers it touched, and in which tables it scanned_at."""
         self._said.clear()
         jobs = await claim(store, BATCH, tenant=tenant)
         plans = [json.loads(said.partition("plan:")[2]) for said in self._said if "plan:" in said]

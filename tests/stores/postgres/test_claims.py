@@ -22,7 +22,7 @@ from holdfast.core.job import ClaimRequest, Envelope, Finished, JobKey, JobState
 from holdfast.store import Hint
 from holdfast.stores.postgres import claims, lanes
 from holdfast.stores.postgres.claims import HELD_MS, LOCKED_MS
-from holdfast.stores.postgres.turns import FEW
+from holdfast.stores.postgres.turns import MIN_LANES
 from tests.eventually import eventually
 from tests.stores.postgres.support import apart, claim, complete, fill, new, opened
 
@@ -51,27 +51,27 @@ async def locked(url):
 
 @pytest.fixture
 def always_looks(monkeypatch):
-    monkeypatch.setattr(lanes, "LOOK_S", 0.0)
+    monkeypatch.setattr(lanes, "FULL_SCAN_S", 0.0)
 
 
 @pytest.fixture
 def never_looks(monkeypatch):
     """After the first time."""
-    monkeypatch.setattr(lanes, "LOOK_S", 3600.0)
+    monkeypatch.setattr(lanes, "FULL_SCAN_S", 3600.0)
 
 
 def meanwhile(store, name, act):
     """Do something once, after the server has answered this statement and before the answer is read."""
-    ask = store._link.rows
+    ask = store._client.rows
 
     async def rows(asked, *args, **options):
         found = await ask(asked, *args, **options)
         if asked == name:
-            store._link.rows = ask
+            store._client.rows = ask
             await act()
         return found
 
-    store._link.rows = rows
+    store._client.rows = rows
 
 
 async def test_a_job_that_comes_while_a_claim_is_under_way_is_found_by_the_next(postgres, database):
@@ -93,7 +93,7 @@ async def test_a_tenant_that_is_told_of_while_a_claim_looks_for_tenants_is_found
 
         async def comes():
             await other.enqueue([new("b", tenant="late")])
-            store._noted((Hint.READY, "late", "mail", ""))
+            store._cache.note_hint(Hint.READY, "late", "mail")
 
         meanwhile(store, "lanes_with_work", comes)
         assert await claim(store, 5, tenant=None) == []
@@ -134,7 +134,7 @@ async def test_what_is_locked_beside_what_was_taken_is_looked_at_again_soon(post
 
 @pytest.fixture
 def looks_often(monkeypatch):
-    monkeypatch.setattr(lanes, "LOOK_S", 0.3)
+    monkeypatch.setattr(lanes, "FULL_SCAN_S", 0.3)
 
 
 async def tick(store):
@@ -173,7 +173,7 @@ async def test_what_was_locked_when_younger_ones_were_taken_is_found_again(
 async def test_a_job_that_was_committed_long_after_it_came_is_found(
     postgres, database, monkeypatch, looks_often, tenant
 ):
-    monkeypatch.setattr(lanes, "BACK_MS", 0)
+    monkeypatch.setattr(lanes, "LATE_COMMIT_MS", 0)
     url = postgres.url(database)
     async with opened(url) as store:
         connection = await asyncpg.connect(url)
@@ -199,7 +199,7 @@ async def test_a_paused_queue_is_not_taken_for_a_locked_one(postgres, database, 
     async with opened(postgres.url(database)) as store:
         await fill(store, 3)
         await store.pause("acme", "mail", paused=True)
-        store._noted((Hint.READY, "acme", "mail", ""))
+        store._cache.note_hint(Hint.READY, "acme", "mail")
         answer = await store.claim(wish(5, tenant))
         assert (answer.jobs, answer.next_at) == ([], None)
 
@@ -217,13 +217,13 @@ async def test_a_locked_lease_that_has_run_out_is_not_asked_for_again_and_again(
 
         store._claims._reap = counted
         async with locked(postgres.url(database)):
-            store._memory.reap_looked = lanes.NEVER
+            store._cache.reap_scanned_at = lanes.NEVER
             for _ in range(5):
                 claimed = await store.claim(wish(1))
                 assert claimed.jobs == []
                 assert claimed.next_at == claimed.now + HELD_MS
             assert len(reaps) == 1
-        store._memory.reap_looked = lanes.NEVER
+        store._cache.reap_scanned_at = lanes.NEVER
         (again,) = (await store.claim(wish(1))).jobs
         assert again.attempts == 2
 
@@ -238,8 +238,8 @@ async def test_hundreds_of_tenants_with_later_jobs_keep_nobody_from_their_turns(
         assert [job.tenant for job in await claim(store, 5, tenant=None)] == ["big"] * 5
         await other.enqueue([new("a", tenant="newcomer")])
         for tenant in [*tenants, "newcomer"]:
-            store._noted((Hint.READY, tenant, "mail", ""))
-        store._memory.line("mail").looked = lanes.NEVER
+            store._cache.note_hint(Hint.READY, tenant, "mail")
+        store._cache.queue("mail").scanned_at = lanes.NEVER
         served = [job.tenant for _ in range(4) for job in await claim(store, 5, tenant=None)]
         assert served.count("newcomer") == 1
         assert len(served) == 20
@@ -251,7 +251,7 @@ async def test_a_claim_looks_at_the_newcomers_that_it_may_take_from_and_not_at_a
         tenants = [f"t-{n:03}" for n in range(150)]
         await store.enqueue([new(id_, tenant) for id_ in ("a", "b") for tenant in tenants])
         served = [job.tenant for job in await claim(store, 20, tenant=None)]
-        sizes, ask = [], store._link.rows
+        sizes, ask = [], store._client.rows
 
         async def counted(name, *args, **options):
             if name == "claim":
@@ -261,32 +261,32 @@ async def test_a_claim_looks_at_the_newcomers_that_it_may_take_from_and_not_at_a
         await store.enqueue([new("a", f"u-{n:03}") for n in range(150)])
         await tick(store)
         assert await claim(store, 1, tenant=None, queue="other") == []  # By now it is known that they are visible.
-        store._link.rows = counted
+        store._client.rows = counted
         while len(served) < 450:
             served += [job.tenant for job in await claim(store, 20, tenant=None)]
         assert served[:150] == tenants
         assert sorted(served[150:300]) == sorted(f"u-{n:03}" for n in range(150))
         assert served[300:] == tenants
-        assert sizes[0] <= 20 + FEW + 1
+        assert sizes[0] <= 20 + MIN_LANES + 1
 
 
 def test_a_line_is_not_added_while_others_go_through_them():
-    memory = lanes.Memory()
-    thread = threading.Thread(target=memory.line, args=("mail",))
-    with memory.lock:
+    cache = lanes.LaneCache()
+    thread = threading.Thread(target=cache.queue, args=("mail",))
+    with cache.lock:
         thread.start()
         thread.join(0.1)
-        assert memory.lines == {}
+        assert cache.queues == {}
     thread.join()
-    assert list(memory.lines) == ["mail"]
+    assert list(cache.queues) == ["mail"]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_orders_of_a_line_are_what_its_lanes_say(seed):
+def test_the_orders_of_a_queue_are_what_its_lanes_say(seed):
     chance = random.Random(seed)
-    memory = lanes.Memory()
-    known = [memory.learn(memory.known(), n, 1, 1, f"t{n}", "mail") for n in range(8)]
-    line = memory.line("mail")
+    cache = lanes.LaneCache()
+    known = [cache.learn(cache.fingerprint(), n, 1, 1, f"t{n}", "mail") for n in range(8)]
+    queue_lanes = cache.queue("mail")
     for _ in range(200):
         lane, at = chance.choice(known), chance.randrange(5)
         if not lane.in_turns:
@@ -297,38 +297,38 @@ def test_the_orders_of_a_line_are_what_its_lanes_say(seed):
             lane.leave()
         lane = chance.choice(known)
         acts = [partial(lane.pause, paused=True), partial(lane.pause, paused=False), partial(lane.look_at, None)]
-        chance.choice([*acts, lane.told, partial(lane.arrive, at), partial(lane.look_at, at)])()
-        assert list(line.turns) == sorted((lane.time, lane.tenant) for lane in known if lane.in_turns)
+        chance.choice([*acts, lane.hinted, partial(lane.arrive, at), partial(lane.look_at, at)])()
+        assert list(queue_lanes.turns) == sorted((lane.time, lane.tenant) for lane in known if lane.in_turns)
         waiting = [lane for lane in known if not lane.in_turns and lane.next_at is not None]
-        assert list(line.due) == sorted((lane.next_at, lane.tenant) for lane in waiting)
+        assert list(queue_lanes.due) == sorted((lane.next_at, lane.tenant) for lane in waiting)
 
 
 @pytest.mark.parametrize("statement", ["claim", "next_deadline"])
 async def test_a_claim_keeps_what_it_got_when_a_later_statement_fails(postgres, database, monkeypatch, statement):
     """The server went away in between. What was granted would lose its attempt."""
-    monkeypatch.setattr(claims, "BATCH", 1)
+    monkeypatch.setattr(claims, "MAX_BATCH", 1)
     async with opened(postgres.url(database)) as store:
         await fill(store, 1 if statement == "next_deadline" else 2)
-        link, ran = store._link, []
+        client, ran = store._client, []
 
         def failing(ask):
             async def asked(name, *args, **options):
                 ran.append(name)
                 if name == statement and ran.count("claim") > 1:
                     raise StoreUnavailable("away")
-                store._memory.next_deadline = 0  # So that it has to be asked for.
+                store._cache.next_deadline = 0  # So that it has to be asked for.
                 return await ask(name, *args, **options)
 
             return asked
 
         with monkeypatch.context() as patch:
-            patch.setattr(link, "rows", failing(link.rows))
-            patch.setattr(link, "value", failing(link.value))
+            patch.setattr(client, "rows", failing(client.rows))
+            patch.setattr(client, "value", failing(client.value))
             found = await store.claim(ClaimRequest("acme", ("mail",), 5, 60_000, "worker"))
         assert ran[-1] == statement
         assert [job.id for job in found.jobs] == ["job-0000000"]
         assert found.next_at == found.now + 1
-        assert store._memory.leased([found.jobs[0].token]) == [found.jobs[0].seq]
+        assert store._cache.leased([found.jobs[0].token]) == [found.jobs[0].seq]
         assert await complete(store, found.jobs) == [Finished(JobState.COMPLETED)]
 
 
@@ -340,6 +340,6 @@ async def test_a_claim_that_got_nothing_says_what_failed(postgres, database, mon
             raise StoreUnavailable("away")
 
         with monkeypatch.context() as patch:
-            patch.setattr(store._link, "rows", away)
+            patch.setattr(store._client, "rows", away)
             with pytest.raises(StoreUnavailable, match="away"):
                 await claim(store, 1)

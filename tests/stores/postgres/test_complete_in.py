@@ -179,7 +179,7 @@ async def test_an_open_transaction_keeps_no_other_lease_from_being_renewed(postg
         worker.on("stalled", lambda event: stalled.append(event.job.id))
         async with running(worker):
             await queue.enqueue(definition.message(True), id="sits")
-            goes = await queue.enqueue(definition.message(False), id="goes")
+            goes = await queue.enqueue(definition.message(False), id="events_to_remove")
             assert await goes.wait(timeout=20) == "done"
             assert stalled == ["sits"]
             # Its transaction was rolled back when it was told.

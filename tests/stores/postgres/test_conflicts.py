@@ -27,8 +27,8 @@ from holdfast.core.job import (
 )
 from holdfast.opening import open_store
 from holdfast.store import TenantSettings
-from holdfast.stores.postgres import connection as link
-from holdfast.stores.postgres import store as store_module
+from holdfast.stores.postgres import connection as client
+from holdfast.stores.postgres import transactions
 from tests.eventually import eventually
 from tests.stores.load import LEASE_MS, complete, key, new, seeded, wish
 from tests.stores.postgres.support import judge, opened, patiently
@@ -107,7 +107,7 @@ async def test_a_replay_and_an_enqueue_in_its_place_do_not_wait_in_a_circle(
     postgres, database, url, monkeypatch, quota
 ):
     conflicts = []
-    monkeypatch.setattr(link, "is_conflict", conflicts.append)
+    monkeypatch.setattr(client, "is_conflict", conflicts.append)
     item = new("a", idempotency=IdempotencyKey("k"))
     async with contextlib.AsyncExitStack() as stack:
         stores = [await open_store(url) for _ in range(2)]
@@ -149,14 +149,14 @@ async def admin(postgres, database):
 @pytest.fixture
 def conflicts(monkeypatch):
     """How the server ended transactions that were in each other's way."""
-    found, judged = [], link.is_conflict
+    found, judged = [], client.is_conflict
 
     def note(error):
         if judged(error):
             found.append(error.sqlstate)
         return judged(error)
 
-    monkeypatch.setattr(link, "is_conflict", note)
+    monkeypatch.setattr(client, "is_conflict", note)
     return found
 
 
@@ -191,11 +191,11 @@ async def test_a_job_that_ends_while_a_cancel_waits_is_not_waited_for_in_a_circl
 
 async def test_an_enqueue_that_looks_again_keeps_no_lock_from_its_first_look(pair, admin, conflicts, monkeypatch):
     """Else it would wait for an id with an ended job in hand, as the other one does the other way round."""
-    monkeypatch.setattr(store_module, "BRIEF_LOCK_MS", 5000)  # As for a batch of which much is blocked.
+    monkeypatch.setattr(transactions, "BRIEF_LOCK_MS", 5000)  # As for a batch of which much is blocked.
     store, other = pair
     await store.enqueue([new("w"), new("y")])
     await store.cancel([Cancel(key("w")), Cancel(key("y"))])
-    value, looks, goes_on = link.Direct.value, asyncio.Queue(), asyncio.Semaphore(0)
+    value, looks, goes_on = client.AsyncpgSession.value, asyncio.Queue(), asyncio.Semaphore(0)
 
     async def slow(session, name, *args):
         if name == "take_ids" and asyncio.current_task() is first:
@@ -206,7 +206,7 @@ async def test_an_enqueue_that_looks_again_keeps_no_lock_from_its_first_look(pai
     async def settled():
         return second.done() or await waiting(admin)
 
-    monkeypatch.setattr(link.Direct, "value", slow)
+    monkeypatch.setattr(client.AsyncpgSession, "value", slow)
     first = asyncio.create_task(store.enqueue([new("w"), new("y")]))
     await looks.get()
     await other.purge([Purge(key("w"))])  # What the first one has seen is not there any more: it looks again.

@@ -7,21 +7,23 @@ import pytest
 from holdfast.core.job import Finish, IdempotencyKey, Progress, Report, Result
 from holdfast.store import Hint
 from tests.stores.postgres.support import claim, new, opened
-from tests.stores.postgres.test_hints import Ear
+from tests.stores.postgres.test_hints import InboxChannel
 
 
 async def told_of(postgres, database, item, result, change=None):
     """How another handle hears of the end of a job, and what it finds when it looks."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
-        ear = Ear()
+        ear = InboxChannel()
         stop = other.listen(ear, {Hint.DONE})
         await ear.expect(lambda signal: not signal.queue)
         await store.enqueue([item])
         (job,) = await claim(store, 1)
         if change is not None:
             await change(store, job)
-        if store._ears._telling is not None:  # While hints go by themselves, this one would go with them.
-            await asyncio.wait([store._ears._telling])
+        if (
+            store._transactions.notifier._sending is not None
+        ):  # While hints go by themselves, this one would go with them.
+            await asyncio.wait([store._transactions.notifier._sending])
         await store.finish([Finish(job.key, job.token, "complete", result)])
         await ear.expect(lambda signal: signal.id == item.key.id)
         stop()

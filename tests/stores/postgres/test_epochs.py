@@ -27,7 +27,7 @@ def restore(postgres, database):
     """As if all that is here had been logged in a cluster where transactions have larger numbers."""
     postgres.sql(
         f"UPDATE holdfast.events SET xid = {FAR}; UPDATE holdfast.jobs SET logged = {FAR};"
-        f"UPDATE holdfast.done SET logged = {FAR}; SELECT setval('holdfast.freed', {FAR});"
+        f"UPDATE holdfast.done SET logged = {FAR}; SELECT setval('holdfast.freed_xid', {FAR});"
         "DELETE FROM holdfast.generation",
         database,
     )
@@ -97,7 +97,7 @@ async def test_a_process_that_lives_through_a_restore_hides_nothing():
 async def test_who_comes_in_the_middle_of_a_restore_is_told_to_come_again(postgres, database):
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
-        store._link.distrust()
+        store._client.drop_idle()
         postgres.sql("CREATE TABLE meta AS TABLE holdfast.meta; DELETE FROM holdfast.meta", database)
         with pytest.raises(StoreUnavailable, match="try again"):
             await claim(store, 1)
@@ -111,9 +111,9 @@ async def test_connections_made_at_once_begin_one_epoch(postgres, database):
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
         restore(postgres, database)
-        links = await asyncio.gather(*(store._link.dial() for _ in range(5)))
-        for link in links:
-            await link.close()
+        links = await asyncio.gather(*(store._client.connect() for _ in range(5)))
+        for client in links:
+            await client.close()
     assert epochs(postgres, database) == 2
 
 
@@ -126,7 +126,7 @@ async def test_an_event_filed_under_an_open_purge_begins_no_epoch(postgres, data
             async with early.transaction():
                 await early.execute("SELECT pg_current_xact_id()")
                 await store.enqueue([new("open")], connection=writer)
-                await purger.execute("SELECT holdfast.free(holdfast.xid())")
+                await purger.execute("SELECT holdfast.note_freed(holdfast.xid())")
                 await store.enqueue([new("filed")], connection=early)
             async with opened(postgres.url(database)):
                 assert epochs(postgres, database) == 1

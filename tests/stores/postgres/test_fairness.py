@@ -83,7 +83,7 @@ async def test_workers_that_know_nothing_of_each_other_are_fair_together(postgre
     """
     url = postgres.url(database, schema="beside")
     async with opened(postgres.url(database, schema="alone")) as alone, apart(url) as first, apart(url) as second:
-        assert first._memory is not second._memory
+        assert first._cache is not second._cache
         await fill(first, BACKLOG, tenant="big")
         await has_had_its_turns([first, second])
         (before,) = await first.stats("big", [QUEUE])

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.errors import StoreBusy, StoreUnavailable
 from holdfast.core.job import Cancel, Extend, Extended, JobKey, JobState, Lease, Queued, SetResultTtl
-from holdfast.stores.postgres.connection import Direct
+from holdfast.stores.postgres.connection import AsyncpgSession
 from tests.eventually import eventually
 from tests.log import all_events
 from tests.stores import load
@@ -109,7 +109,7 @@ async def test_a_full_pool_says_so_and_renewals_go_on(postgres, database):
 
 def losing_a_reply(monkeypatch, meanwhile):
     """The next transaction is committed, `meanwhile` happens, and its connection is lost before that is answered."""
-    execute, due = Direct.execute, [True]
+    execute, due = AsyncpgSession.execute, [True]
 
     async def executed(session, text):
         await execute(session, text)
@@ -118,7 +118,7 @@ def losing_a_reply(monkeypatch, meanwhile):
             await meanwhile()
             raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
 
-    monkeypatch.setattr(Direct, "execute", executed)
+    monkeypatch.setattr(AsyncpgSession, "execute", executed)
 
 
 async def test_a_cancel_that_is_sent_again_cancels_one_life_of_the_id(postgres, database, monkeypatch):

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.core.job import Cancel, Finish, IdempotencyKey, JobKey, JobState, Queued, Replayed
 from holdfast.store import TenantSettings
-from holdfast.stores.postgres.connection import Direct
-from holdfast.stores.postgres.enqueue import add_line
+from holdfast.stores.postgres.connection import AsyncpgSession
+from holdfast.stores.postgres.enqueue import add_queue
 from holdfast.stores.postgres.errors import StaleCache
 from tests.stores.load import new, wish
 from tests.stores.postgres.support import claim, judge
@@ -20,17 +20,17 @@ from tests.stores.postgres.support import claim, judge
 KEY = JobKey("acme", "mail", "x")
 
 
-def wiped(memory):
+def wiped(cache):
     """A lane was stale, in the same generation."""
-    memory.meet(memory.place, stale=True)
+    cache.set_data(cache.data_id, stale=True)
 
 
-def replaced(memory):
+def replaced(cache):
     """Another connection leads to other data, where the numbers are those of other lanes."""
-    number = memory.find("acme", "mail").number
-    memory.meet(f"{memory.place.split()[0]} another-generation")
-    memory.learn(memory.known(), number, 1, 1023, "mallory", "hers")
-    memory.learn(memory.known(), number + 1, 1, 1023, "acme", "mail")
+    number = cache.find("acme", "mail").number
+    cache.set_data(f"{cache.data_id.split()[0]} another-generation")
+    cache.learn(cache.fingerprint(), number, 1, 1023, "mallory", "hers")
+    cache.learn(cache.fingerprint(), number + 1, 1, 1023, "acme", "mail")
 
 
 @pytest.fixture(params=[wiped, replaced])
@@ -43,13 +43,13 @@ def forgetting(request, store, monkeypatch):
             found = await ask(session, name, *args)
             if name in due:
                 due.discard(name)
-                request.param(store._memory)
+                request.param(store._cache)
             return found
 
         return asked
 
-    monkeypatch.setattr(Direct, "rows", watch(Direct.rows))
-    monkeypatch.setattr(Direct, "value", watch(Direct.value))
+    monkeypatch.setattr(AsyncpgSession, "rows", watch(AsyncpgSession.rows))
+    monkeypatch.setattr(AsyncpgSession, "value", watch(AsyncpgSession.value))
     yield due.add
     assert due == set(), "the statement was not run"
 
@@ -65,7 +65,7 @@ async def lives(asked):
     return await asked(f"SELECT count(*) FROM {tables} WHERE id = 'x'")
 
 
-@pytest.mark.parametrize("moment", ["find", "hold_keys", "hold", "find_held", "quotas", "find_keys"])
+@pytest.mark.parametrize("moment", ["find", "lock_keys", "lock_jobs", "find_locked", "quotas", "find_keys"])
 async def test_a_replay_finds_its_job(store, forgetting, moment):
     await store.set_tenant("acme", TenantSettings(None, None, 1000))
     await failed(store, idempotency=IdempotencyKey("k"))
@@ -74,7 +74,9 @@ async def test_a_replay_finds_its_job(store, forgetting, moment):
     await judge(store)
 
 
-@pytest.mark.parametrize("moment", ["find", "try_keys", "find_keys", "take_ids", "quotas", "next_seqs", "move_ids"])
+@pytest.mark.parametrize(
+    "moment", ["find", "try_lock_keys", "find_keys", "take_ids", "quotas", "next_seqs", "move_ids"]
+)
 async def test_an_enqueue_of_an_ended_id_leaves_one_life(store, asked, forgetting, moment):
     await store.set_tenant("acme", TenantSettings(None, None, 1000))
     await store.enqueue([new("x")])
@@ -86,7 +88,7 @@ async def test_an_enqueue_of_an_ended_id_leaves_one_life(store, asked, forgettin
     await judge(store)
 
 
-@pytest.mark.parametrize("moment", ["hold", "find_held"])
+@pytest.mark.parametrize("moment", ["lock_jobs", "find_locked"])
 async def test_a_cancel_finds_its_job(store, forgetting, moment):
     await store.enqueue([new("x")])
     forgetting(moment)
@@ -97,7 +99,7 @@ async def test_a_reap_ends_the_lease_of_the_right_job(store, forgetting):
     await store.enqueue([new("x")])
     await claim(store, 1)
     await store.shift_clock(120_000)
-    forgetting("hold_expired")
+    forgetting("lock_expired")
     assert (await store.reap(10, 0.5)).jobs == [KEY]
 
 
@@ -110,7 +112,7 @@ async def test_a_batch_over_two_queues_has_a_lane_for_each_job(store, forgetting
 
 async def test_a_claim_looks_in_all_its_queues(store, forgetting):
     await store.enqueue([new("x"), new("y", queue="other")])
-    store._memory.meet(store._memory.place, stale=True)
+    store._cache.set_data(store._cache.data_id, stale=True)
     await store.get([KEY])
     forgetting("find_lanes")
     claimed = await store.claim(wish(9, queues=("mail", "other")))
@@ -119,12 +121,12 @@ async def test_a_claim_looks_in_all_its_queues(store, forgetting):
 
 async def test_the_number_of_a_queue_is_remembered_with_the_data_it_is_of(store, asked, forgetting):
     await store.enqueue([new("x")])
-    generation = store._memory.generation
-    forgetting("find_line")
+    generation = store._cache.generation
+    forgetting("find_queue")
     try:
-        number = await add_line(store._link, store._memory, "new")
+        number = await add_queue(store._client, store._cache, "new")
     except StaleCache:
         number = None
-    assert store._memory.line("new").number == number
-    right = await asked("SELECT line FROM holdfast.lines WHERE queue = 'new'")
-    assert number == (right if store._memory.generation == generation else None)
+    assert store._cache.queue("new").number == number
+    right = await asked("SELECT queue_id FROM holdfast.queues WHERE queue = 'new'")
+    assert number == (right if store._cache.generation == generation else None)

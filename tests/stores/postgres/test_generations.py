@@ -66,7 +66,7 @@ async def lives_through(store, url, hold, lose):
     offset = await store.last_offset()
     await lose()
     # Another process, which gets the numbers that are free by now.
-    lanes.forget(store.address.place)
+    lanes.forget(store.address.identity)
     other = await patiently(lambda: open_store(url))
     try:
         await other.enqueue([new("hers", tenant="mallory", queue="hers")])
@@ -190,11 +190,11 @@ async def test_a_second_store_in_the_process_makes_the_first_forget_nothing(post
     """What they share is about the same data. Turns between tenants would begin anew with each Queue that is opened."""
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
-        known = dict(store._memory.by_number)
+        known = dict(store._cache.by_number)
         with caplog.at_level(logging.WARNING, "holdfast"):
             async with opened(postgres.url(database)) as second:
-                assert second._memory is store._memory
-        assert dict(store._memory.by_number) == known != {}
+                assert second._cache is store._cache
+        assert dict(store._cache.by_number) == known != {}
         assert caplog.records == []
 
 
@@ -223,7 +223,7 @@ async def test_a_lane_that_is_another_by_name_is_never_used(postgres, database, 
             lambda: store.pause("acme", "mail", paused=False),
         ):
             # The memory is as it was before the swap.
-            store._memory._forget()
+            store._cache._forget()
             postgres.sql(swap, database)
             await store.get([JobKey("acme", "mail", "x"), JobKey("beta", "mail", "x")])
             postgres.sql(swap, database)
@@ -280,6 +280,6 @@ async def test_nothing_is_written_in_the_middle_of_a_restore(postgres, database)
         for act in (lambda: store.enqueue([new("a", queue="new")]), lambda: store.pause("acme", "new", paused=True)):
             with pytest.raises(StoreUnavailable, match="restored"):
                 await act()
-        assert postgres.sql("SELECT count(*) FROM holdfast.lines", database) == [["1"]]
+        assert postgres.sql("SELECT count(*) FROM holdfast.queues", database) == [["1"]]
         postgres.sql("INSERT INTO holdfast.meta TABLE kept", database)
         await store.enqueue([new("a", queue="new")])

@@ -78,8 +78,8 @@ async def test_a_claim_keeps_what_it_got_when_its_offer_fails(store, offers, adm
     """The offer cannot be made, or not taken away: the jobs are ours by then."""
     async with place(store, offers) as (post, _):
         await store.enqueue([new("a"), new("b")])
-        await edit(admin, "make_offer", "BEGIN", f"BEGIN {BROKEN};")
-        await edit(admin, "take_back", "IF p_leave THEN", f"IF p_leave THEN {BROKEN};")
+        await edit(admin, "register_waiter", "BEGIN", f"BEGIN {BROKEN};")
+        await edit(admin, "withdraw_waiter", "IF p_leave THEN", f"IF p_leave THEN {BROKEN};")
         claimed = await post.claim(wish(limit))
         assert [found.id for found in claimed.jobs] == ["a", "b"]
         answers = await store.finish([complete(found) for found in claimed.jobs])
@@ -94,7 +94,7 @@ async def test_a_claim_gives_what_it_got_while_it_is_worth_something(store, offe
     """An offer that hangs must not use up the leases of the jobs that came with the claim."""
     async with place(store, offers) as (post, _):
         await store.enqueue([new("a"), new("b")])
-        await edit(admin, "make_offer", "BEGIN", "BEGIN PERFORM pg_sleep(60);")
+        await edit(admin, "register_waiter", "BEGIN", "BEGIN PERFORM pg_sleep(60);")
         claimed = await post.claim(wish(5, lease_ms=6000))
         answers = await store.finish([complete(found) for found in claimed.jobs])
         assert [answer.state for answer in answers] == [JobState.COMPLETED] * 2
@@ -103,7 +103,7 @@ async def test_a_claim_gives_what_it_got_while_it_is_worth_something(store, offe
 async def test_a_job_whose_message_is_late_takes_up_room(store, url, offers, admin, monkeypatch):
     """It is leased and will come: nobody counts on its place, however often he claims meanwhile."""
     monkeypatch.setattr(core_waiters, "IN_FLIGHT_S", 10 * SOON_S)
-    await edit(admin, "tell", "COMMIT;", "COMMIT; PERFORM pg_advisory_xact_lock_shared(42);")
+    await edit(admin, "commit_and_notify", "COMMIT;", "COMMIT; PERFORM pg_advisory_xact_lock_shared(42);")
     async with place(store, offers, limit=2) as (post, came), opened(url) as other:
         await admin.execute("SELECT pg_advisory_lock(42)")
         sending = asyncio.create_task(other.enqueue([new("late")]))
@@ -139,22 +139,22 @@ async def test_a_claim_leaves_no_offer_when_nobody_hears_it_any_more(store, offe
             await post.close()
         else:
             await hang_up()
-            await eventually(lambda: post._ear.number == 0, every_s=0.001)
+            await eventually(lambda: post._channel.number == 0, every_s=0.001)
         go_on.set()
         await claiming
-        assert await admin.fetch("SELECT * FROM holdfast.offers WHERE until > 0") == []
+        assert await admin.fetch("SELECT * FROM holdfast.waiters WHERE expires_at > 0") == []
         if how == "it ends":
-            assert await admin.fetch("SELECT * FROM holdfast.offer_places") == []
+            assert await admin.fetch("SELECT * FROM holdfast.waiter_queues") == []
 
 
 async def test_an_offer_that_comes_late_replaces_no_newer_one(store, offers, admin):
     """It was on its way when the worker lost patience."""
     async with place(store, offers):
-        (post, channel, number) = await admin.fetchrow("SELECT post, channel, number FROM holdfast.offers")
-        call = "holdfast.make_offer($1, $2, $3, '{1}', '{1}', 9, 60000, 20000, 'w', ARRAY[value])"
+        (post, channel, number) = await admin.fetchrow("SELECT inbox, channel, number FROM holdfast.waiters")
+        call = "holdfast.register_waiter($1, $2, $3, '{1}', '{1}', 9, 60000, 20000, 'w', ARRAY[value])"
         late = f"SELECT {call} FROM holdfast.generation"
         assert await admin.fetchval(late, post, channel, number - 1) is False
-        assert await admin.fetchval("SELECT (number, given) = ($1::bigint, 2) FROM holdfast.offers", number)
+        assert await admin.fetchval("SELECT (number, room) = ($1::bigint, 2) FROM holdfast.waiters", number)
 
 
 # Listening ----------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ async def test_nobody_offers_before_he_listens(store, offers, heard, monkeypatch
         await post.claim(wish(2))
         assert await offers() == 0
         go_on.set()
-        await eventually(lambda: post._ear.number != 0)
+        await eventually(lambda: post._channel.number != 0)
     await post.claim(wish(2))
     assert await offers() == 1
     await post.close()
@@ -183,7 +183,7 @@ async def test_a_place_that_ends_before_it_was_heard_leaves_nothing(store, offer
             await post.close()
             go_on.set()
             await eventually(heard, lambda found: found == 1)
-            connection = store._ears._connection
+            connection = store._transactions.listener._connection
             await eventually(lambda: len([name for name in connection._listeners if name.startswith("hfp")]) == 1)
 
 
@@ -199,32 +199,32 @@ async def test_a_connection_that_ends_while_a_place_does_is_no_surprise(store, o
 
     async with place(store, offers) as (post, _):
         monkeypatch.setattr(asyncpg.Connection, "_get_statement", ended)
-        before = set(store._ears._tasks)
-    (task,) = store._ears._tasks - before
+        before = set(store._transactions.listener._tasks)
+    (task,) = store._transactions.listener._tasks - before
     await asyncio.wait([task])
     assert task.exception() is None
-    assert post._ear.number == 0
+    assert post._channel.number == 0
 
 
-@pytest.mark.parametrize("who", ["comes", "goes"])
+@pytest.mark.parametrize("who", ["comes", "events_to_remove"])
 async def test_a_worker_that_comes_or_goes_on_a_dead_line_leaves_no_other_deaf(proxy, far, store, offers, asked, who):
     """Its request is never answered; the line is found dead all the same."""
     other = far.open_inbox(lambda *_: None)
     async with place(far, offers) as (post, came):
-        await eventually(lambda: other._ear.number != 0)
-        number = post._ear.number
+        await eventually(lambda: other._channel.number != 0)
+        number = post._channel.number
         proxy.freeze(new=False)
         if who == "comes":
             another = far.open_inbox(lambda *_: None)
         else:
-            other._ear.stop()
+            other._channel.stop()
             another = other
-        await eventually(lambda: post._ear.number not in (0, number))
+        await eventually(lambda: post._channel.number not in (0, number))
 
         async def offered():
             with contextlib.suppress(StoreError):
                 await post.claim(wish(2))
-            return await asked("SELECT max(post) FROM holdfast.offers WHERE until > 0") == post._ear.number
+            return await asked("SELECT max(inbox) FROM holdfast.waiters WHERE expires_at > 0") == post._channel.number
 
         await eventually(offered)
         await store.enqueue([new("x")])
@@ -259,8 +259,8 @@ async def test_what_joins_a_transaction_is_handed_to_nobody(store, offers, admin
     async with place(store, offers) as (post, came):
         async with admin.transaction():
             await store.enqueue([new("joined")], connection=admin)
-            await store.enqueue([new("free")])
-            await eventually(lambda: [found.id for found in came], lambda ids: ids == ["free"])
+            await store.enqueue([new("note_freed")])
+            await eventually(lambda: [found.id for found in came], lambda ids: ids == ["note_freed"])
             assert (await post.claim(wish(2))).jobs == []
         assert await state_of(store, "joined") is JobState.READY
         assert [found.id for found in (await post.claim(wish(2))).jobs] == ["joined"]
@@ -282,7 +282,7 @@ async def test_schemas_that_begin_alike_are_strangers(postgres, empty_database):
         for n, store in enumerate(stores):
             post = store.open_inbox(lambda claimed, sent, n=n: came.setdefault(n, []).extend(claimed.jobs))
             stack.push_async_callback(post.close)
-            await eventually(lambda post=post: post._ear.number)
+            await eventually(lambda post=post: post._channel.number)
             await post.claim(wish(2))
         for n, store in enumerate(stores):
             await store.enqueue([new(f"{n}")])
@@ -293,14 +293,14 @@ async def test_schemas_that_begin_alike_are_strangers(postgres, empty_database):
 async def test_a_message_of_other_data_teaches_nothing(store, url, offers, admin):
     """The numbers in it may mean another tenant's queue by now. [TENANT-3]"""
     async with place(store, offers) as (_, came):
-        known = store._memory.place
-        store._memory.meet(f"{known.split()[0]} another-generation")
-        lanes.forget(store.address.place)
+        known = store._cache.data_id
+        store._cache.set_data(f"{known.split()[0]} another-generation")
+        lanes.forget(store.address.identity)
         async with opened(url) as near:
             await near.enqueue([new("x")])
         await eventually(lambda: came)
-        assert store._memory.by_number == {}
-        store._memory.meet(known)
+        assert store._cache.by_number == {}
+        store._cache.set_data(known)
 
 
 # Bad days -----------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ async def test_where_looking_takes_long_nothing_is_offered_for_a_while(store, ur
                 await store.finish([complete(found) for found in claimed.jobs])
                 assert (await post.claim(wish(2))).jobs == []
                 assert await offers() == 0
-            post._tired_until = 0.0  # Enough of it.
+            post._paused_until = 0.0  # Enough of it.
             assert (await post.claim(wish(2))).jobs == []
             assert await offers() == 1
             assert came == []
@@ -339,8 +339,8 @@ async def test_where_looking_takes_long_nothing_is_offered_for_a_while(store, ur
 async def test_where_old_versions_pile_up_nothing_is_offered(store, offers, admin, postgres, database):
     async with long_transaction(admin), place(store, offers) as (post, came):
         postgres.sql(
-            "INSERT INTO holdfast.offers SELECT n, 0, 1, 1, 1, 0, false, repeat('x', 60), 'w' "
-            "FROM generate_series(1, 5000) n; DELETE FROM holdfast.offers WHERE post <= 5000",
+            "INSERT INTO holdfast.waiters SELECT n, 0, 1, 1, 1, 0, false, repeat('x', 60), 'w' "
+            "FROM generate_series(1, 5000) n; DELETE FROM holdfast.waiters WHERE inbox <= 5000",
             database,
         )
         assert (await post.claim(wish(2))).jobs == []
@@ -349,8 +349,8 @@ async def test_where_old_versions_pile_up_nothing_is_offered(store, offers, admi
         assert await state_of(store, "x") is JobState.READY
         assert [found.id for found in (await post.claim(wish(2))).jobs] == ["x"]
         assert await offers() == 0
-    assert await admin.fetch("SELECT * FROM holdfast.offers") == []
-    await admin.execute("VACUUM holdfast.offers")
+    assert await admin.fetch("SELECT * FROM holdfast.waiters") == []
+    await admin.execute("VACUUM holdfast.waiters")
     async with place(store, offers) as (_, came):
         await store.enqueue([new("y")])
         await eventually(lambda: [found.id for found in came], lambda ids: ids == ["y"])
@@ -358,16 +358,19 @@ async def test_where_old_versions_pile_up_nothing_is_offered(store, offers, admi
 
 async def test_prune_forgets_the_offers_of_the_dead_alone(store, offers, admin):
     async with place(store, offers):
-        living = await admin.fetchval("SELECT post FROM holdfast.offers")
-        await admin.execute("UPDATE holdfast.offers SET until = 0")  # As in the middle of a claim.
+        living = await admin.fetchval("SELECT inbox FROM holdfast.waiters")
+        await admin.execute("UPDATE holdfast.waiters SET expires_at = 0")  # As in the middle of a claim.
         for post, until in ((1, 0), (2, 5), (3, 2**60)):
-            row = "INSERT INTO holdfast.offers VALUES ($1, $2, 1, 1, 1, 0, false, 'x', 'w')"
+            row = "INSERT INTO holdfast.waiters VALUES ($1, $2, 1, 1, 1, 0, false, 'x', 'w')"
             await admin.execute(row, post, until)
-            await admin.execute("INSERT INTO holdfast.offer_places VALUES (7, 0, $1)", post)
+            await admin.execute("INSERT INTO holdfast.waiter_queues VALUES (7, 0, $1)", post)
         await store.prune(100)
-        assert [row["post"] for row in await admin.fetch("SELECT post FROM holdfast.offers ORDER BY 1")] == [3, living]
-        found = await admin.fetch("SELECT DISTINCT post FROM holdfast.offer_places ORDER BY 1")
-        assert [row["post"] for row in found] == [3, living]
+        assert [row["inbox"] for row in await admin.fetch("SELECT inbox FROM holdfast.waiters ORDER BY 1")] == [
+            3,
+            living,
+        ]
+        found = await admin.fetch("SELECT DISTINCT inbox FROM holdfast.waiter_queues ORDER BY 1")
+        assert [row["inbox"] for row in found] == [3, living]
 
 
 async def test_a_server_that_was_killed_has_no_offers_and_workers_offer_anew(durable):
@@ -375,19 +378,19 @@ async def test_a_server_that_was_killed_has_no_offers_and_workers_offer_anew(dur
     runs = Runs()
 
     def offers():
-        return int(durable.sql("SELECT count(*) FROM holdfast.offers WHERE until > 0")[0][0])
+        return int(durable.sql("SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")[0][0])
 
     async with Queue(url, tenant=TENANT) as queue, working(url, runs.job, concurrency=2):
         await waiting(offers, 1)
-        before = durable.sql("SELECT post FROM holdfast.offers")
+        before = durable.sql("SELECT inbox FROM holdfast.waiters")
         await asyncio.to_thread(durable.kill)
         await asyncio.to_thread(durable.restart)
         await waiting(offers, 1)
-        assert durable.sql("SELECT post FROM holdfast.offers") != before
+        assert durable.sql("SELECT inbox FROM holdfast.waiters") != before
         for n in range(5):
             assert await queue.enqueue_and_wait(runs.job.message(n), id=f"{n}", timeout=SOON_S) == n
         jobs = await judge(queue.store)
         assert {found.attempts for found in jobs.values()} == {1}
     assert runs.all == [f"{n}" for n in range(5)]
-    assert durable.sql("SELECT count(*) FROM holdfast.offers") == [["0"]]
-    assert durable.sql("SELECT count(*) FROM holdfast.offer_places") == [["0"]]
+    assert durable.sql("SELECT count(*) FROM holdfast.waiters") == [["0"]]
+    assert durable.sql("SELECT count(*) FROM holdfast.waiter_queues") == [["0"]]

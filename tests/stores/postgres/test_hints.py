@@ -5,13 +5,13 @@ import asyncio
 from holdfast.core.errors import JobCanceled
 from holdfast.core.job import Cancel, JobKey
 from holdfast.store import Hint
-from holdfast.stores.postgres.lanes import Memory
-from holdfast.stores.postgres.notifications import GATHER_S, PAYLOAD, payloads
-from holdfast.stores.postgres.unit_of_work import News
+from holdfast.stores.postgres.lanes import LaneCache
+from holdfast.stores.postgres.notifications import GATHER_S, MAX_PAYLOAD, payloads
+from holdfast.stores.postgres.unit_of_work import Effects
 from tests.stores.postgres.support import apart, claim, complete, fill, new, opened
 
 
-class Ear:
+class InboxChannel:
     def __init__(self):
         self.signals = []
         self.rung = asyncio.Event()
@@ -29,7 +29,7 @@ class Ear:
 
 async def test_a_hint_reaches_another_handle_and_comes_back_after_a_cut(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
-        ear = Ear()
+        ear = InboxChannel()
         stop = other.listen(ear, {Hint.READY})
         await ear.expect(lambda signal: not signal.queue)  # It listens from now on.
         await fill(store, 1)
@@ -50,32 +50,32 @@ async def test_a_handle_hears_when_its_schema_was_replaced(postgres, database):
     """The channels of the new schema have other names."""
     url = postgres.url(database, test_clock=1)
     async with apart(url) as other, opened(url) as store, opened(url) as idle:
-        ears = [Ear(), Ear()]
-        for handle, ear in zip((store, idle), ears, strict=True):
+        notifications = [InboxChannel(), InboxChannel()]
+        for handle, ear in zip((store, idle), notifications, strict=True):
             handle.listen(ear, {Hint.READY})
             await ear.expect(lambda signal: not signal.queue)  # It listens from now on.
         postgres.sql("DROP SCHEMA holdfast CASCADE", database)
         async with opened(postgres.url(database, test_clock=1, wait_s=7)):
             pass  # It has made the schema anew.
-        for ear in ears:
+        for ear in notifications:
             ear.signals.clear()
         await store.enqueue([new("a")])  # Which finds that the data is another. `idle` asks for nothing.
-        for ear in ears:
+        for ear in notifications:
             await ear.expect(lambda signal: not signal.queue)
             ear.signals.clear()
         await other.enqueue([new("b")])
-        for ear in ears:
+        for ear in notifications:
             await ear.expect(lambda signal: signal.queue == "mail")
 
 
 async def test_who_listens_for_more_is_told_of_that_too(postgres, database):
     """Each kind of hint has a channel of its own, so that nobody is woken for what he does not wait for."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
-        ended, ready = Ear(), Ear()
+        ended, ready = InboxChannel(), InboxChannel()
         stops = [other.listen(ended, {Hint.DONE})]
         await ended.expect(lambda signal: not signal.queue)  # It listens from now on.
         channels = "SELECT DISTINCT query FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = '{}'"
-        [[secret]] = postgres.sql("SELECT place FROM holdfast.meta", database)
+        [[secret]] = postgres.sql("SELECT id FROM holdfast.meta", database)
         assert postgres.sql(channels.format(database)) == [[f'LISTEN "hfd{secret.replace("-", "")}"']]
         stops.append(other.listen(ready, {Hint.READY}))
         await ready.expect(lambda signal: not signal.queue)
@@ -89,7 +89,7 @@ async def test_who_listens_for_more_is_told_of_that_too(postgres, database):
 
 async def test_without_listen_everybody_looks_now_and_then(postgres, database):
     async with opened(postgres.url(database)) as store, opened(postgres.url(database, listen=0)) as other:
-        ear = Ear()
+        ear = InboxChannel()
         stop = other.listen(ear, {Hint.READY})
         await fill(store, 1)
         ear.signals.clear()
@@ -100,19 +100,19 @@ async def test_without_listen_everybody_looks_now_and_then(postgres, database):
 def test_many_ends_are_told_as_one_and_no_notification_is_too_long():
     few = [JobKey("t", "few", f"job-{n}") for n in range(3)]
     many = [JobKey("t", "many", f"job-{n}") for n in range(1000)]
-    hints = News(ended=[*many, *few]).hints(Memory())
+    hints = Effects(ended=[*many, *few]).hints(LaneCache())
     assert hints == [(Hint.DONE, "t", "many", ""), *((Hint.DONE, *key) for key in few)]
     assert len(payloads("me", hints)) == 1
     wide = [(Hint.READY, "t", f"queue-{n}-{'x' * 100}", "") for n in range(500)]
     found = payloads("me", wide)
     assert len(found) > 1
-    assert max(len(payload) for _, payload in found) <= PAYLOAD + 100
+    assert max(len(payload) for _, payload in found) <= MAX_PAYLOAD + 100
 
 
 async def test_that_the_log_grew_goes_with_the_next_hint(postgres, database):
     """A claim is told to readers of the log alone, who are in no hurry: so a quick job costs one notification."""
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
-        ear = Ear()
+        ear = InboxChannel()
         stop = other.listen(ear, {Hint.DONE})
         await ear.expect(lambda signal: not signal.queue)  # It listens from now on.
         await store.enqueue([new("a")])
@@ -121,7 +121,7 @@ async def test_that_the_log_grew_goes_with_the_next_hint(postgres, database):
         await complete(store, await claim(store, 1))
         await ear.expect(lambda signal: signal.id == "a")
         await quiet(store)
-        assert "hint" not in sent
+        assert "notify" not in sent
         stop()
 
 
@@ -136,24 +136,24 @@ async def test_what_would_have_gone_with_a_refused_change_is_told_all_the_same(p
         (answer,) = await complete(store, [job])
         assert isinstance(answer, JobCanceled)
         await quiet(store)
-        assert sent.count("hint") == 1
+        assert sent.count("notify") == 1
 
 
 async def quiet(store):
     """Wait until it has nothing to tell, and may tell again at once."""
     async with asyncio.timeout(10):
-        while store._ears._telling is not None:
-            await asyncio.wait([store._ears._telling])
+        while store._transactions.notifier._sending is not None:
+            await asyncio.wait([store._transactions.notifier._sending])
     await asyncio.sleep(GATHER_S)
 
 
 def spied(store):
     """The names of the statements that are sent from here on."""
-    sent, ask = [], store._link.rows
+    sent, ask = [], store._client.rows
 
     async def rows(name, *args, **options):
         sent.append(name)
         return await ask(name, *args, **options)
 
-    store._link.rows = rows
+    store._client.rows = rows
     return sent

@@ -144,7 +144,7 @@ async def test_a_snapshot_that_is_older_than_the_queue_is_to_be_begun_again(
     """And that is all: the process forgets nothing, and a second try succeeds."""
     async with opened(postgres.url(database)) as store:
         await store.enqueue([new("old")])
-        lane = store._memory.find("acme", "mail")
+        lane = store._cache.find("acme", "mail")
         connect = asyncpg.connect if driver is asyncpg else partial(psycopg.AsyncConnection.connect, autocommit=True)
         connection = await connect(postgres.url(database))
         item = new("joined", **new_thing)
@@ -159,7 +159,7 @@ async def test_a_snapshot_that_is_older_than_the_queue_is_to_be_begun_again(
                 assert await store.enqueue([item], connection=connection) == [Queued("joined", JobState.READY)]
                 await connection.execute("COMMIT")
         await connection.close()
-        assert store._memory.find("acme", "mail") is lane
+        assert store._cache.find("acme", "mail") is lane
         assert [record for record in caplog.records if "other data" in record.message] == []
         assert (await store.get([item.key]))[0].state is JobState.READY
 

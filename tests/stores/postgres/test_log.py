@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.job import Cancel, IdempotencyKey, JobKey, Purge, SetResultTtl
 from holdfast.stores.postgres import upkeep
-from holdfast.stores.postgres.connection import Direct
+from holdfast.stores.postgres.connection import AsyncpgSession
 from tests.eventually import eventually
 from tests.log import all_events
 from tests.stores.postgres.support import claim, complete, fill, new, opened
@@ -76,12 +76,12 @@ async def test_ids_are_freed_last(postgres, database, by, monkeypatch):
         await store.set_result_ttl([SetResultTtl(job.key, 0 if by == "prune" else 60_000)])
         sent = []
         for name in ("value", "rows"):
-            monkeypatch.setattr(Direct, name, noted(sent, getattr(Direct, name)))
+            monkeypatch.setattr(AsyncpgSession, name, noted(sent, getattr(AsyncpgSession, name)))
         if by == "purge":
             await store.purge([Purge(job.key)])
         else:
-            await store._link.change(lambda session: upkeep.forget(session, store._memory, 10, blobs=True))
-        assert sent[-1] == "free"
+            await store._client.change(lambda session: upkeep.forget(session, store._cache, 10, blobs=True))
+        assert sent[-1] == "note_freed"
 
 
 def noted(names, send):

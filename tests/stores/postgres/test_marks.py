@@ -11,13 +11,13 @@ async def test_what_commits_behind_the_marks_is_found_within_a_second(postgres, 
     async with opened(postgres.url(database)) as store:
         await fill(store, 10)
         await claim(store, 10)
-        lane = store._memory.find("acme", "mail")
-        assert max(lane.marks) > 0
+        lane = store._cache.find("acme", "mail")
+        assert max(lane.low_water) > 0
         connection = await asyncpg.connect(postgres.url(database))
         await fill(store, 1, start=10)
         await connection.execute("UPDATE holdfast.jobs SET visible_at = visible_at - 60000 WHERE state < 4")
         await connection.close()
-        lane.marks = [2**60] * 10
+        lane.low_water = [2**60] * 10
         async with asyncio.timeout(60):
             found = []
             while not found:

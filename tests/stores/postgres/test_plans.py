@@ -22,17 +22,17 @@ MOODS = {
 async def test_a_claim_never_takes_more_than_its_limit(postgres, database, mood):
     async with opened(postgres.url(database)) as store:
         await fill(store, 50)
-        await store._link.close()
-        store._link._closed = False
-        dial = store._link.dial
+        await store._client.close()
+        store._client._closed = False
+        connect = store._client.connect
 
         async def in_this_mood():
-            connection = await dial()
+            connection = await connect()
             if MOODS[mood]:
                 await connection.execute(MOODS[mood])
             return connection
 
-        store._link.dial = in_this_mood
+        store._client.connect = in_this_mood
         seen = []
         for limit in (1, 3, 7, 20):
             jobs = await claim(store, limit)
@@ -60,14 +60,14 @@ async def test_stale_statistics_change_no_plan(postgres, database):
         connection.add_log_listener(lambda _, message: plans.append(message.message))
         jobs = await claim(store, 200)
         await connection.fetchval(
-            store._link.sql["complete"],
-            [store._memory.find("acme", "mail").number],
+            store._client.sql["complete"],
+            [store._cache.find("acme", "mail").number],
             texts([job.id for job in jobs]),
             numbers(job.token for job in jobs),
             [None] * len(jobs),
             None,
             None,
-            store._memory.known(),
+            store._cache.fingerprint(),
         )
         await connection.close()
         indexes = set()

@@ -6,7 +6,7 @@ from holdfast.core.errors import QuotaExceeded
 from holdfast.core.job import Cancel, Finish, NewJob, Queued, Replayed
 from holdfast.store import TenantSettings
 from holdfast.stores.postgres import quotas
-from holdfast.stores.postgres.connection import Direct
+from holdfast.stores.postgres.connection import AsyncpgSession
 from tests.stores.postgres.support import claim, fill, new, opened
 
 WAITING = 1500
@@ -26,7 +26,7 @@ def counts(monkeypatch):
         return noted
 
     for name in ("rows", "value"):
-        monkeypatch.setattr(Direct, name, noting(getattr(Direct, name)))
+        monkeypatch.setattr(AsyncpgSession, name, noting(getattr(AsyncpgSession, name)))
     return made
 
 
@@ -47,8 +47,8 @@ async def test_a_quota_is_reached_exactly(postgres, database, queue):
     room = 40
     async with opened(postgres.url(database)) as store, opened(postgres.url(database)) as other:
         # As two processes would: neither knows what the other has counted.
-        other._memory = type(store._memory)()
-        other._memory.meet(store._memory.place)
+        other._cache = type(store._cache)()
+        other._cache.set_data(store._cache.data_id)
         await fill(store, WAITING)
         jobs = await claim(store, 20)
         await store.finish([Finish(job.key, job.token, "fail") for job in jobs[:10]])
@@ -98,7 +98,7 @@ async def test_a_count_that_was_cut_short_is_not_remembered(postgres, database, 
 async def test_what_is_in_flight_while_others_are_counted_takes_room_when_it_is_committed(
     postgres, database, monkeypatch
 ):
-    monkeypatch.setattr(quotas, "MANY", 1)
+    monkeypatch.setattr(quotas, "MIN_REMEMBERED", 1)
     async with opened(postgres.url(database)) as store:
         await store.set_tenant("acme", TenantSettings("mail", None, 30))
         await fill(store, 9)

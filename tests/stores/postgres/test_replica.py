@@ -128,7 +128,7 @@ async def test_an_address_that_leads_to_a_replica_for_a_moment(pair):
     async with Proxy(HOST, primary.port) as proxy, opened(f"postgresql://{ROLE}@{HOST}:{proxy.port}/postgres") as store:
         await store.enqueue([new("a"), new("b"), new("c")])
         leased = await claim_one(store)
-        known = dict(store._memory.by_number)
+        known = dict(store._cache.by_number)
         await replayed(primary, replica)
         for act in (
             lambda: store.claim(wish(1)),
@@ -142,12 +142,12 @@ async def test_an_address_that_leads_to_a_replica_for_a_moment(pair):
         ):
             proxy.lead_to(replica.port)
             proxy.drop_all()
-            store._link.distrust()  # Nothing is sent on a line that is cut.
+            store._client.drop_idle()  # Nothing is sent on a line that is cut.
             with pytest.raises(StoreUnavailable, match="is a replica"):
                 await act()
             proxy.lead_to(primary.port)
             await act()
-        assert dict(store._memory.by_number) == known
+        assert dict(store._cache.by_number) == known
 
 
 async def test_a_connection_that_leads_to_a_replica_is_given_up(pair):
@@ -157,9 +157,12 @@ async def test_a_connection_that_leads_to_a_replica_is_given_up(pair):
     async with opened(primary.url()) as store:
         await store.enqueue([new("a")])
         await replayed(primary, replica)
-        link = make_store(replica.url())._link  # Not open: it takes a connection as it is.
-        for name, *args in (("known", store._memory.known()), ("add_line", "q", store._memory.known())):
+        client = make_store(replica.url())._client  # Not open: it takes a connection as it is.
+        for name, *args in (
+            ("check_cache", store._cache.fingerprint()),
+            ("add_queue", "q", store._cache.fingerprint()),
+        ):
             with pytest.raises(StoreUnavailable, match="replica"):
-                await link.rows(name, *args)
-            assert link._idle == []
-        await link.close()
+                await client.rows(name, *args)
+            assert client._idle == []
+        await client.close()

@@ -55,7 +55,7 @@ async def test_a_schema_of_another_layout_is_refused_with_what_to_do(postgres, d
         await fill(store, 1)
     postgres.sql(change, database)
     for url in (postgres.url(database), postgres.url(database, migrate=0)):
-        with pytest.raises(StoreMismatch, match=r"another layout: its step 0001_tables\.sql.*DROP SCHEMA.*schema=NAME"):
+        with pytest.raises(StoreMismatch, match=r"another layout: its version 0001.*DROP SCHEMA.*schema=NAME"):
             await make_store(url).open()
     with pytest.raises(StoreMismatch, match="another layout"):
         await make_store(postgres.url(database)).migrate()

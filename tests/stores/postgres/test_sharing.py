@@ -20,7 +20,7 @@ from holdfast.core.budgets import Usage
 from holdfast.core.job import AttemptError, Cancel, Finish, IdempotencyKey, Progress, Purge, Report, Result
 from holdfast.core.trimming import level
 from holdfast.store import Reader
-from holdfast.stores.postgres import reads, upkeep
+from holdfast.stores.postgres import log_reads, upkeep
 from holdfast.stores.postgres.log import parse_offset
 from tests.log import all_events
 from tests.stores.postgres.support import claim, complete, new, opened
@@ -33,8 +33,8 @@ TENANTS = ("acme", "globex", "initech")
 def small(monkeypatch):
     """Every prune goes on to the next partition, and reads and trims in small bits."""
     monkeypatch.setattr(upkeep, "PARTITION_BYTES", 1)
-    monkeypatch.setattr(upkeep, "STRETCH", 3)
-    monkeypatch.setattr(reads, "CHUNKS", 2)
+    monkeypatch.setattr(upkeep, "COUNT_ROWS", 3)
+    monkeypatch.setattr(log_reads, "MAX_ROWS", 2)
 
 
 async def write(store, rng, count, start):
@@ -100,7 +100,7 @@ async def test_a_pruner_that_dies_between_two_steps_leaves_nothing_undone(postgr
         async def die():
             raise asyncio.CancelledError
 
-        at_the_nth(dying, "trim_stretch", step, die)
+        at_the_nth(dying, "trim_step", step, die)
         with contextlib.suppress(asyncio.CancelledError):
             await dying.prune(10)
         second = (await store.prune(10)).events
@@ -168,7 +168,7 @@ async def test_what_is_kept_of_an_earlier_epoch_is_read_before_the_next(postgres
 
 async def test_trimming_does_not_look_again_at_what_it_has_kept(postgres, database, monkeypatch):
     """[EVENT-2] However much others keep: a flood is cut by looking at the flood."""
-    monkeypatch.setattr(upkeep, "STRETCH", 50)
+    monkeypatch.setattr(upkeep, "COUNT_ROWS", 50)
     url = postgres.url(database, keep_events=700)
     async with opened(url) as store:
         for n in range(20):
@@ -188,7 +188,7 @@ async def test_trimming_does_not_look_again_at_what_it_has_kept(postgres, databa
 
 async def looks(store, table):
     """How many rows of a table each look at it finds from now on."""
-    dial, seen = store._link.dial, []
+    connect, seen = store._client.connect, []
 
     def found(plan):
         if plan.get("Relation Name", "") == table:
@@ -202,7 +202,7 @@ async def looks(store, table):
             found(json.loads(plan)["Plan"])
 
     async def told():
-        connection = await dial()
+        connection = await connect()
         await connection.execute(
             "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_analyze = on;"
             "SET auto_explain.log_nested_statements = on; SET auto_explain.log_format = json;"
@@ -211,8 +211,8 @@ async def looks(store, table):
         connection.add_log_listener(lambda _, said: note(said.message))
         return connection
 
-    store._link.dial = told
-    store._link.distrust()
+    store._client.connect = told
+    store._client.drop_idle()
     return seen
 
 

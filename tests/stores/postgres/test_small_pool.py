@@ -81,4 +81,4 @@ async def test_a_hundred_callers_share_a_small_pool(postgres, database, connecti
         await asyncio.gather(*map(call, range(100)))
         (stats,) = await store.stats("acme", ["mail"])
         assert stats.counts[JobState.READY] == 100
-        assert store._link._count <= connections
+        assert store._client._count <= connections

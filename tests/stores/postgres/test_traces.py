@@ -32,5 +32,5 @@ async def test_the_postgres_store_never_differs_from_the_memory_store(postgres, 
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_nor_does_it_when_newcomers_enter_unseen(postgres, monkeypatch, seed):
     """As they do when they are many: a claim looks at no more lanes than it wants jobs."""
-    monkeypatch.setattr(turns, "FEW", 0)
+    monkeypatch.setattr(turns, "MIN_LANES", 0)
     await check_trace(postgres.url(), seed, STEPS)

@@ -148,7 +148,7 @@ async def test_hints_can_be_left_out_of_the_transaction(postgres, database, noti
     heard = []
     listener = await asyncpg.connect(url)
     async with opened(postgres.url(database, notify=notify)) as store, of_asyncpg(url) as connection:
-        channel = "hfr" + (await listener.fetchval("SELECT place FROM holdfast.meta")).hex
+        channel = "hfr" + (await listener.fetchval("SELECT id FROM holdfast.meta")).hex
         await listener.add_listener(channel, lambda *args: heard.append(args))
         await store.enqueue([new("a")], connection=connection)
     await listener.execute(f"NOTIFY {channel}, 'end'")

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import EventsTrimmed
 from holdfast.store import Reader
-from holdfast.stores.postgres import reads, upkeep
+from holdfast.stores.postgres import log_reads, upkeep
 from holdfast.stores.postgres.log import parse_offset
 from tests.log import all_events
 from tests.stores.postgres.support import fill, new, opened
@@ -19,8 +19,8 @@ from tests.stores.postgres.support import fill, new, opened
 def small(monkeypatch):
     """Every prune goes on to the next partition, and reads and trims in small bits."""
     monkeypatch.setattr(upkeep, "PARTITION_BYTES", 1)
-    monkeypatch.setattr(upkeep, "STRETCH", 3)
-    monkeypatch.setattr(reads, "CHUNKS", 2)
+    monkeypatch.setattr(upkeep, "COUNT_ROWS", 3)
+    monkeypatch.setattr(log_reads, "MAX_ROWS", 2)
 
 
 async def one_by_one(store, count, start=0):
@@ -41,7 +41,7 @@ def rows_in(postgres, database):
 def at_the_nth(store, name, nth, act):
     """Have `act` awaited when the store is about to send the nth statement of this name."""
     seen = 0
-    rows = store._link.rows
+    rows = store._client.rows
 
     async def watched(sent, *args, **options):
         nonlocal seen
@@ -51,7 +51,7 @@ def at_the_nth(store, name, nth, act):
                 await act()
         return await rows(sent, *args, **options)
 
-    store._link.rows = watched
+    store._client.rows = watched
 
 
 async def trimmed_to_the_end(store):
@@ -195,14 +195,14 @@ async def test_pruning_a_long_log_fetches_no_more_than_a_few_rows(postgres, data
     async with opened(postgres.url(database, keep_events=10)) as store:
         await one_by_one(store, 100)
         sizes = []
-        rows = store._link.rows
+        rows = store._client.rows
 
         async def counted(*args, **options):
             found = await rows(*args, **options)
             sizes.append(len(found))
             return found
 
-        monkeypatch.setattr(store._link, "rows", counted)
+        monkeypatch.setattr(store._client, "rows", counted)
         assert (await store.prune(100)).events == 90
         assert max(sizes) <= 8
 
@@ -226,7 +226,7 @@ async def test_a_log_that_was_emptied_begins_a_new_epoch_in_another_cluster(post
 
 async def test_reading_and_trimming_go_along_the_index_whatever_the_statistics_say(postgres, database, monkeypatch):
     """None of their statements looks at more of the log than it was asked for; there are no statistics here."""
-    monkeypatch.setattr(upkeep, "STRETCH", 1000)
+    monkeypatch.setattr(upkeep, "COUNT_ROWS", 1000)
     async with opened(postgres.url(database)) as store:
         await fill(store, 1)
         connection = await asyncpg.connect(postgres.url(database))
@@ -235,7 +235,7 @@ async def test_reading_and_trimming_go_along_the_index_whatever_the_statistics_s
         many = f"SELECT holdfast.log({event}) FROM generate_series(1, 10000) AS g"
         await connection.execute(many)
         await connection.close()
-        dial, seen = store._link.dial, []
+        connect, seen = store._client.connect, []
 
         def note(message):
             head, _, plan = message.partition("plan:")
@@ -243,7 +243,7 @@ async def test_reading_and_trimming_go_along_the_index_whatever_the_statistics_s
                 seen.extend(scans(json.loads(plan)["Plan"]))
 
         async def told():
-            connection = await dial()
+            connection = await connect()
             await connection.execute(
                 "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_analyze = on;"
                 "SET auto_explain.log_nested_statements = on;"
@@ -252,8 +252,8 @@ async def test_reading_and_trimming_go_along_the_index_whatever_the_statistics_s
             connection.add_log_listener(lambda _, said: note(said.message))
             return connection
 
-        store._link.dial = told
-        store._link.distrust()
+        store._client.connect = told
+        store._client.drop_idle()
         for _ in range(8):  # The server plans anew for some calls, and then once for all.
             await store.events(None, None, 90)
         await store.prune(10)

@@ -26,7 +26,7 @@ from holdfast.core.job import (
     Replayed,
     SetResultTtl,
 )
-from holdfast.stores.postgres import connection as link
+from holdfast.stores.postgres import connection as client
 from tests.eventually import eventually
 from tests.stores.load import claim_one, complete, key, new
 from tests.stores.postgres.support import judge, opened
@@ -42,11 +42,11 @@ class Late:
         self._task = None
         self._locked, self._goes_on = asyncio.Event(), asyncio.Event()
         self._writes, self._may_write = asyncio.Event(), asyncio.Event()
-        value, rows = link.Direct.value, link.Direct.rows
+        value, rows = client.AsyncpgSession.value, client.AsyncpgSession.rows
 
         async def slow_value(session, name, *args):
             found = await value(session, name, *args)
-            if name == "hold" and asyncio.current_task() is self._task:
+            if name == "lock_jobs" and asyncio.current_task() is self._task:
                 self._locked.set()
                 await self._goes_on.wait()
             return found
@@ -57,8 +57,8 @@ class Late:
                 await self._may_write.wait()
             return await rows(session, name, *args)
 
-        monkeypatch.setattr(link.Direct, "value", slow_value)
-        monkeypatch.setattr(link.Direct, "rows", slow_rows)
+        monkeypatch.setattr(client.AsyncpgSession, "value", slow_value)
+        monkeypatch.setattr(client.AsyncpgSession, "rows", slow_rows)
 
     async def begin(self, call):
         """Until it has its locks."""
@@ -142,7 +142,7 @@ async def test_a_late_replay_does_not_start_a_job_a_second_time(late, stores):
 async def test_a_write_that_reaches_less_than_it_means_is_taken_back_and_tried_again(monkeypatch, stores):
     """The row goes in the same transaction, behind the back of its lock: whatever comes back is as it was."""
     store, _ = stores
-    rows, tries = link.Direct.rows, []
+    rows, tries = client.AsyncpgSession.rows, []
     limit = 2
 
     async def lose_it_before(session, name, *args):
@@ -151,16 +151,16 @@ async def test_a_write_that_reaches_less_than_it_means_is_taken_back_and_tried_a
             await session.execute("DELETE FROM holdfast.jobs WHERE id = 'x'")
         return await rows(session, name, *args)
 
-    monkeypatch.setattr(link.Direct, "rows", lose_it_before)
-    monkeypatch.setattr(link, "PAUSE_S", 0)
+    monkeypatch.setattr(client.AsyncpgSession, "rows", lose_it_before)
+    monkeypatch.setattr(client, "PAUSE_S", 0)
     await store.enqueue([new("x")])
     assert await store.cancel([Cancel(KEY)]) == ["canceled"]
     assert len(tries) == 2
     await store.enqueue([new("x")])
     limit = 100
-    with pytest.raises(StoreBusy, match="1 rows were to be changed, and 0 were"):
+    with pytest.raises(StoreBusy, match="0 of 1 rows were changed"):
         await store.cancel([Cancel(KEY)])
-    assert len(tries) == 2 + link.TRIES
+    assert len(tries) == 2 + client.TRIES
     assert (await judge(store))[KEY].state is JobState.READY
 
 

@@ -16,9 +16,9 @@ import pytest
 from holdfast.core import waiters as core_waiters
 from holdfast.core.errors import StoreUnavailable
 from holdfast.core.job import Finished, JobState, Queued
-from holdfast.stores.postgres import connection as link
+from holdfast.stores.postgres import connection as client
 from holdfast.stores.postgres import handoff as offering
-from holdfast.stores.postgres.unit_of_work import Unit
+from holdfast.stores.postgres.unit_of_work import UnitOfWork
 from holdfast.testing.postgres import PostgresServer
 from tests.eventually import eventually
 from tests.stores.handing_off import place
@@ -62,7 +62,7 @@ async def test_a_hand_off_that_cannot_be_sent_is_released_at_once():
         url = server.url()
 
         def offered():
-            return answer_of(url, "SELECT count(*) FROM holdfast.offers WHERE until > 0")
+            return answer_of(url, "SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")
 
         async with opened(url) as store, opened(url) as producer:
             await producer.enqueue([new("warm")])
@@ -95,12 +95,12 @@ async def test_a_producer_that_dies_releasing_what_it_could_not_send_leaves_it_t
         url = server.url()
 
         def offered():
-            return answer_of(url, "SELECT count(*) FROM holdfast.offers WHERE until > 0")
+            return answer_of(url, "SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")
 
         async with opened(url) as store, opened(url) as producer, place(store, offered, limit=3) as (post, _):
             async with filled(server.url("stranger")):
                 with monkeypatch.context() as patch:
-                    patch.setattr(Unit, "save", dies)
+                    patch.setattr(UnitOfWork, "save", dies)
                     with pytest.raises(DiedError):
                         await producer.enqueue([new("x", max_attempts=1)])
             assert (await comes_back(post, "x")).attempts == 1
@@ -127,16 +127,16 @@ async def test_a_worker_gives_back_what_was_sent_and_did_not_arrive(url, offers,
 
 
 @pytest.mark.parametrize(
-    "how, cut_at", [("has no room", "take_back"), ("leaves", "take_back"), ("leaves", "find_leased")]
+    "how, cut_at", [("has no room", "withdraw_waiter"), ("leaves", "withdraw_waiter"), ("leaves", "find_leased")]
 )
 async def test_an_offer_that_is_taken_back_twice_says_both_times_what_was_handed_over(
     url, offers, asked, monkeypatch, how, cut_at
 ):
-    """The reply to the first one is lost with the line, as is the job's message."""
+    """The reply to the first one is lost with the queue_id, as is the job's message."""
     monkeypatch.setattr(core_waiters, "IN_FLIGHT_S", 0.0)
     arrived, lost = [], []
     monkeypatch.setattr(offering.PostgresInbox, "_take", lambda _, data: arrived.append(data))
-    rows = link.Direct.rows
+    rows = client.AsyncpgSession.rows
 
     async def cut(session, name, *args):
         found = await rows(session, name, *args)
@@ -149,13 +149,13 @@ async def test_an_offer_that_is_taken_back_twice_says_both_times_what_was_handed
         async with place(store, offers) as (post, _):
             await producer.enqueue([new("x", max_attempts=1)])
             await eventually(lambda: arrived)
-            monkeypatch.setattr(link.Direct, "rows", cut)
+            monkeypatch.setattr(client.AsyncpgSession, "rows", cut)
             if how == "has no room":
                 # Too short a lease to offer anything: it takes back all.
                 await post.claim(wish(1, lease_ms=core_waiters.MIN_LEASE_MS - 1))
         assert lost == [cut_at]
         assert (await kinds(store, KEY))[:3] == ["enqueued", "claimed", "released"]
-        assert await asked("SELECT count(*) FROM holdfast.offers") == 0
+        assert await asked("SELECT count(*) FROM holdfast.waiters") == 0
 
 
 async def comes_back(post, id_):
@@ -175,9 +175,9 @@ async def test_a_worker_whose_connection_ended_gives_back_what_was_sent(url, off
     async with opened(url) as store, opened(url) as producer, place(store, offers, limit=3) as (post, _):
         await producer.enqueue([new("x", max_attempts=1)])
         await eventually(lambda: arrived)
-        number = post._ear.number
+        number = post._channel.number
         assert await hang_up() == 1
-        await eventually(lambda: post._ear.number not in (0, number))
+        await eventually(lambda: post._channel.number not in (0, number))
         # Nothing holds the lock of that offer any more.
         await producer.enqueue([new("y")])
         assert await kinds(store, key("y")) == ["enqueued"]
@@ -193,7 +193,7 @@ async def test_a_worker_gives_back_what_was_sent_before_the_server_was_restarted
     with PostgresServer(durable=False) as server:
 
         def offered():
-            return answer_of(server.url(), "SELECT count(*) FROM holdfast.offers WHERE until > 0")
+            return answer_of(server.url(), "SELECT count(*) FROM holdfast.waiters WHERE expires_at > 0")
 
         async with opened(server.url()) as store, place(store, offered, limit=3) as (post, _):
             await store.enqueue([new("x", max_attempts=1)])

@@ -122,7 +122,7 @@ def test_a_pair_of_keys_signs_and_checks(processes, tmp_path):
 @pytest.mark.parametrize(
     "args, said",
     [
-        (["serve", "--store", "memory:"], "no key to check tokens with"),
+        (["serve", "--store", "memory:"], "no key to verify tokens"),
         (["token", "--tenant", "acme", "--scope", "read"], "HOLDFAST_JWT_HS256_KEY"),
         (["keys", "new", "--algorithm", "EdDSA"], "--private-key"),
         (["keys", "new", "--algorithm", "none"], "'none'"),
@@ -162,4 +162,4 @@ def test_keys_that_cannot_be_read_are_told(processes):
 def test_memory_is_for_one_process(processes, environ):
     answer = processes.run("serve", "--store", "memory:", "--processes", "2", "--port", "0")
     assert answer.code == 2
-    assert "one process alone" in answer.err
+    assert "one process only" in answer.err

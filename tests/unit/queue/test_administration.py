@@ -272,7 +272,7 @@ async def test_following_goes_on_with_what_comes_and_frees_its_listener():
         await queue.enqueue(1, id="b")
         assert (await pending).job_id == "b"
         await stream.aclose()
-        assert queue.store._listeners == {}
+        assert queue.store.side.notifier._listeners == {}
 
 
 @asynchronous

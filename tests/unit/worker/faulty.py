@@ -9,7 +9,8 @@ class FaultyStore:
 
     def __init__(self, inner, shared=None):
         self.inner = inner
-        self._faults, self.calls, self.batches = shared or (defaultdict(deque), Counter(), defaultdict(list))
+        self._shared = shared or (defaultdict(deque), Counter(), defaultdict(list), set())
+        self._faults, self.calls, self.batches, self.listening = self._shared
 
     def fail(self, op, error, times=1, *, after=False):
         """Raise `error` for the next `times` calls of `op`; `after`: when they were carried out, the reply is lost."""
@@ -26,7 +27,18 @@ class FaultyStore:
         self._faults.clear()
 
     async def sibling(self):
-        return FaultyStore(await self.inner.sibling(), (self._faults, self.calls, self.batches))
+        return FaultyStore(await self.inner.sibling(), self._shared)
+
+    def listen(self, listener, hints):
+        """Listen to `inner`; `listening` has those that have not stopped."""
+        unlisten, token = self.inner.listen(listener, hints), object()
+        self.listening.add(token)
+
+        def stop():
+            self.listening.discard(token)
+            unlisten()
+
+        return stop
 
     def __getattr__(self, name):
         real = getattr(self.inner, name)

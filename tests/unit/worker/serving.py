@@ -24,8 +24,8 @@ async def serving(queue, *jobs, **options):
 @asynccontextmanager
 async def run(worker):
     """The worker runs inside the block; after it nothing of it is left."""
-    listeners = worker._source.store.inner._listeners
-    known = set(listeners)
+    listening = worker._source.store.listening
+    known = set(listening)
     before = (threads(), children())
     task = asyncio.create_task(worker.run(signals=False))
     await asyncio.sleep(0)
@@ -36,7 +36,7 @@ async def run(worker):
         await task
     ours = {task for task in asyncio.all_tasks() if "holdfast/worker" in str(task.get_coro())}
     assert not ours, f"tasks were left behind: {ours}"
-    assert not set(listeners) - known, "a listener was left behind"
+    assert not listening - known, "a listener was left behind"
     # asyncio's own thread that waited for a child ends a moment after it has said so. What an earlier test left behind
     # may end meanwhile.
     await eventually(lambda: threads() <= before[0] and children() <= before[1])

@@ -2,16 +2,21 @@
 
 The parts:
 
-    address     a store URL, taken apart
-    link, trouble, joining, pools       connections, what errors mean, the caller's own transaction, the caller's pool
-    schema, migrations/         the tables, and the hot paths as functions next to the data
-    sql, queries.sql            every other statement, by name
-    lanes, turns                what a process knows of lanes, and whose turn it is
-    rows, log                   rows and the structs they stand for
-    unit, changes, enqueue, claims, quotas, upkeep, reads       the operations
-    ears, offers        hints by NOTIFY, and idle workers that are handed jobs
-    doctor      what the server's settings mean for the jobs on it
-    store       the `Store` face
+    store                           the `Store` contract
+    enqueueing, finishing, claims   the operations with fast functions
+    changes, enqueue, unit_of_work  the slower path: lock, judge by `core`, write
+    transactions                    how changes run: retries, blocked batches, hints after a commit
+    lanes, turns, quotas            the cache of a process: lane numbers, turns, counts for quotas
+    rows, log, usage, requests      rows and arguments, and the structs they stand for
+    reads, log_reads, event_log     reading jobs and events
+    upkeep                          expired leases, retention, trimming
+    notifications, listener         hints by NOTIFY and LISTEN
+    handoff                         direct hand-off to waiting workers
+    connection, errors              the client, and what the driver's errors mean
+    joining, pools, address         the caller's transaction, the caller's pool, the store URL
+    schema, migrations/             the tables, and the hot paths as functions
+    sql, queries.sql                every other statement, by name
+    doctor                          what the server's settings mean for the jobs on it
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from msgspec.structs import replace
 
 from holdfast.opening import StoreUrl
 from holdfast.stores.postgres import address
-from holdfast.stores.postgres.pools import PoolLink, shown_place, where_of
+from holdfast.stores.postgres.pools import PoolClient, shown_place, where_of
 from holdfast.stores.postgres.store import PostgresStore
 
 if TYPE_CHECKING:
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def open_postgres(url: StoreUrl) -> PostgresStore:
-    """`postgresql://USER@HOST:5432/DATABASE`; see `address` for what can be written."""
+    """`postgresql://USER@HOST:5432/DATABASE`; see `address` for the options."""
     return PostgresStore(address.read(url))
 
 
@@ -44,17 +49,17 @@ def from_pool(
     notify: bool = True,
     connections: int = 10,
 ) -> PostgresStore:
-    """A store in the database that a pool of asyncpg's is connected to, for `Queue(store=...)`.
+    """A store in the database of an asyncpg pool, for `Queue(store=...)`.
 
-    Address and credentials are the pool's, the connections are our own. The options are those of the URL.
+    Address and credentials are the pool's; the store makes its own connections. The options are those of the URL.
     """
     where = where_of(pool)
     flags = {"migrate": migrate, "listen": listen, "notify": notify}
     options = {"schema": schema, "connections": str(connections)} | {name: str(int(on)) for name, on in flags.items()}
     found = address.read(StoreUrl("postgresql://", "postgresql", "//", options))
-    # What tells this place from others is how the pool gets there.
+    # The arguments of the pool identify the data.
     found = replace(found, dsn=repr(where), shown=shown_place(where))
-    return PostgresStore(found, partial(PoolLink, where=where))
+    return PostgresStore(found, partial(PoolClient, where=where))
 
 
 __all__ = ["PostgresStore", "from_pool", "open_postgres"]

@@ -1,4 +1,4 @@
-"""Where the server is: a store URL of PostgreSQL, taken apart.
+"""The address of the server: parses a store URL of PostgreSQL.
 
     postgresql://[USER[:PASSWORD]@]HOST[:5432][,HOST2...]/DATABASE[?OPTIONS]       also postgres://
     postgresql:///DATABASE?host=/run/postgresql                                    by a socket in the file system
@@ -29,14 +29,14 @@ class Address(Struct, frozen=True):
     """A store URL of PostgreSQL, read and checked."""
 
     dsn: str
-    """What the driver gets."""
+    """The address for the driver."""
     shown: str
     """The URL for people: without password and without options."""
     schema: str
     migrate: bool
     listen: bool
     notify: bool
-    """Whether a change that joins a caller's transaction tells of itself with the caller's commit."""
+    """Whether a change in a caller's transaction sends hints with the caller's commit."""
     connections: int
     timeout_s: int
     connect_timeout_s: int
@@ -44,13 +44,13 @@ class Address(Struct, frozen=True):
     common: CommonOptions
 
     @property
-    def place(self) -> tuple[str, str]:
-        """What tells apart the data of two stores."""
+    def identity(self) -> tuple[str, str]:
+        """Identifies the data: stores with the same identity share one cache."""
         return self.dsn, self.schema
 
 
 def read(url: StoreUrl) -> Address:
-    """Take the URL apart. Raises InvalidOption with what to write instead."""
+    """Parse the URL. Raises InvalidOption with what to write instead."""
     head = url.url.partition("?")[0]
     rest = head.partition(":")[2]
     if not rest.startswith("//"):
@@ -82,7 +82,7 @@ def shown(url: str) -> str:
 
 
 def _check_login(url: StoreUrl, rest: str) -> None:
-    """Raise InvalidOption for what the driver would take apart wrongly: it would say so with a piece of a password."""
+    """Raise InvalidOption for a URL that the driver would parse wrongly: its error would show part of a password."""
     authority, _, path = rest.partition("/")
     hosts = authority.rpartition("@")[2].split(",")
     if "@" in path or "#" in rest or not all(_HOSTS.fullmatch(host) for host in hosts):
@@ -91,7 +91,7 @@ def _check_login(url: StoreUrl, rest: str) -> None:
 
 
 def checked_schema(name: str) -> str:
-    """The name of a schema, if it can be one. Raises InvalidOption."""
+    """The name of a schema, if it is valid. Raises InvalidOption."""
     if not _SCHEMA.fullmatch(name) or name.startswith("pg_"):
         raise InvalidOption("schema", f"{name!r} is not 1 to 60 letters, digits, '_' or '-', or begins with 'pg_'")
     return name

@@ -14,30 +14,30 @@ from holdfast.core.errors import StoreError
 from holdfast.core.job import Claimed, ClaimRequest, Job
 from holdfast.store import REPAIR_LIMIT
 from holdfast.stores.postgres import rows
-from holdfast.stores.postgres.connection import Link
-from holdfast.stores.postgres.lanes import BACK_MS, LOOK_S, Lane, Memory, is_due, marks_of
+from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.lanes import FULL_SCAN_S, LATE_COMMIT_MS, Lane, LaneCache, is_due, low_water_of
 from holdfast.stores.postgres.literals import numbers, some_numbers
 from holdfast.stores.postgres.reads import lanes_of
 from holdfast.stores.postgres.rows import Row
-from holdfast.stores.postgres.turns import Part, leave, plan, settle
+from holdfast.stores.postgres.turns import Part, leave, plan, record_round
 
 SOON_MS = 50
-"""Lanes are looked at that much before their next job is due by our reckoning of the store's clock."""
-BATCH = 1000
-"""How many jobs one statement leases at most."""
+"""How early lanes are read, before their next job is due by our estimate of the store's clock."""
+MAX_BATCH = 1000
+"""The most jobs that one statement leases."""
 LOCKED_MS = 200
-"""When a lane is looked at again whose visible jobs somebody's transaction has locked: it may take none of them.
+"""When a lane is read again whose visible jobs another transaction has locked: it may take none of them.
 
-A claim in turns does so, too: until its commit it holds all that it looked at, and others pass over it.
+A claim in turns is such a transaction: until its commit it locks all jobs that it has read, and others skip them.
 """
-HELD_MS = int(1000 * LOOK_S) + SOON_MS
-"""The same for leases that have run out: with the next look at all of them."""
+HELD_MS = int(1000 * FULL_SCAN_S) + SOON_MS
+"""The same for expired leases: with the next read of all of them."""
 
 Reap = Callable[[int, float], Awaitable[Any]]
 
 
 class _Answer(Struct):
-    """What the function `claim` answered."""
+    """The answer of the function claim()."""
 
     now: int
     expired: bool
@@ -45,58 +45,58 @@ class _Answer(Struct):
     founds: list[int]
     costs: list[int | None]
     soon: list[int | None]
-    """When the next job is due that was not found. Not later than `now`: it is locked, or has just come."""
+    """When the next job of each lane is due. Not later than `now`: that job is locked, or was just enqueued."""
     jobs: list[Row]
-    """In the order they are to be run in."""
-    news: list[int]
-    """What we had heard of each lane when it was asked."""
+    """In the order in which to run them."""
+    hints_seen: list[int]
+    """`hints_seen` of each lane when it was read."""
     whole: set[Lane]
-    """Those that were looked at without marks."""
+    """Lanes that were read in full."""
 
 
 class Claims:
     """The claims of one handle."""
 
-    def __init__(self, link: Link, memory: Memory, reap: Reap, *, real_clock: bool) -> None:
-        self._link = link
-        self._memory = memory
+    def __init__(self, client: Client, cache: LaneCache, reap: Reap, *, real_clock: bool) -> None:
+        self._client = client
+        self._cache = cache
         self._reap = reap
         self._real_clock = real_clock
         self._clock: tuple[int, float] | None = None
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Lease up to `limit` visible jobs, taking from the queues in rotation. Never sent again. [ENQ-8]"""
-        memory = self._memory
+        cache = self._cache
         queues = list(dict.fromkeys(request.queues))
         parts = await self._parts(request.tenant, queues)
         jobs: list[Job] = []
         try:
             now = await self._rounds(request, parts, jobs)
-            with memory.lock:
+            with cache.lock:
                 for part in parts:
                     leave(part)
             return Claimed(jobs, now, None if len(jobs) == request.limit else await self._next_at(parts, now))
         except StoreError:
             if not jobs:
                 raise
-            at = jobs[-1].claimed_at or 0  # What was granted before is kept; for the rest it looks again.
+            at = jobs[-1].claimed_at or 0  # Keep the leases that were granted, and look again for the rest.
             return Claimed(jobs, at, at + 1)
 
     async def _rounds(self, request: ClaimRequest, parts: list[Part], jobs: list[Job]) -> int:
-        """Ask until there is enough, or nothing left: the store's time. What is granted is in `jobs` at once."""
-        memory = self._memory
+        """Ask until there are enough jobs, or none left. Answers the store's time; `jobs` gets each lease at once."""
+        cache = self._cache
         going = parts
         repaired = False
-        look = is_due(memory.deadline_looked)
+        look = is_due(cache.deadline_scanned_at)
         while True:
-            left = min(request.limit - len(jobs), BATCH)
+            left = min(request.limit - len(jobs), MAX_BATCH)
             sent = self._deal(going, left)
-            full = is_due(memory.reap_looked)
-            reaped = None if repaired else 0 if full else memory.reaped
+            full = is_due(cache.reap_scanned_at)
+            reaped = None if repaired else 0 if full else cache.reaped
             asked = time.monotonic()
             answer = await self._send(request, sent, left, reaped, look=look)
             now = answer.now
-            self._clock = (now, asked)  # Rather early than late, however long the answer took.
+            self._clock = (now, asked)  # Early rather than late, however long the answer took.
             if answer.expired:
                 ended = await self._reap(REPAIR_LIMIT, request.random)
                 if len(ended.jobs) < REPAIR_LIMIT:
@@ -108,65 +108,65 @@ class Claims:
             if not repaired:
                 self._note_reaped(now, full=full)
             if look:
-                with memory.lock:
-                    memory.next_deadline, memory.deadline_looked = answer.next_deadline, time.monotonic()
+                with cache.lock:
+                    cache.next_deadline, cache.deadline_scanned_at = answer.next_deadline, time.monotonic()
             repaired, look = True, False
-            taken = self._took(request, sent, answer)
+            taken = self._record(request, sent, answer)
             if taken:
                 jobs += taken
-                memory.granted(now + request.lease_ms)
-                memory.lease((job.token, job.seq) for job in taken)
-            # Who is asked next: the queue that has been asked least, of those the one that stands first.
+                cache.granted(now + request.lease_ms)
+                cache.lease((job.token, job.seq) for job in taken)
+            # Next is the queue that got the least jobs so far; of several, the first.
             places = {id(part): part.got * len(going) + n for n, part in enumerate(going)}
             going = sorted((part for part in going if not part.short), key=lambda part: places[id(part)])
             if len(jobs) >= request.limit or not going:
                 return now
 
     def _note_reaped(self, now: int, *, full: bool) -> None:
-        memory = self._memory
-        with memory.lock:
-            memory.reaped = now
+        cache = self._cache
+        with cache.lock:
+            cache.reaped = now
             if full:
-                memory.reap_looked = time.monotonic()
+                cache.reap_scanned_at = time.monotonic()
 
     async def _parts(self, tenant: str | None, queues: list[str]) -> list[Part]:
-        memory = self._memory
+        cache = self._cache
         if tenant is not None:
-            lanes = await lanes_of(self._link, memory, [(tenant, queue) for queue in queues])
+            lanes = await lanes_of(self._client, cache, [(tenant, queue) for queue in queues])
             return [Part(queue, None, [lane] if lane else []) for queue, lane in zip(queues, lanes, strict=True)]
         for queue in queues:
-            if is_due(memory.line(queue).looked):
-                await self._look(queue)
-        return [Part(queue, memory.line(queue)) for queue in queues]
+            if is_due(cache.queue(queue).scanned_at):
+                await self._find_lanes_with_work(queue)
+        return [Part(queue, cache.queue(queue)) for queue in queues]
 
-    async def _look(self, queue: str) -> None:
-        """See which lanes of a queue have work: others may have got some that we were not told of."""
-        memory = self._memory
-        line = memory.line(queue)
-        news, looked = line.news, time.monotonic()
-        number, known = line.number, memory.known()
+    async def _find_lanes_with_work(self, queue: str) -> None:
+        """Read which lanes of a queue have work: hints may have been missed."""
+        cache = self._cache
+        queue_lanes = cache.queue(queue)
+        hints_seen, scanned_at = queue_lanes.hints_seen, time.monotonic()
+        number, fingerprint = queue_lanes.number, cache.fingerprint()
         if number is None:
-            number = await self._link.value("find_line", queue, known, repeat=True)
-        found = [] if number is None else await self._link.rows("lanes_with_work", number, known, repeat=True)
-        with memory.lock:
-            line.number = number
+            number = await self._client.value("find_queue", queue, fingerprint, repeat=True)
+        found = [] if number is None else await self._client.rows("lanes_with_work", number, fingerprint, repeat=True)
+        with cache.lock:
+            queue_lanes.number = number
             for row in found:
                 *names, next_at = row.values()
-                lane = memory.learn(known, *names)
+                lane = cache.learn(fingerprint, *names)
                 lane.look_by(next_at)
                 lane.look_from(next_at)
-            if line.news == news:
-                line.looked = looked
+            if queue_lanes.hints_seen == hints_seen:
+                queue_lanes.scanned_at = scanned_at
 
     def _deal(self, going: list[Part], left: int) -> list[Part]:
-        """Share out what is wanted between the queues, one by one in rotation, and plan each one's part."""
+        """Share out the wanted jobs between the queues in rotation, and plan each queue's part."""
         shares = [left // len(going) + (n < left % len(going)) for n in range(len(going))]
         now, past = None, 0
         if self._clock is not None:
             past = self._clock[0]
             if self._real_clock:
                 now = past + int(1000 * (time.monotonic() - self._clock[1])) + SOON_MS
-        with self._memory.lock:
+        with self._cache.lock:
             for part, share in zip(going, shares, strict=True):
                 part.got = 0
                 if share:
@@ -182,19 +182,21 @@ class Claims:
         bounds: list[int | None] = []
         for part in sent:
             bounds += [None, None] if part.bound is None else [part.bound[0], ties[part.bound[1]]]
-        news = [lane.news for lane in lanes]
-        marks, whole = marks_of(lanes)
-        found = await self._link.rows(
+        hints_seen = [lane.hints_seen for lane in lanes]
+        marks, whole = low_water_of(lanes)
+        found = await self._client.rows(
             "claim",
             numbers(lane.number for lane in lanes),
-            numbers(lane.line for lane in lanes),
+            numbers(lane.queue_id for lane in lanes),
             numbers(q for q, part in enumerate(sent) for _ in part.lanes),
             numbers(lane.time for lane in lanes),
             numbers(int(lane.in_turns) for lane in lanes),
             numbers(ties[lane.tenant] for lane in lanes),
             numbers(wanted for part in sent for wanted in part.wanted),
             numbers(marks),
-            some_numbers((part.line.floor if part.line else 0) if part.all_inside else None for part in sent),
+            some_numbers(
+                (part.queue_lanes.floor if part.queue_lanes else 0) if part.all_inside else None for part in sent
+            ),
             numbers(part.share for part in sent),
             some_numbers(bounds),
             limit,
@@ -202,44 +204,46 @@ class Claims:
             request.worker_id,
             reaped,
             look,
-            self._memory.known(lanes),
+            self._cache.fingerprint(lanes),
         )
         info: Sequence[Any] = found.pop()["info"]
         count = len(lanes)
         return _Answer(
             info[0], bool(info[1]), info[2], list(info[3 : 3 + count]), list(info[3 + count : 3 + 2 * count]),
-            list(info[3 + 2 * count :]), sorted(found, key=itemgetter("token")), news, whole,
+            list(info[3 + 2 * count :]), sorted(found, key=itemgetter("token")), hints_seen, whole,
         )  # fmt: skip
 
-    def _took(self, request: ClaimRequest, sent: list[Part], answer: _Answer) -> list[Job]:
+    def _record(self, request: ClaimRequest, sent: list[Part], answer: _Answer) -> list[Job]:
         jobs: list[Job] = []
         taken: dict[int, int] = {}
-        memory = self._memory
-        with memory.lock:
+        cache = self._cache
+        with cache.lock:
             asked = [lane for part in sent for lane in part.lanes]
-            # The names of what was leased: the statement has compared them with those in the database. [TENANT-3]
+            # The statement has compared the names of these lanes with the database. [TENANT-3]
             by_number = {lane.number: lane for lane in asked}
-            # What we heard of meanwhile is not in the answer, and may stand before what was taken.
-            surprised = {lane for lane, news in zip(asked, answer.news, strict=True) if lane.news != news}
+            # Jobs that a hint named meanwhile are not in the answer, and may come before the ones taken.
+            hinted = {
+                lane for lane, hints_seen in zip(asked, answer.hints_seen, strict=True) if lane.hints_seen != hints_seen
+            }
             for number, alike in groupby(answer.jobs, itemgetter("lane")):
                 lane = by_number[number]
-                back = BACK_MS if lane in surprised else 0
+                back = LATE_COMMIT_MS if lane in hinted else 0
                 count = len(jobs)
                 for row in alike:
                     rank: int = row["rank"]
-                    lane.marks[rank] = max(lane.marks[rank], row["visible_at"] - back)
+                    lane.low_water[rank] = max(lane.low_water[rank], row["visible_at"] - back)
                     jobs.append(rows.to_claimed(row, lane.tenant, lane.queue, request.worker_id))
                 taken[number] = taken.get(number, 0) + len(jobs) - count
             at = 0
             for part in sent:
                 end = at + len(part.lanes)
-                settle(part, answer.founds[at:end], answer.costs[at:end], taken)
+                record_round(part, answer.founds[at:end], answer.costs[at:end], taken)
                 part.got = sum(taken.get(lane.number, 0) for lane in part.lanes)
-                part.short = part.got < part.share and not self._unsettled(part)
+                part.short = part.got < part.share and not self._may_have_more(part)
                 for lane, soon in zip(part.lanes, answer.soon[at:end], strict=True):
-                    if lane in surprised or lane not in part.exhausted:
+                    if lane in hinted or lane not in part.exhausted:
                         lane.look_at(0)
-                        lane.doubtful = True  # Among what it looked at, some may have been locked.
+                        lane.needs_rescan = True  # Some of the jobs that it read may have been locked.
                     elif soon is not None and soon <= answer.now:
                         lane.look_at(answer.now + LOCKED_MS)
                         lane.look_from(soon)
@@ -250,34 +254,34 @@ class Claims:
         return jobs
 
     @staticmethod
-    def _unsettled(part: Part) -> bool:
-        """Whether there may be more to take in this queue than a round could be certain of."""
-        line = part.line
-        lanes = part.lanes if line is None else (line.lanes[tenant] for _, tenant in line.turns)
+    def _may_have_more(part: Part) -> bool:
+        """Whether this queue may have more jobs than a round could be certain of."""
+        queue_lanes = part.queue_lanes
+        lanes = part.lanes if queue_lanes is None else (queue_lanes.lanes[tenant] for _, tenant in queue_lanes.turns)
         return any(lane not in part.exhausted for lane in lanes)
 
     async def _next_at(self, parts: list[Part], now: int) -> int | None:
         """When a claim that came back short should look again. [CLAIM-3]"""
         times: list[int] = []
-        memory = self._memory
-        if memory.next_deadline is not None and memory.next_deadline <= now:
-            memory.next_deadline = await self._link.value("next_deadline", repeat=True)
-        with memory.lock:
-            deadline = memory.next_deadline
+        cache = self._cache
+        if cache.next_deadline is not None and cache.next_deadline <= now:
+            cache.next_deadline = await self._client.value("next_deadline", repeat=True)
+        with cache.lock:
+            deadline = cache.next_deadline
             if deadline is not None:
-                # One that is past although all were ended that could be: somebody's transaction holds it.
-                times.append(now + HELD_MS if deadline <= memory.reaped else deadline)
+                # An expired lease that the reaper could not end: another transaction has locked it.
+                times.append(now + HELD_MS if deadline <= cache.reaped else deadline)
             clock = time.monotonic()
-            doubts: list[float | None] = []
+            rescans: list[float | None] = []
             for part in parts:
-                line = part.line
-                if line is None:
+                queue_lanes = part.queue_lanes
+                if queue_lanes is None:
                     times += [lane.next_at for lane in part.lanes if lane.next_at is not None]
-                    doubts += [lane.doubt_at for lane in part.lanes]
+                    rescans += [lane.rescan_at for lane in part.lanes]
                 else:
-                    times += [0] if line.turns else [at for at, _ in islice(line.due, 1)]
-                    first = line.first_doubt()
-                    doubts += [first[0]] if first else []
+                    times += [0] if queue_lanes.turns else [at for at, _ in islice(queue_lanes.due, 1)]
+                    first = queue_lanes.first_rescan()
+                    rescans += [first[0]] if first else []
             if self._real_clock:
-                times += [now + int(1000 * (at - clock)) + 1 for at in doubts if at is not None]
+                times += [now + int(1000 * (at - clock)) + 1 for at in rescans if at is not None]
         return min((max(at, now + 1) for at in times), default=None)

@@ -1,7 +1,7 @@
-"""The link to the server: a small pool, statements by name, and every error becomes one of ours.
+"""The client: a small pool of connections, statements by name, and Holdfast's errors instead of the driver's.
 
-Whether something may be sent again after a lost connection is said by whoever sends it, with `repeat`; what the server
-rolled back because of a deadlock is always tried again. One connection of the pool is kept for renewals and beats: a
+`repeat` says whether a statement may be sent again after a lost connection. A transaction that the server rolled back
+because of a deadlock is always tried again. One connection of the pool is kept for renewals and heartbeats, so that a
 worker whose other connections are all busy does not lose its leases. [LEASE-4]
 """
 
@@ -18,26 +18,26 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 from holdfast.core import failpoint
 from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
 from holdfast.stores.postgres.address import Address
-from holdfast.stores.postgres.errors import TROUBLES, is_conflict, is_lost, is_stale, is_stale_lane, translate
+from holdfast.stores.postgres.errors import DRIVER_ERRORS, is_conflict, is_lost, is_stale, is_stale_lane, translate
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import Statements, statements
 
 A = TypeVar("A")
 TRIES = 6
-"""How often a change is tried that others got in the way of."""
+"""How often a change is tried that conflicts with others."""
 PAUSE_S = 0.05
 LOCK_MS = 1500
-"""How long a batch waits for somebody's open transaction, before it is seen which of its jobs is held up.
+"""How long a batch waits for an open transaction, before it is split to find the blocked job.
 
 Longer than the server takes to notice a deadlock, which is tried again.
 """
 PATIENT_LOCK_MS = 5000
-"""How long a change waits that nothing else waits with: also behind many of its own kind."""
+"""How long a single change waits for a lock, also behind many others."""
 IDLE_MS = 15_000
-"""After how long the server ends a transaction of a process of ours that was frozen in the middle of it."""
+"""When the server ends a transaction whose process froze in the middle of it."""
 
-# Every statement is planned once, and goes by index, whatever the statistics say; the hot ones say so themselves (see
-# migrations/).
+# Every statement is planned once and uses indexes, whatever the statistics say. The hot functions set this themselves
+# (see migrations/).
 _SETTINGS = {
     "application_name": "holdfast", "lock_timeout": str(LOCK_MS), "idle_in_transaction_session_timeout": str(IDLE_MS),
     "default_transaction_isolation": "read committed", "jit": "off", "plan_cache_mode": "force_generic_plan",
@@ -47,21 +47,21 @@ _SETTINGS = {
 Connection = Any  # asyncpg's connection has no types.
 
 
-class Meet(Protocol):
-    """Told which data a connection leads to; `stale`: a statement has found that what is remembered is wrong."""
+class OnData(Protocol):
+    """Notice which data a connection leads to; `stale`: a statement has found that what is remembered is wrong."""
 
-    def __call__(self, place: str, *, stale: bool = False) -> None: ...
+    def __call__(self, data_id: str, *, stale: bool = False) -> None: ...
 
 
 class Session(Protocol):
-    """Something to run named statements on: a connection of ours, or of a caller's."""
+    """Runs named statements: on a connection of the pool, or on a caller's."""
 
     async def rows(self, name: str, *args: Any) -> list[Row]: ...
     async def value(self, name: str, *args: Any) -> Any: ...
 
 
-class Direct:
-    """A connection of asyncpg's."""
+class AsyncpgSession:
+    """A connection of asyncpg. Runs named statements."""
 
     def __init__(self, connection: Connection, sql: Statements, timeout_s: float | None = None) -> None:
         self.connection = connection
@@ -75,12 +75,12 @@ class Direct:
         return await self.connection.fetchval(self._sql[name], *args, timeout=self._timeout_s)
 
     async def execute(self, text: str) -> None:
-        """Run SQL as it stands."""
+        """Run this SQL."""
         await self.connection.execute(text, timeout=self._timeout_s)
 
 
-class Link:
-    """One handle's connections, for one event loop. Connects when first used."""
+class Client:
+    """The connections of one handle, for one event loop. Connects when first used."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -90,8 +90,8 @@ class Link:
         self._age = 0
         self._closed = False
         self._waiting: deque[tuple[bool, asyncio.Future[None]]] = deque()
-        self.meet: Meet | None = None
-        """Told which data a connection leads to: each new one, and one on which a statement found other data."""
+        self.on_data: OnData | None = None
+        """Notice which data a connection leads to: each new one, and one on which a statement found other data."""
 
     @property
     def shown(self) -> str:
@@ -120,9 +120,9 @@ class Link:
         urgent: bool = False,
         lock_ms: int = PATIENT_LOCK_MS,
     ) -> A:
-        """Do `work` in a transaction; from its beginning again if another one got in its way."""
+        """Do `work` in a transaction, and again from its beginning after a conflict."""
 
-        async def whole(session: Direct) -> A:
+        async def whole(session: AsyncpgSession) -> A:
             await session.execute(f"BEGIN; SET LOCAL lock_timeout = {lock_ms}")
             try:
                 answer = await work(session)
@@ -137,36 +137,36 @@ class Link:
 
         return await self._run(whole, repeat=repeat, urgent=urgent)
 
-    async def _run(self, work: Callable[[Direct], Awaitable[A]], *, repeat: bool, urgent: bool) -> A:
+    async def _run(self, work: Callable[[AsyncpgSession], Awaitable[A]], *, repeat: bool, urgent: bool) -> A:
         tries = 0
         while True:
             tries += 1
             try:
                 return await self._once(work, urgent=urgent)
-            except TROUBLES as error:
+            except DRIVER_ERRORS as error:
                 again = is_conflict(error) or (repeat and is_lost(error))
                 if is_lost(error) or isinstance(error, TimeoutError):
-                    self.distrust()
+                    self.drop_idle()
                 if not again or tries >= TRIES or self._closed:
                     raise self._translated(error) from error
                 pause_s = PAUSE_S * random.random() * min(tries, 3)  # noqa: S311 - no secret
             await asyncio.sleep(pause_s)
 
-    async def _once(self, work: Callable[[Direct], Awaitable[A]], *, urgent: bool) -> A:
+    async def _once(self, work: Callable[[AsyncpgSession], Awaitable[A]], *, urgent: bool) -> A:
         connection = await self._take(urgent=urgent)
         age = self._age
         try:
             try:
-                answer = await work(Direct(connection, self.sql, self.address.timeout_s))
+                answer = await work(AsyncpgSession(connection, self.sql, self.address.timeout_s))
             except asyncpg.PostgresError as error:
                 if is_stale(error):
-                    await self._meet(connection, stale=is_stale_lane(error))
+                    await self._check_data(connection, stale=is_stale_lane(error))
                 raise
         except asyncpg.PostgresError as error:
             self._give(connection, keep=not is_lost(error) and not _in_transaction(connection), age=age)
             raise
         except BaseException:
-            # Also when canceled: nobody knows what the connection is in the middle of.
+            # Also when canceled: the state of the connection is unknown.
             self._give(connection, keep=False, age=age)
             raise
         self._give(connection, keep=True, age=age)
@@ -174,45 +174,45 @@ class Link:
 
     def _translated(self, error: BaseException) -> StoreError:
         found = translate(error, self.shown, self.address.timeout_s)
-        if isinstance(found, StoreMismatch) and self.meet is not None:
-            # It was there when the store was opened.
+        if isinstance(found, StoreMismatch) and self.on_data is not None:
+            # The schema existed when the store was opened.
             return StoreUnavailable(f"{found}, unless it is being restored: then try again")
         return found
 
     # The pool -------------------------------------------------------------------------------------------------
 
-    async def dial(self) -> Connection:
-        """A connection of its own, outside of the pool, for whoever closes it."""
+    async def connect(self) -> Connection:
+        """A connection outside of the pool. The caller closes it."""
         connection = await self._connect()
-        if self.meet is not None:
+        if self.on_data is not None:
             try:
-                await self._meet(connection)
+                await self._check_data(connection)
             except BaseException as error:
                 connection.terminate()
-                if isinstance(error, TROUBLES):
+                if isinstance(error, DRIVER_ERRORS):
                     raise self._translated(error) from error
                 raise
         return connection
 
-    async def look(self) -> None:
-        """See which data there is now."""
-        await self._run(lambda session: self._meet(session.connection), repeat=True, urgent=False)
+    async def check_data(self) -> None:
+        """Read the identity of the data, and pass it to `on_data`."""
+        await self._run(lambda session: self._check_data(session.connection), repeat=True, urgent=False)
 
-    async def _meet(self, connection: Connection, *, stale: bool = False) -> None:
-        """See which data this leads to. The first connection to a new generation of it begins that."""
-        place = await connection.fetchval(self.sql["place"], timeout=self.address.timeout_s)
-        if place is None:
+    async def _check_data(self, connection: Connection, *, stale: bool = False) -> None:
+        """Read the identity of the data that this connection leads to. Begins a new generation if there is none."""
+        data_id = await connection.fetchval(self.sql["data_id"], timeout=self.address.timeout_s)
+        if data_id is None:
             raise StoreUnavailable(f"{self.shown} has no data, as while it is restored; try again")
-        if place.endswith(" "):  # Without a generation. What is known of the primary's data must outlive this moment.
+        if data_id.endswith(" "):  # There is no generation. The cache of the primary's data must be kept.
             raise StoreUnavailable(f"{self.shown} is a replica, which takes no changes; connect to its primary")
-        if self.meet is not None:
-            self.meet(place, stale=stale)
+        if self.on_data is not None:
+            self.on_data(data_id, stale=stale)
 
     async def _connect(self) -> Connection:
         return await self._connect_to(self.address.dsn)
 
     async def _connect_to(self, *args: Any, **named: Any) -> Connection:
-        # Behind pgbouncer a statement does not stay where it was prepared, nor does a setting.
+        # Behind pgbouncer neither prepared statements nor settings stay with a connection.
         pooled = not self.address.listen
         try:
             return await cast("Any", asyncpg).connect(
@@ -223,7 +223,7 @@ class Link:
                 max_cached_statement_lifetime=0,
                 server_settings={} if pooled else _SETTINGS,
             )
-        except TROUBLES as error:
+        except DRIVER_ERRORS as error:
             raise translate(error, self.shown, self.address.connect_timeout_s) from error
 
     async def _take(self, *, urgent: bool) -> Connection:
@@ -241,7 +241,7 @@ class Link:
             if self._count < self.address.connections and (urgent or self._busy < self.address.connections - 1):
                 self._count += 1
                 try:
-                    return await self.dial()
+                    return await self.connect()
                 except BaseException:
                     self._count -= 1
                     self._wake()
@@ -260,8 +260,8 @@ class Link:
             async with asyncio.timeout_at(end):
                 await future
         except TimeoutError:
-            most = self.address.connections
-            reason = f"all {most} connections to {self.shown} were in use for {self.address.wait_s} s"
+            count = self.address.connections
+            reason = f"all {count} connections to {self.shown} were in use for {self.address.wait_s} s"
             raise StoreBusy(f"{reason}; raise `connections` in its URL") from None
         finally:
             if entry in self._waiting:
@@ -280,14 +280,14 @@ class Link:
         self._wake()
 
     def _wake(self) -> None:
-        """Let those try again who wait: whoever waits for a renewal first."""
+        """Wake waiting calls, urgent ones first."""
         for entry in sorted(self._waiting, key=lambda entry: not entry[0])[:2]:
             self._waiting.remove(entry)
             if not entry[1].done():
                 entry[1].set_result(None)
 
-    def distrust(self) -> None:
-        """A connection was found dead: the others may be, too, and are not used again."""
+    def drop_idle(self) -> None:
+        """Close idle connections after one was found dead: others may be dead too."""
         self._age += 1
         idle, self._idle = self._idle, []
         self._count -= len(idle)
@@ -295,7 +295,7 @@ class Link:
             connection.terminate()
 
     async def close(self) -> None:
-        """Close every connection. What is under way fails. Twice is harmless."""
+        """Close every connection. Calls under way fail. Twice is harmless."""
         self._closed = True
         idle, self._idle = self._idle, []
         self._count -= len(idle)
@@ -305,7 +305,7 @@ class Link:
         for connection in idle:
             try:
                 await connection.close(timeout=2)
-            except TROUBLES:
+            except DRIVER_ERRORS:
                 connection.terminate()
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime
 from holdfast.core.errors import StoreMismatch
 from holdfast.store import Capabilities, Finding
 from holdfast.stores.postgres import schema
-from holdfast.stores.postgres.connection import LOCK_MS, Link
+from holdfast.stores.postgres.connection import LOCK_MS, Client
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import SLOTS, migrations, quoted
 from holdfast.stores.postgres.upkeep import PARTITION_BYTES
@@ -67,9 +67,9 @@ def capabilities(*, durable: bool, note: str) -> Capabilities:
     )
 
 
-async def durability(link: Link) -> Capabilities:
+async def durability(client: Client) -> Capabilities:
     """What an acknowledged change survives, by the settings of the server."""
-    (row,) = await link.rows("durability", repeat=True)
+    (row,) = await client.rows("durability", repeat=True)
     if row["fsync"] != "on":
         return capabilities(durable=False, note="fsync is off: a crash of the server's machine can lose everything.")
     if row["synchronous_commit"] == "off":
@@ -79,46 +79,46 @@ async def durability(link: Link) -> Capabilities:
     return capabilities(durable=True, note=note)
 
 
-async def findings(link: Link, clock: Callable[[], float] = time.time) -> list[Finding]:
+async def findings(client: Client, clock: Callable[[], float] = time.time) -> list[Finding]:
     """Look the deployment over; nothing is changed, and the schema need not be there.
 
     `clock` is this machine's, in seconds. Raises StoreUnavailable if the server cannot be reached.
     """
-    pooled, done, other = await _dialled(link)
+    pooled, done, other = await _dialled(client)
     began = clock()
-    (server,) = await link.rows("doctor_server", repeat=True)
+    (server,) = await client.rows("doctor_server", repeat=True)
     ours = (began + clock()) / 2
     today = datetime.fromtimestamp(ours, UTC).date()
     found = [
-        _version(server, link.address.schema, today),
-        _schema(link, done, other),
+        _version(server, client.address.schema, today),
+        _schema(client, done, other),
         *_durability(server),
         _primary(server),
     ]
-    found += await _replication(link, server)
-    found += await _transactions(link, server)
-    found += _timeouts(link, server)
-    found += [_connections(link, server), _pooler(link, pooled=pooled)]
-    found += await _tables(link, server)
+    found += await _replication(client, server)
+    found += await _transactions(client, server)
+    found += _timeouts(client, server)
+    found += [_connections(client, server), _pooler(client, pooled=pooled)]
+    found += await _tables(client, server)
     if done == migrations()[-1][0] and other is None:
-        found.append(await _log(link))
+        found.append(await _log(client))
     found.append(_wrap(server))
     found.append(_clock(server["clock"] - ours))
     return found
 
 
-async def _dialled(link: Link) -> tuple[bool, int, StoreMismatch | None]:
+async def _dialled(client: Client) -> tuple[bool, int, StoreMismatch | None]:
     """Whether a pooler answers in the server's place, the version of the schema, and why its layout is not ours."""
-    connection = await link.dial()
+    connection = await client.connect()
     try:
         # The process that a pooler names when we connect is not the one that then works for us.
         pooled = connection.get_server_pid() != await connection.fetchval("SELECT pg_backend_pid()")
         other: StoreMismatch | None = None
         try:
-            await schema.refuse_another(connection, link.address)
+            await schema.refuse_another(connection, client.address)
         except StoreMismatch as error:
             other = error
-        return pooled, await schema.version(connection, link.address.schema), other
+        return pooled, await schema.version(connection, client.address.schema), other
     finally:
         await connection.close(timeout=2)
 
@@ -138,8 +138,8 @@ def _version(server: Row, name: str, today: date) -> Finding:
     return Finding("ok", "store", text)
 
 
-def _schema(link: Link, done: int, other: StoreMismatch | None) -> Finding:
-    name, last = link.address.schema, migrations()[-1][0]
+def _schema(client: Client, done: int, other: StoreMismatch | None) -> Finding:
+    name, last = client.address.schema, migrations()[-1][0]
     if other is not None:
         reason, _, cure = str(other).partition("; ")
         return Finding("bad", "schema", reason, cure)
@@ -151,7 +151,7 @@ def _schema(link: Link, done: int, other: StoreMismatch | None) -> Finding:
         )
     what = f"is at version {done} of {last}" if done else "is not there"
     cure = "run `holdfast migrate URL`; with migrate=0 nothing opens the store before that"
-    return Finding("bad" if not link.address.migrate else "warn", "schema", f"{name!r} {what}", cure)
+    return Finding("bad" if not client.address.migrate else "warn", "schema", f"{name!r} {what}", cure)
 
 
 def _durability(server: Row) -> Iterator[Finding]:
@@ -184,8 +184,8 @@ def _primary(server: Row) -> Finding:
     return Finding("ok", "primary", "this server takes changes")
 
 
-async def _replication(link: Link, server: Row) -> list[Finding]:
-    standbys = await link.rows("doctor_standbys", repeat=True)
+async def _replication(client: Client, server: Row) -> list[Finding]:
+    standbys = await client.rows("doctor_standbys", repeat=True)
     names = server["synchronous_standby_names"]
     found: list[Finding] = []
     in_step = [row["name"] for row in standbys if row["sync_state"] in ("sync", "quorum")]
@@ -209,16 +209,16 @@ async def _replication(link: Link, server: Row) -> list[Finding]:
             behind = f"{row['lag_s'] or 0:.0f} s behind, {row['state']}"
             cure = "look at its log, its disk and the network"
             found.append(Finding("warn", "replication", f"the standby {row['name']!r} is {behind}", cure))
-    for row in await link.rows("doctor_slots", repeat=True):
+    for row in await client.rows("doctor_slots", repeat=True):
         text = f"nobody reads the replication slot {row['name']!r}: it keeps WAL, and may keep dead rows, without end"
         cure = f"start its reader, or SELECT pg_drop_replication_slot('{row['name']}')"
         found.append(Finding("warn", "replication", text, cure))
     return found
 
 
-async def _transactions(link: Link, server: Row) -> list[Finding]:
+async def _transactions(client: Client, server: Row) -> list[Finding]:
     found: list[Finding] = []
-    oldest = await link.rows("doctor_transactions", repeat=True)
+    oldest = await client.rows("doctor_transactions", repeat=True)
     age_s = max(0.0, oldest[0]["age_s"]) if oldest else 0.0
     if age_s > LONG_S:
         row = oldest[0]
@@ -231,7 +231,7 @@ async def _transactions(link: Link, server: Row) -> list[Finding]:
         found.append(Finding("warn", "transactions", text, f"GRANT pg_monitor TO {quoted(server['role'])}"))
     else:
         found.append(Finding("ok", "transactions", f"the oldest open transaction is {_span(age_s)} old"))
-    for row in await link.rows("doctor_prepared", repeat=True):
+    for row in await client.rows("doctor_prepared", repeat=True):
         if row["age_s"] > PREPARED_S:
             text = f"the prepared transaction {row['gid']!r} in {row['database']!r} is {_span(row['age_s'])} old"
             cure = f"decide it there: COMMIT PREPARED '{row['gid']}' or ROLLBACK PREPARED '{row['gid']}'"
@@ -239,13 +239,13 @@ async def _transactions(link: Link, server: Row) -> list[Finding]:
     return found
 
 
-def _timeouts(link: Link, server: Row) -> list[Finding]:
+def _timeouts(client: Client, server: Row) -> list[Finding]:
     """What cuts our own connections short, or should."""
     role = quoted(server["role"])
     found: list[Finding] = []
     if 0 < server["statement_ms"] < STATEMENT_MS:
         text = f"statement_timeout is {server['statement_ms']} ms for this role: it ends calls of ours under load"
-        cure = f"ALTER ROLE {role} SET statement_timeout = 0; timeout_s ({link.address.timeout_s} s) bounds calls"
+        cure = f"ALTER ROLE {role} SET statement_timeout = 0; timeout_s ({client.address.timeout_s} s) bounds calls"
         found.append(Finding("warn", "timeouts", text, cure))
     missing = [
         f"{name} = '{value}'"
@@ -263,10 +263,10 @@ def _timeouts(link: Link, server: Row) -> list[Finding]:
     return found or [Finding("ok", "timeouts", f"{waits}, a statement {server['statement_ms'] or 'any number of'} ms")]
 
 
-def _connections(link: Link, server: Row) -> Finding:
+def _connections(client: Client, server: Row) -> Finding:
     most = server["max_connections"] - server["reserved"]
     free = most - server["connected"]
-    pool = link.address.connections
+    pool = client.address.connections
     text = (
         f"{server['connected']} of {most} connections are in use; each handle of ours takes up to {pool}, and one more"
     )
@@ -276,13 +276,13 @@ def _connections(link: Link, server: Row) -> Finding:
     return Finding("ok", "connections", text)
 
 
-def _pooler(link: Link, *, pooled: bool) -> Finding:
-    if pooled and link.address.listen:
+def _pooler(client: Client, *, pooled: bool) -> Finding:
+    if pooled and client.address.listen:
         text = "a pooler answers in the server's place: in transaction mode no hint gets through it"
         return Finding("warn", "pooler", text, "add listen=0 to the URL, or connect to the server itself")
     if pooled:
         return Finding("ok", "pooler", "a pooler answers in the server's place, and listen=0 does without hints")
-    if not link.address.listen:
+    if not client.address.listen:
         text = "listen=0 without a pooler: everybody looks four times a second for what a hint would tell at once"
         return Finding("warn", "pooler", text, "take listen=0 out of the URL")
     return Finding("ok", "pooler", "none: we speak with the server itself")
@@ -291,8 +291,8 @@ def _pooler(link: Link, *, pooled: bool) -> Finding:
 # Our tables -----------------------------------------------------------------------------------------------------
 
 
-async def _tables(link: Link, server: Row) -> list[Finding]:
-    tables = await link.rows("doctor_tables", link.address.schema, repeat=True)
+async def _tables(client: Client, server: Row) -> list[Finding]:
+    tables = await client.rows("doctor_tables", client.address.schema, repeat=True)
     if not tables:
         return []
     found: list[Finding] = []
@@ -303,7 +303,7 @@ async def _tables(link: Link, server: Row) -> list[Finding]:
         if row["dead"] > DEAD_WARN and row["dead"] > 2 * row["live"]:
             last = "never" if row["vacuumed_s"] is None else f"{_span(row['vacuumed_s'])} ago"
             text = f"{row['name']}: {row['live']} live and {row['dead']} dead rows, vacuumed {last}"
-            cure = f"end long transactions, then VACUUM {quoted(link.address.schema)}.{row['name']}"
+            cure = f"end long transactions, then VACUUM {quoted(client.address.schema)}.{row['name']}"
             found.append(Finding("warn", "bloat", text, cure))
     by_name = {row["name"]: row for row in tables}
     jobs, done = by_name.get("jobs"), by_name.get("done")
@@ -312,14 +312,14 @@ async def _tables(link: Link, server: Row) -> list[Finding]:
         found.append(Finding("ok", "bloat", f"jobs: {jobs['live']} live and {jobs['dead']} dead rows"))
         text = f"waiting and leased {_mib(jobs['size'])}, finished {_mib(done['size'])}, the log {_mib(log)}"
         found.append(Finding("ok", "size", text))
-    return found + await _indexes(link, by_name)
+    return found + await _indexes(client, by_name)
 
 
-async def _indexes(link: Link, tables: dict[str, Row]) -> list[Finding]:
+async def _indexes(client: Client, tables: dict[str, Row]) -> list[Finding]:
     found: list[Finding] = []
-    rows = await link.rows("doctor_indexes", link.address.schema, repeat=True)
+    rows = await client.rows("doctor_indexes", client.address.schema, repeat=True)
     for row in rows:
-        cure = f"REINDEX INDEX CONCURRENTLY {quoted(link.address.schema)}.{row['name']}"
+        cure = f"REINDEX INDEX CONCURRENTLY {quoted(client.address.schema)}.{row['name']}"
         table = tables.get(row["on_table"])
         count = max(1, table["live"] + table["dead"]) if table else 1
         if not row["valid"]:
@@ -330,9 +330,9 @@ async def _indexes(link: Link, tables: dict[str, Row]) -> list[Finding]:
     return found or [Finding("ok", "indexes", f"all {len(rows)} are valid")]
 
 
-async def _log(link: Link) -> Finding:
+async def _log(client: Client) -> Finding:
     """Which partition of the log is written to, and whether somebody goes on to the next one."""
-    slots = await link.rows("slots", repeat=True)
+    slots = await client.rows("slots", repeat=True)
     (written,) = (row for row in slots if row["written"])
     ahead = sum(row["empty"] for row in slots if row is not written)
     text = f"partition {written['slot']} of {SLOTS} is written to, {ahead} are empty ahead"

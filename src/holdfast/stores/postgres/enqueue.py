@@ -1,4 +1,4 @@
-"""Taking jobs in. [ENQ-1 to ENQ-8]"""
+"""The slower path of an enqueue: existing ids, idempotency keys and quotas. [ENQ-2, ENQ-3, TENANT-5]"""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from holdfast.core import dedup, lifecycle
 from holdfast.core.dedup import Binding
 from holdfast.core.job import JobKey, JobState, NewJob, Queued
 from holdfast.store import EnqueueAnswer
-from holdfast.stores.postgres.connection import Link, Session
-from holdfast.stores.postgres.lanes import Lane, Memory
+from holdfast.stores.postgres.connection import Client, Session
+from holdfast.stores.postgres.lanes import Lane, LaneCache
 from holdfast.stores.postgres.quotas import Quotas
 from holdfast.stores.postgres.requests import ranks_of
 from holdfast.stores.postgres.rows import Row
-from holdfast.stores.postgres.unit_of_work import KeyScope, News, Unit, scope_of
+from holdfast.stores.postgres.unit_of_work import Effects, KeyScope, UnitOfWork, scope_of
 
-TRIES = 10
-"""How often ids are looked at that turn out to be another's when they are to be taken."""
+ID_TRIES = 10
+"""How often to try ids that another transaction takes first."""
 PAUSE_S = 0.01
-LOOKS = 5
-"""How often keys are looked at that somebody else has, before we wait for them."""
+KEY_TRIES = 5
+"""How often to try keys that another transaction has locked, before waiting for them."""
 
 
-async def make_lanes(link: Link, memory: Memory, items: Sequence[NewJob]) -> list[Lane]:
+async def make_lanes(client: Client, cache: LaneCache, items: Sequence[NewJob]) -> list[Lane]:
     """The lane of each item. New ones, and new priorities, are committed before any job that needs them. [ENQ-7]"""
     ranks: dict[tuple[str, str], int] = {}
     for item in items:
@@ -31,94 +31,94 @@ async def make_lanes(link: Link, memory: Memory, items: Sequence[NewJob]) -> lis
         ranks[names] = ranks.get(names, 0) | 1 << (9 - item.envelope.priority)
     found: dict[tuple[str, str], Lane] = {}
     for (tenant, queue), bits in ranks.items():
-        lane = memory.find(tenant, queue)
+        lane = cache.find(tenant, queue)
         if lane is None or lane.ranks & bits != bits:
-            lane = await add_lane(link, memory, tenant, queue, bits)
+            lane = await add_lane(client, cache, tenant, queue, bits)
         found[tenant, queue] = lane
     return [found[item.key[:2]] for item in items]
 
 
-async def add_lane(link: Link, memory: Memory, tenant: str, queue: str, ranks: int = 0) -> Lane:
-    """Make a lane, or add priorities to it."""
-    known = memory.known()
+async def add_lane(client: Client, cache: LaneCache, tenant: str, queue: str, ranks: int = 0) -> Lane:
+    """Create a lane, or add priorities to it."""
+    fingerprint = cache.fingerprint()
     found: list[Row] = []
-    if memory.line(queue).number is not None:
-        found = await link.rows("add_lane", tenant, queue, ranks, known, repeat=True)
+    if cache.queue(queue).number is not None:
+        found = await client.rows("add_lane", tenant, queue, ranks, fingerprint, repeat=True)
     if not found:
-        await link.rows("add_line", queue, known, repeat=True)
-        found = await link.rows("add_lane", tenant, queue, ranks, known, repeat=True)
-    return memory.learn(known, *found[0].values())
+        await client.rows("add_queue", queue, fingerprint, repeat=True)
+        found = await client.rows("add_lane", tenant, queue, ranks, fingerprint, repeat=True)
+    return cache.learn(fingerprint, *found[0].values())
 
 
-async def add_line(link: Link, memory: Memory, queue: str) -> int:
-    """Make a line, or find it. Raises StaleCache."""
-    known = memory.known()
-    await link.rows("add_line", queue, known, repeat=True)
-    number = await link.value("find_line", queue, known, repeat=True)
-    with memory.lock:
-        memory.check(known)
-        memory.line(queue).number = number
+async def add_queue(client: Client, cache: LaneCache, queue: str) -> int:
+    """The id of a queue name, created if it is new. Raises StaleCache."""
+    fingerprint = cache.fingerprint()
+    await client.rows("add_queue", queue, fingerprint, repeat=True)
+    number = await client.value("find_queue", queue, fingerprint, repeat=True)
+    with cache.lock:
+        cache.check(fingerprint)
+        cache.queue(queue).number = number
     return number
 
 
-def fresh_answers(items: Sequence[NewJob], lanes: Sequence[Lane], now: int) -> tuple[list[EnqueueAnswer], News]:
-    """What `enqueue` has done, once it says so."""
-    news = News(logged=True)
+def fresh_answers(items: Sequence[NewJob], lanes: Sequence[Lane], now: int) -> tuple[list[EnqueueAnswer], Effects]:
+    """The answers and effects of the function enqueue(), after it has succeeded."""
+    effects = Effects(logged=True)
     answers: list[EnqueueAnswer] = []
     for item, lane in zip(items, lanes, strict=True):
         visible_at = max(now, now + item.delay_ms if item.run_at is None else item.run_at)
-        news.arrives(lane.number, visible_at)
+        effects.arrives(lane.number, visible_at)
         answers.append(Queued(item.key.id, JobState.SCHEDULED if visible_at > now else JobState.READY))
-    return answers, news
+    return answers, effects
 
 
 async def enqueue(
-    session: Session, memory: Memory, items: Sequence[NewJob], lanes: Sequence[Lane], place: str, *, joined: bool
-) -> tuple[list[EnqueueAnswer] | None, News]:
-    """Take in jobs one by one, whatever is there already. The id is looked at first, then the key. [ENQ-2, ENQ-3]
+    session: Session, cache: LaneCache, items: Sequence[NewJob], lanes: Sequence[Lane], schema: str, *, joined: bool
+) -> tuple[list[EnqueueAnswer] | None, Effects]:
+    """Enqueue jobs one by one. The id decides first, then the key. [ENQ-2, ENQ-3]
 
-    What is there already is answered as it is read, without a lock: in a caller's transaction that would stay, and keep
-    others from renewing and finishing the job. Only ids and keys of what is taken in are locked. [ENQ-7]
+    Existing jobs are read without a lock: in a caller's transaction a lock would stay, and keep workers from renewing
+    and finishing the job. Only the ids and keys of new jobs are locked. [ENQ-7]
 
-    Everybody locks keys first, then new ids, then ended jobs, and a tenant last: nobody waits for a caller with a
-    tenant in hand. None: others were first. The caller then begins anew, in a transaction that does not hold what this
-    one has locked; in a transaction that was joined there is no such choice, and it is tried again at once.
+    All transactions lock keys first, then new ids, then finished jobs, and a tenant last: so none waits for a caller's
+    transaction while it holds a tenant. None: other transactions were first. The caller then tries again in a new
+    transaction without these locks. A joined transaction cannot do that, and tries again at once.
     """
-    new = _New(session, memory, list(zip(items, lanes, strict=True)))
+    new = _New(session, cache, list(zip(items, lanes, strict=True)))
     await new.look()
-    for attempt in range(1, LOOKS):
-        # Whoever has a key is about to bind it: then it is enough to look again, and there is no waiting in line.
-        if not new.scopes or await session.value("try_keys", key_locks(place, new.scopes)):
+    for attempt in range(1, KEY_TRIES):
+        # The transaction that holds the key is about to bind it: then reading again is enough, without a lock.
+        if not new.scopes or await session.value("try_lock_keys", key_locks(schema, new.scopes)):
             break
         await asyncio.sleep(PAUSE_S * attempt)
         await new.look()
     else:
-        await session.rows("hold_keys", key_locks(place, new.scopes))
-    if new.left and not await new.take(place, tries=TRIES if joined else 1, wait=not joined):
-        return None, News()
+        await session.rows("lock_keys", key_locks(schema, new.scopes))
+    if new.left and not await new.take(schema, tries=ID_TRIES if joined else 1, wait=not joined):
+        return None, Effects()
     return [new.answers[n] for n in range(len(items))], await new.unit.save()
 
 
 class _New:
-    """Jobs to take in, and the answers that are known so far."""
+    """Jobs to enqueue, and the answers that are known so far."""
 
-    def __init__(self, session: Session, memory: Memory, pairs: Sequence[tuple[NewJob, Lane]]) -> None:
+    def __init__(self, session: Session, cache: LaneCache, pairs: Sequence[tuple[NewJob, Lane]]) -> None:
         self._session = session
-        self._memory = memory
+        self._cache = cache
         self.left: list[tuple[int, NewJob, Lane]] = [(n, item, lane) for n, (item, lane) in enumerate(pairs)]
         self.answers: dict[int, EnqueueAnswer] = {}
         self._lanes = {lane for _, lane in pairs}
-        self.unit = Unit(session, memory, self._lanes)
+        self.unit = UnitOfWork(session, cache, self._lanes)
         self._bindings: dict[KeyScope, Binding] = {}
 
     @property
     def scopes(self) -> set[KeyScope]:
-        """The keys of those that are left."""
+        """The keys of the jobs that are left."""
         return {scope_of(lane, item.envelope) for _, item, lane in self.left if item.envelope.idempotency is not None}
 
     async def look(self) -> None:
-        """Answer what is clear from what is there. Left is what is to be taken in, and what comes after its like."""
-        await self._read(Unit(self._session, self._memory, self._lanes))
+        """Answer duplicates of existing jobs. Left are new jobs, and duplicates of other jobs of this call."""
+        await self._read(UnitOfWork(self._session, self._cache, self._lanes))
         ids: set[tuple[int, str]] = set()
         scopes: set[KeyScope] = set()
         left, self.left = self.left, []
@@ -136,21 +136,21 @@ class _New:
             if item.envelope.idempotency is not None:
                 scopes.add(scope)
 
-    async def take(self, place: str, *, tries: int, wait: bool) -> bool:
-        """Take the ids of those that are left, and take them in: whether nobody else was first each time."""
+    async def take(self, schema: str, *, tries: int, wait: bool) -> bool:
+        """Take the ids of the jobs that are left, and add the jobs. False: other transactions were first each time."""
         for attempt in range(tries):
             ids = self._ids()
             seqs = [self.unit.found[key].job.seq if key in self.unit.found else 0 for key in ids]
             fresh = {key for key in ids if key not in self.unit.found}
-            taken = await self._session.value("take_ids", *_columns(ids), seqs, self._known())
+            taken = await self._session.value("take_ids", *_columns(ids), seqs, self._fingerprint())
             if taken is not None:
                 xid, now, *numbers = taken
-                await self._read(Unit(self._session, self._memory, self._lanes, now, xid), numbers)
+                await self._read(UnitOfWork(self._session, self._cache, self._lanes, now, xid), numbers)
                 tenants = [item.key.tenant for _, item, _ in self.left]
-                quotas = await Quotas.read(self._session, self._memory, tenants, place, wait=wait)
+                quotas = await Quotas.read(self._session, self._cache, tenants, schema, wait=wait)
                 await self._take_in(dict(zip(ids, numbers, strict=True)), fresh, quotas)
                 return True
-            # Not any more as we saw it: somebody else was first, or is about to forget one of them.
+            # An id has changed since it was read: another transaction took it, or is about to forget its job.
             if attempt + 1 < tries:
                 await asyncio.sleep(PAUSE_S * attempt)
                 await self.look()
@@ -161,11 +161,11 @@ class _New:
     def _ids(self) -> list[tuple[int, str]]:
         return sorted({(lane.number, item.key.id) for _, item, lane in self.left})
 
-    def _known(self) -> str:
+    def _fingerprint(self) -> str:
         lanes = [lane for _, _, lane in self.left]
-        return self._memory.known(lanes, ranks_of([item for _, item, _ in self.left], lanes))
+        return self._cache.fingerprint(lanes, ranks_of([item for _, item, _ in self.left], lanes))
 
-    async def _read(self, unit: Unit, locked: Sequence[int] = ()) -> None:
+    async def _read(self, unit: UnitOfWork, locked: Sequence[int] = ()) -> None:
         self.unit = unit
         await unit.read(*_columns(self._ids()), locked)
         self._bindings = await bindings_of(unit, self.scopes)
@@ -177,13 +177,13 @@ class _New:
         unused = [key for key in fresh if key not in self.unit.found]
         if unused:
             await self._session.rows("drop_ids", *_columns(unused), [numbers[key] for key in unused])
-        moved = {key: held.job.seq for key, held in self.unit.found.items() if held.new}
+        moved = {key: row.job.seq for key, row in self.unit.found.items() if row.new}
         if moved:
             before = [numbers[key] for key in moved]
             await self._session.rows("move_ids", *_columns(list(moved)), before, list(moved.values()))
 
     def _decide(self, new: NewJob, lane: Lane) -> EnqueueAnswer | None:
-        """The answer from what is there, or None: a fresh job."""
+        """The answer if a job or key exists already; None: it is a new job."""
         unit, (tenant, queue, _) = self.unit, new.key
         existing = unit.find_any(new.key)
         binding = self._bindings.get(scope_of(lane, new.envelope)) if new.envelope.idempotency is not None else None
@@ -208,19 +208,19 @@ class _New:
         return Queued(job.id, job.state)
 
 
-def scopes_of(unit: Unit) -> set[KeyScope]:
-    """The keys of jobs that were read."""
-    found = [(held.lane, held.job.envelope) for held in unit.found.values()]
+def scopes_of(unit: UnitOfWork) -> set[KeyScope]:
+    """The keys of the jobs that were read."""
+    found = [(row.lane, row.job.envelope) for row in unit.found.values()]
     return {scope_of(lane, envelope) for lane, envelope in found if envelope.idempotency is not None}
 
 
-async def bindings_of(unit: Unit, scopes: set[KeyScope]) -> dict[KeyScope, Binding]:
-    """Who holds these keys; the holders are read as well."""
+async def bindings_of(unit: UnitOfWork, scopes: set[KeyScope]) -> dict[KeyScope, Binding]:
+    """The jobs that hold these keys. They are read as well."""
     if not scopes:
         return {}
     columns = [list(column) for column in zip(*sorted(scopes), strict=True)]
     bindings: dict[KeyScope, Binding] = {}
-    for row in await unit.session.rows("find_keys", *columns, unit.known(columns[0])):
+    for row in await unit.session.rows("find_keys", *columns, unit.fingerprint(columns[0])):
         unit.now = unit.now or row["now"]
         bindings[row["lane"], row["type"], row["key"]] = Binding(row["job_id"], row["policy"], row["expires_at"])
     unit.bound_before = dict(bindings)
@@ -231,9 +231,9 @@ async def bindings_of(unit: Unit, scopes: set[KeyScope]) -> dict[KeyScope, Bindi
     return bindings
 
 
-def key_locks(place: str, scopes: set[KeyScope]) -> list[str]:
-    """What keys are locked by."""
-    return [f"{place}:{lane}:{type_}:{key}" for lane, type_, key in scopes]
+def key_locks(schema: str, scopes: set[KeyScope]) -> list[str]:
+    """The names of the locks of these keys."""
+    return [f"{schema}:{lane}:{type_}:{key}" for lane, type_, key in scopes]
 
 
 def _columns(keys: Sequence[tuple[int, str]]) -> tuple[list[int], list[str]]:

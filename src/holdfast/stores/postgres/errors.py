@@ -1,4 +1,4 @@
-"""What went wrong, in our own terms: asyncpg's errors to Holdfast's, each with what to do about it."""
+"""Translates the driver's errors to Holdfast's, each with what to do about it."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core.errors import StoreBusy, StoreError, StoreMismatch, StoreUnavailable
 
-TROUBLES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-"""What asyncpg raises, and what asyncio does: its TimeoutError is an OSError.
+DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""The errors of asyncpg and asyncio, whose TimeoutError is an OSError.
 
-InternalClientError is what a connection says that heard the server's farewell while nobody used it.
+A connection raises InternalClientError if the server closed it while it was idle.
 """
 
-_AGAIN = {"40001", "40P01"}
-"""Serialization failure, deadlock: the transaction was rolled back whole, and can be tried again at once."""
+_CONFLICTS = {"40001", "40P01"}
+"""Serialization failure and deadlock: the transaction was rolled back, and can be tried again at once."""
 _AWAY = {"57P01", "57P02", "57P03", "25006", "55000", "0A000"}
-"""Shut down, crashed, starting up; and a server that has become a replica: another one may be there soon.
+"""The server shuts down, has crashed, starts up, or has become a replica: another one may take over soon.
 
-A replica answers 25006 to a change, 0A000 to a look at an unlogged table.
+A replica answers 25006 to a change, 0A000 to a read of an unlogged table.
 """
 
 
 class StaleCache(StoreUnavailable):
-    """A statement found that what it was made of is remembered from other data, and did nothing: make it again."""
+    """A statement relied on cached facts of other data, and did nothing. Build it again from fresh facts."""
 
 
 def is_stale(error: BaseException | None) -> bool:
-    """Whether the data is of another generation, or a lane is not as it is remembered. See `known` in migrations/."""
+    """Whether the data has another generation, or a cached lane has changed. See check_cache() in migrations/."""
     return getattr(error, "sqlstate", "") == "HF002" or is_stale_lane(error)
 
 
 def is_stale_lane(error: BaseException | None) -> bool:
-    """Whether it is a lane, in the same generation."""
+    """Whether a cached lane has changed in the same generation."""
     return getattr(error, "sqlstate", "") == "HF003"
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection broke, or the server is going: nobody knows if what was sent was done."""
+    """Whether the connection or the server is gone: it is unknown if the statement was carried out."""
     if isinstance(error, asyncpg.PostgresError):
         state = str(getattr(error, "sqlstate", "") or "")
         return state in _AWAY or state.startswith("08") or isinstance(error, asyncpg.ConnectionDoesNotExistError)
@@ -48,32 +48,32 @@ def is_lost(error: BaseException) -> bool:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the server rolled the transaction back because of another one, so that it can be tried again."""
-    return isinstance(error, asyncpg.PostgresError) and getattr(error, "sqlstate", "") in _AGAIN
+    """Whether the server rolled the transaction back because of a conflict, so that it can be tried again."""
+    return isinstance(error, asyncpg.PostgresError) and getattr(error, "sqlstate", "") in _CONFLICTS
 
 
 def is_blocked(error: BaseException | None) -> bool:
-    """Whether a lock was not to be had in time."""
+    """Whether the wait for a lock timed out."""
     return isinstance(error, asyncpg.PostgresError) and getattr(error, "sqlstate", "") == "55P03"
 
 
 def is_unsent(error: BaseException | None) -> bool:
-    """Whether notifications were refused since the server's queue of them is full.
+    """Whether notifications were refused because the server's queue for them is full.
 
-    They are sent after the change, in a transaction of their own: the change itself is committed.
+    They are sent after the change, in a transaction of their own. The change itself is committed.
     """
     return isinstance(error, asyncpg.PostgresError) and getattr(error, "sqlstate", "") == "54000"
 
 
 def translate(error: BaseException, shown: str, timeout_s: float) -> StoreError:
-    """The error to raise in its place. `shown` names the server."""
+    """The error to raise instead. `shown` names the server."""
     text = str(error).strip()
     if isinstance(error, StoreError):
         return error
     if is_stale(error):
         return StaleCache(f"{shown} has other data than before, after a crash, a failover or a restore; try again")
     if isinstance(error, TimeoutError | asyncpg.QueryCanceledError):
-        return StoreUnavailable(f"{shown} gave no answer within {timeout_s:g} s; what was asked for may yet be done")
+        return StoreUnavailable(f"{shown} gave no answer within {timeout_s:g} s; the change may still be made")
     for kinds, made, cure in _ANSWERS:
         if isinstance(error, kinds):
             return made(f"{shown}: {text}; {cure}")
@@ -86,9 +86,13 @@ _ANSWERS: tuple[tuple[tuple[type[Exception], ...], type[StoreError], str], ...] 
     (
         (asyncpg.LockNotAvailableError,),
         StoreBusy,
-        "somebody's open transaction holds what is to be changed; try again when it has ended",
+        "an open transaction holds a lock on it; try again when that has ended",
     ),
-    ((asyncpg.DeadlockDetectedError, asyncpg.SerializationError), StoreBusy, "too many change the same jobs at once"),
+    (
+        (asyncpg.DeadlockDetectedError, asyncpg.SerializationError),
+        StoreBusy,
+        "too many callers change the same jobs at once; try again",
+    ),
     (
         (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError),
         StoreUnavailable,
@@ -97,7 +101,7 @@ _ANSWERS: tuple[tuple[tuple[type[Exception], ...], type[StoreError], str], ...] 
     (
         (asyncpg.ProtocolViolationError,),
         StoreUnavailable,
-        "if pgbouncer stands between, add listen=0 to the URL",
+        "if you connect through pgbouncer, add listen=0 to the URL",
     ),
     ((asyncpg.InvalidCatalogNameError,), StoreUnavailable, "create it with CREATE DATABASE"),
     (

@@ -1,7 +1,6 @@
-"""Offers: a worker that found too little leaves word of what it would take, and is sent it as it comes. [CLAIM-3]
+"""Direct hand-off, the worker's side: a worker that found too few jobs registers and is sent new ones. [CLAIM-3]
 
-The way from the hint to the claim, and the claim's own commit, fall away. migrations/0005_offers.sql has the rules;
-here is the worker's side of them.
+That saves the way from the hint to the claim, and the claim's own commit. migrations/0001/7_handoff.sql has the rules.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from holdfast.core.waiters import (
 from holdfast.extensions import Deliver
 from holdfast.store import FinishAnswer
 from holdfast.stores.postgres import rows
-from holdfast.stores.postgres.connection import Link
-from holdfast.stores.postgres.enqueue import add_lane, add_line
-from holdfast.stores.postgres.lanes import Lane, Memory
-from holdfast.stores.postgres.notifications import Ears
+from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.enqueue import add_lane, add_queue
+from holdfast.stores.postgres.lanes import Lane, LaneCache
+from holdfast.stores.postgres.listener import Listener
 
-TIRED_S = 10.0
-"""For how long nothing is offered where looking for other jobs takes long."""
+SLOW_SCAN_S = 10.0
+"""How long a worker does not register where it takes long to see whether other jobs wait."""
 
-Places = tuple[list[int], list[int]]
-"""Lines, and in each the lane, or 0 for all."""
+Queues = tuple[list[int], list[int]]
+"""Queue ids, and for each the lane, or 0 for all."""
 
 _Message = tuple[int, int, int, int, int, int, str, str, str, str, str, str, str]
 _decode = msgspec.json.Decoder(_Message).decode
@@ -52,65 +51,65 @@ class _Store(Protocol):
 
 
 class PostgresInbox:
-    """One worker's claims and offers. Belongs to one event loop."""
+    """One worker's claims and registrations. Belongs to one event loop."""
 
     def __init__(
         self,
-        link: Link,
-        memory: Memory,
-        ears: Ears,
+        client: Client,
+        cache: LaneCache,
+        listener: Listener,
         store: _Store,
         deliver: Deliver,
     ) -> None:
-        self._link = link
-        self._memory = memory
+        self._client = client
+        self._cache = cache
         self._claim, self._finish = store.claim, store.finish
         self._deliver = deliver
         self._registrations = Registrations()
-        self._stands: Places | None = None
-        """Where the last offer stands."""
+        self._registered: Queues | None = None
+        """The queues of the last registration."""
         self._worker = ""
-        self._tired_until = 0.0
+        self._paused_until = 0.0
         self._arrived: set[str] = set()
-        """What came under the last offer: seq:token."""
+        """Jobs that arrived under the last registration, as seq:token."""
         self._awaited: dict[str, float] = {}
-        """What was sent and has not come, and from when on it counts as lost."""
+        """Jobs that were sent and have not arrived, and when each counts as lost."""
         self._lost: set[str] = set()
-        """What was given back: should it come after all, it is another's by then."""
+        """Jobs that were released because they did not arrive. If one arrives later, it is ignored."""
         self._came = asyncio.Event()
-        self._settling = asyncio.Lock()
-        """Whoever leaves waits for an offer that is being made."""
-        self._leaving = False
-        self._ear = ears.post(self._take)
+        self._registering = asyncio.Lock()
+        """`close` waits for a registration that is under way."""
+        self._closing = False
+        self._channel = listener.open_inbox(self._take)
 
     @property
     def needs_claim(self) -> bool:
         return self._registrations.needs_claim
 
     async def claim(self, request: ClaimRequest, free: int | None = None) -> Claimed:
-        post = self._ear.number
-        heard = request.lease_ms >= MIN_LEASE_MS and post != 0 and boot_time() >= self._tired_until
-        coming, now = await self._take_back(leave=not heard)
+        inbox = self._channel.number
+        can_register = request.lease_ms >= MIN_LEASE_MS and inbox != 0 and boot_time() >= self._paused_until
+        coming, now = await self._withdraw(leave=not can_register)
         limit = request.limit - coming
         if limit <= 0:
-            await self._settle(request, 0, post)
+            await self._register(request, 0, inbox)
             return Claimed([], now, now + RECHECK_MS)
-        # Not before: what counts as lost is not counted as coming.
-        await self._give_back([sent for sent, at in self._awaited.items() if at <= boot_time()])
+        # After the withdrawal: jobs that count as lost are not counted as coming.
+        await self._release_lost([sent for sent, at in self._awaited.items() if at <= boot_time()])
         claimed = await self._claim(replace(request, limit=limit) if coming else request)
         count = len(claimed.jobs)
-        offered = 0
-        if heard and boot_time() >= self._tired_until:
-            room = request.limit if free is None else free
-            offered = max(0, min(limit - count, room - coming - count, MAX_ROOM))
+        room = 0
+        if can_register and boot_time() >= self._paused_until:
+            slots = request.limit if free is None else free
+            room = max(0, min(limit - count, slots - coming - count, MAX_ROOM))
         again = [] if claimed.next_at is None else [claimed.next_at]
-        if coming and not offered:
+        if coming and not room:
             again.append(claimed.now + RECHECK_MS)
         again += [claimed.now + math.ceil(max(0, at - boot_time()) * 1000) for at in self._awaited.values()]
         try:
-            # What was claimed must not wait for long, nor be lost: whatever is wrong shows when it is looked at again.
+            # Claimed jobs must neither wait long nor be lost. If registering fails, the next claim shows why.
             async with asyncio.timeout(request.lease_ms / 3000 if count else None):
-                if await self._settle(request, offered, post):
+                if await self._register(request, room, inbox):
                     again.append(renew_at(claimed.now, request.lease_ms))
         except (StoreError, TimeoutError):
             if not count:
@@ -119,116 +118,120 @@ class PostgresInbox:
         return Claimed(claimed.jobs, claimed.now, min(again, default=None))
 
     async def close(self) -> None:
-        """Take back what is offered, and wait a moment for what is on its way. Twice is harmless."""
-        self._leaving = True
+        """Withdraw the registration, and wait a moment for jobs in flight. Twice is harmless."""
+        self._closing = True
         try:
             with contextlib.suppress(StoreError, TimeoutError):
-                async with self._settling:
-                    await self._take_back(leave=True)
+                async with self._registering:
+                    await self._withdraw(leave=True)
                 async with asyncio.timeout(IN_FLIGHT_S):
-                    while self._registrations.in_flight(boot_time(), self._ear.number):
+                    while self._registrations.in_flight(boot_time(), self._channel.number):
                         self._came.clear()
                         await self._came.wait()
             with contextlib.suppress(StoreError):
-                await self._give_back(list(self._awaited))
+                await self._release_lost(list(self._awaited))
                 await self._drop()
         finally:
-            self._ear.stop()
+            self._channel.stop()
 
-    async def _take_back(self, *, leave: bool) -> tuple[int, int]:
-        """Take the last offer back: how many jobs are on their way, and the store's time, if there are any."""
-        offers, last = self._registrations, self._registrations.last
-        # What comes while we ask is not known to whoever told us his room.
-        got = {number: offer.received for number, offer in offers.open.items()}
+    async def _withdraw(self, *, leave: bool) -> tuple[int, int]:
+        """Withdraw the last registration: how many jobs are in flight, and the store's time, if there are any."""
+        registrations, last = self._registrations, self._registrations.last
+        # Jobs that arrive during this call are not included in the room that the caller has stated.
+        got = {number: registration.received for number, registration in registrations.open.items()}
         now = 0
-        if self._stands is not None:
-            leave = leave or last.inbox != self._ear.number
-            (row,) = await self._link.rows("take_back", last.inbox, last.number, leave, *self._stands, repeat=True)
+        if self._registered is not None:
+            leave = leave or last.inbox != self._channel.number
+            (row,) = await self._client.rows(
+                "withdraw_waiter", last.inbox, last.number, leave, *self._registered, repeat=True
+            )
             if leave:
-                self._stands = None
-            if row["tiring"]:
-                self._tired_until = boot_time() + TIRED_S
-            offers.ended(last.room if row["sent"] is None else row["sent"], boot_time())
-            for sent in row["handed"] or ():
+                self._registered = None
+            if row["slow_scan"]:
+                self._paused_until = boot_time() + SLOW_SCAN_S
+            registrations.ended(last.room if row["sent"] is None else row["sent"], boot_time())
+            for sent in row["handed_off"] or ():
                 if sent not in self._arrived and sent not in self._lost:
                     self._awaited.setdefault(sent, last.expected_until)
             now = row["now"]
-            if last.inbox != self._ear.number:
-                with contextlib.suppress(StoreError):  # Else the pruner does it.
+            if last.inbox != self._channel.number:
+                with contextlib.suppress(StoreError):  # The pruner does it otherwise.
                     await self._drop()
-        # What went to a connection that is no more is not on its way.
-        coming = offers.in_flight(boot_time(), self._ear.number, got)
+        # Jobs that were sent to an earlier connection are not in flight.
+        coming = registrations.in_flight(boot_time(), self._channel.number, got)
         if coming and not now:
-            now = await self._link.value("now", repeat=True)
+            now = await self._client.value("now", repeat=True)
         return coming, now
 
     async def _drop(self) -> None:
-        """Remove the last offer, now that it is known what was handed over under it."""
-        if self._registrations.last.inbox:
-            await self._link.rows(
-                "drop_offer", self._registrations.last.inbox, self._registrations.last.number, repeat=True
-            )
+        """Delete the last registration, once the jobs that were handed off under it are known."""
+        last = self._registrations.last
+        if last.inbox:
+            await self._client.rows("drop_waiter", last.inbox, last.number, repeat=True)
 
-    async def _give_back(self, lost: Sequence[str]) -> None:
-        """Release what was sent here and did not arrive: its message was lost, and nobody else knows."""
+    async def _release_lost(self, lost: Sequence[str]) -> None:
+        """Release jobs that were sent here and did not arrive: no other process knows that."""
         pairs = [sent.split(":") for sent in lost]
         if not pairs:
             return
         self._lost.update(lost)
         columns = ([int(n) for n in column] for column in zip(*pairs, strict=True))
-        found = await self._link.rows("find_leased", *columns, repeat=True)
+        found = await self._client.rows("find_leased", *columns, repeat=True)
         await self._finish(
             [Finish(JobKey(row["tenant"], row["queue"], row["id"]), row["token"], "release") for row in found]
         )
         for sent in lost:
             self._awaited.pop(sent, None)
 
-    async def _settle(self, request: ClaimRequest, count: int, post: int) -> bool:
-        """Offer to take so many jobs, if we are still heard as `post`, or see that nothing stands: whether one does."""
-        async with self._settling:
-            if count and await self._offer(request, count, post):
+    async def _register(self, request: ClaimRequest, room: int, inbox: int) -> bool:
+        """Register for `room` jobs, if there is room and `inbox` is still listening. Answers whether it is registered.
+
+        Otherwise withdraw the last registration.
+        """
+        async with self._registering:
+            if room and await self._add_waiter(request, room, inbox):
                 return True
-            if self._stands is not None:
-                await self._take_back(leave=True)
+            if self._registered is not None:
+                await self._withdraw(leave=True)
             return False
 
-    async def _offer(self, request: ClaimRequest, count: int, post: int) -> bool:
-        data = self._memory.place
-        places, known = await self._places(request)
-        if self._stands is not None and self._stands != places:
-            await self._take_back(leave=True)
-        if self._leaving or self._ear.number != post or self._memory.place != data:
+    async def _add_waiter(self, request: ClaimRequest, room: int, inbox: int) -> bool:
+        data_id = self._cache.data_id
+        queues, fingerprint = await self._queues(request)
+        if self._registered is not None and self._registered != queues:
+            await self._withdraw(leave=True)
+        if self._closing or self._channel.number != inbox or self._cache.data_id != data_id:
             return False
-        self._stands = places
+        self._registered = queues
         mine = self._registrations.begin(boot_time(), request.lease_ms)
         self._arrived.clear()
-        mine.inbox = post
+        mine.inbox = inbox
         self._worker = request.worker_id
-        stands: bool = await self._link.value(
-            "make_offer", post, self._ear.channel, mine.number, *places, count, request.lease_ms,
-            registered_ms(request.lease_ms), request.worker_id, known,
+        registered: bool = await self._client.value(
+            "register_waiter", inbox, self._channel.channel, mine.number, *queues, room, request.lease_ms,
+            registered_ms(request.lease_ms), request.worker_id, fingerprint,
         )  # fmt: skip
-        self._registrations.confirm(count if stands else 0)
-        return stands
+        self._registrations.confirm(room if registered else 0)
+        return registered
 
-    async def _places(self, request: ClaimRequest) -> tuple[Places, str]:
-        """Where to offer, and the lanes that this is made of, for the statement to compare."""
-        lines: list[int] = []
-        lanes: list[int] = []
-        named: list[Lane] = []
+    async def _queues(self, request: ClaimRequest) -> tuple[Queues, str]:
+        """The queues to register for, and the fingerprint of their lanes, which the statement compares."""
+        queue_ids: list[int] = []
+        numbers: list[int] = []
+        lanes: list[Lane] = []
         for queue in dict.fromkeys(sorted(request.queues)):
             if request.tenant is None:
-                line = self._memory.line(queue).number
-                lines.append(await add_line(self._link, self._memory, queue) if line is None else line)
-                lanes.append(0)
+                queue_id = self._cache.queue(queue).number
+                queue_ids.append(await add_queue(self._client, self._cache, queue) if queue_id is None else queue_id)
+                numbers.append(0)
             else:
-                lane = self._memory.find(request.tenant, queue)
+                lane = self._cache.find(request.tenant, queue)
                 if lane is None:
-                    lane = await add_lane(self._link, self._memory, request.tenant, queue)
-                lines.append(lane.line)
-                lanes.append(lane.number)
-                named.append(lane)
-        return (lines, lanes), self._memory.known(named)
+                    lane = await add_lane(self._client, self._cache, request.tenant, queue)
+                queue_ids.append(lane.queue_id)
+                numbers.append(lane.number)
+                lanes.append(lane)
+        return (queue_ids, numbers), self._cache.fingerprint(lanes)
 
     def _take(self, data: str) -> None:
         (
@@ -239,16 +242,16 @@ class PostgresInbox:
             return
         self._arrived.add(sent)
         self._awaited.pop(sent, None)
-        offer = self._registrations.arrived(number, 1)
-        if offer is None:
+        registration = self._registrations.arrived(number, 1)
+        if registration is None:
             return
         self._came.set()
-        job = rows.to_handed(
+        job = rows.to_handed_off(
             tenant, queue, id_, seq, token, now, deadline, ttl, type_, request_id, bytes.fromhex(head),
             base64.b64decode(payload), self._worker,
         )  # fmt: skip
-        memory = self._memory
-        with memory.lock:
-            memory.granted(deadline)
-            memory.lease([(token, seq)])
-        self._deliver(Claimed([job], now, None), offer.sent_at)
+        cache = self._cache
+        with cache.lock:
+            cache.granted(deadline)
+            cache.lease([(token, seq)])
+        self._deliver(Claimed([job], now, None), registration.sent_at)

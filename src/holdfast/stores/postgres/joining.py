@@ -1,11 +1,11 @@
-"""The caller's own transaction: the one documented door through which others' connections come in. [ENQ-7]
+"""The caller's own transaction: an enqueue or a completion can join it. [ENQ-7]
 
     asyncpg         a Connection, or one that a pool handed out
     psycopg         an AsyncConnection; a Connection too, whose calls are then made in a thread
     SQLAlchemy      AsyncConnection, AsyncSession, Connection, Session, over one of these drivers
 
-The transaction is the caller's: what is done here is done when it commits. It must be on the store's own database. An
-error of the server's spoils it, as any error would: it can only be rolled back.
+The change takes effect when the caller commits. The connection must lead to the store's own database. After an error of
+the server the transaction can only be rolled back.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from holdfast.core.errors import HoldfastError, InvalidOption, StoreBusy, StoreError, StoreUnavailable
-from holdfast.stores.postgres.connection import Direct, Link
-from holdfast.stores.postgres.errors import TROUBLES, StaleCache, is_stale, is_stale_lane, translate
+from holdfast.stores.postgres.connection import AsyncpgSession, Client
+from holdfast.stores.postgres.errors import DRIVER_ERRORS, StaleCache, is_stale, is_stale_lane, translate
 from holdfast.stores.postgres.rows import Row
 from holdfast.stores.postgres.sql import Statements, quoted
 
@@ -33,28 +33,28 @@ _IDLE, _ACTIVE, _BROKEN = 0, 1, 3
 
 
 class Joined(Protocol):
-    """A caller's connection, to run named statements on."""
+    """A caller's connection. Runs named statements."""
 
     async def rows(self, name: str, *args: Any) -> list[Row]: ...
     async def value(self, name: str, *args: Any) -> Any: ...
 
     def step(self) -> AbstractAsyncContextManager[None]:
-        """Errors of the server become ours inside of it. StaleCache because of a lane: nothing is forgotten yet."""
+        """Translates errors of the server. StaleCache because of a lane does not empty the cache."""
         ...
 
 
-async def join(connection: Any, link: Link) -> Joined:
+async def join(connection: Any, client: Client) -> Joined:
     """A session on a caller's connection. Raises InvalidOption, with what to pass instead."""
     raw = await _driver_connection(connection)
     driver = type(raw).__module__.partition(".")[0]
     joined: _Asyncpg | _Psycopg
     if driver == "asyncpg":
-        joined = _Asyncpg(raw, link)
+        joined = _Asyncpg(raw, client)
     elif driver == "psycopg":
-        joined = _Psycopg(raw, link) if hasattr(raw, "__aenter__") else _Blocking(raw, link)
+        joined = _Psycopg(raw, client) if hasattr(raw, "__aenter__") else _Blocking(raw, client)
     else:
         owner = type(connection).__module__.partition(".")[0]
-        # The driver is named where it is hidden: SQLAlchemy's own default for postgresql:// is psycopg2.
+        # Name a hidden driver: the default of SQLAlchemy for postgresql:// is psycopg2.
         over = f" over {driver}" if driver != owner else ""
         reason = (
             f"{owner}'s {type(connection).__name__}{over} cannot be joined; pass a connection of asyncpg, psycopg 3 "
@@ -63,25 +63,25 @@ async def join(connection: Any, link: Link) -> Joined:
         raise InvalidOption(OPTION, reason)
     joined.check()
     key = getattr(raw, "_con", raw)
-    if _known.get(key) is not link:
+    if _checked.get(key) is not client:
         async with joined.step():
-            await _check_place(joined, link)
-        _known[key] = link
+            await _check_place(joined, client)
+        _checked[key] = client
     return joined
 
 
-_known: WeakKeyDictionary[Any, Link] = WeakKeyDictionary()
-"""Connections that were found to lead to the same place as a link of ours."""
+_checked: WeakKeyDictionary[Any, Client] = WeakKeyDictionary()
+"""Connections that are known to lead to the database of a client."""
 
 
 async def _driver_connection(connection: Any) -> Any:
     """The driver's own connection, in SQLAlchemy's transaction if it is one of SQLAlchemy's."""
     if not type(connection).__module__.startswith("sqlalchemy"):
         return connection
-    sql: Any = sys.modules["sqlalchemy"].text("SELECT 1")  # It was loaded by whoever made the connection.
+    sql: Any = sys.modules["sqlalchemy"].text("SELECT 1")  # The caller has imported it.
     found = connection
     if hasattr(found, "sync_session") or hasattr(found, "get_raw_connection"):
-        # SQLAlchemy begins with the first statement, and that one must be its own.
+        # SQLAlchemy begins a transaction with the first statement that it sends itself.
         await found.execute(sql)
         found = await found.connection() if hasattr(found, "sync_session") else found
         return (await found.get_raw_connection()).driver_connection
@@ -92,11 +92,11 @@ async def _driver_connection(connection: Any) -> Any:
     return found
 
 
-async def _check_place(joined: Joined, link: Link) -> None:
-    """Raise InvalidOption unless both lead to the same tables on the same server."""
-    jobs = f"{quoted(link.address.schema)}.jobs"
-    (theirs,) = await joined.rows("whereabouts", jobs)
-    (ours,) = await link.rows("whereabouts", jobs, repeat=True)
+async def _check_place(joined: Joined, client: Client) -> None:
+    """Raise InvalidOption unless both connections lead to the same tables on the same server."""
+    jobs = f"{quoted(client.address.schema)}.jobs"
+    (theirs,) = await joined.rows("connection_target", jobs)
+    (ours,) = await client.rows("connection_target", jobs, repeat=True)
     if list(theirs.values()) == list(ours.values()):
         return
     if theirs["replica"]:
@@ -104,17 +104,17 @@ async def _check_place(joined: Joined, link: Link) -> None:
     there, here = theirs["name"], ours["name"]
     where = f"the database {there!r}" if there != here else f"another server's database {there!r}"
     reason = (
-        f"it leads to {where}, and the jobs are in {here!r} at {link.shown}; what commits as one is in one database"
+        f"it leads to {where}, and the jobs are in {here!r} at {client.shown}; what commits as one is in one database"
     )
     raise InvalidOption(OPTION, reason)
 
 
-class _Asyncpg(Direct):
-    """A connection of asyncpg's."""
+class _Asyncpg(AsyncpgSession):
+    """A connection of asyncpg."""
 
-    def __init__(self, connection: Any, link: Link) -> None:
-        super().__init__(connection, link.sql)
-        self._link = link
+    def __init__(self, connection: Any, client: Client) -> None:
+        super().__init__(connection, client.sql)
+        self._client = client
         self._raw = connection
 
     def check(self) -> None:
@@ -126,19 +126,19 @@ class _Asyncpg(Direct):
     async def step(self) -> AsyncGenerator[None]:
         try:
             yield
-        except TROUBLES as error:
+        except DRIVER_ERRORS as error:
             if isinstance(error, HoldfastError):
                 raise
-            raise await _spoilt(error, str(getattr(error, "sqlstate", "") or ""), self._link) from error
+            raise await _failed(error, str(getattr(error, "sqlstate", "") or ""), self._client) from error
 
 
 class _Psycopg:
-    """An AsyncConnection of psycopg's. Its transaction has begun or begins with our first statement."""
+    """An AsyncConnection of psycopg. Its transaction has begun, or begins with the first statement here."""
 
-    def __init__(self, connection: Any, link: Link) -> None:
+    def __init__(self, connection: Any, client: Client) -> None:
         self._raw = connection
-        self._link = link
-        self._sql: Statements = link.sql
+        self._client = client
+        self._sql: Statements = client.sql
 
     def check(self) -> None:
         status = self._raw.info.transaction_status
@@ -154,7 +154,7 @@ class _Psycopg:
         from psycopg import AsyncRawCursor
         from psycopg.rows import dict_row
 
-        # Its types want the text of a statement to be written where it is run.
+        # The types of psycopg accept literal strings only.
         statement: Any = self._sql[name]
         async with AsyncRawCursor(self._raw, row_factory=dict_row) as cursor:
             await cursor.execute(statement, args, binary=True)
@@ -171,11 +171,11 @@ class _Psycopg:
         try:
             yield
         except Error as error:
-            raise await _spoilt(error, error.sqlstate or "", self._link) from error
+            raise await _failed(error, error.sqlstate or "", self._client) from error
 
 
 class _Blocking(_Psycopg):
-    """A Connection of psycopg's, for code without an event loop. Its calls are made in a thread."""
+    """A Connection of psycopg, for code without an event loop. Its calls run in a thread."""
 
     async def rows(self, name: str, *args: Any) -> list[Row]:
         return await asyncio.to_thread(self._rows, self._sql[name], args)
@@ -189,15 +189,19 @@ class _Blocking(_Psycopg):
             return list(cursor.fetchall()) if cursor.description else []
 
 
-async def _spoilt(error: Exception, state: str, link: Link) -> StoreError:
-    """What to raise when a statement in the caller's transaction failed."""
+async def _failed(error: Exception, state: str, client: Client) -> StoreError:
+    """The error to raise when a statement in the caller's transaction has failed."""
     if is_stale(error):
         if not is_stale_lane(error):
-            await link.look()  # The next try is made with what holds by then.
-        error = StaleCache(f"{link.shown} has other data than before, after a crash, a failover or a restore")
+            await client.check_data()  # The next try uses fresh facts.
+        error = StaleCache(f"{client.shown} has other data than before, after a crash, a failover or a restore")
     what = "your transaction can only be rolled back; then try the whole of it again"
     if state in _BUSY:
-        return StoreBusy(f"{link.shown}: {str(error).strip()}; {what}")
-    ours = translate(error, link.shown, link.address.timeout_s) if isinstance(error, (*TROUBLES, StaleCache)) else None
+        return StoreBusy(f"{client.shown}: {str(error).strip()}; {what}")
+    ours = (
+        translate(error, client.shown, client.address.timeout_s)
+        if isinstance(error, (*DRIVER_ERRORS, StaleCache))
+        else None
+    )
     make: Callable[[str], StoreError] = type(ours) if ours is not None else StoreUnavailable
-    return make(f"{ours or f'{link.shown}: {str(error).strip()}'}; {what}")
+    return make(f"{ours or f'{client.shown}: {str(error).strip()}'}; {what}")

@@ -1,9 +1,8 @@
-"""What a process knows of the lanes of a place: their numbers, whose turn it is, and where claims begin to look.
+"""What a process caches about lanes: their numbers, their turns, and where claims begin to read.
 
-A lane is one tenant's jobs in one queue name. Virtual times (see core.fairness) live here and not in the database,
-where each claim would have to update them: turns are exact within a process, and between processes in proportion, since
-each of them is fair to all tenants by itself. What is kept here is shared by all handles of the process, in all its
-threads.
+A lane is one tenant's jobs in one queue name. Virtual times (see core.fairness) are kept here and not in the database,
+where each claim would have to update them. So turns are exact within a process, and proportional between processes,
+since each process is fair to all tenants by itself. All handles of a process, in all threads, share one cache.
 """
 
 from __future__ import annotations
@@ -19,30 +18,29 @@ from weakref import WeakValueDictionary
 from msgspec import Struct, field
 
 from holdfast.core.fairness import STRIDE
+from holdfast.store import Hint
 from holdfast.stores.postgres.errors import StaleCache
 from holdfast.stores.postgres.literals import texts
 
 _log = logging.getLogger("holdfast")
 
 RANKS = 10
-SEQS = 100_000
-"""How many leases are remembered at most."""
+MAX_LEASES = 100_000
+"""The most leases in the cache."""
 NEVER = float("-inf")
-"""By the monotonic clock, which begins anew with the machine: 0 may have been just now."""
-LOOK_S = 1.0
-"""How often a claim looks at everything: what was committed behind the marks, and lanes that nobody told us of."""
-
-
-LOOKS = 8
-"""In how many lanes at once: under an open transaction it means to walk over all the rows that died since."""
-AGAIN_S = 0.2
-"""How soon a lane is looked at again if it could not be among these."""
-BACK_MS = 10_000
-"""How far a claim goes back behind its mark when it is told of a new job, whose transaction may have taken a while."""
+"""Earlier than any time of the monotonic clock. 0 may be a recent time: that clock starts with the machine."""
+FULL_SCAN_S = 1.0
+"""How often a claim reads everything: jobs committed below the low-water marks, and lanes that no hint has named."""
+MAX_FULL_SCANS = 8
+"""The most lanes that one claim reads in full: under an open transaction that walks over all rows that died since."""
+RETRY_S = 0.2
+"""How soon a lane is tried again that was not among these."""
+LATE_COMMIT_MS = 10_000
+"""How far a hint moves the low-water marks back: the transaction of the new job may have taken that long."""
 
 
 class Order:
-    """Tenants in the order of a number each has, then by name."""
+    """Tenants ordered by a number, then by name."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, str]] = []
@@ -57,305 +55,332 @@ class Order:
         insort(self._entries, (number, tenant))
 
     def remove(self, number: int, tenant: str) -> None:
-        """Take out an entry that is there."""
+        """Remove an entry, which must exist."""
         del self._entries[bisect_left(self._entries, (number, tenant))]
 
 
-class Line(Struct, eq=False):
+class QueueLanes(Struct, eq=False):
     """All lanes of one queue name."""
 
     queue: str
     lanes: dict[str, Lane] = field(default_factory=dict["str", "Lane"])
     number: int | None = None
     floor: int = 0
-    looked: float = NEVER
-    """When it was last seen which of its lanes have work."""
-    news: int = 0
-    """How often we heard that there may be more of them."""
+    scanned_at: float = NEVER
+    """When it was last read which of its lanes have work."""
+    hints_seen: int = 0
+    """How many hints said that other lanes may have work."""
     turns: Order = field(default_factory=Order)
-    """The lanes in the turns, by their virtual times. So that a claim need not go through all lanes that are known."""
+    """The lanes that take part in the turns, by virtual time. So a claim need not go through all known lanes."""
     due: Order = field(default_factory=Order)
-    """The other lanes where something waits, by the moment when to look."""
-    doubts: deque[tuple[float, Lane]] = field(default_factory=deque["tuple[float, Lane]"])
-    """Lanes to be looked at without marks, from which moment of this process's clock on. Some are settled by now."""
+    """The other lanes with waiting jobs, by the time of the next look."""
+    rescans: deque[tuple[float, Lane]] = field(default_factory=deque["tuple[float, Lane]"])
+    """Lanes to be read in full, and from when on by the monotonic clock. Some entries are out of date."""
 
-    def told(self) -> None:
-        """Another process has put jobs here, in lanes that we may not know."""
-        self.news += 1
-        self.looked = NEVER
+    def hinted(self) -> None:
+        """Note a hint: another process has enqueued here, perhaps in a lane that is not cached."""
+        self.hints_seen += 1
+        self.scanned_at = NEVER
 
-    def first_doubt(self) -> tuple[float, Lane] | None:
-        """The lane that is to be looked at first without marks, and when."""
-        while self.doubts and self.doubts[0][1].doubt_at != self.doubts[0][0]:
-            self.doubts.popleft()
-        return self.doubts[0] if self.doubts else None
+    def first_rescan(self) -> tuple[float, Lane] | None:
+        """The first lane to be read in full, and when."""
+        while self.rescans and self.rescans[0][1].rescan_at != self.rescans[0][0]:
+            self.rescans.popleft()
+        return self.rescans[0] if self.rescans else None
 
 
 class Lane(Struct, eq=False):
-    """One lane, and its place in the turns. To be changed under the lock of its memory."""
+    """One lane, and its position in the turns. Change it only under the lock of its cache."""
 
     number: int
-    line: int
+    queue_id: int
     ranks: int
     tenant: str
     queue: str
-    home: Line
+    queue_lanes: QueueLanes
     time: int = 0
     in_turns: bool = False
     cost: int = STRIDE
     next_at: int | None = None
-    """Not later than the moment at which a waiting job becomes visible; None: nothing waits, as far as is known."""
-    marks: list[int] = field(default_factory=lambda: [0] * RANKS)
-    """For each priority the moment before which nothing is left to take."""
-    looked: float = NEVER
-    """When it was last looked at without marks."""
-    doubtful: bool = False
-    """A job may stand behind the marks: it was locked when younger ones were taken, or its transaction took long."""
-    doubt_at: float | None = None
-    """When that is to be looked at."""
-    news: int = 0
-    """How often we heard that there may be something to claim."""
+    """A waiting job becomes visible then or later. None: no job waits, as far as is known."""
+    low_water: list[int] = field(default_factory=lambda: [0] * RANKS)
+    """For each priority, the time before which no visible job is left."""
+    scanned_at: float = NEVER
+    """When it was last read in full."""
+    needs_rescan: bool = False
+    """A job may be below the low-water marks: it was locked when younger ones were taken, or committed late."""
+    rescan_at: float | None = None
+    """When to read it in full."""
+    hints_seen: int = 0
+    """How many hints and enqueues said that there may be a job to claim."""
 
-    def told(self) -> None:
-        """Another process has put a job here."""
-        self.news += 1
-        self.doubtful = True
+    def hinted(self) -> None:
+        """Note a hint: another process has enqueued here."""
+        self.hints_seen += 1
+        self.needs_rescan = True
         self.look_at(0)
-        self.marks = [max(0, mark - BACK_MS) for mark in self.marks]
+        self.low_water = [max(0, mark - LATE_COMMIT_MS) for mark in self.low_water]
 
     def look_from(self, visible_at: int) -> None:
-        """A job waits since this moment, whatever the marks say."""
-        self.marks = [min(mark, visible_at) for mark in self.marks]
+        """A job has been waiting since this time: move the low-water marks back to it."""
+        self.low_water = [min(mark, visible_at) for mark in self.low_water]
 
     def is_empty(self, *, marked: bool) -> None:
-        """Nothing was found. Beyond its marks, that is: if there is doubt, it is looked at again without them."""
+        """No job was found. If it was read from its low-water marks and needs a rescan, plan one."""
         if not marked:
-            self.doubtful, self.doubt_at = False, None
-        elif self.doubtful and (self.doubt_at is None or self.doubt_at <= time.monotonic()):
-            self.doubt_at = max(self.looked + LOOK_S, time.monotonic() + AGAIN_S)
-            self.home.first_doubt()  # Those that are settled do not pile up.
-            self.home.doubts.append((self.doubt_at, self))
+            self.needs_rescan, self.rescan_at = False, None
+        elif self.needs_rescan and (self.rescan_at is None or self.rescan_at <= time.monotonic()):
+            self.rescan_at = max(self.scanned_at + FULL_SCAN_S, time.monotonic() + RETRY_S)
+            self.queue_lanes.first_rescan()  # Drops entries that are out of date.
+            self.queue_lanes.rescans.append((self.rescan_at, self))
 
     def arrive(self, visible_at: int) -> None:
-        """A job waits here, visible from this moment on."""
-        self.news += 1
+        """A job was enqueued here, visible from this time on."""
+        self.hints_seen += 1
         self.look_by(visible_at)
-        # Clocks of transactions that overlap, or one that was set back: what is behind a mark moves it.
+        # Transactions overlap, and clocks may be set back: a job below a mark moves it.
         self.look_from(visible_at)
 
     def had_work_at(self, past: int) -> bool:
-        """Whether a job was visible here at this moment, and nobody in this process has taken it or canceled one."""
+        """Whether a job was visible here at this time, and this process has neither taken nor canceled one since."""
         return self.next_at is not None and 0 < self.next_at <= past
 
     def withdraw(self) -> None:
-        """A job that waited here was canceled: there may be no other."""
+        """A waiting job was canceled: perhaps there is no other."""
         if not self.in_turns and self.next_at is not None:
             self.look_at(0)
 
     def pause(self, *, paused: bool) -> None:
-        """It leaves the turns at once, and when it goes on it enters them like any other newcomer."""
-        self.news += 1
-        self.looked = NEVER
+        """Leave the turns when paused. When resumed, the lane enters them like any newcomer."""
+        self.hints_seen += 1
+        self.scanned_at = NEVER
         self.look_at(None if paused else 0)
         if paused:
             self.leave()
 
     def look_at(self, next_at: int | None) -> None:
-        """Say when there may be something to claim."""
+        """Set the time when there may be a job to claim."""
         if not self.in_turns and next_at != self.next_at:
             if self.next_at is not None:
-                self.home.due.remove(self.next_at, self.tenant)
+                self.queue_lanes.due.remove(self.next_at, self.tenant)
             if next_at is not None:
-                self.home.due.add(next_at, self.tenant)
+                self.queue_lanes.due.add(next_at, self.tenant)
         self.next_at = next_at
 
     def look_by(self, at: int) -> None:
-        """The same, if it would be later."""
+        """The same, unless an earlier time is set."""
         if self.next_at is None or at < self.next_at:
             self.look_at(at)
 
     def enter(self, at: int) -> None:
-        """Take part in the turns, from this virtual time on."""
+        """Take part in the turns from this virtual time on."""
         if self.next_at is not None:
-            self.home.due.remove(self.next_at, self.tenant)
+            self.queue_lanes.due.remove(self.next_at, self.tenant)
         self.time = at
         self.in_turns = True
-        self.home.turns.add(at, self.tenant)
+        self.queue_lanes.turns.add(at, self.tenant)
 
     def leave(self) -> None:
-        """Leave the turns, and keep the time."""
+        """Leave the turns, and keep the virtual time."""
         if self.in_turns:
-            self.home.turns.remove(self.time, self.tenant)
+            self.queue_lanes.turns.remove(self.time, self.tenant)
             self.in_turns = False
             if self.next_at is not None:
-                self.home.due.add(self.next_at, self.tenant)
+                self.queue_lanes.due.add(self.next_at, self.tenant)
 
     def move(self, at: int) -> None:
-        """Go on to this virtual time."""
+        """Set the virtual time."""
         if self.in_turns:
-            self.home.turns.remove(self.time, self.tenant)
-            self.home.turns.add(at, self.tenant)
+            self.queue_lanes.turns.remove(self.time, self.tenant)
+            self.queue_lanes.turns.add(at, self.tenant)
         self.time = at
 
 
-class Memory:
-    """What the handles of one process share."""
+class LaneCache:
+    """The cache that all handles of one process and one schema share."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.place = ""
-        """Which data all this is about."""
+        self.data_id = ""
+        """Identifies the data that the cache is about: the schema and the generation."""
         self.watchers: dict[object, Callable[[], None]] = {}
-        """Called, in any thread, when the secret is another: for those who listen on channels that it names."""
+        """Called, in any thread, when the secret changes: channels have its name."""
         self._forget()
 
     @property
     def secret(self) -> str:
-        """A random number that stands in the table `meta`: who may not read that does not know it."""
-        return self.place.partition(" ")[0].replace("-", "")
+        """A random number from the table `meta`. Only roles that may read the table know it."""
+        return self.data_id.partition(" ")[0].replace("-", "")
 
     @property
     def generation(self) -> str:
-        """Of the data that all this is about. Every statement that uses it compares this with the server's."""
-        return self.place.partition(" ")[2]
+        """The generation of the data. Every statement that uses the cache compares it with the server's."""
+        return self.data_id.partition(" ")[2]
 
-    def known(self, lanes: Iterable[Lane] = (), ranks: Mapping[Lane, int] | None = None) -> str:
-        """What `known` in migrations/ compares: the generation, and these lanes with the priorities that they need."""
+    def fingerprint(self, lanes: Iterable[Lane] = (), ranks: Mapping[Lane, int] | None = None) -> str:
+        """The facts that check_cache() in migrations/ compares: the generation, and lanes with their priorities."""
         found = [self.generation]
         for lane in dict.fromkeys(lanes):
             bits = 0 if ranks is None else ranks[lane]
-            found += [str(lane.number), str(lane.line), lane.tenant, lane.queue, str(bits)]
+            found += [str(lane.number), str(lane.queue_id), lane.tenant, lane.queue, str(bits)]
         return texts(found)
 
-    def check(self, known: str) -> None:
-        """Raise StaleCache unless all that is known here is still of the generation that a statement compared."""
-        if known != self.known():
+    def check(self, fingerprint: str) -> None:
+        """Raise StaleCache unless the cache still has the generation that a statement has compared."""
+        if fingerprint != self.fingerprint():
             raise StaleCache("the database has other data than before, after a failover or a restore; try again")
 
-    def meet(self, place: str, *, stale: bool = False) -> None:
-        """Which data a connection leads to. Other data, or a statement that found a lane `stale`: forget everything."""
+    def set_data(self, data_id: str, *, stale: bool = False) -> None:
+        """Note which data a connection leads to. Empty the cache if it is other data, or if a lane is `stale`."""
         with self.lock:
-            if self.place and (place != self.place or stale):
+            if self.data_id and (data_id != self.data_id or stale):
                 _log.warning(
                     "the database has other data than before, after a crash, a failover, a restore or a restart: "
                     "cached lane numbers are dropped"
                 )
                 self._forget()
-            before, self.place = self.secret, place
+            before, self.data_id = self.secret, data_id
             if before not in ("", self.secret):
                 for watcher in list(self.watchers.values()):
                     watcher()
 
     def _forget(self) -> None:
-        self.lines: dict[str, Line] = {}
+        self.queues: dict[str, QueueLanes] = {}
         self.by_number: dict[int, Lane] = {}
         self.reaped = 0
-        """No lease that was granted before has its deadline before this moment."""
-        self.reap_looked = NEVER
+        """No live lease has a deadline before this time, as far as is known."""
+        self.reap_scanned_at = NEVER
         self.next_deadline: int | None = None
-        self.deadline_looked = NEVER
+        self.deadline_scanned_at = NEVER
         self._seqs: dict[int, int] = {}
-        """By token, the numbers of jobs that were leased here: they save finding them by their ids."""
+        """By token, the numbers of jobs that were leased here, so that finishing them needs no lookup by id."""
 
     def lane(self, number: int) -> Lane:
-        """The lane of this number. Raises StaleCache if all was forgotten since the number was learned."""
+        """The lane of this number. Raises StaleCache if the cache was emptied since the number was read."""
         lane = self.by_number.get(number)
         if lane is None:
             raise StaleCache("the database has other data than before, after a failover or a restore; try again")
         return lane
 
     def find(self, tenant: str, queue: str) -> Lane | None:
-        """The lane of these names, if it is known."""
-        line = self.lines.get(queue)
+        """The lane of these names, if it is cached."""
+        line = self.queues.get(queue)
         return None if line is None else line.lanes.get(tenant)
 
-    def line(self, queue: str) -> Line:
-        """The line of this name, made if it is new here."""
+    def queue(self, queue: str) -> QueueLanes:
+        """The lanes of this queue name. Adds the name if it is new."""
         with self.lock:
-            return self.lines.get(queue) or self.lines.setdefault(queue, Line(queue))
+            return self.queues.get(queue) or self.queues.setdefault(queue, QueueLanes(queue))
 
-    def learn(self, known: str, number: int, line: int, ranks: int, tenant: str, queue: str) -> Lane:
-        """A lane as the database has it, read by a statement that compared `known`. Raises StaleCache."""
+    def learn(self, fingerprint: str, number: int, queue_id: int, ranks: int, tenant: str, queue: str) -> Lane:
+        """Cache a lane, read by a statement that compared `fingerprint`. Raises StaleCache."""
         with self.lock:
-            self.check(known)
+            self.check(fingerprint)
             lane = self.by_number.get(number)
             if lane is None:
-                home = self.line(queue)
-                home.number = line
-                lane = self.by_number[number] = home.lanes[tenant] = Lane(number, line, ranks, tenant, queue, home)
+                queue_lanes = self.queue(queue)
+                queue_lanes.number = queue_id
+                lane = self.by_number[number] = queue_lanes.lanes[tenant] = Lane(
+                    number, queue_id, ranks, tenant, queue, queue_lanes
+                )
             lane.ranks |= ranks
             return lane
 
-    def lease(self, tokens: Iterable[tuple[int, int]]) -> None:
-        """Leases were granted here: tokens and the numbers of their jobs."""
+    def apply(self, ready: Mapping[int, int], withdrawn: Iterable[int]) -> None:
+        """Note a committed change: lanes where jobs became visible, with the earliest time, and lanes with fewer."""
         with self.lock:
-            if len(self._seqs) > SEQS:  # Of leases that came to nothing.
+            for number, visible_at in ready.items():
+                lane = self.by_number.get(number)
+                if lane is not None:
+                    lane.arrive(visible_at)
+            for number in withdrawn:
+                if number in self.by_number:
+                    self.by_number[number].withdraw()
+
+    def note_hint(self, hint: Hint, tenant: str, queue: str) -> None:
+        """Note a hint of another process: there may be more to claim than the cache says. Empty names mean all."""
+        if hint is not Hint.READY:
+            return
+        lane = self.find(tenant, queue) if tenant and queue else None
+        with self.lock:
+            if lane is not None:
+                lane.hinted()
+            elif queue:
+                self.queue(queue).hinted()
+            else:
+                for queue_lanes in self.queues.values():
+                    queue_lanes.hinted()
+
+    def lease(self, tokens: Iterable[tuple[int, int]]) -> None:
+        """Cache leases that were granted here: tokens and the numbers of their jobs."""
+        with self.lock:
+            if len(self._seqs) > MAX_LEASES:  # They are of leases that expired.
                 self._seqs.clear()
             self._seqs.update(tokens)
 
     def leased(self, tokens: Iterable[int]) -> list[int] | None:
-        """The numbers of the jobs that these tokens are for, or None if one is not known here."""
+        """The numbers of the jobs of these tokens, or None if one is not cached."""
         found = [self._seqs.get(token) for token in tokens]
         return None if None in found else [seq for seq in found if seq is not None]
 
     def ended(self, tokens: Iterable[int]) -> None:
-        """These leases are over."""
+        """Drop leases that have ended."""
         with self.lock:
             for token in tokens:
                 self._seqs.pop(token, None)
 
     def granted(self, deadline: int) -> None:
-        """A lease was granted or moved: when to look at deadlines again."""
+        """A lease was granted or renewed: note its deadline."""
         with self.lock:
             self.reaped = min(self.reaped, deadline - 1)
             if self.next_deadline is None or deadline < self.next_deadline:
                 self.next_deadline = deadline
 
-    def forget_marks(self) -> None:
-        """The clock was moved: nothing is known of moments any more."""
+    def forget_low_water(self) -> None:
+        """The clock was shifted: cached times are void."""
         with self.lock:
             self.reaped = 0
-            self.deadline_looked = self.reap_looked = NEVER
+            self.deadline_scanned_at = self.reap_scanned_at = NEVER
             for lane in self.by_number.values():
-                lane.looked = NEVER
+                lane.scanned_at = NEVER
 
 
-_memories: WeakValueDictionary[tuple[str, str], Memory] = WeakValueDictionary()
+_caches: WeakValueDictionary[tuple[str, str], LaneCache] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def memory_of(place: tuple[str, str]) -> Memory:
-    """What this process knows of a place; it goes with the last handle."""
+def cache_of(identity: tuple[str, str]) -> LaneCache:
+    """The cache of this process for a schema. It ends with the last handle."""
     with _lock:
-        memory = _memories.get(place)
-        if memory is None:
-            memory = _memories[place] = Memory()
-        return memory
+        cache = _caches.get(identity)
+        if cache is None:
+            cache = _caches[identity] = LaneCache()
+        return cache
 
 
-def forget(place: tuple[str, str]) -> None:
-    """The place was erased."""
+def forget(identity: tuple[str, str]) -> None:
+    """The schema was erased."""
     with _lock:
-        _memories.pop(place, None)
+        _caches.pop(identity, None)
 
 
-def is_due(looked: float) -> bool:
-    """Whether it is time for a look at everything."""
-    return time.monotonic() - looked >= LOOK_S
+def is_due(scanned_at: float) -> bool:
+    """Whether it is time to read everything."""
+    return time.monotonic() - scanned_at >= FULL_SCAN_S
 
 
-def marks_of(lanes: Iterable[Lane]) -> tuple[list[int], set[Lane]]:
-    """Where to begin in each priority of each lane; now and then, in a few of them, at the very beginning: in which."""
-    marks: list[int] = []
+def low_water_of(lanes: Iterable[Lane]) -> tuple[list[int], set[Lane]]:
+    """Where to begin in each priority of each lane, and the lanes that are read in full this time."""
+    low_water: list[int] = []
     whole: set[Lane] = set()
     now = time.monotonic()
-    looks = LOOKS
+    scans = MAX_FULL_SCANS
     for lane in lanes:
-        if looks and now - lane.looked >= LOOK_S:
-            looks -= 1
-            lane.looked = now
-            marks += [0] * RANKS
+        if scans and now - lane.scanned_at >= FULL_SCAN_S:
+            scans -= 1
+            lane.scanned_at = now
+            low_water += [0] * RANKS
             whole.add(lane)
         else:
-            marks += lane.marks
-    return marks, whole
+            low_water += lane.low_water
+    return low_water, whole

@@ -1,4 +1,4 @@
-"""Arrays as text, the way the server writes them: the driver takes its time over each element of a list."""
+"""Arrays as text, in the server's format: the driver takes long for each element of a list."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def numbers(values: Iterable[int]) -> str:
 
 
 def some_numbers(values: Iterable[int | None]) -> str:
-    """Whole numbers, and where there is none."""
+    """Whole numbers and NULLs."""
     return f"{{{','.join(['NULL' if value is None else str(value) for value in values])}}}"
 
 
 def texts(values: Sequence[str]) -> str:
-    """Texts, whatever is in them."""
+    """Any texts."""
     joined = '","'.join(values)
     if "\\" in joined or joined.count('"') > 2 * (len(values) - 1):
         joined = '","'.join([value.replace("\\", "\\\\").replace('"', '\\"') for value in values])

@@ -1,24 +1,23 @@
-"""The log: rows of `events` to events and back, and offsets.
+"""The log: rows of `events`, events, and offsets.
 
-A row holds the events of one call. Its place is (epoch, xid, n): the transaction it is filed under and a number drawn
-when the jobs were locked. It is filed under its own transaction or, if later, under that of the last event of any of
-its jobs: a transaction that began early and came late to a job must not be read before what it followed. [EVENT-2]
+A row has the events of one call. Its position is (epoch, xid, n): the transaction that it is filed under, and a number
+drawn when the jobs were locked. It is filed under its own transaction or, if later, under that of the last event of any
+of its jobs. So a transaction that began early and changed a job late is read after the events it follows. [EVENT-2]
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast
 
 from msgspec import msgpack
 
+from holdfast.core.codes import EVENT_CODES, EVENT_KINDS
 from holdfast.core.errors import InvalidOption
-from holdfast.core.events import Event, EventColumns, EventKind, Numbered
+from holdfast.core.events import Event, EventColumns, Numbered
 
-KINDS: tuple[EventKind, ...] = get_args(EventKind)
-CODES: dict[str, int] = {kind: code for code, kind in enumerate(KINDS)}
-_ENQUEUED, _CLAIMED = CODES["enqueued"], CODES["claimed"]
+_ENQUEUED, _CLAIMED = EVENT_CODES["enqueued"], EVENT_CODES["claimed"]
 _OFFSET = re.compile(r"([0-9]{1,10})\.([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,9})", re.ASCII)
 
 _encode = msgpack.Encoder().encode
@@ -41,8 +40,8 @@ Columns = tuple[
 """kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more, numbers"""
 
 
-class Place(NamedTuple):
-    """A place in the log: behind the k-th event of a row."""
+class Position(NamedTuple):
+    """A position in the log: after the k-th event of a row."""
 
     epoch: int
     xid: int
@@ -53,21 +52,21 @@ class Place(NamedTuple):
         return ".".join(map(str, self))
 
 
-END = Place(2**31 - 1, 2**63 - 1, 2**63 - 1, 2**31 - 1)
+END = Position(2**31 - 1, 2**63 - 1, 2**63 - 1, 2**31 - 1)
 
 
-def parse_offset(offset: str, option: str = "after") -> Place:
-    """An offset as the place it stands for. Raises InvalidOption."""
+def parse_offset(offset: str, option: str = "after") -> Position:
+    """The position of an offset. Raises InvalidOption."""
     match = _OFFSET.fullmatch(offset)
     if match is None:
         raise InvalidOption(option, f"{offset!r} is not an offset of this store")
-    return Place(*(int(part) for part in match.groups()))
+    return Position(*(int(part) for part in match.groups()))
 
 
 def pack(events: Sequence[tuple[Event, int]]) -> Columns:
     """Events, each with the number of its lane, as the columns of one row."""
     return (
-        [CODES[event.kind] for event, _ in events],
+        [EVENT_CODES[event.kind] for event, _ in events],
         [lane for _, lane in events],
         [event.job_id for event, _ in events],
         [event.type for event, _ in events],
@@ -83,31 +82,31 @@ def pack(events: Sequence[tuple[Event, int]]) -> Columns:
 
 
 def unpack(row: Mapping[str, Any], after: int, names: Callable[[int], tuple[str, str]]) -> list[tuple[int, Event]]:
-    """The events of a row behind the `after`-th of its call, each with its number there."""
+    """The events of a row after the `after`-th of its call, each with its number in the call."""
     kinds, lanes, ids, types = row["kinds"], row["lanes"], row["ids"], row["types"]
     attempts, tokens, workers, numbers = row["attempts"], row["tokens"], row["workers"], row["numbers"]
-    place, first = Place(row["epoch"], row["xid"], row["n"], 0), row["first"]
+    position, first = Position(row["epoch"], row["xid"], row["n"], 0), row["first"]
     events: list[tuple[int, Event]] = []
     for i in range(max(0, after - first), row["count"]):
         tenant, queue = names(_at(lanes, i))
         kind: int = _at(kinds, i)
         event = Event(
-            KINDS[kind], tenant, queue, ids[i], _at(types, i), row["at"], _at(attempts, i), _at(tokens, i),
-            _at(workers, i), _data(row, kind, i), str(place._replace(k=first + i + 1)), _at(numbers, i),
+            EVENT_KINDS[kind], tenant, queue, ids[i], _at(types, i), row["at"], _at(attempts, i), _at(tokens, i),
+            _at(workers, i), _data(row, kind, i), str(position._replace(k=first + i + 1)), _at(numbers, i),
         )  # fmt: skip
         events.append((first + i + 1, event))
     return events
 
 
 def columns(row: Mapping[str, Any], start: int, stop: int, names: Callable[[int], tuple[str, str]]) -> EventColumns:
-    """The events of a row behind the `start`-th of its call, up to the `stop`-th."""
+    """The events of a row after the `start`-th of its call, up to the `stop`-th."""
     kinds, lanes, first = row["kinds"], row["lanes"], row["first"]
     known = {lane: names(lane) for lane in set(lanes)}
     said = (row[name] for name in ("kinds", "xs", "ys", "zs", "more"))
     alike = all(column is None or len(column) == 1 for column in said)
     whole = EventColumns(
         row["count"], Numbered(f"{row['epoch']}.{row['xid']}.{row['n']}.", first + 1, ""),
-        [KINDS[kind] for kind in kinds], [known[lane][0] for lane in lanes],
+        [EVENT_KINDS[kind] for kind in kinds], [known[lane][0] for lane in lanes],
         [known[lane][1] for lane in lanes], row["ids"], row["types"], [row["at"]], row["attempts"], row["tokens"],
         row["workers"], [_data(row, _at(kinds, i), i) for i in range(1 if alike else row["count"])],
         row["numbers"],
@@ -127,5 +126,5 @@ def _data(row: Mapping[str, Any], kind: int, i: int) -> dict[str, Any]:
 
 
 def _at(column: list[Any], i: int) -> Any:
-    """An array of one stands for as many as there are."""
+    """An array of one element stands for as many as there are events."""
     return column[i] if len(column) > 1 else column[0]

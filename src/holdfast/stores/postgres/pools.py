@@ -1,4 +1,4 @@
-"""A pool of asyncpg's that somebody has already: the address and the credentials are taken from it."""
+"""A store from a caller's asyncpg pool: the address and the credentials come from the pool."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.core.errors import InvalidOption
 from holdfast.stores.postgres.address import Address, shown
-from holdfast.stores.postgres.connection import Connection, Link
+from holdfast.stores.postgres.connection import Client, Connection
 
-# What says where the server is and who we are. Anything else is about the pool's own connections.
+# The arguments with the address and the credentials. All others are about the pool's own connections.
 _WHERE = (
     "host", "port", "user", "password", "passfile", "database", "ssl", "direct_tls", "target_session_attrs",
     "krbsrvname", "gsslib", "service", "servicefile",
 )  # fmt: skip
 
 
-class PoolLink(Link):
-    """A link with the address and the credentials of a pool, which is itself neither used nor closed.
+class PoolClient(Client):
+    """A client with the address and the credentials of a pool. The pool itself is neither used nor closed.
 
-    The connections are our own: they have settings that a pool's users would be surprised by, and a pool that is
-    empty must not keep leases from being renewed. [LEASE-4]
+    The client makes its own connections: they have settings that would surprise other users of the pool, and a pool
+    without free connections must not keep leases from being renewed. [LEASE-4]
     """
 
     def __init__(self, address: Address, where: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
@@ -34,10 +34,10 @@ class PoolLink(Link):
 
 
 def where_of(pool: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How the pool connects. Raises InvalidOption for something else than a pool of asyncpg's."""
+    """The connection arguments of the pool. Raises InvalidOption if it is not an asyncpg pool."""
     if not isinstance(pool, asyncpg.Pool):
         kind = f"{type(cast('object', pool)).__module__}.{type(cast('object', pool)).__name__}"
-        raise InvalidOption("pool", f"{kind} is no pool of asyncpg's; for others pass the URL of the store")
+        raise InvalidOption("pool", f"{kind} is not an asyncpg pool; for other drivers pass the URL of the store")
     known: Any = pool
     args, named = known._connect_args, known._connect_kwargs  # noqa: SLF001 - it has no other way to tell
     return tuple(args[:1]), {name: value for name, value in named.items() if name in _WHERE and value is not None}

@@ -1,5 +1,5 @@
--- Every statement of the PostgreSQL store, by name. {s} is the schema, {hot} and {cold} the columns of rows.COLUMNS in
--- `jobs` and in `done`, {known:3} the check that what is remembered still holds, given in $3.
+-- Every statement of the PostgreSQL store, by name. {s} is the schema, {hot} and {cold} are the columns of rows.COLUMNS in
+-- `jobs` and in `done`. {check_cache:3} checks $3, the cached facts that the statement relies on.
 
 -- name: now
 SELECT coalesce({s}.now_ms(), {s}.no_data());
@@ -7,29 +7,29 @@ SELECT coalesce({s}.now_ms(), {s}.no_data());
 UPDATE {s}.meta SET shift = shift + $1;
 -- name: meta
 SELECT frozen_at IS NOT NULL AS frozen, epoch FROM {s}.meta;
--- Which data this is: another after the schema was made anew, and after a crash, a failover, a restore and a restart.
--- name: place
-SELECT {s}.place();
--- name: known
-SELECT {known:1};
+-- Identifies the data. It changes when the schema is made anew, and after a crash, a failover, a restore and a restart.
+-- name: data_id
+SELECT {s}.data_id();
+-- name: check_cache
+SELECT {check_cache:1};
 -- name: freeze
 UPDATE {s}.meta SET frozen_at = $1;
 
 -- Lanes.
 -- name: find_lanes
-SELECT l.lane, l.line, l.ranks, l.tenant, l.queue FROM unnest($1::text[], $2::text[]) AS u (tenant, queue)
-JOIN {s}.lanes l ON l.tenant = u.tenant AND l.queue = u.queue WHERE {known:3};
+SELECT l.lane, l.queue_id, l.ranks, l.tenant, l.queue FROM unnest($1::text[], $2::text[]) AS u (tenant, queue)
+JOIN {s}.lanes l ON l.tenant = u.tenant AND l.queue = u.queue WHERE {check_cache:3};
 -- name: lanes_by_number
-SELECT lane, line, ranks, tenant, queue FROM {s}.lanes WHERE lane = ANY ($1::int[]) AND {known:2};
--- name: add_line
-INSERT INTO {s}.lines (queue) SELECT $1 WHERE {known:2} ON CONFLICT DO NOTHING;
+SELECT lane, queue_id, ranks, tenant, queue FROM {s}.lanes WHERE lane = ANY ($1::int[]) AND {check_cache:2};
+-- name: add_queue
+INSERT INTO {s}.queues (queue) SELECT $1 WHERE {check_cache:2} ON CONFLICT DO NOTHING;
 -- name: add_lane
-INSERT INTO {s}.lanes (line, tenant, queue, ranks)
-SELECT line, $1, $2, $3 FROM {s}.lines WHERE queue = $2 AND {known:4}
+INSERT INTO {s}.lanes (queue_id, tenant, queue, ranks)
+SELECT queue_id, $1, $2, $3 FROM {s}.queues WHERE queue = $2 AND {check_cache:4}
 ON CONFLICT (tenant, queue) DO UPDATE SET ranks = lanes.ranks | excluded.ranks
-RETURNING lane, line, ranks, tenant, queue;
+RETURNING lane, queue_id, ranks, tenant, queue;
 -- name: pause
-UPDATE {s}.lanes SET paused = $2 WHERE lane = $1 AND {known:3};
+UPDATE {s}.lanes SET paused = $2 WHERE lane = $1 AND {check_cache:3};
 
 -- The hot paths.
 -- name: enqueue
@@ -41,84 +41,88 @@ SELECT {s}.complete($1::int[], $2::text::text[], $3::text::bigint[], $4::bytea[]
 -- name: extend
 SELECT {s}.extend($1::int[], $2::text::text[], $3::text::bigint[], $4::text::bigint[], $5::text::bigint[], $6::int,
     $7::text::text[]);
--- name: enqueue_and_tell
-CALL {s}.enqueue_and_tell($1::text[], $2::text[], $3::text[], $4::int[], $5::int[], $6::text::text[], $7::text[],
+-- name: enqueue_and_notify
+CALL {s}.enqueue_and_notify($1::text[], $2::text[], $3::text[], $4::int[], $5::int[], $6::text::text[], $7::text[],
     $8::text::text[], $9::smallint[], $10::int[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[], $15::bytea[],
     $16::text::text[], NULL);
--- name: complete_and_tell
-CALL {s}.complete_and_tell($1::text[], $2::text[], $3::int[], $4::text::text[], $5::text::bigint[], $6::bytea[],
+-- name: complete_and_notify
+CALL {s}.complete_and_notify($1::text[], $2::text[], $3::int[], $4::text::text[], $5::text::bigint[], $6::bytea[],
     $7::text::bigint[], $8::int, $9::text::text[], NULL);
 -- name: enqueue_one
 SELECT now FROM {s}.enqueue_one($1::text, $2::int, $3::int, $4::text, $5::text, $6::text, $7::smallint, $8::int,
     $9::bigint, $10::bigint, $11::bigint, $12::bytea, $13::bytea, false, $14::text::text[]);
--- name: enqueue_one_and_tell
-CALL {s}.enqueue_one_and_tell($1::text[], $2::text[], $3::text[], $4::text, $5::int, $6::int, $7::text, $8::text,
+-- name: enqueue_one_and_notify
+CALL {s}.enqueue_one_and_notify($1::text[], $2::text[], $3::text[], $4::text, $5::int, $6::int, $7::text, $8::text,
     $9::text, $10::smallint, $11::int, $12::bigint, $13::bigint, $14::bigint, $15::bytea, $16::bytea,
     $17::text::text[], NULL, NULL);
 -- name: complete_one
 SELECT now FROM {s}.complete_one($1::int, $2::text, $3::bigint, $4::bytea, $5::bigint, $6::int, false,
     $7::text::text[]);
--- name: complete_one_and_tell
-CALL {s}.complete_one_and_tell($1::text[], $2::text[], $3::text[], $4::int, $5::text, $6::bigint, $7::bytea, $8::bigint,
+-- name: complete_one_and_notify
+CALL {s}.complete_one_and_notify($1::text[], $2::text[], $3::text[], $4::int, $5::text, $6::bigint, $7::bytea, $8::bigint,
     $9::int, $10::text::text[], NULL);
--- Offers of idle workers.
--- name: make_offer
-SELECT {s}.make_offer($1, $2, $3, $4::int[], $5::int[], $6, $7, $8, $9, $10::text::text[]);
--- name: take_back
-SELECT * FROM {s}.take_back($1, $2, $3, $4::int[], $5::int[]);
--- name: drop_offer
-DELETE FROM {s}.offers WHERE post = $1 AND number <= $2 AND until < 0;
--- A hand-off whose message was not sent is taken out of its offer: whoever does so releases the job.
--- name: unsend
-UPDATE {s}.offers SET sent = sent - 1, handed = array_remove(handed, $1::text) WHERE $1::text = ANY (handed) RETURNING 1;
+-- Waiters: idle workers that wait for jobs.
+-- name: register_waiter
+SELECT {s}.register_waiter($1, $2, $3, $4::int[], $5::int[], $6, $7, $8, $9, $10::text::text[]);
+-- name: withdraw_waiter
+SELECT * FROM {s}.withdraw_waiter($1, $2, $3, $4::int[], $5::int[]);
+-- name: drop_waiter
+DELETE FROM {s}.waiters WHERE inbox = $1 AND number <= $2 AND expires_at < 0;
+-- Remove a hand-off whose message was not sent from its waiter. The caller that removes it releases the job.
+-- name: undo_handoff
+UPDATE {s}.waiters SET sent = sent - 1, handed_off = array_remove(handed_off,
+    $1::text) WHERE $1::text = ANY (handed_off) RETURNING 1;
 -- name: find_leased
 SELECT l.tenant, l.queue, j.id, j.token FROM unnest($1::bigint[], $2::bigint[]) AS u (seq, token)
-JOIN {s}.jobs j ON j.seq = u.seq AND j.token = u.token AND j.state + 0 = 4 JOIN {s}.lanes l ON l.lane = j.lane;
--- name: forget_offers
-DELETE FROM {s}.offers WHERE post IN (
-    SELECT post FROM {s}.offers WHERE abs(until) < $1 AND pg_try_advisory_xact_lock_shared(post) FOR UPDATE SKIP LOCKED);
--- name: forget_offer_places
-DELETE FROM {s}.offer_places p WHERE NOT EXISTS (SELECT FROM {s}.offers o WHERE o.post = p.post);
--- name: hear
+JOIN {s}.jobs j ON j.seq = u.seq AND j.token = u.token AND j.state + 0 = {state:leased} JOIN {s}.lanes l ON l.lane = j.lane;
+-- name: forget_waiters
+DELETE FROM {s}.waiters WHERE inbox IN (
+    SELECT inbox FROM {s}.waiters WHERE abs(expires_at) < $1
+        AND pg_try_advisory_xact_lock_shared(inbox) FOR UPDATE SKIP LOCKED);
+-- name: forget_waiter_queues
+DELETE FROM {s}.waiter_queues p WHERE NOT EXISTS (SELECT FROM {s}.waiters o WHERE o.inbox = p.inbox);
+-- name: lock_inbox
 SELECT pg_advisory_lock($1);
--- name: hear_no_more
+-- name: unlock_inbox
 SELECT pg_advisory_unlock($1);
 -- name: claim
 SELECT * FROM {s}.claim($1::text::int[], $2::text::int[], $3::text::int[], $4::text::bigint[], $5::text::boolean[],
     $6::text::int[], $7::text::int[], $8::text::bigint[], $9::text::bigint[], $10::text::int[], $11::text::bigint[], $12,
     $13, $14, $15, $16, $17::text::text[]);
--- Which lanes of a queue name have anything that waits, and from when on it is visible, by skips along the index.
+-- The lanes of a queue name that have waiting jobs, and when the first is visible, by skips along the index.
 -- name: lanes_with_work
 WITH RECURSIVE walk AS (
-    (SELECT j.lane, j.rank, j.visible_at FROM {s}.jobs j WHERE j.line = $1 AND j.state < 4 AND {known:2}
-        ORDER BY j.line, j.lane, j.rank, j.visible_at LIMIT 1)
+    (SELECT j.lane, j.rank,
+        j.visible_at FROM {s}.jobs j WHERE j.queue_id = $1 AND j.state < {state:leased} AND {check_cache:2}
+        ORDER BY j.queue_id, j.lane, j.rank, j.visible_at LIMIT 1)
     UNION ALL
     SELECT x.* FROM walk CROSS JOIN LATERAL (
         SELECT j.lane, j.rank, j.visible_at FROM {s}.jobs j
-        WHERE j.line = $1 AND (j.lane, j.rank) > (walk.lane, walk.rank) AND j.state < 4
-        ORDER BY j.line, j.lane, j.rank, j.visible_at LIMIT 1
+        WHERE j.queue_id = $1 AND (j.lane, j.rank) > (walk.lane, walk.rank) AND j.state < {state:leased}
+        ORDER BY j.queue_id, j.lane, j.rank, j.visible_at LIMIT 1
     ) x
 )
-SELECT l.lane, l.line, l.ranks, l.tenant, l.queue, min(walk.visible_at) FROM walk JOIN {s}.lanes l ON l.lane = walk.lane
+SELECT l.lane, l.queue_id, l.ranks, l.tenant, l.queue, min(walk.visible_at) FROM walk JOIN {s}.lanes l ON l.lane = walk.lane
 WHERE NOT l.paused GROUP BY l.lane;
--- name: find_line
-SELECT line FROM {s}.lines WHERE queue = $1 AND {known:2};
+-- name: find_queue
+SELECT queue_id FROM {s}.queues WHERE queue = $1 AND {check_cache:2};
 
--- Changes, inside a transaction that begins with `hold`. Each writes what that has locked, by number, and `expect` compares
--- how many rows it has reached.
--- name: hold
-SELECT {s}.hold($1::int[], $2::text[], $3::text::text[]);
--- name: hold_expired
-SELECT {hot} FROM {s}.jobs WHERE state = 4 AND deadline <= $1 AND {known:3} ORDER BY deadline, seq LIMIT $2 FOR UPDATE SKIP LOCKED;
+-- Changes, in a transaction that begins with `lock_jobs`. Each writes the locked jobs, by number, and `expect` compares the
+-- number of rows.
+-- name: lock_jobs
+SELECT {s}.lock_jobs($1::int[], $2::text[], $3::text::text[]);
+-- name: lock_expired
+SELECT {hot} FROM {s}.jobs WHERE state = {state:leased} AND deadline <= $1 AND {check_cache:3} ORDER BY deadline,
+    seq LIMIT $2 FOR UPDATE SKIP LOCKED;
 -- name: next_deadline
-SELECT min(deadline) FROM {s}.jobs WHERE state = 4;
--- Who has a tenant waits for nobody: so there is no harm in waiting for that.
--- name: hold_tenant
+SELECT min(deadline) FROM {s}.jobs WHERE state = {state:leased};
+-- A transaction that holds a tenant's lock waits for no other lock: so waiting for it is harmless.
+-- name: lock_tenant
 SELECT set_config('lock_timeout', $2::int::text, true), pg_advisory_xact_lock(hashtextextended($1::text, 7));
--- A caller's transaction is about to enqueue for a tenant; and whether there is none such.
+-- A caller's transaction marks that it enqueues for a tenant; and whether no transaction has marked it.
 -- name: join_tenant
 SELECT pg_advisory_xact_lock_shared(hashtextextended($1::text, 8));
--- name: tenant_alone
+-- name: tenant_unjoined
 SELECT CASE WHEN pg_try_advisory_lock(k) THEN pg_advisory_unlock(k) ELSE false END
 FROM (SELECT hashtextextended($1::text, 8) AS k) x;
 -- name: xid
@@ -130,13 +134,14 @@ CROSS JOIN LATERAL (
     SELECT {hot} FROM {s}.jobs WHERE seq = ids.seq
     UNION ALL
     SELECT {cold} FROM {s}.done WHERE seq = ids.seq
-) x WHERE {known:3};
--- name: find_held
-SELECT {hot} FROM {s}.jobs WHERE seq = ANY ($1::bigint[]) UNION ALL SELECT {cold} FROM {s}.done WHERE seq = ANY ($1::bigint[]);
+) x WHERE {check_cache:3};
+-- name: find_locked
+SELECT {hot} FROM {s}.jobs WHERE seq = ANY ($1::bigint[]) UNION ALL SELECT {cold} FROM {s}.done
+    WHERE seq = ANY ($1::bigint[]);
 -- name: take_ids
 SELECT {s}.take_ids($1::int[], $2::text[], $3::bigint[], $4::text::text[]);
--- name: free
-SELECT {s}.free($1::bigint);
+-- name: note_freed
+SELECT {s}.note_freed($1::bigint);
 -- name: drop_ids
 WITH changed AS (
     DELETE FROM {s}.ids USING unnest($1::int[], $2::text[], $3::bigint[]) AS u (lane, id, seq)
@@ -152,7 +157,8 @@ WITH changed AS (
 -- name: next_seqs
 SELECT nextval('{s}.seqs') FROM generate_series(1, $1::int);
 -- name: put_jobs
-INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, line, lane, state, rank, id, type, request_id, key,
+INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, queue_id, lane, state, rank, id, type,
+    request_id, key,
     head, payload, extra)
 SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int[], $7::int[],
     $8::smallint[], $9::smallint[], $10::text[], $11::text[], $12::text[], $13::text[], $14::bytea[], $15::bytea[],
@@ -173,24 +179,25 @@ WITH gone AS (
         AS u (seq, state, visible_at, attempts, extra, logged, events, finished_at, expires_at, result, ttl)
     WHERE j.seq = u.seq
     RETURNING j.seq, u.visible_at, j.enqueued_at, u.ttl, u.logged, j.token, j.claimed_at, u.finished_at, u.expires_at,
-        j.line, j.lane, u.attempts, u.events, u.state, j.rank, j.id, j.type, j.request_id, j.worker, j.key, j.head,
+        j.queue_id, j.lane, u.attempts, u.events, u.state, j.rank, j.id, j.type, j.request_id, j.worker, j.key, j.head,
         j.payload, u.extra, u.result
 ), put AS (
     INSERT INTO {s}.done (seq, visible_at, enqueued_at, result_ttl, logged, token, claimed_at, finished_at, expires_at,
-        line, lane, attempts, events, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
+        queue_id, lane, attempts, events, state, rank, id, type, request_id, worker, key, head, payload, extra, result)
     SELECT * FROM gone
     RETURNING 1
 ) SELECT {s}.expect(cardinality($1::bigint[]), count(*)) FROM put;
--- Each draws a number as a new job would: quotas are counted again when enough were drawn to fill them.
+-- Each revived job draws a number, as a new one does: quotas count again when enough numbers are drawn to fill them.
 -- name: revive_jobs
 WITH gone AS (
     DELETE FROM {s}.done d USING unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::int[], $5::bytea[], $6::bigint[],
         $7::int[]) AS u (seq, state, visible_at, attempts, extra, logged, events)
     WHERE d.seq = u.seq
-    RETURNING d.seq, u.visible_at, d.enqueued_at, d.result_ttl, u.logged, d.token, 0::bigint, d.claimed_at, d.line,
-        d.lane, u.attempts, u.events, u.state, d.rank, d.id, d.type, d.request_id, d.worker, d.key, d.head, d.payload, u.extra
+    RETURNING d.seq, u.visible_at, d.enqueued_at, d.result_ttl, u.logged, d.token, 0::bigint, d.claimed_at, d.queue_id,
+        d.lane, u.attempts, u.events, u.state, d.rank, d.id, d.type, d.request_id, d.worker, d.key, d.head, d.payload,
+            u.extra
 ), put AS (
-    INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, token, deadline, claimed_at, line, lane,
+    INSERT INTO {s}.jobs (seq, visible_at, enqueued_at, result_ttl, logged, token, deadline, claimed_at, queue_id, lane,
         attempts, events, state, rank, id, type, request_id, worker, key, head, payload, extra)
     SELECT * FROM gone WHERE nextval('{s}.seqs') > 0
     RETURNING 1
@@ -205,102 +212,98 @@ WITH changed AS (
 WITH changed AS (DELETE FROM {s}.done WHERE seq = ANY ($1::bigint[]) RETURNING 1)
 SELECT {s}.expect(cardinality($1::bigint[]), count(*)) FROM changed;
 -- name: count_purges
-SELECT tenant, series, count, place
+SELECT tenant, series, count, filed_under
 FROM {s}.count_purges($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::bigint, $6::bigint, $7::int);
 -- name: log
 SELECT {s}.log($1::bigint, $2::bigint, $3::int, $4::smallint[], $5::int[], $6::text[], $7::text[], $8::int[],
     $9::bigint[], $10::text[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[], $15::int[], $16::int[]);
 
 -- Keys. [ENQ-3]
--- name: hold_keys
+-- name: lock_keys
 SELECT pg_advisory_xact_lock(hashtextextended(k, 3)) FROM (SELECT k FROM unnest($1::text[]) AS u (k) ORDER BY k) u;
--- name: try_keys
-SELECT {s}.try_keys($1::text[]);
+-- name: try_lock_keys
+SELECT {s}.try_lock_keys($1::text[]);
 -- name: find_keys
 SELECT k.lane, k.type, k.key, k.job_id, k.policy, k.expires_at, {s}.now_ms() AS now
 FROM unnest($1::int[], $2::text[], $3::text[]) AS u (lane, type, key)
-JOIN {s}.keys k ON k.lane = u.lane AND k.type = u.type AND k.key = u.key WHERE {known:4};
+JOIN {s}.keys k ON k.lane = u.lane AND k.type = u.type AND k.key = u.key WHERE {check_cache:4};
 -- name: bind_keys
 INSERT INTO {s}.keys (lane, type, key, job_id, policy, expires_at)
 SELECT * FROM unnest($1::int[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[])
 ON CONFLICT (lane, type, key) DO UPDATE
 SET job_id = excluded.job_id, policy = excluded.policy, expires_at = excluded.expires_at
 RETURNING lane, type, key, xmax <> 0 AS was_there;
--- Those that are another's by now, or free, stay as they are.
+-- A key that another job holds by now stays as it is.
 -- name: drop_keys
 DELETE FROM {s}.keys k USING unnest($1::int[], $2::text[], $3::text[], $4::text[], $5::text[])
     AS u (lane, type, key, job_id, policy)
 WHERE k.lane = u.lane AND k.type = u.type AND k.key = u.key AND k.job_id = u.job_id AND k.policy = u.policy;
 
--- Quotas. Counted no further than the quota goes; and how many are leased, if those that wait are many. [TENANT-5]
+-- Quotas. Counts up to the quota; and the leased jobs, if many wait. [TENANT-5]
 -- name: quotas
 SELECT tenant, queue, max_waiting FROM {s}.settings WHERE tenant = ANY ($1::text[]) AND max_waiting IS NOT NULL;
 -- name: drawn
 SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {s}.seqs;
 -- name: lane_waiting
 SELECT w.waiting, CASE WHEN w.waiting >= $4::bigint THEN (
-    SELECT count(*) FROM {s}.jobs WHERE state = 4 AND lane = ANY (
+    SELECT count(*) FROM {s}.jobs WHERE state = {state:leased} AND lane = ANY (
         ARRAY(SELECT lane FROM {s}.lanes WHERE tenant = $1::text AND queue = $2::text))) END AS leased
 FROM (SELECT count(*) AS waiting FROM (
-    SELECT FROM {s}.lanes l JOIN {s}.jobs j ON j.line = l.line AND j.lane = l.lane AND j.state < 4
+    SELECT FROM {s}.lanes l JOIN {s}.jobs j ON j.queue_id = l.queue_id AND j.lane = l.lane AND j.state < {state:leased}
     WHERE l.tenant = $1::text AND l.queue = $2::text LIMIT $3::bigint) x) w;
 -- name: tenant_waiting
 SELECT w.waiting, CASE WHEN w.waiting >= $3::bigint THEN (
-    SELECT count(*) FROM {s}.jobs WHERE state = 4 AND lane = ANY (
+    SELECT count(*) FROM {s}.jobs WHERE state = {state:leased} AND lane = ANY (
         ARRAY(SELECT lane FROM {s}.lanes WHERE tenant = $1::text))) END AS leased
 FROM (SELECT count(*) AS waiting FROM (
-    SELECT FROM {s}.lanes l JOIN {s}.jobs j ON j.line = l.line AND j.lane = l.lane AND j.state < 4
+    SELECT FROM {s}.lanes l JOIN {s}.jobs j ON j.queue_id = l.queue_id AND j.lane = l.lane AND j.state < {state:leased}
     WHERE l.tenant = $1::text LIMIT $2::bigint) x) w;
 
 -- Reading.
 -- name: list_waiting
-SELECT {hot} FROM {s}.jobs WHERE line = $1 AND lane = $2 AND state < 4 AND (rank, visible_at, seq) > ($3, $4, $5)
-    AND {known:7} ORDER BY rank, visible_at, seq LIMIT $6;
+SELECT {hot} FROM {s}.jobs WHERE queue_id = $1 AND lane = $2 AND state < {state:leased} AND (rank, visible_at,
+    seq) > ($3, $4, $5)
+    AND {check_cache:7} ORDER BY rank, visible_at, seq LIMIT $6;
 -- name: list_leased
-SELECT {hot} FROM {s}.jobs WHERE lane = $2 AND state = 4 AND (deadline, seq) > ($3, $4)
-    AND line = $1 AND {known:6} ORDER BY deadline, seq LIMIT $5;
+SELECT {hot} FROM {s}.jobs WHERE lane = $2 AND state = {state:leased} AND (deadline, seq) > ($3, $4)
+    AND queue_id = $1 AND {check_cache:6} ORDER BY deadline, seq LIMIT $5;
 -- name: list_ended
-SELECT {cold} FROM {s}.done WHERE lane = $2 AND (finished_at, seq) > ($3, $4) AND line = $1
-    AND {known:6} ORDER BY finished_at, seq LIMIT $5;
+SELECT {cold} FROM {s}.done WHERE lane = $2 AND (finished_at, seq) > ($3, $4) AND queue_id = $1
+    AND {check_cache:6} ORDER BY finished_at, seq LIMIT $5;
 -- name: list_dead
-SELECT {cold} FROM {s}.done WHERE lane = $2 AND state = 6 AND (finished_at, seq) > ($3, $4) AND line = $1
-    AND {known:6} ORDER BY finished_at, seq LIMIT $5;
--- name: queues_of
-SELECT l.queue, l.paused
-    OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < 4)
-    OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.state = 4)
-    OR EXISTS (SELECT FROM {s}.done d WHERE d.lane = l.lane) AS used
-FROM (SELECT * FROM {s}.lanes l WHERE l.tenant = $1 AND l.queue > $2 ORDER BY l.queue LIMIT $3) l ORDER BY l.queue;
--- name: counts
-SELECT l.queue, l.paused, x.state, x.count, x.oldest FROM {s}.lanes l LEFT JOIN LATERAL (
-    SELECT CASE WHEN state IN (1, 3) AND visible_at <= $3 THEN 2 ELSE state END AS state, count(*) AS count,
-        min(visible_at) AS oldest
-    FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < 4 GROUP BY 1
+SELECT {cold} FROM {s}.done WHERE lane = $2 AND state = {state:failed} AND (finished_at, seq) > ($3, $4) AND queue_id = $1
+    AND {check_cache:6} ORDER BY finished_at, seq LIMIT $5;
+-- name: queues_after
+SELECT lane, queue, paused FROM {s}.lanes WHERE tenant = $1 AND queue > $2 ORDER BY queue LIMIT $3;
+-- name: queues_named
+SELECT lane, queue, paused FROM {s}.lanes WHERE tenant = $1 AND queue = ANY ($2::text[]);
+-- name: count_jobs
+SELECT lane, now, counts, stored, oldest, uncounted FROM {s}.count_jobs($1::int[], $2, $3);
+-- From a position on, tenant by tenant, the first queue of each that has jobs: up to $4 tenants, reading up to $5 lanes.
+-- name: lanes_after
+WITH RECURSIVE changed AS MATERIALIZED (
+    SELECT u.lane, sum(u.leased) AS leased FROM {s}.uncounted() x CROSS JOIN LATERAL {s}.usage_rows(x.usage) u
+        GROUP BY u.lane
+), walk AS (
+    SELECT $1::text COLLATE "C" AS tenant, $2::text COLLATE "C" AS queue, false AS used, 0 AS found, 0 AS lanes_read
     UNION ALL
-    SELECT 4, count(*), NULL FROM {s}.jobs j WHERE j.lane = l.lane AND j.state = 4
-    UNION ALL
-    SELECT state, count(*), NULL FROM {s}.done d WHERE d.lane = l.lane AND d.expires_at > $3 GROUP BY 1
-) x ON true
-WHERE l.tenant = $1 AND l.queue = ANY ($2::text[]);
--- Behind a place, tenant by tenant, to the first queue of each that has jobs: up to $4 of these, and $5 looks.
--- name: lanes_behind
-WITH RECURSIVE walk AS (
-    SELECT $1::text COLLATE "C" AS tenant, $2::text COLLATE "C" AS queue, false AS used, 0 AS found, 0 AS looks
-    UNION ALL
-    SELECT l.tenant, l.queue, u.used, w.found + u.used::int, w.looks + 1
+    SELECT l.tenant, l.queue, u.used, w.found + u.used::int, w.lanes_read + 1
     FROM walk w CROSS JOIN LATERAL (
         SELECT * FROM {s}.lanes l
         WHERE (l.tenant, l.queue) > (w.tenant, CASE WHEN w.used THEN $3::text COLLATE "C" ELSE w.queue END)
         ORDER BY l.tenant, l.queue LIMIT 1
     ) l CROSS JOIN LATERAL (
-        SELECT EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.line = l.line AND j.state < 4)
-            OR EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.state = 4)
-            OR EXISTS (SELECT FROM {s}.done d WHERE d.lane = l.lane) AS used
+        SELECT EXISTS (SELECT FROM {s}.jobs j WHERE j.lane = l.lane AND j.queue_id = l.queue_id
+            AND j.state < {state:leased})
+            OR EXISTS (SELECT FROM {s}.done d WHERE d.lane = l.lane)
+            OR coalesce((SELECT c.leased FROM {s}.lane_counts c WHERE c.lane = l.lane), 0)
+                + coalesce((SELECT c.leased FROM changed c WHERE c.lane = l.lane), 0) > 0 AS used
     ) u
-    WHERE w.found < $4 AND w.looks < $5
-) SELECT tenant, queue, used FROM walk WHERE looks > 0 ORDER BY looks;
+    WHERE w.found < $4 AND w.lanes_read < $5
+) SELECT tenant, queue, used FROM walk WHERE lanes_read > 0 ORDER BY lanes_read;
 -- name: purge_counts
-SELECT tenant, series, count FROM {s}.purges WHERE tenant > $1 AND ($2::text IS NULL OR tenant = $2) ORDER BY tenant LIMIT $3;
+SELECT tenant, series,
+    count FROM {s}.purges WHERE tenant > $1 AND ($2::text IS NULL OR tenant = $2) ORDER BY tenant LIMIT $3;
 -- name: tenants_with_settings
 SELECT DISTINCT tenant FROM {s}.settings WHERE tenant > $1 OR tenant = $2 ORDER BY tenant LIMIT $3;
 -- name: settings
@@ -309,9 +312,10 @@ SELECT queue, weight, max_waiting, budgets::text FROM {s}.settings WHERE tenant 
 SELECT worker_id, expires_at > {s}.now_ms() AS lives, info, started_at, seen_at FROM {s}.workers
 WHERE worker_id > $1 ORDER BY worker_id LIMIT $2;
 
--- The log. Readers stay below every transaction that is still open in this database. [EVENT-2]
+-- The log. Readers stay below every open transaction of this database. [EVENT-2]
 -- name: log_ends
-SELECT t.trimmed_epoch, t.trimmed_xid, t.trimmed_n, t.trimmed_k, t.floor_epoch, t.floor_xid, t.floor_n, t.floor_k, t.version,
+SELECT t.trimmed_epoch, t.trimmed_xid, t.trimmed_n, t.trimmed_k, t.floor_epoch, t.floor_xid, t.floor_n, t.floor_k,
+    t.version,
     e.epoch, e.xid, e.n, e.count,
     EXISTS (SELECT FROM {s}.events f WHERE f.epoch = m.epoch
         AND f.xid >= h.xid) AS held,
@@ -321,30 +325,32 @@ SELECT t.trimmed_epoch, t.trimmed_xid, t.trimmed_n, t.trimmed_k, t.floor_epoch, 
 FROM {s}.horizon() AS h (xid) CROSS JOIN {s}.meta m CROSS JOIN {s}.trimming t LEFT JOIN LATERAL (
     SELECT * FROM {s}.events e WHERE (e.epoch, e.xid) < (m.epoch, h.xid)
     ORDER BY e.epoch DESC, e.xid DESC, e.n DESC LIMIT 1
-) e ON true WHERE {known:3};
+) e ON true WHERE {check_cache:3};
 -- name: log_written
 SELECT epoch, xid, n, count FROM {s}.events ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1;
 -- name: events
-SELECT epoch, xid, n, 0 AS first, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more, numbers FROM {s}.events
-WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6) AND {known:8} ORDER BY epoch, xid, n LIMIT $7;
+SELECT epoch, xid, n, 0 AS first, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more,
+    numbers FROM {s}.events
+WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n) <= ($4, $5, $6) AND {check_cache:8} ORDER BY epoch, xid,
+    n LIMIT $7;
 -- name: kept_events
 SELECT epoch, xid, n, first, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more, numbers
 FROM {s}.kept_events WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n, first + count) > ($1, $2, $3, $4)
-    AND (epoch, xid, n, first) < ($5, $6, $7, $8) AND {known:10}
+    AND (epoch, xid, n, first) < ($5, $6, $7, $8) AND {check_cache:10}
 ORDER BY epoch, xid, n, first LIMIT $9;
 -- name: kept_events_of
 SELECT epoch, xid, n, first, at, count, kinds, lanes, ids, types, attempts, tokens, workers, xs, ys, zs, more, numbers
 FROM {s}.kept_events WHERE (epoch, xid, n) >= ($1, $2, $3) AND (epoch, xid, n, first + count) > ($1, $2, $3, $4)
-    AND (epoch, xid, n, first) < ($5, $6, $7, $8) AND {known:10} AND tenant = $11
+    AND (epoch, xid, n, first) < ($5, $6, $7, $8) AND {check_cache:10} AND tenant = $11
 ORDER BY tenant, epoch, xid, n, first LIMIT $9;
 -- name: trimmed
 SELECT version, trimmed_epoch, trimmed_xid, trimmed_n, trimmed_k FROM {s}.trimming;
--- Tenants of which events behind a place are gone, and up to where.
+-- Tenants that have lost events after a position, and up to where.
 -- name: cuts
 SELECT tenant, epoch, xid, n, k FROM {s}.cuts WHERE (epoch, xid, n, k) > ($1, $2, $3, $4) ORDER BY tenant;
 -- name: cut_of
 SELECT epoch, xid, n, k FROM {s}.cuts WHERE tenant = $1;
--- Rows of the log with which a piece of it is full, each with the events up to and with it; $9 came before.
+-- The rows of the log that fill a piece of $7 events, after $9 earlier events.
 -- name: log_cuts
 SELECT epoch, xid, n, count FROM (
     SELECT epoch, xid, n, count, $9::bigint + sum(count) OVER (ORDER BY epoch, xid, n) AS total FROM {s}.events
@@ -371,46 +377,46 @@ SELECT name, epoch, xid, n, k FROM {s}.readers WHERE tenant = $1 ORDER BY name;
 -- name: slowest_readers
 SELECT DISTINCT ON (tenant) tenant, epoch, xid, n, k FROM {s}.readers WHERE tenant = ANY ($1::text[])
 ORDER BY tenant, epoch, xid, n, k;
--- The number of events; and, if that is above $1, the counts of tenants with more than an equal share. All others are below
--- the level.
+-- The number of events; and, if that is above $1, the counts of tenants with more than an equal share. All other tenants
+-- are below the level.
 -- name: events_kept
 SELECT s.total, u.events FROM (
     SELECT coalesce(sum(events), 0)::bigint AS total, count(*) AS tenants FROM {s}.usage WHERE events > 0
 ) s LEFT JOIN {s}.usage u ON s.total > $1 AND u.events > $1 / nullif(s.tenants, 0);
 -- name: most_events
 SELECT t.version, u.tenant, u.events FROM {s}.trimming t LEFT JOIN {s}.usage u ON u.events > $1;
--- name: count_stretch
-SELECT {s}.count_stretch($1, $2, $3, $4);
--- name: trim_stretch
-SELECT gone, more FROM {s}.trim_stretch($1, $2::text[], $3::bigint[], $4::bigint[], $5::int[], $6::bigint[], $7::bigint[],
+-- name: count_step
+SELECT {s}.count_step($1, $2, $3, $4, $5);
+-- name: trim_step
+SELECT gone, more FROM {s}.trim_step($1, $2::text[], $3::bigint[], $4::bigint[], $5::int[], $6::bigint[], $7::bigint[],
     $8::int[], $9, $10);
 -- name: usage
 SELECT greatest(u.jobs, 0), greatest(u.keys, 0), greatest(u.bytes, 0), greatest(u.queues, 0) + p.queues,
     greatest(u.events, 0)
 FROM (SELECT count(*) AS queues FROM (
-    SELECT FROM {s}.lanes l LEFT JOIN {s}.lane_jobs j ON j.lane = l.lane
+    SELECT FROM {s}.lanes l LEFT JOIN {s}.lane_counts j ON j.lane = l.lane
     WHERE l.tenant = $1 AND l.paused AND coalesce(j.jobs, 0) <= 0 LIMIT $2) x) p
 LEFT JOIN {s}.usage u ON u.tenant = $1;
 -- name: change_usage
-INSERT INTO {s}.usage_changes (lane, jobs, keys, bytes) SELECT * FROM unnest($1::int[], $2::int[], $3::int[], $4::bigint[]);
--- The partitions: whether all in them is past, which one is written to, and its size.
+INSERT INTO {s}.usage_changes (usage) VALUES ($1::int[]);
+-- The partitions: which are empty or fully trimmed, which one is in use, and its size.
 -- name: slots
-SELECT ring.slot, e.n IS NULL AS empty, ring.slot = m.slot AS written,
-    (e.epoch, e.xid, e.n) <= (t.trimmed_epoch, t.trimmed_xid, t.trimmed_n) AS past,
-    CASE WHEN ring.slot = m.slot THEN pg_total_relation_size(('{s}.events_' || m.slot)::regclass) END AS size
-FROM {s}.meta m CROSS JOIN {s}.trimming t CROSS JOIN generate_series(0, {slots} - 1) AS ring (slot) LEFT JOIN LATERAL (
-    SELECT epoch, xid, n FROM {s}.events WHERE events.slot = ring.slot ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1
-) e ON true ORDER BY ring.slot;
--- name: turn
+SELECT s.slot, e.n IS NULL AS empty, s.slot = m.slot AS written,
+    (e.epoch, e.xid, e.n) <= (t.trimmed_epoch, t.trimmed_xid, t.trimmed_n) AS trimmed,
+    CASE WHEN s.slot = m.slot THEN pg_total_relation_size(('{s}.events_' || m.slot)::regclass) END AS size
+FROM {s}.meta m CROSS JOIN {s}.trimming t CROSS JOIN generate_series(0, {slots} - 1) AS s (slot) LEFT JOIN LATERAL (
+    SELECT epoch, xid, n FROM {s}.events WHERE events.slot = s.slot ORDER BY epoch DESC, xid DESC, n DESC LIMIT 1
+) e ON true ORDER BY s.slot;
+-- name: switch_slot
 UPDATE {s}.meta SET slot = $2 WHERE slot = $1;
 -- name: lock_slot_{slot}
 LOCK TABLE {s}.events_{slot} IN ACCESS EXCLUSIVE MODE;
--- name: slot_is_past_{slot}
+-- name: slot_is_trimmed_{slot}
 SELECT NOT EXISTS (SELECT FROM {s}.trimming t JOIN {s}.events_{slot} e
     ON (e.epoch, e.xid, e.n) > (t.trimmed_epoch, t.trimmed_xid, t.trimmed_n));
 -- name: truncate_slot_{slot}
 TRUNCATE {s}.events_{slot};
--- name: hint
+-- name: notify
 SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, hint)
 FROM unnest($1::text[], $2::text[]) AS u (channel, hint);
 
@@ -427,15 +433,16 @@ SET expires_at = excluded.expires_at, seen_at = excluded.seen_at, info = exclude
 DELETE FROM {s}.workers WHERE worker_id = $1;
 -- name: forget_workers
 DELETE FROM {s}.workers WHERE expires_at <= $1;
--- Waits for nobody, also not for the ids of what has ended just now.
--- name: forgotten_jobs
-SELECT d.lane, d.id, d.seq, d.logged, d.result,
-    octet_length(d.payload) + coalesce(octet_length(d.extra), 0) + coalesce(octet_length(d.result), 0) AS size FROM {s}.done d
+-- Skips locked rows: it waits for no other transaction.
+-- name: expired_jobs
+SELECT d.lane, d.state, d.id, d.seq, d.logged, d.result,
+    octet_length(d.payload) + coalesce(octet_length(d.extra), 0) + coalesce(octet_length(d.result),
+        0) AS size FROM {s}.done d
 JOIN {s}.ids ON ids.lane = d.lane AND ids.id = d.id AND ids.seq = d.seq
-WHERE d.expires_at <= $1 AND {known:3} ORDER BY d.expires_at, d.seq LIMIT $2 FOR UPDATE OF ids, d SKIP LOCKED;
--- name: any_forgotten
+WHERE d.expires_at <= $1 AND {check_cache:3} ORDER BY d.expires_at, d.seq LIMIT $2 FOR UPDATE OF ids, d SKIP LOCKED;
+-- name: any_expired
 SELECT EXISTS (SELECT FROM {s}.done WHERE expires_at <= $1 ORDER BY expires_at LIMIT 1);
--- Not one that another job binds meanwhile: what was found is locked, and those that others have are left for the next time.
+-- Locks the expired keys first, so that another job binds none of them meanwhile. Locked ones are left for the next time.
 -- name: drop_expired_keys
 WITH expired AS MATERIALIZED (
     SELECT lane, type, key FROM {s}.keys WHERE expires_at IS NOT NULL AND expires_at <= $1
@@ -453,11 +460,11 @@ RETURNING name;
 SELECT current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS synchronous_commit;
 
 -- Joining a caller's transaction. [ENQ-7]
--- A hint that goes with the caller's own commit; that commit is flushed or not as the caller has set it.
--- name: hint_joined
+-- A hint that is sent with the caller's own commit. The caller's settings decide whether that commit is flushed.
+-- name: notify_joined
 SELECT pg_notify(channel, hint) FROM unnest($1::text[], $2::text[]) AS u (channel, hint);
--- Where a connection leads: the same answer on two of them means the same tables on the same server.
--- name: whereabouts
+-- Where a connection leads: the same answer on two connections means the same tables on the same server.
+-- name: connection_target
 SELECT pg_postmaster_start_time() AS started, current_database()::text AS name,
     (SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS number,
     to_regclass($1::text)::oid::bigint AS jobs, pg_is_in_recovery() AS replica;

@@ -1,13 +1,13 @@
 """Quotas of waiting jobs. [TENANT-5]
 
-A tenant that has one takes its enqueues and replays one at a time, so that the count is exact. It is locked after all
-else: whoever has it waits for nobody. Enqueues that join a caller's transaction do not wait, and may overshoot by those
-in flight.
+Enqueues and replays of a tenant with a quota run one at a time, so that the count is exact. The tenant is locked after
+everything else, so a transaction that holds it waits for no other lock. Enqueues that join a caller's transaction do
+not wait for it, and may overshoot by those in flight.
 
-Far from its quota a backlog is not counted. Every job that comes to wait or to run draws a number of the one sequence
-first: so no more can wait than waited and ran when they were last counted, and numbers were drawn since. Only when that
-would be too many is it counted again, which takes as long as the quota is large: 88 ms for 200,000. What is in flight
-in a caller's transaction drew its numbers before and is not seen: while there is any, no count is remembered.
+Far from its quota a backlog is not counted. Every job that comes to wait or run draws a number of one sequence first.
+So the waiting jobs are at most those that waited and ran at the last count, plus the numbers drawn since. Only if that
+exceeds the quota, the jobs are counted again, which takes longer the larger the quota is: 88 ms for 200,000. Jobs in a
+caller's open transaction drew their numbers before and are not visible: while there are any, no count is cached.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from weakref import WeakKeyDictionary
 
 from holdfast.core.errors import QuotaExceeded
 from holdfast.stores.postgres.connection import PATIENT_LOCK_MS, Session
-from holdfast.stores.postgres.lanes import Memory
+from holdfast.stores.postgres.lanes import LaneCache
 
 MARGIN = 10_000
-"""A queue that has more than its quota is counted that much further, for the refusal to say how many there are."""
-MANY = 1000
-"""From how many waiting jobs on a count is remembered."""
+"""How far a count goes beyond the quota, so that the refusal can state the number of jobs."""
+MIN_REMEMBERED = 1000
+"""The least number of waiting jobs for which a count is cached."""
 
-_counted: WeakKeyDictionary[Memory, dict[tuple[str, str, str], tuple[int, int]]] = WeakKeyDictionary()
-"""By place, tenant and queue: how many waited or ran, and the last number that was drawn before they were counted."""
+_counted: WeakKeyDictionary[LaneCache, dict[tuple[str, str, str], tuple[int, int]]] = WeakKeyDictionary()
+"""By schema, tenant and queue: waiting and leased jobs, and the last number drawn before they were counted."""
 
 
 class Quotas:
-    """The quotas of some tenants, and what waits under them at most, within one transaction."""
+    """The quotas of some tenants, and upper bounds of their waiting jobs, within one transaction."""
 
     def __init__(self, limits: dict[tuple[str, str], int], waiting: dict[tuple[str, str], int]) -> None:
         self._limits = limits
         self._waiting = waiting
 
     @classmethod
-    async def read(cls, session: Session, memory: Memory, tenants: Sequence[str], place: str, *, wait: bool) -> Quotas:
+    async def read(
+        cls, session: Session, cache: LaneCache, tenants: Sequence[str], schema: str, *, wait: bool
+    ) -> Quotas:
         """Read them for a job of each of these tenants, after waiting for others of the same if so asked.
 
         Called when all else is locked, and before the jobs draw their numbers.
@@ -47,30 +49,32 @@ class Quotas:
             return cls(limits, {})
         for tenant in sorted({tenant for tenant, _ in limits}):
             if wait:
-                await session.rows("hold_tenant", f"{place}:{tenant}", PATIENT_LOCK_MS)
+                await session.rows("lock_tenant", f"{schema}:{tenant}", PATIENT_LOCK_MS)
             else:
-                await session.rows("join_tenant", f"{place}:{tenant}")
+                await session.rows("join_tenant", f"{schema}:{tenant}")
         drawn = await session.value("drawn")
-        counted = _counted.setdefault(memory, {})
+        counted = _counted.setdefault(cache, {})
         waiting: dict[tuple[str, str], int] = {}
         for (tenant, queue), limit in limits.items():
-            hot, since = counted.get((memory.place, tenant, queue), (limit, drawn))
+            hot, since = counted.get((cache.data_id, tenant, queue), (limit, drawn))
             most = hot + drawn - since
             if drawn >= since and most + tenants.count(tenant) <= limit:
                 waiting[tenant, queue] = most
                 continue
-            # In this order: whoever joins after the look draws numbers that count as drawn since.
-            alone = wait and await session.value("tenant_alone", f"{place}:{tenant}")
+            # In this order: a transaction that joins after this check draws numbers that count as drawn since.
+            alone = wait and await session.value("tenant_unjoined", f"{schema}:{tenant}")
             names = (tenant, queue) if queue else (tenant,)
-            (row,) = await session.rows("lane_waiting" if queue else "tenant_waiting", *names, limit + MARGIN, MANY)
+            (row,) = await session.rows(
+                "lane_waiting" if queue else "tenant_waiting", *names, limit + MARGIN, MIN_REMEMBERED
+            )
             waiting[tenant, queue] = row["waiting"]
-            # What a caller's transaction sees may be older than the number; and this may not be all of them.
+            # The snapshot of a caller's transaction may be older than the number, so this count is not cached.
             if alone and row["leased"] is not None and row["waiting"] < limit + MARGIN:
-                counted[memory.place, tenant, queue] = (row["waiting"] + row["leased"], drawn)
+                counted[cache.data_id, tenant, queue] = (row["waiting"] + row["leased"], drawn)
         return cls(limits, waiting)
 
     def over(self, tenant: str, queue: str) -> QuotaExceeded | None:
-        """The refusal, if the lane or the tenant has all the waiting jobs that it may."""
+        """The refusal, if the queue or the tenant has reached its quota."""
         for scope in (queue, ""):
             limit = self._limits.get((tenant, scope))
             if limit is not None and self._waiting[tenant, scope] >= limit:
@@ -78,7 +82,7 @@ class Quotas:
         return None
 
     def took(self, tenant: str, queue: str) -> None:
-        """One more waits."""
+        """Count one more waiting job."""
         for scope in (queue, ""):
             if (tenant, scope) in self._waiting:
                 self._waiting[tenant, scope] += 1

@@ -10,28 +10,28 @@ from typing import Any
 
 from holdfast.core.job import Extend, Finish, NewJob
 from holdfast.stores.postgres import rows
-from holdfast.stores.postgres.lanes import Lane, Memory
+from holdfast.stores.postgres.lanes import Lane, LaneCache
 from holdfast.stores.postgres.literals import numbers, texts
 
 Request = tuple[str, tuple[Any, ...]]
 
 
-def enqueue(items: Sequence[NewJob], lanes: Sequence[Lane], memory: Memory) -> Request | None:
-    """Take in new jobs; None where one has a key."""
+def enqueue(items: Sequence[NewJob], lanes: Sequence[Lane], cache: LaneCache) -> Request | None:
+    """Enqueue new jobs; None if one has a key."""
     envelopes = [item.envelope for item in items]
     if any(e.idempotency is not None for e in envelopes):
         return None
     if len(items) == 1:
         (item,), (lane,), (e,) = items, lanes, envelopes
         return "enqueue_one", (
-            item.key.tenant, lane.line, lane.number, item.key.id, e.type, e.request_id, 9 - e.priority, e.max_attempts,
-            item.delay_ms, item.run_at, e.result_ttl_ms, rows.pack_head(e), e.payload,
-            memory.known(lanes, ranks_of(items, lanes)),
+            item.key.tenant, lane.queue_id, lane.number, item.key.id, e.type, e.request_id, 9 - e.priority,
+            e.max_attempts, item.delay_ms, item.run_at, e.result_ttl_ms, rows.pack_head(e), e.payload,
+            cache.fingerprint(lanes, ranks_of(items, lanes)),
         )  # fmt: skip
     run_ats = [item.run_at for item in items]
     return "enqueue", (
         list({item.key.tenant for item in items}),
-        _alike([lane.line for lane in lanes]),
+        _alike([lane.queue_id for lane in lanes]),
         _alike([lane.number for lane in lanes]),
         texts([item.key.id for item in items]),
         _alike([e.type for e in envelopes]),
@@ -43,7 +43,7 @@ def enqueue(items: Sequence[NewJob], lanes: Sequence[Lane], memory: Memory) -> R
         _alike([e.result_ttl_ms for e in envelopes]),
         _alike([rows.pack_head(e) for e in envelopes]),
         [e.payload for e in envelopes],
-        memory.known(lanes, ranks_of(items, lanes)),
+        cache.fingerprint(lanes, ranks_of(items, lanes)),
     )
 
 
@@ -56,10 +56,10 @@ def ranks_of(items: Sequence[NewJob], lanes: Sequence[Lane]) -> dict[Lane, int]:
 
 
 def complete(
-    items: Sequence[Finish], lanes: Sequence[Lane], memory: Memory, seqs: list[int] | None, lock_ms: int | None
+    items: Sequence[Finish], lanes: Sequence[Lane], cache: LaneCache, seqs: list[int] | None, lock_ms: int | None
 ) -> Request:
-    """Complete jobs; without `seqs` they are looked up by their ids, without `lock_ms` waits are not bounded here."""
-    known = memory.known(lanes)
+    """Complete jobs. Without `seqs` they are looked up by id; without `lock_ms` the wait for locks is not limited."""
+    known = cache.fingerprint(lanes)
     if len(items) == 1:
         (item,) = items
         result, seq = rows.pack_result(item.result), None if seqs is None else seqs[0]
@@ -75,7 +75,7 @@ def complete(
     )
 
 
-def extend(items: Sequence[Extend], lanes: Sequence[Lane], memory: Memory, seqs: list[int], lock_ms: int) -> Request:
+def extend(items: Sequence[Extend], lanes: Sequence[Lane], cache: LaneCache, seqs: list[int], lock_ms: int) -> Request:
     """Renew leases."""
     return "extend", (
         _alike([lane.number for lane in lanes]),
@@ -84,7 +84,7 @@ def extend(items: Sequence[Extend], lanes: Sequence[Lane], memory: Memory, seqs:
         numbers(item.lease_ms for item in items),
         numbers(seqs),
         lock_ms,
-        memory.known(lanes),
+        cache.fingerprint(lanes),
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows of `jobs` and `done`, and the structs that they stand for."""
+"""Converts rows of `jobs` and `done` to jobs, and back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, cast
 from msgspec import Struct, field, msgpack
 from msgspec.structs import replace
 
+from holdfast.core.codes import STATE_CODES, STATES
 from holdfast.core.job import AttemptError, Envelope, IdempotencyKey, Job, JobState, Progress, Result
 
 COLUMNS = (
@@ -18,17 +19,10 @@ COLUMNS = (
     "expires_at", "result",
 )  # fmt: skip
 
-# The order is part of the schema: < 4 waiting, = 4 leased, > 4 ended. New states go to the end of their range.
-STATES = (
-    JobState.BLOCKED, JobState.SCHEDULED, JobState.READY, JobState.RETRYING,
-    JobState.LEASED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED,
-)  # fmt: skip
-CODES = {state: code for code, state in enumerate(STATES)}
-LEASED = CODES[JobState.LEASED]
 
 Row = Mapping[str, Any]
 Record = tuple[int, int, int, int, int, int, int, int, int, str, str, str, str, str, str | None, str | None]
-"""What `complete_one` in migrations/ tells of a job."""
+"""The record of a finished job that complete_one() in migrations/ sends along."""
 
 _encode = msgpack.Encoder().encode
 _decode_envelope = msgpack.Decoder(Envelope).decode
@@ -36,14 +30,14 @@ _decode_result = msgpack.Decoder(Result).decode
 
 
 class _Extra(Struct, array_like=True):
-    """What most jobs do not have. Bytes to the server, which could not hold every text."""
+    """Fields that most jobs do not have. Packed as bytes: the server cannot store every text."""
 
     reason: str = ""
     replays: int = 0
     progress: Progress | None = None
     errors: list[AttemptError] = field(default_factory=list[AttemptError])
     idempotency: IdempotencyKey | None = None
-    # Which token was spent on what; one that is spent on a completion shows by the state. [LEASE-1]
+    # The outcome that the token was spent on. A completion shows by the state. [LEASE-1]
     spent_token: int = 0
     spent: str = ""
     spent_state: str = ""
@@ -75,8 +69,8 @@ def to_job(row: Row, tenant: str, queue: str) -> Job:
 
 
 def to_claimed(row: Row, tenant: str, queue: str, worker_id: str) -> Job:
-    """A row that the function `claim` answered."""
-    # All columns at once: looking them up by name takes longer than all the rest.
+    """A row that the function claim() returned, as a job."""
+    # All columns at once: looking them up by name takes longer than everything else here.
     (
         _, seq, visible_at, enqueued_at, result_ttl, token, deadline, claimed_at, _, attempts, events, _, id_,
         type_, request_id, _, head, payload, extra,
@@ -91,11 +85,11 @@ def to_claimed(row: Row, tenant: str, queue: str, worker_id: str) -> Job:
     return job
 
 
-def to_handed(  # noqa: PLR0917 - the columns of a row
+def to_handed_off(  # noqa: PLR0917 - the columns of a row
     tenant: str, queue: str, id_: str, seq: int, token: int, now: int, deadline: int, ttl: int, type_: str,
     request_id: str, head: bytes, payload: bytes, worker_id: str,
 ) -> Job:  # fmt: skip
-    """A job that was leased as it came, which is nothing special then."""
+    """A job that was handed off, as a job."""
     return Job(
         tenant, queue, id_, seq, _envelope(head, type_, payload, request_id, None), JobState.LEASED, now, now, 1, token,
         deadline, worker_id, now, result_ttl_ms=ttl, events=2,
@@ -103,13 +97,13 @@ def to_handed(  # noqa: PLR0917 - the columns of a row
 
 
 def to_ended(record: Record, tenant: str, queue: str, id_: str) -> Job:
-    """A job that has completed, as it is told to those who wait for it."""
+    """A completed job from the record in a notification."""
     *numbers, type_, request_id, worker, head, payload, extra, result = record
     seq, visible_at, enqueued_at, ttl, token, claimed_at, finished_at, attempts, events = numbers
     return to_job(
         {
             "id": id_, "seq": seq, "head": bytes.fromhex(head), "type": type_, "payload": b64decode(payload),
-            "request_id": request_id, "state": CODES[JobState.COMPLETED], "visible_at": visible_at,
+            "request_id": request_id, "state": STATE_CODES[JobState.COMPLETED], "visible_at": visible_at,
             "enqueued_at": enqueued_at, "attempts": attempts, "events": events, "token": token, "deadline": 0,
             "worker": worker, "claimed_at": claimed_at, "finished_at": finished_at, "result_ttl": ttl,
             "expires_at": finished_at + ttl,
@@ -135,7 +129,7 @@ def _envelope(head: bytes, type_: str, payload: bytes, request_id: str, extra: _
 
 
 def pack_extra(job: Job) -> bytes | None:
-    """What most jobs do not need, as one column."""
+    """The rarely used fields of a job, as one column. None: it has none of them."""
     key = job.envelope.idempotency
     spent = job.spent if job.state is not JobState.COMPLETED else ""
     if not (job.reason or job.replays or job.progress or job.errors or key or spent or job.released_for):
@@ -149,17 +143,17 @@ def pack_extra(job: Job) -> bytes | None:
 
 
 def pack_result(result: Result | None) -> bytes | None:
-    """A result as it stands in its column."""
+    """A result for its column."""
     return None if result is None else _encode(result)
 
 
 def to_result(data: bytes) -> Result:
-    """A result out of its column."""
+    """A result from its column."""
     return _decode_result(data)
 
 
 def pack_head(e: Envelope) -> bytes:
-    """The envelope but for what stands in columns of its own: alike for many jobs."""
+    """The envelope without the fields that have columns of their own. Many jobs have the same."""
     if e.headers is None:
         return _head(e.codec, e.version, e.priority, e.max_attempts, e.backoff, e.timeout_ms, e.result_ttl_ms)
     return _encode(replace(e, type="", payload=b"", request_id="", idempotency=None))

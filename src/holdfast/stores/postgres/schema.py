@@ -1,4 +1,4 @@
-"""The schema: made and brought up to date in numbered steps, forward only."""
+"""The schema: created and brought up to date in numbered versions, forward only."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from typing import Any
 
 from holdfast.core.errors import StoreBusy, StoreMismatch, StoreUnavailable
 from holdfast.stores.postgres.address import Address
-from holdfast.stores.postgres.connection import Link
-from holdfast.stores.postgres.errors import TROUBLES, is_blocked, translate
-from holdfast.stores.postgres.sql import digest, migrations, quoted
+from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.errors import DRIVER_ERRORS, is_blocked, translate
+from holdfast.stores.postgres.sql import digest, fill, migrations, quoted
 
-LEAST_VERSION = 130000
+MIN_VERSION = 130000
 LOCK = 0x686F6C64
-"""The first half of the advisory lock; the second is made of the schema's name."""
+"""The first half of the advisory lock of a migration. The second half is a hash of the schema's name."""
 WAIT_MS = 60_000
-"""How long a starter waits for another one that migrates."""
+"""How long a migration waits for another one."""
 STEP_WAIT_MS = 5_000
-"""How long a step waits for a table: whoever comes after it waits as well, so this is short."""
+"""How long a migration waits for a table. All later statements wait behind it, so this is short."""
 FLUSHED = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 
 
-async def prepare(link: Link, frozen_at: int | None) -> None:
-    """See that the server is a primary and the schema is there and ours. Raises StoreMismatch, StoreUnavailable."""
-    address = link.address
-    connection = await link.dial()
+async def prepare(client: Client, frozen_at: int | None) -> None:
+    """Check that the server is a primary and the schema is up to date. Raises StoreMismatch, StoreUnavailable."""
+    address = client.address
+    connection = await client.connect()
     try:
-        if int(await connection.fetchval("SHOW server_version_num")) < LEAST_VERSION:
+        if int(await connection.fetchval("SHOW server_version_num")) < MIN_VERSION:
             raise StoreMismatch(f"{address.shown} is older than PostgreSQL 13")
         if await connection.fetchval("SELECT pg_is_in_recovery()"):
             # Not a mismatch: after a failover the same address may lead to a primary again.
@@ -41,25 +41,25 @@ async def prepare(link: Link, frozen_at: int | None) -> None:
                 raise StoreMismatch(f"the schema {address.schema!r} {what}; run `holdfast migrate URL`")
             await migrate(connection, address, frozen_at)
         refuse_newer(address, done)
-    except TROUBLES as error:
+    except DRIVER_ERRORS as error:
         raise translate(error, address.shown, address.timeout_s) from error
     finally:
         await connection.close(timeout=2)
 
 
 async def migrate(connection: Any, address: Address, frozen_at: int | None = None) -> list[str]:
-    """Take the steps that are missing, and answer their names. All or nothing; several starters wait for each other.
+    """Apply the missing versions, all or none, and answer their names. Concurrent migrations wait for each other.
 
-    Raises StoreMismatch for a schema that is newer than we are, StoreBusy if somebody is in the way.
+    Raises StoreMismatch for a schema that is newer than this release, StoreBusy if another transaction is in the way.
     """
     try:
-        # One transaction with the lock inside, so that it also holds behind a pooler.
+        # The lock is inside the transaction, so that it works behind a pooler too.
         async with connection.transaction():
             return await _migrate(connection, address, frozen_at)
-    except TROUBLES as error:
+    except DRIVER_ERRORS as error:
         if not is_blocked(error):
             raise
-        raise StoreBusy(await _who_blocks(connection, address)) from error
+        raise StoreBusy(await _blockers(connection, address)) from error
 
 
 async def _migrate(connection: Any, address: Address, frozen_at: int | None) -> list[str]:
@@ -67,11 +67,11 @@ async def _migrate(connection: Any, address: Address, frozen_at: int | None) -> 
     await connection.execute(f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {WAIT_MS}")
     await connection.execute("SELECT pg_advisory_xact_lock($1, hashtext($2))", LOCK, address.schema)
     await connection.execute(f"SET LOCAL lock_timeout = {STEP_WAIT_MS}")
-    # A crash may lose acknowledged jobs where the server is set so, but not the schema: clients could not go on.
+    # If the server does not flush commits, a crash may lose jobs, but it must not lose the schema.
     await connection.execute(FLUSHED)
     done = await version(connection, address.schema)
-    refuse_newer(address, done)
     await refuse_another(connection, address)
+    refuse_newer(address, done)
     steps = [step for step in migrations() if step[0] > done]
     if done == 0:
         await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
@@ -81,7 +81,7 @@ async def _migrate(connection: Any, address: Address, frozen_at: int | None) -> 
             " digest text)"
         )
     for number, name, text in steps:
-        await connection.execute(text.replace("{s}", schema))
+        await connection.execute(fill(text, address.schema))
         record = f"INSERT INTO {schema}.migrations (number, name, digest) VALUES ($1, $2, $3)"  # noqa: S608 - quoted
         await connection.execute(record, number, name, digest(text))
     if done == 0 and frozen_at is not None:
@@ -98,33 +98,33 @@ def refuse_newer(address: Address, done: int) -> None:
 
 
 async def refuse_another(connection: Any, address: Address) -> None:
-    """Raise StoreMismatch for a schema whose steps were not the ones we would take: its tables are not ours."""
+    """Raise StoreMismatch for a schema with the layout of another version."""
     name = quoted(address.schema)
     if await connection.fetchval("SELECT to_regclass($1)", f"{name}.migrations") is None:
         return
-    # By way of JSON, as the first schemas had no such column.
+    # Through JSON: older layouts have no such column.
     found = await connection.fetch(f"SELECT number, to_jsonb(m) ->> 'digest' AS digest FROM {name}.migrations m")  # noqa: S608
     ours = {number: (step, digest(text)) for number, step, text in migrations()}
     for row in sorted(found):
         step, wanted = ours.get(row["number"], ("", row["digest"]))
         if row["digest"] != wanted:
             reason = (
-                f"the schema {address.schema!r} has another layout: its step {step} was not the one of this version"
+                f"the schema {address.schema!r} has another layout: its version {step} is not the one of this release"
             )
             cure = f"finish its jobs with the version that made it, then DROP SCHEMA {name} CASCADE"
             raise StoreMismatch(f"{reason}; {cure}, or name another schema with ?schema=NAME")
 
 
 async def version(connection: Any, schema: str) -> int:
-    """The last step that was taken; 0: none."""
+    """The version of the schema; 0: there is none."""
     table = f"{quoted(schema)}.migrations"
     if await connection.fetchval("SELECT to_regclass($1)", table) is None:
         return 0
     return await connection.fetchval(f"SELECT coalesce(max(number), 0) FROM {table}")  # noqa: S608 - a quoted name
 
 
-async def _who_blocks(connection: Any, address: Address) -> str:
-    """Who holds what a migration waited for, in words, with what to do about it."""
+async def _blockers(connection: Any, address: Address) -> str:
+    """Names the processes that block a migration, with what to do about it."""
     found = await connection.fetch(
         "SELECT DISTINCT l.pid, l.locktype = 'advisory' AS migrates, coalesce(a.application_name, '') AS program"
         " FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid"
@@ -135,17 +135,17 @@ async def _who_blocks(connection: Any, address: Address) -> str:
         LOCK,
         address.schema,
     )
-    who = ", ".join(f"pid {row['pid']}" + (f" ({row['program']})" if row["program"] else "") for row in found[:5])
+    pids = ", ".join(f"pid {row['pid']}" + (f" ({row['program']})" if row["program"] else "") for row in found[:5])
     if any(row["migrates"] for row in found):
-        return f"another migration of {address.schema!r} is under way ({who}); wait for its end and run it again"
+        return f"another migration of {address.schema!r} is under way ({pids}); wait for its end and run it again"
     cure = "try again at a quieter moment, or end it with SELECT pg_terminate_backend(pid)"
-    return f"the tables of {address.schema!r} are in use ({who or 'by somebody'}), nothing was changed; {cure}"
+    return f"the tables of {address.schema!r} are in use ({pids or 'unknown process'}), nothing was changed; {cure}"
 
 
-async def erase(link: Link) -> None:
+async def erase(client: Client) -> None:
     """Remove the schema with everything in it."""
-    connection = await link.dial()
+    connection = await client.connect()
     try:
-        await connection.execute(f"DROP SCHEMA IF EXISTS {quoted(link.address.schema)} CASCADE")
+        await connection.execute(f"DROP SCHEMA IF EXISTS {quoted(client.address.schema)} CASCADE")
     finally:
         await connection.close(timeout=2)

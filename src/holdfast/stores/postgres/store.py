@@ -1,33 +1,28 @@
-"""The `Store` face of the PostgreSQL store."""
+"""The `Store` contract on PostgreSQL. Each operation is passed on to the part that carries it out."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from holdfast.budgets import BudgetEnforcer
-from holdfast.core import lease
 from holdfast.core.budgets import Budgets, Usage
-from holdfast.core.errors import JobNotFound, StoreBusy, StoreMismatch, StoreUnavailable, Unsupported
+from holdfast.core.errors import JobNotFound, StoreMismatch, Unsupported
 from holdfast.core.job import (
     Cancel,
     CancelStatus,
     Claimed,
     ClaimRequest,
     Extend,
-    Extended,
     Finish,
-    Finished,
     Job,
     JobKey,
-    JobState,
     Lease,
     NewJob,
     Purge,
@@ -60,66 +55,49 @@ from holdfast.store import (
     Reaped,
     ReplayAnswer,
     ReportAnswer,
-    Signal,
     TenantPage,
     TenantSettings,
     WorkerInfo,
     WorkerPage,
 )
-from holdfast.stores.postgres import changes, doctor, enqueue, lanes, log, reads, requests, schema, upkeep, usage
+from holdfast.stores.postgres import changes, doctor, enqueue, lanes, reads, schema, upkeep, usage
 from holdfast.stores.postgres.address import Address
 from holdfast.stores.postgres.claims import Claims
-from holdfast.stores.postgres.connection import LOCK_MS, PATIENT_LOCK_MS, Link, Session
-from holdfast.stores.postgres.errors import TROUBLES, StaleCache, is_blocked, is_stale_lane, is_unsent, translate
+from holdfast.stores.postgres.connection import Client, Session
+from holdfast.stores.postgres.enqueueing import Enqueueing
+from holdfast.stores.postgres.errors import DRIVER_ERRORS, translate
+from holdfast.stores.postgres.event_log import EventLog
+from holdfast.stores.postgres.finishing import Finishing
 from holdfast.stores.postgres.handoff import PostgresInbox
-from holdfast.stores.postgres.joining import Joined, join
-from holdfast.stores.postgres.notifications import Ears, Told, notes, payloads
+from holdfast.stores.postgres.notifications import LOGGED
 from holdfast.stores.postgres.quotas import Quotas
-from holdfast.stores.postgres.unit_of_work import News, Unit
+from holdfast.stores.postgres.transactions import Transactions, retry_stale
+from holdfast.stores.postgres.unit_of_work import Effects, UnitOfWork
 
-A = TypeVar("A")
-B = TypeVar("B")
-
-BATCH = 1000
-"""How many jobs one call of the server takes in or finishes at most."""
-FEW = 16
-"""Fewer outcomes than this, of several kinds, are one change."""
-BRIEF_LOCK_MS = 100
-"""How long a batch waits for somebody who holds one of its jobs."""
-BLOCKED = 16
-"""How many blocked jobs of a batch are looked for one by one."""
-STALE_TRIES = 4
-"""How often a call is made whose cached lane numbers are stale, each time with what the server has by then."""
-HELD_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04)
-"""How long a read of the log waits for transactions that hold up the rest of it."""
-HELD_S = 0.25
-"""How long after a look at the log it is looked at again, if an open transaction holds up the rest."""
-
-_COMPLETED = Finished(JobState.COMPLETED)
-_LOGGED: Told = (Hint.EVENTS, "", "", "")
 _encode_json = msgspec.json.Encoder().encode
 _decode_budgets = msgspec.json.Decoder(Budgets).decode
-_CLOSED = "the store is not open; use `async with Queue(...)` or await store.open()"
 
 
 class PostgresStore:
     """Jobs in a schema of a PostgreSQL database. Belongs to one event loop."""
 
     examines_closed: ClassVar[bool] = True
-    """`doctor` needs no `open`: so it looks at a replica too, and at a schema that is not up to date."""
+    """`doctor` needs no `open`: it can examine a replica, and a schema that is not up to date."""
 
-    def __init__(self, address: Address, link_to: Callable[[Address], Link] = Link) -> None:
+    def __init__(self, address: Address, make_client: Callable[[Address], Client] = Client) -> None:
         self.address = address
         self.options = address.common
         self.enforcer = BudgetEnforcer(self, self.options)
-        self._link_to = link_to
-        self._link = link_to(address)
-        self._memory = lanes.memory_of(address.place)
-        self._ears: Ears | None = None
-        self._claims = Claims(self._link, self._memory, self.reap, real_clock=self.options.test_clock == "0")
+        self._make_client = make_client
+        self._client = make_client(address)
+        self._cache = lanes.cache_of(address.identity)
+        self._transactions = Transactions(self._client, self._cache)
+        self._enqueueing = Enqueueing(self._transactions, self.options.retention)
+        self._finishing = Finishing(self._transactions, self.options)
+        self._log = EventLog(self._transactions)
+        self._claims = Claims(self._client, self._cache, self.reap, real_clock=self.options.test_clock == "0")
         self._capabilities = doctor.capabilities(durable=True, note="Not open yet.")
         self._opening = asyncio.Lock()
-        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -131,20 +109,20 @@ class PostgresStore:
 
     async def open(self) -> None:
         async with self._opening:
-            if self._ears is not None:
+            if self._transactions.is_open:
                 return
             frozen = self.options.test_clock == "frozen"
             try:
-                await schema.prepare(self._link, time.time_ns() // 1_000_000 if frozen else None)
-                (meta,) = await self._link.rows("meta", repeat=True)
+                await schema.prepare(self._client, time.time_ns() // 1_000_000 if frozen else None)
+                (meta,) = await self._client.rows("meta", repeat=True)
                 self._check_clock(frozen=meta["frozen"])
-                self._link.meet = self._memory.meet
-                await self._link.look()
-                self._capabilities = await doctor.durability(self._link)
+                self._client.on_data = self._cache.set_data
+                await self._client.check_data()
+                self._capabilities = await doctor.durability(self._client)
             except BaseException:
-                self._link.distrust()  # Nobody would close what was never open.
+                self._client.drop_idle()  # A store that was never open is never closed.
                 raise
-            self._ears = Ears(self._link, self._memory, self._noted)
+            self._transactions.open()
 
     def _check_clock(self, *, frozen: bool) -> None:
         if frozen != (self.options.test_clock == "frozen"):
@@ -153,22 +131,22 @@ class PostgresStore:
 
     async def close(self) -> None:
         await self.enforcer.close()
-        if self._timer is not None:
-            self._timer.cancel()
-        ears, self._ears = self._ears, None
-        if ears is not None:
-            await ears.close()
-        await self._link.close()
+        self._log.close()
+        await self._transactions.close()
 
     async def sibling(self) -> PostgresStore:
-        # It is open without having been connected: its connections belong to the event loop that will use it.
+        # It is open but not connected: its connections belong to the event loop that will use it.
         _ = self._opened
-        other = PostgresStore(self.address, self._link_to)
+        other = PostgresStore(self.address, self._make_client)
         other._capabilities = self._capabilities
-        other._memory.meet(self._memory.place)
-        other._link.meet = other._memory.meet
-        other._ears = Ears(other._link, other._memory, other._noted)
+        other._cache.set_data(self._cache.data_id)
+        other._client.on_data = other._cache.set_data
+        other._transactions.open()
         return other
+
+    @property
+    def _opened(self) -> Client:
+        return self._transactions.client
 
     async def now(self) -> int:
         return await self._opened.value("now", repeat=True)
@@ -177,329 +155,119 @@ class PostgresStore:
         if self.options.test_clock == "0":
             raise Unsupported("shifting the clock (open it with test_clock=1)", "postgres")
         await self._opened.rows("shift_clock", ms)
-        self._memory.forget_marks()
-        self._tell([(Hint.READY, "", "", ""), (Hint.DONE, "", "", "")])
+        self._cache.forget_low_water()
+        self._transactions.notify([(Hint.READY, "", "", ""), (Hint.DONE, "", "", "")])
 
     def listen(self, listener: Listener, hints: Collection[Hint] = ALL_HINTS) -> Callable[[], None]:
-        if self._ears is None:
-            raise StoreUnavailable(_CLOSED)
-        return self._ears.listen(listener, hints)
+        return self._transactions.listener.listen(listener, hints)
 
     # Jobs -------------------------------------------------------------------------------------------------
 
     async def enqueue(
         self, items: Sequence[NewJob], *, connection: Any = None, under: Lease | None = None
     ) -> list[EnqueueAnswer]:
-        if not self.enforcer.admits(items):
-            return await self.enforcer.enqueue(items, lambda admitted: self._take_in(admitted, connection, under))
-        return await self._take_in(items, connection, under)
-
-    async def _take_in(self, items: Sequence[NewJob], connection: Any, under: Lease | None) -> list[EnqueueAnswer]:
-        answers: list[EnqueueAnswer] = []
-        act = self._enqueue if under is None else partial(self._enqueue_under, under)
-        async with self._joined(connection, items) as joined:
-            for piece in _pieces(items):
-                answers += await self._apart(piece, act, joined)
-        return answers
-
-    async def _apart(
-        self,
-        items: Sequence[B],
-        act: Callable[[Sequence[B], Joined | None, int], Awaitable[list[A]]],
-        joined: Joined | None = None,
-        *,
-        patient_ms: int = PATIENT_LOCK_MS,
-    ) -> list[A]:
-        """Act on a batch; one that somebody's open transaction blocks is halved until what is blocked stands alone.
-
-        Only that waits, when all others are done, and raises StoreBusy: they can be sent again. [ENQ-7, ENQ-8, LEASE-4]
-        """
-        if joined is not None:
-            return await act(items, joined, patient_ms)  # What fails there is the caller's to try again.
-        if len(items) == 1:
-            return await again(lambda: act(items, None, patient_ms))
-        answers: dict[int, A] = {}
-        blocked: list[range] = []
-        parts = deque([range(len(items))])
-        while parts:
-            part = parts.popleft()  # The larger ones first: most are done before what is blocked is found.
-            try:
-                found = await again(partial(act, items[part.start : part.stop], None, BRIEF_LOCK_MS))
-            except StoreBusy as busy:
-                if not is_blocked(busy.__cause__):
-                    raise
-                half = (part.start + part.stop) // 2
-                if len(part) == 1 or len(blocked) >= BLOCKED:
-                    blocked.append(part)
-                else:
-                    parts += [range(part.start, half), range(half, part.stop)]
-            else:
-                answers.update(zip(part, found, strict=True))
-        for part in blocked:
-            found = await again(partial(act, items[part.start : part.stop], None, patient_ms))
-            answers.update(zip(part, found, strict=True))
-        return [answers[n] for n in range(len(items))]
-
-    async def _enqueue(
-        self, items: Sequence[NewJob], joined: Joined | None, lock_ms: int = PATIENT_LOCK_MS
-    ) -> list[EnqueueAnswer]:
-        link, memory = self._opened, self._memory
-        found = await again(lambda: enqueue.make_lanes(link, memory, items))
-        # Without a request id a repetition would be answered as a duplicate of itself. [ENQ-8]
-        repeat = all(item.envelope.request_id for item in items)
-        request = requests.enqueue(items, found, memory)
-        if request is not None:
-            now, told, handed = None, False, False
-            try:
-                if len(items) == 1 and joined is None:
-                    now, told, handed = await self._enqueue_one(request, items[0].key, repeat=repeat)
-                else:
-                    hints = [(Hint.READY, tenant, queue, "") for tenant, queue in {item.key[:2] for item in items}]
-                    now, told = await self._call(request, [*hints, _LOGGED], joined, repeat=repeat)
-            except StoreBusy as busy:
-                # Somebody is about to take the same id, or has it in an open transaction: the slower path waits longer.
-                if joined is not None or len(items) > 1 or not is_blocked(busy.__cause__):
-                    raise
-            if now is not None:
-                answers, news = enqueue.fresh_answers(items, found, now)
-                await self._publish(News(logged=True) if handed else news, joined, told=told)
-                return answers
-
-        async def work(session: Session) -> tuple[list[EnqueueAnswer] | None, News]:
-            inside = joined is not None
-            return await enqueue.enqueue(session, memory, items, found, self.address.schema, joined=inside)
-
-        return await self._taken(work, joined, repeat=repeat, lock_ms=lock_ms)
-
-    async def _taken(
-        self,
-        work: Callable[[Session], Awaitable[tuple[list[EnqueueAnswer] | None, News]]],
-        joined: Joined | None,
-        *,
-        repeat: bool,
-        lock_ms: int,
-    ) -> list[EnqueueAnswer]:
-        """Take jobs in, in a transaction of its own each time that others were first."""
-        for attempt in range(1 if joined is not None else enqueue.TRIES):
-            await asyncio.sleep(enqueue.PAUSE_S * attempt)
-            answers = await self._change(work, joined, repeat=repeat, lock_ms=lock_ms)
-            if answers is not None:
-                return answers
-        raise StoreBusy("others enqueue and forget the same ids all the time; try again")
-
-    async def _enqueue_under(
-        self, under: Lease, items: Sequence[NewJob], joined: Joined | None, lock_ms: int
-    ) -> list[EnqueueAnswer]:
-        """Take in jobs in a transaction that holds the lease it is made under."""
-        memory = self._memory
-        (lane,) = await self._lanes([under.key])
-        found = await again(lambda: enqueue.make_lanes(self._opened, memory, items))
-        request = requests.enqueue(items, found, memory)
-        repeat = all(item.envelope.request_id for item in items)
-
-        async def work(fast: requests.Request | None, session: Session) -> tuple[list[EnqueueAnswer] | None, News]:
-            await self._hold_lease(session, under, lane)
-            now = None if fast is None else await session.value(fast[0], *fast[1])
-            if now is not None:
-                return enqueue.fresh_answers(items, found, now)
-            inside = joined is not None
-            return await enqueue.enqueue(session, memory, items, found, self.address.schema, joined=inside)
-
-        try:
-            return await self._taken(partial(work, request), joined, repeat=repeat, lock_ms=lock_ms)
-        except StoreBusy as busy:
-            # As in `_enqueue`: the slower path waits longer.
-            if request is None or joined is not None or len(items) > 1 or not is_blocked(busy.__cause__):
-                raise
-        return await self._taken(partial(work, None), None, repeat=repeat, lock_ms=lock_ms)
-
-    async def _hold_lease(self, session: Session, under: Lease, lane: lanes.Lane | None) -> None:
-        """Keep a lease as it is until the end of the transaction. Raises the refusal if it is not live."""
-        if lane is None:
-            return lease.check_under(None, under, 0)
-        unit = await Unit.begin(session, self._memory, [(lane, under.key.id)])
-        held = unit.find(under.key)
-        return lease.check_under(None if held is None else held.job, under, unit.now)
+        if self.enforcer.admits(items):
+            return await self._enqueueing.enqueue(items, connection, under)
+        return await self.enforcer.enqueue(
+            items, lambda admitted: self._enqueueing.enqueue(admitted, connection, under)
+        )
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         _ = self._opened
-        claimed = await again(lambda: self._claims.claim(request))
+        claimed = await retry_stale(lambda: self._claims.claim(request))
         if claimed.jobs:
-            self._tell([(Hint.EVENTS, "", "", "")])
+            self._transactions.notify([LOGGED])
         return claimed
 
     def open_inbox(self, deliver: Deliver) -> WorkerInbox | None:
-        link = self._opened
-        if self._ears is None:
-            raise StoreUnavailable(_CLOSED)
-        return PostgresInbox(link, self._memory, self._ears, self, deliver) if self.address.listen else None
+        client, listener = self._opened, self._transactions.listener
+        return PostgresInbox(client, self._cache, listener, self, deliver) if self.address.listen else None
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
-        answers: list[FinishAnswer] = []
-        async with self._joined(connection, items) as joined:
-            for piece in _pieces(items):
-                answers += await self._finish_piece(piece, joined)
-        return answers
-
-    async def _finish_piece(self, items: Sequence[Finish], joined: Joined | None) -> list[FinishAnswer]:
-        """In a batch, completions go by themselves, so that one failure among them does not hold them up."""
-        completed = [item for item in items if item.outcome == "complete"]
-        others = [item for item in items if item.outcome != "complete"]
-        if not others:
-            return await self._apart(items, self._complete_all, joined)
-        if not completed or len(items) < FEW or len({item.key for item in items}) < len(items):
-            return await self._apart(items, self._finish, joined)
-        try:
-            done = iter(await self._apart(completed, self._complete_all, joined))
-        except StoreBusy:
-            if joined is None:
-                await self._apart(others, self._finish)
-            raise
-        rest = iter(await self._apart(others, self._finish, joined))
-        return [next(done) if item.outcome == "complete" else next(rest) for item in items]
-
-    async def _complete_all(self, items: Sequence[Finish], joined: Joined | None, lock_ms: int) -> list[FinishAnswer]:
-        found = await self._complete(items, joined, min(lock_ms, LOCK_MS))
-        return found or await self._finish(items, joined, lock_ms)
-
-    async def _complete(
-        self, items: Sequence[Finish], joined: Joined | None, lock_ms: int = LOCK_MS
-    ) -> list[FinishAnswer] | None:
-        """The common case: leases that live; else None, and nothing happened."""
-        found = [lane for lane in await self._lanes(item.key for item in items) if lane is not None]
-        if len(found) < len(items):
-            return None
-        seqs = self._memory.leased(item.token for item in items)
-        # How long the caller's own statements wait is the caller's to say.
-        request = requests.complete(items, found, self._memory, seqs, lock_ms if joined is None else None)
-        news = News(ended=[item.key for item in items], logged=True)
-        hints, done = news.hints(self._memory), None
-        if len(items) == 1:
-            done, *hints = hints
-        now, told = await self._call(request, hints, joined, repeat=True, done=done)
-        if now is None:
-            return None
-        self._memory.ended(item.token for item in items)
-        await self._publish(news, joined, told=told)
-        return [_COMPLETED for _ in items]
-
-    async def _finish(
-        self, items: Sequence[Finish], joined: Joined | None, lock_ms: int = PATIENT_LOCK_MS
-    ) -> list[FinishAnswer]:
-        keep = self.options.retention
-
-        def step(unit: Unit) -> list[FinishAnswer]:
-            return changes.finish(unit, items, keep)
-
-        return await self._each(items, step, joined=joined, repeat=True, lock_ms=lock_ms)
+        return await self._finishing.finish(items, connection)
 
     async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
-        # Nobody's lease may run out while the batch waits for one that is blocked.
-        return await self._apart(items, self._extend_some, patient_ms=LOCK_MS if len(items) == 1 else BRIEF_LOCK_MS)
-
-    async def _extend_some(self, items: Sequence[Extend], _: Joined | None, lock_ms: int) -> list[ExtendAnswer]:
-        all_events = self.options.all_events
-        answers = None if all_events else await self._extend(items, lock_ms)
-        if answers is not None:
-            return answers
-
-        def step(unit: Unit) -> list[ExtendAnswer]:
-            return changes.extend(unit, items, all_events=all_events)
-
-        answers = await self._each(items, step, repeat=True, urgent=True, lock_ms=lock_ms)
-        for answer in answers:
-            if isinstance(answer, Extended):
-                self._memory.granted(answer.deadline)
-        return answers
-
-    async def _extend(self, items: Sequence[Extend], lock_ms: int) -> list[ExtendAnswer] | None:
-        """The common case: leases that were granted here and live; else None, and nothing happened."""
-        seqs = self._memory.leased(item.token for item in items)
-        if not seqs or len(set(seqs)) < len(items):
-            return None
-        found = [lane for lane in await self._lanes(item.key for item in items) if lane is not None]
-        if len(found) < len(items):
-            return None
-        name, args = requests.extend(items, found, self._memory, seqs, lock_ms)
-        answer = await self._opened.value(name, *args, repeat=True, urgent=True)
-        if answer is None:
-            return None
-        now, *deadlines = answer
-        self._memory.granted(min(deadlines))
-        return [Extended(deadline, now) for deadline in deadlines]
+        return await self._finishing.extend(items)
 
     async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
         all_events = self.options.all_events
-        return await self._each(items, lambda unit: changes.report(unit, items, all_events=all_events), repeat=True)
+        return await self._transactions.change_jobs(
+            items, lambda unit: changes.report(unit, items, all_events=all_events), repeat=True
+        )
 
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
         keep = self.options.retention
-        return await self._each(items, lambda unit: changes.cancel(unit, items, keep), repeat=True, one_life=True)
+        return await self._transactions.change_jobs(
+            items, lambda unit: changes.cancel(unit, items, keep), repeat=True, same_jobs=True
+        )
 
     async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
-        return await self.enforcer.replay(keys, lambda admitted: again(lambda: self._replay(admitted, under)))
+        return await self.enforcer.replay(keys, lambda admitted: retry_stale(lambda: self._replay(admitted, under)))
 
     async def _replay(self, keys: Sequence[JobKey], under: Lease | None) -> list[ReplayAnswer]:
-        found = await self._lanes(keys)
-        (leader,) = (None,) if under is None else await self._lanes([under.key])
+        found = await self._transactions.lanes(keys)
+        (leader,) = (None,) if under is None else await self._transactions.lanes([under.key])
         if not any(found):
             return [JobNotFound(key.queue, key.id) for key in keys]
-        memory, place = self._memory, self.address.schema
+        cache, name = self._cache, self.address.schema
         pairs = [(lane, key.id) for key, lane in zip(keys, found, strict=True) if lane is not None]
 
-        async def work(session: Session) -> tuple[list[ReplayAnswer] | None, News]:
+        async def work(session: Session) -> tuple[list[ReplayAnswer] | None, Effects]:
             if under is not None:
-                await self._hold_lease(session, under, leader)
-            # Keys, ids, tenants: the order of enqueue.
-            seen = Unit(session, memory, [lane for lane, _ in pairs])
+                await self._enqueueing.lock_lease(session, under, leader)
+            # Lock keys, then ids, then tenants, in the order of an enqueue.
+            seen = UnitOfWork(session, cache, [lane for lane, _ in pairs])
             await seen.read([lane.number for lane, _ in pairs], [id_ for _, id_ in pairs])
             scopes = enqueue.scopes_of(seen)
             if scopes:
-                await session.rows("hold_keys", enqueue.key_locks(place, scopes))
-            unit = await Unit.begin(session, memory, pairs)
+                await session.rows("lock_keys", enqueue.key_locks(name, scopes))
+            unit = await UnitOfWork.begin(session, cache, pairs)
             if not enqueue.scopes_of(unit) <= scopes:
-                return None, News()  # An id has another job by now, with another key.
-            quotas = await Quotas.read(session, memory, [key.tenant for key in keys], place, wait=True)
+                return None, Effects()  # An id has another job by now, with another key.
+            quotas = await Quotas.read(session, cache, [key.tenant for key in keys], name, wait=True)
             bindings = await enqueue.bindings_of(unit, scopes)
             return changes.replay(unit, keys, quotas, bindings), await unit.save()
 
         while True:
-            answers = await self._change(work)
+            answers = await self._transactions.change(work)
             if answers is not None:
                 return answers
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
-        return await self._each(items, lambda unit: changes.purge(unit, items))
+        return await self._transactions.change_jobs(items, lambda unit: changes.purge(unit, items))
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
-        async def also(unit: Unit) -> list[TtlStatus]:
+        async def step(unit: UnitOfWork) -> list[TtlStatus]:
             answers, kept = changes.set_result_ttl(unit, items)
             if kept:
                 await unit.session.rows("save_expiry", *(list(column) for column in zip(*kept, strict=True)))
             return answers
 
-        return await self._each(items, also, repeat=True, one_life=True)
+        return await self._transactions.change_jobs(items, step, repeat=True, same_jobs=True)
 
     # Reading ----------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
-        return await again(lambda: reads.get(self._opened, self._memory, keys))
+        return await retry_stale(lambda: reads.get(self._opened, self._cache, keys))
 
     async def key_holders(self, items: Sequence[NewJob]) -> list[str | None]:
-        return await again(lambda: reads.key_holders(self._opened, self._memory, items))
+        return await retry_stale(lambda: reads.key_holders(self._opened, self._cache, items))
 
     async def list(self, query: ListQuery) -> Page:
-        return await again(lambda: reads.list_jobs(self._opened, self._memory, query))
+        return await retry_stale(lambda: reads.list_jobs(self._opened, self._cache, query))
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
         if queues is None:
             return [stats async for page in pages(partial(self.queue_page, tenant)) for stats in page.queues]
         firsts = range(0, len(queues), PAGE_LIMIT)
-        parts = [await reads.stats(self._opened, tenant, queues[first : first + PAGE_LIMIT]) for first in firsts]
+        parts = [await self._stats(tenant, queues[first : first + PAGE_LIMIT]) for first in firsts]
         return [stats for part in parts for stats in part]
 
+    async def _stats(self, tenant: str, queues: Sequence[str]) -> list[QueueStats]:
+        return await retry_stale(lambda: reads.stats(self._opened, self._cache, tenant, queues))
+
     async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage:
-        return await reads.queue_page(self._opened, tenant, cursor, limit)
+        return await retry_stale(lambda: reads.queue_page(self._opened, self._cache, tenant, cursor, limit))
 
     async def tenants(self) -> list[str]:
         return [name async for page in pages(self.tenant_page) for name in page.tenants]
@@ -513,71 +281,43 @@ class PostgresStore:
     # Events -----------------------------------------------------------------------------------------------
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
-        read = partial(reads.events, self._opened, self._memory, tenant, after, limit)
-        page, held = await again(read)
-        for pause_s in HELD_PAUSES_S:
-            if not held or page.more:
-                break
-            # Most transactions end soon: whoever has just changed something finds it in the log.
-            await asyncio.sleep(pause_s)
-            page, held = await again(read)
-        if held and not page.more and self._timer is None:
-            # What an open transaction holds up shows when it has ended, and nobody else will tell of that.
-            self._timer = asyncio.get_running_loop().call_later(HELD_S, self._look_at_log)
-        return page
-
-    def _look_at_log(self) -> None:
-        self._timer = None
-        if self._ears is not None:
-            self._ears.deliver(Signal(Hint.EVENTS))
+        return await self._log.events(tenant, after, limit)
 
     async def last_offset(self) -> str:
-        ends = await self._ends()
-        for pause_s in HELD_PAUSES_S:
-            if not ends.held:
-                break
-            await asyncio.sleep(pause_s)
-            ends = await self._ends()
-        return str(ends.end)
-
-    async def _ends(self) -> reads.Ends:
-        return await again(lambda: reads.ends(self._opened, self._memory))
+        return await self._log.last_offset()
 
     async def bounds(self, after: str | None, most: int | None = None, end: str | None = None) -> tuple[str, str]:
-        last = end or await self.last_offset()
-        return await again(lambda: reads.bounds(self._opened, self._memory, after, most, last))
+        return await self._log.bounds(after, most, end)
 
     async def written(self) -> str:
-        return str(await again(lambda: reads.written(self._opened, self._memory)))
+        return await self._log.written()
 
     async def split(self, after: str, end: str, size: int) -> Sequence[LogRange]:
-        return await again(lambda: reads.split(self._opened, self._memory, after, end, size))
+        return await self._log.split(after, end, size)
 
-    async def read(self, stretch: LogRange, limit: int) -> LogPage:
-        return await again(lambda: reads.read(self._opened, self._memory, stretch, limit))
+    async def read(self, log_range: LogRange, limit: int) -> LogPage:
+        return await self._log.read(log_range, limit)
 
     async def set_reader(self, reader: Reader) -> None:
-        place = await again(lambda: reads.readable(self._opened, self._memory, reader.offset))
-        await self._opened.rows("set_reader", reader.tenant or "", reader.name, *place, repeat=True)
+        await self._log.set_reader(reader)
 
     async def drop_reader(self, tenant: str | None, name: str) -> bool:
-        return bool(await self._opened.rows("drop_reader", tenant or "", name))
+        return await self._log.drop_reader(tenant, name)
 
     async def readers(self, tenant: str | None) -> list[Reader]:
-        found = await self._opened.rows("readers", tenant or "", repeat=True)
-        return [Reader(tenant, row["name"], str(log.Place(*list(row.values())[1:]))) for row in found]
+        return await self._log.readers(tenant)
 
     # Settings, workers, upkeep ------------------------------------------------------------------------------
 
     async def pause(self, tenant: str, queue: str, *, paused: bool) -> None:
-        await again(lambda: self._pause(tenant, queue, paused=paused))
+        await retry_stale(lambda: self._pause(tenant, queue, paused=paused))
         if not paused:
-            self._tell([(Hint.READY, tenant, queue, "")])
+            self._transactions.notify([(Hint.READY, tenant, queue, "")])
 
     async def _pause(self, tenant: str, queue: str, *, paused: bool) -> None:
-        lane = await enqueue.add_lane(self._opened, self._memory, tenant, queue)
-        await self._opened.rows("pause", lane.number, paused, self._memory.known([lane]), repeat=True)
-        with self._memory.lock:
+        lane = await enqueue.add_lane(self._opened, self._cache, tenant, queue)
+        await self._opened.rows("pause", lane.number, paused, self._cache.fingerprint([lane]), repeat=True)
+        with self._cache.lock:
             lane.pause(paused=paused)
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
@@ -616,46 +356,48 @@ class PostgresStore:
         return await reads.worker_page(self._opened, tenant, cursor, limit)
 
     async def reap(self, limit: int, random: float) -> Reaped:
-        return await again(lambda: self._reap(limit, random))
+        return await retry_stale(lambda: self._reap(limit, random))
 
     async def _reap(self, limit: int, random: float) -> Reaped:
-        link, memory = self._opened, self._memory
+        client, cache = self._opened, self._cache
         keep = self.options.retention
         while True:
-            reaped, news, unknown = await link.change(lambda session: upkeep.reap(session, memory, limit, random, keep))
+            reaped, effects, unknown = await client.change(
+                lambda session: upkeep.reap(session, cache, limit, random, keep)
+            )
             if not unknown:
                 break
-            known = memory.known()
-            for row in await link.rows("lanes_by_number", unknown, known, repeat=True):
-                memory.learn(known, *row.values())
-        await self._publish(news, None)
+            fingerprint = cache.fingerprint()
+            for row in await client.rows("lanes_by_number", unknown, fingerprint, repeat=True):
+                cache.learn(fingerprint, *row.values())
+        await self._transactions.publish(effects, None)
         return reaped
 
     async def prune(self, limit: int, *, blobs: bool = True) -> Pruned:
         keep = self.options.keep_events
-        return await again(lambda: upkeep.prune(self._opened, self._memory, limit, keep, blobs=blobs))
+        return await retry_stale(lambda: upkeep.prune(self._opened, self._cache, limit, keep, blobs=blobs))
 
     async def doctor(self) -> Sequence[Finding]:
-        return await doctor.findings(self._link)
+        return await doctor.findings(self._client)
 
     async def migrate(self, on_step: Callable[[str], None] | None = None) -> int:
-        """Bring the schema up to date, for a store that is not open; how many steps that took, by name to `on_step`."""
-        connection = await self._link.dial()
+        """Bring the schema up to date. The store need not be open. Answers the number of steps, named to `on_step`."""
+        connection = await self._client.connect()
         try:
             names = await schema.migrate(connection, self.address)
             if on_step is not None:
                 for name in names:
                     on_step(name)
             return len(names)
-        except TROUBLES as error:
+        except DRIVER_ERRORS as error:
             raise translate(error, self.address.shown, self.address.timeout_s) from error
         finally:
             await connection.close(timeout=2)
 
     @asynccontextmanager
     async def own_transaction(self) -> AsyncGenerator[Any]:
-        """A transaction on a connection of its own, as a caller has one. For tests of what joins it. [ENQ-7]"""
-        connection = await self._link.dial()
+        """A transaction on a connection of its own, like a caller's. For tests of joining. [ENQ-7]"""
+        connection = await self._client.connect()
         try:
             async with connection.transaction():
                 yield connection
@@ -663,229 +405,8 @@ class PostgresStore:
             await connection.close(timeout=2)
 
     async def erase(self) -> None:
-        """Remove the whole schema. Only for places of tests: raises Unsupported without `test_clock`."""
+        """Remove the whole schema. For tests: raises Unsupported without `test_clock`."""
         if self.options.test_clock == "0":
             raise Unsupported("erasing everything (open it with test_clock=1)", "postgres")
         await schema.erase(self._opened)
-        lanes.forget(self.address.place)
-
-    # The small steps ----------------------------------------------------------------------------------------
-
-    @property
-    def _opened(self) -> Link:
-        if self._ears is None:
-            raise StoreUnavailable(_CLOSED)
-        return self._link
-
-    @asynccontextmanager
-    async def _joined(
-        self, connection: Any, items: Sequence[NewJob] | Sequence[Finish]
-    ) -> AsyncGenerator[Joined | None]:
-        """The caller's transaction, if there is one, for what is to be done with these items."""
-        if connection is None:
-            yield None
-            return
-        joined = await join(connection, self._opened)
-        try:
-            async with joined.step():
-                yield joined
-        except StaleCache as stale:
-            if not is_stale_lane(stale.__cause__):
-                raise
-            # A lane that is new, or has a new priority, is not in the snapshot of a transaction that began before.
-            found = [lane for lane in await self._lanes(item.key for item in items) if lane is not None]
-            known = self._memory.known(found, {lane: lane.ranks for lane in found})
-            try:
-                await self._opened.value("known", known, repeat=True)
-            except StaleCache:  # It is another in truth, and forgotten by now.
-                raise stale from stale.__cause__
-            reason = "your transaction began before the first job of this queue or priority, and cannot see it"
-            cure = "roll it back and begin it again, or use READ COMMITTED"
-            raise StoreBusy(f"{self.address.shown}: {reason}; {cure}") from stale
-
-    async def _lanes(self, keys: Iterable[JobKey]) -> Sequence[lanes.Lane | None]:
-        return await reads.lanes_of(self._opened, self._memory, [key[:2] for key in keys])
-
-    async def _each(
-        self,
-        items: Sequence[Any],
-        step: Callable[[Unit], list[A] | Awaitable[list[A]]],
-        *,
-        joined: Joined | None = None,
-        repeat: bool = False,
-        one_life: bool = False,
-        urgent: bool = False,
-        lock_ms: int = PATIENT_LOCK_MS,
-    ) -> list[A]:
-        """Lock the jobs of these items, take a step with them, and write what came of it.
-
-        `one_life`: what is sent again after a lost reply reaches the same lives of the ids, and no later ones.
-        """
-        if not items:
-            return []
-        lives: dict[JobKey, int] = {}
-
-        async def change() -> list[A]:
-            found = await self._lanes(item.key for item in items)
-            pairs = [(lane, item.key.id) for item, lane in zip(items, found, strict=True) if lane is not None]
-
-            async def work(session: Session) -> tuple[list[A], News]:
-                unit = await Unit.begin(session, self._memory, pairs)
-                if lives:
-                    unit.keep_to(lives)
-                stepped = step(unit)
-                answers = stepped if isinstance(stepped, list) else await stepped
-                news = await unit.save()
-                if one_life:  # From here on it may be committed.
-                    lives.update(unit.lives)
-                return answers, news
-
-            return await self._change(work, joined, repeat=repeat, urgent=urgent, lock_ms=lock_ms)
-
-        return await again(change) if joined is None else await change()
-
-    async def _change(
-        self,
-        work: Callable[[Session], Awaitable[tuple[A, News]]],
-        joined: Joined | None = None,
-        *,
-        repeat: bool = False,
-        urgent: bool = False,
-        lock_ms: int = PATIENT_LOCK_MS,
-    ) -> A:
-        if joined is not None:
-            answers, news = await work(joined)
-        else:
-            answers, news = await self._opened.change(work, repeat=repeat, urgent=urgent, lock_ms=lock_ms)
-        await self._publish(news, joined)
-        return answers
-
-    async def _call(
-        self,
-        request: requests.Request,
-        hints: list[Told],
-        joined: Joined | None,
-        *,
-        repeat: bool,
-        done: Told | None = None,
-    ) -> tuple[int | None, bool]:
-        """Call one of the hot functions: what it answers, and whether others are told by now.
-
-        `done` is told with the record of the one job that completes, where it is sent along with the change.
-        """
-        name, args = request
-        if joined is not None:
-            return await joined.value(name, *args), False
-        link, ears = self._opened, self._ears
-        sent = ears.to_send(hints) if hints and ears is not None else None
-        if sent is None or ears is None:
-            return await link.value(name, *args, repeat=repeat), False
-        told = False
-        try:
-            noted = () if done is None else (ears.note(done),)
-            answer = await link.value(f"{name}_and_tell", *sent, *noted, *args, repeat=repeat)
-            told = answer is not None
-        except StoreUnavailable as error:
-            if not is_unsent(error.__cause__):
-                raise
-            ears.is_full()
-            return await link.value("now", repeat=True), False
-        finally:
-            if not told:
-                ears.unsent()
-        return answer, True
-
-    async def _enqueue_one(
-        self, request: requests.Request, key: JobKey, *, repeat: bool
-    ) -> tuple[int | None, bool, bool]:
-        """The clock, whether others are told by now, and whether a worker that waited for it has it."""
-        ears = self._ears
-        name, args = request
-        sent = ears.to_send([_LOGGED]) if ears is not None else None
-        ready = None if sent is None or ears is None else ears.note((Hint.READY, key.tenant, key.queue, ""))
-        if ears is not None and ears.full:
-            return await self._opened.value(name, *args, repeat=repeat), False, False
-        now = None
-        try:
-            (found,) = await self._opened.rows(f"{name}_and_tell", *(sent or (None, None)), ready, *args, repeat=repeat)
-            now, handed = found.values()
-        except StoreUnavailable as error:
-            if ears is None or not is_unsent(error.__cause__):
-                raise
-            ears.is_full()
-            await self._take_hand_off_back(key)
-            return await self._opened.value("now", repeat=True), False, False
-        finally:
-            if now is None and sent is not None and ears is not None:
-                ears.unsent()
-        return now, sent is not None, handed
-
-    async def _take_hand_off_back(self, key: JobKey) -> None:
-        """The job is in, but a worker that it was leased to cannot be told: release it, with no attempt lost."""
-        (job,) = await self.get([key])
-        (lane,) = await self._lanes([key])
-        if job is None or lane is None or job.state is not JobState.LEASED:
-            return
-        sent, release = f"{job.seq}:{job.token}", Finish(key, job.token, "release")
-
-        async def work(session: Session) -> tuple[None, News]:
-            unit = await Unit.begin(session, self._memory, [(lane, key.id)])
-            # In one transaction: if this process dies, its worker finds it in the offer, and releases it. Not there: it
-            # was not handed over, or the worker has done that.
-            if await session.rows("unsend", sent):
-                changes.finish(unit, [release], self.options.retention)
-            return None, await unit.save()
-
-        await self._change(work, repeat=True)
-
-    async def _publish(self, news: News, joined: Joined | None, *, told: bool = False) -> None:
-        """Tell of a change: now that it is committed, or with the caller's own commit."""
-        hints = news.hints(self._memory)
-        if joined is not None:
-            if hints and self.address.notify:
-                await joined.rows("hint_joined", *notes(self._memory.secret, payloads("", hints)))
-            return
-        with self._memory.lock:
-            for number, visible_at in news.ready.items():
-                lane = self._memory.by_number.get(number)
-                if lane is not None:
-                    lane.arrive(visible_at)
-            for number in news.withdrawn & self._memory.by_number.keys():
-                self._memory.by_number[number].withdraw()
-        if told and self._ears is not None:
-            self._ears.tell_own(hints)
-        else:
-            self._tell(hints)
-
-    def _tell(self, hints: list[Told]) -> None:
-        if hints and self._ears is not None:
-            self._ears.tell(hints)
-
-    def _noted(self, hint: Told) -> None:
-        """Another process told of something: what we know of lanes is no longer all there is."""
-        kind, tenant, queue, _ = hint
-        if kind is not Hint.READY:
-            return
-        lane = self._memory.find(tenant, queue) if tenant and queue else None
-        with self._memory.lock:
-            if lane is not None:
-                lane.told()
-            elif queue:
-                self._memory.line(queue).told()
-            else:
-                for line in self._memory.lines.values():
-                    line.told()
-
-
-async def again(act: Callable[[], Awaitable[A]]) -> A:
-    """Do it, and once more where it was made of what is remembered of other data: then it has not been done."""
-    for _ in range(STALE_TRIES - 1):
-        try:
-            return await act()
-        except StaleCache:
-            pass  # The link has seen which data there is, and what was remembered is forgotten.
-    return await act()
-
-
-def _pieces(items: Sequence[A]) -> Iterable[Sequence[A]]:
-    return (items[at : at + BATCH] for at in range(0, len(items), BATCH))
+        lanes.forget(self.address.identity)

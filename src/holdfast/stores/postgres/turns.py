@@ -1,8 +1,8 @@
-"""Whose turn it is: which lanes a claim names, and what it learns from the answer. [TENANT-4]
+"""Turns between tenants: which lanes a claim names, and what it learns from the answer. [TENANT-4]
 
-As memory does it: lanes with visible work that are not in the turns enter at the current minimum, then the lane with
-the least (virtual time, tenant) goes next. Here the database finds out who has visible work, so a round is planned as
-if all had that may have, and `claim` in migrations/ takes only as far as the plan is certain.
+The order is that of the memory store: lanes with visible work enter the turns at the current minimum, then the lane
+with the least (virtual time, tenant) is next. Here only the database knows which lanes have visible work. So a round
+is planned as if all lanes had work that may have, and claim() in migrations/ takes jobs only as far as that is certain.
 """
 
 from __future__ import annotations
@@ -15,86 +15,87 @@ from time import monotonic
 from msgspec import Struct, field
 
 from holdfast.core import fairness
-from holdfast.stores.postgres.lanes import LOOKS, Lane, Line
+from holdfast.stores.postgres.lanes import MAX_FULL_SCANS, Lane, QueueLanes
 
-ENTER_LIMIT = 200
-"""How many lanes a claim lets in that may have got visible work since the last one, or as many as it wants jobs."""
-FEW = 16
-"""So many of them are looked at in any case, and so many lanes in a further round, then twice as many: as some were
-empty, others may be."""
+MAX_NEWCOMERS = 200
+"""The most lanes that enter the turns in one claim, unless it wants more jobs than this."""
+MIN_LANES = 16
+"""The least number of newcomers that a claim reads. A further round reads that many lanes, then twice as many: some
+were empty, so others may be."""
 
 
 class Part(Struct):
-    """One queue's part in a claim: the lanes to look at, and what is known of them."""
+    """One queue's part in a claim: the lanes to read, and what is known about them."""
 
     queue: str
-    line: Line | None
-    """None: the claim names its tenant, and there are no turns."""
+    queue_lanes: QueueLanes | None
+    """None: the claim is for one tenant, and there are no turns."""
     lanes: list[Lane] = field(default_factory=list[Lane])
-    """Those of this round, and how many jobs to look for in each."""
+    """The lanes to read in this round."""
     wanted: list[int] = field(default_factory=list[int])
+    """How many jobs to look for in each of them."""
     share: int = 0
     got: int = 0
-    """Of this round."""
+    """Jobs that this round took."""
     bound: tuple[int, str] | None = None
-    """Where the first lane begins that is not looked at in this round: in the turns, or as a newcomer."""
+    """The turn of the first lane that is not read in this round."""
     unseen: list[Lane] = field(default_factory=list[Lane])
-    """Newcomers that are not looked at in this round: they have work, as far as we know, and enter all the same."""
+    """Newcomers that enter without being read: they have work, as far as is known."""
     all_inside: bool = True
-    """All lanes in the turns are looked at: if none of them has work, newcomers enter at the floor of the line now."""
+    """All lanes in the turns are read: if none of them has work, newcomers enter at the floor now."""
     rounds: int = 0
-    """How many there were."""
+    """Rounds so far."""
     exhausted: set[Lane] = field(default_factory=set[Lane])
-    """Lanes that have nothing visible left."""
+    """Lanes without visible jobs left."""
     empty: set[Lane] = field(default_factory=set[Lane])
-    """Lanes in the turns that had nothing visible to begin with."""
+    """Lanes in the turns that had no visible job to begin with."""
     began: bool = False
     """Newcomers have entered."""
     last: tuple[int, str] | None = None
-    """The last turn that was given."""
+    """The last turn that got a job."""
     short: bool = False
-    """It was asked for more than there was."""
+    """The claim wanted more jobs than there were."""
 
 
 def plan(part: Part, share: int, now: int | None, past: int) -> None:
-    """Say which lanes to look at for `share` more jobs. `now` is about the store's time; None: unknown.
+    """Choose the lanes to read for `share` more jobs. `now` is about the store's time; None: unknown.
 
-    Newcomers of which it is known that they had visible work at the moment `past` need not be looked at to enter.
+    Newcomers that are known to have had visible work at the time `past` enter without being read.
     """
     part.share = share
     part.bound = None
-    if part.line is None:
+    if part.queue_lanes is None:
         part.lanes = [lane for lane in part.lanes if lane not in part.exhausted]
         part.wanted = [share] * len(part.lanes)
         return
-    lanes = part.line.lanes
-    wide = max(share, min(FEW << part.rounds, ENTER_LIMIT))
-    waiting = (turn for turn in part.line.turns if lanes[turn[1]] not in part.exhausted)
+    lanes = part.queue_lanes.lanes
+    wide = max(share, min(MIN_LANES << part.rounds, MAX_NEWCOMERS))
+    waiting = (turn for turn in part.queue_lanes.turns if lanes[turn[1]] not in part.exhausted)
     inside = list(islice(waiting, (wide if part.rounds else share) + 1))
     entering: list[Lane] = []
-    if not part.began:  # Until then it is not certain where newcomers enter.
-        due = takewhile(lambda entry: now is None or entry[0] <= now, part.line.due)
-        entering = [lanes[tenant] for _, tenant in islice(due, max(ENTER_LIMIT, share))]
-    doubtful = [] if part.began else _doubtful(part.line, set(entering))
-    floor = inside[0][0] if inside else part.line.floor
-    newcomers = sorted((fairness.entry(lane.time, floor), lane.tenant) for lane in entering + doubtful)
+    if not part.began:  # After the first round it is known where newcomers enter.
+        due = takewhile(lambda entry: now is None or entry[0] <= now, part.queue_lanes.due)
+        entering = [lanes[tenant] for _, tenant in islice(due, max(MAX_NEWCOMERS, share))]
+    needs_rescan = [] if part.began else _rescans(part.queue_lanes, set(entering))
+    floor = inside[0][0] if inside else part.queue_lanes.floor
+    newcomers = sorted((fairness.entry(lane.time, floor), lane.tenant) for lane in entering + needs_rescan)
     turns = inside + newcomers
     dealt = _deal(turns, share, lanes)
     named = set(dealt)
     named.update(tenant for _, tenant in inside[: wide if part.rounds else min(1, len(newcomers))])
-    named.update(tenant for _, tenant in newcomers[:FEW])
+    named.update(tenant for _, tenant in newcomers[:MIN_LANES])
     named.update(lane.tenant for lane in entering if not lane.had_work_at(past))
-    named.update(lane.tenant for lane in doubtful)
+    named.update(lane.tenant for lane in needs_rescan)
     part.lanes = [lanes[tenant] for _, tenant in turns if tenant in named]
     part.wanted = [max(1, dealt.get(lane.tenant, 0)) for lane in part.lanes]
     part.bound = min((turn for turn in turns if turn[1] not in named), default=None)
     part.unseen = [lanes[tenant] for _, tenant in newcomers if tenant not in named]
-    # With unseen newcomers the bound holds only if a lane inside has work: else all newcomers wait for the next round.
+    # With unseen newcomers the bound holds only if a lane in the turns has work. Otherwise newcomers wait a round.
     part.all_inside = all(tenant in named for _, tenant in inside) and not (inside and part.unseen)
 
 
 def _deal(turns: list[tuple[int, str]], share: int, lanes: dict[str, Lane]) -> dict[str, int]:
-    """How many of `share` turns each tenant gets, if all have enough for theirs."""
+    """How many of `share` turns each tenant gets, if all have enough jobs."""
     heap = turns.copy()
     heapify(heap)
     dealt: dict[str, int] = {}
@@ -105,35 +106,35 @@ def _deal(turns: list[tuple[int, str]], share: int, lanes: dict[str, Lane]) -> d
     return dealt
 
 
-def _doubtful(line: Line, entering: set[Lane]) -> list[Lane]:
-    """A few lanes that are to be looked at without marks."""
+def _rescans(queue_lanes: QueueLanes, entering: set[Lane]) -> list[Lane]:
+    """A few lanes that are due to be read in full."""
     found: list[Lane] = []
     now = monotonic()
-    while len(found) < LOOKS and (first := line.first_doubt()) and first[0] <= now:
-        line.doubts.popleft()
+    while len(found) < MAX_FULL_SCANS and (first := queue_lanes.first_rescan()) and first[0] <= now:
+        queue_lanes.rescans.popleft()
         lane = first[1]
-        lane.doubt_at = None  # If this look is not without marks, there is another.
+        lane.rescan_at = None  # If it is not read in full this time, another rescan follows.
         if not lane.in_turns and lane not in entering:
             found.append(lane)
     return found
 
 
-def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken: dict[int, int]) -> None:
-    """Note what a round found and took: times, who entered, who has nothing left."""
-    line = part.line
+def record_round(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken: dict[int, int]) -> None:
+    """Note what a round found and took: virtual times, lanes that entered, lanes without jobs."""
+    queue_lanes = part.queue_lanes
     visible = [lane.time for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and found]
-    # Newcomers enter at the time of the first lane that has work. If that was not named, they wait for the next round.
+    # Newcomers enter at the time of the first lane that has work. If that was not read, they wait for the next round.
     part.empty |= {lane for lane, found in zip(part.lanes, founds, strict=True) if lane.in_turns and not found}
     part.rounds += 1
     if not part.began and (visible or part.all_inside):
         part.began = True
-        if line is not None:
-            _drop_heads(line, part.empty)
-    floor = min(visible, default=0 if line is None else line.floor)
+        if queue_lanes is not None:
+            _drop_heads(queue_lanes, part.empty)
+    floor = min(visible, default=0 if queue_lanes is None else queue_lanes.floor)
     for lane, found, wanted, cost in zip(part.lanes, founds, part.wanted, costs, strict=True):
         if found < wanted:
             part.exhausted.add(lane)
-        if line is None:
+        if queue_lanes is None:
             continue
         lane.cost = cost or lane.cost
         if found and not lane.in_turns and part.began:
@@ -143,7 +144,7 @@ def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken
             part.exhausted.discard(lane)
         if got:
             last = lane.time + (got - 1) * lane.cost
-            line.floor = max(line.floor, last)
+            queue_lanes.floor = max(queue_lanes.floor, last)
             lane.move(last + lane.cost)
             part.last = max(part.last or (0, ""), (last, lane.tenant))
     if part.began:
@@ -152,18 +153,18 @@ def settle(part: Part, founds: Sequence[int], costs: Sequence[int | None], taken
 
 def _enter_unseen(part: Part, floor: int) -> None:
     for lane in part.unseen:
-        if not lane.in_turns and lane.next_at is not None:  # Nobody has found out more about it meanwhile.
+        if not lane.in_turns and lane.next_at is not None:  # Another claim may have read it meanwhile.
             lane.enter(fairness.entry(lane.time, floor))
 
 
-def _drop_heads(line: Line, empty: set[Lane]) -> None:
-    """Lanes without work at the head of the turns leave before newcomers enter."""
-    for lane in list(takewhile(empty.__contains__, (line.lanes[tenant] for _, tenant in line.turns))):
+def _drop_heads(queue_lanes: QueueLanes, empty: set[Lane]) -> None:
+    """Remove lanes without work from the head of the turns, before newcomers enter."""
+    for lane in list(takewhile(empty.__contains__, (queue_lanes.lanes[tenant] for _, tenant in queue_lanes.turns))):
         lane.leave()
 
 
 def leave(part: Part) -> None:
-    """Let those out of the turns whose turn came up when they had nothing visible. They keep their time."""
-    for lane in part.exhausted if part.line is not None else ():
+    """Remove lanes from the turns whose turn came when they had no visible job. They keep their virtual time."""
+    for lane in part.exhausted if part.queue_lanes is not None else ():
         if part.short or part.last is None or (lane.time, lane.tenant) <= part.last:
             lane.leave()
