@@ -62,13 +62,10 @@ AREAS = {
 
 DIRTY = {
     "postgres": {"words", "classes"},
-    "filemem": {"words", "names", "classes"},
     "service": {"words", "classes"},
     "worker": {"words", "classes"},
     "pipe": {"classes"},
-    "queue": {"words", "names", "classes"},
     "general": {"words"},
-    "reference": {"words"},
 }
 """Areas that are still being cleaned: what passes must be taken out here."""
 
