@@ -81,7 +81,7 @@ class Child:
                 return outcome.unstorable(error)
         except BaseException as error:  # noqa: BLE001 - also SystemExit is just a failed attempt
             if context.canceled.is_set():
-                # Told to end, and now cleaned up. Without the clean-up of the interpreter: a thread that the
+                # Asked to end, and the handler has cleaned up. Without the clean-up of the interpreter: a thread that the
                 # handler has left behind must not hold it up.
                 _exit(_ENDED)
             self._running = None

@@ -16,7 +16,7 @@ from holdfast.opening import make_store, parse_url
 from holdfast.store import Reader
 from holdfast.stores.postgres import doctor, schema, upkeep
 from holdfast.stores.postgres.address import read
-from holdfast.stores.postgres.connection import Client
+from holdfast.stores.postgres.connection import PostgresClient
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.processes import rights_of
 from tests.eventually import eventually
@@ -27,7 +27,7 @@ LEVELS = ("ok", "warn", "bad")
 
 async def look(url, **options):
     """The findings by subject; of several the worst."""
-    client = Client(read(parse_url(url)))
+    client = PostgresClient(read(parse_url(url)))
     try:
         found = await doctor.findings(client, **options)
     finally:
