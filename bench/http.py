@@ -247,7 +247,8 @@ async def _polls(server: served.Served, count: int) -> dict[str, Any]:
     latencies = seen.shown("enqueue")
     return {
         "held": count - len(answered), "MiB before": before, "MiB with them": memory,
-        "KiB each": (memory - before) * 1024 / count, "enqueue p50 ms": latencies["p50"], "enqueue p99 ms": latencies["p99"],
+        "KiB each": (memory - before) * 1024 / count,
+        "enqueue p50 ms": latencies["p50"], "enqueue p99 ms": latencies["p99"],
         "woken ms": woken, "errors": seen.errors[:20], "error count": len(seen.errors),
     }  # fmt: skip
 

@@ -154,7 +154,7 @@ async def test_a_log_that_nobody_trims_is_noticed(postgres, database, monkeypatc
         await fill(store, 10)
         monkeypatch.setattr(doctor, "LARGE_PARTITION", 8192)
         found = (await look(postgres.url(database)))["partitions"]
-    assert (found.level, "7 are empty ahead: it has 0.0 MiB, and nobody trims" in found.text) == ("warn", True)
+    assert (found.level, "7 are empty ahead: it has 0.0 MiB, and no process trims" in found.text) == ("warn", True)
 
 
 async def test_a_log_that_has_no_partition_left_to_go_on_to_is_noticed(postgres, database, monkeypatch):
