@@ -13,7 +13,7 @@ from holdfast import store as contract
 from holdfast.core import dedup, fairness, lease, lifecycle, requests
 from holdfast.core import job as answers
 from holdfast.core.budgets import RECORD_BYTES, Usage, weight
-from holdfast.core.job import CLAIMABLE, TERMINAL, WAITING, JobKey, JobState, Report
+from holdfast.core.job import TERMINAL, WAITING, JobKey, JobState, Report
 from holdfast.core.retry import spread
 from holdfast.opening import Options
 from holdfast.paging import list_page, queue_stats, shown_job
@@ -195,7 +195,7 @@ class TinyStore(LocalStore):
             self._record(job, lifecycle.claim(job, self.side.last_token, deadline, request.worker_id, now))
             taken.append(job.snapshot())
             rotation.append((queue, ready))
-        due = [job.visible_at for job in self._jobs.values() if job.queue in request.queues and job.state in CLAIMABLE]
+        due = [job.visible_at for job in self._jobs.values() if job.queue in request.queues and job.state in WAITING]
         times = (at for at in (*due, self._next_deadline()) if at is not None and at > now)
         return answers.Claimed(taken, now, None if len(taken) == request.limit else min(times, default=None))
 
@@ -203,7 +203,7 @@ class TinyStore(LocalStore):
         """The visible jobs of a queue name by tenant; the next one to claim is the last of its list. [CLAIM-2]"""
         ready = defaultdict(list)
         for job in sorted(self._jobs.values(), key=lambda job: (job.envelope.priority, -job.visible_at, -job.seq)):
-            visible = job.queue == queue and job.state in CLAIMABLE and job.visible_at <= now
+            visible = job.queue == queue and job.state in WAITING and job.visible_at <= now
             if visible and tenant in (None, job.tenant) and (job.tenant, queue) not in self._paused:
                 ready[job.tenant].append(job)
         return ready

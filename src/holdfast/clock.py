@@ -9,14 +9,14 @@ from collections.abc import Callable
 from functools import partial
 
 LOOK_S = 1.0
-"""How long whoever holds a lease sleeps at most: timers stand still while the machine is suspended, leases do not."""
+"""The longest sleep of a process with a lease: timers stop while the machine is suspended, leases do not."""
 
 
 def _counting_suspend() -> Callable[[], float]:
-    """A clock that never goes back and goes on while the machine is suspended, where the platform has one."""
+    """A monotonic clock that counts time in suspend, if the platform has one."""
     clock: int | None = getattr(time, "CLOCK_BOOTTIME", None)
     if clock is None and sys.platform == "darwin":
-        # There CLOCK_MONOTONIC goes on in sleep; time.monotonic() is mach_absolute_time(), which does not.
+        # On macOS CLOCK_MONOTONIC counts sleep; time.monotonic() is mach_absolute_time(), which does not.
         clock = getattr(time, "CLOCK_MONOTONIC", None)
     if clock is not None:
         with contextlib.suppress(OSError):  # A kernel without it.

@@ -1,4 +1,4 @@
-"""What a store may offer beyond the contract. Callers look for each protocol with `isinstance`."""
+"""Protocols that a store may have beyond the contract. Callers check for each with `isinstance`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Store URLs: reading, checking, showing and opening them.
+"""Store URLs: parse, check, show and open them.
 
-A store is found by the entry-point group `holdfast.stores`, where ours are registered like anyone's.
+The entry-point group `holdfast.stores` has the stores, our own and those of other packages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from msgspec import Struct
 
-from holdfast.core.budgets import DEFAULTS, MOST, RESULT_TTL_CEILING, STORED, Budgets
+from holdfast.core.budgets import DEFAULTS, MAX_BUDGET, RESULT_TTL_CEILING, STORED, Budgets
 from holdfast.core.errors import (
     InvalidOption,
 )
@@ -27,7 +27,7 @@ from holdfast.store import EVENTS_BOUND, Store
 
 
 class StoreUrl(Struct, frozen=True):
-    """A store's address, taken apart: `scheme:rest?options`."""
+    """A parsed store URL: `scheme:rest?options`."""
 
     url: str
     scheme: str
@@ -39,26 +39,26 @@ Opener = Callable[[StoreUrl], Store]
 
 
 def parse_url(url: str) -> StoreUrl:
-    """Take a store's URL apart. Raises InvalidOption with what to write instead."""
+    """Parse a store URL. Raises InvalidOption, which says what to write instead."""
     head, _, query = url.partition("?")
     scheme, colon, rest = head.partition(":")
     if not colon or not scheme:
-        # Not the URL itself: it may have a password in it.
+        # The message leaves out the URL: it may contain a password.
         raise InvalidOption("store", "that is not a store URL; write for example 'file:./data' or 'redis://localhost'")
     if rest.startswith("//") and scheme not in _PLACES and "@" in query:
-        reason = "an '@' stands after the '?': in a password write '?' as %3F, in an option '@' as %40"
+        reason = "there is an '@' after the '?': in a password write '?' as %3F, in an option '@' as %40"
         raise InvalidOption("store", f"{scheme}: {reason}")
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
         pairs = [("", "")]
     if not all(_OPTION.fullmatch(name) for name, _ in pairs):
-        # Without what stands there: it may be a part of a password.
+        # The message leaves out the text: it may be part of a password.
         reason = "the options are not name=value&name=value; in a password write '?' as %3F"
         raise InvalidOption("store", f"{scheme}: {reason}")
     options = dict(pairs)
     if len(options) != len(pairs):
-        raise InvalidOption("store", f"an option stands twice in the URL of {scheme}:")
+        raise InvalidOption("store", f"the URL of {scheme}: has an option twice")
     return StoreUrl(url, scheme, unquote(rest), options)
 
 
@@ -76,17 +76,17 @@ def make_store(url: str) -> Store:
 
 
 _MAKES = {"file": "create", "postgresql": "migrate", "postgres": "migrate"}
-"""The option of a store that lets it be made where it is missing."""
+"""By scheme: the option that decides whether a missing store is created."""
 _OPTION = re.compile(r"[a-zA-Z0-9_]+")
 _PLACES = ("file", "memory")
 """Schemes whose URLs name no server: an `@` in them is a part of a name."""
 _LOGIN = re.compile(r"([^:/?#]+://)(.*)@", re.DOTALL)
-"""Up to the last `@`, wherever it stands: a password that should have been percent-encoded may have anything in it."""
+"""Up to the last `@`, wherever it is: a password that was not percent-encoded may contain anything."""
 _SECRETS = re.compile(r"([?&][a-z_]*password=)[^&]*", re.IGNORECASE)
 
 
 def existing(url: str) -> str:
-    """The same store, but not made where it is missing: a mistyped directory or database is no empty queue."""
+    """The same store, but never created: a mistyped directory or database must not become an empty queue."""
     option = _MAKES.get(url.partition(":")[0], "")
     if not option or f"{option}=" in url.partition("?")[2]:
         return url
@@ -94,7 +94,7 @@ def existing(url: str) -> str:
 
 
 def absolute(url: str) -> str:
-    """The same store for processes that run in other directories: a directory is named from the root."""
+    """The same store, for processes in other working directories: a relative path becomes absolute."""
     head, mark, query = url.partition("?")
     scheme, _, rest = head.partition(":")
     if scheme != "file" or not rest or rest.startswith("/"):
@@ -112,23 +112,23 @@ def shown_url(url: str) -> str:
 
 
 class CommonOptions(Struct, frozen=True):
-    """What can be set on every store, by query parameters of its URL."""
+    """Options that every store has, from the query parameters of its URL."""
 
     test_clock: str
-    """"0": the real clock; "1": it can be shifted; "frozen": it stands still but for shifts."""
+    """"0": the real clock; "1": it can be shifted; "frozen": it moves only by shifts."""
     all_events: bool
     """`events=all` also records `extended` and `progressed`."""
     keep_events: int
-    """How many events are kept although no registered reader waits for them."""
+    """How many events to keep when no registered reader waits for them."""
     retention: Retention
     budgets: Budgets
-    """What holds for a tenant that has no budgets of its own; 0: no limit. [TENANT-5]"""
+    """The budgets of a tenant that has none of its own. 0: no limit. [TENANT-5]"""
     max_result_ttl_ms: int
     """The longest `result_ttl` and the longest life of an idempotency key; 0: no ceiling."""
 
 
 class Options:
-    """The options of a store URL: each is taken once by name, and what is left over is refused."""
+    """The options of a store URL. Each is read once by name; `finish` refuses the rest."""
 
     def __init__(self, url: StoreUrl) -> None:
         self._scheme = url.scheme
@@ -158,12 +158,12 @@ class Options:
                 failed_ms=1000 * self.number("keep_failed_s", 7 * DAY // 1000, 0, 10 * 365 * DAY // 1000),
                 canceled_ms=1000 * self.number("keep_canceled_s", DAY // 1000, 0, 10 * 365 * DAY // 1000),
             ),
-            budgets=Budgets(**{name: self.number(name, getattr(DEFAULTS, name), 0, MOST) for name in STORED}),
+            budgets=Budgets(**{name: self.number(name, getattr(DEFAULTS, name), 0, MAX_BUDGET) for name in STORED}),
             max_result_ttl_ms=1000 * self.number("max_result_ttl_s", RESULT_TTL_CEILING // 1000, 0, LONGEST // 1000),
         )
 
     def finish(self) -> None:
-        """Raise InvalidOption for the first option that nobody asked for."""
+        """Raise InvalidOption for the first option that the store does not have."""
         for name in self._left:
             known = ", ".join(sorted(self._known)) or "none"
             raise InvalidOption(name, f"{self._scheme}: has no such option; it has: {known}")

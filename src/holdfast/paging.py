@@ -17,16 +17,16 @@ from holdfast.core.names import OPERATOR, check_queue, check_tenant, join_key
 from holdfast.store import ListQuery, Page, QueueStats, TenantPage
 
 
-class _Page(Protocol):
+class _HasCursor(Protocol):
     @property
     def cursor(self) -> str | None: ...
 
 
-P = TypeVar("P", bound=_Page)
+P = TypeVar("P", bound=_HasCursor)
 
 
 async def pages(read: Callable[[str | None], Awaitable[P]]) -> AsyncIterator[P]:
-    """One page after another, to the last."""
+    """All pages, one after another."""
     cursor: str | None = None
     while True:
         page = await read(cursor)
@@ -37,11 +37,11 @@ async def pages(read: Callable[[str | None], Awaitable[P]]) -> AsyncIterator[P]:
 
 
 QUEUES_LOOKED_AT = 1000
-"""How many queues a page of tenants looks at, for one that has jobs."""
+"""The most queues that one page of tenants reads to find those with jobs."""
 
 
 def name_cursor(cursor: str | None, check: Callable[[str], str] = check_queue) -> str:
-    """The name that a list goes on behind; "" from the beginning. Raises InvalidOption."""
+    """The name after which a list continues; "" from the beginning. Raises InvalidOption."""
     try:
         return "" if cursor is None else check(cursor)
     except InvalidName:
@@ -49,9 +49,9 @@ def name_cursor(cursor: str | None, check: Callable[[str], str] = check_queue) -
 
 
 def tenant_cursor(cursor: str | None) -> tuple[str, str]:
-    """Where a list of tenants goes on: behind a tenant, or in it and behind one of its queues. Raises InvalidOption.
+    """Where a list of tenants continues: after a tenant, or after one of its queues. Raises InvalidOption.
 
-    It is `join_key(tenant, queue)`, the queue "" once the tenant is done.
+    The cursor is `join_key(tenant, queue)`, with queue "" after the whole tenant.
     """
     if cursor is None:
         return "", ""

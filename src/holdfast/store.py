@@ -1,14 +1,16 @@
-"""The store contract: what every store does, atomically, for a batch at a time.
+"""The store contract: what every store does, atomically, a batch at a time.
 
-A store keeps jobs and decides by its own clock. Every operation names the tenant (inside each `JobKey`, or as
-an argument), takes a list and answers item by item in the same order: a bad item spoils nothing else. [ENQ-4]
-Refusals are values in the answer (instances of the errors in `core.errors`); exceptions are for the store
-itself: StoreUnavailable, StoreBusy, StoreMismatch, Unsupported. A call that raised has acknowledged nothing.
+A store keeps jobs, and its own clock decides. Every operation names the tenant, in each `JobKey` or as an argument. It
+takes a list and answers item by item, in the same order: one bad item affects no other. [ENQ-4] Refusals are values in
+the answer, instances of the errors in `core.errors`. Exceptions are about the store itself: StoreUnavailable,
+StoreBusy, StoreMismatch, Unsupported. A call that raised has acknowledged nothing.
 
-`holdfast.testing.conformance` proves a store; `open_store(url)` finds one by the entry-point group
-`holdfast.stores`, where ours are registered like anyone's.
+`core.lifecycle` has the transitions, `extensions` what a store may do beyond this, `opening` how URLs find a store.
+`holdfast.testing.conformance` proves one.
 """
 
+# A method of a protocol has no body but its docstring.
+# pyright: reportReturnType=false
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
@@ -18,12 +20,8 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from holdfast.core import lifecycle
-from holdfast.core.budgets import Budgets, Usage, merged
-from holdfast.core.errors import (
-    JobNotFound,
-    NotReplayable,
-    QuotaExceeded,
-)
+from holdfast.core.budgets import Budgets, Usage
+from holdfast.core.errors import JobNotFound, NotReplayable, QuotaExceeded
 from holdfast.core.events import Event, EventColumns, Gap, fingerprint
 from holdfast.core.job import (
     DAY,
@@ -51,7 +49,7 @@ from holdfast.core.job import (
     Reported,
     SetResultTtl,
     TtlStatus,
-)
+)  # fmt: skip
 from holdfast.core.lease import Refusal
 from holdfast.core.policy import TypeInfo
 
@@ -62,25 +60,27 @@ ReportAnswer = Reported | Refusal
 ReplayAnswer = Replayed | JobNotFound | NotReplayable | QuotaExceeded
 
 EVENTS_BOUND = 1_000_000
-"""Trimming waits for registered readers until the log is this long ... [EVENT-2]"""
 EVENTS_BOUND_MS = 7 * DAY
-"""... or this old, and then goes on."""
+"""Trimming waits for registered readers until the log has this many events, or one this old. [EVENT-2]"""
 
 JOINING = "joining your transaction: postgresql:// does, elsewhere commit first and use an id or key of your own"
-"""What a store without it says when it is asked to. [ENQ-7]"""
+"""The refusal of a store that cannot join a transaction. [ENQ-7]"""
 
 REPAIR_LIMIT = 100
-"""How many expired leases a claim ends on its way. [LEASE-3]"""
+"""The most expired leases that one claim ends before it looks for jobs. [LEASE-3]"""
+
+PAGE_LIMIT = 100
+"""The most queues, tenants or workers that one page looks at."""
 
 
 class Capabilities(Struct, frozen=True):
-    """Where stores may differ, each with what holds here. `notes` says in a sentence what a flag cannot."""
+    """Where stores may differ, and what holds for this one. `notes` adds sentences where a flag says too little."""
 
     name: str
     durable: bool
     """An acknowledged change survives the end of the process. [ENQ-1]"""
     survives_power_loss: bool
-    """It survives a power cut too, as far as the disk keeps its word on fsync."""
+    """It survives a power cut too, if the disk honours fsync."""
     many_processes: bool
     """Several processes can share the store."""
     many_hosts: bool
@@ -94,14 +94,14 @@ class Capabilities(Struct, frozen=True):
 
 
 class Hint(StrEnum):
-    """What may have changed. Whoever gets one looks for himself."""
+    """What may have changed. A hint carries no data: its receiver looks for itself."""
 
     READY = "ready"
     """A job may have become claimable."""
     DONE = "done"
     """A job reached a terminal state."""
     CANCELED = "canceled"
-    """A job that was running was canceled."""
+    """A running job was canceled."""
     EVENTS = "events"
     """The log grew."""
 
@@ -109,14 +109,14 @@ class Hint(StrEnum):
 
 
 class Signal(Struct, frozen=True):
-    """A hint with as much of the address as the store knows; "" stands for any."""
+    """A hint, and where it applies. An empty field means: any."""
 
     hint: Hint
     tenant: str = ""
     queue: str = ""
     id: str = ""
     job: Job | None = None
-    """With DONE, from a store that has it at hand: the job as it ended, which saves whoever waits for it the look."""
+    """With DONE: the finished job, if the store has it at hand. Waiters then skip a read."""
 
 
 Listener = Callable[[Signal], None]
@@ -124,7 +124,7 @@ ALL_HINTS = frozenset(Hint)
 
 
 class ListQuery(Struct, frozen=True):
-    """Which jobs to list. Waiting ones come in claim order, leased by deadline, finished by time of ending.
+    """Which jobs to list: waiting ones in claim order, leased ones by deadline, finished ones by time of ending.
 
     `type` and `error` filter while paging: a page may be empty and still have a cursor.
     """
@@ -134,12 +134,12 @@ class ListQuery(Struct, frozen=True):
     states: frozenset[JobState] = frozenset(JobState)
     type: str | None = None
     error: str | None = None
-    """An error's type or fingerprint, exactly, or a part of its message; the last error counts."""
+    """The last error's exact type or fingerprint, or a part of its message."""
     cursor: str | None = None
     limit: int = 100
 
     def matches(self, job: Job, now: int) -> bool:
-        """Whether a job of this lane belongs in the list at `now`."""
+        """Whether a job of this tenant and queue belongs in the list at `now`."""
         if lifecycle.forgotten(job, now) or lifecycle.shown(job, now) not in self.states:
             return False
         if self.type is not None and job.envelope.type != self.type:
@@ -151,7 +151,7 @@ class ListQuery(Struct, frozen=True):
 
 
 class Page(Struct, frozen=True):
-    """A page of jobs; `cursor` is None after the last."""
+    """A page of jobs. `cursor` is None after the last page."""
 
     jobs: list[Job]
     cursor: str | None
@@ -159,7 +159,7 @@ class Page(Struct, frozen=True):
 
 
 class QueueStats(Struct, frozen=True):
-    """Counts per state as shown at `now`, and since when the oldest visible job has been waiting."""
+    """Counts per state as shown at `now`, and since when the oldest claimable job has waited."""
 
     queue: str
     counts: dict[JobState, int]
@@ -168,50 +168,46 @@ class QueueStats(Struct, frozen=True):
     now: int
 
 
-PAGE_LIMIT = 100
-"""How many queues, tenants or workers are looked at for one page."""
-
-
 class QueuePage(Struct, frozen=True):
-    """Some of a tenant's queues, by name. One that is empty and has a cursor is not the last."""
+    """Queues of a tenant, by name. A page may be empty and still have a cursor."""
 
     queues: list[QueueStats]
     cursor: str | None
 
 
 class TenantPage(Struct, frozen=True):
-    """Some of the tenants, by name. One that is empty and has a cursor is not the last."""
+    """Tenants, by name. A page may be empty and still have a cursor."""
 
     tenants: list[str]
     cursor: str | None
 
 
 class WorkerPage(Struct, frozen=True):
-    """Some of the living workers, by id. One that is empty and has a cursor is not the last."""
+    """Living workers, by id. A page may be empty and still have a cursor."""
 
     workers: list[WorkerInfo]
     cursor: str | None
 
 
 class PurgePage(Struct, frozen=True):
-    """Counts of purges of some tenants. One may come twice, then with the later count last."""
+    """Counts of purges, by tenant. A tenant may come twice; its later count is then the last."""
 
     counts: list[PurgeCount]
     cursor: str | None
 
 
 class EventPage(Struct, frozen=True):
-    """Events in order; resume with `after=next`, also when there were none."""
+    """Events in order. Resume with `after=next`, also after an empty page."""
 
     events: list[Event]
     next: str
     more: bool
     gaps: list[Gap] = []
-    """On a read of all tenants: what of single tenants is no longer kept between `after` and `next`."""
+    """On a read of all tenants: the events of single tenants between `after` and `next` that are no longer kept."""
 
 
 class LogPage(Struct, frozen=True):
-    """The same of a piece of the log, column by column."""
+    """Events of one part of the log, column by column."""
 
     parts: list[EventColumns]
     next: str
@@ -220,12 +216,12 @@ class LogPage(Struct, frozen=True):
 
     @property
     def events(self) -> list[Event]:
-        """One by one."""
+        """The events one by one."""
         return [event for part in self.parts for event in part.events()]
 
 
 class Reader(Struct, frozen=True):
-    """A registered reader: trimming waits for it, up to the stated bound. [EVENT-2]"""
+    """A registered reader. Trimming waits for it, up to EVENTS_BOUND. [EVENT-2]"""
 
     tenant: str | None
     name: str
@@ -233,26 +229,17 @@ class Reader(Struct, frozen=True):
 
 
 class TenantSettings(Struct, frozen=True):
-    """Settings of a tenant (`queue` None) or of one of its queues; None means: not set there."""
+    """Settings of a tenant (`queue` is None) or of one of its queues. None: not set there."""
 
     queue: str | None = None
     weight: float | None = None
     max_waiting: int | None = None
     budgets: Budgets | None = None
-    """Of a tenant alone, not of a queue. Setting some leaves the others as they are."""
-
-    def updated(self, new: TenantSettings) -> TenantSettings:
-        """These settings with what `new` sets."""
-        return TenantSettings(
-            self.queue,
-            self.weight if new.weight is None else new.weight,
-            self.max_waiting if new.max_waiting is None else new.max_waiting,
-            merged(self.budgets, new.budgets),
-        )
+    """Only for a tenant, not for a queue. Setting some leaves the others as they are."""
 
 
 class WorkerInfo(Struct, frozen=True):
-    """A worker as it last said it was. `tenant` None serves all."""
+    """A worker, as in its last heartbeat. A worker with `tenant` None serves all tenants."""
 
     worker_id: str
     tenant: str | None
@@ -264,7 +251,7 @@ class WorkerInfo(Struct, frozen=True):
     started_at: int = 0
     seen_at: int = 0
     types: tuple[TypeInfo, ...] = ()
-    """What it runs; none: it does not say."""
+    """The job types it runs. Empty if it does not report them."""
 
 
 class Reaped(Struct, frozen=True):
@@ -276,7 +263,7 @@ class Reaped(Struct, frozen=True):
 
 
 class Pruned(Struct, frozen=True):
-    """What was forgotten: jobs, and the blobs that held their results; `more` says that some are left."""
+    """How many jobs and events were forgotten, and the blobs that held results. `more`: call again."""
 
     jobs: int
     events: int
@@ -296,209 +283,167 @@ class Finding(Struct, frozen=True):
 
 @runtime_checkable
 class Store(Protocol):
-    """What a store is. All methods are atomic, safe to call concurrently, and callable from one event loop.
+    """What a store does. Every method is atomic and safe to call concurrently, from one event loop.
 
-    For use from a second event loop (a heartbeat thread, say) ask for a `sibling`.
+    A second event loop, such as a heartbeat thread's, needs a `sibling`.
     """
 
     @property
     def capabilities(self) -> Capabilities: ...
 
     async def open(self) -> None:
-        """Connect, and create what is missing. Raises StoreMismatch on data that is not ours. Twice is harmless."""
-        ...
+        """Connect, and create what is missing. Raises StoreMismatch on foreign data. Twice is harmless."""
 
     async def close(self) -> None:
-        """Let go of everything held in this process. Twice is harmless."""
-        ...
+        """Release everything held in this process. Twice is harmless."""
 
     async def sibling(self) -> Store:
         """A second handle on the same data, open, for another event loop. Close it when done."""
-        ...
 
     async def now(self) -> int:
         """The store's clock in milliseconds. [TIME-1]"""
-        ...
 
     async def shift_clock(self, ms: int) -> None:
         """Move the store's clock forward, for tests. Raises Unsupported unless opened with `test_clock`."""
-        ...
 
     def listen(self, listener: Listener, hints: Collection[Hint] = ALL_HINTS) -> Callable[[], None]:
-        """Call `listener` in the current event loop when something of `hints` may have changed; the answer ends it.
+        """Call `listener` in the current event loop when something may have changed. Returns a function that stops it.
 
-        Hints may come late, twice or for nothing, but after a change that was made anywhere one always comes,
-        also after a lost connection (then one of each kind, with an empty address).
+        Hints may come late, twice or without a change. After every change, by any process, at least one comes. After a
+        lost connection one of each kind comes, with an empty address.
         """
-        ...
 
     # Jobs -------------------------------------------------------------------------------------------------
 
     async def enqueue(
         self, items: Sequence[NewJob], *, connection: Any = None, under: Lease | None = None
     ) -> list[EnqueueAnswer]:
-        """Take in new jobs. [ENQ-1 to ENQ-8, TENANT-5]
+        """New -> ready, or scheduled if it runs later. [ENQ-1 to ENQ-8, TENANT-5]
 
-        `connection` joins the caller's own transaction where the store can; else Unsupported. `under` names a lease of
-        the same tenant: once that is over, the call raises JobNotFound, LeaseLost, JobCanceled or LeaseExpired and
-        takes in nothing, however late it arrives. [LEASE-1]
+        An id or idempotency key that is known answers with its job. `connection`, also of `finish`, joins the caller's
+        own transaction; raises Unsupported if the store cannot. `under`, also of `replay`, names a lease of the same
+        tenant: if it is over, the call raises JobNotFound, LeaseLost, JobCanceled or LeaseExpired and changes nothing,
+        however late it arrives. [LEASE-1]
         """
-        ...
 
     async def claim(self, request: ClaimRequest) -> Claimed:
-        """Lease visible jobs, in order and in fair turns; first repair a bounded number of expired leases.
+        """Ready -> leased, in claim order and in fair turns. [CLAIM-1 to CLAIM-5, TENANT-4]
 
-        Never waits: an empty answer says when to look again. [CLAIM-1 to CLAIM-5, TENANT-4, LEASE-3]
+        First ends a bounded number of expired leases. [LEASE-3] Never waits: an empty answer says when to look again.
         """
-        ...
 
     async def finish(self, items: Sequence[Finish], *, connection: Any = None) -> list[FinishAnswer]:
-        """Complete, fail, retry or release leased jobs. [LEASE-1, RETRY-1 to RETRY-5, RESULT-1]"""
-        ...
+        """Leased -> completed, failed, retrying, or released to ready. [LEASE-1, RETRY-1 to RETRY-5, RESULT-1]"""
 
     async def extend(self, items: Sequence[Extend]) -> list[ExtendAnswer]:
-        """Renew leases. [LEASE-1, LEASE-2]"""
-        ...
+        """Leased -> leased, with a later deadline. The token stays the same. [LEASE-1, LEASE-2]"""
 
     async def report(self, items: Sequence[Report]) -> list[ReportAnswer]:
-        """Record progress of running jobs. [LEASE-1]"""
-        ...
+        """Record the progress of leased jobs. [LEASE-1]"""
 
     async def cancel(self, items: Sequence[Cancel]) -> list[CancelStatus]:
-        """Cancel jobs; cancel wins. [CANCEL-1 to CANCEL-3]"""
-        ...
+        """Any state that is not terminal -> canceled. Cancel wins over a running handler. [CANCEL-1 to CANCEL-3]"""
 
     async def replay(self, keys: Sequence[JobKey], *, under: Lease | None = None) -> list[ReplayAnswer]:
-        """Start dead letters again. Of concurrent replays one wins. [DEAD-1, STATE-3]
-
-        `under` as for an enqueue.
-        """
-        ...
+        """Failed -> ready, with attempts from 0. Of concurrent replays one wins. [DEAD-1, STATE-3, TENANT-5]"""
 
     async def purge(self, items: Sequence[Purge]) -> list[PurgeStatus]:
-        """Forget finished jobs now, with an event. [KEEP-1]"""
-        ...
+        """Terminal -> forgotten, now and with an event. [KEEP-1]"""
 
     async def set_result_ttl(self, items: Sequence[SetResultTtl]) -> list[TtlStatus]:
-        """Change how long finished jobs are kept, counted from now. [RESULT-1]"""
-        ...
+        """Change how long terminal jobs are kept, from now. [RESULT-1]"""
 
     # Reading ----------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[JobKey]) -> list[Job | None]:
-        """Jobs as they are, or None; the state is the one shown now. [TENANT-2]"""
-        ...
+        """Jobs as they are, or None. A job that has become due shows as ready. [TENANT-2]"""
 
     async def list(self, query: ListQuery) -> Page:
         """A page of one queue's jobs."""
-        ...
 
     async def stats(self, tenant: str, queues: Sequence[str] | None = None) -> list[QueueStats]:
-        """Counts of the named queues, or of those where the tenant has jobs or that are paused, by name.
+        """Counts of the named queues. Without names: of all queues that have jobs or are paused, by name.
 
-        Where there are many, they are read a page at a time: not all at the same instant.
+        Many queues are read a page at a time, so not all at the same instant.
         """
-        ...
 
     async def queue_page(self, tenant: str, cursor: str | None = None, limit: int = PAGE_LIMIT) -> QueuePage:
-        """Counts of up to `limit` queues where the tenant has jobs or that are paused, by name, behind a cursor.
+        """Counts of up to `limit` queues that have jobs or are paused, by name, after a cursor.
 
-        A bounded look: where queues without jobs are in the way, a page may be short or empty and have a cursor.
+        A bounded read: queues without jobs may make a page short or empty while it still has a cursor.
         """
-        ...
 
     async def tenants(self) -> list[str]:
-        """The tenants that have ever enqueued here and still have jobs or settings, by name. For operators.
-
-        Without `core.names.OPERATOR`: its jobs are records of Holdfast itself, keys among them.
-        """
-        ...
+        """The tenants that have jobs or settings, by name. Leaves out `core.names.OPERATOR`: Holdfast's own records."""
 
     async def tenant_page(self, cursor: str | None = None, limit: int = PAGE_LIMIT) -> TenantPage:
-        """Up to `limit` of them behind a cursor. A bounded look, as for queues."""
-        ...
+        """Up to `limit` tenants after a cursor. A bounded read, as for queues."""
 
     async def purge_counts(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> PurgePage:
-        """How many jobs of a tenant, or with None of each tenant, were purged: about `limit` of them. [EVENT-1]
+        """How many jobs of a tenant, or of each tenant, were purged: about `limit` counts. [EVENT-1]
 
-        A purge raises the count in the same atomic step, and its event has the number. A count is kept for
-        PURGE_COUNT_MS after the last purge; the next purge begins another one then.
+        A purge raises the count in the same atomic step, and its event carries the new count. A count is kept for
+        PURGE_COUNT_MS after the last purge; then the next purge starts a new one.
         """
-        ...
 
     # Events -----------------------------------------------------------------------------------------------
 
     async def events(self, tenant: str | None, after: str | None, limit: int) -> EventPage:
-        """Events after an offset (None: the oldest kept) of one tenant or, with None, of all. [EVENT-2, EVENT-3]
+        """Events after an offset (None: from the oldest kept), of one tenant or, with None, of all. [EVENT-2, EVENT-3]
 
-        Raises EventsTrimmed when some after `after` are gone: of the tenant, or, on a read of all, of every tenant.
-        What is gone of single tenants is then said in the `gaps` of a page. Raises InvalidOption for no offset of ours.
+        Raises EventsTrimmed if events after `after` are gone: of this tenant, or, on a read of all, of every tenant.
+        Events of single tenants that are gone are in the `gaps` of a page. Raises InvalidOption for a foreign offset.
         """
-        ...
 
     async def last_offset(self) -> str:
-        """The end of the log as it is now."""
-        ...
+        """The end of the log now."""
 
     async def set_reader(self, reader: Reader) -> None:
-        """Register a reader, or move it to an offset (never backwards)."""
-        ...
+        """Register a reader, or move it to an offset. It never moves back."""
 
     async def drop_reader(self, tenant: str | None, name: str) -> bool:
-        """Forget a reader; whether there was one."""
-        ...
+        """Forget a reader. Returns whether there was one."""
 
     async def readers(self, tenant: str | None) -> list[Reader]:
         """The registered readers of a tenant, or those of no tenant."""
-        ...
 
     # Settings, workers, upkeep ------------------------------------------------------------------------------
 
     async def pause(self, tenant: str, queue: str, *, paused: bool) -> None:
-        """Stop or go on handing out a queue's jobs. [CLAIM-5]"""
-        ...
+        """Stop handing out a queue's jobs, or start again. [CLAIM-5]"""
 
     async def set_tenant(self, tenant: str, settings: TenantSettings) -> None:
-        """Set what is not None. A quota on the tenant bounds all its queues together. [TENANT-4, TENANT-5]
+        """Set what is not None. A quota on the tenant limits all its queues together. [TENANT-4, TENANT-5]
 
-        Budgets hold for this handle at once, for others 10 s later at most.
+        Budgets apply to this handle at once, to others within 10 s.
         """
-        ...
 
     async def tenant_settings(self, tenant: str) -> Sequence[TenantSettings]:
         """The tenant's own settings first, then those of its queues by name."""
-        ...
 
     async def usage(self, tenant: str) -> Usage:
-        """What a tenant keeps, from counts that `prune` refreshes: a bounded look, whatever it keeps. [TENANT-5]
+        """What a tenant keeps, from counts that `prune` refreshes. A bounded read, however much it keeps. [TENANT-5]
 
-        What this handle enqueues from now on is judged by the answer, until there is a newer one.
+        This handle judges the tenant's enqueues by the answer until there is a newer one.
         """
-        ...
 
     async def beat(self, worker: WorkerInfo, ttl_ms: int) -> None:
-        """Note that a worker lives; forgotten after `ttl_ms` without another beat. `ttl_ms` 0 signs it off."""
-        ...
+        """Record a worker's heartbeat. It counts as living for `ttl_ms`; 0 signs it off."""
 
     async def workers(self, tenant: str | None) -> Sequence[WorkerInfo]:
         """Living workers that serve the tenant (None: any), by id."""
-        ...
 
     async def worker_page(self, tenant: str | None, cursor: str | None = None, limit: int = PAGE_LIMIT) -> WorkerPage:
-        """Some of them, of up to `limit` that were looked at behind a cursor."""
-        ...
+        """Living workers among the next `limit` after a cursor."""
 
     async def reap(self, limit: int, random: float) -> Reaped:
-        """End up to `limit` expired leases, oldest deadline first. [LEASE-3, RETRY-2]"""
-        ...
+        """Expired -> retrying, or failed if no attempts are left: up to `limit`, oldest first. [LEASE-3, RETRY-2]"""
 
     async def prune(self, limit: int, *, blobs: bool = True) -> Pruned:
         """Forget up to `limit` terminal jobs past their retention, and trim the log. [KEEP-1, EVENT-2]
 
-        Names of blobs are handed out once; `blobs=False` leaves them to a caller who can delete them.
+        Returns the name of each blob once. With `blobs=False` the names wait for a caller that can delete the blobs.
         """
-        ...
 
     async def doctor(self) -> Sequence[Finding]:
-        """Look the deployment over."""
-        ...
+        """Check the deployment."""

@@ -61,14 +61,11 @@ AREAS = {
 """Where each area is: the first pattern that fits takes a file. The reference is made from docstrings."""
 
 DIRTY = {
-    "postgres": {"words", "names", "classes"},
-    "filemem": {"words", "names", "classes"},
+    "postgres": {"words", "classes"},
     "service": {"words", "classes"},
-    "worker": {"words", "names", "classes"},
-    "pipe": {"words", "names", "classes"},
-    "queue": {"words", "names", "classes"},
+    "worker": {"words", "classes"},
+    "pipe": {"words", "classes"},
     "general": {"words"},
-    "reference": {"words"},
 }
 """Areas that are still being cleaned: what passes must be taken out here."""
 

@@ -79,7 +79,7 @@ def _fraction(at):
 
 async def test_schedules_that_were_left_failed_start_again_for_each_tenant(url):
     async with Queue(url, tenant="acme") as acme, Queue(url, tenant="globex") as globex:
-        for queue, name in ((acme, "worn"), (acme, "broken"), (globex, "worn")):
+        for queue, name in ((acme, "exhausted"), (acme, "broken"), (globex, "exhausted")):
             await queue.schedule(name, 1, every=60)
         await acme.store.shift_clock(MINUTE)
         claimed = await acme.store.claim(ClaimRequest(None, (SCHEDULES,), 10, 30_000, "w"))
@@ -95,7 +95,7 @@ async def test_schedules_that_were_left_failed_start_again_for_each_tenant(url):
         found = {
             (queue.tenant, one.name): one.state.value for queue in (acme, globex) for one in await queue.schedules()
         }
-        assert found == {("acme", "worn"): "ready", ("acme", "broken"): "failed", ("globex", "worn"): "ready"}
+        assert found == {("acme", "exhausted"): "ready", ("acme", "broken"): "failed", ("globex", "exhausted"): "ready"}
 
 
 YEAR = 365 * 24 * 60 * MINUTE

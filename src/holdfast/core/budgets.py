@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import DAY, SECOND, Envelope, Job
 
-MOST = 2**53
+MAX_BUDGET = 2**53
 RECORD_BYTES = 256
 """What a job or key counts beside its payload, result and errors: about what its record and indexes take."""
 RESULT_TTL_CEILING = 30 * DAY
@@ -53,7 +53,7 @@ class Budgets(Struct, frozen=True, kw_only=True, omit_defaults=True):
             value = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_BUDGET:
                 raise InvalidOption(name, f"{value!r} is not a whole number from 0 (no limit) to 2^53")
         return self
 

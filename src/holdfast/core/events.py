@@ -160,7 +160,7 @@ def append(job: Job, kind: EventKind, at: int, data: dict[str, Any]) -> Event:
 
 
 def error_data(error: AttemptError) -> dict[str, str]:
-    """An error as it stands in an event: short, and with a fingerprint to group by."""
+    """An error as an event carries it: shortened, with a fingerprint to group by."""
     return {
         "type": error.type,
         "message": error.message[:ERROR_TEXT_LIMIT],

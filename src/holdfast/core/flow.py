@@ -1,7 +1,7 @@
-"""Flows as plans: which steps there are, what each waits for, and what may be started now.
+"""The plan of a flow: its steps, what each step waits for, and which steps can start now.
 
-A flow is a job in the reserved queue `holdfast:flows`, and its plan is the payload. A step becomes a job when its turn
-has come: `{flow id}/{step name}` in the step's own queue.
+A flow is a job in the reserved queue `holdfast:flows`, and its plan is the payload. A step becomes a job when
+all steps before it have completed: `{flow id}/{step name}` in the step's own queue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.core.job import (
 )
 from holdfast.core.names import check_id, check_type
 
-MOST_STEPS, MOST_EDGES = 1_000, 10_000
+MAX_STEPS, MAX_EDGES = 1_000, 10_000
 FLOW_ID_BYTES, STEP_NAME_BYTES = 99, 100
 """A step's job has both in its id, and a `/` between them."""
 VERSION = 1
@@ -37,18 +37,18 @@ AFTER_HEADER = "holdfast-after"
 """In the headers of a step that waited for others: their names by queue, as JSON."""
 CODEC = "msgpack"
 MAX_ATTEMPTS = 100
-"""Each lease that ends with the process that leads a flow costs one."""
-WORN = MAX_ATTEMPTS // 2
-"""From this many on, a flow that still moves on is given all of them back."""
+"""A flow loses one attempt whenever the process that leads it dies."""
+ATTEMPTS_EXHAUSTED = MAX_ATTEMPTS // 2
+"""A flow with this many lost attempts gets all of them back if it still makes progress."""
 BACKOFF = Backoff(1 * SECOND, 2.0, 60 * SECOND, "full")
 PIN_MS = 30 * DAY
-"""So long the steps of a flow that has not completed are kept: they are its memory. [RESULT-1]"""
+"""How long the steps of an open flow are kept: a flow keeps no other record of them. [RESULT-1]"""
 STEPS_FAILED = "StepsFailed"
 """The type of a failed flow's error."""
 
 
 class Step(Struct, frozen=True, array_like=True):
-    """One step: the job it will be, and by their places those that come before it."""
+    """One step: the job that it becomes, and the indexes of the steps that it waits for."""
 
     name: str
     queue: str
@@ -91,14 +91,14 @@ def _check_bytes(name: str, what: str, limit: int) -> str:
 
 
 def check_plan(plan: Plan, flow_id: str) -> Plan:
-    """Return `plan` if it can be led. Raises InvalidName or InvalidOption."""
+    """Return `plan` if it is valid. Raises InvalidName or InvalidOption."""
     check_type(plan.name)
     check_flow_id(flow_id)
     if not plan.steps:
         raise InvalidOption("flow", "has no steps; add(...) at least one")
-    if len(plan.steps) > MOST_STEPS:
+    if len(plan.steps) > MAX_STEPS:
         raise InvalidOption(
-            "flow", f"has {len(plan.steps)} steps, {MOST_STEPS} are allowed; start another flow at its end"
+            "flow", f"has {len(plan.steps)} steps, {MAX_STEPS} are allowed; start another flow at its end"
         )
     check_edges(sum(len(step.after) for step in plan.steps))
     seen: set[str] = set()
@@ -114,9 +114,9 @@ def check_plan(plan: Plan, flow_id: str) -> Plan:
 
 def check_edges(count: int) -> None:
     """Raise InvalidOption if steps wait for too many others, all together."""
-    if count > MOST_EDGES:
+    if count > MAX_EDGES:
         raise InvalidOption(
-            "after", f"the steps wait for {count} others in all, {MOST_EDGES} are allowed; let one step in between wait"
+            "after", f"the steps wait for {count} others in all, {MAX_EDGES} are allowed; let one step in between wait"
         )
 
 
@@ -230,7 +230,7 @@ class Turns:
                 self.ready.add(place)
 
     def put(self, place: int, state: JobState) -> None:
-        """A step is a job, in that state."""
+        """Record the state of the job of a step."""
         before = self.states.get(place)
         self.states[place] = state
         self.ready.discard(place)
@@ -241,26 +241,26 @@ class Turns:
         if state is JobState.COMPLETED and before is not JobState.COMPLETED:
             for behind in self._behind[place]:
                 self._left[behind] -= 1
-                self._offer(behind)
+                self._add_if_ready(behind)
 
     def drop(self, place: int) -> None:
-        """A step that has not completed is no job any more."""
+        """Record that the job of a step is gone before it completed."""
         self.states.pop(place, None)
         self._open.discard(place)
-        self._offer(place)
+        self._add_if_ready(place)
 
     @property
     def over(self) -> bool:
         """Whether nothing runs and nothing can be started."""
         return not self._open and not self.ready
 
-    def _offer(self, place: int) -> None:
+    def _add_if_ready(self, place: int) -> None:
         if not self._left[place] and place not in self.states:
             self.ready.add(place)
 
 
 def shown_state(plan: Plan, place: int, states: Mapping[int, JobState], flow: JobState) -> JobState:
-    """What a step looks like: one that is no job yet is blocked, or ready if its turn has come."""
+    """The state to show for a step. Before it is a job: blocked, or ready if nothing holds it back."""
     if place in states:
         return states[place]
     if flow is JobState.COMPLETED:
@@ -271,5 +271,5 @@ def shown_state(plan: Plan, place: int, states: Mapping[int, JobState], flow: Jo
 
 
 def _life(flow: Job) -> str:
-    """One life of a flow's id: a flow that is started again under the same id has other steps."""
+    """Identifies one life of a flow id: a flow that is started again under the same id has other steps."""
     return hashlib.sha256(flow.envelope.request_id.encode()).hexdigest()[:32]

@@ -18,7 +18,7 @@ SECOND = 1_000
 HOUR = 3600 * SECOND
 DAY = 24 * HOUR
 LONGEST = 1_000 * 365 * DAY
-"""The longest duration: far beyond any use, and small enough that an instant stays below 2^53 on every store."""
+"""The longest duration: far beyond any use, and small enough to keep times below 2^53 on every store."""
 
 RESULT_TTL = HOUR
 FLOW_HEADER = "holdfast-flow"
@@ -28,9 +28,10 @@ LEASE_MAX = 12 * HOUR
 
 
 class JobState(StrEnum):
-    """Where a job is. It is in exactly one state at every instant. [STATE-1]"""
+    """The state of a job: exactly one at every instant. [STATE-1]"""
 
     BLOCKED = "blocked"
+    """Only shown for a step of a flow that is not enqueued yet. No stored job is in this state."""
     SCHEDULED = "scheduled"
     READY = "ready"
     LEASED = "leased"
@@ -39,12 +40,12 @@ class JobState(StrEnum):
     FAILED = "failed"
     CANCELED = "canceled"
 
-    # Enum hashes by name in Python; states are hashed on every move of every job.
+    # Enum.__hash__ is written in Python; states are hashed in every transition.
     __hash__ = str.__hash__
 
 
-WAITING = frozenset({JobState.BLOCKED, JobState.SCHEDULED, JobState.READY, JobState.RETRYING})
-CLAIMABLE = frozenset({JobState.SCHEDULED, JobState.READY, JobState.RETRYING})
+WAITING = frozenset({JobState.SCHEDULED, JobState.READY, JobState.RETRYING})
+"""The states of a job that a worker can claim, now or when it is due."""
 TERMINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELED})
 
 Outcome = Literal["complete", "fail", "retry", "release"]
@@ -54,7 +55,7 @@ Jitter = Literal["full", "equal", "none"]
 
 
 class JobKey(NamedTuple):
-    """Which job: a tenant is always named, and named first. [TENANT-1]"""
+    """The address of a job. It always names a tenant, first. [TENANT-1]"""
 
     tenant: str
     queue: str

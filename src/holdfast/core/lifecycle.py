@@ -1,17 +1,17 @@
-"""Each transition of a job, stated once:
+"""The transitions of a job, each defined once:
 
              run_at in the future                      claim (attempt + 1)
  enqueue ──> scheduled ──due──> ready ─────────────────────────────> leased ──complete──> completed
     └──────────────────────────> ready                                │  │
-    └─ waits for other jobs ──> blocked ──unblock──> ready            │  ├─ retry, attempts left ──> retrying
+                                                                      │  ├─ retry, attempts left ──> retrying
                                                                       │  ├─ fail / retry, none left ──> failed
                      cancel: from every state that is not terminal ───┘  ├─ release ──> ready or scheduled
                                           ──> canceled                   └─ expire ──> retrying or failed
  replay: failed ──> ready
 
-`TABLE` says which moves exist; every function below makes one of them on a job that it changes in place,
-and returns the one event of that move. [STATE-1, STATE-2, STATE-3, EVENT-1] Becoming due is a matter of the
-clock and no move: `shown` says what a job looks like at an instant.
+`TABLE` lists the transitions. Each function below makes one: it changes the job in place and returns the one event of
+the transition. [STATE-1, STATE-2, STATE-3, EVENT-1] A job becomes due by the clock alone, without a transition: `shown`
+returns its state at an instant. No job is BLOCKED: that is how a step of a flow is shown before it is enqueued.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from holdfast.core.job import (
     ERRORS_KEPT,
     FLOW_HEADER,
     TERMINAL,
+    WAITING,
     AttemptError,
     Finish,
     Job,
@@ -38,12 +39,12 @@ from holdfast.core.job import (
 )
 from holdfast.core.retry import delay_ms
 
-BLOCKED, SCHEDULED, READY, LEASED = JobState.BLOCKED, JobState.SCHEDULED, JobState.READY, JobState.LEASED
+SCHEDULED, READY, LEASED = JobState.SCHEDULED, JobState.READY, JobState.LEASED
 RETRYING, COMPLETED, FAILED, CANCELED = JobState.RETRYING, JobState.COMPLETED, JobState.FAILED, JobState.CANCELED
 
 
 class Retention(Struct, frozen=True):
-    """How long ended jobs are kept; completed ones as long as their own result. [KEEP-1]"""
+    """How long failed and canceled jobs are kept. A completed job has its own `result_ttl`. [KEEP-1]"""
 
     failed_ms: int = 7 * DAY
     canceled_ms: int = 1 * DAY
@@ -51,22 +52,20 @@ class Retention(Struct, frozen=True):
 
 DEFAULT_RETENTION = Retention()
 
-_FROM_WAITING = (READY, SCHEDULED, RETRYING)
 TABLE: dict[str, frozenset[tuple[JobState, JobState]]] = {
-    "claim": frozenset((state, LEASED) for state in _FROM_WAITING),
+    "claim": frozenset((state, LEASED) for state in WAITING),
     "complete": frozenset({(LEASED, COMPLETED)}),
     "fail": frozenset({(LEASED, FAILED)}),
     "retry": frozenset({(LEASED, RETRYING), (LEASED, FAILED)}),
     "release": frozenset({(LEASED, READY), (LEASED, SCHEDULED)}),
     "expire": frozenset({(LEASED, RETRYING), (LEASED, FAILED)}),
-    "cancel": frozenset((state, CANCELED) for state in (BLOCKED, SCHEDULED, READY, RETRYING, LEASED)),
+    "cancel": frozenset((state, CANCELED) for state in (*WAITING, LEASED)),
     "replay": frozenset({(FAILED, READY)}),
-    "unblock": frozenset({(BLOCKED, READY), (BLOCKED, SCHEDULED)}),
 }
 
 
 def shown(job: Job, now: int) -> JobState:
-    """The state that a reader sees at `now`: a waiting job whose time has come is ready."""
+    """The state to show at `now`: a waiting job that is due is ready."""
     if (job.state is SCHEDULED or job.state is RETRYING) and job.visible_at <= now:
         return READY
     return job.state
@@ -78,7 +77,7 @@ def forgotten(job: Job, now: int) -> bool:
 
 
 def enqueue(new: NewJob, seq: int, now: int) -> tuple[Job, Event]:
-    """A job's birth: ready, or scheduled when its time is still to come. [ENQ-5]"""
+    """Create a job: ready, or scheduled if it is due later. [ENQ-5]"""
     envelope = new.envelope
     due_at = now + new.delay_ms if new.run_at is None else new.run_at
     visible_at = max(now, due_at)
@@ -96,7 +95,7 @@ def enqueue(new: NewJob, seq: int, now: int) -> tuple[Job, Event]:
 
 def claim(job: Job, token: int, deadline: int, worker_id: str, now: int) -> Event:
     """Grant a lease: a fresh token, a deadline, one more attempt. [CLAIM-1, RETRY-1]"""
-    _move(job, "claim", LEASED)
+    _transition(job, "claim", LEASED)
     job.attempts += 1
     job.token = token
     job.deadline = deadline
@@ -108,7 +107,7 @@ def claim(job: Job, token: int, deadline: int, worker_id: str, now: int) -> Even
 
 
 def finish(job: Job, item: Finish, now: int, keep: Retention = DEFAULT_RETENTION) -> Event:
-    """Apply an outcome to a job whose lease `core.lease` has found to be good."""
+    """Apply an outcome to a job whose lease `core.lease` has checked."""
     if item.outcome == "complete":
         event = _complete(job, item, now)
     elif item.outcome == "fail":
@@ -133,15 +132,15 @@ def expire(job: Job, random: float, now: int, keep: Retention = DEFAULT_RETENTIO
 
 
 def cancel(job: Job, now: int, keep: Retention = DEFAULT_RETENTION) -> Event:
-    """Cancel wins: the lease, if any, dies with it. [CANCEL-1]"""
-    _move(job, "cancel", CANCELED)
+    """Cancel a job. This ends its lease, if it has one. [CANCEL-1]"""
+    _transition(job, "cancel", CANCELED)
     _end(job, now, _kept_ms(job, keep.canceled_ms))
     return events.append(job, "canceled", now, {})
 
 
 def replay(job: Job, now: int) -> Event:
-    """Start a dead letter again under the same id, attempts from 0, its history kept. [STATE-3, DEAD-1]"""
-    _move(job, "replay", READY)
+    """Start a dead letter again under the same id, with 0 attempts and its history. [STATE-3, DEAD-1]"""
+    _transition(job, "replay", READY)
     job.attempts = 0
     job.replays += 1
     job.visible_at = now
@@ -164,7 +163,7 @@ def extend(job: Job, lease_ms: int, now: int, *, logged: bool) -> Event | None:
 
 
 def report(job: Job, item: Report, now: int, *, logged: bool) -> Event | None:
-    """Note a running job's progress. No transition: an event only if `logged`."""
+    """Record a running job's progress. No transition: an event only if `logged`."""
     job.progress = Progress(item.progress.fraction, item.progress.message)
     if not logged:
         return None
@@ -172,28 +171,28 @@ def report(job: Job, item: Report, now: int, *, logged: bool) -> Event | None:
 
 
 def purge(job: Job, now: int, counted: PurgeCount) -> Event:
-    """The last event of a finished job that is forgotten on request, with its number among the purges. [KEEP-1]"""
+    """The last event of a purged job, with its number among the purges of the tenant. [KEEP-1]"""
     return events.append(job, "purged", now, {"purge": counted.count, "series": counted.series})
 
 
 def set_result_ttl(job: Job, ttl_ms: int, now: int) -> None:
-    """Keep a terminal job for `ttl_ms` from now on; no event, since nothing about the job changed. [RESULT-1]"""
+    """Keep a terminal job for `ttl_ms` from now. No event: its state has not changed. [RESULT-1]"""
     job.result_ttl_ms = ttl_ms
     job.expires_at = now + ttl_ms
 
 
-# Below: the steps that the moves are made of. --------------------------------------------------------------
+# Parts of transitions --------------------------------------------------------------------------------------
 
 
-def _move(job: Job, verb: str, to: JobState) -> None:
+def _transition(job: Job, verb: str, to: JobState) -> None:
     if (job.state, to) not in TABLE[verb]:
-        msg = f"{verb}: no move from {job.state} to {to}"
+        msg = f"{verb}: no transition from {job.state} to {to}"
         raise AssertionError(msg)
     job.state = to
 
 
 def _complete(job: Job, item: Finish, now: int) -> Event:
-    _move(job, "complete", COMPLETED)
+    _transition(job, "complete", COMPLETED)
     job.result = item.result
     _end(job, now, job.result_ttl_ms)
     return events.append(job, "completed", now, {})
@@ -212,7 +211,7 @@ def _retry(job: Job, item: Finish, now: int, keep: Retention) -> Event:
 
 
 def _release(job: Job, item: Finish, now: int) -> Event:
-    # RETRY-5: the attempt is given back. The token stays spent: only a new claim makes a new one.
+    # RETRY-5: the attempt does not count. The token stays spent: only a new claim grants another.
     delay, reason = item.delay_ms or 0, item.reason
     since = job.first_released_at if reason == job.released_for else now
     event = _wait_again(job, "release", SCHEDULED if delay > 0 else READY, "released", now, delay, None)
@@ -230,16 +229,16 @@ def _fail(job: Job, verb: str, reason: str, error: AttemptError | None, now: int
 
 
 def _end_dead(job: Job, verb: str, reason: str, error: AttemptError, now: int, keep: Retention) -> Event:
-    _move(job, verb, FAILED)
+    _transition(job, verb, FAILED)
     job.reason = reason
     _end(job, now, _kept_ms(job, keep.failed_ms))
     return events.append(job, "failed", now, {"reason": reason, "error": events.error_data(error)})
 
 
 def _kept_ms(job: Job, keep_ms: int) -> int:
-    """How long a job that ended badly is kept: a step of a flow at least as long as its result would be.
+    """How long a failed or canceled job is kept: a step of a flow at least as long as its result would be.
 
-    A flow knows what became of its steps by their records alone: a step whose record is gone would run again.
+    A flow learns the outcome of its steps only from their records: a step whose record is gone would run again.
     """
     return max(keep_ms, job.result_ttl_ms) if FLOW_HEADER in (job.envelope.headers or ()) else keep_ms
 
@@ -253,7 +252,7 @@ def _end(job: Job, now: int, keep_ms: int) -> None:
 def _wait_again(
     job: Job, verb: str, state: JobState, kind: EventKind, now: int, delay: int, error: AttemptError | None
 ) -> Event:
-    _move(job, verb, state)
+    _transition(job, verb, state)
     job.visible_at = now + delay
     job.deadline = job.first_released_at = 0
     job.progress, job.released_for = None, ""
@@ -272,7 +271,7 @@ def _remember(job: Job, error: AttemptError) -> None:
 
 
 def is_life(job: Job, seq: int | None) -> bool:
-    """Whether this is the life of the id that is meant; None means whichever is there."""
+    """Whether the job is the life of its id with sequence number `seq`. None matches any."""
     return seq is None or seq == job.seq
 
 

@@ -76,7 +76,7 @@ def check_id(name: str, what: str = "id") -> str:
         size = len(name.encode())
     except UnicodeEncodeError:
         shown = name.encode(errors="replace").decode()
-        raise InvalidName(what, shown, "it is not valid Unicode (a lone surrogate)") from None
+        raise InvalidName(what, shown, "it is not valid Unicode (an unpaired surrogate)") from None
     if not 1 <= size <= ID_BYTES:
         raise InvalidName(what, name, f"it is {size} bytes of UTF-8, 1 to {ID_BYTES} are allowed")
     if any(unicodedata.category(c) == "Cc" for c in name):

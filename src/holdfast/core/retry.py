@@ -1,13 +1,13 @@
-"""When a failed attempt is tried again. [RETRY-3]"""
+"""When to try again after a failed attempt. [RETRY-3]"""
 
 from __future__ import annotations
 
 from holdfast.core.errors import InvalidOption
 from holdfast.core.job import DAY, Backoff
 
-# Spreads one random number over a batch: the multiples of this, modulo 1, lie far from each other.
+# Spreads one random number over a batch: its multiples, modulo 1, are far apart.
 _GOLDEN = 0.6180339887498949
-_MOST_FACTOR = 100
+_MAX_FACTOR = 100
 
 
 def delay_ms(backoff: Backoff, attempt: int, random: float) -> int:
@@ -24,7 +24,7 @@ def delay_ms(backoff: Backoff, attempt: int, random: float) -> int:
 
 
 def spread(random: float, place: int) -> float:
-    """The random number of the job at this place (from 0) of a batch that came with a single one."""
+    """The random number for job `place` (from 0) of a batch that has one random number."""
     return (random + place * _GOLDEN) % 1.0
 
 
@@ -32,7 +32,7 @@ def check_backoff(backoff: Backoff) -> Backoff:
     """Return `backoff` if its numbers make sense on every store. Raises InvalidOption."""
     if not 0 <= backoff.base_ms <= 30 * DAY:
         raise InvalidOption("retry.base", "must be from 0 to 30 days")
-    if not 1 <= backoff.factor <= _MOST_FACTOR:
+    if not 1 <= backoff.factor <= _MAX_FACTOR:
         raise InvalidOption("retry.factor", "must be from 1 to 100")
     if not 0 <= backoff.cap_ms <= 365 * DAY:
         raise InvalidOption("retry.cap", "must be from 0 to 365 days")

@@ -114,17 +114,17 @@ def to_job(tenant: str, name: str, definition: Definition, run_at: int, request_
 
 
 def waker_key(schedule: JobKey) -> JobKey:
-    """Under which key the job stands that wakes up a schedule: no schedule's name has a control character."""
+    """The key of the job that wakes a schedule. No schedule's name has a control character."""
     return schedule._replace(id=f"\x1f{schedule.id}")
 
 
 def woken_key(waker: JobKey) -> JobKey:
-    """The schedule that this job wakes up."""
+    """The schedule that this job wakes."""
     return waker._replace(id=waker.id[1:])
 
 
 def waker_of(schedule: JobKey, definition: Definition, request_id: str) -> NewJob:
-    """The job that wakes up a schedule. Being a job, it is finished by another where its holder dies half-way."""
+    """The job that wakes a schedule. If its holder dies half-way, another process finishes it."""
     envelope = Envelope(
         WAKER, write(definition), max_attempts=MAX_ATTEMPTS, backoff=SOON, result_ttl_ms=0, request_id=request_id
     )
@@ -132,16 +132,16 @@ def waker_of(schedule: JobKey, definition: Definition, request_id: str) -> NewJo
 
 
 def target_of(new: NewJob) -> Target:
-    """What an enqueue would make, as it is kept for later: what belongs to one enqueue alone is left out."""
+    """The job to enqueue at each tick, without the fields that belong to a single enqueue."""
     envelope = msgspec.structs.replace(new.envelope, request_id="", idempotency=None, headers=None)
     return Target(new.key.queue, envelope)
 
 
 def job_of(tenant: str, name: str, target: Target, tick: int, next_tick: int | None) -> NewJob:
-    """The job of one tick. Making it again makes the same one: a tick has one job at most.
+    """The job of one tick. A second call makes the same job: a tick has at most one.
 
-    The id and the request id find it as long as it is kept, whatever became of it; the key when it is not kept any
-    more, until another tick has had its turn.
+    While the job is kept, its id and request id find it in any state. After that its idempotency key does, until the
+    next tick has passed.
     """
     id = f"{name}@{tick_text(tick)}"
     ttl_ms = DAY + (0 if next_tick is None else next_tick - tick)
@@ -150,6 +150,6 @@ def job_of(tenant: str, name: str, target: Target, tick: int, next_tick: int | N
 
 
 def tick_text(tick: int) -> str:
-    """A tick as it stands in the id of its job: 2026-11-16T01:30:00Z, with milliseconds where it has some."""
+    """A tick as written in the id of its job: 2026-11-16T01:30:00Z, with milliseconds where it has some."""
     at = _EPOCH + timedelta(milliseconds=tick)
     return f"{at:%Y-%m-%dT%H:%M:%S}.{tick % 1000:03}Z" if tick % 1000 else f"{at:%Y-%m-%dT%H:%M:%S}Z"

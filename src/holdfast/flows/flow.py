@@ -5,7 +5,7 @@
     b = flow.add(load.message(), after=[a])
     ticket = await queue.start(flow)
 
-A flow is itself a job, in the reserved queue `holdfast:flows`, led by whoever does the upkeep of the store; see
+A flow is itself a job, in the reserved queue `holdfast:flows`, led by a process that does upkeep. See
 docs/howto/flows.md for use, docs/adr/0014-schedules-and-flows.md for the reasons.
 """
 
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from holdfast.core.errors import InvalidOption
 from holdfast.core.flow import (
-    MOST_STEPS,
+    MAX_STEPS,
     PIN_MS,
     STEPS_FAILED,
     VERSION,
@@ -47,14 +47,14 @@ from holdfast.store import Store
 R = TypeVar("R")
 
 BATCH = 100
-"""So many steps are looked at in one go: each comes with its payload and its result."""
-MOST_NAMED = 20
+"""The most steps read in one call: each comes with its payload and its result."""
+MAX_NAMED = 20
 _BROKEN = (JobState.FAILED, JobState.RETRYING)
 _NOT_A_STEPS = ("id", "idempotency_key", "idempotency", "replace_failed")
 
 
 class StepOptions(TypedDict, total=False):
-    """What can be said about a step besides its message, as `enqueue` has it; delays count from its turn."""
+    """Options of a step, as of `enqueue`. A delay counts from when all steps before it have completed."""
 
     queue: str | None
     delay: Seconds | None
@@ -131,8 +131,8 @@ class Flow:
         for option in _NOT_A_STEPS:
             if said.get(option):
                 raise InvalidOption(option, "is not for steps: a step's id is made from the flow's id and its name")
-        if len(self._steps) >= MOST_STEPS:
-            raise InvalidOption("flow", f"{MOST_STEPS} steps are allowed; start another flow at its end")
+        if len(self._steps) >= MAX_STEPS:
+            raise InvalidOption("flow", f"{MAX_STEPS} steps are allowed; start another flow at its end")
         name = str(len(self._steps) + 1) if name is None else check_step_name(name)
         if name in self._steps:
             raise InvalidOption("name", f"there is a step {name[:80]!r} already; give each its own name=")
@@ -259,9 +259,9 @@ def _error(flow: Job, steps: Sequence[StepRecord]) -> str | None:
     bad = [f"{step.name} ({step.state})" for step in steps if step.state in (JobState.FAILED, JobState.CANCELED)]
     if last.type == STEPS_FAILED or not bad:
         return last.message
-    # It failed with those who led it, and they did not come to say which steps had.
-    more = f" and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
-    return f"{last.message}; steps that did not complete: {', '.join(bad[:MOST_NAMED])}{more}"
+    # The flow ran out of attempts before a leader could record the failed steps.
+    more = f" and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
+    return f"{last.message}; steps that did not complete: {', '.join(bad[:MAX_NAMED])}{more}"
 
 
 def _step_record(flow: Job, plan: Plan, place: int, state: JobState, job: Job | None = None) -> StepRecord:

@@ -2,7 +2,7 @@
 
 A codec is named in every envelope, so a worker knows how to read what it gets. `json` (the default) and
 `msgpack` are here; `register` adds others. Whatever the codec, the same values are refused: NaN and infinity,
-integers beyond 64 bits, lone surrogates, NUL characters, nesting deeper than 100.
+integers beyond 64 bits, unpaired surrogates, NUL characters, nesting deeper than 100.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _text_fault(text: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            return "not valid Unicode (a lone surrogate)"
+            return "not valid Unicode (an unpaired surrogate)"
     return ""
 
 
@@ -193,7 +193,7 @@ def _printable(key: Any) -> str:
 
 
 def unreadable(codec: str, error: Exception) -> InvalidPayload:
-    """What a reader raised, as our own error."""
+    """The error of a decoder as one of our own."""
     if isinstance(error, RecursionError):
         return InvalidPayload(f"nested deeper than {NESTING_LIMIT}")
     if isinstance(error, msgspec.ValidationError) and (match := _MSGSPEC_ERROR.fullmatch(str(error))):
@@ -261,7 +261,7 @@ def convert(value: Any, type: Any) -> Any:
 
 
 def reader(type: Any) -> Callable[[bytes | memoryview], Any]:
-    """Reads JSON as `type`, and raises as msgspec does: for whoever reads a lot of one type."""
+    """Reads JSON as `type`, and raises as msgspec does: for callers that read many values of one type."""
     return _json_decoder(type).decode
 
 

@@ -211,7 +211,7 @@ class JobContext:
 
     @property
     def client(self) -> Queue:
-        """The Queue of this job's tenant, on the store of the worker. It stays open: nobody need close it.
+        """The Queue of this job's tenant, on the store of the worker. The worker keeps it open: do not close it.
 
         In a plain `def` it is a `holdfast.blocking.Queue`, whose methods work without await; the types know that with
         `from holdfast.blocking import current_job`. Raises InvalidOption where there is no worker.

@@ -18,9 +18,9 @@ from holdfast.core.errors import HoldfastError, QuotaExceeded
 from holdfast.core.events import LEASE_EXPIRED
 from holdfast.core.failpoint import hit
 from holdfast.core.flow import (
+    ATTEMPTS_EXHAUSTED,
     PIN_MS,
     STEPS_FAILED,
-    WORN,
     Turns,
     is_behind,
     is_earlier,
@@ -111,7 +111,7 @@ class _FlowRun:
     async def run(self) -> Finish:
         """Start steps until none can start and none is running."""
         await self._begin()
-        if self._flow.attempts >= WORN and self._makes_progress():
+        if self._flow.attempts >= ATTEMPTS_EXHAUSTED and self._makes_progress():
             return Finish(self._flow.key, self._flow.token, "release", forgive=True)
         changed: Iterable[int] = ()
         while True:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 
 from holdfast.core.errors import InvalidOption, StoreBusy, StoreMismatch
-from holdfast.core.job import CLAIMABLE, WAITING, JobState
+from holdfast.core.job import WAITING, JobState
 from holdfast.core.names import FLOWS, MOVES
 from holdfast.migrate.move_log import MoveInfo
 from holdfast.migrate.plan import MovePlan
@@ -31,7 +31,7 @@ async def is_known(source: Store, tenant: str) -> bool:
 async def check_flows(source: Store, tenant: str) -> None:
     """Raise StoreBusy if a flow has begun: its steps end in the source. One that has not begun is a job like others."""
     begun = 0
-    async for page in pages(source, tenant, FLOWS, CLAIMABLE | {JobState.LEASED}):
+    async for page in pages(source, tenant, FLOWS, WAITING | {JobState.LEASED}):
         begun += sum(1 for job in page.jobs if job.token)
     if begun:
         raise StoreBusy(f"{_count(begun, 'flow is', 'flows are')} under way in SRC; wait for them, or cancel them")

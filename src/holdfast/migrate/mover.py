@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from holdfast.core.budgets import left_out
 from holdfast.core.errors import HoldfastError, StoreBusy, StoreMismatch
 from holdfast.core.failpoint import hit
-from holdfast.core.job import CLAIMABLE, JobState
+from holdfast.core.job import WAITING, JobState
 from holdfast.core.names import FLOWS, MOVES, SCHEDULES
 from holdfast.ids import new_id
 from holdfast.migrate.checks import (
@@ -320,7 +320,7 @@ class _Move:
     async def _waiting(self) -> dict[str, int]:
         """How many jobs wait in the source, in which queues."""
         stats = await self._source.stats(self._tenant, list(self._paused))
-        counts = {one.queue: sum(one.counts.get(state, 0) for state in CLAIMABLE) for one in stats}
+        counts = {one.queue: sum(one.counts.get(state, 0) for state in WAITING) for one in stats}
         return {queue: count for queue, count in counts.items() if count}
 
     async def _pass(self, waiting: dict[str, int]) -> None:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from holdfast.core import schedule as schedules
 from holdfast.core.errors import QuotaExceeded, StoreBusy
 from holdfast.core.failpoint import hit
-from holdfast.core.job import CLAIMABLE, WAITING, Cancel, Duplicate, Job, JobKey, JobState, NewJob, Purge
+from holdfast.core.job import WAITING, Cancel, Duplicate, Job, JobKey, JobState, NewJob, Purge
 from holdfast.core.names import MOVES, SCHEDULES
 from holdfast.migrate import copies
 from holdfast.schedules.ticks import last_tick, next_tick
@@ -103,7 +103,7 @@ async def has_lease(store: Store, tenant: str, worker: str) -> bool:
     return found is not None and found.state is JobState.LEASED and found.worker_id == worker
 
 
-async def pages(store: Store, tenant: str, queue: str, states: frozenset[JobState] = CLAIMABLE) -> AsyncIterator[Page]:
+async def pages(store: Store, tenant: str, queue: str, states: frozenset[JobState] = WAITING) -> AsyncIterator[Page]:
     """The waiting jobs of a queue, in claim order: `PAGE` jobs at a time, or fewer if they are large."""
     cursor: str | None = None
     jobs: list[Job] = []

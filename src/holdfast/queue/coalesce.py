@@ -1,8 +1,8 @@
-"""Concurrent calls share round trips: while one is under way the next batch gathers; an idle one leaves at once.
+"""Concurrent calls share round trips: while one batch is sent, the next one gathers. An idle coalescer sends at once.
 
-No timers and no added latency: what was asked for in the same turn of the event loop leaves together. Where nothing
-else is to run in this turn there is nothing to wait for, and `one` goes without a task of its own, which was a tenth of
-the way from an idle caller to an idle worker.
+There are no timers and no added latency: calls in the same turn of the event loop are sent together. If nothing else
+runs in this turn, `one` sends its item without a task of its own. That task took a tenth of the time from an idle
+caller to an idle worker.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ A = TypeVar("A")
 
 BATCH_LIMIT = 1000
 ALONE_LIMIT = 16
-"""So many in a row go by themselves: a store that answers without waiting would keep the event loop from its timers and
-sockets."""
+"""The most inline sends in a row: a store that answers without waiting would starve timers and sockets."""
 
 
 class Coalescer(Generic[I, A]):
@@ -39,7 +38,7 @@ class Coalescer(Generic[I, A]):
         self._settled: asyncio.Future[None] | None = None
 
     def __call__(self, item: I) -> asyncio.Future[A]:
-        """The answer for `item`, which may share its round trip. A caller that is canceled harms no other."""
+        """The answer for `item`, which may share its round trip. Canceling one caller does not affect the others."""
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._gathering.append((item, answer))
         if self._running is None and not self._alone:
@@ -47,8 +46,8 @@ class Coalescer(Generic[I, A]):
         return answer
 
     async def one(self, item: I) -> A:
-        """As a call; but if it goes by itself, a caller that is canceled takes it along."""
-        # What is to run in this turn is known of asyncio's own loops alone; others are taken to have something.
+        """Like a call, but if the item is sent alone, canceling the caller cancels the send."""
+        # Only asyncio's own loops show what else runs in this turn; assume that others are busy.
         others = self._running is not None or self._alone or getattr(asyncio.get_running_loop(), "_ready", True)
         if others or self._in_a_row == ALONE_LIMIT:
             self._in_a_row = 0

@@ -66,7 +66,7 @@ class Queue:
 
     @property
     def store(self) -> Store:
-        """The store itself, for operations that a Queue does not offer."""
+        """The store itself, for operations that a Queue does not have."""
         return self._connection.store
 
     @property
@@ -321,7 +321,7 @@ class Queue:
         timezone: str = "UTC",
         **options: Unpack[ScheduleOptions],
     ) -> Schedule:
-        """Enqueue a message at every tick: of a `cron` expression in a `timezone`, or `every` so many seconds.
+        """Enqueue a message at every tick: of a `cron` expression in a `timezone`, or `every` number of seconds.
 
         Call it at every start: the same schedule again changes nothing, a different one replaces the one of that name.
         Each tick makes at most one job, `name@tick`. If ticks were missed, only the last one runs.

@@ -90,7 +90,7 @@ class AsJobs:
             if isinstance(answer, QuotaExceeded):
                 if old is None:
                     raise answer
-                # The one that was there is canceled by now: it made room, which somebody else was quicker to take.
+                # The old schedule is canceled by now, and another enqueue took the room that it left.
                 refusal = answer
         raise refusal
 

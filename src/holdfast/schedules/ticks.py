@@ -1,4 +1,4 @@
-"""The instants at which a schedule is due: by a cron expression in a time zone, or every so often.
+"""The instants at which a schedule is due: by a cron expression in a time zone, or at an interval.
 
 Cron as Debian has it, daylight saving included: where the clocks skip an hour, a time in it runs once, right after it;
 where they repeat an hour, a time in it runs once, the first time. An expression with a star for the minutes or hours
@@ -21,11 +21,11 @@ SHORTEST_MS = 1_000
 _FIELDS = 5
 _LONGEST = 200
 _ONE_MS = timedelta(milliseconds=1)
-# To find the last tick before an instant, we go back by this first, then by ever more.
+# To find the last tick before an instant, step back by this first, then by more each time.
 _BACK_MS, _FURTHER, _FAR_MS = 90_000, 8, 51 * 366 * 86_400_000
 _EXAMPLE = "Europe/Berlin"
 _NOT_ZONES = ("localtime", "posixrules")
-"""Files among the zones that are another one on each machine."""
+"""Zone files whose content depends on the machine."""
 _INSTALL = "install it with: pip install 'holdfast[schedules]'"
 
 
@@ -41,7 +41,7 @@ def timing(cron: str | None, every: Seconds | None, timezone: str = "UTC", *, he
         if every_ms < SHORTEST_MS:
             raise InvalidOption("every", f"{every} is shorter than a second")
         if timezone != "UTC":
-            raise InvalidOption("timezone", "is for cron; every so often is the same everywhere")
+            raise InvalidOption("timezone", "is for cron; an interval is the same everywhere")
         return Timing(every_ms=every_ms)
     if not isinstance(cron, str) or not isinstance(timezone, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidOption("cron", "the expression and the time zone are strings")

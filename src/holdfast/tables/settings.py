@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from holdfast.core import fairness
+from holdfast.core.budgets import merged
 from holdfast.core.errors import QuotaExceeded
 from holdfast.store import TenantSettings
 
@@ -18,7 +19,12 @@ class SettingsTable:
     def set(self, tenant: str, new: TenantSettings) -> None:
         """Set what is not None in `new`."""
         old = self._settings.get((tenant, new.queue), TenantSettings(new.queue))
-        self._settings[tenant, new.queue] = old.updated(new)
+        self._settings[tenant, new.queue] = TenantSettings(
+            new.queue,
+            old.weight if new.weight is None else new.weight,
+            old.max_waiting if new.max_waiting is None else new.max_waiting,
+            merged(old.budgets, new.budgets),
+        )
 
     def of(self, tenant: str) -> list[TenantSettings]:
         """The tenant's own settings first, then those of its queues by name."""

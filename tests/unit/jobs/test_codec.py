@@ -73,7 +73,7 @@ def test_a_bad_key_is_refused(name, key):
         ({"a": [1, {"b": math.nan}]}, "$.a[1].b", "nan is not a number"),
         ([2**64], "$[0]", "beyond 64 bits"),
         ({"text": "\x00"}, "$.text", "NUL"),
-        ({"text": "\udc00"}, "$.text", "lone surrogate"),
+        ({"text": "\udc00"}, "$.text", "unpaired surrogate"),
     ],
 )
 def test_a_refusal_says_where_and_why(value, path, reason):

@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 async def queue():
-    async with Queue(f"memory:conductor-{next(_numbers)}?test_clock=frozen", tenant="acme") as queue:
+    async with Queue(f"memory:flows-{next(_numbers)}?test_clock=frozen", tenant="acme") as queue:
         yield queue
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 
 from holdfast.core import fairness
-from holdfast.core.job import CLAIMABLE, Job
+from holdfast.core.job import WAITING, Job
 from holdfast.stores.memory.heaps import LazyHeap
 
 ReadyEntry = tuple[int, int, int, Job]
@@ -134,9 +134,9 @@ class QueueIndex:
 
 def _is_ready(entry: ReadyEntry) -> bool:
     _, visible_at, _, job = entry
-    return job.state in CLAIMABLE and job.visible_at == visible_at
+    return job.state in WAITING and job.visible_at == visible_at
 
 
 def _is_later(entry: LaterEntry) -> bool:
     visible_at, _, job = entry
-    return job.state in CLAIMABLE and job.visible_at == visible_at
+    return job.state in WAITING and job.visible_at == visible_at
